@@ -1,0 +1,62 @@
+"""Checkpoints that survive kills, full disks and damage: the last one and the one before it."""
+
+import os
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from deepnets.errors import UserError
+
+LAST = "checkpoint.pt"
+PREVIOUS = "checkpoint.previous.pt"
+
+
+def save(folder: Path, state: dict[str, Any]) -> None:
+    """Write `state` as the last checkpoint; the one before becomes the previous one.
+
+    The file appears complete or not at all. Its zip container holds a checksum of every tensor.
+
+    Raises:
+        UserError: it cannot be written (a full disk); the checkpoints that were there still are.
+    """
+    new = folder / (LAST + ".new")
+    try:
+        with new.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+    except (OSError, RuntimeError) as error:  # torch reports a failed write of its archive as RuntimeError
+        new.unlink(missing_ok=True)
+        raise UserError(f"{folder / LAST}: cannot be written ({error}); the previous checkpoint is intact") from error
+    if (folder / LAST).exists():
+        (folder / LAST).replace(folder / PREVIOUS)
+    new.replace(folder / LAST)
+    _flush_folder(folder)
+
+
+def load(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
+    """The newest intact checkpoint (tensors on the CPU), or None; and a line about each damaged one."""
+    damaged = []
+    for name in (LAST, PREVIOUS):
+        file = folder / name
+        if not file.exists():
+            continue
+        try:
+            with zipfile.ZipFile(file) as archive:
+                if (broken := archive.testzip()) is not None:
+                    raise zipfile.BadZipFile(f"checksum of {broken} differs")
+            return torch.load(file, map_location="cpu", weights_only=True), damaged
+        except Exception as error:  # damage shows as any exception of the zip and pickle readers
+            damaged.append(f"{name} is damaged and was not used ({type(error).__name__}: {error})")
+    return None, damaged
+
+
+def _flush_folder(folder: Path) -> None:
+    """Make the renames themselves durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

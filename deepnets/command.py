@@ -1,0 +1,30 @@
+"""The top of every command: how it ends when the user erred, or asked it to stop."""
+
+import os
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from deepnets.errors import UserError
+from deepnets.interruption import Interrupted
+
+
+def run_command(command: Callable[[], int]) -> NoReturn:
+    """Call `command` and exit with the code it returns; 1 with a message for a user's error, 128 + n after signal n.
+
+    What Hydra refuses to compose is the user's error too. A bug keeps its traceback; so does a user's error when HYDRA_FULL_ERROR=1.
+    """
+    try:
+        sys.exit(command())
+    except (UserError, HydraException, OmegaConfBaseException) as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        sys.exit(f"error: {error}")
+    except Interrupted as stop:
+        sys.exit(stop.exit_code)
+    except KeyboardInterrupt:
+        print("stopped; the same command again continues", file=sys.stderr)
+        sys.exit(130)

@@ -1,0 +1,1 @@
+"""What there is to learn from, and how it reaches the device."""

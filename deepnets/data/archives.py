@@ -1,0 +1,149 @@
+"""Official archives in a data folder: found there, or downloaded and checksummed by torchvision."""
+
+import os
+import queue
+import socket
+import tempfile
+import threading
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from filelock import FileLock
+
+from deepnets.data.cache import cached, fingerprint
+from deepnets.data.source import Source, Split
+from deepnets.errors import UserError
+
+PATIENCE = 4.0  # seconds until a host that does not answer counts as unreachable
+STALL = 30.0  # seconds without a byte until a download is given up
+
+
+@dataclass(frozen=True)
+class Archive:
+    """One official data set: its class in torchvision and that class's arguments for each part of train and test.
+
+    `files` (paths in the data folder) are what reading needs, `packed` the published file they are unpacked from,
+    `labels` the attribute of the class that holds them.
+    """
+
+    name: str
+    url: str
+    kind: str
+    train: tuple[dict[str, bool | str], ...]
+    test: tuple[dict[str, bool | str], ...]
+    files: tuple[str, ...]
+    packed: str | None = None
+    labels: str = "targets"
+
+
+def obtain(archive: Archive, root: Path) -> None:
+    """Make sure that `archive.files` are in `root`: unpacked from what is there, or downloaded.
+
+    All happens in a temporary folder and is renamed into place, under a lock. A dead network is a `UserError` within
+    seconds and leaves nothing behind.
+    """
+    if _complete(archive, root):
+        return
+    packed = root / archive.packed if archive.packed and (root / archive.packed).is_file() else None
+    if packed is None and (failure := _unreachable(archive.url)):
+        raise UserError(_missing(archive, root, failure))
+    from torchvision import datasets  # heavy, and only needed on the first start
+
+    if packed and not datasets.utils.check_integrity(packed, getattr(datasets, archive.kind).tgz_md5):
+        raise UserError(f"{packed} is damaged (its MD5 is not the published one): delete it and start again")
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with (
+            FileLock(root / f".{archive.name}.lock"),
+            tempfile.TemporaryDirectory(dir=root, prefix=".deepnets-") as new,
+        ):
+            if not _complete(archive, root):  # else another process was first
+                _fetch(archive, packed, Path(new))
+                for file in archive.files:
+                    (root / file).parent.mkdir(parents=True, exist_ok=True)
+                    os.replace(Path(new) / file, root / file)
+    except (OSError, RuntimeError) as error:
+        raise UserError(_missing(archive, root, str(error))) from error
+
+
+def official(archive: Archive, root: Path, classes: tuple[str, ...], sizes: tuple[int, int]) -> Source:
+    """The official archive in `root` as a `Source` of 32x32 colour images; `read` verifies the checksums."""
+    obtain(archive, root)
+    files = [path for file in archive.files for path in (root / file, *(root / file).glob("*")) if path.is_file()]
+    stats = [(str(path.relative_to(root)), path.stat()) for path in files]
+    key = fingerprint(((path, s.st_size, s.st_mtime_ns) for path, s in stats), "official")
+
+    def read() -> tuple[Split, Split]:
+        return cached(root, f"deepnets-{archive.name}-{sizes[0]}.npz", key, lambda: _read(archive, root))
+
+    return Source(archive.name, (3, 32, 32), classes, sizes, read)
+
+
+def _complete(archive: Archive, root: Path) -> bool:
+    return all((root / file).exists() for file in archive.files)
+
+
+def _fetch(archive: Archive, packed: Path | None, folder: Path) -> None:
+    from torchvision import datasets
+
+    if packed:  # torchvision downloads only what is not there
+        (folder / packed.name).symlink_to(packed.resolve())
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(STALL)  # torchvision sets none, and would wait for ever
+    try:
+        for part in (*archive.train, *archive.test):
+            getattr(datasets, archive.kind)(folder, download=True, **part)
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+def _read(archive: Archive, root: Path) -> tuple[Split, Split]:
+    from torchvision import datasets
+
+    kind = getattr(datasets, archive.kind)
+    try:
+        train, test = ([kind(root, **part) for part in parts] for parts in (archive.train, archive.test))
+    except RuntimeError as error:
+        files = ", ".join(str(root / file) for file in archive.files)
+        raise UserError(f"{archive.name} is damaged (an MD5 is not the published one): delete {files}") from error
+
+    def split(parts: list) -> Split:
+        # SVHN comes channels first
+        images = [p.data if p.data.shape[-1] == 3 else p.data.transpose(0, 2, 3, 1) for p in parts]
+        labels = [np.asarray(getattr(part, archive.labels), np.int64) for part in parts]
+        return Split(torch.from_numpy(np.concatenate(images)), torch.from_numpy(np.concatenate(labels)))
+
+    return split(train), split(test)
+
+
+def _unreachable(url: str) -> str | None:
+    """Why `url` cannot be reached, None if its host answers; in a thread, as looking up a name has no time limit."""
+    answer: queue.Queue[str | None] = queue.Queue()
+
+    def ask() -> None:
+        try:
+            urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=PATIENCE).close()
+            answer.put(None)
+        except urllib.error.HTTPError:  # the host answers; what it says of the file is for torchvision
+            answer.put(None)
+        except OSError as error:
+            answer.put(str(error))
+
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        return answer.get(timeout=PATIENCE)
+    except queue.Empty:
+        return f"no answer within {PATIENCE:g} s"
+
+
+def _missing(archive: Archive, root: Path, failure: str) -> str:
+    official = f" or {archive.packed}" if archive.packed else ""
+    return (
+        f"no {archive.name} in {root} (looked for {', '.join(archive.files)}{official}, and for a tree "
+        f"{archive.name}/{{train,test}}/<class>/<images>), and downloading {archive.url} failed: {failure}. "
+        f"Copy the official files or such a tree there, or name the folder that holds them by dataset.root=DIR"
+    )

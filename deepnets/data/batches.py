@@ -1,0 +1,81 @@
+"""Batches of normalised images, made on the device that holds the data."""
+
+from collections.abc import Iterator
+from math import ceil
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from deepnets.data.normalization import Normalization
+from deepnets.data.source import Split
+
+
+class TrainingBatches:
+    """Shuffled batches, each image normalised, mirrored with p = 1/2, zero-padded and cut back at random.
+
+    After the normalisation zero is the mean colour, so the border carries no signal (fb.resnet.torch,
+    datasets/cifar10.lua). Order, mirroring and shifts are a function of (seed, epoch): drawn at once on the host,
+    independent of batch size, device and number of processes.
+    """
+
+    def __init__(
+        self, split: Split, normalization: Normalization, *, pad: int, flip: bool, batch_size: int, seed: int
+    ) -> None:
+        self.split, self.normalization = split, normalization
+        self.pad, self.flip, self.batch_size, self.seed = pad, flip, batch_size, seed
+
+    def __len__(self) -> int:
+        """Batches per epoch; the last may be short."""
+        return ceil(len(self.split) / self.batch_size)
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """That epoch from batch `start` on: x (n, C, H, W) float32 with channels_last strides, y (n,) int64."""
+        draws = self._draws(epoch).to(self.split.labels.device)  # the epoch's only copy from the host
+        for first in range(start * self.batch_size, len(self.split), self.batch_size):
+            order, mirrored, top, left = draws[:, first : first + self.batch_size]
+            batch = self.split.select(order)
+            x = self.normalization(batch.images)
+            if self.pad or self.flip:
+                x = cut(x, self.pad, mirrored, top, left)
+            yield x.permute(0, 3, 1, 2), batch.labels
+
+    def _draws(self, epoch: int) -> Tensor:
+        """Which image, mirrored or not, top and left of the cut: (4, N) int64."""
+        n = len(self.split)
+        generator = np.random.default_rng((self.seed, epoch))
+        order, mirrored = generator.permutation(n), generator.integers(2, size=n) * self.flip
+        return torch.from_numpy(np.stack((order, mirrored, *generator.integers(2 * self.pad + 1, size=(2, n)))))
+
+
+class EvaluationBatches:
+    """The images of a split in order, normalised and otherwise as they are."""
+
+    def __init__(self, split: Split, normalization: Normalization, *, batch_size: int) -> None:
+        self.split, self.normalization, self.batch_size = split, normalization, batch_size
+
+    def __len__(self) -> int:
+        return ceil(len(self.split) / self.batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """x (n, C, H, W) float32 with channels_last strides, y (n,) int64."""
+        batches = zip(*(part.split(self.batch_size) for part in (self.split.images, self.split.labels)), strict=True)
+        for images, labels in batches:
+            yield self.normalization(images).permute(0, 3, 1, 2), labels
+
+
+def cut(x: Tensor, pad: int, mirrored: Tensor, top: Tensor, left: Tensor) -> Tensor:
+    """Mirror x (n, H, W, C) where `mirrored` (n,) is 1, pad it by zeros, cut H x W out at row `top`, column `left`.
+
+    One gather of pixels: the columns of a mirrored image are counted from the right.
+    """
+    n, height, width, channels = x.shape
+    x = F.pad(x, (0, 0, pad, pad, pad, pad))
+    rows, columns = x.shape[1:3]
+    row = top[:, None] + torch.arange(height, device=x.device)
+    column = left[:, None] + torch.arange(width, device=x.device)
+    column = torch.where(mirrored[:, None] == 1, columns - 1 - column, column)
+    image = torch.arange(n, device=x.device)[:, None, None]
+    pixel = (image * rows + row[:, :, None]) * columns + column[:, None, :]
+    return x.flatten(0, 2).index_select(0, pixel.flatten()).view(n, height, width, channels)

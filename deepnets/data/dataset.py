@@ -1,0 +1,89 @@
+"""One data set as a run sees it: its source, hold-out, normalisation and augmentation."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import torch
+
+from deepnets.data.holdout import hold_out
+from deepnets.data.normalization import KINDS, Kind, Normalization, fit
+from deepnets.data.source import Source, Split
+from deepnets.errors import UserError
+
+
+@dataclass(frozen=True)
+class Splits:
+    """What a run trains, selects and tests on, on one device; `validation` is None where nothing is held out."""
+
+    train: Split
+    validation: Split | None
+    test: Split
+    normalization: Normalization
+
+
+class Dataset:
+    """The images under `root`, of which `validation` training images are held out, and how they are augmented.
+
+    Training images are shifted by up to `pad` pixels and mirrored with `flip`. Raises `UserError` at once when the data
+    are missing or unfit; images are decoded by `load`.
+    """
+
+    def __init__(
+        self,
+        source: Callable[[Path], Source],
+        root: str,
+        validation: int,
+        normalization: Kind,
+        pad: int,
+        flip: bool,
+    ) -> None:
+        if pad < 0:
+            raise UserError(f"pad={pad} pixels: give 0 (no shifts) or more")
+        if normalization not in KINDS:
+            raise UserError(f"normalization={normalization}: choose one of {', '.join(KINDS)}")
+        folder = Path(root).expanduser()
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"dataset.root={root} is a file: name the folder that holds the data")
+        self.source = source(folder)
+        train, test = self.source.sizes
+        if not 0 <= validation < train:
+            raise UserError(f"validation={validation}: hold out 0 to {train - 1} of the {train} training images")
+        size, memory = (train + test) * prod(self.source.shape), _memory()
+        if size > memory:
+            raise UserError(
+                f"{self.source.name} takes {size / 2**30:.1f} GiB as one tensor, this machine has "
+                f"{memory / 2**30:.1f}: use fewer or smaller images"
+            )
+        self.validation, self.normalization, self.pad, self.flip = validation, normalization, pad, flip
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(C, H, W)"""
+        return self.source.shape
+
+    @property
+    def classes(self) -> int:
+        """Their number."""
+        return len(self.source.classes)
+
+    @property
+    def training_size(self) -> int:
+        """Training images after the hold-out."""
+        return self.source.sizes[0] - self.validation
+
+    def load(self, device: torch.device) -> Splits:
+        """All splits on `device`, and the normalisation fitted to what is left for training."""
+        train, test = (Split(split.images.to(device), split.labels.to(device)) for split in self.source.read())
+        validation = None
+        if self.validation:
+            kept, held = (index.to(device) for index in hold_out(train.labels, self.validation, self.classes))
+            train, validation = train.select(kept), train.select(held)
+        return Splits(train, validation, test, fit(self.normalization, train.images))
+
+
+def _memory() -> int:
+    """Bytes in this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,136 @@
+"""What there is to learn from: each source is a function of the data folder; nothing is decoded before `read`."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from deepnets.data.archives import Archive, obtain, official
+from deepnets.data.idx import find_idx, idx_shape, read_idx
+from deepnets.data.source import Source, Split
+from deepnets.data.trees import is_tree, tree
+from deepnets.errors import UserError
+
+DIGITS = tuple("0123456789")
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CIFAR100 = tuple(
+    """apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
+    caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant
+    flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree
+    motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree pear pickup_truck pine_tree plain plate
+    poppy porcupine possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper snail snake spider
+    squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle
+    wardrobe whale willow_tree wolf woman worm""".split()  # noqa: SIM905 (one name a line would fill the page)
+)
+HALVES = {"train": ({"train": True},), "test": ({"train": False},)}
+MNIST_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+
+
+def digits(root: Path) -> Source:
+    """scikit-learn's 1,797 handwritten digits, 8x8, a fixed stratified fifth of them for testing; ignores `root`."""
+
+    def read() -> tuple[Split, Split]:
+        from sklearn.datasets import load_digits  # heavy
+        from sklearn.model_selection import train_test_split
+
+        bunch = load_digits()
+        images = (bunch.images * 15).astype(np.uint8)[..., None]  # 0..16 becomes 0..240, without loss
+        halves = train_test_split(images, bunch.target, test_size=360, random_state=0, stratify=bunch.target)
+        train_images, test_images, train_labels, test_labels = map(torch.from_numpy, halves)
+        return Split(train_images, train_labels), Split(test_images, test_labels)
+
+    return Source("digits", (1, 8, 8), DIGITS, (1437, 360), read)
+
+
+def mnist(root: Path) -> Source:
+    """MNIST: idx files (plain or .gz) in root/MNIST/raw or root/mnist, or a tree root/mnist; else downloaded."""
+    if (folder := _tree_in(root, "mnist")) is not None:
+        return tree("mnist", folder, classes=10, shape=(1, 28, 28))
+    raw, own = root / "MNIST" / "raw", root / "mnist"
+    found = next((files for f in (raw, own) if None not in (files := [find_idx(f, n) for n in MNIST_FILES])), None)
+    if found is None:
+        url = "https://ossci-datasets.s3.amazonaws.com/mnist/train-images-idx3-ubyte.gz"
+        obtain(Archive("mnist", url, "MNIST", **HALVES, files=tuple(f"MNIST/raw/{name}" for name in MNIST_FILES)), root)
+        found = [raw / name for name in MNIST_FILES]
+    (train, *size), labels, (test, *test_size), test_labels = map(idx_shape, found)
+    if (train, test) != (*labels, *test_labels) or len(size) != 2 or size != test_size:
+        raise UserError(f"the idx files in {found[0].parent} contradict each other: replace or delete them")
+
+    def read() -> tuple[Split, Split]:
+        images, labels, test_images, test_labels = (torch.from_numpy(read_idx(path)) for path in found)
+        if max(labels.max(), test_labels.max()) > 9:
+            raise UserError(f"the labels in {found[0].parent} are not all 0 to 9: replace or delete them")
+        return Split(images[..., None], labels.long()), Split(test_images[..., None], test_labels.long())
+
+    return Source("mnist", (1, *size), DIGITS, (train, test), read)
+
+
+def cifar10(root: Path) -> Source:
+    """CIFAR-10 (50,000 and 10,000 images 32x32): a tree root/cifar10, or the official archive in `root`."""
+    return _cifar(root, CIFAR10, "cifar-10-batches-py")
+
+
+def cifar100(root: Path) -> Source:
+    """CIFAR-100 (50,000 and 10,000 images 32x32): a tree root/cifar100, or the official archive in `root`."""
+    return _cifar(root, CIFAR100, "cifar-100-python")
+
+
+def svhn(root: Path, *, extra: bool) -> Source:
+    """SVHN, cropped digits 32x32: a tree root/svhn, or the official files in `root`.
+
+    73,257 images for training, 604,388 with the easier `extra` ones (stochastic depth, section 4), 26,032 for testing.
+    """
+    training = ("train", "extra") if extra else ("train",)
+    if (folder := _tree_in(root, "svhn")) is not None:
+        return tree("svhn", folder, training=training, classes=10, shape=(3, 32, 32))
+    archive = Archive(
+        "svhn",
+        "http://ufldl.stanford.edu/housenumbers/train_32x32.mat",
+        "SVHN",
+        train=tuple({"split": part} for part in training),
+        test=({"split": "test"},),
+        files=tuple(f"{part}_32x32.mat" for part in (*training, "test")),
+        labels="labels",
+    )
+    return official(archive, root, DIGITS, (604_388 if extra else 73_257, 26_032))
+
+
+def image_folder(root: Path, *, size: int | None) -> Source:
+    """Any tree root/{train,test}/<class>/<images>; labels number the sorted class names.
+
+    The first image decides: greyscale means one channel and all must be so; else three, and greyscale ones among them
+    are repeated. With `size` the shorter side is scaled to it and the centre cut out; without, all have one size.
+    """
+    return tree("image_folder", root, size=size)
+
+
+def synthetic(root: Path, *, classes: int, channels: int, size: int, train: int, test: int) -> Source:
+    """Noise around one random pattern per class: learnable, the same on every call; ignores `root`."""
+    if min(classes, channels, size, train, test) < 1:
+        raise UserError(f"synthetic data of {classes=}, {channels=}, {size=}, {train=}, {test=}: all must be positive")
+
+    def split(count: int, seed: int, patterns: np.ndarray) -> Split:
+        noise = np.random.default_rng(seed).integers(128, size=(count, size, size, channels), dtype=np.uint8)
+        labels = np.arange(count) % classes
+        return Split(torch.from_numpy(noise + patterns[labels]), torch.from_numpy(labels))
+
+    def read() -> tuple[Split, Split]:
+        patterns = np.random.default_rng(0).integers(128, size=(classes, size, size, channels), dtype=np.uint8)
+        return split(train, 1, patterns), split(test, 2, patterns)
+
+    names = tuple(str(label) for label in range(classes))
+    return Source("synthetic", (channels, size, size), names, (train, test), read)
+
+
+def _cifar(root: Path, classes: tuple[str, ...], unpacked: str) -> Source:
+    name, packed = f"cifar{len(classes)}", f"cifar-{len(classes)}-python.tar.gz"
+    if (folder := _tree_in(root, name)) is not None:
+        return tree(name, folder, classes=len(classes), shape=(3, 32, 32))
+    url = f"https://www.cs.toronto.edu/~kriz/{packed}"
+    archive = Archive(name, url, name.upper(), **HALVES, files=(unpacked,), packed=packed)
+    return official(archive, root, classes, (50_000, 10_000))
+
+
+def _tree_in(root: Path, name: str) -> Path | None:
+    """root/name, or `root` itself if it is the tree."""
+    return next((folder for folder in (root / name, root) if is_tree(folder)), None)

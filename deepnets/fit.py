@@ -1,0 +1,134 @@
+"""The training loop: a generator that knows no files and no configuration."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from deepnets.data.batches import EvaluationBatches, TrainingBatches
+from deepnets.metrics import Mean, Sums
+
+
+@dataclass
+class Training:
+    """All that a run consists of while it trains, and where in its budget it stands.
+
+    `iterations` is the budget. `iteration`, `epoch`, `batch` (within the epoch) and `images` count what is done. `sums`
+    holds this epoch's training loss and error so far, `loss` the last batch's mean loss, both on the device. `completed`
+    is set only in the state that ends an epoch: the means over "train" and over each evaluated split.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LambdaLR
+    batches: TrainingBatches
+    evaluated: dict[str, EvaluationBatches]
+    iterations: int
+    device: torch.device
+    precision: torch.dtype
+    sums: Sums
+    iteration: int = 0
+    epoch: int = 0
+    batch: int = 0
+    images: int = 0
+    loss: Tensor | None = None
+    completed: dict[str, Mean] = field(default_factory=dict)
+
+    @property
+    def epochs(self) -> int:
+        """The budget in epochs; the last one may be shorter than the others."""
+        return math.ceil(self.iterations / len(self.batches))
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate of the last iteration."""
+        return self.schedule.base_lrs[0] * self.schedule.lr_lambdas[0](max(self.iteration - 1, 0))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on from here to the same weights, bit by bit."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "iteration": self.iteration,
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "images": self.images,
+            "sums": self.sums.values,
+            "random": torch.get_rng_state(),
+            "random_cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Stand where `state_dict` was taken."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.schedule.load_state_dict(state["schedule"])
+        self.iteration, self.epoch = state["iteration"], state["epoch"]
+        self.batch, self.images = state["batch"], state["images"]
+        self.sums.values.copy_(state["sums"])
+        torch.set_rng_state(state["random"])
+        if self.device.type == "cuda" and state["random_cuda"] is not None:
+            torch.cuda.set_rng_state(state["random_cuda"], self.device)
+
+
+def fit(training: Training) -> Iterator[Training]:
+    """Train to the end of the budget; yields the same object after each iteration, evaluated batch and epoch.
+
+    Whoever iterates may log, save `state_dict()` or stop at each yield, and decides when to read from the device: nothing
+    here waits for it except the end of an epoch. A budget that ends within an epoch ends that epoch.
+    """
+    t = training
+    while t.iteration < t.iterations or t.batch > 0:
+        t.model.train()
+        for images, labels in t.batches.epoch(t.epoch, start=t.batch):
+            if t.iteration == t.iterations:
+                break
+            _step(t, images, labels)
+            yield t
+        evaluated = {}
+        for name, batches in t.evaluated.items():
+            sums = Sums(t.device)
+            for _ in evaluate(t.model, batches, sums, t.precision):
+                yield t
+            evaluated[name] = sums.mean()
+        t.completed = {"train": t.sums.mean(), **evaluated}
+        t.epoch, t.batch = t.epoch + 1, 0
+        t.sums.values.zero_()
+        yield t
+        t.completed = {}
+
+
+def evaluate(model: nn.Module, batches: EvaluationBatches, sums: Sums, precision: torch.dtype) -> Iterator[Sums]:
+    """Add the loss and error of the whole split to `sums`, in evaluation mode; yields after each batch."""
+    model.eval()
+    for images, labels in batches:
+        with torch.inference_mode(), _autocast(images.device, precision):
+            logits = model(images).float()
+            sums.add(cross_entropy(logits, labels, reduction="sum"), logits, labels)
+        yield sums
+
+
+def _step(t: Training, images: Tensor, labels: Tensor) -> None:
+    with _autocast(t.device, t.precision):
+        logits = t.model(images)
+    logits = logits.float()
+    total = cross_entropy(logits, labels, reduction="sum")
+    loss = total / len(labels)
+    t.optimizer.zero_grad()
+    loss.backward()
+    t.optimizer.step()
+    t.schedule.step()
+    t.sums.add(total, logits, labels)
+    t.loss = loss.detach()
+    t.iteration += 1
+    t.batch += 1
+    t.images += len(labels)
+
+
+def _autocast(device: torch.device, precision: torch.dtype) -> torch.autocast:
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == torch.bfloat16)

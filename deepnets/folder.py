@@ -1,0 +1,194 @@
+"""The run folder: its name, its frozen configuration, its lock and its result."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import filelock
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from deepnets.config import EXECUTION_KEYS, Config, Row
+from deepnets.errors import UserError
+
+LONGEST_NAME = 160  # bytes; file systems allow 255
+
+
+class RunFolder:
+    """One run on disk. Its existence, `config.yaml` and `result.json` are the only memory between commands.
+
+    config.yaml   what the run is, frozen before training starts
+    origin.json   the command and the code version that froze it
+    metrics.csv, checkpoint.pt, checkpoint.previous.pt, result.json, log.txt and TensorBoard's events: see README
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def __str__(self) -> str:
+        """The path as a user would type it: relative when it lies below the working directory."""
+        path = self.path.resolve()
+        return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+    @property
+    def config(self) -> Config:
+        """The frozen configuration.
+
+        Raises:
+            UserError: the folder holds none, or one that this version cannot read.
+        """
+        file = self.path / "config.yaml"
+        if not file.is_file():
+            raise UserError(f"{self}: not a run folder (no config.yaml in it)")
+        try:
+            merged = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.load(file))
+            return OmegaConf.to_object(merged)
+        except OmegaConfBaseException as error:
+            raise UserError(f"{file}: not a configuration of this version of deepnets: {error}") from error
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """The command, overrides and git commit that froze this folder."""
+        file = self.path / "origin.json"
+        return json.loads(file.read_text()) if file.is_file() else {}
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """What the run ended with, or None while it has not ended."""
+        file = self.path / "result.json"
+        return json.loads(file.read_text()) if file.is_file() else None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to train: the run finished or diverged. A failed run may be tried again."""
+        return self.result is not None and self.result["status"] in ("finished", "diverged")
+
+    def write_json(self, name: str, content: dict[str, Any]) -> None:
+        write_atomically(self.path / name, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+    def check(self, config: Config) -> None:
+        """Whether `config` may be run here.
+
+        Raises:
+            UserError: another run lives here (names the differing keys), or the folder cannot be written.
+        """
+        if (self.path / "config.yaml").is_file() and not config.overwrite:
+            ours, theirs = _flat(identity(config)), _flat(identity(self.config))
+            if ours != theirs:
+                keys = sorted(key for key in {*ours, *theirs} if ours.get(key, "absent") != theirs.get(key, "absent"))
+                lines = [f"  {key}: {theirs.get(key, 'absent')!r} there, {ours.get(key, 'absent')!r} here" for key in keys]
+                raise UserError(
+                    "\n".join([f"{self} holds a run with other settings:", *lines])
+                    + "\nRun that with its own settings, choose another output_root, or delete it with overwrite=true."
+                )
+        nearest = next(parent for parent in (self.path, *self.path.parents) if parent.exists())
+        if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+            raise UserError(f"{self}: cannot be written ({nearest} is not a writable folder); choose another output_root")
+
+    def freeze(self, config: Config, origin: dict[str, Any]) -> None:
+        """Write down what the run is, unless that is done; `overwrite` deletes what was there first."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with self.lock():
+            if config.overwrite:
+                self._clear()
+            if not (self.path / "config.yaml").is_file():
+                self.write_json("origin.json", origin)
+                write_atomically(self.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(config)))
+
+    def _clear(self) -> None:
+        for item in self.path.iterdir():
+            if item.name != ".lock":
+                shutil.rmtree(item) if item.is_dir() else item.unlink()
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """The right to write here, for one process at a time; the system frees it however the process ends.
+
+        Raises:
+            UserError: another process holds it.
+        """
+        lock = filelock.FileLock(self.path / ".lock", timeout=0)
+        try:
+            lock.acquire()
+        except filelock.Timeout:
+            raise UserError(f"{self}: another process is running this; wait for it or stop it") from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+def folder_of(row: Row) -> RunFolder:
+    """Where a row lives: a function of the run, never of the time.
+
+    `runs/<model>,<dataset>,<other choices>/seed<seed>` for what was typed, `<sweep>+<other choices>/<row>/seed<seed>` for a
+    table of conf/sweep/.
+    """
+    sweep = row.choices.get("sweep")
+    axes = row.config.sweep.axes if row.config.sweep else []
+    unnamed = {"seed", "sweep", *EXECUTION_KEYS, *axes} | (set() if axes else {"model", "dataset"})
+    typed = dict(map(_key_and_value, row.overrides))
+    others = sorted(f"{key}={value}" for key, value in typed.items() if key not in unnamed and value != "null")
+    if axes:
+        grid = "+".join([sweep or "sweep", *others])
+        name = ",".join(_axis_value(row, axis) for axis in axes)
+    else:
+        grid = "runs"
+        data = row.config.dataset.get("source", {}).get("name", row.choices["dataset"])
+        name = ",".join([row.choices["model"], data, *others])
+    return RunFolder(Path(row.config.output_root) / _plain(grid) / _plain(name) / f"seed{row.config.seed}")
+
+
+def identity(config: Config) -> dict[str, Any]:
+    """The settings that make the run what it is: all but `EXECUTION_KEYS`."""
+    plain = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
+    for key in EXECUTION_KEYS:
+        *path, last = key.split(".")
+        node = plain
+        for step in path:
+            node = node[step]
+        node.pop(last, None)
+    return plain
+
+
+def identity_hash(config: Config) -> str:
+    """Twelve hexadecimal digits that are equal exactly when two runs are the same."""
+    return hashlib.sha256(json.dumps(identity(config), sort_keys=True).encode()).hexdigest()[:12]
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace the file in one step, so that a kill at any instant leaves the old or the new one."""
+    temporary = path.with_name(path.name + ".new")
+    temporary.write_text(text)
+    temporary.replace(path)
+
+
+def _key_and_value(override: str) -> tuple[str, str]:
+    key, _, value = override.partition("=")
+    return key.lstrip("+~"), value
+
+
+def _axis_value(row: Row, axis: str) -> str:
+    if axis in row.choices:
+        return row.choices[axis]
+    return str(OmegaConf.select(OmegaConf.structured(row.config), axis))
+
+
+def _plain(name: str) -> str:
+    """Without what a shell would have to quote; long names end in a hash."""
+    plain = re.sub(r"[^\w.=+,-]", "", name.replace("/", "."))
+    if len(plain.encode()) <= LONGEST_NAME:
+        return plain
+    return plain.encode()[: LONGEST_NAME - 9].decode(errors="ignore") + "~" + hashlib.sha256(name.encode()).hexdigest()[:8]
+
+
+def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(node, dict):
+        return {prefix: node}
+    return {key: value for name, child in node.items() for key, value in _flat(child, f"{prefix}.{name}".lstrip(".")).items()}

@@ -1,0 +1,110 @@
+"""Check the rows of a grid, freeze them into their folders, and execute the folders."""
+
+import os
+import shlex
+import sys
+import traceback
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from deepnets import run
+from deepnets.config import Row
+from deepnets.errors import UserError
+from deepnets.folder import RunFolder, folder_of
+from deepnets.interruption import Interrupted
+from deepnets.log import describe_result
+from deepnets.revision import git_commit
+
+
+def launch(rows: list[Row]) -> int:
+    """Train every row that is not finished, one after the other; returns the exit code: 1 when a row failed.
+
+    All rows are checked before the first is written down, and all are written down before the first trains.
+
+    Raises:
+        UserError: names every row that cannot run.
+    """
+    folders = [folder_of(row) for row in rows]
+    wrong = {}
+    for row, folder in zip(rows, folders, strict=True):
+        try:
+            _check(row, folder)
+        except UserError as error:
+            wrong[folder] = error
+    twice = [path for path, count in Counter(folder.path for folder in folders).items() if count > 1]
+    if twice:
+        raise UserError(f"several rows would share the folder {RunFolder(twice[0])}; a key that differs must be in sweep.axes")
+    if len(rows) == 1 and wrong:
+        raise next(iter(wrong.values()))
+    if wrong:
+        raise UserError("\n".join([f"{len(wrong)} of {len(rows)} rows cannot run; none was started", *_lines(wrong)]))
+    for row, folder in zip(rows, folders, strict=True):
+        folder.freeze(row.config, _origin(row))
+    return execute(folders)
+
+
+def execute(folders: list[RunFolder]) -> int:
+    """Run the folders one after the other; a row that fails does not stop the others. Returns the exit code."""
+    failed: dict[RunFolder, Exception] = {}
+    for number, folder in enumerate(folders, start=1):
+        heading = f"[{number}/{len(folders)}] {folder}" if len(folders) > 1 else str(folder)
+        if folder.is_complete:
+            print(f"{heading}: already {describe_result(folder.result)}; nothing to train", flush=True)
+            continue
+        print(heading, flush=True)
+        try:
+            result = run.run(folder)
+            print(f"{folder}: {describe_result(result)}", flush=True)
+        except Interrupted as stop:
+            print(f"\nstopped by {stop}; {folder} is saved. Continue with the same command", file=sys.stderr)
+            print(f"or with: python -m deepnets.run {shlex.quote(str(folder))}", file=sys.stderr)
+            raise
+        except Exception as error:
+            if len(folders) == 1:
+                raise
+            traceback.print_exception(error) if not isinstance(error, UserError) else print(f"error: {error}", file=sys.stderr)
+            failed[folder] = error
+    _print_ending(folders)
+    if failed:
+        print("\n".join([f"{len(failed)} of {len(folders)} rows failed", *_lines(failed)]), file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _check(row: Row, folder: RunFolder) -> None:
+    folder.check(row.config)
+    if row.config.overwrite or not folder.is_complete:
+        run.check(row.config)
+
+
+def _origin(row: Row) -> dict[str, Any]:
+    return {
+        "command": shlex.join([os.path.basename(sys.executable), *sys.argv]),
+        "overrides": list(row.overrides),
+        "choices": row.choices,
+        "commit": git_commit(),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _lines(errors: dict[RunFolder, Exception]) -> list[str]:
+    return [f"  {folder}: {error}" for folder, error in errors.items()]
+
+
+def _print_ending(folders: list[RunFolder]) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    if len(folders) > 1:
+        table = Table("row", "status", "test error", "train error", "epochs", "seconds", box=None)
+        for folder in folders:
+            result = folder.result or {"status": "not run"}
+            cells = [result.get(name) for name in ("test_error", "train_error", "epochs", "seconds")]
+            table.add_row(str(folder), result["status"], *("" if cell is None else f"{cell:.4g}" for cell in cells))
+        console.print(table)
+    together = os.path.commonpath([folder.path.resolve() for folder in folders])
+    grid = RunFolder(together if len(folders) > 1 else Path(together).parents[1])
+    console.print(f"results      {RunFolder(together)}", markup=False)
+    console.print(f"TensorBoard  tensorboard --logdir {grid}", markup=False)

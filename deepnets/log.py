@@ -1,0 +1,180 @@
+"""What a run tells while it trains: metrics.csv, TensorBoard, and the console."""
+
+import csv
+import io
+import sys
+import time
+from typing import Any, Self
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from torch.utils.tensorboard import SummaryWriter
+
+from deepnets.fit import Training
+from deepnets.folder import RunFolder, write_atomically
+
+# Columns of metrics.csv that differ from one execution to the next; all others are a function of the run.
+TIME_COLUMNS = ("images_per_second", "seconds")
+REFRESH_SECONDS = 1.0  # between two reads of the device for the display
+
+
+class Log:
+    """Follows one run; call `iteration` at every yield of `fit` and `epoch` where one is completed.
+
+    `history` holds one dict an epoch, as in metrics.csv; `seconds` is the wall time spent in earlier executions.
+    """
+
+    def __init__(
+        self, folder: RunFolder, training: Training, history: list[dict[str, Any]], seconds: float, every: int
+    ) -> None:
+        self.folder = folder
+        self.history = history
+        self.every = every
+        self.started = time.monotonic() - seconds
+        self.start_iteration = training.iteration
+        self.clock = _Clock(training)
+        self.losses: list[tuple[int, torch.Tensor]] = []
+        self.refreshed = 0.0
+        self.begun = time.monotonic()
+        # What an interrupted execution logged beyond the checkpoint is hidden, or curves would double.
+        purge = training.iteration + (training.batch == 0) if training.iteration else None
+        self.writer = SummaryWriter(str(folder.path), purge_step=purge)
+        self.console = Console(highlight=False, soft_wrap=True)
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[state]}"),
+            console=self.console,
+            transient=True,
+            disable=not sys.stdout.isatty(),
+        )
+        self.task = self.progress.add_task("starting", total=training.iterations, state="")
+
+    def __enter__(self) -> Self:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+        self._write_losses()
+        self.writer.close()
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the run, over all executions."""
+        return time.monotonic() - self.started
+
+    def iteration(self, training: Training) -> bool:
+        """Note an iteration; now and then, read the losses from the device and refresh the display.
+
+        Returns whether the training loss of this epoch was found to be non-finite.
+        """
+        self.clock.tick(training)
+        if training.iteration % self.every == 0 and training.loss is not None:
+            if not self.losses or self.losses[-1][0] != training.iteration:
+                self.losses.append((training.iteration, training.loss))
+        if time.monotonic() - self.refreshed < REFRESH_SECONDS:
+            return False
+        self.refreshed = time.monotonic()
+        self._write_losses()
+        mean = training.sums.mean()
+        self._display(training, mean.loss)
+        return not torch.isfinite(training.sums.values[0]).item()
+
+    def epoch(self, training: Training) -> None:
+        """Add the epoch that `training` has just completed to metrics.csv, TensorBoard and the console."""
+        row: dict[str, Any] = {
+            "epoch": training.epoch,
+            "iteration": training.iteration,
+            "learning_rate": training.learning_rate,
+        }
+        for split, mean in training.completed.items():
+            row |= {f"{split}_loss": mean.loss, f"{split}_error": mean.error}
+        row |= {"images_per_second": round(self.clock.images_per_second(), 1), "seconds": round(self.seconds, 2)}
+        self.clock = _Clock(training)
+        self.history.append(row)
+        self.write_metrics()
+        for split, mean in training.completed.items():
+            self.writer.add_scalar(f"loss/{split}", mean.loss, training.iteration)
+            self.writer.add_scalar(f"error/{split}", mean.error, training.iteration)
+        self.writer.add_scalar("schedule/learning_rate", row["learning_rate"], training.iteration)
+        self.writer.add_scalar("speed/images_per_second", row["images_per_second"], training.iteration)
+        self.writer.flush()
+        line = f"epoch {training.epoch}/{training.epochs}" + "".join(
+            f"  {split} {mean.loss:.4f} {mean.error:.2f}%" for split, mean in training.completed.items()
+        )
+        line += f"  {row['images_per_second']:,.0f} images/s  {_duration(self.time_left(training))} left"
+        self.record(line)
+        if self.progress.disable:
+            self.console.print(line, markup=False)
+
+    def write_metrics(self) -> None:
+        """Write `history` as metrics.csv."""
+        text = io.StringIO()
+        if self.history:
+            writer = csv.DictWriter(text, fieldnames=list(self.history[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(self.history)
+        write_atomically(self.folder.path / "metrics.csv", text.getvalue())
+
+    def record(self, line: str) -> None:
+        """Append a line to the run's log.txt."""
+        with (self.folder.path / "log.txt").open("a") as file:
+            file.write(line + "\n")
+
+    def time_left(self, training: Training) -> float:
+        """Seconds to the end of the budget at the pace of this execution."""
+        done = training.iteration - self.start_iteration
+        return (time.monotonic() - self.begun) / max(done, 1) * (training.iterations - training.iteration)
+
+    def _write_losses(self) -> None:
+        if self.losses:
+            values = torch.stack([loss for _, loss in self.losses]).tolist()
+            for (iteration, _), value in zip(self.losses, values, strict=True):
+                self.writer.add_scalar("loss/iteration", value, iteration)
+            self.losses.clear()
+
+    def _display(self, training: Training, loss: float) -> None:
+        errors = [f"{key[:-6]} {value:.2f}%" for key, value in (self.history or [{}])[-1].items() if key.endswith("_error")]
+        state = f"loss {loss:.4f}  {'  '.join(errors)}  {self.clock.images_per_second():,.0f} images/s"
+        self.progress.update(
+            self.task,
+            completed=training.iteration,
+            description=f"epoch {min(training.epoch + 1, training.epochs)}/{training.epochs}",
+            state=f"{state}  {_duration(self.time_left(training))} left",
+        )
+
+
+class _Clock:
+    """Training images a second, evaluation not counted."""
+
+    def __init__(self, training: Training) -> None:
+        self.first = self.images = training.images
+        self.last = time.monotonic()
+        self.seconds = 0.0
+
+    def tick(self, training: Training) -> None:
+        now = time.monotonic()
+        if training.images > self.images:
+            self.seconds += now - self.last
+            self.images = training.images
+        self.last = now
+
+    def images_per_second(self) -> float:
+        return (self.images - self.first) / self.seconds if self.seconds else 0.0
+
+
+def describe_result(result: dict[str, Any]) -> str:
+    """A run's end in a line."""
+    error = "no epoch completed" if result["test_error"] is None else f"test error {result['test_error']:.2f}%"
+    if result["selection"] == "best_validation":
+        error += f" at epoch {result['selected_epoch']} of lowest validation error"
+    pace = f"{result['images_per_second']:,.0f} images/s" if result["images_per_second"] else "no epoch timed"
+    return f"{result['status']}: {error} after {result['epochs']} epochs in {_duration(result['seconds'])} ({pace})"
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds + 0.5), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -1,0 +1,1 @@
+"""Networks built from one residual unit; imports torch only."""

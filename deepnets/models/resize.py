@@ -1,0 +1,62 @@
+"""How a shortcut's x takes the shape of F(x): nothing, zero padding (option A) or a projection (option B)."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from deepnets.models.layers import Conv, sequence
+
+Resize = Literal["zero_padding", "projection"]
+
+
+class ZeroPadding(nn.Module):
+    """Every `stride`-th pixel of x, and `extra` zero channels behind the real ones: option A of He et al. 2015, 3.3.
+
+    (N, C, H, W) to (N, C + extra, ceil(H / stride), ceil(W / stride)), as fb.resnet.torch does it.
+    """
+
+    def __init__(self, *, extra: int, stride: int) -> None:
+        super().__init__()
+        self.extra = extra
+        self.stride = stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        return pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.extra))
+
+    def extra_repr(self) -> str:
+        return f"extra={self.extra}, stride={self.stride}"
+
+
+@dataclass(frozen=True)
+class Ends:
+    """The two ends of a shortcut: x with `inputs` channels, and F(x) with `outputs` channels, `stride` times coarser.
+
+    Raises ValueError for another `resize`, and when zero padding would have to remove channels.
+    """
+
+    inputs: int
+    outputs: int
+    stride: int
+    resize: Resize
+    projection: tuple[str, ...]
+
+    def resized(self) -> nn.Module:
+        """x brought to the shape of F(x): the identity where they agree already."""
+        if self.inputs == self.outputs and self.stride == 1:
+            return nn.Identity()
+        if self.resize == "projection":
+            return self.projected()
+        if self.resize != "zero_padding":
+            raise ValueError(f"resize is {self.resize!r}; choose zero_padding or projection")
+        if self.outputs < self.inputs:
+            raise ValueError(
+                f"zero padding cannot bring {self.inputs} channels to {self.outputs}; "
+                "choose widths that do not shrink, or resize: projection"
+            )
+        return ZeroPadding(extra=self.outputs - self.inputs, stride=self.stride)
+
+    def projected(self) -> nn.Module:
+        """Wx, a 1x1 convolution (and what follows it in F's last layer)."""
+        return sequence(self.projection, self.inputs, [Conv(self.outputs, kernel=1, stride=self.stride)])

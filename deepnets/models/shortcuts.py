@@ -1,0 +1,98 @@
+"""How h joins F: every shortcut maps x, the unit's input, and r = F(x) to the sum y (He et al. 2016, Fig. 2)."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import dropout
+
+from deepnets.models.resize import Ends
+
+
+class Identity(nn.Module):
+    """y = x + r: He et al. 2015, Eq. 1; 2016, Fig. 2(a)."""
+
+    def __init__(self, *, ends: Ends) -> None:
+        super().__init__()
+        self.resize = ends.resized()
+
+    def forward(self, x: Tensor, r: Tensor) -> Tensor:
+        return self.resize(x) + r
+
+
+class Scaled(nn.Module):
+    """y = a x + b r with constants a and b; (0, 1) is the plain net: He et al. 2016, Fig. 2(b)."""
+
+    def __init__(self, *, shortcut_scale: float, branch_scale: float, ends: Ends) -> None:
+        super().__init__()
+        self.shortcut_scale = shortcut_scale
+        self.branch_scale = branch_scale
+        # A plain net has no projections that never learn.
+        self.resize = None if shortcut_scale == 0 else ends.resized()
+
+    def forward(self, x: Tensor, r: Tensor) -> Tensor:
+        if self.branch_scale != 1:
+            r = self.branch_scale * r
+        return r if self.resize is None else torch.add(r, self.resize(x), alpha=self.shortcut_scale)
+
+    def extra_repr(self) -> str:
+        return f"shortcut_scale={self.shortcut_scale}, branch_scale={self.branch_scale}"
+
+
+class Gated(nn.Module):
+    """y = (1 - g(x)) x + g(x) r if exclusive, else (1 - g(x)) x + r, with g(x) = sigmoid(W x + b), W a 1x1 convolution.
+
+    g has a value per output channel and pixel, and reads x before it is resized, with the unit's stride; b starts as
+    `bias`. He et al. 2016, Fig. 2(c) and (d); the exclusive gate is the highway layer of Srivastava et al. 2015.
+    """
+
+    def __init__(self, *, bias: float, exclusive: bool, ends: Ends) -> None:
+        super().__init__()
+        self.bias = bias
+        self.exclusive = exclusive
+        self.resize = ends.resized()
+        self.gate = nn.Sequential(nn.Conv2d(ends.inputs, ends.outputs, 1, ends.stride), nn.Sigmoid())
+
+    def reset_bias(self) -> None:
+        """Set the gate's bias to its initial value."""
+        nn.init.constant_(self.gate[0].bias, self.bias)
+
+    def forward(self, x: Tensor, r: Tensor) -> Tensor:
+        # Never forms 1 - g: in bfloat16 that has one significant bit at g = sigmoid(-6).
+        g, x = self.gate(x), self.resize(x)
+        return torch.lerp(x, r, g) if self.exclusive else torch.addcmul(x + r, g, x, value=-1)
+
+    def extra_repr(self) -> str:
+        return f"bias={self.bias}, exclusive={self.exclusive}"
+
+
+class Projected(nn.Module):
+    """y = W x + r in every unit: option C of He et al. 2015, 3.3; the 1x1 conv shortcut of 2016, Fig. 2(e)."""
+
+    def __init__(self, *, ends: Ends) -> None:
+        super().__init__()
+        self.projection = ends.projected()
+
+    def forward(self, x: Tensor, r: Tensor) -> Tensor:
+        return self.projection(x) + r
+
+
+class Dropped(nn.Module):
+    """y = dropout(x) + r, each element of x dropped with probability `rate`: He et al. 2016, Fig. 2(f).
+
+    The paper argues with E[dropout(x)] = (1 - rate) x: survivors keep their size in training, and at test x is scaled.
+    Inverted dropout, PyTorch's and Caffe's, scales the survivors up instead, so that E[dropout(x)] = x.
+    """
+
+    def __init__(self, *, rate: float, inverted: bool, ends: Ends) -> None:
+        super().__init__()
+        if not 0 <= rate < 1:
+            raise ValueError(f"dropout rate is {rate}; it must be at least 0 and below 1")
+        self.rate = rate
+        self.inverted = inverted
+        self.resize = ends.resized()
+
+    def forward(self, x: Tensor, r: Tensor) -> Tensor:
+        scale = 1.0 if self.inverted else 1.0 - self.rate
+        return torch.add(r, dropout(self.resize(x), self.rate, self.training), alpha=scale)
+
+    def extra_repr(self) -> str:
+        return f"rate={self.rate}, inverted={self.inverted}"

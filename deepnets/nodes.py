@@ -1,0 +1,111 @@
+"""Configuration nodes: a `_target_` and its arguments, checked against the target's signature before anything is called."""
+
+import inspect
+from collections.abc import Callable, Collection
+from functools import cache
+from typing import Any, get_type_hints
+
+import hydra
+from hydra.errors import InstantiationException
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from deepnets.errors import UserError
+
+# Exact names only: a prefix such as `torch.optim` also admits `torch.optim.optimizer.torch.hub.load`.
+TARGETS = frozenset(
+    {
+        "deepnets.data.dataset.Dataset",
+        "deepnets.data.sources.cifar10",
+        "deepnets.data.sources.cifar100",
+        "deepnets.data.sources.digits",
+        "deepnets.data.sources.image_folder",
+        "deepnets.data.sources.mnist",
+        "deepnets.data.sources.svhn",
+        "deepnets.data.sources.synthetic",
+        "deepnets.models.resnet.ResNet",
+        "deepnets.models.shortcuts.Dropped",
+        "deepnets.models.shortcuts.Gated",
+        "deepnets.models.shortcuts.Identity",
+        "deepnets.models.shortcuts.Projected",
+        "deepnets.models.shortcuts.Scaled",
+        "deepnets.optimizer.adam",
+        "deepnets.optimizer.sgd",
+        "deepnets.schedule.Cosine",
+        "deepnets.schedule.Exponential",
+        "deepnets.schedule.Step",
+    }
+)
+
+
+def build(where: str, node: dict[str, Any], trusted: Collection[str] = (), **runtime: Any) -> Any:
+    """The object that `node` describes, with `runtime` as further arguments.
+
+    Raises:
+        UserError: the target is not allowed, an argument is unknown, missing or of another type than annotated, or the
+            target refuses its values.
+    """
+    _check(where, node, trusted, runtime)
+    try:
+        return hydra.utils.instantiate(node, _convert_="all", **runtime)
+    except InstantiationException as error:
+        cause = error.__cause__
+        if isinstance(cause, UserError):
+            raise cause from None
+        if isinstance(cause, ValueError):
+            raise UserError(f"{where}: {cause}") from error
+        raise
+
+
+def _check(where: str, node: dict[str, Any], trusted: Collection[str], runtime: Collection[str]) -> None:
+    target = node.get("_target_")
+    if target not in TARGETS and target not in trusted:
+        raise UserError(
+            f"{where}._target_: {target!r} is not one of the classes a configuration may name. If it is your own and you "
+            f"trust it, add 'trusted_targets=[{target}]' to the command line."
+        )
+    arguments = {key: value for key, value in node.items() if key not in ("_target_", "_partial_")}
+    parameters, annotations = _signature(target)
+    unknown = [key for key in arguments if key not in parameters or key in runtime]
+    if unknown:
+        allowed = ", ".join(name for name in parameters if name not in runtime)
+        raise UserError(f"{where}: unknown key {unknown[0]!r}; {target} takes: {allowed}")
+    given = {*arguments, *runtime}
+    missing = [name for name, parameter in parameters.items() if parameter.default is parameter.empty and name not in given]
+    if missing and not node.get("_partial_"):
+        raise UserError(f"{where}: {missing[0]!r} is not given; {target} needs it")
+    for key, value in arguments.items():
+        if isinstance(value, dict) and "_target_" in value:
+            _check(f"{where}.{key}", value, trusted, ())
+        elif key in annotations:
+            _check_type(f"{where}.{key}", value, annotations[key])
+
+
+def _check_type(where: str, value: Any, annotation: Any) -> None:
+    try:
+        _adapter(annotation).validate_python(value, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = "".join(f"[{index}]" for index in first["loc"] if isinstance(index, int))
+        raise UserError(f"{where}{path}: got {first['input']!r}; {_lower(first['msg'])}") from None
+
+
+def _lower(message: str) -> str:
+    return message[0].lower() + message[1:]
+
+
+@cache
+def _adapter(annotation: Any) -> TypeAdapter:
+    try:
+        return TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True))
+    except Exception:  # an annotation with a schema of its own takes no config
+        return TypeAdapter(annotation)
+
+
+@cache
+def _signature(target: str) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
+    try:
+        called: Callable[..., Any] = hydra.utils.get_object(target)
+    except Exception as error:  # whatever the user's module raises while it is imported
+        raise UserError(f"{target} cannot be imported: {error}") from error
+    parameters = dict(inspect.signature(called).parameters)
+    return parameters, get_type_hints(called.__init__ if inspect.isclass(called) else called)

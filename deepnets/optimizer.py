@@ -1,0 +1,39 @@
+"""Optimisers over a model: torch's, with the papers' two conventions of what weight decay acts on."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import nn
+
+Decayed = Literal["all", "weights"]
+
+
+def parameter_groups(model: nn.Module, weight_decay: float, decayed: Decayed) -> list[dict]:
+    """The model's parameters with their weight decay.
+
+    `all`: every parameter (fb.resnet.torch); `weights`: those of two or more dimensions, which are the weights of
+    convolutions and linear layers (He et al. 2015 as read by fb.resnet.torch's README).
+    """
+    weights = [parameter for parameter in model.parameters() if decayed == "all" or parameter.ndim > 1]
+    others = [parameter for parameter in model.parameters() if decayed == "weights" and parameter.ndim <= 1]
+    groups = [{"params": weights, "weight_decay": weight_decay}]
+    return groups + [{"params": others, "weight_decay": 0.0}] if others else groups
+
+
+def sgd(
+    model: nn.Module, lr: float, momentum: float, nesterov: bool, weight_decay: float, decayed: Decayed
+) -> torch.optim.SGD:
+    """v = momentum v + g; w = w - lr v, or Nesterov's form; dampening 0."""
+    groups = parameter_groups(model, weight_decay, decayed)
+    return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov, fused=True)
+
+
+def adam(
+    model: nn.Module, lr: float, betas: Sequence[float], eps: float, weight_decay: float, decayed: Decayed
+) -> torch.optim.Adam:
+    """Adam (Kingma and Ba 2015)."""
+    if len(betas) != 2:
+        raise ValueError(f"betas {list(betas)}: must be two numbers")
+    groups = parameter_groups(model, weight_decay, decayed)
+    return torch.optim.Adam(groups, lr=lr, betas=tuple(betas), eps=eps, fused=True)

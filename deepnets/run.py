@@ -1,0 +1,291 @@
+"""Execute one run folder: `python -m deepnets.run FOLDER` starts or continues it."""
+
+import argparse
+import json
+import math
+import sys
+import time
+import traceback
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from torch import nn
+
+from deepnets import checkpoint
+from deepnets.command import run_command
+from deepnets.config import CONF, Config, Selection, register
+from deepnets.data.batches import EvaluationBatches, TrainingBatches
+from deepnets.data.dataset import Dataset, Splits
+from deepnets.errors import UserError
+from deepnets.fit import Training, fit
+from deepnets.folder import RunFolder, identity_hash
+from deepnets.hardware import choose_precision, describe, find_device
+from deepnets.interruption import Interrupted, Interruption
+from deepnets.log import Log, describe_result
+from deepnets.metrics import Sums
+from deepnets.nodes import build
+from deepnets.revision import git_commit
+
+
+def build_model(overrides: list[str]) -> nn.Module:
+    """A freshly initialised network of any committed configuration, for example `["model=resnet110", "seed=1"]`.
+
+    Takes the overrides of `scripts/train.py`; maps images (N, C, H, W) to logits (N, classes), C, H, W and classes being
+    those of the data set. The initialisation is that of a run with these overrides.
+
+    Raises:
+        UserError: an illegal value. hydra.errors.HydraException: an unknown option or key.
+    """
+    register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = OmegaConf.to_object(compose("train", overrides))
+    torch.manual_seed(config.seed)
+    return _model(config, _dataset(config))
+
+
+def load_run(folder: str | Path) -> tuple[nn.Module, Config]:
+    """The network of a run as its last checkpoint left it, in evaluation mode on the CPU, and the run's configuration.
+
+    Raises:
+        UserError: the folder is no run folder, or holds no intact checkpoint.
+    """
+    run_folder = RunFolder(folder)
+    config = run_folder.config
+    state, damaged = checkpoint.load(run_folder.path)
+    if state is None:
+        raise UserError("\n".join([f"{run_folder}: no checkpoint to load", *damaged]))
+    with torch.device("meta"):
+        model = _model(config, _dataset(config))
+    model.load_state_dict(state["training"]["model"], assign=True)
+    return model.eval(), config
+
+
+def check(config: Config) -> None:
+    """Whether a run can be executed: everything short of training it. Its data are read and stay in memory.
+
+    Raises:
+        UserError: names the first thing that is wrong.
+    """
+    device = find_device(config.device)
+    dataset = _dataset(config)
+    for name in ("batch_size", "evaluation_batch_size", "log_iterations"):
+        if getattr(config, name) < 1:
+            raise UserError(f"{name}={getattr(config, name)}: must be at least 1")
+    if config.batch_size > dataset.training_size:
+        raise UserError(f"batch_size={config.batch_size}: larger than the training set of {dataset.training_size} images")
+    if config.threads is not None and config.threads < 1:
+        raise UserError(f"threads={config.threads}: must be at least 1, or null for as many as torch takes")
+    if config.selection is Selection.best_validation and not config.dataset["validation"]:
+        raise UserError("selection=best_validation: needs a validation split; add for example dataset.validation=5000")
+    iterations = _iterations(config, dataset)
+    build("schedule", config.schedule, config.trusted_targets, total=iterations)
+    build("optimizer", config.optimizer, config.trusted_targets, model=nn.Linear(1, 1))
+    with torch.device("meta"):
+        _model(config, dataset)
+    _splits(_key(config), device)
+
+
+def run(folder: RunFolder) -> dict[str, Any]:
+    """Train the folder's run to its end, from its last checkpoint if it has one, and return its result.
+
+    Raises:
+        Interrupted: a signal came; the state is saved. UserError: it cannot go on. A failure is also noted in result.json.
+    """
+    if folder.is_complete:
+        return folder.result
+    with folder.lock():
+        (folder.path / "result.json").unlink(missing_ok=True)
+        try:
+            result = _train(folder, folder.config)
+        except Exception as error:
+            _note_failure(folder, error)
+            raise
+        folder.write_json("result.json", result)
+    return result
+
+
+def _train(folder: RunFolder, config: Config) -> dict[str, Any]:
+    saved, remarks = checkpoint.load(folder.path)
+    device = find_device(config.device)
+    frozen = saved["frozen"] if saved else _environment(config, device)
+    torch.set_num_threads(frozen["threads"])
+    training = prepare(config, device, getattr(torch, frozen["precision"]))
+    history, seconds = [], 0.0
+    if saved:
+        training.load_state_dict(saved["training"])
+        history, seconds = saved["history"], saved["seconds"]
+        remarks.append(f"continuing at iteration {training.iteration} of {training.iterations}")
+    for remark in remarks + _changes(folder, frozen, device):
+        print(f"{folder}: {remark}", flush=True)
+
+    def save() -> None:
+        state = {"training": training.state_dict(), "history": history, "seconds": log.seconds, "frozen": frozen}
+        checkpoint.save(folder.path, state)
+
+    diverged = False
+    with Interruption() as interruption, Log(folder, training, history, seconds, config.log_iterations) as log:
+        saved_at = time.monotonic()
+        for state in fit(training):
+            diverged = log.iteration(state)
+            if state.completed and math.isfinite(state.completed["train"].loss):
+                log.epoch(state)
+            elif state.completed:
+                diverged = True
+            if diverged:
+                break
+            if interruption.received or time.monotonic() - saved_at >= config.checkpoint_seconds:
+                save()
+                saved_at = time.monotonic()
+            if interruption.received:
+                raise Interrupted(interruption.received)
+        if not diverged:
+            save()
+        log.write_metrics()
+        return _result(config, training, history, log.seconds, "diverged" if diverged else "finished", frozen)
+
+
+def prepare(config: Config, device: torch.device, precision: torch.dtype) -> Training:
+    dataset = _dataset(config)
+    splits = _splits(_key(config), device)
+    torch.manual_seed(config.seed)
+    model = _model(config, dataset).to(device, memory_format=torch.channels_last)
+    optimizer = build("optimizer", config.optimizer, config.trusted_targets, model=model)
+    iterations = _iterations(config, dataset)
+    schedule = build("schedule", config.schedule, config.trusted_targets, total=iterations)
+    evaluated = {"validation": splits.validation, "test": splits.test}
+    return Training(
+        model=model,
+        optimizer=optimizer,
+        schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, schedule),
+        batches=TrainingBatches(
+            splits.train,
+            splits.normalization,
+            pad=dataset.pad,
+            flip=dataset.flip,
+            batch_size=config.batch_size,
+            seed=config.seed,
+        ),
+        evaluated={
+            name: EvaluationBatches(split, splits.normalization, batch_size=config.evaluation_batch_size)
+            for name, split in evaluated.items()
+            if split is not None
+        },
+        iterations=iterations,
+        device=device,
+        precision=precision,
+        sums=Sums(device),
+    )
+
+
+def _model(config: Config, dataset: Dataset) -> nn.Module:
+    return build("model", config.model, config.trusted_targets, shape=dataset.shape, classes=dataset.classes)
+
+
+def _dataset(config: Config) -> Dataset:
+    return build("dataset", config.dataset, config.trusted_targets)
+
+
+def _key(config: Config) -> str:
+    return json.dumps([config.dataset, config.trusted_targets], sort_keys=True)
+
+
+@lru_cache(maxsize=4)
+def _splits(key: str, device: torch.device) -> Splits:
+    """The data of a dataset node, shared by all rows of this process that name the same."""
+    node, trusted = json.loads(key)
+    return build("dataset", node, trusted).load(device)
+
+
+def _iterations(config: Config, dataset: Dataset) -> int:
+    budgets = {"epochs": config.epochs, "iterations": config.iterations}
+    given = {name: value for name, value in budgets.items() if value is not None}
+    if len(given) != 1:
+        what = " and ".join(f"{name}={value}" for name, value in budgets.items())
+        raise UserError(f"{what}: give one of them and null for the other, as in 'epochs=null iterations=64000'")
+    ((name, value),) = given.items()
+    if value < 1:
+        raise UserError(f"{name}={value}: must be at least 1")
+    return value if name == "iterations" else value * math.ceil(dataset.training_size / config.batch_size)
+
+
+def _environment(config: Config, device: torch.device) -> dict[str, Any]:
+    """What must stay the same for a continued run to be bit-identical; kept in the checkpoint."""
+    precision = choose_precision(config.precision, device)
+    return {
+        "threads": config.threads or torch.get_num_threads(),
+        "precision": str(precision).removeprefix("torch."),
+        "device": describe(device),
+        "torch": torch.__version__,
+    }
+
+
+def _changes(folder: RunFolder, frozen: dict[str, Any], device: torch.device) -> list[str]:
+    """A line about each thing that is no longer as it was when the run started."""
+    now = {"torch": torch.__version__, "device": describe(device)}
+    remarks = [f"started with {name} {frozen[name]}, continues with {now[name]}" for name in now if frozen[name] != now[name]]
+    commit, frozen_commit = git_commit(), folder.origin.get("commit")
+    if commit != frozen_commit:
+        remarks.append(f"the code is at commit {commit}, the run was set up at {frozen_commit}")
+    return remarks
+
+
+def _result(
+    config: Config,
+    training: Training,
+    history: list[dict[str, Any]],
+    seconds: float,
+    status: str,
+    frozen: dict[str, Any],
+) -> dict[str, Any]:
+    last = history[-1] if history else {}
+    selected = last
+    if config.selection is Selection.best_validation and history:
+        selected = min(history, key=lambda row: row["validation_error"])
+    speeds = sorted(row["images_per_second"] for row in history)
+    return {
+        "status": status,
+        "test_error": selected.get("test_error"),
+        "selection": config.selection.value,
+        "selected_epoch": selected.get("epoch"),
+        "last_test_error": last.get("test_error"),
+        "best_test_error": min((row["test_error"] for row in history), default=None),
+        "train_error": last.get("train_error"),
+        "validation_error": selected.get("validation_error"),
+        "epochs": training.epoch,
+        "iterations": training.iteration,
+        "seconds": round(seconds, 2),
+        "images_per_second": speeds[len(speeds) // 2] if speeds else None,
+        "parameters": sum(parameter.numel() for parameter in training.model.parameters()),
+        "identity": identity_hash(config),
+        "commit": git_commit(),
+        "versions": {name: version(name) for name in ("deepnets", "torch", "hydra-core", "numpy")},
+        "python": sys.version.split()[0],
+        **{name: frozen[name] for name in ("device", "precision", "threads")},
+    }
+
+
+def _note_failure(folder: RunFolder, error: Exception) -> None:
+    try:
+        with (folder.path / "log.txt").open("a") as file:
+            file.write("".join(traceback.format_exception(error)))
+        folder.write_json("result.json", {"status": "failed", "reason": f"{type(error).__name__}: {error}"})
+    except OSError as unwritable:  # the disk that is full may be what failed: the first error is the one to show
+        print(f"{folder}: the failure could not be noted there ({unwritable})", file=sys.stderr)
+
+
+def main() -> int:
+    """Start or continue the folder named on the command line."""
+    parser = argparse.ArgumentParser(description="Start or continue a run folder.")
+    parser.add_argument("folder", help="a folder that scripts/train.py has set up")
+    folder = RunFolder(parser.parse_args().folder)
+    print(f"{folder}: {describe_result(run(folder))}")
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)

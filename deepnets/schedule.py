@@ -1,0 +1,70 @@
+"""Learning-rate schedules: the factor on the optimiser's rate at each iteration.
+
+Each is called with the number of iterations done and is handed to `torch.optim.lr_scheduler.LambdaLR`, which keeps and
+restores its state. `total` is the budget in iterations.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+
+
+class Step:
+    """Times `factor` from each milestone on; the first `warmup_iterations` run at `warmup_factor` times the rate.
+
+    Milestones count in any unit: `[32000, 48000]` of 64000 iterations (He et al. 2015, section 4.2), `[81, 122]` of 164
+    epochs (fb.resnet.torch). They scale, in whole iterations, with the budget. The warm-up ends in a jump (He et al. 2015,
+    section 4.2, for 110 layers) and is not scaled.
+
+    Raises:
+        ValueError: milestones that do not rise or lie beyond `of`, or a negative warm-up.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        milestones: Sequence[int],
+        of: int,
+        factor: float,
+        warmup_iterations: int,
+        warmup_factor: float,
+    ) -> None:
+        if of < 1 or list(milestones) != sorted(set(milestones)) or not all(0 < m <= of for m in milestones):
+            raise ValueError(f"milestones {list(milestones)} of {of}: must rise and lie between 1 and {of}")
+        if warmup_iterations < 0:
+            raise ValueError(f"warmup_iterations {warmup_iterations}: must not be negative")
+        self.milestones = [milestone * total // of for milestone in milestones]
+        self.factor = factor
+        self.warmup_iterations = warmup_iterations
+        self.warmup_factor = warmup_factor
+
+    def __call__(self, iteration: int) -> float:
+        warmup = self.warmup_factor if iteration < self.warmup_iterations else 1.0
+        return warmup * self.factor ** bisect_right(self.milestones, iteration)
+
+
+class Cosine:
+    """Half a cosine from the full rate to zero (Loshchilov and Hutter 2017)."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+
+    def __call__(self, iteration: int) -> float:
+        return 0.5 * (1 + math.cos(math.pi * min(iteration / self.total, 1)))
+
+
+class Exponential:
+    """exp(-k t), with k such that `final_factor` of the rate is left at the end (Srivastava et al. 2015, section 3.1).
+
+    Raises:
+        ValueError: a `final_factor` that is not above zero.
+    """
+
+    def __init__(self, total: int, final_factor: float) -> None:
+        if final_factor <= 0:
+            raise ValueError(f"final_factor {final_factor}: must be above zero")
+        self.total = total
+        self.final_factor = final_factor
+
+    def __call__(self, iteration: int) -> float:
+        return self.final_factor ** (iteration / self.total)

@@ -1,0 +1,40 @@
+"""Train one run or a whole grid; `python scripts/train.py --help` lists what can be chosen."""
+
+import sys
+
+from hydra import main as hydra_main
+from hydra.conf import HydraConf
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from deepnets.command import run_command
+from deepnets.config import Row, register
+from deepnets.errors import UserError
+
+composed: list[tuple[DictConfig, HydraConf]] = []
+
+
+@hydra_main(version_base="1.3", config_path="../conf", config_name="train")
+def compose(config: DictConfig) -> None:
+    """Hydra composes a row of the grid; nothing is checked, written or trained before all rows are composed."""
+    composed.append((config, HydraConfig.get()))
+
+
+def main() -> int:
+    compose()
+    if not composed:
+        return 0
+    rows = [
+        Row(OmegaConf.to_object(config), dict(hydra.runtime.choices), tuple(hydra.overrides.task))
+        for config, hydra in composed
+    ]
+    if rows[0].config.trusted_targets and not any(word.startswith("trusted_targets=") for word in sys.argv[1:]):
+        raise UserError("trusted_targets: may be given only on the command line")
+    from deepnets.launch import launch  # imports torch, which --help and a mistyped option need not wait for
+
+    return launch(rows)
+
+
+if __name__ == "__main__":
+    register()
+    run_command(main)

@@ -1,0 +1,31 @@
+"""Running the project's commands as users do."""
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from deepnets.log import TIME_COLUMNS
+
+ROOT = Path(__file__).resolve().parents[1]
+TRAIN = [sys.executable, str(ROOT / "scripts" / "train.py")]
+ENVIRONMENT = {**os.environ, "PYTHONUNBUFFERED": "1", "HYDRA_FULL_ERROR": "0"}
+
+
+def train(*overrides: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """`python scripts/train.py` with these overrides, to its end."""
+    return subprocess.run([*TRAIN, *overrides], capture_output=True, text=True, cwd=cwd, env=ENVIRONMENT, check=False)
+
+
+def start(*overrides: str) -> subprocess.Popen[str]:
+    """`python scripts/train.py` with these overrides, running."""
+    return subprocess.Popen(
+        [*TRAIN, *overrides], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=ENVIRONMENT
+    )
+
+
+def metrics(folder: Path) -> list[dict[str, str]]:
+    """metrics.csv without what a clock wrote."""
+    with (folder / "metrics.csv").open() as file:
+        return [{name: value for name, value in row.items() if name not in TIME_COLUMNS} for row in csv.DictReader(file)]

@@ -1,0 +1,81 @@
+import inspect
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from deepnets.data import sources
+from deepnets.data.dataset import Dataset
+from deepnets.errors import UserError
+
+CONFIGURATIONS = sorted((Path(__file__).parents[2] / "conf" / "dataset").glob("*.yaml"))
+CPU = torch.device("cpu")
+tiny = partial(sources.synthetic, classes=4, channels=3, size=5, train=40, test=12)
+
+
+def dataset(
+    source: object = tiny, root: str = ".", validation: int = 0, normalization: str = "channel", pad: int = 0
+) -> Dataset:
+    return Dataset(source, root, validation, normalization, pad, flip=False)
+
+
+def test_what_is_left_for_training_is_what_is_normalised() -> None:
+    data = dataset(validation=8)
+    assert (data.shape, data.classes, data.training_size) == ((3, 5, 5), 4, 32)
+    splits = data.load(CPU)
+    assert [len(split) for split in (splits.train, splits.validation, splits.test)] == [32, 8, 12]
+    assert splits.validation.labels.bincount().tolist() == [2, 2, 2, 2]
+    x = splits.normalization(splits.train.images)
+    assert x.mean((0, 1, 2)).abs().max() < 1e-5
+    assert splits.normalization(splits.validation.images).mean((0, 1, 2)).abs().max() > 1e-3
+
+
+def test_the_hold_out_takes_from_training_only_and_keeps_the_rest() -> None:
+    whole, held = dataset().load(CPU), dataset(validation=8).load(CPU)
+    assert whole.validation is None
+    assert torch.equal(whole.test.images, held.test.images)
+
+    def images(*splits: object) -> list[bytes]:
+        return sorted(image.numpy().tobytes() for split in splits for image in split.images)
+
+    assert images(held.train, held.validation) == images(whole.train)
+
+
+@pytest.mark.parametrize("validation", [-1, 40, 1000])
+def test_an_impossible_hold_out_is_refused_before_reading(validation: int) -> None:
+    with pytest.raises(UserError, match=rf"validation={validation}: hold out 0 to 39 of the 40"):
+        dataset(validation=validation)
+
+
+def test_wrong_values_are_refused() -> None:
+    with pytest.raises(UserError, match="pad=-1"):
+        dataset(pad=-1)
+    with pytest.raises(UserError, match="normalization=mean: choose one of channel, pixel_mean, unit_interval"):
+        dataset(normalization="mean")
+
+
+def test_a_root_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=rf"dataset\.root={tmp_path}/file is a file"):
+        dataset(partial(sources.image_folder, size=None), str(tmp_path / "file"))
+
+
+def test_data_beyond_memory_are_refused_before_reading() -> None:
+    huge = partial(sources.synthetic, classes=10, channels=3, size=1000, train=10**8, test=1)
+    with pytest.raises(UserError, match=r"synthetic takes 27939\d\.\d GiB"):
+        dataset(huge)
+
+
+@pytest.mark.parametrize("path", CONFIGURATIONS, ids=lambda path: path.stem)
+def test_every_configuration_states_every_value(path: Path) -> None:
+    node = OmegaConf.to_container(OmegaConf.load(path))
+    assert node.pop("_target_") == "deepnets.data.dataset.Dataset"
+    assert set(node) == set(inspect.signature(Dataset).parameters)
+    source = node["source"]
+    assert source.pop("_target_") == f"deepnets.data.sources.{path.stem}"
+    assert source.pop("_partial_") is True
+    parameters = set(inspect.signature(getattr(sources, path.stem)).parameters)
+    assert set(source) == parameters - {"root"}
+    assert path.read_text().startswith("# ")

@@ -1,0 +1,141 @@
+"""A unit computes its paper's equation: each is written out by hand here, from the unit's own weights."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import conv2d
+
+from deepnets.models.resnet import ResNet
+
+DEEPER = {"basic": 14, "bottleneck": 20, "one_layer": 8}  # two units in each of three stages
+PROJECTION_ENDS_IN_BN = {
+    "original": True,
+    "bn_after_addition": False,
+    "relu_before_addition": True,
+    "relu_only_preactivation": True,
+    "full_preactivation": False,
+}
+
+
+def relu(x: Tensor) -> Tensor:
+    return torch.where(x > 0, x, 0.0)
+
+
+def normalised(x: Tensor, bn: nn.BatchNorm2d, training: bool) -> Tensor:
+    mean = x.mean((0, 2, 3)) if training else bn.running_mean
+    variance = x.var((0, 2, 3), correction=0) if training else bn.running_var
+    scale = bn.weight / torch.sqrt(variance + 1e-5)
+    return (x - mean.view(1, -1, 1, 1)) * scale.view(1, -1, 1, 1) + bn.bias.view(1, -1, 1, 1)
+
+
+def layers(module: nn.Module, kind: type) -> list:
+    return [layer for layer in module.modules() if isinstance(layer, kind)]
+
+
+def by_hand(unit: nn.Module, x: Tensor, ordering: str, first: bool, stride: int, training: bool) -> Tensor:
+    """f(h(x) + F(x)) with option A or B where the shape changes, from He et al. 2016, Fig. 4 and appendix."""
+
+    def bn(x: Tensor, layer: nn.BatchNorm2d) -> Tensor:
+        return normalised(x, layer, training)
+
+    def conv(x: Tensor, i: int) -> Tensor:
+        kernel = convs[i].weight.shape[-1]
+        return conv2d(x, convs[i].weight, stride=stride if i == 0 else 1, padding=(kernel - 1) // 2)
+
+    convs, norms = layers(unit.branch, nn.Conv2d), layers(unit.branch, nn.BatchNorm2d)
+    n = len(convs)
+
+    if first and ordering == "full_preactivation":
+        x = relu(bn(x, layers(unit.before, nn.BatchNorm2d)[0]))
+        norms = [None, *norms]
+    if first and ordering == "relu_only_preactivation":
+        x = relu(x)
+
+    r = x
+    for i in range(n):
+        last = i == n - 1
+        match ordering:
+            case "original":
+                r = bn(conv(r, i), norms[i])
+                r = r if last else relu(r)
+            case "bn_after_addition":
+                r = conv(r, i)
+                r = r if last else relu(bn(r, norms[i]))
+            case "relu_before_addition":
+                r = relu(bn(conv(r, i), norms[i]))
+            case "relu_only_preactivation":
+                r = bn(conv(r if i == 0 and first else relu(r), i), norms[i])
+            case "full_preactivation":
+                r = conv(r if i == 0 and first else relu(bn(r, norms[i])), i)
+
+    if x.shape == r.shape:
+        h = x
+    elif projection := layers(unit.shortcut, nn.Conv2d):
+        h = conv2d(x, projection[0].weight, stride=stride)
+        if PROJECTION_ENDS_IN_BN[ordering]:
+            h = bn(h, layers(unit.shortcut, nn.BatchNorm2d)[0])
+    else:
+        h = torch.zeros_like(r)
+        h[:, : x.shape[1]] = x[:, :, ::stride, ::stride]
+
+    match ordering:
+        case "original":
+            return relu(h + r)
+        case "bn_after_addition":
+            return relu(bn(h + r, layers(unit.after, nn.BatchNorm2d)[0]))
+        case _:
+            return h + r
+
+
+def randomise(module: nn.Module) -> None:
+    for bn in layers(module, nn.BatchNorm2d):
+        for tensor in (bn.weight, bn.running_var):
+            nn.init.uniform_(tensor, 0.5, 2.0)
+        for tensor in (bn.bias, bn.running_mean):
+            nn.init.normal_(tensor)
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.parametrize("resize", ["zero_padding", "projection"])
+def test_every_ordering_and_block_is_its_equation(
+    network: Callable[..., ResNet], ordering: str, block: str, resize: str, training: bool
+) -> None:
+    torch.manual_seed(0)
+    model = network(
+        "resnet",
+        f"model/ordering={ordering}",
+        f"model/block={block}",
+        f"model.depth={DEEPER[block]}",
+        f"model.resize={resize}",
+        "model.widths=[4,6,8]",
+    ).double()
+    randomise(model)
+    model.train(training)
+    assert [len(stage) for stage in model.stages] == [2, 2, 2]
+    for stage, first_stride in zip(model.stages, (1, 2, 2), strict=True):
+        for unit, first in zip(stage, (True, False), strict=True):
+            channels = layers(unit.branch, nn.Conv2d)[0].in_channels
+            stride = first_stride if first else 1
+            x = torch.randn(3, channels, 7, 6, dtype=torch.float64)
+            untouched = x.clone()
+            expected = by_hand(unit, x, ordering, first, stride, training)
+            torch.testing.assert_close(unit(x), expected)
+            assert expected.shape[2:] == ((7, 6) if stride == 1 else (4, 3))
+            assert torch.equal(x, untouched), "a unit must not overwrite its input"
+
+
+def test_every_layer_of_a_unit_is_in_one_of_its_four_parts(network: Callable[..., ResNet], ordering: str) -> None:
+    unit = network("resnet20", f"model/ordering={ordering}").units[0]
+    assert [name for name, _ in unit.named_children()] == ["before", "branch", "shortcut", "after"]
+
+
+@pytest.mark.parametrize(("strided_kernel", "strides"), [(0, [2, 1, 1]), (1, [1, 2, 1])])
+def test_the_strided_kernel_can_be_chosen(
+    network: Callable[..., ResNet], strided_kernel: int, strides: list[int]
+) -> None:
+    model = network("resnet164", f"model.strided_kernel={strided_kernel}", "model.depth=11")
+    first_of_second_stage = model.stages[1][0]
+    assert [conv.stride[0] for conv in layers(first_of_second_stage.branch, nn.Conv2d)] == strides
+    assert first_of_second_stage(torch.randn(2, 64, 8, 8)).shape == (2, 128, 4, 4)

@@ -1,0 +1,129 @@
+"""Names, identity, refusal and locking of run folders, on composed configurations."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf, open_dict
+
+from deepnets.config import CONF, Config, Row, register
+from deepnets.errors import UserError
+from deepnets.folder import RunFolder, folder_of, identity, identity_hash
+
+
+def row(output_root: Path, *overrides: str) -> Row:
+    register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        composed = compose("train", [*overrides, f"output_root={output_root}"], return_hydra_config=True)
+    choices = dict(composed.hydra.runtime.choices)
+    typed = tuple(composed.hydra.overrides.task)
+    with open_dict(composed):
+        del composed["hydra"]
+    return Row(OmegaConf.to_object(composed), choices, typed)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        ([], "runs/digits_resnet,digits/seed0"),
+        (["seed=3"], "runs/digits_resnet,digits/seed3"),
+        (["epochs=5", "device=cpu", "threads=1", "overwrite=true"], "runs/digits_resnet,digits,epochs=5/seed0"),
+        (["model=resnet20", "dataset=synthetic"], "runs/resnet20,synthetic/seed0"),
+        (
+            ["optimizer.lr=0.05", "model/ordering=full_preactivation"],
+            "runs/digits_resnet,digits,model.ordering=full_preactivation,optimizer.lr=0.05/seed0",
+        ),
+        (["epochs=null", "iterations=50"], "runs/digits_resnet,digits,iterations=50/seed0"),
+        (["schedule.milestones=[1,2]"], "runs/digits_resnet,digits,schedule.milestones=1,2/seed0"),
+    ],
+)
+def test_the_name_is_a_function_of_the_run(tmp_path: Path, overrides: list[str], name: str) -> None:
+    assert folder_of(row(tmp_path, *overrides)).path == tmp_path / name
+
+
+def test_the_order_of_overrides_does_not_matter(tmp_path: Path) -> None:
+    one, other = row(tmp_path, "epochs=5", "batch_size=64"), row(tmp_path, "batch_size=64", "epochs=5")
+    assert folder_of(one).path == folder_of(other).path
+
+
+def test_a_long_name_is_cut_but_stays_its_own(tmp_path: Path) -> None:
+    def long(last: int) -> Path:
+        return folder_of(row(tmp_path, f"schedule.milestones=[{','.join(str(i) for i in range(1, 81))},{last}]")).path
+
+    assert len(long(90).parent.name) <= 160
+    assert long(90) != long(91)
+
+
+def test_where_a_run_executes_is_not_its_identity(tmp_path: Path) -> None:
+    same = row(tmp_path, "device=cpu", "threads=1", "dataset.root=/elsewhere", "checkpoint_seconds=1", "log_iterations=7")
+    assert identity(same.config) == identity(row(tmp_path).config)
+    assert identity_hash(same.config) == identity_hash(row(tmp_path).config)
+    assert identity_hash(row(tmp_path, "seed=1").config) != identity_hash(row(tmp_path).config)
+
+
+def test_a_frozen_configuration_reads_back_equal(tmp_path: Path) -> None:
+    config = row(tmp_path, "precision=bf16", "optimizer=adam").config
+    folder = RunFolder(tmp_path / "run")
+    folder.freeze(config, {"commit": "abc"})
+    assert folder.config == config
+    assert isinstance(folder.config, Config)
+    assert folder.origin == {"commit": "abc"}
+
+
+def test_other_settings_are_refused_with_the_differing_keys(tmp_path: Path) -> None:
+    config = row(tmp_path).config
+    folder = RunFolder(tmp_path / "run")
+    folder.freeze(config, {})
+    folder.check(config)
+    other = row(tmp_path, "optimizer.lr=0.05", "batch_size=64").config
+    with pytest.raises(UserError) as refused:
+        folder.check(other)
+    assert "batch_size: 128 there, 64 here" in str(refused.value)
+    assert "optimizer.lr: 0.1 there, 0.05 here" in str(refused.value)
+    assert "momentum" not in str(refused.value)
+    folder.check(replace(other, overwrite=True))
+
+
+def test_freezing_again_keeps_the_first_and_overwrite_clears(tmp_path: Path) -> None:
+    config = row(tmp_path).config
+    folder = RunFolder(tmp_path / "run")
+    folder.freeze(config, {"commit": "first"})
+    (folder.path / "metrics.csv").write_text("epoch\n")
+    folder.freeze(config, {"commit": "second"})
+    assert folder.origin == {"commit": "first"}
+    folder.freeze(replace(config, overwrite=True), {"commit": "third"})
+    assert folder.origin == {"commit": "third"}
+    assert not (folder.path / "metrics.csv").exists()
+
+
+def test_a_folder_is_written_by_one_process_at_a_time(tmp_path: Path) -> None:
+    holder = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys, time\nfrom deepnets.folder import RunFolder\n"
+            "with RunFolder(sys.argv[1]).lock():\n    print('held', flush=True)\n    time.sleep(60)",
+            str(tmp_path),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(UserError, match="another process"), RunFolder(tmp_path).lock():
+            pass
+    finally:
+        holder.kill()
+        holder.wait()
+    with RunFolder(tmp_path).lock():
+        pass
+
+
+def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
+    (tmp_path / "outputs").write_text("")
+    config = row(tmp_path).config
+    with pytest.raises(UserError, match="cannot be written"):
+        RunFolder(tmp_path / "outputs" / "runs" / "a").check(config)

@@ -1,0 +1,55 @@
+"""Updates against the formulas, and what weight decay acts on."""
+
+import pytest
+import torch
+from torch import nn
+
+from deepnets.optimizer import adam, parameter_groups, sgd
+
+
+def one_weight(gradient: float) -> nn.Linear:
+    model = nn.Linear(1, 1, bias=False)
+    model.weight.data.fill_(2.0)
+    model.weight.grad = torch.tensor([[gradient]])
+    return model
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_momentum_follows_the_velocity_formula(nesterov: bool) -> None:
+    model = one_weight(0.5)
+    optimizer = sgd(model, lr=0.1, momentum=0.9, nesterov=nesterov, weight_decay=0.15, decayed="all")
+    optimizer.step()
+    first = model.weight.item()
+    optimizer.step()
+    g1, g2 = 0.5 + 0.15 * 2, 0.5 + 0.15 * first
+    v2 = 0.9 * g1 + g2
+    assert first == pytest.approx(2 - 0.1 * ((g1 + 0.9 * g1) if nesterov else g1))
+    assert model.weight.item() == pytest.approx(first - 0.1 * ((g2 + 0.9 * v2) if nesterov else v2))
+
+
+def test_adam_first_step_has_the_length_of_the_rate() -> None:
+    model = one_weight(0.5)
+    adam(model, lr=0.1, betas=[0.9, 0.999], eps=1e-8, weight_decay=0.0, decayed="all").step()
+    assert model.weight.item() == pytest.approx(1.9)
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4, 2))
+
+
+def test_decay_on_weights_leaves_normalisation_and_biases_alone() -> None:
+    decayed, others = parameter_groups(net(), 1e-4, "weights")
+    assert [tuple(p.shape) for p in decayed["params"]] == [(4, 3, 3, 3), (2, 4)]
+    assert [tuple(p.shape) for p in others["params"]] == [(4,), (4,), (2,)]
+    assert (decayed["weight_decay"], others["weight_decay"]) == (1e-4, 0)
+
+
+def test_decay_on_all_is_one_group() -> None:
+    (group,) = parameter_groups(net(), 1e-4, "all")
+    assert len(group["params"]) == 5
+    assert group["weight_decay"] == 1e-4
+
+
+def test_adam_refuses_a_third_beta() -> None:
+    with pytest.raises(ValueError, match="two numbers"):
+        adam(net(), lr=0.1, betas=[0.9, 0.9, 0.9], eps=1e-8, weight_decay=0.0, decayed="all")

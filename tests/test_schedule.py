@@ -1,0 +1,86 @@
+"""The learning-rate factor at exact iterations."""
+
+import math
+
+import pytest
+import torch
+
+from deepnets.schedule import Cosine, Exponential, Step
+
+
+def step(total: int, **changes: object) -> Step:
+    settings = {
+        "milestones": [32000, 48000], "of": 64000, "factor": 0.1, "warmup_iterations": 0, "warmup_factor": 0.1
+    }  # fmt: skip
+    return Step(total, **(settings | changes))
+
+
+def test_step_falls_at_the_published_iterations() -> None:
+    schedule = step(64000)
+    assert [schedule(i) for i in (0, 31999)] == [1, 1]
+    assert [schedule(i) for i in (32000, 47999)] == pytest.approx([0.1, 0.1])
+    assert [schedule(i) for i in (48000, 63999)] == pytest.approx([0.01, 0.01])
+
+
+def test_milestones_in_epochs_scale_to_the_iterations_of_fb_resnet_torch() -> None:
+    schedule = step(164 * 391, milestones=[81, 122], of=164)
+    assert schedule.milestones == [81 * 391, 122 * 391]
+
+
+def test_milestones_scale_in_whole_iterations_with_a_shortened_budget() -> None:
+    assert step(1001).milestones == [500, 750]
+
+
+def test_warmup_jumps_to_the_full_rate_and_leaves_the_milestones_alone() -> None:
+    schedule = step(64000, warmup_iterations=400)
+    assert schedule(399) == pytest.approx(0.1)
+    assert schedule(400) == 1
+    assert schedule.milestones == [32000, 48000]
+
+
+def test_cosine_passes_its_half_at_half_time() -> None:
+    schedule = Cosine(100)
+    assert schedule(0) == 1
+    assert schedule(50) == pytest.approx(0.5)
+    assert schedule(25) == pytest.approx(0.5 + math.sqrt(2) / 4)
+    assert schedule(100) == pytest.approx(0)
+
+
+def test_exponential_leaves_the_final_factor() -> None:
+    schedule = Exponential(100, final_factor=0.01)
+    assert schedule(50) == pytest.approx(0.1)
+    assert schedule(100) == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"milestones": [2, 1]}, {"milestones": [1, 1]}, {"milestones": [70000]}, {"of": 0}, {"warmup_iterations": -1}],
+)
+def test_impossible_steps_are_refused(changes: dict) -> None:
+    with pytest.raises(ValueError, match="must"):
+        step(64000, **changes)
+
+
+def test_state_survives_a_restart_in_mid_schedule() -> None:
+    def scheduler() -> tuple[torch.optim.SGD, torch.optim.lr_scheduler.LambdaLR]:
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
+        return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, step(20, warmup_iterations=3))
+
+    optimizer, whole = scheduler()
+    rates = []
+    for iteration in range(20):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        whole.step()
+        if iteration == 11:
+            state = (optimizer.state_dict(), whole.state_dict())
+    optimizer, resumed = scheduler()
+    optimizer.load_state_dict(state[0])
+    resumed.load_state_dict(state[1])
+    again = []
+    for _ in range(12, 20):
+        again.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        resumed.step()
+    assert again == rates[12:]
+    assert rates == pytest.approx([0.05] * 3 + [0.5] * 7 + [0.05] * 5 + [0.005] * 5)
