@@ -15,7 +15,8 @@ from deepnets.interruption import Interrupted
 def run_command(command: Callable[[], int]) -> NoReturn:
     """Call `command` and exit with the code it returns; 1 with a message for a user's error, 128 + n after signal n.
 
-    What Hydra refuses to compose is the user's error too. A bug keeps its traceback; so does a user's error when HYDRA_FULL_ERROR=1.
+    What Hydra refuses to compose is the user's error too. A bug keeps its traceback; with HYDRA_FULL_ERROR=1 so does a
+    user's error.
     """
     try:
         sys.exit(command())

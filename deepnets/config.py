@@ -39,7 +39,7 @@ class Sweep:
 
 @dataclass
 class Config:
-    """One run. The open nodes (model, dataset, optimizer, schedule) carry a `_target_` whose signature is their schema."""
+    """One run. The nodes model, dataset, optimizer and schedule have a `_target_`, whose signature is their schema."""
 
     model: dict[str, Any] = MISSING
     dataset: dict[str, Any] = MISSING
@@ -62,7 +62,7 @@ class Config:
     sweep: Optional[Sweep] = MISSING
 
 
-# What a run may change without becoming another run: where it executes, reads and writes. All other keys are its identity.
+# What may change without making it another run: where it executes, reads and writes. All other keys are its identity.
 EXECUTION_KEYS = frozenset(
     {
         "dataset.root",

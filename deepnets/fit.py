@@ -18,8 +18,8 @@ class Training:
     """All that a run consists of while it trains, and where in its budget it stands.
 
     `iterations` is the budget. `iteration`, `epoch`, `batch` (within the epoch) and `images` count what is done. `sums`
-    holds this epoch's training loss and error so far, `loss` the last batch's mean loss, both on the device. `completed`
-    is set only in the state that ends an epoch: the means over "train" and over each evaluated split.
+    holds this epoch's training loss and error so far, `loss` the last batch's mean loss, both on the device.
+    `completed` is set only in the state that ends an epoch: the means over "train" and over each evaluated split.
     """
 
     model: nn.Module
@@ -79,8 +79,8 @@ class Training:
 def fit(training: Training) -> Iterator[Training]:
     """Train to the end of the budget; yields the same object after each iteration, evaluated batch and epoch.
 
-    Whoever iterates may log, save `state_dict()` or stop at each yield, and decides when to read from the device: nothing
-    here waits for it except the end of an epoch. A budget that ends within an epoch ends that epoch.
+    Whoever iterates may log, save `state_dict()` or stop at each yield, and decides when to read from the device:
+    nothing here waits for it except the end of an epoch. A budget that ends within an epoch ends that epoch.
     """
     t = training
     while t.iteration < t.iterations or t.batch > 0:

@@ -82,14 +82,18 @@ class RunFolder:
             ours, theirs = _flat(identity(config)), _flat(identity(self.config))
             if ours != theirs:
                 keys = sorted(key for key in {*ours, *theirs} if ours.get(key, "absent") != theirs.get(key, "absent"))
-                lines = [f"  {key}: {theirs.get(key, 'absent')!r} there, {ours.get(key, 'absent')!r} here" for key in keys]
+                lines = [
+                    f"  {key}: {theirs.get(key, 'absent')!r} there, {ours.get(key, 'absent')!r} here" for key in keys
+                ]
                 raise UserError(
                     "\n".join([f"{self} holds a run with other settings:", *lines])
                     + "\nRun that with its own settings, choose another output_root, or delete it with overwrite=true."
                 )
         nearest = next(parent for parent in (self.path, *self.path.parents) if parent.exists())
         if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-            raise UserError(f"{self}: cannot be written ({nearest} is not a writable folder); choose another output_root")
+            raise UserError(
+                f"{self}: cannot be written ({nearest} is not a writable folder); choose another output_root"
+            )
 
     def freeze(self, config: Config, origin: dict[str, Any]) -> None:
         """Write down what the run is, unless that is done; `overwrite` deletes what was there first."""
@@ -127,8 +131,8 @@ class RunFolder:
 def folder_of(row: Row) -> RunFolder:
     """Where a row lives: a function of the run, never of the time.
 
-    `runs/<model>,<dataset>,<other choices>/seed<seed>` for what was typed, `<sweep>+<other choices>/<row>/seed<seed>` for a
-    table of conf/sweep/.
+    `runs/<model>,<dataset>,<other choices>/seed<seed>` for what was typed, `<sweep>+<other choices>/<row>/seed<seed>`
+    for a table of conf/sweep/.
     """
     sweep = row.choices.get("sweep")
     axes = row.config.sweep.axes if row.config.sweep else []
@@ -185,10 +189,16 @@ def _plain(name: str) -> str:
     plain = re.sub(r"[^\w.=+,-]", "", name.replace("/", "."))
     if len(plain.encode()) <= LONGEST_NAME:
         return plain
-    return plain.encode()[: LONGEST_NAME - 9].decode(errors="ignore") + "~" + hashlib.sha256(name.encode()).hexdigest()[:8]
+    return (
+        plain.encode()[: LONGEST_NAME - 9].decode(errors="ignore") + "~" + hashlib.sha256(name.encode()).hexdigest()[:8]
+    )
 
 
 def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
     if not isinstance(node, dict):
         return {prefix: node}
-    return {key: value for name, child in node.items() for key, value in _flat(child, f"{prefix}.{name}".lstrip(".")).items()}
+    return {
+        key: value
+        for name, child in node.items()
+        for key, value in _flat(child, f"{prefix}.{name}".lstrip(".")).items()
+    }

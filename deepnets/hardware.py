@@ -28,7 +28,7 @@ def find_device(name: str) -> torch.device:
 
 
 def choose_precision(precision: Precision, device: torch.device) -> torch.dtype:
-    """The dtype of the forward pass: bfloat16 for "auto" only where the device computes in it rather than emulates it."""
+    """The dtype of the forward pass; for "auto" bfloat16 where the device computes in it rather than emulates it."""
     if precision is Precision.auto:
         native = torch.cuda.is_bf16_supported(False) if device.type == "cuda" else _cpu_computes_bfloat16()
         return torch.bfloat16 if native else torch.float32

@@ -38,7 +38,9 @@ def launch(rows: list[Row]) -> int:
             wrong[folder] = error
     twice = [path for path, count in Counter(folder.path for folder in folders).items() if count > 1]
     if twice:
-        raise UserError(f"several rows would share the folder {RunFolder(twice[0])}; a key that differs must be in sweep.axes")
+        raise UserError(
+            f"several rows would share the folder {RunFolder(twice[0])}; a key that differs must be in sweep.axes"
+        )
     if len(rows) == 1 and wrong:
         raise next(iter(wrong.values()))
     if wrong:
@@ -67,7 +69,9 @@ def execute(folders: list[RunFolder]) -> int:
         except Exception as error:
             if len(folders) == 1:
                 raise
-            traceback.print_exception(error) if not isinstance(error, UserError) else print(f"error: {error}", file=sys.stderr)
+            traceback.print_exception(error) if not isinstance(error, UserError) else print(
+                f"error: {error}", file=sys.stderr
+            )
             failed[folder] = error
     _print_ending(folders)
     if failed:

@@ -35,6 +35,7 @@ class Log:
         self.start_iteration = training.iteration
         self.clock = _Clock(training)
         self.losses: list[tuple[int, torch.Tensor]] = []
+        self.noted = training.iteration
         self.refreshed = 0.0
         self.begun = time.monotonic()
         # What an interrupted execution logged beyond the checkpoint is hidden, or curves would double.
@@ -71,9 +72,9 @@ class Log:
         Returns whether the training loss of this epoch was found to be non-finite.
         """
         self.clock.tick(training)
-        if training.iteration % self.every == 0 and training.loss is not None:
-            if not self.losses or self.losses[-1][0] != training.iteration:
-                self.losses.append((training.iteration, training.loss))
+        if training.iteration % self.every == 0 and training.iteration > self.noted:
+            self.losses.append((training.iteration, training.loss))
+            self.noted = training.iteration
         if time.monotonic() - self.refreshed < REFRESH_SECONDS:
             return False
         self.refreshed = time.monotonic()
@@ -109,6 +110,11 @@ class Log:
         if self.progress.disable:
             self.console.print(line, markup=False)
 
+    def flush(self) -> None:
+        """Put on disk what was noted so far, as a checkpoint is about to make it final."""
+        self._write_losses()
+        self.writer.flush()
+
     def write_metrics(self) -> None:
         """Write `history` as metrics.csv."""
         text = io.StringIO()
@@ -136,7 +142,9 @@ class Log:
             self.losses.clear()
 
     def _display(self, training: Training, loss: float) -> None:
-        errors = [f"{key[:-6]} {value:.2f}%" for key, value in (self.history or [{}])[-1].items() if key.endswith("_error")]
+        errors = [
+            f"{key[:-6]} {value:.2f}%" for key, value in (self.history or [{}])[-1].items() if key.endswith("_error")
+        ]
         state = f"loss {loss:.4f}  {'  '.join(errors)}  {self.clock.images_per_second():,.0f} images/s"
         self.progress.update(
             self.task,

@@ -1,4 +1,4 @@
-"""Configuration nodes: a `_target_` and its arguments, checked against the target's signature before anything is called."""
+"""Configuration nodes: a `_target_` and its arguments, checked against its signature before anything is called."""
 
 import inspect
 from collections.abc import Callable, Collection
@@ -60,8 +60,8 @@ def _check(where: str, node: dict[str, Any], trusted: Collection[str], runtime: 
     target = node.get("_target_")
     if target not in TARGETS and target not in trusted:
         raise UserError(
-            f"{where}._target_: {target!r} is not one of the classes a configuration may name. If it is your own and you "
-            f"trust it, add 'trusted_targets=[{target}]' to the command line."
+            f"{where}._target_: {target!r} is not one of the classes a configuration may name. If it is your own and "
+            f"you trust it, add 'trusted_targets=[{target}]' to the command line."
         )
     arguments = {key: value for key, value in node.items() if key not in ("_target_", "_partial_")}
     parameters, annotations = _signature(target)
@@ -69,15 +69,17 @@ def _check(where: str, node: dict[str, Any], trusted: Collection[str], runtime: 
     if unknown:
         allowed = ", ".join(name for name in parameters if name not in runtime)
         raise UserError(f"{where}: unknown key {unknown[0]!r}; {target} takes: {allowed}")
-    given = {*arguments, *runtime}
-    missing = [name for name, parameter in parameters.items() if parameter.default is parameter.empty and name not in given]
-    if missing and not node.get("_partial_"):
-        raise UserError(f"{where}: {missing[0]!r} is not given; {target} needs it")
     for key, value in arguments.items():
         if isinstance(value, dict) and "_target_" in value:
             _check(f"{where}.{key}", value, trusted, ())
         elif key in annotations:
             _check_type(f"{where}.{key}", value, annotations[key])
+    given = {*arguments, *runtime}
+    missing = [
+        name for name, parameter in parameters.items() if parameter.default is parameter.empty and name not in given
+    ]
+    if missing and not node.get("_partial_"):
+        raise UserError(f"{where}: {missing[0]!r} is not given; {target} needs it")
 
 
 def _check_type(where: str, value: Any, annotation: Any) -> None:

@@ -18,7 +18,7 @@ def parameter_groups(model: nn.Module, weight_decay: float, decayed: Decayed) ->
     weights = [parameter for parameter in model.parameters() if decayed == "all" or parameter.ndim > 1]
     others = [parameter for parameter in model.parameters() if decayed == "weights" and parameter.ndim <= 1]
     groups = [{"params": weights, "weight_decay": weight_decay}]
-    return groups + [{"params": others, "weight_decay": 0.0}] if others else groups
+    return [*groups, {"params": others, "weight_decay": 0.0}] if others else groups
 
 
 def sgd(

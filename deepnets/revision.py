@@ -8,7 +8,7 @@ from deepnets.config import REPOSITORY
 
 @cache
 def git_commit() -> str | None:
-    """The commit of the clone deepnets runs from, marked `-dirty` with uncommitted changes; None outside a git clone."""
+    """The commit of the clone deepnets runs from, `-dirty` with uncommitted changes; None outside a git clone."""
     command = ["git", "-C", str(REPOSITORY), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, check=True)

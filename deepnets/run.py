@@ -35,8 +35,8 @@ from deepnets.revision import git_commit
 def build_model(overrides: list[str]) -> nn.Module:
     """A freshly initialised network of any committed configuration, for example `["model=resnet110", "seed=1"]`.
 
-    Takes the overrides of `scripts/train.py`; maps images (N, C, H, W) to logits (N, classes), C, H, W and classes being
-    those of the data set. The initialisation is that of a run with these overrides.
+    Takes the overrides of `scripts/train.py`; maps images (N, C, H, W) to logits (N, classes), with C, H, W and classes
+    of the data set, which need not be there. The initialisation is that of a run with these overrides.
 
     Raises:
         UserError: an illegal value. hydra.errors.HydraException: an unknown option or key.
@@ -45,7 +45,8 @@ def build_model(overrides: list[str]) -> nn.Module:
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = OmegaConf.to_object(compose("train", overrides))
     torch.manual_seed(config.seed)
-    return _model(config, _dataset(config))
+    dataset = _dataset(config)
+    return _model(config, dataset.shape, dataset.classes)
 
 
 def load_run(folder: str | Path) -> tuple[nn.Module, Config]:
@@ -60,7 +61,7 @@ def load_run(folder: str | Path) -> tuple[nn.Module, Config]:
     if state is None:
         raise UserError("\n".join([f"{run_folder}: no checkpoint to load", *damaged]))
     with torch.device("meta"):
-        model = _model(config, _dataset(config))
+        model = _model(config, tuple(state["frozen"]["shape"]), state["frozen"]["classes"])
     model.load_state_dict(state["training"]["model"], assign=True)
     return model.eval(), config
 
@@ -77,7 +78,9 @@ def check(config: Config) -> None:
         if getattr(config, name) < 1:
             raise UserError(f"{name}={getattr(config, name)}: must be at least 1")
     if config.batch_size > dataset.training_size:
-        raise UserError(f"batch_size={config.batch_size}: larger than the training set of {dataset.training_size} images")
+        raise UserError(
+            f"batch_size={config.batch_size}: larger than the training set of {dataset.training_size} images"
+        )
     if config.threads is not None and config.threads < 1:
         raise UserError(f"threads={config.threads}: must be at least 1, or null for as many as torch takes")
     if config.selection is Selection.best_validation and not config.dataset["validation"]:
@@ -86,15 +89,16 @@ def check(config: Config) -> None:
     build("schedule", config.schedule, config.trusted_targets, total=iterations)
     build("optimizer", config.optimizer, config.trusted_targets, model=nn.Linear(1, 1))
     with torch.device("meta"):
-        _model(config, dataset)
-    _splits(_key(config), device)
+        _model(config, dataset.shape, dataset.classes)
+    _splits(dataset, device)
 
 
 def run(folder: RunFolder) -> dict[str, Any]:
     """Train the folder's run to its end, from its last checkpoint if it has one, and return its result.
 
     Raises:
-        Interrupted: a signal came; the state is saved. UserError: it cannot go on. A failure is also noted in result.json.
+        Interrupted: a signal came; the state is saved.
+        UserError: it cannot go on; this and any other failure is also noted in result.json.
     """
     if folder.is_complete:
         return folder.result
@@ -124,6 +128,7 @@ def _train(folder: RunFolder, config: Config) -> dict[str, Any]:
         print(f"{folder}: {remark}", flush=True)
 
     def save() -> None:
+        log.flush()
         state = {"training": training.state_dict(), "history": history, "seconds": log.seconds, "frozen": frozen}
         checkpoint.save(folder.path, state)
 
@@ -151,9 +156,9 @@ def _train(folder: RunFolder, config: Config) -> dict[str, Any]:
 
 def prepare(config: Config, device: torch.device, precision: torch.dtype) -> Training:
     dataset = _dataset(config)
-    splits = _splits(_key(config), device)
+    splits = _splits(dataset, device)
     torch.manual_seed(config.seed)
-    model = _model(config, dataset).to(device, memory_format=torch.channels_last)
+    model = _model(config, dataset.shape, dataset.classes).to(device, memory_format=torch.channels_last)
     optimizer = build("optimizer", config.optimizer, config.trusted_targets, model=model)
     iterations = _iterations(config, dataset)
     schedule = build("schedule", config.schedule, config.trusted_targets, total=iterations)
@@ -182,23 +187,24 @@ def prepare(config: Config, device: torch.device, precision: torch.dtype) -> Tra
     )
 
 
-def _model(config: Config, dataset: Dataset) -> nn.Module:
-    return build("model", config.model, config.trusted_targets, shape=dataset.shape, classes=dataset.classes)
+def _model(config: Config, shape: tuple[int, int, int], classes: int) -> nn.Module:
+    return build("model", config.model, config.trusted_targets, shape=shape, classes=classes)
 
 
 def _dataset(config: Config) -> Dataset:
-    return build("dataset", config.dataset, config.trusted_targets)
-
-
-def _key(config: Config) -> str:
-    return json.dumps([config.dataset, config.trusted_targets], sort_keys=True)
+    return _built_dataset(json.dumps([config.dataset, config.trusted_targets], sort_keys=True))
 
 
 @lru_cache(maxsize=4)
-def _splits(key: str, device: torch.device) -> Splits:
-    """The data of a dataset node, shared by all rows of this process that name the same."""
+def _built_dataset(key: str) -> Dataset:
     node, trusted = json.loads(key)
-    return build("dataset", node, trusted).load(device)
+    return build("dataset", node, trusted)
+
+
+@lru_cache(maxsize=4)
+def _splits(dataset: Dataset, device: torch.device) -> Splits:
+    """The images, shared by all rows of this process that name the same dataset node."""
+    return dataset.load(device)
 
 
 def _iterations(config: Config, dataset: Dataset) -> int:
@@ -215,19 +221,24 @@ def _iterations(config: Config, dataset: Dataset) -> int:
 
 def _environment(config: Config, device: torch.device) -> dict[str, Any]:
     """What must stay the same for a continued run to be bit-identical; kept in the checkpoint."""
+    dataset = _dataset(config)
     precision = choose_precision(config.precision, device)
     return {
+        "shape": list(dataset.shape),
+        "classes": dataset.classes,
         "threads": config.threads or torch.get_num_threads(),
         "precision": str(precision).removeprefix("torch."),
         "device": describe(device),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
     }
 
 
 def _changes(folder: RunFolder, frozen: dict[str, Any], device: torch.device) -> list[str]:
     """A line about each thing that is no longer as it was when the run started."""
-    now = {"torch": torch.__version__, "device": describe(device)}
-    remarks = [f"started with {name} {frozen[name]}, continues with {now[name]}" for name in now if frozen[name] != now[name]]
+    now = {"torch": str(torch.__version__), "device": describe(device)}
+    remarks = [
+        f"started with {name} {frozen[name]}, continues with {now[name]}" for name in now if frozen[name] != now[name]
+    ]
     commit, frozen_commit = git_commit(), folder.origin.get("commit")
     if commit != frozen_commit:
         remarks.append(f"the code is at commit {commit}, the run was set up at {frozen_commit}")

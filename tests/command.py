@@ -28,4 +28,6 @@ def start(*overrides: str) -> subprocess.Popen[str]:
 def metrics(folder: Path) -> list[dict[str, str]]:
     """metrics.csv without what a clock wrote."""
     with (folder / "metrics.csv").open() as file:
-        return [{name: value for name, value in row.items() if name not in TIME_COLUMNS} for row in csv.DictReader(file)]
+        return [
+            {name: value for name, value in row.items() if name not in TIME_COLUMNS} for row in csv.DictReader(file)
+        ]

@@ -49,7 +49,7 @@ def test_no_flipped_bit_changes_what_is_loaded(tmp_path: Path) -> None:
     whole = file.read_bytes()
     draw = random.Random(0)
     refused = 0
-    for position in draw.sample(range(len(whole)), 400):
+    for position in draw.sample(range(len(whole)), 1500):
         flipped = bytearray(whole)
         flipped[position] ^= 1 << draw.randrange(8)
         file.write_bytes(flipped)
@@ -59,7 +59,7 @@ def test_no_flipped_bit_changes_what_is_loaded(tmp_path: Path) -> None:
         assert loaded["iteration"] == expected
         assert torch.equal(loaded["weights"], torch.full((50, 40), float(expected)))
         assert loaded["history"] == [{"epoch": 1, "loss": 0.5}]
-    assert refused > 300  # the rest hit padding between the records
+    assert refused > 1000  # the rest hit padding between the records
 
 
 def test_two_damaged_ones_leave_nothing(tmp_path: Path) -> None:

@@ -58,7 +58,9 @@ def test_a_long_name_is_cut_but_stays_its_own(tmp_path: Path) -> None:
 
 
 def test_where_a_run_executes_is_not_its_identity(tmp_path: Path) -> None:
-    same = row(tmp_path, "device=cpu", "threads=1", "dataset.root=/elsewhere", "checkpoint_seconds=1", "log_iterations=7")
+    same = row(
+        tmp_path, "device=cpu", "threads=1", "dataset.root=/elsewhere", "checkpoint_seconds=1", "log_iterations=7"
+    )
     assert identity(same.config) == identity(row(tmp_path).config)
     assert identity_hash(same.config) == identity_hash(row(tmp_path).config)
     assert identity_hash(row(tmp_path, "seed=1").config) != identity_hash(row(tmp_path).config)

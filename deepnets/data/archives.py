@@ -15,7 +15,7 @@ import torch
 from filelock import FileLock
 
 from deepnets.data.cache import cached, fingerprint
-from deepnets.data.source import Source, Split
+from deepnets.data.source import Found, Split
 from deepnets.errors import UserError
 
 PATIENCE = 4.0  # seconds until a host that does not answer counts as unreachable
@@ -70,8 +70,8 @@ def obtain(archive: Archive, root: Path) -> None:
         raise UserError(_missing(archive, root, str(error))) from error
 
 
-def official(archive: Archive, root: Path, classes: tuple[str, ...], sizes: tuple[int, int]) -> Source:
-    """The official archive in `root` as a `Source` of 32x32 colour images; `read` verifies the checksums."""
+def official(archive: Archive, root: Path, sizes: tuple[int, int]) -> Found:
+    """The official archive of 32x32 colour images in `root`; `read` verifies the checksums."""
     obtain(archive, root)
     files = [path for file in archive.files for path in (root / file, *(root / file).glob("*")) if path.is_file()]
     stats = [(str(path.relative_to(root)), path.stat()) for path in files]
@@ -80,7 +80,7 @@ def official(archive: Archive, root: Path, classes: tuple[str, ...], sizes: tupl
     def read() -> tuple[Split, Split]:
         return cached(root, f"deepnets-{archive.name}-{sizes[0]}.npz", key, lambda: _read(archive, root))
 
-    return Source(archive.name, (3, 32, 32), classes, sizes, read)
+    return Found(sizes, read)
 
 
 def _complete(archive: Archive, root: Path) -> bool:

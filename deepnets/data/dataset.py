@@ -27,8 +27,8 @@ class Splits:
 class Dataset:
     """The images under `root`, of which `validation` training images are held out, and how they are augmented.
 
-    Training images are shifted by up to `pad` pixels and mirrored with `flip`. Raises `UserError` at once when the data
-    are missing or unfit; images are decoded by `load`.
+    Training images are shifted by up to `pad` pixels and mirrored with `flip`. Files are looked for by `training_size`
+    and read by `load`, so that a network can be built for data that are elsewhere.
     """
 
     def __init__(
@@ -47,16 +47,9 @@ class Dataset:
         folder = Path(root).expanduser()
         if folder.exists() and not folder.is_dir():
             raise UserError(f"dataset.root={root} is a file: name the folder that holds the data")
+        if validation < 0:
+            raise UserError(f"validation={validation}: hold out 0 training images or more")
         self.source = source(folder)
-        train, test = self.source.sizes
-        if not 0 <= validation < train:
-            raise UserError(f"validation={validation}: hold out 0 to {train - 1} of the {train} training images")
-        size, memory = (train + test) * prod(self.source.shape), _memory()
-        if size > memory:
-            raise UserError(
-                f"{self.source.name} takes {size / 2**30:.1f} GiB as one tensor, this machine has "
-                f"{memory / 2**30:.1f}: use fewer or smaller images"
-            )
         self.validation, self.normalization, self.pad, self.flip = validation, normalization, pad, flip
 
     @property
@@ -71,12 +64,21 @@ class Dataset:
 
     @property
     def training_size(self) -> int:
-        """Training images after the hold-out."""
-        return self.source.sizes[0] - self.validation
+        """Training images after the hold-out. Looks for the files; a `UserError` when they are missing or unfit."""
+        train, test = self.source.found.sizes
+        if self.validation >= train:
+            raise UserError(f"validation={self.validation}: hold out 0 to {train - 1} of the {train} training images")
+        size, memory = (train + test) * prod(self.source.shape), _memory()
+        if size > memory:
+            raise UserError(
+                f"{self.source.name} takes {size / 2**30:.1f} GiB as one tensor, this machine has "
+                f"{memory / 2**30:.1f}: use fewer or smaller images"
+            )
+        return train - self.validation
 
     def load(self, device: torch.device) -> Splits:
         """All splits on `device`, and the normalisation fitted to what is left for training."""
-        train, test = (Split(split.images.to(device), split.labels.to(device)) for split in self.source.read())
+        train, test = (Split(split.images.to(device), split.labels.to(device)) for split in self.source.found.read())
         validation = None
         if self.validation:
             kept, held = (index.to(device) for index in hold_out(train.labels, self.validation, self.classes))

@@ -1,7 +1,8 @@
-"""A data set before it is read: what it holds, and the function that reads it."""
+"""A data set before it is read: what it holds, and the functions that find and read it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
@@ -22,14 +23,26 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Source:
-    """What was found: `shape` is (C, H, W), `classes` their names by label, `sizes` the images in (train, test).
+class Found:
+    """Data that are there: the images in (train, test), and how to read both; what is unreadable is a `UserError`."""
 
-    `read` returns (train, test); it is the slow part, and what it finds unreadable is a `UserError`.
+    sizes: tuple[int, int]
+    read: Callable[[], tuple[Split, Split]]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set: `shape` is (C, H, W), `classes` are their names by label.
+
+    A network can be built for it before its files are there: only `found` looks for them, and obtains or refuses them
+    with a `UserError`.
     """
 
     name: str
     shape: tuple[int, int, int]
     classes: tuple[str, ...]
-    sizes: tuple[int, int]
-    read: Callable[[], tuple[Split, Split]]
+    find: Callable[[], Found]
+
+    @cached_property
+    def found(self) -> Found:
+        return self.find()

@@ -1,5 +1,6 @@
 """What there is to learn from: each source is a function of the data folder; nothing is decoded before `read`."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -7,10 +8,11 @@ import torch
 
 from deepnets.data.archives import Archive, obtain, official
 from deepnets.data.idx import find_idx, idx_shape, read_idx
-from deepnets.data.source import Source, Split
+from deepnets.data.source import Found, Source, Split
 from deepnets.data.trees import is_tree, tree
 from deepnets.errors import UserError
 
+MNIST_SHAPE, COLOUR_SHAPE = (1, 28, 28), (3, 32, 32)
 DIGITS = tuple("0123456789")
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR100 = tuple(
@@ -39,40 +41,22 @@ def digits(root: Path) -> Source:
         train_images, test_images, train_labels, test_labels = map(torch.from_numpy, halves)
         return Split(train_images, train_labels), Split(test_images, test_labels)
 
-    return Source("digits", (1, 8, 8), DIGITS, (1437, 360), read)
+    return Source("digits", (1, 8, 8), DIGITS, lambda: Found((1437, 360), read))
 
 
 def mnist(root: Path) -> Source:
     """MNIST: idx files (plain or .gz) in root/MNIST/raw or root/mnist, or a tree root/mnist; else downloaded."""
-    if (folder := _tree_in(root, "mnist")) is not None:
-        return tree("mnist", folder, classes=10, shape=(1, 28, 28))
-    raw, own = root / "MNIST" / "raw", root / "mnist"
-    found = next((files for f in (raw, own) if None not in (files := [find_idx(f, n) for n in MNIST_FILES])), None)
-    if found is None:
-        url = "https://ossci-datasets.s3.amazonaws.com/mnist/train-images-idx3-ubyte.gz"
-        obtain(Archive("mnist", url, "MNIST", **HALVES, files=tuple(f"MNIST/raw/{name}" for name in MNIST_FILES)), root)
-        found = [raw / name for name in MNIST_FILES]
-    (train, *size), labels, (test, *test_size), test_labels = map(idx_shape, found)
-    if (train, test) != (*labels, *test_labels) or len(size) != 2 or size != test_size:
-        raise UserError(f"the idx files in {found[0].parent} contradict each other: replace or delete them")
-
-    def read() -> tuple[Split, Split]:
-        images, labels, test_images, test_labels = (torch.from_numpy(read_idx(path)) for path in found)
-        if max(labels.max(), test_labels.max()) > 9:
-            raise UserError(f"the labels in {found[0].parent} are not all 0 to 9: replace or delete them")
-        return Split(images[..., None], labels.long()), Split(test_images[..., None], test_labels.long())
-
-    return Source("mnist", (1, *size), DIGITS, (train, test), read)
+    return Source("mnist", MNIST_SHAPE, DIGITS, partial(_find_mnist, root))
 
 
 def cifar10(root: Path) -> Source:
     """CIFAR-10 (50,000 and 10,000 images 32x32): a tree root/cifar10, or the official archive in `root`."""
-    return _cifar(root, CIFAR10, "cifar-10-batches-py")
+    return Source("cifar10", COLOUR_SHAPE, CIFAR10, partial(_find_cifar, root, 10, "cifar-10-batches-py"))
 
 
 def cifar100(root: Path) -> Source:
     """CIFAR-100 (50,000 and 10,000 images 32x32): a tree root/cifar100, or the official archive in `root`."""
-    return _cifar(root, CIFAR100, "cifar-100-python")
+    return Source("cifar100", COLOUR_SHAPE, CIFAR100, partial(_find_cifar, root, 100, "cifar-100-python"))
 
 
 def svhn(root: Path, *, extra: bool) -> Source:
@@ -80,28 +64,16 @@ def svhn(root: Path, *, extra: bool) -> Source:
 
     73,257 images for training, 604,388 with the easier `extra` ones (stochastic depth, section 4), 26,032 for testing.
     """
-    training = ("train", "extra") if extra else ("train",)
-    if (folder := _tree_in(root, "svhn")) is not None:
-        return tree("svhn", folder, training=training, classes=10, shape=(3, 32, 32))
-    archive = Archive(
-        "svhn",
-        "http://ufldl.stanford.edu/housenumbers/train_32x32.mat",
-        "SVHN",
-        train=tuple({"split": part} for part in training),
-        test=({"split": "test"},),
-        files=tuple(f"{part}_32x32.mat" for part in (*training, "test")),
-        labels="labels",
-    )
-    return official(archive, root, DIGITS, (604_388 if extra else 73_257, 26_032))
+    return Source("svhn", COLOUR_SHAPE, DIGITS, partial(_find_svhn, root, extra))
 
 
-def image_folder(root: Path, *, size: int | None) -> Source:
-    """Any tree root/{train,test}/<class>/<images>; labels number the sorted class names.
+def image_folder(root: Path, *, name: str, size: int | None) -> Source:
+    """Any tree root/{train,test}/<class>/<images>, called `name`; labels number the sorted class names.
 
     The first image decides: greyscale means one channel and all must be so; else three, and greyscale ones among them
     are repeated. With `size` the shorter side is scaled to it and the centre cut out; without, all have one size.
     """
-    return tree("image_folder", root, size=size)
+    return tree(name, root, size=size)
 
 
 def synthetic(root: Path, *, classes: int, channels: int, size: int, train: int, test: int) -> Source:
@@ -119,16 +91,54 @@ def synthetic(root: Path, *, classes: int, channels: int, size: int, train: int,
         return split(train, 1, patterns), split(test, 2, patterns)
 
     names = tuple(str(label) for label in range(classes))
-    return Source("synthetic", (channels, size, size), names, (train, test), read)
+    return Source("synthetic", (channels, size, size), names, lambda: Found((train, test), read))
 
 
-def _cifar(root: Path, classes: tuple[str, ...], unpacked: str) -> Source:
-    name, packed = f"cifar{len(classes)}", f"cifar-{len(classes)}-python.tar.gz"
+def _find_mnist(root: Path) -> Found:
+    if (folder := _tree_in(root, "mnist")) is not None:
+        return tree("mnist", folder, classes=10, shape=MNIST_SHAPE).found
+    raw, own = root / "MNIST" / "raw", root / "mnist"
+    files = next((files for f in (raw, own) if None not in (files := [find_idx(f, n) for n in MNIST_FILES])), None)
+    if files is None:
+        url = "https://ossci-datasets.s3.amazonaws.com/mnist/train-images-idx3-ubyte.gz"
+        obtain(Archive("mnist", url, "MNIST", **HALVES, files=tuple(f"MNIST/raw/{name}" for name in MNIST_FILES)), root)
+        files = [raw / name for name in MNIST_FILES]
+    (train, *size), labels, (test, *test_size), test_labels = map(idx_shape, files)
+    if (train, test) != (*labels, *test_labels) or not size == test_size == list(MNIST_SHAPE[1:]):
+        raise UserError(f"the idx files in {files[0].parent} contradict each other or MNIST: replace or delete them")
+
+    def read() -> tuple[Split, Split]:
+        images, labels, test_images, test_labels = (torch.from_numpy(read_idx(path)) for path in files)
+        if max(labels.max(), test_labels.max()) > 9:
+            raise UserError(f"the labels in {files[0].parent} are not all 0 to 9: replace or delete them")
+        return Split(images[..., None], labels.long()), Split(test_images[..., None], test_labels.long())
+
+    return Found((train, test), read)
+
+
+def _find_cifar(root: Path, classes: int, unpacked: str) -> Found:
+    name, packed = f"cifar{classes}", f"cifar-{classes}-python.tar.gz"
     if (folder := _tree_in(root, name)) is not None:
-        return tree(name, folder, classes=len(classes), shape=(3, 32, 32))
+        return tree(name, folder, classes=classes, shape=COLOUR_SHAPE).found
     url = f"https://www.cs.toronto.edu/~kriz/{packed}"
     archive = Archive(name, url, name.upper(), **HALVES, files=(unpacked,), packed=packed)
-    return official(archive, root, classes, (50_000, 10_000))
+    return official(archive, root, (50_000, 10_000))
+
+
+def _find_svhn(root: Path, extra: bool) -> Found:
+    training = ("train", "extra") if extra else ("train",)
+    if (folder := _tree_in(root, "svhn")) is not None:
+        return tree("svhn", folder, training=training, classes=10, shape=COLOUR_SHAPE).found
+    archive = Archive(
+        "svhn",
+        "http://ufldl.stanford.edu/housenumbers/train_32x32.mat",
+        "SVHN",
+        train=tuple({"split": part} for part in training),
+        test=({"split": "test"},),
+        files=tuple(f"{part}_32x32.mat" for part in (*training, "test")),
+        labels="labels",
+    )
+    return official(archive, root, (604_388 if extra else 73_257, 26_032))
 
 
 def _tree_in(root: Path, name: str) -> Path | None:

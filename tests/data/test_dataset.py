@@ -45,8 +45,13 @@ def test_the_hold_out_takes_from_training_only_and_keeps_the_rest() -> None:
 
 @pytest.mark.parametrize("validation", [-1, 40, 1000])
 def test_an_impossible_hold_out_is_refused_before_reading(validation: int) -> None:
-    with pytest.raises(UserError, match=rf"validation={validation}: hold out 0 to 39 of the 40"):
-        dataset(validation=validation)
+    with pytest.raises(UserError, match=rf"validation={validation}: hold out 0"):
+        _ = dataset(validation=validation).training_size
+
+
+def test_shape_and_classes_are_known_before_the_data_are_there() -> None:
+    data = dataset(sources.cifar100, root="/nowhere/at/all")
+    assert (data.shape, data.classes) == ((3, 32, 32), 100)
 
 
 def test_wrong_values_are_refused() -> None:
@@ -59,13 +64,13 @@ def test_wrong_values_are_refused() -> None:
 def test_a_root_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=rf"dataset\.root={tmp_path}/file is a file"):
-        dataset(partial(sources.image_folder, size=None), str(tmp_path / "file"))
+        dataset(partial(sources.image_folder, name="x", size=None), str(tmp_path / "file"))
 
 
 def test_data_beyond_memory_are_refused_before_reading() -> None:
     huge = partial(sources.synthetic, classes=10, channels=3, size=1000, train=10**8, test=1)
     with pytest.raises(UserError, match=r"synthetic takes 27939\d\.\d GiB"):
-        dataset(huge)
+        _ = dataset(huge).training_size
 
 
 @pytest.mark.parametrize("path", CONFIGURATIONS, ids=lambda path: path.stem)

@@ -14,8 +14,8 @@ from sklearn.datasets import load_digits
 from deepnets.data import sources
 from deepnets.data.source import Source
 from deepnets.errors import UserError
-from tests.data.conftest import WriteTree
 
+WriteTree = Callable[..., Path]
 REAL = Path(os.environ.get("DEEPNETS_TEST_DATA", "/nonexistent"))
 
 
@@ -26,8 +26,8 @@ def synthetic(**changed: int) -> Source:
 
 def test_digits_are_scikit_learns_without_loss_and_split_in_proportion() -> None:
     source = sources.digits(Path("unused"))
-    train, test = source.read()
-    assert (len(train), len(test)) == source.sizes == (1437, 360)
+    train, test = source.found.read()
+    assert (len(train), len(test)) == source.found.sizes == (1437, 360)
     assert train.images.shape[1:] == (8, 8, 1)
     bunch = load_digits()
     ours = np.concatenate([train.images, test.images])[..., 0]
@@ -35,7 +35,7 @@ def test_digits_are_scikit_learns_without_loss_and_split_in_proportion() -> None
     original = sorted((image.tobytes(), int(label)) for image, label in zip(bunch.images, bunch.target, strict=True))
     assert sorted((i.tobytes(), int(c)) for i, c in zip(ours / 15, labels, strict=True)) == original
     assert test.labels.bincount().tolist() == [36, 36, 35, 37, 36, 37, 36, 36, 35, 36]
-    assert torch.equal(source.read()[1].images, test.images)
+    assert torch.equal(source.found.read()[1].images, test.images)
 
 
 def write_idx(
@@ -56,8 +56,8 @@ def write_idx(
 def test_mnist_is_read_from_idx_files(tmp_path: Path, place: str, form: Callable, suffix: str) -> None:
     images = write_idx(tmp_path / place, form, suffix)
     source = sources.mnist(tmp_path)
-    assert (source.shape, source.sizes, len(source.classes)) == ((1, 28, 28), (12, 5), 10)
-    train, test = source.read()
+    assert (source.shape, source.found.sizes, len(source.classes)) == ((1, 28, 28), (12, 5), 10)
+    train, test = source.found.read()
     assert np.array_equal(np.concatenate([train.images, test.images])[..., 0], images)
     assert train.labels.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
     assert train.labels.dtype == torch.int64
@@ -69,10 +69,10 @@ def test_mnist_files_that_contradict_each_other_are_refused(tmp_path: Path) -> N
     whole = labels.read_bytes()
     labels.write_bytes(bytes([0, 0, 8, 1]) + (11).to_bytes(4, "big") + bytes(11))
     with pytest.raises(UserError, match="contradict each other"):
-        sources.mnist(tmp_path)
+        _ = sources.mnist(tmp_path).found
     labels.write_bytes(whole[:-1] + bytes([10]))
     with pytest.raises(UserError, match="not all 0 to 9"):
-        sources.mnist(tmp_path).read()
+        sources.mnist(tmp_path).found.read()
 
 
 @pytest.mark.parametrize("below", [True, False], ids=["root/cifar10", "root"])
@@ -81,8 +81,8 @@ def test_a_tree_named_like_the_set_is_read_as_a_tree(tmp_path: Path, write_tree:
     for path in folder.rglob("*.png"):
         Image.open(path).resize((32, 32)).save(path)
     source = sources.cifar10(tmp_path if below else folder)
-    assert (source.name, source.shape, source.sizes) == ("cifar10", (3, 32, 32), (20, 10))
-    assert source.read()[0].images.shape == (20, 32, 32, 3)
+    assert (source.name, source.shape, source.found.sizes) == ("cifar10", (3, 32, 32), (20, 10))
+    assert source.found.read()[0].images.shape == (20, 32, 32, 3)
 
 
 def test_svhn_is_read_from_its_matlab_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_svhn_is_read_from_its_matlab_files(tmp_path: Path, monkeypatch: pytest.
     kind = torchvision.datasets.SVHN
     monkeypatch.setattr(kind, "split_list", {part: [*kind.split_list[part][:2], None] for part in parts})  # no checksum
     for extra, index, labels in ((False, [0, 1, 2], [0, 1, 9]), (True, [0, 1, 2, 3, 4], [0, 1, 9, 0, 1])):
-        train, test = sources.svhn(tmp_path, extra=extra).read()
+        train, test = sources.svhn(tmp_path, extra=extra).found.read()
         assert np.array_equal(train.images, pixels[index])
         assert np.array_equal(test.images, pixels[5:])
         assert train.labels.tolist() == labels
@@ -107,7 +107,7 @@ def test_class_names_are_in_the_order_of_the_official_labels() -> None:
 
 
 def test_synthetic_images_are_the_same_each_time_and_learnable() -> None:
-    (train, test), (again, _) = synthetic().read(), synthetic().read()
+    (train, test), (again, _) = synthetic().found.read(), synthetic().found.read()
     assert torch.equal(train.images, again.images)
     assert synthetic().shape == (3, 6, 6)
     assert not torch.equal(train.images[:20], test.images)
@@ -123,7 +123,7 @@ def test_synthetic_sizes_must_be_positive() -> None:
 
 @pytest.mark.skipif(not (REAL / "MNIST").is_dir(), reason="DEEPNETS_TEST_DATA holds no MNIST/raw")
 def test_the_real_mnist() -> None:
-    train, test = sources.mnist(REAL).read()
+    train, test = sources.mnist(REAL).found.read()
     assert train.labels.bincount().tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
     assert train.images.double().mean().item() / 255 == pytest.approx(0.13066, abs=1e-5)
     assert len(test) == 10_000
@@ -131,7 +131,7 @@ def test_the_real_mnist() -> None:
 
 @pytest.mark.skipif(not (REAL / "cifar10").is_dir(), reason="DEEPNETS_TEST_DATA holds no cifar10/")
 def test_the_real_cifar10() -> None:
-    train, test = sources.cifar10(REAL).read()
+    train, test = sources.cifar10(REAL).found.read()
     assert train.labels.bincount().tolist() == [5000] * 10
     assert len(test) == 10_000
     mean = train.images.double().mean((0, 1, 2))

@@ -1,5 +1,6 @@
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,13 +10,14 @@ from PIL import Image
 
 from deepnets.data.trees import tree
 from deepnets.errors import UserError
-from tests.data.conftest import WriteTree
+
+WriteTree = Callable[..., Path]
 
 
 def test_images_and_labels_are_those_of_the_files(write_tree: WriteTree, digit_images: list[np.ndarray]) -> None:
     source = tree("x", write_tree(classes=3, train=4, test=2))
-    assert (source.shape, source.classes, source.sizes) == ((1, 8, 8), ("0", "1", "2"), (12, 6))
-    train, test = source.read()
+    assert (source.shape, source.classes, source.found.sizes) == ((1, 8, 8), ("0", "1", "2"), (12, 6))
+    train, test = source.found.read()
     assert train.labels.tolist() == [0] * 4 + [1] * 4 + [2] * 4
     assert test.labels.tolist() == [0, 0, 1, 1, 2, 2]
     assert np.array_equal(train.images[..., 0], np.concatenate([digit_images[c][:4] for c in range(3)]))
@@ -27,8 +29,8 @@ def test_several_folders_train_together(write_tree: WriteTree) -> None:
     folder = write_tree(classes=2, train=3, test=1)
     shutil.copytree(folder / "train", folder / "extra")
     source = tree("x", folder, training=("train", "extra"))
-    assert source.sizes == (12, 2)
-    assert source.read()[0].labels.tolist() == [0, 0, 0, 1, 1, 1] * 2
+    assert source.found.sizes == (12, 2)
+    assert source.found.read()[0].labels.tolist() == [0, 0, 0, 1, 1, 1] * 2
 
 
 def test_hidden_and_foreign_files_are_ignored(write_tree: WriteTree) -> None:
@@ -36,25 +38,25 @@ def test_hidden_and_foreign_files_are_ignored(write_tree: WriteTree) -> None:
     for name in ("train/.DS_Store", "train/0/.DS_Store", "train/0/._000.png", "test/1/Thumbs.db", "train/list.txt"):
         (folder / name).write_bytes(b"no image")
     (folder / "train" / ".hidden").mkdir()
-    assert tree("x", folder).sizes == (12, 6)
-    tree("x", folder).read()
+    assert tree("x", folder).found.sizes == (12, 6)
+    tree("x", folder).found.read()
 
 
 def test_the_second_start_decodes_nothing_and_a_changed_file_decodes_again(write_tree: WriteTree) -> None:
     folder = write_tree()
-    before = tree("x", folder).read()[0].images
+    before = tree("x", folder).found.read()[0].images
     path = folder / "train" / "0" / "001.png"
     stat, content = path.stat(), path.read_bytes()
     path.write_bytes(b"x" * len(content))  # same size and time: only decoding could tell
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    assert torch.equal(tree("x", folder).read()[0].images, before)
+    assert torch.equal(tree("x", folder).found.read()[0].images, before)
     Image.fromarray(np.full((8, 8), 7, np.uint8)).save(path)
-    after = tree("x", folder).read()[0].images
+    after = tree("x", folder).found.read()[0].images
     others = [0, *range(2, 12)]
     assert (after[1] == 7).all()
     assert torch.equal(after[others], before[others])
     path.unlink()
-    assert torch.equal(tree("x", folder).read()[0].images, before[others])
+    assert torch.equal(tree("x", folder).found.read()[0].images, before[others])
 
 
 def test_size_scales_the_shorter_side_and_cuts_the_centre(write_tree: WriteTree) -> None:
@@ -65,7 +67,7 @@ def test_size_scales_the_shorter_side_and_cuts_the_centre(write_tree: WriteTree)
     Image.fromarray(wide.transpose(1, 0, 2)).save(folder / "test" / "0" / "001.png")
     source = tree("x", folder, size=10)
     assert source.shape == (3, 10, 10)
-    for split in source.read():
+    for split in source.found.read():
         inner = split.images[0, 1:-1, 1:-1]  # at the edges the interpolation sees what is cut off
         assert inner.unique(dim=1).tolist() == [[[0, 255, 0]]] * 8  # the 40 x 40 in the middle are green
 
@@ -73,7 +75,7 @@ def test_size_scales_the_shorter_side_and_cuts_the_centre(write_tree: WriteTree)
 def test_two_sizes_are_cached_apart(write_tree: WriteTree) -> None:
     folder = write_tree()
     for size in (None, 4, None, 4):
-        assert tree("x", folder, size=size).read()[0].images.shape[1:3] == (size or 8, size or 8)
+        assert tree("x", folder, size=size).found.read()[0].images.shape[1:3] == (size or 8, size or 8)
     assert sorted(path.name for path in folder.glob("*.npz")) == ["deepnets-train-4.npz", "deepnets-train.npz"]
 
 
@@ -85,7 +87,7 @@ def test_all_8_bit_modes_become_three_channels_in_a_coloured_tree(write_tree: Wr
     Image.new("RGB", (8, 8), (255, 255, 255)).convert(mode).save(path.with_suffix(".jpg" if mode == "CMYK" else ".png"))
     source = tree("x", folder)
     assert source.shape == (3, 8, 8)
-    assert source.read()[1].images[-1].tolist() == [[[255, 255, 255]] * 8] * 8
+    assert source.found.read()[1].images[-1].tolist() == [[[255, 255, 255]] * 8] * 8
 
 
 def replace(folder: Path, name: str, image: Image.Image) -> Path:
@@ -98,21 +100,21 @@ def test_colour_in_a_greyscale_tree_is_refused_and_named(write_tree: WriteTree) 
     folder = write_tree()
     path = replace(folder, "train/2/001.png", Image.new("RGB", (8, 8)))
     with pytest.raises(UserError, match=rf"{path} has colours .* first image is greyscale"):
-        tree("x", folder).read()
+        tree("x", folder).found.read()
 
 
 def test_more_than_8_bits_are_refused_and_named(write_tree: WriteTree) -> None:
     folder = write_tree()
     path = replace(folder, "train/2/001.png", Image.fromarray(np.zeros((8, 8), np.uint16)))
     with pytest.raises(UserError, match=f"{path} has more than 8 bits"):
-        tree("x", folder).read()
+        tree("x", folder).found.read()
 
 
 def test_the_odd_size_is_named(write_tree: WriteTree) -> None:
     folder = write_tree()
     path = replace(folder, "test/1/004.png", Image.new("L", (9, 7)))
     with pytest.raises(UserError, match=rf"{path} is 9x7 .* data set 8x8.*dataset\.source\.size"):
-        tree("x", folder).read()
+        tree("x", folder).found.read()
 
 
 @pytest.mark.parametrize("content", [b"", b"no image at all", None], ids=["empty", "text", "cut short"])
@@ -123,7 +125,7 @@ def test_an_unreadable_image_is_named(write_tree: WriteTree, content: bytes | No
         whole = path.read_bytes()
         path.write_bytes(whole[:60] if content is None else content)
         with pytest.raises(UserError, match=f"{path} is not a readable image"):
-            tree("x", folder).read()
+            tree("x", folder).found.read()
         path.write_bytes(whole)
     assert not list(folder.glob("*.npz"))
 
