@@ -1,6 +1,7 @@
 """The shape of a run: names and types. Every value stands in conf/, none here."""
 
 import atexit
+import os
 import tempfile
 from dataclasses import dataclass, field
 from enum import Enum
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CONF = REPOSITORY / "conf"
@@ -85,6 +86,19 @@ class Row:
     config: Config
     choices: dict[str, str] = field(default_factory=dict)
     overrides: tuple[str, ...] = ()
+
+
+def typed(composed: DictConfig) -> Config:
+    """What Hydra composed as a `Config`: every interpolation resolved, every folder absolute.
+
+    Raises:
+        OmegaConfBaseException: a value is missing, or an interpolation leads nowhere.
+    """
+    config: Config = OmegaConf.to_object(composed)
+    config.output_root = os.path.abspath(os.path.expanduser(config.output_root))
+    if "root" in config.dataset:
+        config.dataset["root"] = os.path.abspath(os.path.expanduser(config.dataset["root"]))
+    return config
 
 
 def register() -> None:

@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,14 +97,18 @@ class RunFolder:
             )
 
     def freeze(self, config: Config, origin: dict[str, Any]) -> None:
-        """Write down what the run is, unless that is done; `overwrite` deletes what was there first."""
+        """Write down what the run is and where it executes now; `overwrite` deletes what was there first.
+
+        Trust is not written down: who executes a folder must give it anew.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
         with self.lock():
             if config.overwrite:
                 self._clear()
-            if not (self.path / "config.yaml").is_file():
+            if not (self.path / "origin.json").is_file():
                 self.write_json("origin.json", origin)
-                write_atomically(self.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(config)))
+            config = replace(config, overwrite=False, trusted_targets=[])
+            write_atomically(self.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(config)))
 
     def _clear(self) -> None:
         for item in self.path.iterdir():

@@ -5,12 +5,13 @@ import shlex
 import sys
 import traceback
 from collections import Counter
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from deepnets import run
 from deepnets.config import Row
@@ -46,12 +47,16 @@ def launch(rows: list[Row]) -> int:
     if wrong:
         raise UserError("\n".join([f"{len(wrong)} of {len(rows)} rows cannot run; none was started", *_lines(wrong)]))
     for row, folder in zip(rows, folders, strict=True):
-        folder.freeze(row.config, _origin(row))
-    return execute(folders)
+        if row.config.overwrite or not folder.is_complete:
+            folder.freeze(row.config, _origin(row))
+    return execute(folders, rows[0].config.trusted_targets)
 
 
-def execute(folders: list[RunFolder]) -> int:
-    """Run the folders one after the other; a row that fails does not stop the others. Returns the exit code."""
+def execute(folders: list[RunFolder], trusted: Sequence[str]) -> int:
+    """Run the folders one after the other; a row that fails does not stop the others. Returns the exit code.
+
+    `trusted` are the user's own targets that the configurations may name; they were given for the whole command.
+    """
     failed: dict[RunFolder, Exception] = {}
     for number, folder in enumerate(folders, start=1):
         heading = f"[{number}/{len(folders)}] {folder}" if len(folders) > 1 else str(folder)
@@ -60,18 +65,20 @@ def execute(folders: list[RunFolder]) -> int:
             continue
         print(heading, flush=True)
         try:
-            result = run.run(folder)
+            result = run.run(folder, trusted)
             print(f"{folder}: {describe_result(result)}", flush=True)
         except Interrupted as stop:
             print(f"\nstopped by {stop}; {folder} is saved. Continue with the same command", file=sys.stderr)
-            print(f"or with: python -m deepnets.run {shlex.quote(str(folder))}", file=sys.stderr)
+            command = ["python", "-m", "deepnets.run", str(folder), *(f"--trust={target}" for target in trusted)]
+            print(f"or with: {shlex.join(command)}", file=sys.stderr)
             raise
         except Exception as error:
             if len(folders) == 1:
                 raise
-            traceback.print_exception(error) if not isinstance(error, UserError) else print(
-                f"error: {error}", file=sys.stderr
-            )
+            if isinstance(error, UserError):
+                print(f"error: {error}", file=sys.stderr)
+            else:
+                traceback.print_exception(error)
             failed[folder] = error
     _print_ending(folders)
     if failed:
@@ -100,15 +107,15 @@ def _lines(errors: dict[RunFolder, Exception]) -> list[str]:
 
 
 def _print_ending(folders: list[RunFolder]) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    together = Path(os.path.commonpath([folder.path.resolve() for folder in folders]))
+    grid = together if len(folders) > 1 else together.parents[1]
     if len(folders) > 1:
-        table = Table("row", "status", "test error", "train error", "epochs", "seconds", box=None)
+        table = Table(Column("row", overflow="fold"), "status", "test error %", "train error %", "seconds", box=None)
         for folder in folders:
-            result = folder.result or {"status": "not run"}
-            cells = [result.get(name) for name in ("test_error", "train_error", "epochs", "seconds")]
-            table.add_row(str(folder), result["status"], *("" if cell is None else f"{cell:.4g}" for cell in cells))
-        console.print(table)
-    together = os.path.commonpath([folder.path.resolve() for folder in folders])
-    grid = RunFolder(together if len(folders) > 1 else Path(together).parents[1])
-    console.print(f"results      {RunFolder(together)}", markup=False)
-    console.print(f"TensorBoard  tensorboard --logdir {grid}", markup=False)
+            result = folder.result or {"status": "failed"}
+            cells = [result.get(name) for name in ("test_error", "train_error", "seconds")]
+            row = str(folder.path.resolve().relative_to(grid))
+            table.add_row(row, result["status"], *("" if cell is None else f"{cell:.2f}" for cell in cells))
+        Console(highlight=False).print(table)
+    print(f"results      {RunFolder(together)}")
+    print(f"TensorBoard  tensorboard --logdir {shlex.quote(str(RunFolder(grid)))}")

@@ -6,6 +6,8 @@ import math
 import sys
 import time
 import traceback
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
@@ -13,12 +15,11 @@ from typing import Any
 
 import torch
 from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 from torch import nn
 
 from deepnets import checkpoint
 from deepnets.command import run_command
-from deepnets.config import CONF, Config, Selection, register
+from deepnets.config import CONF, Config, Selection, register, typed
 from deepnets.data.batches import EvaluationBatches, TrainingBatches
 from deepnets.data.dataset import Dataset, Splits
 from deepnets.errors import UserError
@@ -30,6 +31,8 @@ from deepnets.log import Log, describe_result
 from deepnets.metrics import Sums
 from deepnets.nodes import build
 from deepnets.revision import git_commit
+
+THREADS = torch.get_num_threads()  # as this process started with, whatever an earlier row of a grid has set
 
 
 def build_model(overrides: list[str]) -> nn.Module:
@@ -43,20 +46,22 @@ def build_model(overrides: list[str]) -> nn.Module:
     """
     register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = OmegaConf.to_object(compose("train", overrides))
+        config = typed(compose("train", overrides))
     torch.manual_seed(config.seed)
     dataset = _dataset(config)
     return _model(config, dataset.shape, dataset.classes)
 
 
-def load_run(folder: str | Path) -> tuple[nn.Module, Config]:
+def load_run(folder: str | Path, trusted: Sequence[str] = ()) -> tuple[nn.Module, Config]:
     """The network of a run as its last checkpoint left it, in evaluation mode on the CPU, and the run's configuration.
+
+    `trusted` names the classes of your own that its configuration may use. The data need not be there.
 
     Raises:
         UserError: the folder is no run folder, or holds no intact checkpoint.
     """
     run_folder = RunFolder(folder)
-    config = run_folder.config
+    config = replace(run_folder.config, trusted_targets=list(trusted))
     state, damaged = checkpoint.load(run_folder.path)
     if state is None:
         raise UserError("\n".join([f"{run_folder}: no checkpoint to load", *damaged]))
@@ -93,7 +98,7 @@ def check(config: Config) -> None:
     _splits(dataset, device)
 
 
-def run(folder: RunFolder) -> dict[str, Any]:
+def run(folder: RunFolder, trusted: Sequence[str] = ()) -> dict[str, Any]:
     """Train the folder's run to its end, from its last checkpoint if it has one, and return its result.
 
     Raises:
@@ -105,7 +110,7 @@ def run(folder: RunFolder) -> dict[str, Any]:
     with folder.lock():
         (folder.path / "result.json").unlink(missing_ok=True)
         try:
-            result = _train(folder, folder.config)
+            result = _train(folder, replace(folder.config, trusted_targets=list(trusted)))
         except Exception as error:
             _note_failure(folder, error)
             raise
@@ -226,7 +231,7 @@ def _environment(config: Config, device: torch.device) -> dict[str, Any]:
     return {
         "shape": list(dataset.shape),
         "classes": dataset.classes,
-        "threads": config.threads or torch.get_num_threads(),
+        "threads": config.threads or THREADS,
         "precision": str(precision).removeprefix("torch."),
         "device": describe(device),
         "torch": str(torch.__version__),
@@ -293,8 +298,10 @@ def main() -> int:
     """Start or continue the folder named on the command line."""
     parser = argparse.ArgumentParser(description="Start or continue a run folder.")
     parser.add_argument("folder", help="a folder that scripts/train.py has set up")
-    folder = RunFolder(parser.parse_args().folder)
-    print(f"{folder}: {describe_result(run(folder))}")
+    parser.add_argument("--trust", action="append", default=[], metavar="TARGET", help="a class of your own it may use")
+    arguments = parser.parse_args()
+    folder = RunFolder(arguments.folder)
+    print(f"{folder}: {describe_result(run(folder, arguments.trust))}")
     return 0
 
 

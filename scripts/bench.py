@@ -16,14 +16,13 @@ from pathlib import Path
 
 import torch
 from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 
-from deepnets.config import CONF, REPOSITORY, Config, register
+from deepnets.config import CONF, REPOSITORY, Config, register, typed
 from deepnets.fit import fit
 from deepnets.hardware import choose_precision, describe, find_device
 from deepnets.run import build_model, prepare
@@ -35,7 +34,7 @@ def configuration(*overrides: str) -> Config:
     """The composed configuration of scripts/train.py with these overrides."""
     register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return OmegaConf.to_object(compose("train", list(overrides)))
+        return typed(compose("train", list(overrides)))
 
 
 class PlainImages(Dataset):

@@ -5,10 +5,10 @@ import sys
 from hydra import main as hydra_main
 from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from deepnets.command import run_command
-from deepnets.config import Row, register
+from deepnets.config import Row, register, typed
 from deepnets.errors import UserError
 
 composed: list[tuple[DictConfig, HydraConf]] = []
@@ -24,10 +24,7 @@ def main() -> int:
     compose()
     if not composed:
         return 0
-    rows = [
-        Row(OmegaConf.to_object(config), dict(hydra.runtime.choices), tuple(hydra.overrides.task))
-        for config, hydra in composed
-    ]
+    rows = [Row(typed(config), dict(hydra.runtime.choices), tuple(hydra.overrides.task)) for config, hydra in composed]
     if rows[0].config.trusted_targets and not any(word.startswith("trusted_targets=") for word in sys.argv[1:]):
         raise UserError("trusted_targets: may be given only on the command line")
     from deepnets.launch import launch  # imports torch, which --help and a mistyped option need not wait for

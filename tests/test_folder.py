@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf, open_dict
+from omegaconf import open_dict
 
-from deepnets.config import CONF, Config, Row, register
+from deepnets.config import CONF, Config, Row, register, typed
 from deepnets.errors import UserError
 from deepnets.folder import RunFolder, folder_of, identity, identity_hash
 
 
-def row(output_root: Path, *overrides: str) -> Row:
+def row(output_root: Path, *changes: str) -> Row:
     register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        composed = compose("train", [*overrides, f"output_root={output_root}"], return_hydra_config=True)
+        composed = compose("train", [*changes, f"output_root={output_root}"], return_hydra_config=True)
     choices = dict(composed.hydra.runtime.choices)
-    typed = tuple(composed.hydra.overrides.task)
+    overrides = tuple(composed.hydra.overrides.task)
     with open_dict(composed):
         del composed["hydra"]
-    return Row(OmegaConf.to_object(composed), choices, typed)
+    return Row(typed(composed), choices, overrides)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +71,7 @@ def test_a_frozen_configuration_reads_back_equal(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.freeze(config, {"commit": "abc"})
     assert folder.config == config
+    assert folder.config.dataset["root"] == str(CONF.parent / "data")
     assert isinstance(folder.config, Config)
     assert folder.origin == {"commit": "abc"}
 
@@ -87,6 +88,20 @@ def test_other_settings_are_refused_with_the_differing_keys(tmp_path: Path) -> N
     assert "optimizer.lr: 0.1 there, 0.05 here" in str(refused.value)
     assert "momentum" not in str(refused.value)
     folder.check(replace(other, overwrite=True))
+
+
+def test_trust_and_overwrite_are_not_written_down(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.freeze(row(tmp_path, "trusted_targets=[a.b]", "overwrite=true").config, {})
+    assert folder.config.trusted_targets == []
+    assert folder.config.overwrite is False
+
+
+def test_a_run_continues_with_the_data_where_they_now_lie(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.freeze(row(tmp_path, "dataset.root=/before").config, {})
+    folder.freeze(row(tmp_path, "dataset.root=/now").config, {})
+    assert folder.config.dataset["root"] == "/now"
 
 
 def test_freezing_again_keeps_the_first_and_overwrite_clears(tmp_path: Path) -> None:

@@ -1,0 +1,35 @@
+"""Devices and arithmetic."""
+
+import pytest
+import torch
+
+from deepnets.config import Precision
+from deepnets.errors import UserError
+from deepnets.hardware import choose_precision, describe, find_device
+
+CPU = torch.device("cpu")
+
+
+def test_automatic_choice_takes_the_first_gpu_or_the_cpu() -> None:
+    expected = torch.device("cuda", 0) if torch.cuda.is_available() else CPU
+    assert find_device("auto") == expected
+    assert find_device("cpu") == CPU
+
+
+@pytest.mark.parametrize("name", ["cuda:99", "abacus", "meta", "mps"])
+def test_a_device_that_is_not_there_is_told_with_those_that_are(name: str) -> None:
+    with pytest.raises(UserError, match="this machine.* has: cpu"):
+        find_device(name)
+
+
+def test_precision_is_as_asked_or_as_the_hardware_computes() -> None:
+    assert choose_precision(Precision.fp32, CPU) is torch.float32
+    assert choose_precision(Precision.bf16, CPU) is torch.bfloat16
+    with open("/proc/cpuinfo") as file:
+        flags = file.read()
+    native = "avx512_bf16" in flags or "amx_bf16" in flags
+    assert choose_precision(Precision.auto, CPU) is (torch.bfloat16 if native else torch.float32)
+
+
+def test_a_device_has_a_name() -> None:
+    assert describe(CPU)

@@ -1,0 +1,116 @@
+"""Building, checking, running and loading within one process."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+
+from deepnets.config import CONF, Config, register, typed
+from deepnets.errors import UserError
+from deepnets.folder import RunFolder
+from deepnets.run import build_model, check, load_run, run
+
+SMALL = ["model.depth=8", "model.widths=[4,8,16]", "epochs=2", "precision=fp32"]
+
+
+def config(*overrides: str) -> Config:
+    register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return typed(compose("train", list(overrides)))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    folder = RunFolder(tmp_path_factory.mktemp("run"))
+    folder.freeze(config(*SMALL), {})
+    run(folder)
+    return folder
+
+
+def test_a_loaded_run_makes_the_errors_of_its_result(trained: RunFolder) -> None:
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    model, loaded = load_run(trained.path)
+    assert loaded.model["depth"] == 8
+    assert not model.training
+    digits = load_digits()
+    train, test, _, labels = train_test_split(
+        digits.images, digits.target, test_size=360, random_state=0, stratify=digits.target
+    )
+    images = torch.tensor((test - train.mean()) / train.std(), dtype=torch.float32)[:, None]
+    with torch.inference_mode():
+        wrong = (model(images).argmax(1) != torch.tensor(labels)).float().mean().item()
+    assert 100 * wrong == pytest.approx(trained.result["test_error"])
+    assert trained.result["parameters"] == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_the_same_run_gives_the_same_numbers(trained: RunFolder, tmp_path: Path) -> None:
+    again = RunFolder(tmp_path)
+    again.freeze(config(*SMALL), {})
+    changing = ("seconds", "images_per_second")
+    first, second = ({k: v for k, v in f.items() if k not in changing} for f in (trained.result, run(again)))
+    assert first == second
+
+
+def test_a_finished_run_is_returned_without_training(trained: RunFolder) -> None:
+    before = {file: file.stat().st_mtime_ns for file in trained.path.iterdir()}
+    assert run(trained) == trained.result
+    assert {file: file.stat().st_mtime_ns for file in trained.path.iterdir()} == before
+
+
+def test_a_model_is_built_for_data_that_are_elsewhere() -> None:
+    model = build_model(["model=resnet20", "dataset=cifar100", "dataset.root=/nowhere"])
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 100)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 275_572
+
+
+def test_the_seed_makes_the_weights() -> None:
+    one, same, other = (build_model([f"seed={seed}"]).state_dict() for seed in (1, 1, 2))
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert not torch.equal(one["stem.0.weight"], other["stem.0.weight"])
+
+
+def test_a_folder_without_checkpoint_cannot_be_loaded(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="not a run folder"):
+        load_run(tmp_path)
+    RunFolder(tmp_path).freeze(config(), {})
+    with pytest.raises(UserError, match="no checkpoint to load"):
+        load_run(tmp_path)
+
+
+def test_a_grid_does_not_hand_its_threads_to_the_next_row(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    results = []
+    for number, threads in enumerate(("threads=2", "threads=null")):
+        folder = RunFolder(tmp_path / str(number))
+        folder.freeze(config(*SMALL, threads), {})
+        results.append(run(folder)["threads"])
+    assert results == [2, before]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["+model.dropout=0.5"], "model: unknown key 'dropout'"),
+        (["model.depth=deep"], r"model\.depth: got 'deep'"),
+        (["optimizer.lr=-1"], "optimizer: Invalid learning rate"),
+        (["dataset.pad=x"], r"dataset\.pad: got 'x'"),
+        (["schedule.milestones=[5,4]"], r"schedule: milestones \[5, 4\] of 164: must rise"),
+        (["batch_size=5000"], "larger than the training set of 1437 images"),
+        (["evaluation_batch_size=0"], "evaluation_batch_size=0: must be at least 1"),
+        (["log_iterations=0"], "log_iterations=0: must be at least 1"),
+        (["threads=0"], "threads=0: must be at least 1"),
+        (["dataset.validation=1437"], "validation=1437: hold out 0 to 1436"),
+        (["epochs=null"], "give one of them"),
+        (["iterations=5"], "give one of them"),
+        (["epochs=0"], "epochs=0: must be at least 1"),
+        (["device=abacus"], "not the name of a device"),
+        (["device=meta"], "not on this machine, which has: cpu"),
+        (["selection=best_validation"], "needs a validation split"),
+    ],
+)
+def test_what_cannot_run_is_refused_by_the_check(overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check(config(*overrides))
