@@ -69,7 +69,12 @@ def _check(where: str, node: dict[str, Any], trusted: Collection[str], runtime: 
             f"you trust it, add 'trusted_targets=[{target}]' to the command line."
         )
     arguments = {key: value for key, value in node.items() if key not in ("_target_", "_partial_")}
-    parameters, annotations = _signature(target)
+    try:
+        parameters, annotations = _signature(target)
+    except Exception as error:
+        if target in trusted:  # whatever the user's own module raises while it is imported
+            raise UserError(f"{where}: {target} cannot be imported: {error}") from error
+        raise
     unknown = [key for key in arguments if key not in parameters or key in runtime]
     if unknown:
         allowed = ", ".join(name for name in parameters if name not in runtime)
@@ -110,9 +115,6 @@ def _adapter(annotation: Any) -> TypeAdapter:
 
 @cache
 def _signature(target: str) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
-    try:
-        called: Callable[..., Any] = hydra.utils.get_object(target)
-    except Exception as error:  # whatever the user's module raises while it is imported
-        raise UserError(f"{target} cannot be imported: {error}") from error
+    called: Callable[..., Any] = hydra.utils.get_object(target)
     parameters = dict(inspect.signature(called).parameters)
     return parameters, get_type_hints(called.__init__ if inspect.isclass(called) else called)

@@ -279,7 +279,7 @@ def _result(
         "parameters": sum(parameter.numel() for parameter in training.model.parameters()),
         "identity": identity_hash(config),
         "commit": git_commit(),
-        "versions": {name: version(name) for name in ("deepnets", "torch", "hydra-core", "numpy")},
+        "versions": {name: version(name) for name in ("torch", "hydra-core", "numpy")},
         "python": sys.version.split()[0],
         **{name: frozen[name] for name in ("device", "precision", "threads")},
     }

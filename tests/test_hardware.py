@@ -18,7 +18,7 @@ def test_automatic_choice_takes_the_first_gpu_or_the_cpu() -> None:
 
 @pytest.mark.parametrize("name", ["cuda:99", "abacus", "meta", "mps"])
 def test_a_device_that_is_not_there_is_told_with_those_that_are(name: str) -> None:
-    with pytest.raises(UserError, match="this machine.* has: cpu"):
+    with pytest.raises(UserError, match=r"this machine.* has: cpu"):
         find_device(name)
 
 

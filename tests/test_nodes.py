@@ -67,6 +67,11 @@ def test_a_trusted_target_is_called() -> None:
     assert build("schedule", {"_target_": "fractions.Fraction", "numerator": 3}, trusted=["fractions.Fraction"]) == 3
 
 
+def test_a_trusted_target_that_is_not_there_is_told() -> None:
+    with pytest.raises(UserError, match=r"schedule: no\.such\.module cannot be imported"):
+        build("schedule", {"_target_": "no.such.module"}, trusted=["no.such.module"])
+
+
 def test_every_target_on_the_list_exists() -> None:
     import hydra
 
