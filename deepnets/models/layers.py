@@ -3,40 +3,97 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import relu
+
+from deepnets.models.ghost import GhostBatchNorm
+
+WEIGHTS = ("conv", "linear")
 
 
 @dataclass(frozen=True)
 class Conv:
-    """One convolution to come: its output channels, its odd kernel, its stride."""
+    """One convolution to come: output channels, kernel, stride, and a padding, None for the one that keeps the size.
+
+    A "linear" layer has the outputs only.
+    """
 
     outputs: int
     kernel: int
     stride: int
+    padding: int | None = None
 
 
-def sequence(names: Sequence[str], channels: int, convs: Sequence[Conv] = ()) -> nn.Sequential:
-    """The named layers in order, each "conv" the next of `convs`; no name at all is the identity.
+class CReLU(nn.Module):
+    """(relu(x), relu(-x)), the second half behind the first: twice the channels. Balduzzi et al. 2017, section 4."""
 
-    Maps (N, `channels`, H, W) to (N, C, ceil(H / s), ceil(W / s)), with C the last convolution's outputs and s the
-    product of the strides. Convolutions have no bias: batch normalisation shifts (fb.resnet.torch).
+    def forward(self, x: Tensor) -> Tensor:
+        return relu(torch.cat((x, -x), dim=1))
 
-    Raises ValueError for a name outside the vocabulary.
-    """
+
+def channels_behind(names: Sequence[str], channels: int, convs: Sequence[Conv] = ()) -> int:
+    """How many channels `channels` have become behind the named layers."""
     coming = iter(convs)
-    modules: list[nn.Module] = []
     for name in names:
+        if name in WEIGHTS:
+            channels = next(coming).outputs
+        elif name == "crelu":
+            channels *= 2
+    return channels
+
+
+@dataclass(frozen=True)
+class Layers:
+    """What all layers of one net have in common: whether convolutions have a bias, and over how many images "bn" works.
+
+    Where batch normalisation follows, a bias has no effect; fb.resnet.torch leaves it out, others keep it.
+    `batchnorm_images` None is the whole batch, else see GhostBatchNorm. Raises ValueError for one below 1.
+    """
+
+    conv_bias: bool
+    batchnorm_images: int | None
+
+    def __post_init__(self) -> None:
+        if self.batchnorm_images is not None and self.batchnorm_images < 1:
+            raise ValueError(f"batchnorm_images is {self.batchnorm_images}; at least 1, or null for the whole batch")
+
+    def sequence(self, names: Sequence[str], channels: int, convs: Sequence[Conv] = ()) -> nn.Sequential:
+        """The named layers in order, each "conv" or "linear" the next of `convs`; no name at all is the identity.
+
+        Maps (N, `channels`, H, W) to (N, C, ceil(H / s), ceil(W / s)), with C the last convolution's outputs and s the
+        product of the strides; or (N, `channels`) to (N, C). Raises ValueError for a name outside the vocabulary.
+        """
+        coming = iter(convs)
+        modules: list[nn.Module] = []
+        for name in names:
+            own = [next(coming)] if name in WEIGHTS else []
+            modules.append(self._layer(name, channels, *own))
+            channels = channels_behind([name], channels, own)
+        return nn.Sequential(*modules)
+
+    def _layer(self, name: str, channels: int, conv: Conv | None = None) -> nn.Module:
         match name:
             case "conv":
-                conv = next(coming)
-                padding = conv.kernel // 2
-                modules.append(nn.Conv2d(channels, conv.outputs, conv.kernel, conv.stride, padding, bias=False))
-                channels = conv.outputs
+                return self._convolution(channels, conv)
+            case "linear":
+                return nn.Linear(channels, conv.outputs)
             case "bn":
-                modules.append(nn.BatchNorm2d(channels))
+                images = self.batchnorm_images
+                return nn.BatchNorm2d(channels) if images is None else GhostBatchNorm(channels, images=images)
             case "relu":
                 # Not in place: a shortcut or a hook may hold its input, and overwriting measured no faster.
-                modules.append(nn.ReLU())
-            case _:
-                raise ValueError(f"unknown layer {name!r}; a layer is made of conv, bn and relu")
-    return nn.Sequential(*modules)
+                return nn.ReLU()
+            case "crelu":
+                return CReLU()
+            case "tanh":
+                return nn.Tanh()
+            case "max_pool":
+                return nn.MaxPool2d(
+                    kernel_size=3, stride=2, padding=1
+                )  # He et al. 2015, Table 1; padding as fb.resnet.torch
+        raise ValueError(f"unknown layer {name!r}; choose from conv, linear, bn, relu, crelu, tanh and max_pool")
+
+    def _convolution(self, channels: int, conv: Conv) -> nn.Conv2d:
+        padding = conv.kernel // 2 if conv.padding is None else conv.padding
+        return nn.Conv2d(channels, conv.outputs, conv.kernel, conv.stride, padding, bias=self.conv_bias)

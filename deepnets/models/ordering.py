@@ -2,21 +2,25 @@
 
 from dataclasses import dataclass
 
+from deepnets.models.layers import WEIGHTS
+
 
 @dataclass(frozen=True)
 class Ordering:
     """F is `layer` once per kernel, minus its suffix `after`, which acts behind the addition as f.
 
     The five of He et al. 2016, Fig. 4, are `conf/model/ordering/`. Everything else follows from layer and cut: see the
-    properties. Raises ValueError unless `layer` holds one conv and `after` is a suffix of `layer` behind that conv.
+    properties. Raises ValueError unless `layer` holds one conv or linear and `after` is a suffix of `layer` behind it.
     """
 
     layer: tuple[str, ...]
     after: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if self.layer.count("conv") != 1:
-            raise ValueError(f"layer is {list(self.layer)}; it must hold exactly one conv, e.g. [conv, bn, relu]")
+        if sum(name in WEIGHTS for name in self.layer) != 1:
+            raise ValueError(
+                f"layer is {list(self.layer)}; it must hold exactly one conv or linear, e.g. [conv, bn, relu]"
+            )
         behind_conv = self.layer[self._conv + 1 :]
         if self.after != behind_conv[len(behind_conv) - len(self.after) :]:
             suffixes = [list(behind_conv[start:]) for start in range(len(behind_conv) + 1)]
@@ -27,7 +31,7 @@ class Ordering:
 
     @property
     def _conv(self) -> int:
-        return self.layer.index("conv")
+        return next(index for index, name in enumerate(self.layer) if name in WEIGHTS)
 
     @property
     def stem(self) -> tuple[str, ...]:
@@ -50,5 +54,5 @@ class Ordering:
 
     @property
     def projection(self) -> tuple[str, ...]:
-        """F's last layer from its conv on, without ReLU: a shortcut ends as F ends, but stays linear."""
-        return tuple(name for name in self.branch(1)[self._conv :] if name != "relu")
+        """F's last layer from its conv on, without activation: a shortcut ends as F ends, but stays linear."""
+        return tuple(name for name in self.branch(1)[self._conv :] if name in (*WEIGHTS, "bn"))

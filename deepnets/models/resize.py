@@ -1,14 +1,15 @@
-"""How a shortcut's x takes the shape of F(x): nothing, zero padding (option A) or a projection (option B)."""
+"""How a shortcut's x takes the shape of F(x): nothing, padding with zeros (option A) or a projection (option B)."""
 
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from deepnets.models.layers import Conv, sequence
+from deepnets.models.layers import Conv, Layers
 
-Resize = Literal["zero_padding", "projection"]
+Resize = Literal["zero_padding", "average_pooling", "projection"]
 
 
 class ZeroPadding(nn.Module):
@@ -31,16 +32,22 @@ class ZeroPadding(nn.Module):
 
 @dataclass(frozen=True)
 class Ends:
-    """The two ends of a shortcut: x with `inputs` channels, and F(x) with `outputs` channels, `stride` times coarser.
+    """The two ends of a shortcut: x with `inputs` channels, and F(x), behind the branch's `convs`, with `outputs`.
 
     Raises ValueError for another `resize`, and when zero padding would have to remove channels.
     """
 
     inputs: int
     outputs: int
-    stride: int
+    convs: tuple[Conv, ...]
     resize: Resize
     projection: tuple[str, ...]
+    layers: Layers
+
+    @property
+    def stride(self) -> int:
+        """How many times coarser F(x) is than x."""
+        return prod(conv.stride for conv in self.convs)
 
     def resized(self) -> nn.Module:
         """x brought to the shape of F(x): the identity where they agree already."""
@@ -48,15 +55,20 @@ class Ends:
             return nn.Identity()
         if self.resize == "projection":
             return self.projected()
-        if self.resize != "zero_padding":
-            raise ValueError(f"resize is {self.resize!r}; choose zero_padding or projection")
+        if self.resize not in ("zero_padding", "average_pooling"):
+            raise ValueError(f"resize is {self.resize!r}; choose zero_padding, average_pooling or projection")
         if self.outputs < self.inputs:
             raise ValueError(
                 f"zero padding cannot bring {self.inputs} channels to {self.outputs}; "
                 "choose widths that do not shrink, or resize: projection"
             )
-        return ZeroPadding(extra=self.outputs - self.inputs, stride=self.stride)
+        extra = self.outputs - self.inputs
+        if self.resize == "average_pooling":
+            # Huang et al. 2016: means of 2x2 pixels where option A takes one of them.
+            pooling = nn.AvgPool2d(self.stride, ceil_mode=True)
+            return nn.Sequential(pooling, ZeroPadding(extra=extra, stride=1))
+        return ZeroPadding(extra=extra, stride=self.stride)
 
     def projected(self) -> nn.Module:
         """Wx, a 1x1 convolution (and what follows it in F's last layer)."""
-        return sequence(self.projection, self.inputs, [Conv(self.outputs, kernel=1, stride=self.stride)])
+        return self.layers.sequence(self.projection, self.inputs, [Conv(self.outputs, kernel=1, stride=self.stride)])

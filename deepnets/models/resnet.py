@@ -1,64 +1,85 @@
-"""The CIFAR family of residual networks, plain nets and gated nets included."""
+"""The family of residual networks, plain nets and gated nets included."""
 
 from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
 from deepnets.models.block import Block
+from deepnets.models.depth import units_of_stages
 from deepnets.models.initialization import Initialization, initialize
-from deepnets.models.layers import Conv, sequence
+from deepnets.models.layers import Conv, Layers, channels_behind
 from deepnets.models.ordering import Ordering
 from deepnets.models.resize import Resize
-from deepnets.models.unit import Unit, residual_unit
+from deepnets.models.survival import Survival
+from deepnets.models.unit import Unit, UnitDesign
 
 
 class ResNet(nn.Module):
-    """A 3x3 stem, one stage of n equal units per width, global average pooling and a linear head.
+    """A stem, one stage of equal units per width, global average pooling and a linear head.
 
-    Every stage but the first halves the map in its first unit; depth = 2 + stages * n * kernels counts the layers with
-    weights. Maps images (N, C, H, W) to logits (N, classes). He et al. 2015, 4.2; 2016, 3 to 5.
+    Every stage but the first halves the map in its first unit. A stage has its entry of `units`, or the n of depth =
+    2 + stages * n * kernels, which counts the layers with weights. Maps images (N, C, H, W) to logits (N, classes).
+    He et al. 2015, section 4; 2016, sections 3 to 5.
 
-    Raises ValueError for a depth that no n gives, sizes below 1, and what Ordering, Block and Ends refuse.
+    Raises ValueError for sizes below 1, survival or looks_linear where it makes no sense, and what units_of_stages,
+    Ordering, Block, Layers and Ends refuse.
     """
 
     def __init__(
         self,
         *,
-        depth: int,
+        depth: int | None,
+        units: Sequence[int] | None,
         widths: Sequence[int],
         kernels: Sequence[int],
         expansion: int,
         strided_kernel: int,
+        stem: Sequence[str] | None,
+        stem_kernel: int,
+        stem_stride: int,
+        stem_width: int | None,
         layer: Sequence[str],
         after: Sequence[str],
+        conv_bias: bool,
+        batchnorm_images: int | None,
         shortcut: Callable[..., nn.Module],
         resize: Resize,
+        survival: Survival | None,
         initialization: Initialization,
         shape: tuple[int, int, int],
         classes: int,
     ) -> None:
         super().__init__()
-        for name, sizes in {"widths": widths, "expansion": [expansion], "shape": shape, "classes": [classes]}.items():
-            if not sizes or min(sizes) < 1:
-                raise ValueError(f"{name}: {list(sizes)} given; sizes are at least 1")
+        _check_sizes(widths=widths, expansion=[expansion], shape=shape, classes=[classes])
+        stem_width = widths[0] if stem_width is None else stem_width
+        _check_sizes(stem_kernel=[stem_kernel], stem_stride=[stem_stride], stem_width=[stem_width])
         ordering = Ordering(tuple(layer), tuple(after))
         block = Block(tuple(kernels), expansion, strided_kernel)
-        units = units_per_stage(depth, stages=len(widths), kernels=len(kernels))
+        layers = Layers(conv_bias, batchnorm_images)
+        design = UnitDesign(ordering, layers, shortcut, resize)
+        units = units_of_stages(depth, units, stages=len(widths), kernels=len(kernels))
+        stem_layers = ordering.stem if stem is None else _checked_stem(stem)
 
-        self.stem = sequence(ordering.stem, shape[0], [Conv(widths[0], kernel=3, stride=1)])
+        convs = [Conv(stem_width, stem_kernel, stem_stride)]
+        self.stem = layers.sequence(stem_layers, shape[0], convs)
+        channels = channels_behind(stem_layers, shape[0], convs)
         self.stages = nn.Sequential()
-        channels = widths[0]
-        for width in widths:
+        for width, count in zip(widths, units, strict=True):
             stage = nn.Sequential()
-            for _ in range(units):
-                first = len(stage) == 0
-                convs = block.convs(width, stride=2 if first and len(self.stages) > 0 else 1)
-                stage.append(residual_unit(channels, convs, ordering, shortcut, resize, first_of_stage=first))
-                channels = convs[-1].outputs
+            stage_1 = len(self.stages) == 0
+            for first in [True] + [False] * (count - 1):
+                convs = block.convs(width, stride=2 if first and not stage_1 else 1)
+                activated = first and stage_1 and stem is not None
+                stage.append(design.unit(channels, convs, first_of_stage=first, activated=activated))
+                channels = design.channels_behind(channels, convs)
             self.stages.append(stage)
-        self.tail = sequence(ordering.before, channels)
-        self.head = nn.Linear(channels, classes)
-        initialize(self, initialization)
+        self.tail = layers.sequence(ordering.before, channels)
+        self.head = nn.Linear(channels_behind(ordering.before, channels), classes)
+        self.survival = survival
+        self._check_survival()
+        if initialization == "looks_linear" and not all(unit.is_plain for unit in self.units):
+            raise ValueError("looks_linear initializes nets without shortcuts: choose shortcut none")
+        initialize(self, self.head, initialization)
 
     @property
     def units(self) -> list[Unit]:
@@ -66,21 +87,34 @@ class ResNet(nn.Module):
         return [unit for stage in self.stages for unit in stage]
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.tail(self.stages(self.stem(x)))
-        return self.head(x.mean((2, 3)))
+        x = self.stem(x)
+        for unit, b in zip(self.units, self._survival(), strict=True):
+            x = unit(x, b)
+        return self.head(self.tail(x).mean((2, 3)))
+
+    def _check_survival(self) -> None:
+        if self.survival is not None:
+            self.survival.expected(len(self.units))
+            if any(unit.is_plain for unit in self.units):
+                raise ValueError(
+                    "without its branch nothing is left of a plain unit: choose a shortcut, or survival none"
+                )
+
+    def _survival(self) -> list[float]:
+        """b of each unit; in training it is drawn anew at each call."""
+        units = len(self.units)
+        if self.survival is None:
+            return [1.0] * units
+        return self.survival.drawn(units) if self.training else self.survival.expected(units)
 
 
-def units_per_stage(depth: int, stages: int, kernels: int) -> int:
-    """n of depth = 2 + stages * n * kernels: stem and head are one layer each.
+def _check_sizes(**sizes: Sequence[int]) -> None:
+    for name, given in sizes.items():
+        if not given or min(given) < 1:
+            raise ValueError(f"{name}: {list(given)} given; sizes are at least 1")
 
-    Raises ValueError, naming the nearest depths, when there is no such n.
-    """
-    step = stages * kernels
-    n, rest = divmod(depth - 2, step)
-    if rest == 0 and n >= 1:
-        return n
-    below, above = 2 + n * step, 2 + (max(n, 0) + 1) * step
-    nearest = f"the nearest are {below} and {above}" if n >= 1 else f"the smallest is {above}"
-    raise ValueError(
-        f"depth is {depth}; with {stages} stages and {kernels} kernels per unit a depth is 2 + {step} n: {nearest}"
-    )
+
+def _checked_stem(stem: Sequence[str]) -> Sequence[str]:
+    if list(stem).count("conv") != 1:
+        raise ValueError(f"stem is {list(stem)}; it must hold exactly one conv, e.g. [conv, relu], or be null")
+    return stem

@@ -1,9 +1,13 @@
 """How h joins F: every shortcut maps x, the unit's input, and r = F(x) to the sum y (He et al. 2016, Fig. 2)."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout
 
+from deepnets.models.ghost import GhostBatchNorm
+from deepnets.models.layers import Conv
 from deepnets.models.resize import Ends
 
 
@@ -38,22 +42,33 @@ class Scaled(nn.Module):
 
 
 class Gated(nn.Module):
-    """y = (1 - g(x)) x + g(x) r if exclusive, else (1 - g(x)) x + r, with g(x) = sigmoid(W x + b), W a 1x1 convolution.
+    """y = (1 - g(x)) x + g(x) r if exclusive, else (1 - g(x)) x + r, with g(x) = sigmoid(W x + b).
 
-    g has a value per output channel and pixel, and reads x before it is resized, with the unit's stride; b starts as
-    `bias`. He et al. 2016, Fig. 2(c) and (d); the exclusive gate is the highway layer of Srivastava et al. 2015.
+    g has a value per output channel and pixel, and reads x before it is resized. W is a convolution of size `kernel`
+    with the unit's stride, or, for None, convolutions or linear layers like the branch's, ReLU between them. With
+    `batchnorm`, one stands behind each of them in place of its bias. The last bias, b, starts as `bias`.
+
+    Kernel 1 is He et al. 2016, Fig. 2(c) and (d); the exclusive gate with the branch's receptive field is the highway
+    layer of Srivastava et al. 2015. Raises ValueError for an even kernel.
     """
 
-    def __init__(self, *, bias: float, exclusive: bool, ends: Ends) -> None:
+    def __init__(self, *, bias: float, exclusive: bool, kernel: int | None, batchnorm: bool, ends: Ends) -> None:
         super().__init__()
+        if kernel is not None and (kernel < 1 or kernel % 2 == 0):
+            raise ValueError(f"a gate's kernel is {kernel}; it must be odd and positive, or null for the branch's own")
         self.bias = bias
         self.exclusive = exclusive
         self.resize = ends.resized()
-        self.gate = nn.Sequential(nn.Conv2d(ends.inputs, ends.outputs, 1, ends.stride), nn.Sigmoid())
+        convs = ends.convs if kernel is None else (Conv(ends.outputs, kernel, ends.stride),)
+        weight = ends.projection[0]
+        names = ((weight, "bn", "relu") if batchnorm else (weight, "relu")) * len(convs)
+        layers = replace(ends.layers, conv_bias=not batchnorm)
+        self.gate = layers.sequence(names[:-1], ends.inputs, convs).append(nn.Sigmoid())
 
     def reset_bias(self) -> None:
         """Set the gate's bias to its initial value."""
-        nn.init.constant_(self.gate[0].bias, self.bias)
+        last = self.gate[-2]
+        nn.init.constant_(last.bn.bias if isinstance(last, GhostBatchNorm) else last.bias, self.bias)
 
     def forward(self, x: Tensor, r: Tensor) -> Tensor:
         # Never forms 1 - g: in bfloat16 that has one significant bit at g = sigmoid(-6).

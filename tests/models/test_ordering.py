@@ -2,7 +2,7 @@
 
 import pytest
 
-from deepnets.models.layers import sequence
+from deepnets.models.layers import Layers
 from deepnets.models.ordering import Ordering
 
 
@@ -38,10 +38,12 @@ def test_after_must_end_the_layer_behind_its_conv(after: tuple[str, ...]) -> Non
 
 @pytest.mark.parametrize("layer", [(), ("bn", "relu"), ("conv", "conv")])
 def test_a_layer_holds_one_conv(layer: tuple[str, ...]) -> None:
-    with pytest.raises(ValueError, match="it must hold exactly one conv"):
+    with pytest.raises(ValueError, match="it must hold exactly one conv or linear"):
         Ordering(layer, ())
 
 
 def test_an_unknown_layer_name_is_refused() -> None:
-    with pytest.raises(ValueError, match="unknown layer 'gelu'; a layer is made of conv, bn and relu"):
-        sequence(["gelu"], 4)
+    with pytest.raises(
+        ValueError, match="unknown layer 'gelu'; choose from conv, linear, bn, relu, crelu, tanh and max_pool"
+    ):
+        Layers(conv_bias=False, batchnorm_images=None).sequence(["gelu"], 4)

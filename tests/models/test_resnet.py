@@ -6,11 +6,11 @@ from copy import deepcopy
 
 import pytest
 import torch
-from hydra.errors import InstantiationException
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm, conv2d, linear, relu
 
-from deepnets.models.resnet import ResNet, units_per_stage
+from deepnets.errors import UserError
+from deepnets.models.resnet import ResNet
 
 
 def test_a_plain_net_is_a_stack_of_conv_bn_relu(network: Callable[..., ResNet]) -> None:
@@ -61,9 +61,27 @@ def test_both_ends_of_the_net_are_activated_as_its_ordering_says(
     torch.testing.assert_close(model(images), expected)
 
 
-@pytest.mark.parametrize("option_110", ["resnet110", "preact110"])
-def test_feature_maps_stay_channels_last(network: Callable[..., ResNet], option_110: str) -> None:
-    model = network(option_110, "model.depth=14").to(memory_format=torch.channels_last)
+def test_a_stem_can_be_given_and_convolutions_keep_biases(network: Callable[..., ResNet]) -> None:
+    """Fleuret's course, 6.5, with one unit in place of 25."""
+    torch.manual_seed(0)
+    model = network("mnist_resnet52", "model.depth=4", shape=(1, 28, 28))
+    stem, conv1, conv2 = (module for module in model.modules() if isinstance(module, nn.Conv2d))
+    for conv in (stem, conv1, conv2):
+        assert torch.count_nonzero(conv.bias) == 0
+        nn.init.normal_(conv.bias)
+    images = torch.randn(4, 1, 28, 28)
+    x = relu(stem.weight.view(16, 1, 1) * images + stem.bias.view(16, 1, 1))
+    r = relu(batch_norm(conv2d(x, conv1.weight, conv1.bias, padding=1), None, None, training=True))
+    r = batch_norm(conv2d(r, conv2.weight, conv2.bias, padding=1), None, None, training=True)
+    expected = linear(relu(x + r).mean((2, 3)), model.head.weight, model.head.bias)
+    torch.testing.assert_close(model(images), expected)
+
+
+@pytest.mark.parametrize("family", ["resnet110", "preact110", "stochastic_depth110", "highway110", "thin_crelu"])
+def test_feature_maps_stay_channels_last(network: Callable[..., ResNet], family: str) -> None:
+    torch.manual_seed(0)
+    chosen = ["model.depth=26", "model.batchnorm_images=1"]
+    model = network(family, *chosen).to(memory_format=torch.channels_last)
     strayed = []
 
     def check(module: nn.Module, _: object, y: Tensor) -> None:
@@ -84,29 +102,6 @@ def test_a_network_can_be_copied_and_pickled(network: Callable[..., ResNet], sho
 
 
 @pytest.mark.parametrize(
-    ("depth", "stages", "kernels", "nearest"),
-    [
-        (21, 3, 2, "a depth is 2 \\+ 6 n: the nearest are 20 and 26"),
-        (165, 3, 3, "a depth is 2 \\+ 9 n: the nearest are 164 and 173"),
-        (110 - 1, 3, 1, "a depth is 2 \\+ 3 n: the nearest are 107 and 110"),
-        (2, 3, 2, "the smallest is 8"),
-        (7, 3, 2, "the smallest is 8"),
-        (-4, 3, 2, "the smallest is 8"),
-    ],
-)
-def test_an_impossible_depth_names_the_nearest(depth: int, stages: int, kernels: int, nearest: str) -> None:
-    with pytest.raises(ValueError, match=f"depth is {depth}; .*{nearest}"):
-        units_per_stage(depth, stages, kernels)
-
-
-@pytest.mark.parametrize(
-    ("depth", "kernels", "n"), [(20, 2, 3), (1202, 2, 200), (164, 3, 18), (1001, 3, 111), (110, 1, 36)]
-)
-def test_a_published_depth_gives_its_n(depth: int, kernels: int, n: int) -> None:
-    assert units_per_stage(depth, 3, kernels) == n
-
-
-@pytest.mark.parametrize(
     ("override", "message"),
     [
         ("model.widths=[16,0,64]", "widths: .* given; sizes are at least 1"),
@@ -115,9 +110,11 @@ def test_a_published_depth_gives_its_n(depth: int, kernels: int, n: int) -> None
         ("model.kernels=[3,2]", "kernels are .*; give at least one, all odd and positive"),
         ("model.kernels=[]", "kernels are .*; give at least one, all odd and positive"),
         ("model.strided_kernel=2", "strided_kernel is 2; it is an index of kernels .*, 0 to 1"),
+        ("model.stem_kernel=0", "stem_kernel: .* given; sizes are at least 1"),
+        ("model.stem=[bn,relu]", "stem is .*; it must hold exactly one conv"),
         ("model.layer=[conv,bn,gelu]", "after is .*which is not how layer .* ends"),
     ],
 )
 def test_an_impossible_size_is_refused(network: Callable[..., ResNet], override: str, message: str) -> None:
-    with pytest.raises(InstantiationException, match=message):
+    with pytest.raises(UserError, match=message):
         network("resnet20", override)

@@ -6,14 +6,16 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv2d
+from torch.nn.functional import batch_norm, conv2d
 
+from deepnets.models.layers import Conv, Layers
 from deepnets.models.resize import Ends
 from deepnets.models.resnet import ResNet
 from deepnets.models.shortcuts import Dropped, Gated, Identity, Projected, Scaled
 
-SAME = Ends(6, 6, stride=1, resize="zero_padding", projection=("conv", "bn"))
-HALVED = Ends(4, 6, stride=2, resize="zero_padding", projection=("conv", "bn"))
+LAYERS = Layers(conv_bias=False, batchnorm_images=None)
+SAME = Ends(6, 6, (Conv(6, 3, 1), Conv(6, 3, 1)), resize="zero_padding", projection=("conv", "bn"), layers=LAYERS)
+HALVED = Ends(4, 6, (Conv(6, 3, 2), Conv(6, 3, 1)), resize="zero_padding", projection=("conv", "bn"), layers=LAYERS)
 BOTH = pytest.mark.parametrize("ends", [SAME, HALVED], ids=["same shape", "halved"])
 
 
@@ -45,19 +47,41 @@ def test_scaled(ends: Ends, a: float, b: float) -> None:
 @pytest.mark.parametrize("exclusive", [True, False])
 def test_gated(ends: Ends, exclusive: bool) -> None:
     x, r = x_and_r(ends)
-    shortcut = Gated(bias=-1.0, exclusive=exclusive, ends=ends)
+    shortcut = Gated(bias=-1.0, exclusive=exclusive, kernel=1, batchnorm=False, ends=ends)
     conv = shortcut.gate[0]
     g = 1 / (1 + torch.exp(-conv2d(x, conv.weight, conv.bias, stride=ends.stride)))
     assert g.shape == r.shape
     torch.testing.assert_close(shortcut(x, r), (1 - g) * padded(x, r) + (g * r if exclusive else r))
 
 
+@BOTH
+def test_a_gate_like_its_branch(ends: Ends) -> None:
+    x, r = x_and_r(ends)
+    shortcut = Gated(bias=-6.0, exclusive=True, kernel=None, batchnorm=True, ends=ends)
+    shortcut.reset_bias()
+    assert [type(module) for module in shortcut.gate] == [
+        nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.Conv2d, nn.BatchNorm2d, nn.Sigmoid
+    ]  # fmt: skip
+    conv1, _, _, conv2, last, _ = shortcut.gate
+    assert conv1.bias is None
+    assert torch.all(last.bias == -6)
+    inner = batch_norm(conv2d(x, conv1.weight, stride=ends.stride, padding=1), None, None, training=True).relu()
+    g = torch.sigmoid(batch_norm(conv2d(inner, conv2.weight, padding=1), None, None, training=True) - 6)
+    torch.testing.assert_close(shortcut(x, r), (1 - g) * padded(x, r) + g * r)
+
+
+@pytest.mark.parametrize("kernel", [0, 2])
+def test_an_even_gate_is_refused(kernel: int) -> None:
+    with pytest.raises(ValueError, match=f"a gate's kernel is {kernel}; it must be odd and positive, or null"):
+        Gated(bias=0.0, exclusive=True, kernel=kernel, batchnorm=False, ends=SAME)
+
+
 def test_a_nearly_closed_gate_survives_bfloat16() -> None:
     """1 - sigmoid(-6) is 0.9975; rounded to bfloat16 by itself it would be 0.9961: 0.81, not 0.87, in 54 units."""
     torch.manual_seed(0)
-    ends = Ends(1, 1, stride=1, resize="zero_padding", projection=())
+    ends = Ends(1, 1, (Conv(1, 3, 1),), resize="zero_padding", projection=("conv",), layers=LAYERS)
     for exclusive in (True, False):
-        shortcut = Gated(bias=-6.0, exclusive=exclusive, ends=ends)
+        shortcut = Gated(bias=-6.0, exclusive=exclusive, kernel=1, batchnorm=False, ends=ends)
         nn.init.zeros_(shortcut.gate[0].weight)
         shortcut.reset_bias()
         x = (1 + torch.rand(1, 1, 200, 200)).bfloat16()
@@ -93,7 +117,7 @@ def test_dropped(ends: Ends, inverted: bool, survivor: float, at_test: float) ->
 
 
 def test_a_plain_net_has_no_projection_that_never_learns() -> None:
-    ends = Ends(4, 6, stride=2, resize="projection", projection=("conv", "bn"))
+    ends = Ends(4, 6, (Conv(6, 3, 2), Conv(6, 3, 1)), resize="projection", projection=("conv", "bn"), layers=LAYERS)
     assert list(Scaled(shortcut_scale=0.0, branch_scale=1.0, ends=ends).parameters()) == []
 
 
@@ -111,6 +135,8 @@ def test_an_impossible_dropout_rate_is_refused(rate: float) -> None:
         ("scaled_0.5_1", partial(Scaled, shortcut_scale=0.5, branch_scale=1.0)),
         ("scaled_0.5_0.5", partial(Scaled, shortcut_scale=0.5, branch_scale=0.5)),
         *[(f"exclusive_gating_b{b}", partial(Gated, bias=-float(b), exclusive=True)) for b in range(8)],
+        *[(f"highway_b{b}", partial(Gated, bias=-float(b), exclusive=True)) for b in (1, 2, 4)],
+        ("highway_batchnorm_b6", partial(Gated, bias=-6.0, exclusive=True)),
         *[(f"shortcut_only_gating_b{b}", partial(Gated, bias=-float(b), exclusive=False)) for b in (0, 6)],
         ("projection", partial(Projected)),
         ("dropout", partial(Dropped, rate=0.5, inverted=False)),

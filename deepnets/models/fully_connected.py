@@ -1,0 +1,53 @@
+"""Fully connected highway and plain networks."""
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor, nn
+
+from deepnets.models.initialization import Initialization, initialize
+from deepnets.models.layers import Conv, Layers
+from deepnets.models.ordering import Ordering
+from deepnets.models.unit import Unit, UnitDesign
+
+
+class FullyConnected(nn.Module):
+    """A plain layer to `width`, depth - 1 units of that width, and a linear head, which is not counted.
+
+    Maps images (N, C, H, W), flattened, to logits (N, classes). Srivastava et al. 2015, "Training very deep networks",
+    3.1: the layers are y = H(x) T(x) + x (1 - T(x)) with a gated shortcut, y = H(x) without one.
+
+    Raises ValueError for sizes below 1, and what Ordering and Layers refuse.
+    """
+
+    def __init__(
+        self,
+        *,
+        depth: int,
+        width: int,
+        layer: Sequence[str],
+        shortcut: Callable[..., nn.Module],
+        initialization: Initialization,
+        shape: tuple[int, int, int],
+        classes: int,
+    ) -> None:
+        super().__init__()
+        for name, size in {"depth": depth, "width": width, "classes": classes}.items():
+            if size < 1:
+                raise ValueError(f"{name} is {size}; it must be at least 1")
+        if not set(layer) <= {"linear", "relu", "tanh"}:
+            raise ValueError(f"layer is {list(layer)}; here it is made of linear, relu and tanh, e.g. [linear, tanh]")
+        layers = Layers(conv_bias=True, batchnorm_images=None)
+        design = UnitDesign(Ordering(tuple(layer), after=()), layers, shortcut, resize="zero_padding")
+        convs = [Conv(width, kernel=1, stride=1)]
+        self.stem = layers.sequence(layer, shape[0] * shape[1] * shape[2], convs)
+        self.stages = nn.Sequential(*[design.unit(width, convs) for _ in range(depth - 1)])
+        self.head = nn.Linear(width, classes)
+        initialize(self, self.head, initialization)
+
+    @property
+    def units(self) -> list[Unit]:
+        """All units, from the first layer to the head."""
+        return list(self.stages)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.stages(self.stem(x.flatten(1))))

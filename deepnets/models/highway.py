@@ -1,0 +1,119 @@
+"""Convolutional highway networks."""
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+
+from deepnets.models.initialization import Initialization, initialize
+from deepnets.models.layers import Conv, Layers
+from deepnets.models.ordering import Ordering
+from deepnets.models.unit import Unit, UnitDesign
+
+
+class Highway(nn.Module):
+    """Stages of highway layers, each behind a plain layer that sets its width, and a linear head.
+
+    Stage i is a plain convolution of (kernel, padding) `entries[i]`, then `units[i]` units at constant shape whose
+    kernels are `kernels` in turn, max pooling of (kernel, stride) `pools[i]`, which keeps incomplete windows, and
+    dropout; None leaves entry or pooling out. `first_std` and `head_std` replace the initialisation of the first
+    convolution and of the head. Maps images (N, C, H, W) to logits (N, classes). Srivastava et al. 2015, 3.2 and 3.3.
+
+    Raises ValueError for lists that disagree, sizes below 1, rates outside [0, 1), images that are too small, and what
+    Ordering and Layers refuse.
+    """
+
+    def __init__(
+        self,
+        *,
+        layer: Sequence[str],
+        widths: Sequence[int],
+        entries: Sequence[Sequence[int] | None],
+        units: Sequence[int],
+        kernels: Sequence[int],
+        pools: Sequence[Sequence[int] | None],
+        dropouts: Sequence[float],
+        input_dropout: float,
+        global_average: bool,
+        head_dropout: float,
+        batchnorm_images: int | None,
+        shortcut: Callable[..., nn.Module],
+        initialization: Initialization,
+        first_std: float | None,
+        head_std: float | None,
+        shape: tuple[int, int, int],
+        classes: int,
+    ) -> None:
+        super().__init__()
+        _check_stages(widths=widths, entries=entries, units=units, pools=pools, dropouts=dropouts)
+        _check_sizes(widths, units, kernels, [input_dropout, *dropouts, head_dropout], classes)
+        layers = Layers(conv_bias=True, batchnorm_images=batchnorm_images)
+        design = UnitDesign(Ordering(tuple(layer), after=()), layers, shortcut, resize="zero_padding")
+        self.stem = nn.Dropout(input_dropout)
+        self.stages = nn.Sequential()
+        channels = shape[0]
+        for width, entry, count, pool, dropout in zip(widths, entries, units, pools, dropouts, strict=True):
+            stage = nn.Sequential()
+            if entry is not None:
+                kernel, padding = entry
+                stage.extend(layers.sequence(layer, channels, [Conv(width, kernel, 1, padding)]))
+            elif width != channels:
+                raise ValueError(f"widths: {width} follows {channels}, which needs an entry, e.g. [3, 1]")
+            for index in range(count):
+                convs = [Conv(width, kernels[index % len(kernels)], stride=1)]
+                stage.append(design.unit(width, convs))
+            if pool is not None:
+                stage.append(nn.MaxPool2d(*pool, ceil_mode=True))
+            stage.append(nn.Dropout(dropout))
+            self.stages.append(stage)
+            channels = width
+        self.tail = nn.Sequential(
+            nn.AdaptiveAvgPool2d(1) if global_average else nn.Identity(), nn.Flatten(), nn.Dropout(head_dropout)
+        )
+        self.head = nn.Linear(_features(nn.Sequential(self.stages, self.tail), shape), classes)
+        initialize(self, self.head, initialization)
+        if first_std is not None:
+            nn.init.normal_(next(m for m in self.modules() if isinstance(m, nn.Conv2d)).weight, std=first_std)
+        if head_std is not None:
+            nn.init.normal_(self.head.weight, std=head_std)
+
+    @property
+    def units(self) -> list[Unit]:
+        """All highway layers, from the images to the head."""
+        return [module for stage in self.stages for module in stage if isinstance(module, Unit)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.tail(self.stages(self.stem(x))))
+
+
+def _features(body: nn.Module, shape: tuple[int, int, int]) -> int:
+    """How many numbers `body` makes of an image."""
+    try:
+        return deepcopy(body).to("meta").eval()(torch.empty(1, *shape, device="meta")).shape[1]
+    except RuntimeError as error:
+        raise ValueError(f"images of {shape[1]}x{shape[2]} are too small for these entries and pools") from error
+
+
+def _check_stages(**lists: Sequence[object]) -> None:
+    if not lists["widths"] or len({len(entries) for entries in lists.values()}) != 1:
+        lengths = ", ".join(f"{name} {len(entries)}" for name, entries in lists.items())
+        raise ValueError(f"{lengths} entries given; each needs one per stage")
+    for name in ("entries", "pools"):
+        for pair in lists[name]:
+            if pair is not None and len(pair) != 2:
+                raise ValueError(f"{name}: {list(pair)} given; needs two numbers or null, e.g. [3, 1]")
+
+
+def _check_sizes(
+    widths: Sequence[int], units: Sequence[int], kernels: Sequence[int], rates: Sequence[float], classes: int
+) -> None:
+    for name, sizes in {"widths": widths, "kernels": kernels, "classes": [classes]}.items():
+        if not sizes or min(sizes) < 1:
+            raise ValueError(f"{name}: {list(sizes)} given; sizes are at least 1")
+    if min(units) < 0:
+        raise ValueError(f"units: {list(units)} given; a stage has 0 or more")
+    if any(kernel % 2 == 0 for kernel in kernels):
+        raise ValueError(f"kernels: {list(kernels)} given; a highway layer keeps its size, which needs odd ones")
+    if not all(0 <= rate < 1 for rate in rates):
+        raise ValueError(f"dropout rates are {rates}; each must be at least 0 and below 1")

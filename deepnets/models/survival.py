@@ -1,0 +1,80 @@
+"""Survival of branches, stochastic depth: the b of x' = f(h(x) + b F(x)) for each unit of a net."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class LinearDecay:
+    """p_l = 1 - (l / L) (1 - p_L) for unit l of L, with p_L = `last`: Huang et al. 2016, Eq. 4.
+
+    Raises ValueError for a probability outside (0, 1].
+    """
+
+    last: float
+
+    def __post_init__(self) -> None:
+        _check(self.last)
+
+    def drawn(self, units: int) -> list[float]:
+        """b of each unit for one mini-batch in training: 1 with probability p_l, else 0."""
+        return _bernoulli(self.expected(units))
+
+    def expected(self, units: int) -> list[float]:
+        """b of each unit at test: p_l."""
+        return [1 - unit / units * (1 - self.last) for unit in range(1, units + 1)]
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """The same p for all units: Huang et al. 2016, Fig. 8. Raises ValueError for a probability outside (0, 1]."""
+
+    probability: float
+
+    def __post_init__(self) -> None:
+        _check(self.probability)
+
+    def drawn(self, units: int) -> list[float]:
+        """b of each unit for one mini-batch in training: 1 with probability p, else 0."""
+        return _bernoulli(self.expected(units))
+
+    def expected(self, units: int) -> list[float]:
+        """b of each unit at test: p."""
+        return [self.probability] * units
+
+
+@dataclass(frozen=True)
+class RandomSubset:
+    """Exactly `size` units survive in each mini-batch, all subsets being equally likely: Veit et al. 2016, 4.3.
+
+    The paper leaves two things open: here stage-opening units are drawn like all others, and the test-time net is full,
+    each F(x) scaled by its share of mini-batches, as in stochastic depth. Raises ValueError for a size outside 1 to L.
+    """
+
+    size: int
+
+    def drawn(self, units: int) -> list[float]:
+        """b of each unit for one mini-batch in training: 1 for `size` of them, else 0."""
+        survivors = set(torch.randperm(units, device="cpu")[: self.size].tolist())
+        return [float(unit in survivors) for unit in range(units)]
+
+    def expected(self, units: int) -> list[float]:
+        """b of each unit at test: size / L."""
+        if not 1 <= self.size <= units:
+            raise ValueError(f"size is {self.size}; of {units} units, 1 to {units} can survive")
+        return [self.size / units] * units
+
+
+Survival = LinearDecay | Uniform | RandomSubset
+
+
+def _bernoulli(probabilities: list[float]) -> list[float]:
+    # The CPU's generator: nothing waits for a device, and checkpoints hold its state.
+    draws = torch.rand(len(probabilities), device="cpu").tolist()
+    return [float(draw < probability) for draw, probability in zip(draws, probabilities, strict=True)]
+
+
+def _check(probability: float) -> None:
+    if not 0 < probability <= 1:
+        raise ValueError(f"survival probability is {probability}; it must be above 0 and at most 1")

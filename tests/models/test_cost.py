@@ -1,0 +1,45 @@
+"""What a forward pass costs, and how quickly a giant is described."""
+
+from collections.abc import Callable
+from time import process_time
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from deepnets.models.resnet import ResNet
+
+
+@pytest.mark.parametrize(
+    ("overrides", "millions"),
+    [
+        (["resnet20"], 40.55),
+        (["plain56"], 125.49),
+        (["resnet110"], 252.89),
+        (["preact164"], 244.5),
+        (["preact164", "model.strided_kernel=1"], 247.6),
+        (["imagenet_resnet18"], 1814),
+        (["imagenet_resnet34"], 3664),
+        (["imagenet_resnet50"], 3858),
+        (["imagenet_resnet50", "model.strided_kernel=1"], 4089),
+        (["imagenet_resnet101"], 7570),
+        (["imagenet_resnet152"], 11282),
+        (["imagenet_resnet152", "model.strided_kernel=1"], 11514),
+    ],
+)
+def test_multiply_adds_of_one_image(network: Callable[..., ResNet], overrides: list[str], millions: float) -> None:
+    with torch.device("meta"):
+        size, classes = (224, 1000) if "imagenet" in overrides[0] else (32, 10)
+        model = network(*overrides, shape=(3, size, size), classes=classes).eval()
+        with FlopCounterMode(display=False) as counter:
+            model(torch.empty(1, 3, size, size))
+    last_digit = 1 if millions > 1000 else 0.1 if "164" in overrides[0] else 0.01  # of the printed number
+    assert counter.get_total_flops() / 2e6 == pytest.approx(millions, abs=0.51 * last_digit)
+
+
+def test_giants_are_described_in_a_moment(network: Callable[..., ResNet]) -> None:
+    with torch.device("meta"):
+        network("digits_resnet")  # torch prepares its meta device once
+        start = process_time()
+        network("preact1001")
+        assert process_time() - start < 3.0  # 0.8 s on one quiet core
