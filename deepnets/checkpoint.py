@@ -29,22 +29,22 @@ def save(folder: Path, state: dict[str, Any]) -> None:
             os.fsync(file.fileno())
     except (OSError, RuntimeError) as error:  # torch reports a failed write of its archive as RuntimeError
         new.unlink(missing_ok=True)
-        raise UserError(f"{folder / LAST}: cannot be written ({error}); the previous checkpoint is intact") from error
+        raise UserError(f"{folder / LAST}: cannot be written ({error}); what was there before is intact") from error
     if (folder / LAST).exists():
         (folder / LAST).replace(folder / PREVIOUS)
     new.replace(folder / LAST)
     _flush_folder(folder)
 
 
-def load(folder: Path) -> tuple[dict[str, Any] | None, list[str]]:
-    """The newest intact checkpoint (tensors on the CPU), or None; and a line about each damaged one."""
-    damaged = []
+def load(folder: Path) -> tuple[dict[str, Any] | None, dict[str, str]]:
+    """The newest intact checkpoint (tensors on the CPU), or None; and what is wrong with each damaged file."""
+    damaged: dict[str, str] = {}
     for name in (LAST, PREVIOUS):
         if not (folder / name).exists():
             continue
         if (damage := _damage(folder / name)) is None:
             return torch.load(folder / name, map_location="cpu", weights_only=True), damaged
-        damaged.append(f"{name} is damaged and was not used ({damage})")
+        damaged[name] = damage
     return None, damaged
 
 

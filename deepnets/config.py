@@ -1,6 +1,5 @@
 """The shape of a run: names and types. Every value stands in conf/, none here."""
 
-import atexit
 import os
 import tempfile
 from dataclasses import dataclass, field
@@ -10,6 +9,8 @@ from typing import Any, Optional
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
+
+from deepnets.resolvers import at_scale, case, choice, log_uniform, uniform
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CONF = REPOSITORY / "conf"
@@ -31,11 +32,35 @@ class Selection(Enum):
 
 
 @dataclass
+class Reported:
+    """What a paper prints, in percent, by row; rows are named as folders are: the values of `Sweep.axes` with commas.
+
+    `statistic` says what `test_error` is, as in "median of 5" or "single". An error is a number, `fail` (non-finite or
+    above 20), or null where the paper draws it without a number. Further statistics of the same rows stand in `mean`,
+    `std` and `best`. All is empty where nothing is printed.
+    """
+
+    statistic: Optional[str] = None
+    test_error: dict[str, Any] = field(default_factory=dict)  # omegaconf takes no int for Union[float, str]
+    mean: dict[str, float] = field(default_factory=dict)
+    std: dict[str, float] = field(default_factory=dict)
+    best: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
 class Sweep:
-    """What a table reports: `axes` are the choices that name a row, `reported` the published result of each row."""
+    """A table: `axes` are the choices that name a row, `reported` is what the paper prints about the rows."""
 
     axes: list[str] = MISSING
-    reported: dict[str, Any] = MISSING
+    reported: Reported = field(default_factory=Reported)
+
+
+@dataclass
+class Scale:
+    """How much of a protocol is trained: `budget` is the share of its epochs or iterations."""
+
+    name: str = MISSING
+    budget: float = MISSING
 
 
 @dataclass
@@ -48,9 +73,11 @@ class Config:
     schedule: dict[str, Any] = MISSING
     epochs: Optional[int] = MISSING  # omegaconf 2.3 does not read `int | None` in dataclasses
     iterations: Optional[int] = MISSING
+    scale: Scale = MISSING
     batch_size: int = MISSING
     evaluation_batch_size: int = MISSING
     seed: int = MISSING
+    setting: Optional[int] = MISSING
     precision: Precision = MISSING
     selection: Selection = MISSING
     device: str = MISSING
@@ -59,6 +86,7 @@ class Config:
     checkpoint_seconds: float = MISSING
     log_iterations: int = MISSING
     overwrite: bool = MISSING
+    plan: bool = MISSING
     trusted_targets: list[str] = MISSING
     sweep: Optional[Sweep] = MISSING
 
@@ -73,6 +101,7 @@ EXECUTION_KEYS = frozenset(
         "checkpoint_seconds",
         "log_iterations",
         "overwrite",
+        "plan",
         "trusted_targets",
         "sweep",
     }
@@ -96,7 +125,7 @@ def typed(composed: DictConfig) -> Config:
     """
     config: Config = OmegaConf.to_object(composed)
     config.output_root = os.path.abspath(os.path.expanduser(config.output_root))
-    if "root" in config.dataset:
+    if isinstance(config.dataset.get("root"), str):
         config.dataset["root"] = os.path.abspath(os.path.expanduser(config.dataset["root"]))
     return config
 
@@ -106,11 +135,11 @@ def register() -> None:
     ConfigStore.instance().store(name="config", node=Config)
     OmegaConf.register_new_resolver("repository", lambda path: str(REPOSITORY / path), replace=True)
     OmegaConf.register_new_resolver("folder_name", lambda path: Path(path).resolve().name, replace=True)
-    OmegaConf.register_new_resolver("scratch", _scratch_folder, use_cache=True, replace=True)
+    for resolver in (at_scale, case, log_uniform, uniform, choice):
+        OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)
+    OmegaConf.register_new_resolver("scratch", _scratch_folder, replace=True)
 
 
 def _scratch_folder() -> str:
-    """A folder that lives as long as this process, for what Hydra insists on writing."""
-    folder = tempfile.TemporaryDirectory(prefix="deepnets-")
-    atexit.register(folder.cleanup)
-    return folder.name
+    """Where Hydra may write the copy of the configuration that it insists on; every grid overwrites it."""
+    return str(Path(tempfile.gettempdir()) / f"deepnets-{os.getuid()}")

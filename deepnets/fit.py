@@ -97,6 +97,9 @@ def fit(training: Training) -> Iterator[Training]:
                 yield t
             evaluated[name] = sums.mean()
         t.completed = {"train": t.sums.mean(), **evaluated}
+        schedule = t.schedule.lr_lambdas[0]
+        if hasattr(schedule, "observe"):
+            schedule.observe(t.iteration, t.completed["train"].loss)
         t.epoch, t.batch = t.epoch + 1, 0
         t.sums.values.zero_()
         yield t

@@ -1,9 +1,8 @@
-"""The run folder: its name, its frozen configuration, its lock and its result."""
+"""The run folder: its frozen configuration, its lock and its result."""
 
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,10 +14,8 @@ import filelock
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from deepnets.config import EXECUTION_KEYS, Config, Row
+from deepnets.config import EXECUTION_KEYS, Config
 from deepnets.errors import UserError
-
-LONGEST_NAME = 160  # bytes; file systems allow 255
 
 
 class RunFolder:
@@ -61,9 +58,10 @@ class RunFolder:
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """What the run ended with, or None while it has not ended."""
+        """What the run ended with; None while it has not ended, or where a crash of the machine left the file empty."""
         file = self.path / "result.json"
-        return json.loads(file.read_text()) if file.is_file() else None
+        text = file.read_text() if file.is_file() else ""
+        return json.loads(text) if text.strip("\0\n") else None
 
     @property
     def is_complete(self) -> bool:
@@ -133,27 +131,6 @@ class RunFolder:
             lock.release()
 
 
-def folder_of(row: Row) -> RunFolder:
-    """Where a row lives: a function of the run, never of the time.
-
-    `runs/<model>,<dataset>,<other choices>/seed<seed>` for what was typed, `<sweep>+<other choices>/<row>/seed<seed>`
-    for a table of conf/sweep/.
-    """
-    sweep = row.choices.get("sweep")
-    axes = row.config.sweep.axes if row.config.sweep else []
-    unnamed = {"seed", "sweep", *EXECUTION_KEYS, *axes} | (set() if axes else {"model", "dataset"})
-    typed = dict(map(_key_and_value, row.overrides))
-    others = sorted(f"{key}={value}" for key, value in typed.items() if key not in unnamed and value != "null")
-    if axes:
-        grid = "+".join([sweep or "sweep", *others])
-        name = ",".join(_axis_value(row, axis) for axis in axes)
-    else:
-        grid = "runs"
-        data = row.config.dataset.get("source", {}).get("name", row.choices["dataset"])
-        name = ",".join([row.choices["model"], data, *others])
-    return RunFolder(Path(row.config.output_root) / _plain(grid) / _plain(name) / f"seed{row.config.seed}")
-
-
 def identity(config: Config) -> dict[str, Any]:
     """The settings that make the run what it is: all but `EXECUTION_KEYS`."""
     plain = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
@@ -176,27 +153,6 @@ def write_atomically(path: Path, text: str) -> None:
     temporary = path.with_name(path.name + ".new")
     temporary.write_text(text)
     temporary.replace(path)
-
-
-def _key_and_value(override: str) -> tuple[str, str]:
-    key, _, value = override.partition("=")
-    return key.lstrip("+~"), value
-
-
-def _axis_value(row: Row, axis: str) -> str:
-    if axis in row.choices:
-        return row.choices[axis]
-    return str(OmegaConf.select(OmegaConf.structured(row.config), axis))
-
-
-def _plain(name: str) -> str:
-    """Without what a shell would have to quote; long names end in a hash."""
-    plain = re.sub(r"[^\w.=+,-]", "", name.replace("/", "."))
-    if len(plain.encode()) <= LONGEST_NAME:
-        return plain
-    return (
-        plain.encode()[: LONGEST_NAME - 9].decode(errors="ignore") + "~" + hashlib.sha256(name.encode()).hexdigest()[:8]
-    )
 
 
 def _flat(node: Any, prefix: str = "") -> dict[str, Any]:

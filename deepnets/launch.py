@@ -13,35 +13,40 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
-from deepnets import run
+from deepnets.assembly import check
 from deepnets.config import Row
 from deepnets.errors import UserError
-from deepnets.folder import RunFolder, folder_of
-from deepnets.interruption import Interrupted
+from deepnets.folder import RunFolder
 from deepnets.log import describe_result
+from deepnets.naming import folder_of
+from deepnets.plan import show_plan
 from deepnets.revision import git_commit
+from deepnets.run import run
 
 
 def launch(rows: list[Row]) -> int:
     """Train every row that is not finished, one after the other; returns the exit code: 1 when a row failed.
 
-    All rows are checked before the first is written down, and all are written down before the first trains.
+    All rows are checked before the first is written down, and all are written down before the first trains. With
+    `plan=true` they are only shown.
 
     Raises:
         UserError: names every row that cannot run.
     """
     folders = [folder_of(row) for row in rows]
+    twice = [path for path, count in Counter(folder.path for folder in folders).items() if count > 1]
+    if twice:
+        raise UserError(
+            f"several rows would share the folder {RunFolder(twice[0])}; a key that differs must be in sweep.axes"
+        )
+    if rows[0].config.plan:
+        return show_plan(rows, folders)
     wrong = {}
     for row, folder in zip(rows, folders, strict=True):
         try:
             _check(row, folder)
         except UserError as error:
             wrong[folder] = error
-    twice = [path for path, count in Counter(folder.path for folder in folders).items() if count > 1]
-    if twice:
-        raise UserError(
-            f"several rows would share the folder {RunFolder(twice[0])}; a key that differs must be in sweep.axes"
-        )
     if len(rows) == 1 and wrong:
         raise next(iter(wrong.values()))
     if wrong:
@@ -65,13 +70,8 @@ def execute(folders: list[RunFolder], trusted: Sequence[str]) -> int:
             continue
         print(heading, flush=True)
         try:
-            result = run.run(folder, trusted)
+            result = run(folder, trusted)
             print(f"{folder}: {describe_result(result)}", flush=True)
-        except Interrupted as stop:
-            print(f"\nstopped by {stop}; {folder} is saved. Continue with the same command", file=sys.stderr)
-            command = ["python", "-m", "deepnets.run", str(folder), *(f"--trust={target}" for target in trusted)]
-            print(f"or with: {shlex.join(command)}", file=sys.stderr)
-            raise
         except Exception as error:
             if len(folders) == 1:
                 raise
@@ -89,7 +89,9 @@ def execute(folders: list[RunFolder], trusted: Sequence[str]) -> int:
 def _check(row: Row, folder: RunFolder) -> None:
     folder.check(row.config)
     if row.config.overwrite or not folder.is_complete:
-        run.check(row.config)
+        check(row.config)
+    elif folder.config.dataset.get("root") != row.config.dataset.get("root"):
+        print(f"{folder}: was trained on the data in {folder.config.dataset.get('root')}", flush=True)
 
 
 def _origin(row: Row) -> dict[str, Any]:
@@ -103,7 +105,12 @@ def _origin(row: Row) -> dict[str, Any]:
 
 
 def _lines(errors: dict[RunFolder, Exception]) -> list[str]:
-    return [f"  {folder}: {error}" for folder, error in errors.items()]
+    """A line per error; folders that share one share the line."""
+    folders: dict[str, list[RunFolder]] = {}
+    for folder, error in errors.items():
+        folders.setdefault(str(error), []).append(folder)
+    others = {text: f" and {len(same) - 1} more" if len(same) > 1 else "" for text, same in folders.items()}
+    return [f"  {same[0]}{others[text]}: {text}" for text, same in folders.items()]
 
 
 def _print_ending(folders: list[RunFolder]) -> None:

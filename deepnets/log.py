@@ -2,6 +2,7 @@
 
 import csv
 import io
+import os
 import sys
 import time
 from typing import Any, Self
@@ -38,17 +39,19 @@ class Log:
         self.noted = training.iteration
         self.refreshed = 0.0
         self.begun = time.monotonic()
+        if training.iteration == 0:  # what an execution logged that left no checkpoint
+            for file in [*folder.path.glob("events.out.tfevents.*"), folder.path / "log.txt"]:
+                file.unlink(missing_ok=True)
         # What an interrupted execution logged beyond the checkpoint is hidden, or curves would double.
         purge = training.iteration + (training.batch == 0) if training.iteration else None
         self.writer = SummaryWriter(str(folder.path), purge_step=purge)
-        self.console = Console(highlight=False, soft_wrap=True)
+        console = Console(highlight=False)
+        columns = [TextColumn("{task.description}"), BarColumn(bar_width=12), TextColumn("{task.fields[state]}")]
         self.progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[state]}"),
-            console=self.console,
+            *(columns if console.width >= 100 else columns[::2]),
+            console=console,
             transient=True,
-            disable=not sys.stdout.isatty(),
+            disable=not console.is_terminal or console.is_dumb_terminal,
         )
         self.task = self.progress.add_task("starting", total=training.iterations, state="")
 
@@ -66,22 +69,17 @@ class Log:
         """Wall time of the run, over all executions."""
         return time.monotonic() - self.started
 
-    def iteration(self, training: Training) -> bool:
-        """Note an iteration; now and then, read the losses from the device and refresh the display.
-
-        Returns whether the training loss of this epoch was found to be non-finite.
-        """
+    def iteration(self, training: Training) -> None:
+        """Note an iteration; now and then, read the losses from the device and refresh the display."""
         self.clock.tick(training)
         if training.iteration % self.every == 0 and training.iteration > self.noted:
             self.losses.append((training.iteration, training.loss))
             self.noted = training.iteration
         if time.monotonic() - self.refreshed < REFRESH_SECONDS:
-            return False
+            return
         self.refreshed = time.monotonic()
         self._write_losses()
-        mean = training.sums.mean()
-        self._display(training, mean.loss)
-        return not torch.isfinite(training.sums.values[0]).item()
+        self._display(training, training.sums.mean().loss)
 
     def epoch(self, training: Training) -> None:
         """Add the epoch that `training` has just completed to metrics.csv, TensorBoard and the console."""
@@ -106,9 +104,9 @@ class Log:
             f"  {split} {mean.loss:.4f} {mean.error:.2f}%" for split, mean in training.completed.items()
         )
         line += f"  {row['images_per_second']:,.0f} images/s  {_duration(self.time_left(training))} left"
-        self.record(line)
+        self._record(line)
         if self.progress.disable:
-            self.console.print(line, markup=False)
+            self._print(line)
 
     def flush(self) -> None:
         """Put on disk what was noted so far, as a checkpoint is about to make it final."""
@@ -124,10 +122,20 @@ class Log:
             writer.writerows(self.history)
         write_atomically(self.folder.path / "metrics.csv", text.getvalue())
 
-    def record(self, line: str) -> None:
-        """Append a line to the run's log.txt."""
+    def remark(self, line: str) -> None:
+        """Tell something about the run, on the console and in its log.txt."""
+        self._record(line)
+        self._print(f"{self.folder}: {line}")
+
+    def _record(self, line: str) -> None:
         with (self.folder.path / "log.txt").open("a") as file:
             file.write(line + "\n")
+
+    def _print(self, line: str) -> None:
+        try:
+            print(line, flush=True)
+        except BrokenPipeError:  # the reader of our output has left; the run goes on
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)
 
     def time_left(self, training: Training) -> float:
         """Seconds to the end of the budget at the pace of this execution."""
@@ -145,12 +153,12 @@ class Log:
         errors = [
             f"{key[:-6]} {value:.2f}%" for key, value in (self.history or [{}])[-1].items() if key.endswith("_error")
         ]
-        state = f"loss {loss:.4f}  {'  '.join(errors)}  {self.clock.images_per_second():,.0f} images/s"
         self.progress.update(
             self.task,
             completed=training.iteration,
-            description=f"epoch {min(training.epoch + 1, training.epochs)}/{training.epochs}",
-            state=f"{state}  {_duration(self.time_left(training))} left",
+            description=f"epoch {min(training.epoch + 1, training.epochs)}/{training.epochs}"
+            f"  {_duration(self.time_left(training))} left",
+            state=f"{self.clock.images_per_second():,.0f} images/s  loss {loss:.3f}  {'  '.join(errors)}",
         )
 
 

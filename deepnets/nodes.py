@@ -34,9 +34,11 @@ TARGETS = frozenset(
         "deepnets.models.survival.RandomSubset",
         "deepnets.models.survival.Uniform",
         "deepnets.optimizer.adam",
+        "deepnets.optimizer.caffe_sgd",
         "deepnets.optimizer.sgd",
         "deepnets.schedule.Cosine",
         "deepnets.schedule.Exponential",
+        "deepnets.schedule.Plateau",
         "deepnets.schedule.Step",
     }
 )
@@ -49,25 +51,30 @@ def build(where: str, node: dict[str, Any], trusted: Collection[str] = (), **run
         UserError: the target is not allowed, an argument is unknown, missing or of another type than annotated, or the
             target refuses its values.
     """
+    if not isinstance(node, dict):
+        raise UserError(f"{where}={node}: choose one of its options")
     _check(where, node, trusted, runtime)
     try:
         return hydra.utils.instantiate(node, _convert_="all", **runtime)
     except InstantiationException as error:
         cause = error.__cause__
-        if isinstance(cause, UserError):
-            raise cause from None
-        if isinstance(cause, ValueError):
-            raise UserError(f"{where}: {cause}") from error
-        raise
+        if isinstance(cause, ValueError) and not isinstance(cause, UserError):
+            raise UserError(f"{where}: {cause}") from cause
+        raise (cause or error) from None  # a bug in the target, whose own traceback tells most
 
 
-def _check(where: str, node: dict[str, Any], trusted: Collection[str], runtime: Collection[str]) -> None:
+def _check(
+    where: str, node: dict[str, Any], trusted: Collection[str], runtime: Collection[str], nested: bool = False
+) -> None:
     target = node.get("_target_")
-    if target not in TARGETS and target not in trusted:
+    if not isinstance(target, str) or (target not in TARGETS and target not in trusted):
         raise UserError(
             f"{where}._target_: {target!r} is not one of the classes a configuration may name. If it is your own and "
             f"you trust it, add 'trusted_targets=[{target}]' to the command line."
         )
+    is_partial = node.get("_partial_", False)
+    if is_partial and not nested:
+        raise UserError(f"{where}._partial_: only a nested node may leave arguments open")
     arguments = {key: value for key, value in node.items() if key not in ("_target_", "_partial_")}
     try:
         parameters, annotations = _signature(target)
@@ -81,15 +88,16 @@ def _check(where: str, node: dict[str, Any], trusted: Collection[str], runtime: 
         raise UserError(f"{where}: unknown key {unknown[0]!r}; {target} takes: {allowed}")
     for key, value in arguments.items():
         if isinstance(value, dict) and "_target_" in value:
-            _check(f"{where}.{key}", value, trusted, ())
+            _check(f"{where}.{key}", value, trusted, (), nested=True)
         elif key in annotations:
             _check_type(f"{where}.{key}", value, annotations[key])
     given = {*arguments, *runtime}
     missing = [
         name for name, parameter in parameters.items() if parameter.default is parameter.empty and name not in given
     ]
-    if missing and not node.get("_partial_"):
-        raise UserError(f"{where}: {missing[0]!r} is not given; {target} needs it")
+    if len(missing) > is_partial:  # a partial node leaves one argument open, which the program gives
+        needs = "all but one of them" if is_partial else "them"
+        raise UserError(f"{where}: not given: {', '.join(missing)}; {target} needs {needs}")
 
 
 def _check_type(where: str, value: Any, annotation: Any) -> None:

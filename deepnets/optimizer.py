@@ -29,6 +29,36 @@ def sgd(
     return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov, fused=True)
 
 
+def caffe_sgd(
+    model: nn.Module,
+    lr: float,
+    momentum: float,
+    nesterov: bool,
+    weight_decay: float,
+    bias_lr_factor: float,
+    head_decay_factor: float,
+) -> torch.optim.SGD:
+    """`sgd` with Caffe's multipliers on the decay of the last linear layer's weight and on the rate of biases.
+
+    Biases, all that has one dimension, have no decay (Srivastava et al. 2015, their network files).
+
+    Raises:
+        ValueError: a model without a linear layer.
+    """
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    if not linear:
+        raise ValueError("head_decay_factor: this network has no linear layer to apply it to")
+    head = linear[-1].weight
+    weights, biases = parameter_groups(model, weight_decay, "weights")
+    weights["params"] = [weight for weight in weights["params"] if weight is not head]
+    groups = [
+        weights,
+        {"params": [head], "weight_decay": weight_decay * head_decay_factor},
+        {**biases, "lr": lr * bias_lr_factor},
+    ]
+    return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov, fused=True)
+
+
 def adam(
     model: nn.Module, lr: float, betas: Sequence[float], eps: float, weight_decay: float, decayed: Decayed
 ) -> torch.optim.Adam:

@@ -1,11 +1,12 @@
 """Learning-rate schedules: the factor on the optimiser's rate at each iteration.
 
 Each is called with the number of iterations done and is handed to `torch.optim.lr_scheduler.LambdaLR`, which keeps and
-restores its state. `total` is the budget in iterations.
+restores its state. `total` is the budget in iterations. One that depends on the training has a method `observe`, which
+`fit` tells the iterations done and the mean training loss at the end of each epoch.
 """
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 
@@ -68,3 +69,37 @@ class Exponential:
 
     def __call__(self, iteration: int) -> float:
         return self.final_factor ** (iteration / self.total)
+
+
+class Plateau:
+    """Times `factor` when the training loss fell too little `patience` epochs in a row (Balduzzi et al. 2017, A4).
+
+    Too little is, over the last `window` epochs, less than `threshold` times what it was. The count starts anew after a
+    fall. A fall acts from the second iteration of the next epoch on: the first one's rate was set before.
+
+    Raises:
+        ValueError: a window or patience below 1 epoch, or a threshold or factor outside (0, 1).
+    """
+
+    def __init__(self, total: int, window: int, patience: int, threshold: float, factor: float) -> None:
+        if min(window, patience) < 1:
+            raise ValueError(f"window {window}, patience {patience}: must be at least 1 epoch")
+        if not (0 < threshold < 1 and 0 < factor < 1):
+            raise ValueError(f"threshold {threshold}, factor {factor}: must lie between 0 and 1")
+        self.window, self.patience, self.threshold, self.factor = window, patience, threshold, factor
+        self.losses: list[float] = []
+        self.slow_epochs = 0
+        self.falls: list[int] = []
+
+    def __call__(self, iteration: int) -> float:
+        return self.factor ** bisect_left(self.falls, iteration)
+
+    def observe(self, iteration: int, training_loss: float) -> None:
+        """Take note of an epoch's end."""
+        self.losses = [*self.losses[-self.window :], training_loss]
+        if len(self.losses) <= self.window:
+            return
+        slow = self.losses[0] - self.losses[-1] < self.threshold * self.losses[0]
+        self.slow_epochs = self.slow_epochs + 1 if slow else 0
+        if self.slow_epochs == self.patience:
+            self.slow_epochs, self.falls = 0, [*self.falls, iteration]

@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 
+from deepnets.assembly import prepare
 from deepnets.config import CONF, REPOSITORY, Config, register, typed
 from deepnets.fit import fit
 from deepnets.hardware import choose_precision, describe, find_device
-from deepnets.run import build_model, prepare
+from deepnets.run import build_model
 
 Measurement = dict[str, list[float]]
 
@@ -183,14 +184,14 @@ BENCHES = {"training": bench_training, "data": bench_data, "startup": bench_star
 def report(results: Measurement, unit: str) -> dict[str, dict[str, float]]:
     """Print the table; returns medians, ranges and the first candidate's ratio to each."""
     first = next(iter(results))
-    table = Table("", f"median {unit}", "range", f"{first} is times this", box=None)
+    table = Table("", f"median {unit}", "range", f"{first} is ... times this", box=None)
     summary = {}
     for name, values in results.items():
         ratio = statistics.median(a / b for a, b in zip(results[first], values, strict=True))
         summary[name] = {"median": statistics.median(values), "low": min(values), "high": max(values), "ratio": ratio}
         low, middle, high = (f"{summary[name][key]:,.4g}" for key in ("low", "median", "high"))
         table.add_row(name, middle, f"{low} to {high}", f"{ratio:.2f}")
-    Console().print(table)
+    Console(width=110).print(table)
     return summary
 
 

@@ -25,8 +25,9 @@ def main() -> int:
     if not composed:
         return 0
     rows = [Row(typed(config), dict(hydra.runtime.choices), tuple(hydra.overrides.task)) for config, hydra in composed]
-    if rows[0].config.trusted_targets and not any(word.startswith("trusted_targets=") for word in sys.argv[1:]):
-        raise UserError("trusted_targets: may be given only on the command line")
+    given = [word for word in sys.argv[1:] if word.startswith("trusted_targets=")]
+    if len({tuple(row.config.trusted_targets) for row in rows}) > 1 or (rows[0].config.trusted_targets and not given):
+        raise UserError("trusted_targets: may be given only on the command line, and one list for all rows")
     from deepnets.launch import launch  # imports torch, which --help and a mistyped option need not wait for
 
     return launch(rows)

@@ -1,4 +1,4 @@
-"""Running the project's commands as users do."""
+"""Running the project's commands as users do, and composing as they do."""
 
 import csv
 import os
@@ -6,6 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from hydra import compose, initialize_config_dir
+from omegaconf import open_dict
+
+from deepnets.config import CONF, Row, register, typed
 from deepnets.log import TIME_COLUMNS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,3 +35,15 @@ def metrics(folder: Path) -> list[dict[str, str]]:
         return [
             {name: value for name, value in row.items() if name not in TIME_COLUMNS} for row in csv.DictReader(file)
         ]
+
+
+def row(output_root: Path, *changes: str) -> Row:
+    """The row that scripts/train.py composes for these overrides."""
+    register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        composed = compose("train", [*changes, f"output_root={output_root}"], return_hydra_config=True)
+    choices = dict(composed.hydra.runtime.choices)
+    overrides = tuple(composed.hydra.overrides.task)
+    with open_dict(composed):
+        del composed["hydra"]
+    return Row(typed(composed), choices, overrides)

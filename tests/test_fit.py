@@ -1,6 +1,7 @@
 """The loop against the same training written out by hand."""
 
 import io
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -12,7 +13,7 @@ from deepnets.data.source import Split
 from deepnets.fit import Training, fit
 from deepnets.metrics import Sums
 from deepnets.optimizer import sgd
-from deepnets.schedule import Step
+from deepnets.schedule import Plateau, Step
 
 CPU = torch.device("cpu")
 IMAGES = torch.randint(0, 256, (10, 4, 4, 1), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -24,17 +25,17 @@ def small_net() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3))
 
 
-def training(iterations: int) -> Training:
-    """Batches of 4, 4 and 2 images; rate 0.5, from the middle on 0.05."""
+def training(iterations: int, schedule: Callable[[int], float] | None = None) -> Training:
+    """Batches of 4, 4 and 2 images; rate 0.5, without another schedule 0.05 from the middle on."""
     split = Split(IMAGES, LABELS)
     normalization = Normalization(torch.zeros(4, 4, 1), torch.full((4, 4, 1), 1 / 255))
     model = small_net()
     optimizer = sgd(model, lr=0.5, momentum=0.9, nesterov=True, weight_decay=0.01, decayed="all")
-    schedule = Step(iterations, milestones=[1], of=2, factor=0.1, warmup_iterations=0, warmup_factor=1.0)
+    halves = Step(iterations, milestones=[1], of=2, factor=0.1, warmup_iterations=0, warmup_factor=1.0)
     return Training(
         model=model,
         optimizer=optimizer,
-        schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, schedule),
+        schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, schedule or halves),
         batches=TrainingBatches(split, normalization, pad=0, flip=False, batch_size=4, seed=0),
         evaluated={"test": EvaluationBatches(split, normalization, batch_size=3)},
         iterations=iterations,
@@ -98,6 +99,33 @@ def test_a_state_taken_anywhere_continues_to_the_same_weights() -> None:
         resumed.load_state_dict(torch.load(file, weights_only=True))
         for _ in fit(resumed):
             pass
+        for name, weight in whole.model.state_dict().items():
+            assert torch.equal(resumed.model.state_dict()[name], weight), name
+
+
+def test_a_schedule_that_observes_the_loss_continues_anywhere() -> None:
+    def plateau() -> Plateau:
+        return Plateau(18, window=1, patience=2, threshold=0.99, factor=0.5)  # every epoch is slow
+
+    whole, states = training(18, plateau()), []
+    for state in fit(whole):
+        states.append((as_file(state.state_dict()), state.learning_rate, state.optimizer.param_groups[0]["lr"]))
+    by_iteration = {
+        3: (0.5, 0.5),
+        9: (0.5, 0.5),
+        10: (0.5, 0.25),
+        11: (0.25, 0.25),
+        15: (0.25, 0.25),
+        18: (0.125, 0.125),
+    }
+    ends = {torch.load(file, weights_only=True)["iteration"]: rates for file, *rates in states}
+    assert {iteration: tuple(ends[iteration]) for iteration in by_iteration} == by_iteration
+    for file, *_ in states:
+        resumed = training(18, plateau())
+        file.seek(0)
+        resumed.load_state_dict(torch.load(file, weights_only=True))
+        rates = [state.learning_rate for state in fit(resumed)]
+        assert rates == [rate for _, rate, _ in states][len(states) - len(rates) :]
         for name, weight in whole.model.state_dict().items():
             assert torch.equal(resumed.model.state_dict()[name], weight), name
 

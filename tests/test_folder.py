@@ -1,4 +1,4 @@
-"""Names, identity, refusal and locking of run folders, on composed configurations."""
+"""Identity, refusal and locking of run folders, on composed configurations."""
 
 import subprocess
 import sys
@@ -6,55 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import open_dict
 
-from deepnets.config import CONF, Config, Row, register, typed
+from deepnets.config import CONF, Config
 from deepnets.errors import UserError
-from deepnets.folder import RunFolder, folder_of, identity, identity_hash
-
-
-def row(output_root: Path, *changes: str) -> Row:
-    register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        composed = compose("train", [*changes, f"output_root={output_root}"], return_hydra_config=True)
-    choices = dict(composed.hydra.runtime.choices)
-    overrides = tuple(composed.hydra.overrides.task)
-    with open_dict(composed):
-        del composed["hydra"]
-    return Row(typed(composed), choices, overrides)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "name"),
-    [
-        ([], "runs/digits_resnet,digits/seed0"),
-        (["seed=3"], "runs/digits_resnet,digits/seed3"),
-        (["epochs=5", "device=cpu", "threads=1", "overwrite=true"], "runs/digits_resnet,digits,epochs=5/seed0"),
-        (["model=resnet20", "dataset=synthetic"], "runs/resnet20,synthetic/seed0"),
-        (
-            ["optimizer.lr=0.05", "model/ordering=full_preactivation"],
-            "runs/digits_resnet,digits,model.ordering=full_preactivation,optimizer.lr=0.05/seed0",
-        ),
-        (["epochs=null", "iterations=50"], "runs/digits_resnet,digits,iterations=50/seed0"),
-        (["schedule.milestones=[1,2]"], "runs/digits_resnet,digits,schedule.milestones=1,2/seed0"),
-    ],
-)
-def test_the_name_is_a_function_of_the_run(tmp_path: Path, overrides: list[str], name: str) -> None:
-    assert folder_of(row(tmp_path, *overrides)).path == tmp_path / name
-
-
-def test_the_order_of_overrides_does_not_matter(tmp_path: Path) -> None:
-    one, other = row(tmp_path, "epochs=5", "batch_size=64"), row(tmp_path, "batch_size=64", "epochs=5")
-    assert folder_of(one).path == folder_of(other).path
-
-
-def test_a_long_name_is_cut_but_stays_its_own(tmp_path: Path) -> None:
-    def long(last: int) -> Path:
-        return folder_of(row(tmp_path, f"schedule.milestones=[{','.join(str(i) for i in range(1, 81))},{last}]")).path
-
-    assert len(long(90).parent.name) <= 160
-    assert long(90) != long(91)
+from deepnets.folder import RunFolder, identity, identity_hash
+from tests.command import row
 
 
 def test_where_a_run_executes_is_not_its_identity(tmp_path: Path) -> None:

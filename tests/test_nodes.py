@@ -37,7 +37,7 @@ def test_a_wrong_argument_is_named(change: dict, message: str) -> None:
 
 
 def test_a_missing_argument_is_named() -> None:
-    with pytest.raises(UserError, match="'factor' is not given"):
+    with pytest.raises(UserError, match="not given: factor;"):
         build("schedule", {key: value for key, value in STEP.items() if key != "factor"}, total=164)
 
 
@@ -50,6 +50,7 @@ def test_a_missing_argument_is_named() -> None:
         "torch.optim.optimizer.torch.hub.load",
         "deepnets.schedule.bisect_right",
         None,
+        ["deepnets.schedule.Step"],
     ],
 )
 def test_a_target_off_the_list_is_refused_before_it_is_imported(target: str | None) -> None:
@@ -61,6 +62,21 @@ def test_a_nested_target_is_checked_too() -> None:
     node = {"_target_": "deepnets.data.dataset.Dataset", "source": {"_target_": "os.system", "command": "true"}}
     with pytest.raises(UserError, match=r"dataset\.source\._target_: 'os\.system'"):
         build("dataset", node)
+
+
+def test_a_partial_node_leaves_one_argument_open() -> None:
+    source = {"_target_": "deepnets.data.sources.synthetic", "_partial_": True}
+    node = {"_target_": "deepnets.data.dataset.Dataset", "root": ".", "validation": 0, "pad": 0, "flip": False}
+    node |= {"normalization": "channel", "source": source}
+    with pytest.raises(UserError, match=r"dataset\.source: not given: root, classes, channels, size, train, test"):
+        build("dataset", node)
+    with pytest.raises(UserError, match=r"schedule\._partial_: only a nested node"):
+        build("schedule", STEP | {"_partial_": True}, total=164)
+
+
+def test_a_bug_in_a_target_keeps_its_own_exception() -> None:
+    with pytest.raises(ZeroDivisionError):
+        build("schedule", {"_target_": "fractions.Fraction", "numerator": 1, "denominator": 0}, ["fractions.Fraction"])
 
 
 def test_a_trusted_target_is_called() -> None:

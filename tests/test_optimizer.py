@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from deepnets.optimizer import adam, parameter_groups, sgd
+from deepnets.optimizer import adam, caffe_sgd, parameter_groups, sgd
 
 
 def one_weight(gradient: float) -> nn.Linear:
@@ -53,3 +53,21 @@ def test_decay_on_all_is_one_group() -> None:
 def test_adam_refuses_a_third_beta() -> None:
     with pytest.raises(ValueError, match="two numbers"):
         adam(net(), lr=0.1, betas=[0.9, 0.9, 0.9], eps=1e-8, weight_decay=0.0, decayed="all")
+
+
+def test_caffe_multipliers_on_the_first_step() -> None:
+    model = net()
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    settings = {"momentum": 0.9, "nesterov": True, "bias_lr_factor": 2.0, "head_decay_factor": 10.0}
+    caffe_sgd(model, lr=0.1, weight_decay=0.01, **settings).step()
+    for name, factor, decay in [("0.weight", 1, 0.01), ("1.bias", 2, 0), ("3.weight", 1, 0.1), ("3.bias", 2, 0)]:
+        w = before[name]
+        expected = w - 0.1 * factor * 1.9 * (1 + decay * w)  # Nesterov's first step is 1 + momentum gradients long
+        torch.testing.assert_close(dict(model.named_parameters())[name], expected)
+
+
+def test_caffe_multipliers_need_a_head() -> None:
+    with pytest.raises(ValueError, match="no linear layer"):
+        caffe_sgd(nn.Conv2d(1, 1, 1), 0.1, 0.9, True, 1e-3, bias_lr_factor=2.0, head_decay_factor=10.0)

@@ -2,6 +2,7 @@
 
 import json
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -10,13 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from deepnets import checkpoint
 from tests.command import ENVIRONMENT, ROOT, metrics, start, train
 
 # Dropout draws from the generator whose state must come back; a checkpoint is written at every opportunity.
 RUN = ["model.depth=8", "model.widths=[8,16,32]", "model/shortcut=dropout_inverted", "epochs=6", "threads=1"]
-RUN += ["checkpoint_seconds=0", "evaluation_batch_size=100"]
+RUN += ["checkpoint_seconds=0", "evaluation_batch_size=100", "device=cpu"]
 TIMES = {"seconds", "images_per_second"}
 
 
@@ -94,21 +96,28 @@ def test_killed_while_a_checkpoint_is_written(undisturbed: Path, tmp_path: Path)
     assert_equal_runs(folder_in(tmp_path), undisturbed)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_says_how_to_continue(undisturbed: Path, tmp_path: Path, number: signal.Signals) -> None:
-    process = start(*RUN, f"output_root={tmp_path}", "checkpoint_seconds=1000")
+def stopped_in_epoch(number: int, process: subprocess.Popen[str], by: signal.Signals) -> str:
+    """What it tells after the signal."""
     for line in process.stdout:
-        if line.startswith("epoch 2/"):
+        if line.startswith(f"epoch {number}/"):
             break
-    process.send_signal(number)
+    process.send_signal(by)
     told, _ = process.communicate(timeout=5)
+    assert process.returncode == 128 + by
+    return told
+
+
+def test_a_signal_saves_and_says_how_to_continue(undisturbed: Path, tmp_path: Path) -> None:
+    process = start(*RUN, f"output_root={tmp_path}", "checkpoint_seconds=1000")
+    told = stopped_in_epoch(2, process, signal.SIGINT)
     folder = folder_in(tmp_path)
-    assert process.returncode == 128 + number
-    assert f"python -m deepnets.run {folder}" in told
+    assert f"python -m deepnets.run {shlex.quote(str(folder))}" in told
     assert not (folder / "result.json").exists()
-    done = subprocess.run(
-        [sys.executable, "-m", "deepnets.run", str(folder)], capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT
-    )
+    again = [sys.executable, "-m", "deepnets.run", str(folder)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": ROOT, "env": ENVIRONMENT}
+    told = stopped_in_epoch(4, subprocess.Popen(again, **pipes), signal.SIGTERM)
+    assert f"python -m deepnets.run {shlex.quote(str(folder))}" in told
+    done = subprocess.run(again, capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT, check=False)
     assert done.returncode == 0, done.stderr
     assert "continuing at iteration" in done.stdout
     assert_equal_runs(folder, undisturbed)
@@ -131,10 +140,9 @@ def test_a_damaged_checkpoint_is_told_and_the_previous_one_used(undisturbed: Pat
     assert_equal_runs(folder_in(tmp_path), undisturbed)
 
 
-def test_tensorboard_curves_do_not_double(undisturbed: Path, tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    process = start(*RUN, f"output_root={tmp_path}")
+@pytest.mark.parametrize("seconds", [0, 1000])
+def test_tensorboard_curves_do_not_double(tmp_path: Path, seconds: int) -> None:
+    process = start(*RUN, f"output_root={tmp_path}", f"checkpoint_seconds={seconds}")
     for line in process.stdout:
         if line.startswith("epoch 3/"):
             break

@@ -2,16 +2,21 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from PIL import Image
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
 
+from deepnets.assembly import check
 from deepnets.config import CONF, Config, register, typed
 from deepnets.errors import UserError
 from deepnets.folder import RunFolder
-from deepnets.run import build_model, check, load_run, run
+from deepnets.run import build_model, load_run, run
 
-SMALL = ["model.depth=8", "model.widths=[4,8,16]", "epochs=2", "precision=fp32"]
+SMALL = ["model.depth=8", "model.widths=[4,8,16]", "epochs=2", "precision=fp32", "device=cpu"]
 
 
 def config(*overrides: str) -> Config:
@@ -29,9 +34,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 def test_a_loaded_run_makes_the_errors_of_its_result(trained: RunFolder) -> None:
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
-
     model, loaded = load_run(trained.path)
     assert loaded.model["depth"] == 8
     assert not model.training
@@ -72,6 +74,43 @@ def test_the_seed_makes_the_weights() -> None:
     assert not torch.equal(one["stem.0.weight"], other["stem.0.weight"])
 
 
+def test_a_run_that_blows_up_in_its_last_update_has_diverged(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.freeze(config(*SMALL, "optimizer.lr=1e30", "epochs=null", "iterations=1"), {})
+    result = run(folder)
+    assert result["status"] == "diverged"
+    assert result["test_error"] is None
+
+
+def test_a_run_diverges_at_the_same_iteration_every_time(tmp_path: Path) -> None:
+    ends = set()
+    for number in range(2):
+        folder = RunFolder(tmp_path / str(number))
+        folder.freeze(config(*SMALL, "optimizer.lr=1e30", "batch_size=4"), {})
+        ends.add(run(folder)["iterations"])
+    assert ends == {50}
+
+
+def test_a_run_does_not_continue_on_other_data(tmp_path: Path) -> None:
+    settings = [*SMALL[:2], "dataset=image_folder", "batch_size=4", "epochs=1", "checkpoint_seconds=0", "device=cpu"]
+    digits = load_digits()
+    for place, shift in (("a", 0), ("b", 1)):
+        for split in ("train", "test"):
+            for label in (0, 1):
+                folder = tmp_path / place / "pets" / split / str(label)
+                folder.mkdir(parents=True)
+                for number in range(6 + shift * label):
+                    image = digits.images[digits.target == label][number] * 15
+                    Image.fromarray(image.astype(np.uint8)).save(folder / f"{number}.png")
+    folder = RunFolder(tmp_path / "run")
+    folder.freeze(config(*settings, f"dataset.root={tmp_path}/a/pets"), {})
+    run(folder)
+    (folder.path / "result.json").unlink()
+    folder.freeze(config(*settings, f"dataset.root={tmp_path}/b/pets"), {})
+    with pytest.raises(UserError, match=r"began on other data .* train 12 then, 13 now"):
+        run(folder)
+
+
 def test_a_folder_without_checkpoint_cannot_be_loaded(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not a run folder"):
         load_run(tmp_path)
@@ -105,6 +144,10 @@ def test_a_grid_does_not_hand_its_threads_to_the_next_row(tmp_path: Path) -> Non
         (["dataset.validation=1437"], "validation=1437: hold out 0 to 1436"),
         (["epochs=null"], "give one of them"),
         (["iterations=5"], "give one of them"),
+        (["seed=-1"], "seed=-1: must not be negative"),
+        (["checkpoint_seconds=nan"], "checkpoint_seconds=nan: must be"),
+        (["dataset.root=null"], r"dataset\.root: got None"),
+        (["dataset.source=null"], r"dataset\.source: got None"),
         (["epochs=0"], "epochs=0: must be at least 1"),
         (["device=abacus"], "not the name of a device"),
         (["device=meta"], "not on this machine, which has: cpu"),

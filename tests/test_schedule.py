@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from deepnets.schedule import Cosine, Exponential, Step
+from deepnets.schedule import Cosine, Exponential, Plateau, Step
 
 
 def step(total: int, **changes: object) -> Step:
@@ -84,3 +84,32 @@ def test_state_survives_a_restart_in_mid_schedule() -> None:
         resumed.step()
     assert again == rates[12:]
     assert rates == pytest.approx([0.05] * 3 + [0.5] * 7 + [0.05] * 5 + [0.005] * 5)
+
+
+def plateau(**changes: object) -> Plateau:
+    return Plateau(1000, **({"window": 2, "patience": 2, "threshold": 0.1, "factor": 0.5} | changes))
+
+
+def test_plateau_falls_after_slow_epochs_in_a_row_and_counts_anew() -> None:
+    schedule = plateau()
+    losses = [1.0, 0.9, 0.8, 0.79, 0.73, 0.72, 0.71, 0.70, 0.69]
+    # From the third on they fall over 2 epochs by 20, 12, 9, 9, 3, 3, 3 percent: slow from 0.73 on.
+    factors = []
+    for epoch, loss in enumerate(losses, start=1):
+        schedule.observe(10 * epoch, loss)
+        factors.append(schedule(10 * epoch + 1))
+    assert factors == [1, 1, 1, 1, 1, 0.5, 0.5, 0.25, 0.25]
+    assert [schedule(60), schedule(61)] == [1, 0.5]  # the rate of iteration 60 was set before epoch 6 ended
+
+
+def test_plateau_forgives_when_a_quick_epoch_lies_between() -> None:
+    schedule = plateau()
+    for epoch, loss in enumerate([1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.1], start=1):
+        schedule.observe(epoch, loss)
+    assert schedule(8) == 1
+
+
+@pytest.mark.parametrize("changes", [{"window": 0}, {"patience": 0}, {"threshold": 0.0}, {"factor": 1.0}])
+def test_impossible_plateaus_are_refused(changes: dict) -> None:
+    with pytest.raises(ValueError, match="must"):
+        plateau(**changes)

@@ -1,9 +1,14 @@
 """scripts/train.py from the outside: what it prints, writes and refuses."""
 
+import fcntl
 import json
 import os
+import pty
+import re
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -36,6 +41,7 @@ def test_a_finished_run_says_so_and_trains_nothing(tmp_path: Path) -> None:
     again = train(*SMALL, f"output_root={tmp_path}", "dataset.root=/nowhere")
     assert again.returncode == 0
     assert "already finished: test error" in again.stdout
+    assert "was trained on the data in" in again.stdout
     assert {file.name: file.stat().st_mtime_ns for file in folder.iterdir()} == before
     anew = train(*SMALL, f"output_root={tmp_path}", "overwrite=true")
     assert "epoch 1/2" in anew.stdout
@@ -95,7 +101,7 @@ def test_a_diverging_run_ends_as_diverged_and_the_grid_goes_on(tmp_path: Path) -
 
 def test_a_failing_row_does_not_stop_the_others(tmp_path: Path) -> None:
     grid = ["-m", *SMALL, "seed=0,1", f"output_root={tmp_path}"]
-    blocked = tmp_path / "runs" / "digits_resnet,digits,epochs=2,model.depth=8,model.widths=4,8,16" / "seed0"
+    blocked = tmp_path / "runs" / "digits_resnet,digits,epochs=2,model.widths=4,8,16" / "seed0"
     (blocked / "checkpoint.pt.new").mkdir(parents=True)
     done = train(*grid)
     assert done.returncode == 1
@@ -183,6 +189,45 @@ def test_code_of_ones_own_runs_only_when_trusted_on_the_command_line(tmp_path: P
     again = [sys.executable, "-m", "deepnets.run", str(folder)]
     assert "'mine.ramp' is not one of the classes" in call(*again).stderr
     assert call(*again, "--trust=mine.ramp").returncode == 0
+
+
+def test_a_table_cannot_trust_for_the_user(tmp_path: Path) -> None:
+    done = train("-m", *SMALL, "trusted_targets=[],[os.system]", f"output_root={tmp_path}")
+    assert done.returncode == 1
+    assert "trusted_targets: may be given only on the command line" in done.stderr
+
+
+@pytest.mark.parametrize("columns", [60, 120])
+def test_a_terminal_shows_epoch_time_left_speed_and_errors(tmp_path: Path, columns: int) -> None:
+    shown = in_terminal([*TRAIN, *SMALL[:2], "epochs=30", f"output_root={tmp_path}"], columns)
+    for pattern in (r"epoch \d+/30", r"\d+:\d\d left", r"[\d,]+ images/s", r"loss \d\.\d+"):
+        assert re.search(pattern, shown), pattern
+    assert "finished: test error" in shown
+
+
+def in_terminal(command: list[str], columns: int) -> str:
+    """What the command shows on a terminal that wide."""
+    parent, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {**ENVIRONMENT, "TERM": "xterm"}
+    process = subprocess.Popen(command, stdin=child, stdout=child, stderr=child, env=environment, cwd=ROOT)
+    os.close(child)
+    shown = b""
+    while True:
+        try:
+            shown += os.read(parent, 65536)
+        except OSError:  # Linux ends a terminal so
+            break
+    os.close(parent)
+    assert process.wait() == 0, shown
+    return shown.decode()
+
+
+def test_a_reader_that_leaves_does_not_end_the_run(tmp_path: Path) -> None:
+    command = " ".join([*TRAIN, *SMALL[:1], "epochs=4", f"output_root={tmp_path}"])
+    subprocess.run(f"{command} | head -1", shell=True, check=True, env=ENVIRONMENT, capture_output=True)
+    (folder,) = tmp_path.glob("runs/*/seed0")
+    assert json.loads((folder / "result.json").read_text())["status"] == "finished"
 
 
 def test_a_changed_commit_is_said(tmp_path: Path) -> None:

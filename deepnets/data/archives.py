@@ -50,7 +50,7 @@ def obtain(archive: Archive, root: Path) -> None:
         return
     packed = root / archive.packed if archive.packed and (root / archive.packed).is_file() else None
     if packed is None and (failure := _unreachable(archive.url)):
-        raise UserError(_missing(archive, root, failure))
+        raise UserError(_advice(archive, root, failure))
     from torchvision import datasets  # heavy, and only needed on the first start
 
     if packed and not datasets.utils.check_integrity(packed, getattr(datasets, archive.kind).tgz_md5):
@@ -67,20 +67,27 @@ def obtain(archive: Archive, root: Path) -> None:
                     (root / file).parent.mkdir(parents=True, exist_ok=True)
                     os.replace(Path(new) / file, root / file)
     except (OSError, RuntimeError) as error:
-        raise UserError(_missing(archive, root, str(error))) from error
+        raise UserError(_advice(archive, root, str(error))) from error
 
 
 def official(archive: Archive, root: Path, sizes: tuple[int, int]) -> Found:
-    """The official archive of 32x32 colour images in `root`; `read` verifies the checksums."""
-    obtain(archive, root)
-    files = [path for file in archive.files for path in (root / file, *(root / file).glob("*")) if path.is_file()]
-    stats = [(str(path.relative_to(root)), path.stat()) for path in files]
-    key = fingerprint(((path, s.st_size, s.st_mtime_ns) for path, s in stats), "official")
+    """The official archive of 32x32 colour images in `root`; `read` obtains it and verifies the checksums."""
 
     def read() -> tuple[Split, Split]:
+        obtain(archive, root)
+        files = [path for file in archive.files for path in (root / file, *(root / file).glob("*")) if path.is_file()]
+        stats = [(str(path.relative_to(root)), path.stat()) for path in files]
+        key = fingerprint(((path, s.st_size, s.st_mtime_ns) for path, s in stats), "official")
         return cached(root, f"deepnets-{archive.name}-{sizes[0]}.npz", key, lambda: _read(archive, root))
 
-    return Found(sizes, read)
+    return Found(sizes, read, missing(archive, root))
+
+
+def missing(archive: Archive, root: Path) -> str | None:
+    """What a download would have to fetch, None if nothing; the network is not asked."""
+    if _complete(archive, root) or (archive.packed and (root / archive.packed).is_file()):
+        return None
+    return f"no {archive.name} in {root}: training would first download {archive.url}"
 
 
 def _complete(archive: Archive, root: Path) -> bool:
@@ -140,7 +147,7 @@ def _unreachable(url: str) -> str | None:
         return f"no answer within {PATIENCE:g} s"
 
 
-def _missing(archive: Archive, root: Path, failure: str) -> str:
+def _advice(archive: Archive, root: Path, failure: str) -> str:
     official = f" or {archive.packed}" if archive.packed else ""
     return (
         f"no {archive.name} in {root} (looked for {', '.join(archive.files)}{official}, and for a tree "

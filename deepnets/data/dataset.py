@@ -64,7 +64,7 @@ class Dataset:
 
     @property
     def training_size(self) -> int:
-        """Training images after the hold-out. Looks for the files; a `UserError` when they are missing or unfit."""
+        """Training images after the hold-out. Looks for the files; a `UserError` when they are unfit, or nowhere."""
         train, test = self.source.found.sizes
         if self.validation >= train:
             raise UserError(f"validation={self.validation}: hold out 0 to {train - 1} of the {train} training images")

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -36,9 +37,10 @@ def decode(paths: Sequence[Path], shape: tuple[int, int, int], fit: bool) -> np.
     channels, height, width = shape
     images = np.empty((len(paths), height, width, channels), np.uint8)
     chunks = [paths[first : first + CHUNK] for first in range(0, len(paths), CHUNK)]
-    # Processes, as Pillow decodes small files under the interpreter's lock; forked, to import nothing again.
-    count, fork = min(8, os.cpu_count() or 1, len(chunks)), multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(count, fork) as workers:
+    # Processes, as Pillow decodes small files under the interpreter's lock; forked where safe, to import nothing again.
+    count = min(8, os.cpu_count() or 1, len(chunks))
+    start = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    with ProcessPoolExecutor(count, start) as workers:
         decoded = workers.map(partial(_decode_all, shape=shape, fit=fit), chunks)  # the first failure cancels the rest
         for first, chunk in zip(range(0, len(paths), CHUNK), decoded, strict=True):
             images[first : first + CHUNK] = chunk

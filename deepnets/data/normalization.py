@@ -1,5 +1,6 @@
-"""x = (u - mean) * scale of the pixels u in 0..255, with constants fitted to the training images."""
+"""x = (g(u) - mean) * scale of the pixels u in 0..255, with constants fitted to the training images."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -9,56 +10,109 @@ from torch import Tensor
 
 CHUNK = 256  # images: 256 * 255**2 < 2**24, so their sums are exact in float32, in any order, on any device
 
-Kind = Literal["channel", "pixel_mean", "unit_interval"]
+CONTRAST_BIAS = 10.0  # of a variance on the 0..255 scale (Coates et al. 2011)
+Kind = Literal["channel", "pixel_mean", "unit_interval", "scaled_256", "pixel_mean_scalar_std", "global_contrast"]
+
+
+def as_is(x: Tensor) -> Tensor:
+    """g of all kinds that treat an image by the statistics of the data set alone."""
+    return x
+
+
+def global_contrast(x: Tensor) -> Tensor:
+    """Each image less its own mean, divided by sqrt(10 + its own variance), both over all pixels and channels.
+
+    x (n, H, W, C) float32, overwritten. Coates et al. 2011, which is pylearn2's use_std=True with sqrt_bias=10. The
+    highway papers name global contrast normalisation without its constants: this form is our choice.
+    """
+    pixels = x.flatten(1)
+    pixels.sub_(pixels.mean(1, keepdim=True))
+    variance = torch.linalg.vector_norm(pixels, dim=1, keepdim=True).square_() / max(pixels.shape[1] - 1, 1)
+    pixels.div_(variance.add_(CONTRAST_BIAS).sqrt_())
+    return pixels.view(x.shape)
 
 
 @dataclass(frozen=True)
 class Normalization:
-    """`mean` and `scale` (H, W, C) float32, on the device of the images.
+    """`mean` and `scale` (H, W, C) float32, on the device of the images; g is `of_each`, of one image at a time.
 
     Whole images even where only channels differ: three numbers are too short a row to broadcast fast.
     """
 
     mean: Tensor
     scale: Tensor
+    of_each: Callable[[Tensor], Tensor] = as_is
 
     def __call__(self, images: Tensor) -> Tensor:
         """Images (n, H, W, C) uint8 to float32."""
-        return images.to(torch.float32).sub_(self.mean).mul_(self.scale)
+        return self.of_each(images.to(torch.float32)).sub_(self.mean).mul_(self.scale)
 
 
 def fit(kind: Kind, images: Tensor) -> Normalization:
     """The normalisation of that kind for `images` (N, H, W, C) uint8, the training images after the hold-out."""
-    mean, scale = KINDS[kind](images)
-    return Normalization(
-        *(torch.broadcast_to(x, images.shape[1:]).to(images.device, torch.float32).contiguous() for x in (mean, scale))
+    fitted = KINDS[kind](images)
+    mean, scale = (
+        torch.broadcast_to(x, images.shape[1:]).to(images.device, torch.float32).contiguous()
+        for x in (fitted.mean, fitted.scale)
     )
+    return Normalization(mean, scale, fitted.of_each)
 
 
-def channel(images: Tensor) -> tuple[Tensor, Tensor]:
+def channel(images: Tensor) -> Normalization:
     """Zero mean and unit variance per channel (fb.resnet.torch, datasets/cifar10.lua)."""
-    n = images[..., 0].numel()
-    sums, squares = ([int(total) for total in power.sum((0, 1)).tolist()] for power in _power_sums(images))
-    mean = torch.tensor([s / n for s in sums], dtype=torch.float64)
-    variance = torch.tensor([(n * q - s * s) / n**2 for s, q in zip(sums, squares, strict=True)], dtype=torch.float64)
-    return mean, variance.sqrt().where(variance > 0, 1).reciprocal()  # a constant channel has nothing to scale
+    sums, squares = (power.sum((0, 1)) for power in _power_sums(images))
+    moments = [_moments(*sums_of_one, images[..., 0].numel()) for sums_of_one in zip(sums, squares, strict=True)]
+    mean, std = torch.tensor(moments, dtype=torch.float64).T
+    return Normalization(mean, std.reciprocal())
 
 
-def pixel_mean(images: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean image is subtracted, on a 0..1 scale (He 2015, section 4.2)."""
-    return _power_sums(images)[0] / len(images), torch.tensor(1 / 255)
+def pixel_mean(images: Tensor) -> Normalization:
+    """The mean image is subtracted, on a 0..1 scale (He et al. 2015, section 4.2)."""
+    return Normalization(_power_sums(images)[0] / len(images), torch.tensor(1 / 255))
 
 
-def unit_interval(images: Tensor) -> tuple[Tensor, Tensor]:
+def pixel_mean_scalar_std(images: Tensor) -> Normalization:
+    """The mean image is subtracted, then all is divided by one number, the standard deviation of all pixel values.
+
+    That deviation is of the raw values about their one mean, not about the mean image (Huang et al. 2016,
+    cifar-dataset.lua of the released code).
+    """
+    sums, squares = _power_sums(images)
+    _, std = _moments(sums.sum(), squares.sum(), images.numel())
+    return Normalization(sums / len(images), torch.tensor(1 / std))
+
+
+def contrast_mean(images: Tensor) -> Normalization:
+    """Global contrast normalisation of each image, then the mean image is subtracted (Srivastava et al., 19 layers)."""
+    sums = sum(global_contrast(chunk.to(torch.float32)).sum(0, dtype=torch.float64) for chunk in images.split(CHUNK))
+    return Normalization(sums / len(images), torch.tensor(1.0), global_contrast)
+
+
+def unit_interval(images: Tensor) -> Normalization:
     """0..255 becomes 0..1, nothing else."""
-    return torch.tensor(0.0), torch.tensor(1 / 255)
+    return Normalization(torch.tensor(0.0), torch.tensor(1 / 255))
 
 
-KINDS: dict[Kind, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
+def scaled_256(images: Tensor) -> Normalization:
+    """u / 256, nothing else (Srivastava et al., mnist_network.prototxt of the released code)."""
+    return Normalization(torch.tensor(0.0), torch.tensor(1 / 256))
+
+
+KINDS: dict[Kind, Callable[[Tensor], Normalization]] = {
     "channel": channel,
     "pixel_mean": pixel_mean,
     "unit_interval": unit_interval,
+    "scaled_256": scaled_256,
+    "pixel_mean_scalar_std": pixel_mean_scalar_std,
+    "global_contrast": contrast_mean,
 }
+
+
+def _moments(values: Tensor, squares: Tensor, count: int) -> tuple[float, float]:
+    """Mean and standard deviation from exact sums of u and u²; 1 for the deviation of a constant: nothing to scale."""
+    s, q = int(values), int(squares)  # Python's integers: n q - s² of a large data set would round in float64
+    variance = (count * q - s * s) / count**2
+    return s / count, math.sqrt(variance) if variance > 0 else 1.0
 
 
 def _power_sums(images: Tensor) -> tuple[Tensor, Tensor]:

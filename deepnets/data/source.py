@@ -24,18 +24,22 @@ class Split:
 
 @dataclass(frozen=True)
 class Found:
-    """Data that are there: the images in (train, test), and how to read both; what is unreadable is a `UserError`."""
+    """The images in (train, test), and how to read both; what is unreadable is a `UserError`.
+
+    Where a published set is not there, `missing` says so, and `read` downloads it first.
+    """
 
     sizes: tuple[int, int]
     read: Callable[[], tuple[Split, Split]]
+    missing: str | None = None
 
 
 @dataclass(frozen=True)
 class Source:
     """A data set: `shape` is (C, H, W), `classes` are their names by label.
 
-    A network can be built for it before its files are there: only `found` looks for them, and obtains or refuses them
-    with a `UserError`.
+    A network can be built for it before its files are there: only `found` looks for them, and refuses them with a
+    `UserError`.
     """
 
     name: str

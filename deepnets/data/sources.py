@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from deepnets.data.archives import Archive, obtain, official
+from deepnets.data.archives import Archive, missing, obtain, official
 from deepnets.data.idx import find_idx, idx_shape, read_idx
 from deepnets.data.source import Found, Source, Split
 from deepnets.data.trees import is_tree, tree
@@ -101,8 +101,13 @@ def _find_mnist(root: Path) -> Found:
     files = next((files for f in (raw, own) if None not in (files := [find_idx(f, n) for n in MNIST_FILES])), None)
     if files is None:
         url = "https://ossci-datasets.s3.amazonaws.com/mnist/train-images-idx3-ubyte.gz"
-        obtain(Archive("mnist", url, "MNIST", **HALVES, files=tuple(f"MNIST/raw/{name}" for name in MNIST_FILES)), root)
-        files = [raw / name for name in MNIST_FILES]
+        archive = Archive("mnist", url, "MNIST", **HALVES, files=tuple(f"MNIST/raw/{name}" for name in MNIST_FILES))
+
+        def download() -> tuple[Split, Split]:
+            obtain(archive, root)
+            return _find_mnist(root).read()
+
+        return Found((60_000, 10_000), download, missing(archive, root))
     (train, *size), labels, (test, *test_size), test_labels = map(idx_shape, files)
     if (train, test) != (*labels, *test_labels) or not size == test_size == list(MNIST_SHAPE[1:]):
         raise UserError(f"the idx files in {files[0].parent} contradict each other or MNIST: replace or delete them")

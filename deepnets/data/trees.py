@@ -16,8 +16,8 @@ Files = dict[str, list[os.DirEntry[str]]]  # by class, both sorted by name
 
 
 def is_tree(folder: Path) -> bool:
-    """Whether there is a train or a test folder in it."""
-    return (folder / "train").is_dir() or (folder / "test").is_dir()
+    """Whether there are a train and a test folder in it."""
+    return (folder / "train").is_dir() and (folder / "test").is_dir()
 
 
 def tree(

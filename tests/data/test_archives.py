@@ -100,10 +100,14 @@ def test_a_packed_archive_is_unpacked_without_network(packed: Path, tmp_path: Pa
     assert names(root) == {"cifar-10-python.tar.gz", "cifar-10-batches-py", "deepnets-cifar10-50.npz"}
 
 
-def test_an_absent_archive_is_downloaded_once(server: str, tmp_path: Path) -> None:
+def test_an_absent_archive_is_known_and_downloaded_once_it_is_read(server: str, tmp_path: Path) -> None:
     root = tmp_path / "new" / "root"
+    absent = cifar(root, server)
+    assert (absent.sizes, absent.missing) == ((50, 10), f"no cifar10 in {root}: training would first download {server}")
+    assert not root.exists()
     assert_read(cifar(root, server))
     assert names(root) == {"cifar-10-batches-py", "deepnets-cifar10-50.npz"}
+    assert cifar(root, DEAD).missing is None
     assert_read(cifar(root, DEAD))
 
 
@@ -128,7 +132,7 @@ def test_two_threads_that_download_at_once_both_read(server: str, tmp_path: Path
 def test_without_network_nothing_is_left_and_the_message_says_what_to_do(packed: Path, tmp_path: Path) -> None:
     root = tmp_path / "root"
     with pytest.raises(UserError) as raised:
-        cifar(root)
+        cifar(root).read()
     for part in (str(root), DEAD, "refused", "cifar-10-python.tar.gz", "cifar10/{train,test}", "dataset.root=DIR"):
         assert part in str(raised.value)
     assert not root.exists()
@@ -140,7 +144,7 @@ def test_a_host_that_does_not_answer_is_given_up(packed: Path, tmp_path: Path, m
     with socket.create_server(("127.0.0.1", 0)) as silent:
         begin = time.monotonic()
         with pytest.raises(UserError, match=r"no answer within 0\.3 s|timed out"):
-            cifar(tmp_path / "root", f"http://127.0.0.1:{silent.getsockname()[1]}/")
+            cifar(tmp_path / "root", f"http://127.0.0.1:{silent.getsockname()[1]}/").read()
         assert time.monotonic() - begin < 2
 
 
@@ -149,7 +153,7 @@ def test_a_download_that_is_not_the_published_file_leaves_nothing(
 ) -> None:
     monkeypatch.setattr(torchvision.datasets.CIFAR10, "tgz_md5", "0" * 32)
     with pytest.raises(UserError, match=f"downloading {server} failed"):
-        cifar(tmp_path / "root", server)
+        cifar(tmp_path / "root", server).read()
     assert names(tmp_path / "root") == set()
 
 
@@ -158,7 +162,7 @@ def test_a_damaged_packed_archive_is_named(packed: Path, tmp_path: Path) -> None
     root.mkdir()
     (root / "cifar-10-python.tar.gz").write_bytes((packed / "cifar-10-python.tar.gz").read_bytes()[:-10])
     with pytest.raises(UserError, match=rf"{root}/cifar-10-python\.tar\.gz is damaged .*delete it"):
-        cifar(root)
+        cifar(root).read()
     assert names(root) == {"cifar-10-python.tar.gz"}
 
 

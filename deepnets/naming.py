@@ -1,0 +1,82 @@
+"""Where a run lives: a function of what it is, not of how it was typed or when."""
+
+import hashlib
+import json
+import re
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+
+from deepnets.config import CONF, EXECUTION_KEYS, Row
+from deepnets.folder import RunFolder
+
+LONGEST_NAME = 160  # bytes; file systems allow 255
+
+
+def folder_of(row: Row) -> RunFolder:
+    """`runs/<model>,<dataset>,<changes>/seed<seed>`, for a table of conf/sweep/ `<sweep>+<changes>/<row>/seed<seed>`.
+
+    A change is what differs from the options that name the run: `epochs=164` is none where 164 is what they say anyway.
+    """
+    if row.config.sweep:
+        axes = row.config.sweep.axes
+        grid = "+".join([row.choices["sweep"], *_changes(row, {"sweep", *axes})])
+        name = ",".join(_axis_value(row, axis) for axis in axes)
+    else:
+        grid = "runs"
+        source = row.config.dataset.get("source")
+        data = source.get("name") if isinstance(source, dict) else None
+        name = ",".join([row.choices["model"], data or row.choices["dataset"], *_changes(row, {"model", "dataset"})])
+    return RunFolder(Path(row.config.output_root) / _plain(grid) / _plain(name) / f"seed{row.config.seed}")
+
+
+def _changes(row: Row, naming: set[str]) -> list[str]:
+    """`key=value` of each typed choice and value that makes the run another than `naming` alone would."""
+    typed = {key.lstrip("+~"): (key, value) for key, _, value in (word.partition("=") for word in row.overrides)}
+    groups = {key: row.choices[key] for key in typed if key in row.choices}
+    values = [key for key in typed if key not in groups and key not in {"seed", *EXECUTION_KEYS, *naming}]
+    if not values and groups.keys() <= naming:
+        return []
+    named = tuple(sorted(item for item in groups.items() if item[0] in naming))
+    usual_choices = _composed(named)[1]
+    changed = {key: value for key, value in groups.items() if key not in naming and usual_choices.get(key) != value}
+    usual, ours = _composed(tuple(sorted(groups.items())))[0], OmegaConf.structured(row.config)
+    for key in values:
+        value = _selected(ours, key)
+        if value != _selected(usual, key) and value is not None:
+            changed[key] = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+    return sorted(f"{key}={value}" for key, value in changed.items())
+
+
+@cache
+def _composed(choices: tuple[tuple[str, str], ...]) -> tuple[DictConfig, dict[str, str]]:
+    """What train.yaml is with these options and nothing else, and the option of every group."""
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        composed = compose("train", [f"{group}={option}" for group, option in choices], return_hydra_config=True)
+    return composed, dict(composed.hydra.runtime.choices)
+
+
+def _selected(config: DictConfig, key: str) -> Any:
+    value = OmegaConf.select(config, key, throw_on_missing=False)
+    if OmegaConf.is_config(value):
+        return OmegaConf.to_container(value, resolve=True)
+    return value.name if isinstance(value, Enum) else value
+
+
+def _axis_value(row: Row, axis: str) -> str:
+    if axis in row.choices:
+        return row.choices[axis]
+    return str(OmegaConf.select(OmegaConf.structured(row.config), axis))
+
+
+def _plain(name: str) -> str:
+    """Without what a shell would have to quote; long names end in a hash."""
+    plain = re.sub(r"[^\w.=+,-]", "", name.replace("/", "."))
+    if len(plain.encode()) <= LONGEST_NAME:
+        return plain
+    ending = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return plain.encode()[: LONGEST_NAME - 9].decode(errors="ignore") + "~" + ending

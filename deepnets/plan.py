@@ -1,0 +1,171 @@
+"""A grid before anything runs: what each row is, what it costs on this device, and what is finished."""
+
+import csv
+from collections import Counter
+from dataclasses import dataclass
+from itertools import groupby
+from math import ceil
+
+from rich.console import Console
+from rich.table import Column, Table
+
+from deepnets.assembly import check_settings
+from deepnets.checkpoint import LAST
+from deepnets.config import Config, Row
+from deepnets.cost import Pace, Size, pace_of, size_of
+from deepnets.data.dataset import Dataset
+from deepnets.errors import UserError
+from deepnets.folder import RunFolder
+from deepnets.hardware import describe, find_device
+
+FLOPS_PER_MAC = 2 * 3  # a multiply and an add; the backward pass costs twice the forward pass
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run of the grid: its state, and as far as it is legal its size, cost and what is left of it.
+
+    `flops` are of the training alone; `left` is the share of it that is not trained yet, `seconds` the time for that.
+    """
+
+    folder: RunFolder
+    state: str
+    left: float
+    size: Size | None = None
+    flops: float = 0.0
+    seconds: float = 0.0
+    problem: str | None = None
+
+
+def show_plan(rows: list[Row], folders: list[RunFolder]) -> int:
+    """Print the plan of the grid; trains and writes nothing. Returns the exit code: 1 when a row cannot run."""
+    paces: dict[str, Pace] = {}
+    entries = []
+    with Console(stderr=True).status("timing") as status:  # shows where there is a terminal
+        for number, (row, folder) in enumerate(zip(rows, folders, strict=True), start=1):
+            status.update(f"timing {number}/{len(rows)} {folder}")
+            entries.append(_entry(row.config, folder, paces))
+    _print(rows[0].config, entries)
+    return 1 if any(entry.problem for entry in entries) else 0
+
+
+def _entry(config: Config, folder: RunFolder, paces: dict[str, Pace]) -> Entry:
+    state, size = _state(config, folder), None
+    is_complete = state not in ("new", "resumable")
+    try:
+        folder.check(config)
+        dataset, iterations = check_settings(config)
+        size = size_of(config, dataset)
+        epochs, images = _extent(config, dataset, iterations)
+        flops = FLOPS_PER_MAC * size.macs * images
+        left = 0.0 if is_complete else 1 - (_trained(folder) / iterations if state == "resumable" else 0.0)
+        if is_complete:
+            return Entry(folder, state, left, size, flops)
+        pace = pace_of(config, dataset, size, paces)
+        evaluated = epochs * (dataset.source.found.sizes[1] + dataset.validation)
+        seconds = left * (images * pace.training + evaluated * pace.evaluation)
+        return Entry(folder, state, left, size, flops, seconds, dataset.source.found.missing)
+    except UserError as error:
+        if is_complete and (folder.path / "config.yaml").is_file():
+            return Entry(folder, state, 0.0, size)
+        return Entry(folder, "illegal", 1.0, size, problem=str(error))
+
+
+def _state(config: Config, folder: RunFolder) -> str:
+    """`new`, `resumable`, or what a complete run ended as: `finished` or `diverged`."""
+    if config.overwrite:
+        return "new"
+    if folder.is_complete:
+        return folder.result["status"]
+    return "resumable" if (folder.path / LAST).is_file() else "new"
+
+
+def _extent(config: Config, dataset: Dataset, iterations: int) -> tuple[int, int]:
+    """Epochs, each of which ends in an evaluation, and training images, of a budget of `iterations`."""
+    batches = ceil(dataset.training_size / config.batch_size)
+    whole, rest = divmod(iterations, batches)
+    return whole + (rest > 0), whole * dataset.training_size + rest * config.batch_size
+
+
+def _trained(folder: RunFolder) -> int:
+    """Iterations up to the last completed epoch."""
+    file = folder.path / "metrics.csv"
+    rows = list(csv.DictReader(file.open())) if file.is_file() else []
+    return int(rows[-1]["iteration"]) if rows else 0
+
+
+def _print(config: Config, entries: list[Entry]) -> None:
+    console = Console(highlight=False)
+    table = Table(Column("row", overflow="fold"), box=None, pad_edge=False)
+    for name in ("runs", "parameters", "MACs"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("state")
+    table.add_column("time left", justify="right", no_wrap=True)
+    for parent, runs in groupby(entries, key=lambda entry: entry.folder.path.parent):
+        table.add_row(parent.name, *_cells(list(runs)))
+    console.print(table)
+    console.print()
+    together = Counter(entry.state for entry in entries)
+    flops, left = sum(e.flops for e in entries), sum(e.flops * e.left for e in entries)
+    for line in (
+        f"runs       {len(entries)}: {_counted(together)}",
+        f"time left  {_duration(sum(entry.seconds for entry in entries))}, one after the other on "
+        f"{_device(config)}, from a short timing",
+        f"compute    {_pflop(flops)} PFLOP in all, {_pflop(left)} left: 2 x 3 x MACs x training images",
+    ):
+        console.print(line, soft_wrap=True, markup=False)
+    _print_problems(console, entries)
+
+
+def _cells(entries: list[Entry]) -> tuple[str, ...]:
+    """Of a row, behind its name; `entries` are its seeds."""
+    states = Counter(entry.state for entry in entries)
+    size = next((entry.size for entry in entries if entry.size), None)
+    seconds = sum(entry.seconds for entry in entries)
+    return (
+        str(len(entries)),
+        f"{size.parameters:,}" if size else "",
+        _macs(size.macs) if size else "",
+        _counted(states) if len(states) > 1 else entries[0].state,
+        _duration(seconds) if seconds else "",
+    )
+
+
+def _counted(states: Counter[str]) -> str:
+    return ", ".join(f"{count} {state}" for state, count in states.items())
+
+
+def _print_problems(console: Console, entries: list[Entry]) -> None:
+    problems: dict[str, list[RunFolder]] = {}
+    for entry in entries:
+        if entry.problem:
+            problems.setdefault(entry.problem, []).append(entry.folder)
+    if problems:
+        count = sum(map(len, problems.values()))
+        console.print(f"\n{count} of {len(entries)} runs cannot start:")
+    for problem, folders in problems.items():
+        others = f" and {len(folders) - 1} more" if len(folders) > 1 else ""
+        console.print(f"  {folders[0]}{others}: {problem}", soft_wrap=True, markup=False)
+
+
+def _device(config: Config) -> str:
+    try:
+        return describe(find_device(config.device))
+    except UserError:  # said of each row
+        return config.device
+
+
+def _pflop(flops: float) -> str:
+    return f"{flops / 1e15:,.0f}" if flops >= 1e17 else f"{flops / 1e15:.3g}"
+
+
+def _macs(macs: int) -> str:
+    return f"{macs / 1e9:.2f}G" if macs >= 1e9 else f"{macs / 1e6:.2f}M"
+
+
+def _duration(seconds: float) -> str:
+    """With the precision of an estimate."""
+    for unit, length in (("days", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 1.5 * length:
+            return f"{seconds / length:,.1f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,103 @@
+"""What a run leaves in writing besides its numbers: what it depended on, and its result."""
+
+import sys
+import zlib
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from deepnets.assembly import dataset_of, splits_of
+from deepnets.config import Config, Selection
+from deepnets.fit import Training
+from deepnets.folder import RunFolder, identity_hash
+from deepnets.hardware import choose_precision, describe
+from deepnets.revision import git_commit
+
+THREADS = torch.get_num_threads()  # as this process started with, whatever an earlier row of a grid has set
+
+
+def environment_of(config: Config, device: torch.device) -> dict[str, Any]:
+    """What must stay the same for a continued run to be bit-identical; kept in the checkpoint."""
+    dataset = dataset_of(config)
+    precision = choose_precision(config.precision, device)
+    return {
+        "data": data_of(config, device),
+        "shape": list(dataset.shape),
+        "classes": dataset.classes,
+        "threads": config.threads or THREADS,
+        "precision": str(precision).removeprefix("torch."),
+        "device": describe(device),
+        "torch": str(torch.__version__),
+    }
+
+
+def changes_since(folder: RunFolder, config: Config, frozen: dict[str, Any], device: torch.device) -> list[str]:
+    """A line about each thing that is no longer as it was when the run started."""
+    now = {"torch": str(torch.__version__), "device": describe(device)}
+    remarks = [
+        f"started with {name} {frozen[name]}, continues with {now[name]}" for name in now if frozen[name] != now[name]
+    ]
+    if config.threads not in (None, frozen["threads"]):
+        remarks.append(f"threads={config.threads} is not used; the run began with {frozen['threads']}")
+    commit, frozen_commit = git_commit(), folder.origin.get("commit")
+    if commit != frozen_commit:
+        remarks.append(f"the code is at commit {commit}, the run was set up at {frozen_commit}")
+    return remarks
+
+
+def result_of(
+    config: Config,
+    training: Training,
+    history: list[dict[str, Any]],
+    seconds: float,
+    status: str,
+    frozen: dict[str, Any],
+) -> dict[str, Any]:
+    """The content of result.json: errors in percent, `seconds` of wall time over all executions.
+
+    `test_error` is that of the selected epoch, and null when the run diverged; `best_test_error` is for information.
+    """
+    last = history[-1] if history else {}
+    selected = last
+    if config.selection is Selection.best_validation and history:
+        selected = min(history, key=lambda row: row["validation_error"])
+    if status == "diverged":
+        selected = {}
+    speeds = sorted(row["images_per_second"] for row in history)
+    return {
+        "status": status,
+        "test_error": selected.get("test_error"),
+        "selection": config.selection.value,
+        "selected_epoch": selected.get("epoch"),
+        "last_test_error": last.get("test_error"),
+        "best_test_error": min((row["test_error"] for row in history), default=None),
+        "train_error": last.get("train_error"),
+        "validation_error": selected.get("validation_error"),
+        "epochs": training.epoch,
+        "iterations": training.iteration,
+        "seconds": round(seconds, 2),
+        "images_per_second": speeds[len(speeds) // 2] if speeds else None,
+        "data": frozen["data"],
+        "parameters": sum(parameter.numel() for parameter in training.model.parameters()),
+        "identity": identity_hash(config),
+        "commit": git_commit(),
+        "versions": {name: version(name) for name in ("torch", "hydra-core", "numpy")},
+        "python": sys.version.split()[0],
+        **{name: frozen[name] for name in ("device", "precision", "threads")},
+    }
+
+
+def data_of(config: Config, device: torch.device) -> dict[str, Any]:
+    """What tells data sets of one name apart: the number of images, and a checksum of their labels in order."""
+    splits = splits_of(dataset_of(config), device)
+    parts = {"train": splits.train, "validation": splits.validation, "test": splits.test}
+    there = {name: split for name, split in parts.items() if split is not None}
+    labels = b"".join(split.labels.cpu().numpy().tobytes() for split in there.values())
+    return {**{name: len(split) for name, split in there.items()}, "labels": zlib.crc32(labels)}
+
+
+def differing(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """The keys whose values differ, with both values."""
+    keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    return ", ".join(f"{key} {before.get(key)} then, {now.get(key)} now" for key in keys)

@@ -1,0 +1,47 @@
+"""What `${name:...}` in conf/ can compute: values by scale, values by another value, and draws of a random search."""
+
+import hashlib
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from omegaconf import DictConfig
+
+
+def at_scale(full: Any, mini: Any, *, _root_: DictConfig) -> Any:
+    """`${at_scale:110,20}`: the first value, or with scale=mini the second."""
+    return mini if _root_.scale.name == "mini" else full
+
+
+def case(value: Any, cases: Mapping[Any, Any], otherwise: Any) -> Any:
+    """`${case:${model.depth},{110:400},0}`: what `cases` holds for `value`, or `otherwise`."""
+    return cases.get(value, otherwise)
+
+
+def uniform(setting: int | None, name: str, low: float, high: float) -> float | None:
+    """`${uniform:${setting},momentum,0.5,0.99}`: drawn evenly from [low, high], rounded to 4 digits.
+
+    A draw is a function of setting and name alone, the same on every machine and for every other change; without a
+    setting there is none.
+    """
+    return None if setting is None else _rounded(low + (high - low) * _draw(setting, name))
+
+
+def log_uniform(setting: int | None, name: str, low: float, high: float) -> float | None:
+    """`${log_uniform:${setting},lr,1e-3,1.0}`: as `uniform`, with the logarithm drawn evenly."""
+    return None if setting is None else _rounded(low * math.exp(math.log(high / low) * _draw(setting, name)))
+
+
+def choice(setting: int | None, name: str, *options: Any) -> Any:
+    """`${choice:${setting},activation,relu,tanh}`: one of the options, each as likely as the others."""
+    return None if setting is None else options[int(_draw(setting, name) * len(options))]
+
+
+def _draw(setting: int, name: str) -> float:
+    """A number in [0, 1), evenly distributed over settings and names."""
+    digest = hashlib.sha256(f"{name} {setting}".encode()).digest()
+    return int.from_bytes(digest[:6]) / 2**48  # exact in a float, never rounded up to 1
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")

@@ -1,0 +1,67 @@
+"""Folders are named by what a run is."""
+
+from pathlib import Path
+
+import pytest
+
+from deepnets.naming import folder_of
+from tests.command import row
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        ([], "runs/digits_resnet,digits/seed0"),
+        (["seed=3"], "runs/digits_resnet,digits/seed3"),
+        (["epochs=5", "device=cpu", "threads=1", "overwrite=true"], "runs/digits_resnet,digits,epochs=5/seed0"),
+        (["model=resnet20", "dataset=synthetic"], "runs/resnet20,synthetic/seed0"),
+        (
+            ["optimizer.lr=0.05", "model/ordering=full_preactivation"],
+            "runs/digits_resnet,digits,model.ordering=full_preactivation,optimizer.lr=0.05/seed0",
+        ),
+        (["epochs=null", "iterations=50"], "runs/digits_resnet,digits,iterations=50/seed0"),
+        (["precision=fp32"], "runs/digits_resnet,digits,precision=fp32/seed0"),
+        (["schedule.milestones=[1,2]"], "runs/digits_resnet,digits,schedule.milestones=1,2/seed0"),
+    ],
+)
+def test_the_name_is_a_function_of_the_run(tmp_path: Path, overrides: list[str], name: str) -> None:
+    assert folder_of(row(tmp_path, *overrides)).path == tmp_path / name
+
+
+def test_the_order_of_overrides_does_not_matter(tmp_path: Path) -> None:
+    one, other = row(tmp_path, "epochs=5", "batch_size=64"), row(tmp_path, "batch_size=64", "epochs=5")
+    assert folder_of(one).path == folder_of(other).path
+
+
+def test_a_long_name_is_cut_but_stays_its_own(tmp_path: Path) -> None:
+    def long(last: int) -> Path:
+        return folder_of(row(tmp_path, f"schedule.milestones=[{','.join(str(i) for i in range(1, 81))},{last}]")).path
+
+    assert len(long(90).parent.name) <= 160
+    assert long(90) != long(91)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["epochs=164"],
+        ["optimizer.lr=1e-1"],
+        ["optimizer=nesterov", "model/ordering=original"],
+        ["model=digits_resnet", "dataset=digits", "scale=full"],
+        ["model.widths=[16,32,64]"],
+    ],
+)
+def test_what_is_so_anyway_does_not_change_the_name(tmp_path: Path, overrides: list[str]) -> None:
+    assert folder_of(row(tmp_path, *overrides)).path == folder_of(row(tmp_path)).path
+
+
+def test_equal_values_have_equal_names(tmp_path: Path) -> None:
+    names = {folder_of(row(tmp_path, f"optimizer.lr={rate}")).path for rate in ("0.05", "5e-2", "5.0e-02")}
+    assert len(names) == 1
+
+
+def test_a_row_of_a_table_is_named_by_its_axes(tmp_path: Path) -> None:
+    overrides = ["sweep=digits_shortcuts", "model/shortcut=none", "seed=1"]
+    assert folder_of(row(tmp_path, *overrides)).path == tmp_path / "digits_shortcuts" / "none" / "seed1"
+    changed = folder_of(row(tmp_path, *overrides, "epochs=3", "optimizer=adam", "batch_size=128"))
+    assert changed.path == tmp_path / "digits_shortcuts+epochs=3+optimizer=adam" / "none" / "seed1"

@@ -1,0 +1,116 @@
+"""plan=true: the grid, its cost and its state, before anything runs."""
+
+import re
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from deepnets.assembly import check_settings
+from deepnets.config import CONF, Config, register, typed
+from deepnets.cost import Pace, pace_of, size_of
+from tests.command import train
+
+SMALL = ["model.depth=8", "model.widths=[4,8,16]", "epochs=2"]
+GRID = ["-m", *SMALL, "seed=0,1,2"]
+
+
+def config(*overrides: str) -> Config:
+    register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return typed(compose("train", list(overrides)))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parameters", "millions"),
+    [
+        (["model=resnet20"], 269_722, 40.55),
+        (["model=resnet56"], 853_018, 125.49),
+        (["model=resnet110"], 1_727_962, 252.89),
+        (["model=resnet110", "dataset=cifar100"], 1_733_812, 252.89),
+        (["model=preact164"], 1_703_258, 244.5),
+        (["model=preact1001"], 10_327_706, 1487.8),
+        (["model=resnet1202"], 19_421_274, 2829.24),
+    ],
+)
+def test_networks_cost_what_their_papers_architectures_cost(
+    overrides: list[str], parameters: int, millions: float
+) -> None:
+    row = config("dataset=cifar10", "dataset.root=/nowhere", *overrides)
+    dataset, _ = check_settings(row)
+    size = size_of(row, dataset)
+    assert size.parameters == parameters
+    digits = len(str(millions).partition(".")[2])
+    assert round(size.macs / 1e6, digits) == millions
+
+
+def test_equal_architectures_are_timed_once_and_others_anew() -> None:
+    paces: dict[str, Pace] = {}
+    for shortcut in ("exclusive_gating_b0", "exclusive_gating_b6", "identity"):
+        row = config(*SMALL, f"model/shortcut={shortcut}")
+        dataset, _ = check_settings(row)
+        pace = pace_of(row, dataset, size_of(row, dataset), paces)
+        assert 0 < pace.evaluation < pace.training
+    assert len(paces) == 2
+
+
+def test_a_plan_writes_nothing_and_reports_the_whole_grid(tmp_path: Path) -> None:
+    done = train("sweep=digits_shortcuts", "plan=true", f"output_root={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    rows = re.findall(r"^(\S+) +2 +([\d,]+) +(\S+M) +new +\d+(?:\.\d)? (?:s|min)$", done.stdout, re.MULTILINE)
+    assert [name for name, *_ in rows] == ["identity", "none", "scaled_0.5_0.5", "exclusive_gating_b6"]
+    assert "runs       8: 8 new" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_finished_resumable_and_new_rows_are_named(tmp_path: Path) -> None:
+    assert train("-m", *SMALL, "seed=0,1", f"output_root={tmp_path}").returncode == 0
+    (folder,) = tmp_path.glob("runs/*/seed1")
+    (folder / "result.json").unlink()
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    planned = train(*GRID, "plan=true", f"output_root={tmp_path}")
+    assert planned.returncode == 0, planned.stderr
+    assert "runs       3: 1 finished, 1 resumable, 1 new" in planned.stdout
+    # One of three runs is left, as the resumable one has trained all of its budget.
+    total, left = map(float, re.search(r"compute +(\S+) PFLOP in all, (\S+) left", planned.stdout).groups())
+    assert left == pytest.approx(total / 3, rel=0.01)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    anew = train(*GRID, "plan=true", "overwrite=true", f"output_root={tmp_path}")
+    assert "runs       3: 3 new" in anew.stdout
+
+
+def test_compute_is_six_times_the_macs_of_all_training_images(tmp_path: Path) -> None:
+    overrides = ["model=resnet20", "dataset=synthetic", "epochs=null", "iterations=40", "batch_size=300"]
+    done = train(*overrides, "plan=true", f"output_root={tmp_path}")
+    images = 5 * 2000 + 5 * 300  # 7 batches an epoch, of which the last holds 200
+    flops = 6 * 40_551_040 * images
+    assert f"compute    {flops / 1e15:.3g} PFLOP in all" in done.stdout, done.stderr
+
+
+def test_an_illegal_row_is_given_with_its_reason_beside_the_legal_ones(tmp_path: Path) -> None:
+    done = train("-m", "model.depth=8,9,14", "plan=true", f"output_root={tmp_path}")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "runs       3: 2 new, 1 illegal" in done.stdout
+    assert "1 of 3 runs cannot start" in done.stdout
+    assert "depth=9/seed0: model: depth is 9" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_row_whose_data_are_missing_is_planned_but_not_downloaded(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    done = train("model=resnet20", "dataset=mnist", f"dataset.root={root}", "plan=true", f"output_root={tmp_path}")
+    assert done.returncode == 1
+    assert f"no mnist in {root}: training would first download https://" in done.stdout
+    assert "269,434" in done.stdout
+    assert not root.exists()
+
+
+def test_a_table_fits_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import tests.command
+
+    monkeypatch.setitem(tests.command.ENVIRONMENT, "COLUMNS", "80")
+    done = train(*GRID, "optimizer.weight_decay=0.0002", "batch_size=64", "plan=true", f"output_root={tmp_path}")
+    table = done.stdout.split("\n\n")[0].splitlines()
+    assert max(map(len, table)) <= 80
+    assert "".join(line[:34].strip() for line in table[1:]).startswith("digits_resnet,digits,")
