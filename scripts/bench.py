@@ -29,6 +29,7 @@ from deepnets.hardware import choose_precision, describe, find_device
 from deepnets.run import build_model
 
 Measurement = dict[str, list[float]]
+SETTLE_SECONDS = 1.0  # a loader's workers go on filling their queue after its turn
 
 
 def configuration(*overrides: str) -> Config:
@@ -102,6 +103,7 @@ def in_turns(candidates: dict[str, Callable[[], float]], repeats: int) -> Measur
     results: Measurement = {name: [] for name in candidates}
     for _ in range(repeats):
         for name, measure in candidates.items():
+            time.sleep(SETTLE_SECONDS)
             results[name].append(measure())
     return results
 

@@ -62,7 +62,7 @@ def wait_for(condition: object, process: subprocess.Popen[str]) -> bool:
 def test_killed_at_random_instants(undisturbed: Path, tmp_path: Path) -> None:
     draw = random.Random(1)
     kills = 0
-    for _ in range(4):
+    for _ in range(3):
         process = start(*RUN, f"output_root={tmp_path}")
         begun = time.time()
 

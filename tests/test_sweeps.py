@@ -14,12 +14,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf, open_dict
 from torch import nn
 
+from deepnets.assembly import dataset_of, model_of, prepare
 from deepnets.config import CONF, Config, Row, register, typed
 from deepnets.errors import UserError
 from deepnets.naming import folder_of
 from deepnets.nodes import build
 from deepnets.resolvers import at_scale, case, choice, log_uniform, uniform
-from deepnets.run import build_model, prepare
+from deepnets.run import build_model
 
 SWEEPS = sorted(path.stem for path in (CONF / "sweep").glob("*.yaml"))
 
@@ -69,11 +70,11 @@ def check_nodes(config: Config) -> None:
     assert (config.epochs is None) != (config.iterations is None)
     build("optimizer", config.optimizer, model=nn.Linear(1, 1))
     build("schedule", config.schedule, total=1000)
-    dataset = build("dataset", {**config.dataset, "root": "/nowhere"})
+    dataset = dataset_of(config)
     architecture = OmegaConf.to_yaml({"model": config.model, "shape": dataset.shape})  # whatever the classes
     if architecture not in built:
         with torch.device("meta"):
-            build("model", config.model, shape=dataset.shape, classes=dataset.classes)
+            model_of(config, dataset.shape, dataset.classes)
     built.add(architecture)
 
 
