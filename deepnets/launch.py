@@ -4,7 +4,6 @@ import os
 import shlex
 import sys
 import traceback
-from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,8 +17,7 @@ from deepnets.config import Row
 from deepnets.errors import UserError
 from deepnets.folder import RunFolder
 from deepnets.log import describe_result
-from deepnets.naming import folder_of
-from deepnets.plan import show_plan
+from deepnets.naming import folders_of
 from deepnets.revision import git_commit
 from deepnets.run import run
 
@@ -27,20 +25,12 @@ from deepnets.run import run
 def launch(rows: list[Row]) -> int:
     """Train every row that is not finished, one after the other; returns the exit code: 1 when a row failed.
 
-    All rows are checked before the first is written down, and all are written down before the first trains. With
-    `plan=true` they are only shown.
+    All rows are checked before the first is written down, and all are written down before the first trains.
 
     Raises:
         UserError: names every row that cannot run.
     """
-    folders = [folder_of(row) for row in rows]
-    twice = [path for path, count in Counter(folder.path for folder in folders).items() if count > 1]
-    if twice:
-        raise UserError(
-            f"several rows would share the folder {RunFolder(twice[0])}; a key that differs must be in sweep.axes"
-        )
-    if rows[0].config.plan:
-        return show_plan(rows, folders)
+    folders = folders_of(rows)
     wrong = {}
     for row, folder in zip(rows, folders, strict=True):
         try:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+from collections import Counter
 from enum import Enum
 from functools import cache
 from pathlib import Path
@@ -12,9 +13,25 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from deepnets.config import CONF, EXECUTION_KEYS, Row
+from deepnets.errors import UserError
 from deepnets.folder import RunFolder
 
 LONGEST_NAME = 160  # bytes; file systems allow 255
+
+
+def folders_of(rows: list[Row]) -> list[RunFolder]:
+    """The folder of each row.
+
+    Raises:
+        UserError: two rows would share one.
+    """
+    folders = [folder_of(row) for row in rows]
+    twice = [path for path, count in Counter(folder.path for folder in folders).items() if count > 1]
+    if twice:
+        raise UserError(
+            f"several rows would share the folder {RunFolder(twice[0])}; a key that differs must be in sweep.axes"
+        )
+    return folders
 
 
 def folder_of(row: Row) -> RunFolder:

@@ -17,6 +17,7 @@ from deepnets.data.dataset import Dataset
 from deepnets.errors import UserError
 from deepnets.folder import RunFolder
 from deepnets.hardware import describe, find_device
+from deepnets.naming import folders_of
 
 FLOPS_PER_MAC = 2 * 3  # a multiply and an add; the backward pass costs twice the forward pass
 
@@ -37,8 +38,9 @@ class Entry:
     problem: str | None = None
 
 
-def show_plan(rows: list[Row], folders: list[RunFolder]) -> int:
+def show_plan(rows: list[Row]) -> int:
     """Print the plan of the grid; trains and writes nothing. Returns the exit code: 1 when a row cannot run."""
+    folders = folders_of(rows)
     paces: dict[str, Pace] = {}
     entries = []
     with Console(stderr=True).status("timing") as status:  # shows where there is a terminal

@@ -28,7 +28,12 @@ def main() -> int:
     given = [word for word in sys.argv[1:] if word.startswith("trusted_targets=")]
     if len({tuple(row.config.trusted_targets) for row in rows}) > 1 or (rows[0].config.trusted_targets and not given):
         raise UserError("trusted_targets: may be given only on the command line, and one list for all rows")
-    from deepnets.launch import launch  # imports torch, which --help and a mistyped option need not wait for
+    # Here, because they import torch, which --help and a mistyped option need not wait for.
+    if rows[0].config.plan:
+        from deepnets.plan import show_plan
+
+        return show_plan(rows)
+    from deepnets.launch import launch
 
     return launch(rows)
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from deepnets.naming import folder_of
+from deepnets.errors import UserError
+from deepnets.naming import folder_of, folders_of
 from tests.command import row
 
 
@@ -58,6 +59,11 @@ def test_what_is_so_anyway_does_not_change_the_name(tmp_path: Path, overrides: l
 def test_equal_values_have_equal_names(tmp_path: Path) -> None:
     names = {folder_of(row(tmp_path, f"optimizer.lr={rate}")).path for rate in ("0.05", "5e-2", "5.0e-02")}
     assert len(names) == 1
+
+
+def test_rows_that_would_share_a_folder_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="several rows would share the folder"):
+        folders_of([row(tmp_path, "epochs=164"), row(tmp_path)])
 
 
 def test_a_row_of_a_table_is_named_by_its_axes(tmp_path: Path) -> None:

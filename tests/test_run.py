@@ -149,6 +149,8 @@ def test_a_grid_does_not_hand_its_threads_to_the_next_row(tmp_path: Path) -> Non
         (["dataset.root=null"], r"dataset\.root: got None"),
         (["dataset.source=null"], r"dataset\.source: got None"),
         (["epochs=0"], "epochs=0: must be at least 1"),
+        (["optimizer.lr=fast"], r"optimizer\.lr: got 'fast'"),
+        (["device=cuda:77"], "not on this machine, which has: cpu"),
         (["device=abacus"], "not the name of a device"),
         (["device=meta"], "not on this machine, which has: cpu"),
         (["selection=best_validation"], "needs a validation split"),
