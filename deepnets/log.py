@@ -125,7 +125,7 @@ class Log:
     def remark(self, line: str) -> None:
         """Tell something about the run, on the console and in its log.txt."""
         self._record(line)
-        self._print(f"{self.folder}: {line}")
+        self._print(line)
 
     def _record(self, line: str) -> None:
         with (self.folder.path / "log.txt").open("a") as file:

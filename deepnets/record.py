@@ -32,6 +32,22 @@ def environment_of(config: Config, device: torch.device) -> dict[str, Any]:
     }
 
 
+def protocol_of(config: Config, training: Training) -> str:
+    """What was trained, in a line: what a reader of the result compares first with a paper's protocol."""
+    normalized = config.model.get("batchnorm_images")
+    images = f"batches of {config.batch_size}" + (f", normalised over {normalized} images" if normalized else "")
+    settings = ", ".join(
+        f"{key} {value}"
+        for key, value in config.optimizer.items()
+        if isinstance(value, int | float | str) and key[0] != "_"
+    )
+    return (
+        f"protocol: {config.optimizer['_target_'].rpartition('.')[2]} ({settings}), {images}, "
+        f"{training.iterations} iterations ({training.iterations / len(training.batches):.4g} epochs), "
+        f"scale {config.scale.name}, result by {config.selection.value} epoch, {str(training.precision).removeprefix('torch.')}"
+    )
+
+
 def changes_since(folder: RunFolder, config: Config, frozen: dict[str, Any], device: torch.device) -> list[str]:
     """A line about each thing that is no longer as it was when the run started."""
     now = {"torch": str(torch.__version__), "device": describe(device)}
@@ -78,6 +94,7 @@ def result_of(
         "iterations": training.iteration,
         "seconds": round(seconds, 2),
         "images_per_second": speeds[len(speeds) // 2] if speeds else None,
+        "protocol": protocol_of(config, training),
         "data": frozen["data"],
         "parameters": sum(parameter.numel() for parameter in training.model.parameters()),
         "identity": identity_hash(config),

@@ -25,7 +25,7 @@ from deepnets.folder import RunFolder
 from deepnets.hardware import find_device
 from deepnets.interruption import Interrupted, Interruption
 from deepnets.log import Log, describe_result
-from deepnets.record import changes_since, data_of, differing, environment_of, result_of
+from deepnets.record import changes_since, data_of, differing, environment_of, protocol_of, result_of
 
 FINITE_CHECK_ITERATIONS = 50
 
@@ -106,7 +106,7 @@ def _train(folder: RunFolder, config: Config) -> dict[str, Any]:
         raise UserError(f"{folder}: began on other data than those in {where}: {differing(frozen['data'], data)}")
     torch.set_num_threads(frozen["threads"])
     training = prepare(config, device, getattr(torch, frozen["precision"]))
-    remarks, history, seconds = _told(damaged), [], 0.0
+    remarks, history, seconds = [protocol_of(config, training), *_told(damaged)], [], 0.0
     if saved:
         training.load_state_dict(saved["training"])
         history, seconds = saved["history"], saved["seconds"]

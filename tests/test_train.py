@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 
 from tests.command import ENVIRONMENT, ROOT, TRAIN, metrics, train
 
+GHOST = "model.batchnorm_images=32"
 SMALL = ["model.depth=8", "model.widths=[4,8,16]", "epochs=2"]
 
 
@@ -48,12 +49,18 @@ def test_a_finished_run_says_so_and_trains_nothing(tmp_path: Path) -> None:
 
 
 def test_the_folder_records_the_run(tmp_path: Path) -> None:
-    done = train(*SMALL, f"output_root={tmp_path}", "precision=fp32", "threads=1", "dataset.validation=200")
+    done = train(*SMALL, f"output_root={tmp_path}", "precision=fp32", "threads=1", "dataset.validation=200", GHOST)
     assert done.returncode == 0, done.stderr
     (folder,) = tmp_path.glob("runs/*/seed0")
     config = OmegaConf.load(folder / "config.yaml")
     assert config.model.depth == 8
     assert config.precision == "fp32"
+    protocol = (
+        "protocol: sgd (lr 0.1, momentum 0.9, nesterov True, weight_decay 0.0001, decayed all), batches of 128, "
+        "normalised over 32 images, 20 iterations (2 epochs), scale full, result by final epoch, float32"
+    )
+    assert protocol in done.stdout.splitlines()
+    assert json.loads((folder / "result.json").read_text())["protocol"] == protocol
     origin = json.loads((folder / "origin.json").read_text())
     assert "model.depth=8" in origin["overrides"]
     result = json.loads((folder / "result.json").read_text())

@@ -11,7 +11,7 @@ from torch.nn.functional import batch_norm, conv2d, max_pool2d, relu
 from deepnets.models.resnet import ResNet
 
 
-@pytest.mark.parametrize("depth", [18, 34, 50])
+@pytest.mark.parametrize("depth", [18, 34, 50, 101, 152])
 def test_torchvisions_weights_give_torchvisions_logits(network: Callable[..., ResNet], depth: int) -> None:
     torch.manual_seed(0)
     theirs = torchvision.models.get_model(f"resnet{depth}", weights=None).eval()
@@ -20,7 +20,7 @@ def test_torchvisions_weights_give_torchvisions_logits(network: Callable[..., Re
             nn.init.uniform_(tensor, 0.5, 1.5)
         for tensor in (bn.bias, bn.running_mean):
             nn.init.normal_(tensor, std=0.1)
-    strided = ["model.strided_kernel=1"] if depth == 50 else []
+    strided = ["model.strided_kernel=1"] if depth >= 50 else []
     ours = network(f"imagenet_resnet{depth}", *strided, shape=(3, 64, 64), classes=1000).eval()
     names, tensors = ours.state_dict().keys(), theirs.state_dict().values()
     ours.load_state_dict(dict(zip(names, tensors, strict=True)))

@@ -1,6 +1,8 @@
 """Stochastic depth: which branches survive, what a unit without its branch computes, and that it still decays."""
 
 from collections.abc import Callable
+from itertools import product
+from math import prod
 
 import pytest
 import torch
@@ -102,6 +104,23 @@ def test_at_test_a_unit_scales_its_branch_by_its_probability(network: Callable[.
             h[:, : x.shape[1]] = x.unfold(2, 2, 2).unfold(3, 2, 2).mean((4, 5))
         x = torch.relu(h + r)
     torch.testing.assert_close(model(images), model.head(x.mean((2, 3))))
+
+
+def test_in_the_linear_case_the_mean_over_all_draws_is_the_output_at_test(network: Callable[..., ResNet]) -> None:
+    torch.manual_seed(0)
+    linear = ("model.layer=[conv]", "model.after=[]", "model.conv_bias=false")
+    model = network("stochastic_depth110", "model.depth=20", "model.widths=[3,4,5]", *linear).double().eval()
+    images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    probabilities = [1 - unit / 9 * 0.5 for unit in range(1, 10)]
+    mean = torch.zeros(2, 10, dtype=torch.float64)
+    with torch.inference_mode():
+        for draw in product((0, 1), repeat=9):
+            x = model.stem(images)
+            for unit, b in zip(model.units, draw, strict=True):
+                x = unit(x, float(b))
+            weight = prod(p if b else 1 - p for p, b in zip(probabilities, draw, strict=True))
+            mean += weight * model.head(x.mean((2, 3)))
+        torch.testing.assert_close(model(images), mean)
 
 
 def test_momentum_and_decay_act_on_dropped_branches_and_statistics_stay(network: Callable[..., ResNet]) -> None:
