@@ -44,7 +44,8 @@ def protocol_of(config: Config, training: Training) -> str:
     return (
         f"protocol: {config.optimizer['_target_'].rpartition('.')[2]} ({settings}), {images}, "
         f"{training.iterations} iterations ({training.iterations / len(training.batches):.4g} epochs), "
-        f"scale {config.scale.name}, result by {config.selection.value} epoch, {str(training.precision).removeprefix('torch.')}"
+        f"scale {config.scale.name}, result by {config.selection.value} epoch, "
+        f"{str(training.precision).removeprefix('torch.')}"
     )
 
 
