@@ -30,7 +30,6 @@ def config(*overrides: str) -> Config:
         (["model=resnet110", "dataset=cifar100"], 1_733_812, 252.89),
         (["model=preact164"], 1_703_258, 244.5),
         (["model=preact1001"], 10_327_706, 1487.8),
-        (["model=resnet1202"], 19_421_274, 2829.24),
     ],
 )
 def test_networks_cost_what_their_papers_architectures_cost(
