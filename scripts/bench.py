@@ -23,6 +23,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 
 from deepnets.assembly import prepare
+from deepnets.command import run_command
 from deepnets.config import CONF, REPOSITORY, Config, register, typed
 from deepnets.fit import fit
 from deepnets.hardware import choose_precision, describe, find_device
@@ -197,7 +198,8 @@ def report(results: Measurement, unit: str) -> dict[str, dict[str, float]]:
     return summary
 
 
-def main() -> None:
+def main() -> int:
+    """Measure what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=BENCHES)
     parser.add_argument("--root", required=True, help="folder with CIFAR-10")
@@ -210,7 +212,8 @@ def main() -> None:
     summary = report(results, "seconds" if arguments.what == "startup" else "images/s")
     if arguments.json:
         arguments.json.write_text(json.dumps(summary, indent=2) + "\n")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)
