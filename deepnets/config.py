@@ -31,6 +31,12 @@ class Selection(Enum):
     best_validation = "best_validation"
 
 
+class Retry(Enum):
+    """Which rows that have ended without a result are trained again."""
+
+    failed = "failed"
+
+
 @dataclass
 class Reported:
     """What a paper prints, in percent, by row; rows are named as folders are: the values of `Sweep.axes` with commas.
@@ -80,6 +86,13 @@ class Config:
     setting: Optional[int] = MISSING
     precision: Precision = MISSING
     selection: Selection = MISSING
+    devices: int = MISSING
+    sync_batchnorm: bool = MISSING
+    launcher: dict[str, Any] = MISSING
+    runs_per_device: int = MISSING
+    wait: bool = MISSING
+    retry: Optional[Retry] = MISSING
+    fail_fast: bool = MISSING
     device: str = MISSING
     threads: Optional[int] = MISSING
     output_root: str = MISSING
@@ -95,6 +108,11 @@ class Config:
 EXECUTION_KEYS = frozenset(
     {
         "dataset.root",
+        "launcher",
+        "runs_per_device",
+        "wait",
+        "retry",
+        "fail_fast",
         "device",
         "threads",
         "output_root",

@@ -11,12 +11,14 @@ ROOT = Path(__file__).resolve().parents[1]
 # From the ground up: a module may import only from lines above its own, or from its own package.
 ORDER = [
     ["errors", "resolvers"],
+    ["world"],
     ["config", "interruption", "metrics", "schedule", "optimizer", "models", "data"],
     ["hardware", "revision", "nodes", "command", "fit", "checkpoint", "folder"],
-    ["log", "naming", "assembly"],
+    ["status", "monitor", "analysis"],
+    ["log", "naming", "assembly", "results"],
     ["record"],
     ["run", "cost"],
-    ["plan"],
+    ["plan", "launchers"],
     ["launch"],
 ]
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}

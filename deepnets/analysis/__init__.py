@@ -1,0 +1,1 @@
+"""Why depth works, measured: functions of a model and data that return numbers."""

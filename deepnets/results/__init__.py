@@ -1,0 +1,1 @@
+"""Run folders read, compared and shown."""
