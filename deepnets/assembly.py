@@ -4,17 +4,20 @@ import json
 import math
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import nn
 
-from deepnets.config import Config, Selection
+from deepnets.config import Config, Memory, Selection
 from deepnets.data.batches import EvaluationBatches, TrainingBatches
 from deepnets.data.dataset import Dataset, Splits
 from deepnets.errors import UserError
 from deepnets.fit import Training
 from deepnets.hardware import find_device
 from deepnets.metrics import Sums
+from deepnets.models.synchronized import synchronize
 from deepnets.nodes import build
+from deepnets.world import ALONE, World
 
 
 def check(config: Config) -> None:
@@ -24,7 +27,8 @@ def check(config: Config) -> None:
         UserError: names the first thing that is wrong.
     """
     dataset, _ = check_settings(config)
-    splits_of(dataset, find_device(config.device))
+    # Of several devices none is this process's: those that train read their own.
+    splits_of(dataset, find_device(config.device if config.devices == 1 else "cpu"))
 
 
 def check_settings(config: Config) -> tuple[Dataset, int]:
@@ -33,11 +37,11 @@ def check_settings(config: Config) -> tuple[Dataset, int]:
     Raises:
         UserError: names the first thing that is wrong.
     """
-    find_device(config.device)
-    for name in ("batch_size", "evaluation_batch_size", "log_iterations", "threads"):
+    for name in ("batch_size", "evaluation_batch_size", "log_iterations", "threads", "devices", "runs_per_device"):
         value = getattr(config, name)
         if value is not None and value < 1:
             raise UserError(f"{name}={value}: must be at least 1")
+    _check_devices(config)
     if config.seed < 0:
         raise UserError(f"seed={config.seed}: must not be negative")
     if not 0 <= config.checkpoint_seconds < math.inf:
@@ -55,14 +59,39 @@ def check_settings(config: Config) -> tuple[Dataset, int]:
         raise UserError(
             f"batch_size={config.batch_size}: larger than the training set of {dataset.training_size} images"
         )
+    for images in (config.batch_size, dataset.training_size % config.batch_size or config.batch_size):
+        if images < config.devices:
+            raise UserError(
+                f"devices={config.devices}: a batch of {images} cannot be divided among them ({dataset.training_size} "
+                f"images in batches of {config.batch_size}); change batch_size or devices"
+            )
     return dataset, iterations
 
 
-def prepare(config: Config, device: torch.device, precision: torch.dtype) -> Training:
+def _check_devices(config: Config) -> None:
+    device = find_device(config.device)
+    if config.sync_batchnorm and config.model.get("batchnorm_images") is not None:
+        raise UserError(
+            f"sync_batchnorm=true model.batchnorm_images={config.model['batchnorm_images']}: one normalises over the "
+            "whole batch, the other over parts of it; choose one"
+        )
+    if config.devices > 1 and device.type == "cuda":
+        if ":" in config.device:
+            raise UserError(f"devices={config.devices} device={config.device}: names one GPU; give device=cuda")
+        if config.devices > torch.cuda.device_count():
+            raise UserError(f"devices={config.devices}: this machine has {torch.cuda.device_count()}")
+
+
+def prepare(config: Config, device: torch.device, precision: torch.dtype, world: World = ALONE) -> Training:
+    """A run at its beginning, as this process of `world` sees it; every process has the same weights."""
     dataset = dataset_of(config)
     splits = splits_of(dataset, device)
     torch.manual_seed(config.seed)
     model = model_of(config, dataset.shape, dataset.classes).to(device, memory_format=torch.channels_last)
+    if world.size > 1 and config.sync_batchnorm:
+        model = synchronize(model, device)
+    if not world.is_first:  # what is drawn from now on, for dropout, differs
+        torch.manual_seed(int(np.random.SeedSequence((config.seed, world.rank)).generate_state(1)[0]))
     optimizer = build("optimizer", config.optimizer, config.trusted_targets, model=model)
     iterations = iterations_of(config, dataset)
     schedule = build("schedule", config.schedule, config.trusted_targets, total=iterations)
@@ -78,9 +107,10 @@ def prepare(config: Config, device: torch.device, precision: torch.dtype) -> Tra
             flip=dataset.flip,
             batch_size=config.batch_size,
             seed=config.seed,
+            world=world,
         ),
         evaluated={
-            name: EvaluationBatches(split, splits.normalization, batch_size=config.evaluation_batch_size)
+            name: EvaluationBatches(split, splits.normalization, batch_size=config.evaluation_batch_size, world=world)
             for name, split in evaluated.items()
             if split is not None
         },
@@ -88,11 +118,17 @@ def prepare(config: Config, device: torch.device, precision: torch.dtype) -> Tra
         device=device,
         precision=precision,
         sums=Sums(device),
+        world=world,
     )
 
 
 def model_of(config: Config, shape: tuple[int, int, int], classes: int) -> nn.Module:
-    return build("model", config.model, config.trusted_targets, shape=shape, classes=classes)
+    model = build("model", config.model, config.trusted_targets, shape=shape, classes=classes)
+    if config.memory is not Memory.full:
+        if not hasattr(model, "keep"):
+            raise UserError(f"memory={config.memory.value}: {type(model).__name__} always keeps all; give memory=full")
+        model.keep(config.memory.value)
+    return model
 
 
 def dataset_of(config: Config) -> Dataset:

@@ -11,15 +11,18 @@ from torch.nn.functional import cross_entropy
 
 from deepnets.data.batches import EvaluationBatches, TrainingBatches
 from deepnets.metrics import Mean, Sums
+from deepnets.world import ALONE, World
 
 
 @dataclass
 class Training:
     """All that a run consists of while it trains, and where in its budget it stands.
 
+    `replica` is what training calls: `model`, or what averages the gradients of its copies in all processes of `world`.
     `iterations` is the budget. `iteration`, `epoch`, `batch` (within the epoch) and `images` count what is done. `sums`
-    holds this epoch's training loss and error so far, `loss` the last batch's mean loss, both on the device.
-    `completed` is set only in the state that ends an epoch: the means over "train" and over each evaluated split.
+    holds this process's part of this epoch's training loss and error so far, `loss` the last batch's mean loss, both on
+    the device. `completed` is set only in the state that ends an epoch: the means over "train" and over each evaluated
+    split.
     """
 
     model: nn.Module
@@ -31,12 +34,17 @@ class Training:
     device: torch.device
     precision: torch.dtype
     sums: Sums
+    world: World = ALONE
     iteration: int = 0
     epoch: int = 0
     batch: int = 0
     images: int = 0
     loss: Tensor | None = None
     completed: dict[str, Mean] = field(default_factory=dict)
+    replica: nn.Module = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.replica = self.world.replica(self.model, self.device)
 
     @property
     def epochs(self) -> int:
@@ -48,8 +56,13 @@ class Training:
         """The rate of the last iteration."""
         return self.schedule.base_lrs[0] * self.schedule.lr_lambdas[0](max(self.iteration - 1, 0))
 
+    @property
+    def _survival(self) -> torch.Generator | None:
+        return getattr(self.model, "draws", None)
+
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on from here to the same weights, bit by bit."""
+        """Everything needed to go on from here to the same weights, bit by bit; every process of `world` must ask."""
+        on_gpu = self.device.type == "cuda"
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -58,22 +71,26 @@ class Training:
             "epoch": self.epoch,
             "batch": self.batch,
             "images": self.images,
-            "sums": self.sums.values,
-            "random": torch.get_rng_state(),
-            "random_cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+            "sums": self.world.gathered(self.sums.values),
+            "survival": self._survival.get_state() if self._survival else None,
+            "random": self.world.gathered(torch.get_rng_state()),
+            "random_cuda": self.world.gathered(torch.cuda.get_rng_state(self.device)) if on_gpu else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Stand where `state_dict` was taken."""
+        """Stand where `state_dict` was taken, by as many processes."""
+        rank = self.world.rank
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
         self.iteration, self.epoch = state["iteration"], state["epoch"]
         self.batch, self.images = state["batch"], state["images"]
-        self.sums.values.copy_(state["sums"])
-        torch.set_rng_state(state["random"])
+        self.sums.values.copy_(state["sums"][rank])
+        if self._survival:
+            self._survival.set_state(state["survival"])
+        torch.set_rng_state(state["random"][rank].clone())  # torch reads from the start of a storage
         if self.device.type == "cuda" and state["random_cuda"] is not None:
-            torch.cuda.set_rng_state(state["random_cuda"], self.device)
+            torch.cuda.set_rng_state(state["random_cuda"][rank].clone(), self.device)
 
 
 def fit(training: Training) -> Iterator[Training]:
@@ -90,13 +107,14 @@ def fit(training: Training) -> Iterator[Training]:
                 break
             _step(t, images, labels)
             yield t
+        t.world.spread(t.model.buffers())  # each process has its own running statistics; the first one's are the net's
         evaluated = {}
         for name, batches in t.evaluated.items():
             sums = Sums(t.device)
             for _ in evaluate(t.model, batches, sums, t.precision):
                 yield t
-            evaluated[name] = sums.mean()
-        t.completed = {"train": t.sums.mean(), **evaluated}
+            evaluated[name] = sums.mean(t.world)
+        t.completed = {"train": t.sums.mean(t.world), **evaluated}
         schedule = t.schedule.lr_lambdas[0]
         if hasattr(schedule, "observe"):
             schedule.observe(t.iteration, t.completed["train"].loss)
@@ -110,27 +128,29 @@ def evaluate(model: nn.Module, batches: EvaluationBatches, sums: Sums, precision
     """Add the loss and error of the whole split to `sums`, in evaluation mode; yields after each batch."""
     model.eval()
     for images, labels in batches:
-        with torch.inference_mode(), _autocast(images.device, precision):
-            logits = model(images).float()
-            sums.add(cross_entropy(logits, labels, reduction="sum"), logits, labels)
+        if len(labels):
+            with torch.inference_mode(), _autocast(images.device, precision):
+                logits = model(images).float()
+                sums.add(cross_entropy(logits, labels, reduction="sum"), logits, labels)
         yield sums
 
 
 def _step(t: Training, images: Tensor, labels: Tensor) -> None:
     with _autocast(t.device, t.precision):
-        logits = t.model(images)
+        logits = t.replica(images)
     logits = logits.float()
     total = cross_entropy(logits, labels, reduction="sum")
-    loss = total / len(labels)
+    count = t.batches.images_in(t.batch)
+    loss = total / (count / t.world.size)  # gradients are averaged over processes: this makes them the whole batch's
     t.optimizer.zero_grad()
     loss.backward()
     t.optimizer.step()
     t.schedule.step()
     t.sums.add(total, logits, labels)
-    t.loss = loss.detach()
+    t.loss = t.world.sum(total.detach()) / count
     t.iteration += 1
     t.batch += 1
-    t.images += len(labels)
+    t.images += count
 
 
 def _autocast(device: torch.device, precision: torch.dtype) -> torch.autocast:

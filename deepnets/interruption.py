@@ -1,37 +1,61 @@
-"""SIGINT and SIGTERM as a note to stop between two iterations."""
+"""The signals that ask a run to stop, as a note to do so between two iterations."""
 
 import signal
 from types import FrameType
 from typing import Self
+
+# Ctrl-C; the end of a job; a warning ahead of it, which SLURM can be asked for.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 class Interrupted(BaseException):
     """The run was asked to stop and has saved its state. Not an `Exception`: it ends a whole grid, not one row."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
+        super().__init__(number)
+        self.number = number
         self.exit_code = 128 + number
+
+    def __str__(self) -> str:
+        return signal.Signals(self.number).name
 
 
 class Interruption:
-    """Notes the first signal in `received`; the handler does nothing else. A second one acts as it always does."""
+    """Notes the first signal in `received`; the handler does nothing else.
 
-    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+    While `at_once` is set, as long as there is nothing to save, it raises `Interrupted` instead. A second Ctrl-C acts
+    as it always does. Other repeated signals change nothing: SLURM sends several. With `among_others`, in a process
+    that another one looks after, no repeated signal does, not even when this has ended.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, *, at_once: bool = False, among_others: bool = False) -> None:
         self.received: int | None = None
+        self.at_once, self.among_others = at_once, among_others
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._note) for number in self.SIGNALS}
+        self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        except Interrupted:  # by one that was held back
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._restore()
+        if not self.among_others:
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.received = number
-        self._restore()
+        if self.received is None:
+            self.received = number
+        if not self.among_others:
+            signal.signal(signal.SIGINT, self._before[signal.SIGINT])
+        if self.at_once:
+            self.at_once = False
+            raise Interrupted(number)
 
-    def _restore(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+
+def hold_back() -> None:
+    """Let signals to this thread, and to processes it starts, wait until an `Interruption` can note them."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from deepnets.world import ALONE, World
+
 
 class Sums:
     """Running sums of cross-entropy, wrong predictions and images; adding never waits for the device.
@@ -21,9 +23,9 @@ class Sums:
         images = torch.full_like(wrong, len(labels))
         self.values += torch.stack([loss.detach().double(), wrong.double(), images.double()])
 
-    def mean(self) -> "Mean":
-        """The means so far. Waits for the device."""
-        loss, wrong, images = self.values.tolist()
+    def mean(self, world: World = ALONE) -> "Mean":
+        """The means so far, over all processes of `world`, by default over this one's. Waits for the device."""
+        loss, wrong, images = world.sum(self.values).tolist()
         return Mean(loss=loss / max(images, 1), error=100 * wrong / max(images, 1))
 
 

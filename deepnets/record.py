@@ -1,6 +1,7 @@
-"""What a run leaves in writing besides its numbers: what it depended on, and its result."""
+"""What a run leaves in writing besides its numbers: what it depended on, and its result or failure."""
 
 import sys
+import traceback
 import zlib
 from importlib.metadata import version
 from typing import Any
@@ -13,6 +14,7 @@ from deepnets.fit import Training
 from deepnets.folder import RunFolder, identity_hash
 from deepnets.hardware import choose_precision, describe
 from deepnets.revision import git_commit
+from deepnets.world import World
 
 THREADS = torch.get_num_threads()  # as this process started with, whatever an earlier row of a grid has set
 
@@ -25,17 +27,24 @@ def environment_of(config: Config, device: torch.device) -> dict[str, Any]:
         "data": data_of(config, device),
         "shape": list(dataset.shape),
         "classes": dataset.classes,
-        "threads": config.threads or THREADS,
+        "threads": threads_of(config),
         "precision": str(precision).removeprefix("torch."),
         "device": describe(device),
         "torch": str(torch.__version__),
     }
 
 
+def threads_of(config: Config) -> int:
+    """CPU threads of a process: its part of those given for the run, or what torch takes."""
+    return max(1, config.threads // config.devices) if config.threads else THREADS
+
+
 def protocol_of(config: Config, training: Training) -> str:
     """What was trained, in a line: what a reader of the result compares first with a paper's protocol."""
     normalized = config.model.get("batchnorm_images")
     images = f"batches of {config.batch_size}" + (f", normalised over {normalized} images" if normalized else "")
+    if config.devices > 1:
+        images += f" on {config.devices} devices" + (", normalised together" if config.sync_batchnorm else "")
     settings = ", ".join(
         f"{key} {value}"
         for key, value in config.optimizer.items()
@@ -55,8 +64,9 @@ def changes_since(folder: RunFolder, config: Config, frozen: dict[str, Any], dev
     remarks = [
         f"started with {name} {frozen[name]}, continues with {now[name]}" for name in now if frozen[name] != now[name]
     ]
-    if config.threads not in (None, frozen["threads"]):
-        remarks.append(f"threads={config.threads} is not used; the run began with {frozen['threads']}")
+    if config.threads and threads_of(config) != frozen["threads"]:
+        each = " in each process" if config.devices > 1 else ""
+        remarks.append(f"threads={config.threads} is not used; the run began with {frozen['threads']}{each}")
     commit, frozen_commit = git_commit(), folder.origin.get("commit")
     if commit != frozen_commit:
         remarks.append(f"the code is at commit {commit}, the run was set up at {frozen_commit}")
@@ -119,3 +129,27 @@ def differing(before: dict[str, Any], now: dict[str, Any]) -> str:
     """The keys whose values differ, with both values."""
     keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     return ", ".join(f"{key} {before.get(key)} then, {now.get(key)} now" for key in keys)
+
+
+def note_failure(folder: RunFolder, error: Exception, world: World) -> None:
+    """Why the run failed, in result.json, and the traceback in log.txt.
+
+    Of several processes the first that fails has the word: the others fail because it is gone.
+    """
+    reason = f"{type(error).__name__}: {error}"
+    try:
+        if world.size > 1:
+            reason += f" (process {world.rank} of {world.size})"
+            (folder.path / "result.json").open("x").close()
+        note(folder, reason, "".join(traceback.format_exception(error)))
+    except FileExistsError:
+        pass
+    except OSError as unwritable:  # the disk that is full may be what failed: the first error is the one to show
+        print(f"{folder}: the failure could not be noted there ({unwritable})", file=sys.stderr)
+
+
+def note(folder: RunFolder, reason: str, text: str) -> None:
+    """Add `text` to log.txt and `reason` to result.json."""
+    with (folder.path / "log.txt").open("a") as file:
+        file.write(text)
+    folder.write_json("result.json", {"status": "failed", "reason": reason})

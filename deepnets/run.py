@@ -1,33 +1,40 @@
 """Execute one run folder: `python -m deepnets.run FOLDER` starts or continues it."""
 
 import argparse
-import math
+import os
 import shlex
 import sys
 import time
-import traceback
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from deepnets.interruption import Interrupted, Interruption, hold_back
+
+if __name__ == "__main__":
+    hold_back()  # importing torch takes seconds; a signal meanwhile waits for `run`
 
 import torch
 from hydra import compose, initialize_config_dir
 from torch import nn
 
 from deepnets import checkpoint
-from deepnets.assembly import dataset_of, model_of, prepare
+from deepnets.assembly import dataset_of, model_of
 from deepnets.command import run_command
 from deepnets.config import CONF, Config, register, typed
 from deepnets.errors import UserError
-from deepnets.fit import Training, fit
-from deepnets.folder import RunFolder
+from deepnets.execution import told, train
+from deepnets.folder import Locked, RunFolder
 from deepnets.hardware import find_device
-from deepnets.interruption import Interrupted, Interruption
-from deepnets.log import Log, describe_result
-from deepnets.record import changes_since, data_of, differing, environment_of, protocol_of, result_of
+from deepnets.log import describe_result
+from deepnets.processes import ProcessFailed, end_with_parent, start
+from deepnets.record import THREADS, note, note_failure
+from deepnets.status import Heartbeat
+from deepnets.world import World, joined, lost_another, surroundings
 
-FINITE_CHECK_ITERATIONS = 50
+LOST_SECONDS = 2.0  # the agent of several processes looks every 0.1 s which of them ended
 
 
 def build_model(overrides: list[str]) -> nn.Module:
@@ -59,7 +66,7 @@ def load_run(folder: str | Path, trusted: Sequence[str] = ()) -> tuple[nn.Module
     config = replace(run_folder.config, trusted_targets=list(trusted))
     state, damaged = checkpoint.load(run_folder.path)
     if state is None:
-        raise UserError("\n".join([f"{run_folder}: no checkpoint to load", *_told(damaged)]))
+        raise UserError("\n".join([f"{run_folder}: no checkpoint to load", *told(damaged)]))
     with torch.device("meta"):
         model = model_of(config, tuple(state["frozen"]["shape"]), state["frozen"]["classes"])
     model.load_state_dict(state["training"]["model"], assign=True)
@@ -69,95 +76,104 @@ def load_run(folder: str | Path, trusted: Sequence[str] = ()) -> tuple[nn.Module
 def run(folder: RunFolder, trusted: Sequence[str] = ()) -> dict[str, Any]:
     """Train the folder's run to its end, from its last checkpoint if it has one, and return its result.
 
+    With devices=N this starts N processes, unless it is one of N already, as torchrun starts them.
+
     Raises:
-        Interrupted: a signal came; the state is saved.
+        Interrupted: a signal came; the state is saved, or the run complete.
+        Locked: another process is running the folder.
         UserError: it cannot go on; this and any other failure is also noted in result.json.
     """
     if folder.is_complete:
         return folder.result
-    with folder.lock():
-        if folder.is_complete:  # by another process, a moment ago
-            return folder.result
-        (folder.path / "result.json").unlink(missing_ok=True)
+    config, world = replace(folder.config, trusted_targets=list(trusted)), surroundings()
+    if world.size == 1 < config.devices:
+        return _run_in_processes(folder, config)
+    if world.size != config.devices:
+        raise UserError(
+            f"{folder}: devices={config.devices}, but {world.size} processes were started: start {config.devices}, "
+            "or one that starts the others itself"
+        )
+    if "TORCHELASTIC_RUN_ID" in os.environ and world.size > 1:
+        end_with_parent()
+    among_others = world.size > 1
+    interruption = Interruption(at_once=not among_others, among_others=among_others)
+    with ExitStack() as held:
         try:
-            result = _train(folder, replace(folder.config, trusted_targets=list(trusted)))
-            folder.write_json("result.json", result)
+            held.enter_context(interruption)
+            result = _take_part(folder, config, world, interruption, held)
+            if interruption.received and not among_others:  # too late for this run, but what follows it must stop
+                raise Interrupted(interruption.received)
+            return result
         except Interrupted as stop:
-            command = ["python", "-m", "deepnets.run", str(folder), *(f"--trust={target}" for target in trusted)]
-            print(f"\nstopped by {stop}; {folder} is saved. Continue with the same command", file=sys.stderr)
-            print(f"or with: {shlex.join(command)}", file=sys.stderr)
+            if world.is_first:
+                command = ["python", "-m", "deepnets.run", str(folder), *(f"--trust={target}" for target in trusted)]
+                with suppress(BrokenPipeError):  # the reader of our output has left
+                    print(f"\nstopped by {stop}; {folder} is saved. Continue with the same command", file=sys.stderr)
+                    print(f"or with: {shlex.join(command)}", file=sys.stderr, flush=True)
+            raise
+        except Locked:
             raise
         except Exception as error:
-            _note_failure(folder, error)
+            note_failure(folder, error, world)
+            if among_others and lost_another(error):
+                time.sleep(LOST_SECONDS)  # so that whoever watches sees first which process it was
             if isinstance(error, OSError):
                 raise UserError(f"{folder}: {error}") from error
             raise
-    return result
 
 
-def _train(folder: RunFolder, config: Config) -> dict[str, Any]:
-    saved, damaged = checkpoint.load(folder.path)
-    for name in damaged:  # or the next checkpoint would push it over the intact one
-        (folder.path / name).unlink()
+def _take_part(
+    folder: RunFolder, config: Config, world: World, interruption: Interruption, held: ExitStack
+) -> dict[str, Any]:
+    """What one process does of the run, the first one holding its lock; the result, in all of them."""
     device = find_device(config.device)
-    frozen = saved["frozen"] if saved else environment_of(config, device)
-    if saved and (data := data_of(config, device)) != frozen["data"]:
-        where = config.dataset.get("root")
-        raise UserError(f"{folder}: began on other data than those in {where}: {differing(frozen['data'], data)}")
-    torch.set_num_threads(frozen["threads"])
-    training = prepare(config, device, getattr(torch, frozen["precision"]))
-    remarks, history, seconds = [protocol_of(config, training), *_told(damaged)], [], 0.0
-    if saved:
-        training.load_state_dict(saved["training"])
-        history, seconds = saved["history"], saved["seconds"]
-        remarks.append(f"continuing at iteration {training.iteration} of {training.iterations}")
-    remarks += changes_since(folder, config, frozen, device)
-
-    def save() -> None:
-        log.flush()
-        state = {"training": training.state_dict(), "history": history, "seconds": log.seconds, "frozen": frozen}
-        checkpoint.save(folder.path, state)
-
-    diverged = False
-    with Interruption() as interruption, Log(folder, training, history, seconds, config.log_iterations) as log:
-        for remark in remarks:
-            log.remark(remark)
-        saved_at = time.monotonic()
-        for state in fit(training):
-            log.iteration(state)
-            if diverged := _is_non_finite(state):
-                break
-            if state.completed:
-                log.epoch(state)
-            if interruption.received or time.monotonic() - saved_at >= config.checkpoint_seconds:
-                save()
-                saved_at = time.monotonic()
-            if interruption.received:
-                raise Interrupted(interruption.received)
-        if not diverged:
-            save()
-        log.write_metrics()
-        return result_of(config, training, history, log.seconds, "diverged" if diverged else "finished", frozen)
+    if world.size > 1 and device.type == "cuda":
+        device = find_device(f"cuda:{world.local_rank}")
+    held.enter_context(joined(world, device))
+    locked, heartbeat = None, None
+    if world.is_first:
+        try:
+            held.enter_context(folder.lock())
+        except Locked as error:
+            locked = error
+    if locked := world.shared(locked):
+        raise locked
+    if world.shared(folder.is_complete):  # by another process, a moment ago
+        return world.shared(folder.result)
+    if world.is_first:
+        (folder.path / "result.json").unlink(missing_ok=True)
+        heartbeat = held.enter_context(Heartbeat(folder))
+    result = train(folder, config, world, device, interruption, heartbeat)
+    if world.is_first:
+        folder.write_json("result.json", result)
+    return world.shared(result)
 
 
-def _is_non_finite(state: Training) -> bool:
-    """Whether a loss is; the device is asked at fixed iterations, so that a diverged run ends at the same one again."""
-    if state.completed:
-        return not all(math.isfinite(mean.loss) for mean in state.completed.values())
-    return state.iteration % FINITE_CHECK_ITERATIONS == 0 and not state.sums.values[0].isfinite().item()
-
-
-def _told(damaged: dict[str, str]) -> list[str]:
-    return [f"{name} is damaged and was not used ({damage})" for name, damage in damaged.items()]
-
-
-def _note_failure(folder: RunFolder, error: Exception) -> None:
+def _run_in_processes(folder: RunFolder, config: Config) -> dict[str, Any]:
+    with folder.lock():
+        (folder.path / "result.json").unlink(missing_ok=True)  # an old failure is not why it may fail now
+    threads = max(1, (config.threads or THREADS) // config.devices)
     try:
-        with (folder.path / "log.txt").open("a") as file:
-            file.write("".join(traceback.format_exception(error)))
-        folder.write_json("result.json", {"status": "failed", "reason": f"{type(error).__name__}: {error}"})
-    except OSError as unwritable:  # the disk that is full may be what failed: the first error is the one to show
-        print(f"{folder}: the failure could not be noted there ({unwritable})", file=sys.stderr)
+        ends = start(config.devices, threads, _end_of_part, str(folder.path), config.trusted_targets)
+    except ProcessFailed as failed:
+        if failed.was_killed:  # it could not note that, and the others noted only that they lost one
+            with suppress(Locked), folder.lock():
+                note(folder, str(failed), f"{failed}\n")
+        kind, _, message = failed.reason.partition(": ")
+        if kind == UserError.__name__:
+            raise UserError(message) from None
+        raise
+    if isinstance(ends[0], BaseException):
+        raise ends[0]
+    return ends[0]
+
+
+def _end_of_part(path: str, trusted: Sequence[str]) -> dict[str, Any] | Interrupted | Locked:
+    """`run` in one of several processes; an end that is no failure is handed back, for what is raised is one."""
+    try:
+        return run(RunFolder(path), trusted)
+    except (Interrupted, Locked) as end:
+        return end
 
 
 def main() -> int:
@@ -167,7 +183,14 @@ def main() -> int:
     parser.add_argument("--trust", action="append", default=[], metavar="TARGET", help="a class of your own it may use")
     arguments = parser.parse_args()
     folder = RunFolder(arguments.folder)
-    print(f"{folder}: {describe_result(run(folder, arguments.trust))}")
+    try:
+        result = run(folder, arguments.trust)
+    except Interrupted:
+        if not folder.is_complete:
+            raise
+        result = folder.result
+    if surroundings().is_first:
+        print(f"{folder}: {describe_result(result)}")
     return 0
 
 

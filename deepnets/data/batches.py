@@ -10,10 +10,11 @@ from torch.nn import functional as F
 
 from deepnets.data.normalization import Normalization
 from deepnets.data.source import Split
+from deepnets.world import ALONE, World
 
 
 class TrainingBatches:
-    """Shuffled batches, each image normalised, mirrored with p = 1/2, zero-padded and cut back at random.
+    """This process's share of shuffled batches, each image normalised, mirrored with p = 1/2, zero-padded and cut back.
 
     After the normalisation zero is the mean colour, so the border carries no signal (fb.resnet.torch,
     datasets/cifar10.lua). Order, mirroring and shifts are a function of (seed, epoch): drawn at once on the host,
@@ -21,20 +22,33 @@ class TrainingBatches:
     """
 
     def __init__(
-        self, split: Split, normalization: Normalization, *, pad: int, flip: bool, batch_size: int, seed: int
+        self,
+        split: Split,
+        normalization: Normalization,
+        *,
+        pad: int,
+        flip: bool,
+        batch_size: int,
+        seed: int,
+        world: World = ALONE,
     ) -> None:
-        self.split, self.normalization = split, normalization
+        self.split, self.normalization, self.world = split, normalization, world
         self.pad, self.flip, self.batch_size, self.seed = pad, flip, batch_size, seed
 
     def __len__(self) -> int:
         """Batches per epoch; the last may be short."""
         return ceil(len(self.split) / self.batch_size)
 
+    def images_in(self, batch: int) -> int:
+        """Of that batch of an epoch, over all processes."""
+        return min(self.batch_size, len(self.split) - batch * self.batch_size)
+
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """That epoch from batch `start` on: x (n, C, H, W) float32 with channels_last strides, y (n,) int64."""
         draws = self._draws(epoch).to(self.split.labels.device)  # the epoch's only copy from the host
-        for first in range(start * self.batch_size, len(self.split), self.batch_size):
-            order, mirrored, top, left = draws[:, first : first + self.batch_size]
+        for number in range(start, len(self)):
+            whole = draws[:, number * self.batch_size :][:, : self.batch_size]
+            order, mirrored, top, left = whole[:, self.world.share(whole.shape[1])]
             batch = self.split.select(order)
             x = self.normalization(batch.images)
             if self.pad or self.flip:
@@ -50,19 +64,25 @@ class TrainingBatches:
 
 
 class EvaluationBatches:
-    """The images of a split in order, normalised and otherwise as they are."""
+    """This process's share of the images of a split, in order, normalised and otherwise as they are.
 
-    def __init__(self, split: Split, normalization: Normalization, *, batch_size: int) -> None:
-        self.split, self.normalization, self.batch_size = split, normalization, batch_size
+    All processes have as many batches; where the images do not go round, the last one of some is empty.
+    """
+
+    def __init__(self, split: Split, normalization: Normalization, *, batch_size: int, world: World = ALONE) -> None:
+        self.normalization, self.batch_size = normalization, batch_size
+        self.largest_share = ceil(len(split) / world.size)
+        mine = world.share(len(split))
+        self.split = Split(split.images[mine], split.labels[mine])
 
     def __len__(self) -> int:
-        return ceil(len(self.split) / self.batch_size)
+        return ceil(self.largest_share / self.batch_size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """x (n, C, H, W) float32 with channels_last strides, y (n,) int64."""
-        batches = zip(*(part.split(self.batch_size) for part in (self.split.images, self.split.labels)), strict=True)
-        for images, labels in batches:
-            yield self.normalization(images).permute(0, 3, 1, 2), labels
+        for first in range(0, self.largest_share, self.batch_size):
+            these = slice(first, first + self.batch_size)
+            yield self.normalization(self.split.images[these]).permute(0, 3, 1, 2), self.split.labels[these]
 
 
 def cut(x: Tensor, pad: int, mirrored: Tensor, top: Tensor, left: Tensor) -> Tensor:

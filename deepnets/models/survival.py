@@ -17,9 +17,9 @@ class LinearDecay:
     def __post_init__(self) -> None:
         _check(self.last)
 
-    def drawn(self, units: int) -> list[float]:
+    def drawn(self, units: int, generator: torch.Generator | None = None) -> list[float]:
         """b of each unit for one mini-batch in training: 1 with probability p_l, else 0."""
-        return _bernoulli(self.expected(units))
+        return _bernoulli(self.expected(units), generator)
 
     def expected(self, units: int) -> list[float]:
         """b of each unit at test: p_l."""
@@ -35,9 +35,9 @@ class Uniform:
     def __post_init__(self) -> None:
         _check(self.probability)
 
-    def drawn(self, units: int) -> list[float]:
+    def drawn(self, units: int, generator: torch.Generator | None = None) -> list[float]:
         """b of each unit for one mini-batch in training: 1 with probability p, else 0."""
-        return _bernoulli(self.expected(units))
+        return _bernoulli(self.expected(units), generator)
 
     def expected(self, units: int) -> list[float]:
         """b of each unit at test: p."""
@@ -54,9 +54,9 @@ class RandomSubset:
 
     size: int
 
-    def drawn(self, units: int) -> list[float]:
+    def drawn(self, units: int, generator: torch.Generator | None = None) -> list[float]:
         """b of each unit for one mini-batch in training: 1 for `size` of them, else 0."""
-        survivors = set(torch.randperm(units, device="cpu")[: self.size].tolist())
+        survivors = set(torch.randperm(units, generator=generator, device="cpu")[: self.size].tolist())
         return [float(unit in survivors) for unit in range(units)]
 
     def expected(self, units: int) -> list[float]:
@@ -69,9 +69,16 @@ class RandomSubset:
 Survival = LinearDecay | Uniform | RandomSubset
 
 
-def _bernoulli(probabilities: list[float]) -> list[float]:
-    # The CPU's generator: nothing waits for a device, and checkpoints hold its state.
-    draws = torch.rand(len(probabilities), device="cpu").tolist()
+def own_generator() -> torch.Generator:
+    """For the draws of one net, apart from all others: they are equal in the processes of a run, whose dropout differs.
+
+    It is seeded from torch's generator, and one of the CPU: nothing waits for a GPU.
+    """
+    return torch.Generator("cpu").manual_seed(int(torch.randint(2**32, (), device="cpu")))
+
+
+def _bernoulli(probabilities: list[float], generator: torch.Generator | None) -> list[float]:
+    draws = torch.rand(len(probabilities), generator=generator, device="cpu").tolist()
     return [float(draw < probability) for draw, probability in zip(draws, probabilities, strict=True)]
 
 

@@ -1,0 +1,131 @@
+"""The processes that train a run together: which one this is, and what all of them know."""
+
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import reduce
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class World:
+    """Process `rank` of `size`, the `local_rank`-th on its machine; `ALONE` is a process on its own.
+
+    Where there are several, all of them must make each call below, in the same order, after `joined`.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process is the one that writes."""
+        return self.rank == 0
+
+    def share(self, count: int) -> slice:
+        """This process's part of `count` things: contiguous, as equal as possible, the larger parts first."""
+        each, rest = divmod(count, self.size)
+        start = self.rank * each + min(self.rank, rest)
+        return slice(start, start + each + (self.rank < rest))
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Of `values` over all processes; does not wait for the device."""
+        if self.size > 1:
+            values = values.clone()
+            dist.all_reduce(values)
+        return values
+
+    def largest(self, values: list[float]) -> list[float]:
+        """Of each value over all processes. Not for the device: this waits for the other processes."""
+        if self.size == 1:
+            return values
+        together = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(together, dist.ReduceOp.MAX)
+        return together.tolist()
+
+    def gathered(self, values: Tensor) -> Tensor:
+        """`values` of every process, by rank: (size, *shape)."""
+        if self.size == 1:
+            return values[None]
+        parts = [torch.empty_like(values) for _ in range(self.size)]
+        dist.all_gather(parts, values)
+        return torch.stack(parts)
+
+    def spread(self, tensors: Iterator[Tensor]) -> None:
+        """Give the tensors the values that they have in the first process."""
+        if self.size > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, src=0)
+
+    def shared(self, value: T) -> T:
+        """The `value` of the first process."""
+        if self.size == 1:
+            return value
+        there = [value]
+        dist.broadcast_object_list(there, src=0, device=torch.device("cpu"))
+        return there[0]
+
+    def wait(self) -> None:
+        """Until all processes are here."""
+        self.largest([0])
+
+    def replica(self, model: nn.Module, device: torch.device) -> nn.Module:
+        """What training is to call: the model, which gets gradients that are the mean over all processes."""
+        if self.size == 1:
+            return model
+        warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")  # torch 2.11 has no other name
+        on_gpu = device.type == "cuda"
+        replica = DistributedDataParallel(
+            model, device_ids=[device] if on_gpu else None, broadcast_buffers=False, gradient_as_bucket_view=True
+        )
+        if self.size > 2 and not on_gpu:
+            replica.register_comm_hook(None, _mean_in_order)
+        return replica
+
+
+ALONE = World()
+
+
+def surroundings() -> World:
+    """What torchrun, or whoever started this process among others, has told it."""
+    rank, size, local_rank = (int(os.environ.get(name, 0)) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    return World(rank, size, local_rank) if size > 1 else ALONE
+
+
+def _mean_in_order(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """The mean of a bucket of gradients over all processes, summed by rank.
+
+    Gloo sums three or more in an order that depends on the place in the bucket, and DDP groups its buckets anew after
+    the first iteration: a continued run would differ from an undisturbed one in the last bits.
+    """
+    parts = [torch.empty_like(bucket.buffer()) for _ in range(dist.get_world_size())]
+    gathered = dist.all_gather(parts, bucket.buffer(), async_op=True).get_future()
+    return gathered.then(lambda _: reduce(Tensor.add_, parts).div_(len(parts)))
+
+
+@contextmanager
+def joined(world: World, device: torch.device) -> Iterator[None]:
+    """Be connected to the other processes: tensors of the CPU go by gloo, those of GPUs by NCCL."""
+    if world.size == 1:
+        yield
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    yield
+    dist.destroy_process_group()  # after an exception the others learn from the end of this process, when all is noted
+
+
+def lost_another(error: BaseException) -> bool:
+    """Whether the error says that another process has gone: its end is the cause, this one's a consequence."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
