@@ -23,7 +23,8 @@ class GhostBatchNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or len(x) <= self.images:
             return self.bn(x)
-        self.bn.num_batches_tracked.add_(1)
+        if self.bn.num_batches_tracked is not None:  # it is None while recomputation lets the statistics be
+            self.bn.num_batches_tracked.add_(1)
         groups = x.tensor_split(ceil(len(x) / self.images))
         return torch.cat([self._normalised(group, share=len(group) / len(x)) for group in groups])
 

@@ -9,8 +9,9 @@ from deepnets.models.depth import units_of_stages
 from deepnets.models.initialization import Initialization, initialize
 from deepnets.models.layers import Conv, Layers, channels_behind
 from deepnets.models.ordering import Ordering
+from deepnets.models.recomputation import Memory, through
 from deepnets.models.resize import Resize
-from deepnets.models.survival import Survival
+from deepnets.models.survival import Survival, own_generator
 from deepnets.models.unit import Unit, UnitDesign
 
 
@@ -76,20 +77,31 @@ class ResNet(nn.Module):
         self.tail = layers.sequence(ordering.before, channels)
         self.head = nn.Linear(channels_behind(ordering.before, channels), classes)
         self.survival = survival
+        self.keep("full")
         self._check_survival()
         if initialization == "looks_linear" and not all(unit.is_plain for unit in self.units):
             raise ValueError("looks_linear initializes nets without shortcuts: choose shortcut none")
         initialize(self, self.head, initialization)
+        self.draws = own_generator() if survival else None
 
     @property
     def units(self) -> list[Unit]:
         """All units, from the stem to the head."""
         return [unit for stage in self.stages for unit in stage]
 
+    def keep(self, memory: Memory) -> None:
+        """What of the units the backward pass finds kept, and what it computes again; `full` at first.
+
+        recompute_activations keeps the outputs of the convolutions, recompute_units the input of every unit,
+        recompute_segments the input of about sqrt(3 L) of L units. No choice changes a gradient by a bit.
+        """
+        self.memory = memory
+        for unit in self.units:
+            unit.branch.recompute = memory == "recompute_activations"
+
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
-        for unit, b in zip(self.units, self._survival(), strict=True):
-            x = unit(x, b)
+        x = through(self.units, self._survival(), x, self.memory)
         return self.head(self.tail(x).mean((2, 3)))
 
     def _check_survival(self) -> None:
@@ -105,7 +117,7 @@ class ResNet(nn.Module):
         units = len(self.units)
         if self.survival is None:
             return [1.0] * units
-        return self.survival.drawn(units) if self.training else self.survival.expected(units)
+        return self.survival.drawn(units, self.draws) if self.training else self.survival.expected(units)
 
 
 def _check_sizes(**sizes: Sequence[int]) -> None:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from deepnets.models.layers import Conv, Layers, channels_behind
 from deepnets.models.ordering import Ordering
+from deepnets.models.recomputation import Branch
 from deepnets.models.resize import Ends, Resize
 from deepnets.models.shortcuts import Scaled
 
@@ -86,7 +87,7 @@ class UnitDesign:
         ends = Ends(split, outputs, tuple(convs), self.resize, self.ordering.projection, self.layers)
         return Unit(
             before=self.layers.sequence(before, inputs),
-            branch=self.layers.sequence(branch, split, convs),
+            branch=Branch(*self.layers.sequence(branch, split, convs)),
             shortcut=self.shortcut(ends=ends),
             after=self.layers.sequence(self.ordering.after, outputs),
         )
