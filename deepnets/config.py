@@ -31,6 +31,15 @@ class Selection(Enum):
     best_validation = "best_validation"
 
 
+class Memory(Enum):
+    """What the backward pass finds kept of a net's units: all, or a part from which the rest is computed again."""
+
+    full = "full"
+    recompute_activations = "recompute_activations"
+    recompute_units = "recompute_units"
+    recompute_segments = "recompute_segments"
+
+
 class Retry(Enum):
     """Which rows that have ended without a result are trained again."""
 
@@ -85,6 +94,7 @@ class Config:
     seed: int = MISSING
     setting: Optional[int] = MISSING
     precision: Precision = MISSING
+    memory: Memory = MISSING
     selection: Selection = MISSING
     devices: int = MISSING
     sync_batchnorm: bool = MISSING
@@ -108,6 +118,7 @@ class Config:
 EXECUTION_KEYS = frozenset(
     {
         "dataset.root",
+        "memory",
         "launcher",
         "runs_per_device",
         "wait",
@@ -124,6 +135,11 @@ EXECUTION_KEYS = frozenset(
         "sweep",
     }
 )
+
+
+def is_execution(key: str) -> bool:
+    """Whether the key, or the node it stands in, is one of `EXECUTION_KEYS`: `launcher.time` is, for `launcher` is."""
+    return any(key == other or key.startswith(other + ".") for other in EXECUTION_KEYS)
 
 
 @dataclass(frozen=True)

@@ -3,19 +3,26 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import filelock
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from deepnets.config import EXECUTION_KEYS, Config
+from deepnets.config import CONF, EXECUTION_KEYS, Config
 from deepnets.errors import UserError
+
+FREEZING_SECONDS = 10.0  # more than writing a configuration takes anywhere
+
+
+class Locked(UserError):
+    """Another process is running the folder."""
 
 
 class RunFolder:
@@ -45,7 +52,8 @@ class RunFolder:
         if not file.is_file():
             raise UserError(f"{self}: not a run folder (no config.yaml in it)")
         try:
-            merged = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.load(file))
+            frozen = OmegaConf.load(file)
+            merged = OmegaConf.merge(OmegaConf.structured(Config), _usual(without=frozen), frozen)
             return OmegaConf.to_object(merged)
         except OmegaConfBaseException as error:
             raise UserError(f"{file}: not a configuration of this version of deepnets: {error}") from error
@@ -53,20 +61,26 @@ class RunFolder:
     @property
     def origin(self) -> dict[str, Any]:
         """The command, overrides and git commit that froze this folder."""
-        file = self.path / "origin.json"
-        return json.loads(file.read_text()) if file.is_file() else {}
+        return self.read_json("origin.json")
 
     @property
     def result(self) -> dict[str, Any] | None:
         """What the run ended with; None while it has not ended, or where a crash of the machine left the file empty."""
-        file = self.path / "result.json"
-        text = file.read_text() if file.is_file() else ""
-        return json.loads(text) if text.strip("\0\n") else None
+        return self.read_json("result.json") or None
 
     @property
     def is_complete(self) -> bool:
         """Whether nothing is left to train: the run finished or diverged. A failed run may be tried again."""
-        return self.result is not None and self.result["status"] in ("finished", "diverged")
+        result = self.result
+        return result is not None and result["status"] in ("finished", "diverged")
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """What the file holds; empty where there is none, or where a crash of the machine left it empty."""
+        try:
+            text = (self.path / name).read_text()
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        return json.loads(text) if text.strip("\0\n") else {}
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         write_atomically(self.path / name, json.dumps(content, indent=2, allow_nan=False) + "\n")
@@ -78,7 +92,7 @@ class RunFolder:
             UserError: another run lives here (names the differing keys), or the folder cannot be written.
         """
         if (self.path / "config.yaml").is_file() and not config.overwrite:
-            ours, theirs = _flat(identity(config)), _flat(identity(self.config))
+            ours, theirs = flat(identity(config)), flat(identity(self.config))
             if ours != theirs:
                 keys = sorted(key for key in {*ours, *theirs} if ours.get(key, "absent") != theirs.get(key, "absent"))
                 lines = [
@@ -98,9 +112,13 @@ class RunFolder:
         """Write down what the run is and where it executes now; `overwrite` deletes what was there first.
 
         Trust is not written down: who executes a folder must give it anew.
+
+        Raises:
+            Locked: another process is running it.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        with self.lock():
+        # Where no configuration is there yet, whoever has the lock is only about to write it.
+        with self.lock(0 if (self.path / "config.yaml").is_file() else FREEZING_SECONDS):
             if config.overwrite:
                 self._clear()
             if not (self.path / "origin.json").is_file():
@@ -114,21 +132,43 @@ class RunFolder:
                 shutil.rmtree(item) if item.is_dir() else item.unlink()
 
     @contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self, patience: float = 0) -> Iterator[None]:
         """The right to write here, for one process at a time; the system frees it however the process ends.
 
+        `patience` is how many seconds to wait for it.
+
         Raises:
-            UserError: another process holds it.
+            Locked: another process holds it.
         """
-        lock = filelock.FileLock(self.path / ".lock", timeout=0)
+        lock = filelock.FileLock(self.path / ".lock", timeout=patience)
         try:
             lock.acquire()
         except filelock.Timeout:
-            raise UserError(f"{self}: another process is running this; wait for it or stop it") from None
+            raise Locked(f"{self}: running in another process") from None
         try:
             yield
         finally:
             lock.release()
+
+
+def _usual(without: DictConfig) -> dict[str, Any]:
+    """What an older version had no key for: its value in train.yaml, which is how that version went about it."""
+    absent = {key.name for key in fields(Config)} - without.keys()
+    if not absent:
+        return {}
+    usual = {"launcher": {}, **OmegaConf.to_container(OmegaConf.load(CONF / "train.yaml"))}
+    return {key: usual[key] for key in absent & usual.keys()}
+
+
+def run_folders(below: Path) -> list[RunFolder]:
+    """All run folders below a folder, or the folder itself, in the order of their names: seed2 before seed10."""
+    found = []
+    for path, below_it, files in os.walk(below):
+        below_it.sort(key=lambda name: [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)])
+        if "config.yaml" in files:
+            found.append(RunFolder(path))
+            below_it.clear()
+    return found
 
 
 def identity(config: Config) -> dict[str, Any]:
@@ -155,11 +195,10 @@ def write_atomically(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
+def flat(node: Any, prefix: str = "") -> dict[str, Any]:
+    """The values of nested settings by dotted key; a list is one value."""
     if not isinstance(node, dict):
         return {prefix: node}
     return {
-        key: value
-        for name, child in node.items()
-        for key, value in _flat(child, f"{prefix}.{name}".lstrip(".")).items()
+        key: value for name, child in node.items() for key, value in flat(child, f"{prefix}.{name}".lstrip(".")).items()
     }

@@ -12,7 +12,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from deepnets.config import CONF, EXECUTION_KEYS, Row
+from deepnets.config import CONF, Row, is_execution
 from deepnets.errors import UserError
 from deepnets.folder import RunFolder
 
@@ -53,9 +53,10 @@ def folder_of(row: Row) -> RunFolder:
 
 def _changes(row: Row, naming: set[str]) -> list[str]:
     """`key=value` of each typed choice and value that makes the run another than `naming` alone would."""
-    typed = {key.lstrip("+~"): (key, value) for key, _, value in (word.partition("=") for word in row.overrides)}
+    keys = dict.fromkeys(word.partition("=")[0].lstrip("+~") for word in row.overrides)
+    typed = [key for key in keys if not is_execution(key)]
     groups = {key: row.choices[key] for key in typed if key in row.choices}
-    values = [key for key in typed if key not in groups and key not in {"seed", *EXECUTION_KEYS, *naming}]
+    values = [key for key in typed if key not in groups and key not in {"seed", *naming}]
     if not values and groups.keys() <= naming:
         return []
     named = tuple(sorted(item for item in groups.items() if item[0] in naming))

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from deepnets.config import CONF, Config
 from deepnets.errors import UserError
@@ -30,6 +31,21 @@ def test_a_frozen_configuration_reads_back_equal(tmp_path: Path) -> None:
     assert folder.config.dataset["root"] == str(CONF.parent / "data")
     assert isinstance(folder.config, Config)
     assert folder.origin == {"commit": "abc"}
+
+
+def test_a_folder_from_before_a_key_was_there_runs_as_it_did_then(tmp_path: Path) -> None:
+    config = row(tmp_path).config
+    folder = RunFolder(tmp_path / "run")
+    folder.freeze(config, {})
+    file = folder.path / "config.yaml"
+    frozen = OmegaConf.load(file)
+    for key in ("devices", "sync_batchnorm", "memory", "launcher"):
+        del frozen[key]
+    OmegaConf.save(frozen, file)
+    assert identity_hash(folder.config) == identity_hash(config)
+    folder.check(config)
+    with pytest.raises(UserError, match="devices: 1 there, 2 here"):
+        folder.check(row(tmp_path, "devices=2").config)
 
 
 def test_other_settings_are_refused_with_the_differing_keys(tmp_path: Path) -> None:

@@ -1,0 +1,138 @@
+"""What a run is doing: status.json as the training process writes it, and the state of a folder read from its files."""
+
+import os
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from threading import Event, Lock, Thread
+from types import TracebackType
+from typing import Any, Self
+
+from deepnets.fit import Training
+from deepnets.folder import RunFolder
+from deepnets.interruption import Interrupted
+
+BEAT_SECONDS = 10.0
+DEAD_SECONDS = 60.0  # without a beat: six were missed
+
+WAITING, QUEUED, RUNNING, PREEMPTED = "waiting", "queued", "running", "preempted"
+FINISHED, DIVERGED, FAILED, DEAD = "finished", "diverged", "failed", "dead"
+# In the order of a run's life.
+STATES = (WAITING, QUEUED, RUNNING, PREEMPTED, DEAD, FAILED, DIVERGED, FINISHED)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is; the error in percent, None before the first epoch's end."""
+
+    epoch: int
+    epochs: int
+    iteration: int
+    iterations: int
+    test_error: float | None
+    images_per_second: float
+    seconds_left: float
+
+
+@dataclass(frozen=True)
+class State:
+    """What a row is doing: `name` is one of `STATES`.
+
+    `progress` is the last that was told, None while a run starts. `silent` are the seconds since the last heartbeat,
+    `job` SLURM's name of the task that runs, ran or will run it, `reason` why it failed, in a line.
+    """
+
+    name: str
+    progress: Progress | None = None
+    silent: float | None = None
+    host: str | None = None
+    job: str | None = None
+    reason: str | None = None
+
+
+def state_of(folder: RunFolder, dead_after: float = DEAD_SECONDS) -> State:
+    """The state of the folder's row, from its files alone; running without a beat for `dead_after` seconds is dead.
+
+    queued is a row with a job.json, `{"job": "123_4", "submitted": ISO time}`, that is newer than its last execution.
+    """
+    result, status, job = folder.result, folder.read_json("status.json"), folder.read_json("job.json")
+    told = status.get("progress")
+    progress = Progress(**told) if told else None
+    beat = datetime.fromisoformat(status["heartbeat"]) if status else None
+    silent = (datetime.now(UTC) - beat).total_seconds() if beat else None
+    known = {"progress": progress, "silent": silent, "host": status.get("host"), "job": status.get("job")}
+    if folder.is_complete:
+        return State(result["status"], **known)
+    if job and job["job"] != status.get("job") and (not beat or datetime.fromisoformat(job["submitted"]) > beat):
+        return State(QUEUED, progress, job=job["job"])
+    if result:
+        return State(FAILED, reason=" ".join(result.get("reason", "").split()), **known)
+    if not status:
+        return State(WAITING)
+    if status["state"] == PREEMPTED:
+        return State(PREEMPTED, **known)
+    return State(DEAD if silent > dead_after else RUNNING, **known)
+
+
+def progress_of(
+    training: Training, history: list[dict[str, Any]], images_per_second: float, seconds_left: float
+) -> Progress:
+    """Of a run whose completed epochs are in `history`; the pace is the last epoch's until this one has one."""
+    last = history[-1] if history else {}
+    return Progress(
+        epoch=training.epoch,
+        epochs=training.epochs,
+        iteration=training.iteration,
+        iterations=training.iterations,
+        test_error=last.get("test_error"),
+        images_per_second=round(images_per_second or last.get("images_per_second", 0.0), 1),
+        seconds_left=round(seconds_left, 1),
+    )
+
+
+class Heartbeat:
+    """Writes status.json while a run lives: at once when its state changes, and by a thread every `BEAT_SECONDS`.
+
+    A thread, because reading data, compiling or one long evaluation must not look like death, and because so it costs
+    the training loop nothing. It reads what the loop counts, never a device.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._progress: Callable[[], Progress] | None = None
+        self._ended, self._writing = Event(), Lock()
+        self._thread = Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._who = {"pid": os.getpid(), "host": socket.gethostname(), "job": _slurm_task()}
+
+    def __enter__(self) -> Self:
+        self._write("starting")
+        self._thread.start()
+        return self
+
+    def follow(self, progress: Callable[[], Progress]) -> None:
+        """Training begins; `progress` is asked at every beat, from another thread."""
+        self._progress = progress
+        self._write(RUNNING)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._write(PREEMPTED if kind and issubclass(kind, Interrupted) else "ended")
+
+    def _beat(self) -> None:
+        while not self._ended.wait(BEAT_SECONDS):
+            self._write(RUNNING if self._progress else "starting")
+
+    def _write(self, state: str) -> None:
+        content: dict[str, Any] = {"state": state, "heartbeat": datetime.now(UTC).isoformat(timespec="milliseconds")}
+        content |= self._who | {"progress": asdict(self._progress()) if self._progress else None}
+        with self._writing, suppress(OSError):  # a full disk must not end a run for the sake of its status
+            self._folder.write_json("status.json", content)
+
+
+def _slurm_task() -> str | None:
+    """`123_4` for the fourth task of array 123, `123` for a job without array, None outside SLURM."""
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array else os.environ.get("SLURM_JOB_ID")
