@@ -1,4 +1,4 @@
-"""What a run tells while it trains: metrics.csv, TensorBoard, and the console."""
+"""What a run tells while it trains: metrics.csv, log.txt and the console; the rest is TensorBoard's."""
 
 import csv
 import io
@@ -10,10 +10,11 @@ from typing import Any, Self
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
-from torch.utils.tensorboard import SummaryWriter
 
+from deepnets.config import Config
 from deepnets.fit import Training
 from deepnets.folder import RunFolder, write_atomically
+from deepnets.monitor.dashboard import Dashboard
 
 # Columns of metrics.csv that differ from one execution to the next; all others are a function of the run.
 TIME_COLUMNS = ("images_per_second", "seconds")
@@ -23,15 +24,22 @@ REFRESH_SECONDS = 1.0  # between two reads of the device for the display
 class Log:
     """Follows one run; call `iteration` at every yield of `fit` and `epoch` where one is completed.
 
-    `history` holds one dict an epoch, as in metrics.csv; `seconds` is the wall time spent in earlier executions.
+    `history` holds one dict an epoch, as in metrics.csv, `observed` what the dashboard has seen of the units; both are
+    added to and belong in checkpoints. `seconds` is the wall time spent in earlier executions.
     """
 
     def __init__(
-        self, folder: RunFolder, training: Training, history: list[dict[str, Any]], seconds: float, every: int
+        self,
+        folder: RunFolder,
+        training: Training,
+        config: Config,
+        history: list[dict[str, Any]],
+        observed: list[dict[str, Any]],
+        seconds: float,
     ) -> None:
         self.folder = folder
         self.history = history
-        self.every = every
+        self.every = config.log_iterations
         self.started = time.monotonic() - seconds
         self.start_iteration = training.iteration
         self.clock = _Clock(training)
@@ -40,11 +48,8 @@ class Log:
         self.refreshed = 0.0
         self.begun = time.monotonic()
         if training.iteration == 0:  # what an execution logged that left no checkpoint
-            for file in [*folder.path.glob("events.out.tfevents.*"), folder.path / "log.txt"]:
-                file.unlink(missing_ok=True)
-        # What an interrupted execution logged beyond the checkpoint is hidden, or curves would double.
-        purge = training.iteration + (training.batch == 0) if training.iteration else None
-        self.writer = SummaryWriter(str(folder.path), purge_step=purge)
+            (folder.path / "log.txt").unlink(missing_ok=True)
+        self.dashboard = Dashboard(folder, training, config, observed)
         console = Console(highlight=False)
         columns = [TextColumn("{task.description}"), BarColumn(bar_width=12), TextColumn("{task.fields[state]}")]
         self.progress = Progress(
@@ -62,7 +67,7 @@ class Log:
     def __exit__(self, *_: object) -> None:
         self.progress.stop()
         self._write_losses()
-        self.writer.close()
+        self.dashboard.close()
 
     @property
     def seconds(self) -> float:
@@ -94,12 +99,7 @@ class Log:
         self.clock = _Clock(training)
         self.history.append(row)
         self.write_metrics()
-        for split, mean in training.completed.items():
-            self.writer.add_scalar(f"loss/{split}", mean.loss, training.iteration)
-            self.writer.add_scalar(f"error/{split}", mean.error, training.iteration)
-        self.writer.add_scalar("schedule/learning_rate", row["learning_rate"], training.iteration)
-        self.writer.add_scalar("speed/images_per_second", row["images_per_second"], training.iteration)
-        self.writer.flush()
+        self.dashboard.epoch(training, self.history)
         line = f"epoch {training.epoch}/{training.epochs}" + "".join(
             f"  {split} {mean.loss:.4f} {mean.error:.2f}%" for split, mean in training.completed.items()
         )
@@ -111,7 +111,12 @@ class Log:
     def flush(self) -> None:
         """Put on disk what was noted so far, as a checkpoint is about to make it final."""
         self._write_losses()
-        self.writer.flush()
+        self.dashboard.flush()
+
+    def end(self, finished: bool) -> None:
+        """Nothing is left to train: the run finished or, if not, diverged."""
+        self.write_metrics()
+        self.dashboard.end(finished)
 
     def write_metrics(self) -> None:
         """Write `history` as metrics.csv."""
@@ -144,9 +149,8 @@ class Log:
 
     def _write_losses(self) -> None:
         if self.losses:
-            values = torch.stack([loss for _, loss in self.losses]).tolist()
-            for (iteration, _), value in zip(self.losses, values, strict=True):
-                self.writer.add_scalar("loss/iteration", value, iteration)
+            iterations, losses = zip(*self.losses, strict=True)
+            self.dashboard.losses(dict(zip(iterations, torch.stack(losses).tolist(), strict=True)))
             self.losses.clear()
 
     def _display(self, training: Training, loss: float) -> None:

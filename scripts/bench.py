@@ -1,4 +1,4 @@
-"""Measure deepnets on this machine: `python scripts/bench.py training|data|startup --root DIR`.
+"""Measure deepnets on this machine: `python scripts/bench.py training|data|startup|logging|grid|lesion --root DIR`.
 
 Every figure is a ratio of two things measured in turns in one process run, given as median and range over the repeats.
 DIR holds CIFAR-10 in any form `dataset=cifar10` reads.
@@ -22,11 +22,16 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 
-from deepnets.assembly import prepare
+from deepnets.analysis import lesion
+from deepnets.analysis.walk import walk_of
+from deepnets.assembly import dataset_of, prepare, splits_of
 from deepnets.command import run_command
 from deepnets.config import CONF, REPOSITORY, Config, register, typed
+from deepnets.data.batches import EvaluationBatches
 from deepnets.fit import fit
+from deepnets.folder import RunFolder
 from deepnets.hardware import choose_precision, describe, find_device
+from deepnets.log import Log
 from deepnets.run import build_model
 
 Measurement = dict[str, list[float]]
@@ -181,7 +186,101 @@ def bench_startup(root: str, repeats: int, iterations: int) -> Measurement:
     )
 
 
-BENCHES = {"training": bench_training, "data": bench_data, "startup": bench_startup}
+def bench_logging(root: str, repeats: int, iterations: int) -> Measurement:
+    """Seconds an epoch of training, and what the log of a gated ResNet-20 adds, in an execution of `repeats` epochs.
+
+    The worst case: a short epoch of noise of CIFAR-10's shape (its own has 391 iterations), each observed, gates too.
+    """
+    size = [
+        f"dataset.source.train={128 * iterations}",
+        f"dataset.source.test={25 * iterations}",
+        f"epochs={repeats + 1}",
+    ]
+    config = configuration("model=resnet20", "model/shortcut=exclusive_gating_b6", "dataset=synthetic", *size)
+    device = find_device("auto")
+    training = prepare(config, device, choose_precision(config.precision, device))
+    results: Measurement = {"logging": [], "training": []}
+    logged = 0.0
+    with tempfile.TemporaryDirectory() as outputs, Log(RunFolder(outputs), training, config, [], [], 0.0) as log:
+        begun = time.perf_counter()
+        for state in fit(training):
+            started = time.perf_counter()
+            log.iteration(state)
+            if state.completed:
+                log.epoch(state)
+            now = time.perf_counter()
+            logged += now - started
+            if state.completed:
+                results["logging"].append(logged)
+                results["training"].append(now - begun - logged)
+                logged, begun = 0.0, now
+    return {name: seconds[1:] for name, seconds in results.items()}  # the first epoch warms up
+
+
+def bench_grid(root: str, repeats: int, iterations: int) -> Measurement:
+    """Seconds a row of a grid of 200 tiny rows on digits takes beyond its training, start and composition included."""
+    rows = 200
+    results: Measurement = {"beyond training": [], "training": []}
+    for _ in range(repeats):
+        with tempfile.TemporaryDirectory() as outputs:
+            size = ["model.depth=8", "model.widths=[2,2,2]", "epochs=null", f"iterations={iterations}"]
+            grid = ["-m", *size, f"seed=range({rows})", f"output_root={outputs}"]
+            started = time.perf_counter()
+            subprocess.run(
+                [sys.executable, str(REPOSITORY / "scripts/train.py"), *grid], check=True, stdout=subprocess.DEVNULL
+            )
+            seconds = time.perf_counter() - started
+            folders = [RunFolder(path.parent) for path in Path(outputs).glob("runs/*/*/result.json")]
+            training = sum(folder.result["seconds"] for folder in folders)
+        results["beyond training"].append((seconds - training) / rows)
+        results["training"].append(training / rows)
+    return results
+
+
+def bench_lesion(root: str, repeats: int, iterations: int) -> Measurement:
+    """Images/s through pre-activation ResNet-110 with one unit deleted, over all 54 deletions.
+
+    With shared beginnings against an evaluation for each, by batches of 500 as in training, and by batches that fit the
+    cache as theirs do. `iterations` images; raises RuntimeError where a number differs.
+    """
+    overrides = ["model=preact110", "dataset=cifar10", f"dataset.root={root}"]
+    config, device = configuration(*overrides), find_device("auto")
+    model = build_model(overrides).eval().to(device, memory_format=torch.channels_last)
+    splits, walk = splits_of(dataset_of(config), device), walk_of(model)
+    variants = [lesion.with_deleted(walk, [unit]) for unit in range(len(walk))]
+
+    def batches(images: int, size: int) -> EvaluationBatches:
+        first = splits.test.select(torch.arange(images, device=device))
+        return EvaluationBatches(first, splits.normalization, batch_size=size)
+
+    def speed(images: int, size: int, chosen: list[lesion.Variant]) -> float:
+        data, started = batches(images, size), time.perf_counter()
+        lesion.scores(walk, data, chosen)
+        return images * len(chosen) / (time.perf_counter() - started)
+
+    one_by_one = [lesion.scores(walk, batches(iterations, iterations), [variant]).error[0] for variant in variants[::9]]
+    if one_by_one != lesion.scores(walk, batches(iterations, 16), variants).error[::9].tolist():
+        raise RuntimeError("shared beginnings score other than evaluations one by one")
+    middle = variants[len(variants) // 2]
+    return in_turns(
+        {
+            "shared beginnings, batches of 64": lambda: speed(iterations, 64, variants),
+            "one by one, batches of 500": lambda: speed(500, 500, [middle]),
+            "one by one, batches of 64": lambda: speed(512, 64, [middle]),
+        },
+        repeats,
+    )
+
+
+BENCHES = {
+    "training": bench_training,
+    "data": bench_data,
+    "startup": bench_startup,
+    "logging": bench_logging,
+    "grid": bench_grid,
+    "lesion": bench_lesion,
+}
+SECONDS = ("startup", "logging", "grid")  # what is measured in seconds; all else in images/s
 
 
 def report(results: Measurement, unit: str) -> dict[str, dict[str, float]]:
@@ -193,7 +292,7 @@ def report(results: Measurement, unit: str) -> dict[str, dict[str, float]]:
         ratio = statistics.median(a / b for a, b in zip(results[first], values, strict=True))
         summary[name] = {"median": statistics.median(values), "low": min(values), "high": max(values), "ratio": ratio}
         low, middle, high = (f"{summary[name][key]:,.4g}" for key in ("low", "median", "high"))
-        table.add_row(name, middle, f"{low} to {high}", f"{ratio:.2f}")
+        table.add_row(name, middle, f"{low} to {high}", f"{ratio:.3g}")
     Console(width=110).print(table)
     return summary
 
@@ -209,7 +308,7 @@ def main() -> int:
     arguments = parser.parse_args()
     results = BENCHES[arguments.what](arguments.root, arguments.repeats, arguments.iterations)
     print(f"{describe(find_device('auto'))}, {torch.get_num_threads()} threads, torch {torch.__version__}")
-    summary = report(results, "seconds" if arguments.what == "startup" else "images/s")
+    summary = report(results, "seconds" if arguments.what in SECONDS else "images/s")
     if arguments.json:
         arguments.json.write_text(json.dumps(summary, indent=2) + "\n")
     return 0

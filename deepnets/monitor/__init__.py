@@ -1,0 +1,1 @@
+"""What one looks at while a net trains: TensorBoard's scalars, tables and pictures."""

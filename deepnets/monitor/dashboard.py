@@ -1,0 +1,140 @@
+"""A run in TensorBoard: its curves, its place in the table of the sweep, and pictures of its units."""
+
+import math
+import time
+from typing import Any
+
+from tensorboard.plugins.hparams.api_pb2 import Status
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
+
+from deepnets.config import Config, Selection
+from deepnets.fit import Training
+from deepnets.folder import RunFolder
+from deepnets.monitor.choices import choices_of
+from deepnets.monitor.pictures import profile, tiles
+from deepnets.monitor.units import first_filters, gate_activity, gradient_norms, probe
+
+OBSERVATIONS = 20  # of the units, spread over a run; the first and last epoch are always observed
+PICTURE_SHARE = 0.01  # of the time of a run may be spent on drawing, besides the pictures of the last epoch
+PICTURE_SECONDS = 0.1  # how long drawing takes, generously
+TITLES = {
+    "gradients": "norm of the gradient of each unit's weights",
+    "gates": "mean transform gate of each unit",
+}
+OVERLAYS = {
+    "train and test": {
+        "error (%)": ["error/train", "error/validation", "error/test"],
+        "loss": ["loss/train", "loss/validation", "loss/test"],
+    },
+    "units": {
+        "gradient norm": ["gradients/first_unit", "gradients/last_unit"],
+        "transform gate": ["gates/lowest_unit", "gates/mean", "gates/highest_unit"],
+    },
+}
+
+
+class Dashboard:
+    """Writes one run's events; `tensorboard --logdir` on the sweep then shows its rows beside each other.
+
+    `observed` holds what was seen of the units so far, an entry per observation; it belongs to the run's checkpoint.
+    """
+
+    def __init__(self, folder: RunFolder, training: Training, config: Config, observed: list[dict[str, Any]]) -> None:
+        self.observed = observed
+        self.begun, self.drawing_seconds = time.monotonic(), 0.0
+        if training.iteration == 0:  # what an execution logged that left no checkpoint
+            for file in folder.path.glob("events.out.tfevents.*"):
+                file.unlink(missing_ok=True)
+        # What an interrupted execution logged beyond the checkpoint is hidden, or curves would double.
+        purge = training.iteration + (training.batch == 0) if training.iteration else None
+        self.writer = SummaryWriter(str(folder.path), purge_step=purge)
+        self.metric = "error/selected" if config.selection is Selection.best_validation else "error/test"
+        if training.iteration == 0:
+            self._begin(choices_of(config, folder.origin), is_table=config.sweep is not None)
+
+    def losses(self, values: dict[int, float]) -> None:
+        """The training loss of single iterations."""
+        for iteration, value in values.items():
+            self.writer.add_scalar("loss/iteration", value, iteration)
+
+    def epoch(self, training: Training, history: list[dict[str, Any]]) -> None:
+        """The epoch that `training` has just completed, the last of `history`; now and then also its units."""
+        row = history[-1]
+        for split, mean in training.completed.items():
+            self._scalar(f"loss/{split}", mean.loss, training)
+            self._scalar(f"error/{split}", mean.error, training)
+        if self.metric == "error/selected":
+            selected = min(history, key=lambda row: row["validation_error"])
+            self._scalar(self.metric, selected["test_error"], training)
+        self._scalar("schedule/learning_rate", row["learning_rate"], training)
+        self._scalar("speed/images_per_second", row["images_per_second"], training)
+        last = training.iteration >= training.iterations
+        if last or training.epoch == 1 or training.epoch % math.ceil(training.epochs / OBSERVATIONS) == 0:
+            self._observe(training)
+            started = time.monotonic()
+            if last or self.drawing_seconds + PICTURE_SECONDS <= PICTURE_SHARE * (started - self.begun):
+                self._draw(training)
+                self.drawing_seconds += time.monotonic() - started
+        self.writer.flush()
+
+    def flush(self) -> None:
+        """Put on disk what was noted so far."""
+        self.writer.flush()
+
+    def end(self, finished: bool) -> None:
+        """Note in the table of runs that nothing is left to train: the run finished or, if not, diverged."""
+        _, _, ending = hparams({}, {})
+        plugin_data = ending.value[0].metadata.plugin_data
+        content = HParamsPluginData.FromString(plugin_data.content)
+        content.session_end_info.status = Status.Value("STATUS_SUCCESS" if finished else "STATUS_FAILURE")
+        plugin_data.content = content.SerializeToString()
+        self.writer.file_writer.add_summary(ending)
+
+    def close(self) -> None:
+        """Put on disk what was noted and end the file."""
+        self.writer.close()
+
+    def _begin(self, choices: dict[str, str | float | None], is_table: bool) -> None:
+        given = {name: value for name, value in choices.items() if value is not None}
+        _, session, _ = hparams(given, {})
+        self.writer.file_writer.add_summary(session)
+        if is_table:  # TensorBoard takes the columns of the first row for all; without, it joins those of all runs
+            columns = {name: 0.0 if value is None else value for name, value in choices.items()}
+            experiment, _, _ = hparams(columns, {self.metric: None})
+            self.writer.file_writer.add_summary(experiment)
+        self.writer.add_custom_scalars(
+            {
+                category: {chart: ["Multiline", tags] for chart, tags in charts.items()}
+                for category, charts in OVERLAYS.items()
+            }
+        )
+        self.writer.flush()
+
+    def _scalar(self, tag: str, value: float, training: Training) -> None:
+        self.writer.add_scalar(tag, value, training.iteration)
+
+    def _observe(self, training: Training) -> None:
+        gradients = gradient_norms(training.model)
+        gates = gate_activity(training.model, probe(training.evaluated["test"]), training.precision)
+        self.observed.append({"epoch": training.epoch, "gradients": gradients, "gates": gates})
+        if gradients:
+            self._scalar("gradients/first_unit", gradients[0], training)
+            self._scalar("gradients/last_unit", gradients[-1], training)
+        if gates:
+            self._scalar("gates/mean", sum(gates) / len(gates), training)
+            self._scalar("gates/lowest_unit", min(gates), training)
+            self._scalar("gates/highest_unit", max(gates), training)
+
+    def _draw(self, training: Training) -> None:
+        names = tuple(f"epoch {self.observed[index]['epoch']}" for index in (0, -1))
+        for what, title in TITLES.items():
+            curves = [observation[what] for observation in self.observed]
+            if any(curves):
+                picture = profile(title, curves, names)
+                self.writer.add_image(f"{what}/by_unit", picture, training.iteration, dataformats="HWC")
+        height, width, channels = training.batches.split.images.shape[1:]
+        filters = first_filters(training.model, (channels, height, width))
+        if filters is not None:
+            self.writer.add_image("weights/first_layer", tiles(filters), training.iteration, dataformats="HWC")
