@@ -1,0 +1,113 @@
+"""Which runs may be averaged: those of one folder and one protocol, which make a column of the table."""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deepnets.folder import RunFolder
+from deepnets.results.read import Run
+
+OURS = "ours"  # the label of the column that follows the table's own protocol
+# Two rows of a table that differ in these, unless they are its axes, stand in separate columns.
+PROTOCOL = ("scale.name", "batch_size", "devices", "sync_batchnorm", "selection")
+# Two rows that differ in these may still be compared, if the reader knows.
+BUDGET = ("epochs", "iterations")
+
+
+@dataclass(frozen=True)
+class Column:
+    """Runs of one protocol; `is_published_protocol` unless the command or the scale changed what the table says."""
+
+    label: str
+    is_published_protocol: bool
+    runs: tuple[Run, ...]
+
+    @property
+    def rows(self) -> dict[str, list[Run]]:
+        rows = defaultdict(list)
+        for run in self.runs:
+            rows[run.row].append(run)
+        return dict(rows)
+
+
+def columns_of(runs: Sequence[Run]) -> list[Column]:
+    """The columns of one table: by folder, and within a folder by every setting but the seed that a row has twice."""
+    grids: dict[Path, list[Run]] = defaultdict(list)
+    for run in runs:
+        grids[run.grid].append(run)
+    names = Counter(grid.name for grid in grids)
+    columns = []
+    for grid, inside in grids.items():
+        keys = _separating(inside)
+        parts: dict[tuple[tuple[str, str], ...], list[Run]] = defaultdict(list)
+        broken = [run for run in inside if not run.config]
+        for run in inside:
+            if run.config:
+                parts[tuple((key, _text(run.settings.get(key))) for key in keys)].append(run)
+        if not parts:
+            parts[()] = []
+        next(iter(parts.values())).extend(broken)
+        changes = grid.name.split("+")[1:]
+        for settings, members in parts.items():
+            words = [*changes, *(f"{key}={value}" for key, value in settings)]
+            if names[grid.name] > 1:
+                words.append(f"in {RunFolder(grid)}")
+            scale = next((run.settings.get("scale.name") for run in members if run.config), "full")
+            if scale != "full" and not any(word.startswith("scale") for word in words):
+                words.insert(0, f"scale={scale}")
+            columns.append(Column(" ".join(words) or OURS, scale == "full" and not changes, tuple(members)))
+    return columns
+
+
+def warnings_of(column: Column) -> list[str]:
+    """What a reader must know before trusting an average or a comparison within the column."""
+    ended = [run for run in column.runs if run.error is not None]
+    facts = {
+        "versions of the code": [(run.result.get("commit") or "unknown")[:10] for run in ended],
+        "precisions": [run.result.get("precision") for run in ended],
+        "versions of torch": [run.result.get("versions", {}).get("torch") for run in ended],
+    }
+    warnings = [_mixture(f"{column.label}: several {name}", values) for name, values in facts.items()]
+    axes = {axis for run in column.runs for axis in run.sweep.get("axes", [])}
+    for key in BUDGET if axes else ():  # single runs share a folder, not a protocol
+        if key not in axes:
+            values = [run.settings.get(key) for run in column.runs if run.config]
+            warnings.append(_mixture(f"{column.label}: rows differ in {key}", values))
+    for row, runs in column.rows.items():
+        data = [json.dumps(run.result["data"], sort_keys=True) for run in runs if run.result.get("data")]
+        warnings.append(_mixture(f"{column.label}: {row} was trained on different data", data))
+    return [warning for warning in warnings if warning]
+
+
+def _separating(runs: Sequence[Run]) -> list[str]:
+    """The settings that differ within a row, and what of the protocol differs between rows."""
+    axes = {axis for run in runs for axis in run.sweep.get("axes", [])}
+    rows: dict[str, list[Run]] = defaultdict(list)
+    for run in runs:
+        if run.config:
+            rows[run.row].append(run)
+    keys = {key for same in rows.values() for key in _differing(same)}
+    if axes:  # single runs share a folder, not a protocol
+        keys |= {key for key in _differing([run for same in rows.values() for run in same]) if key in PROTOCOL}
+    return sorted(keys - axes)
+
+
+def _differing(runs: Sequence[Run]) -> set[str]:
+    first, *others = [run.settings for run in runs] or [{}]
+    different = [other for other in others if other != first]
+    keys = {key for settings in (first, *different) for key in settings}
+    return {key for key in keys if any(other.get(key) != first.get(key) for other in different)}
+
+
+def _mixture(what: str, values: Sequence[Any]) -> str:
+    counts = Counter(map(str, values)).most_common()
+    if len(counts) < 2:
+        return ""
+    return f"{what}: " + ", ".join(f"{value} ({count} run{'s' * (count > 1)})" for value, count in counts)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

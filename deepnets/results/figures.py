@@ -1,0 +1,96 @@
+"""Which pictures a report shows: those for which there are numbers."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from deepnets.results.cell import Cell
+from deepnets.results.columns import OURS
+from deepnets.results.curves import MOST_PANELS, degradation, learning_rates, training_curves
+from deepnets.results.drawing import Picture, styled
+from deepnets.results.outcome import column_title
+from deepnets.results.points import bars, error_over
+from deepnets.results.read import Run
+from deepnets.results.series import DEPTH, swept
+from deepnets.results.table import Table
+
+MOST_SWEPT = 4
+
+
+def pictures_of(tables: Sequence[Table], logarithmic: bool = False) -> list[Picture]:
+    """All pictures of a report; every file name is another."""
+    with styled():
+        pictures = [
+            replace(picture, name=f"{table.name}-{picture.name}" if len(tables) > 1 else picture.name)
+            for table in tables
+            for picture in _of_table(table, logarithmic)
+        ]
+        pictures += _of_depth(tables, logarithmic)
+    named: dict[str, Picture] = {}
+    for picture in pictures:
+        name, number = picture.name, 2
+        while name in named:
+            name, number = f"{picture.name}-{number}", number + 1
+        named[name] = replace(picture, name=name)
+    return list(named.values())
+
+
+def example(runs: Sequence[Run]) -> Run:
+    """The run that stands for its row in curves: the one of median error, or while none has ended the furthest one."""
+    ended = sorted((run for run in runs if run.error is not None), key=lambda run: run.error)
+    return ended[(len(ended) - 1) // 2] if ended else max(runs, key=lambda run: len(run.history))
+
+
+def _of_table(table: Table, logarithmic: bool) -> Iterator[Picture]:
+    for index, column in enumerate(table.columns):
+        where = column_title(table, index) if len(table.columns) > 1 else table.name
+        cells = {row: table.cells[row, index] for row in table.rows}
+        runs = {row: example([run for run in cell.runs if run.config]) for row, cell in cells.items() if _known(cell)}
+        curves = {row: run for row, run in _best_first(runs, table, index) if run.history}
+        drawn = [("bars", f"{where}: final test errors and the published values", bars(cells))]
+        if curves:
+            caption = f"{where}: error of a run of median result of each row"
+            if len(curves) > MOST_PANELS:
+                caption += f"; the best {MOST_PANELS} of {len(curves)} rows"
+            drawn.append(("curves", caption, training_curves(curves, logarithmic)))
+        drawn.append(("depth", f"{where}: test error over depth", error_over(DEPTH, runs, cells)))
+        for key in swept(runs)[:MOST_SWEPT]:
+            drawn.append((key.replace(".", "-"), f"{where}: test error over {key}", error_over(key, runs, cells)))
+        drawn.append(("schedule", f"{where}: learning rate", learning_rates(curves)))
+        for what, caption, figure in drawn:
+            if figure is not None:
+                label = column.label if len(table.columns) > 1 else OURS
+                yield Picture(_file_name(f"{what}-{label}"), caption, figure)
+
+
+def _of_depth(tables: Sequence[Table], logarithmic: bool) -> Iterator[Picture]:
+    """Plain and residual nets may stand in two tables of the paper; columns of one protocol go together."""
+    labels = list(dict.fromkeys(column.label for table in tables for column in table.columns))
+    for label in labels:
+        runs = {
+            row: example(runs)
+            for table in tables
+            for column in table.columns
+            if column.label == label
+            for row, runs in column.rows.items()
+            if runs[0].config
+        }
+        trained = {row: run for row, run in runs.items() if run.history}
+        if figure := degradation(trained, logarithmic):
+            caption = "Depth: plain nets beside nets with shortcuts" + f" ({label})" * (label != OURS)
+            yield Picture(_file_name(f"degradation-{label if len(labels) > 1 else OURS}"), caption, figure)
+
+
+def _known(cell: Cell) -> bool:
+    return any(run.config for run in cell.runs)
+
+
+def _best_first(runs: dict[str, Run], table: Table, index: int) -> list[tuple[str, Run]]:
+    """In the table's order, unless there are more rows than panels: then the lowest median first."""
+    if len(runs) <= MOST_PANELS:
+        return list(runs.items())
+    return sorted(runs.items(), key=lambda item: table.cells[item[0], index].median or float("inf"))
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"[^\w.=-]+", "_", name.removesuffix(f"-{OURS}"))[:80]

@@ -1,0 +1,58 @@
+"""Where results come from, as sheets: settings, environment, commands."""
+
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from deepnets.results.read import Run
+from deepnets.results.sheet import NOTHING, Sheet, setting_text
+
+MOST_KEYS = 40  # a page that shows more differences than a reader can take in helps nobody
+
+
+def difference_sheet(runs: Sequence[Run], title: str) -> Sheet:
+    """The settings that differ between rows, a line each; where seeds of a row differ too, both values are given."""
+    rows: dict[str, list[Run]] = {}
+    for run in runs:
+        if run.config:
+            rows.setdefault(run.row, []).append(run)
+    values = {row: {} for row in rows}
+    for row, same in rows.items():
+        for key in dict.fromkeys(key for run in same for key in run.settings):
+            values[row][key] = " or ".join(dict.fromkeys(setting_text(run.settings, key) for run in same))
+    keys = dict.fromkeys(key for settings in values.values() for key in settings)
+    differing = [key for key in keys if len({settings.get(key, NOTHING) for settings in values.values()}) > 1]
+    lines = [(row, *(values[row].get(key, NOTHING) for key in differing[:MOST_KEYS])) for row in values]
+    more = len(differing) - MOST_KEYS
+    return Sheet(title, ("row", *differing[:MOST_KEYS]), tuple(lines), note=f"{more} more keys differ." * (more > 0))
+
+
+def environment_sheet(runs: Sequence[Run]) -> Sheet:
+    """On what the runs that ended were trained, with how many of them."""
+    header = ("device", "precision", "threads", "torch", "Python", "commit", "runs", "hours")
+    ended = [run.result for run in runs if "device" in run.result]
+    keys = [_environment(result) for result in ended]
+    hours = {key: sum(r["seconds"] for r, k in zip(ended, keys, strict=True) if k == key) / 3600 for key in keys}
+    lines = [(*key, str(count), f"{hours[key]:.3g}") for key, count in Counter(keys).most_common()]
+    return Sheet("Environment", header, tuple(lines))
+
+
+def command_sheet(runs: Sequence[Run]) -> Sheet:
+    """The command that makes the first run of each row alone; the note has the commands as they were typed."""
+    rows: dict[str, Run] = {}
+    typed: dict[str, dict[str, None]] = {}
+    for run in runs:
+        if run.origin:
+            rows.setdefault(run.row, run)
+            typed.setdefault(run.origin["command"], {})[run.row] = None
+    lines = [(row, shlex.join(["python", "scripts/train.py", *run.origin["overrides"]])) for row, run in rows.items()]
+    notes = [
+        f"Typed for {'all rows' if len(of) == len(rows) else ', '.join(of)}: {command}" for command, of in typed.items()
+    ]
+    return Sheet("Commands", ("row", "its first run alone"), tuple(lines), note="\n".join(notes))
+
+
+def _environment(result: dict[str, Any]) -> tuple[str, ...]:
+    names = (result.get(name) for name in ("device", "precision", "threads"))
+    return (*map(str, names), result["versions"]["torch"], result["python"], str(result["commit"])[:10])

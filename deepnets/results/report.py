@@ -1,0 +1,118 @@
+"""A report: the tables of a sweep in the terminal, its page, its figures, and its exports."""
+
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from deepnets.folder import RunFolder
+from deepnets.results.drawing import Picture
+from deepnets.results.export import to_csv, to_latex, to_markdown
+from deepnets.results.figures import pictures_of
+from deepnets.results.outcome import column_title, comparison_sheets, overview_sheet, result_sheets
+from deepnets.results.page import Section, write_page
+from deepnets.results.provenance import command_sheet, difference_sheet, environment_sheet
+from deepnets.results.read import Run, read_runs
+from deepnets.results.sheet import Sheet
+from deepnets.results.table import Table, tables_of
+from deepnets.results.terminal import console_for, print_sheet
+from deepnets.results.writing import writing
+
+EXPORTS = {"csv": to_csv, "latex": to_latex, "markdown": to_markdown}
+STANDARD_OUTPUT = Path("-")
+MOST_COMPARISONS = 10  # in the terminal; the page has all
+
+
+def report(paths: Sequence[Path], output: Path | None, exports: dict[str, Path], logarithmic: bool) -> int:
+    """Print the tables of these folders; write report.html, the figures and `exports` (by kind). Returns 0.
+
+    The page and the figures go to `output`, by default the folder `report` in the first of `paths`.
+
+    Raises:
+        UserError: a folder has no runs, or a file cannot be written.
+    """
+    runs = read_runs(paths)
+    tables = tables_of(runs)
+    console = console_for(STANDARD_OUTPUT in exports.values())
+    for table in tables:
+        _print_table(console, table)
+    for kind, file in exports.items():
+        text = EXPORTS[kind](tables)
+        if file == STANDARD_OUTPUT:
+            print(text, end="")
+        else:
+            with writing(file):
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(text)
+            console.print(f"{kind:<12} {RunFolder(file)}", soft_wrap=True)
+    folder = output or paths[0] / "report"
+    pictures = pictures_of(tables, logarithmic)
+    title = " and ".join(dict.fromkeys(table.name for table in tables))
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for picture in pictures:
+            picture.save(folder)
+        write_page(
+            folder / "report.html", title, _summary(tables, runs), _warnings(tables), _sections(tables, pictures)
+        )
+    console.print(f"page         {RunFolder(folder / 'report.html')}", soft_wrap=True)
+    console.print(f"figures      {len(pictures)} as PNG and SVG in {RunFolder(folder)}", soft_wrap=True)
+    return 0
+
+
+def _print_table(console: Console, table: Table) -> None:
+    for sheet in _results(table):
+        print_sheet(console, sheet)
+    for note in table.notes:
+        console.print(Text(note, style="dim"))
+    for warning in table.warnings:
+        console.print(Text(f"mind: {warning}", style="yellow"))
+    console.print()
+    for sheet in comparison_sheets(table):
+        print_sheet(console, sheet, MOST_COMPARISONS)
+
+
+def _results(table: Table) -> list[Sheet]:
+    overview = overview_sheet(table)
+    return [*([overview] if overview else []), *result_sheets(table)]
+
+
+def _in_order(table: Table, column: int) -> list[Run]:
+    return [run for row in table.rows for run in table.cells[row, column].runs]
+
+
+def _sections(tables: Sequence[Table], pictures: Sequence[Picture]) -> list[Section]:
+    runs = [run for table in tables for column in range(len(table.columns)) for run in _in_order(table, column)]
+    sections = [Section(f"Results: {table.name}", _results(table), notes=table.notes) for table in tables]
+    differences = [
+        difference_sheet(_in_order(table, column), column_title(table, column))
+        for table in tables
+        for column in range(len(table.columns))
+    ]
+    return [
+        *sections,
+        Section("Figures", pictures=pictures),
+        Section("Statistics", [sheet for table in tables for sheet in comparison_sheets(table)], folded=True),
+        Section("Settings that differ between rows", differences, folded=True),
+        Section("Environment", [environment_sheet(runs)]),
+        Section("Commands", [command_sheet(runs)], folded=True),
+    ]
+
+
+def _summary(tables: Sequence[Table], runs: Sequence[Run]) -> list[str]:
+    states = Counter(run.state.name for run in runs)
+    verdicts = Counter(cell.verdict for table in tables for cell in table.cells.values() if cell.verdict)
+    counted = ", ".join(f"{count} {state}" for state, count in states.most_common())
+    judged = ", ".join(f"{verdict}: {count}" for verdict, count in verdicts.most_common())
+    lines = [f"{len(runs)} runs: {counted}." + (f" Against the published values: {judged}." if judged else "")]
+    command = shlex.join(["python", "scripts/report.py", *sys.argv[1:]])
+    return [*lines, f"Written {datetime.now().astimezone():%Y-%m-%d %H:%M %Z} by {command}"]
+
+
+def _warnings(tables: Sequence[Table]) -> list[str]:
+    return [f"{table.name}: {warning}" for table in tables for warning in table.warnings]

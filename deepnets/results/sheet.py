@@ -1,0 +1,45 @@
+"""A sheet of text, as the terminal, the page, Markdown and LaTeX show it."""
+
+import json
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+MINUS = "\N{MINUS SIGN}"
+NOTHING = "\N{EN DASH}"
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """`numbers` names the columns of numbers, which stand at the right of their column."""
+
+    title: str
+    header: tuple[str, ...]
+    lines: tuple[tuple[str, ...], ...]
+    numbers: frozenset[str] = frozenset()
+    note: str = ""
+
+    def without_empty_columns(self) -> "Sheet":
+        """Only the columns that say something."""
+        said = [{line[index] for line in self.lines} - {"", NOTHING} for index in range(len(self.header))]
+        kept = [index for index, words in enumerate(said) if not index or words]
+        lines = tuple(tuple(line[index] for index in kept) for line in self.lines)
+        return replace(self, header=tuple(self.header[index] for index in kept), lines=lines)
+
+
+def percent(value: float | None) -> str:
+    """Two digits; a dash for none, `∞` after a divergence."""
+    return NOTHING if value is None else "∞" if math.isinf(value) else f"{value:.2f}"
+
+
+def signed(value: float | None) -> str:
+    """A difference with its sign."""
+    return NOTHING if value is None else f"{value:+.2f}".replace("-", MINUS)
+
+
+def setting_text(settings: dict[str, Any], key: str) -> str:
+    """A setting as it would be typed."""
+    if key not in settings:
+        return NOTHING
+    value = settings[key]
+    return value if isinstance(value, str) else json.dumps(value)

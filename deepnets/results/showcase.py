@@ -1,0 +1,82 @@
+"""The showcase: one page on which gradients and signals of many measured networks are chosen by knobs."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from deepnets.folder import write_atomically
+from deepnets.results.writing import writing
+
+DIGITS = 3  # significant: more than a bar shows
+
+
+@dataclass(frozen=True)
+class Bars:
+    """What one network shows, a number per unit: gradient norm; 10th percentile, mean and 90th of the signal."""
+
+    gradient: Sequence[float]
+    low: Sequence[float]
+    mean: Sequence[float]
+    high: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Design:
+    """An ordering: its name, the layers of a branch, and those behind the addition."""
+
+    name: str
+    branch: Sequence[str]
+    after: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Showcase:
+    """Measured networks by (ordering, depth in units, shortcut); a shortcut is the pair (scale, gate bias or None)."""
+
+    about: str
+    designs: Sequence[Design]
+    depths: Sequence[int]
+    scales: Sequence[float]
+    biases: Sequence[float]
+    bars: Mapping[tuple[str, int, tuple[float, float | None]], Bars]
+
+
+def shortcuts_of(scales: Sequence[float], biases: Sequence[float]) -> list[tuple[float, float | None]]:
+    """All shortcuts of the knobs, in their order: constant scales, then gates."""
+    return [*((scale, None) for scale in scales), *((1.0, bias) for bias in biases)]
+
+
+def write_showcase(file: Path, showcase: Showcase) -> None:
+    """Write the page: one HTML file that asks for nothing else.
+
+    Raises:
+        UserError: it cannot be written there.
+    """
+    shortcuts = shortcuts_of(showcase.scales, showcase.biases)
+    data = {
+        "designs": [vars(design) for design in showcase.designs],
+        "depths": showcase.depths,
+        "scales": showcase.scales,
+        "biases": showcase.biases,
+        "bars": [
+            [
+                [_short(showcase.bars[design.name, depth, shortcut]) for shortcut in shortcuts]
+                for depth in showcase.depths
+            ]
+            for design in showcase.designs
+        ],
+    }
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
+    )
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    with writing(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, environment.get_template("showcase.html").render(about=showcase.about, data=text))
+
+
+def _short(bars: Bars) -> list[list[float]]:
+    return [[float(f"{value:.{DIGITS}g}") for value in values] for values in vars(bars).values()]

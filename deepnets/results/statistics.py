@@ -1,0 +1,129 @@
+"""How sure a number is, and whether two rows differ."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from statistics import fmean, stdev
+
+import numpy as np
+from scipy import stats
+
+CONFIDENCE = 0.95
+FEWEST_SEEDS = 3  # below, neither a verdict nor a claim
+RESAMPLES = 9999
+WORST_ERROR = 100.0  # percent; what a diverged run counts as where a finite number is needed
+
+
+def median_interval(errors: Sequence[float]) -> tuple[float, float] | None:
+    """The bootstrap interval of the median at `CONFIDENCE` (percentile method, fixed random state), in percent.
+
+    None below `FEWEST_SEEDS` runs. A diverged run counts as `WORST_ERROR`.
+    """
+    finite = [min(error, WORST_ERROR) for error in errors]
+    if len(finite) < FEWEST_SEEDS:
+        return None
+    if len(set(finite)) == 1:
+        return finite[0], finite[0]
+    found = stats.bootstrap(
+        (finite,), np.median, n_resamples=RESAMPLES, confidence_level=CONFIDENCE, method="percentile", rng=0
+    ).confidence_interval
+    return float(found.low), float(found.high)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Row `first` against row `second` by Welch's t test: `difference` of the mean errors in percent, first - second.
+
+    `low` and `high` bound the difference with `CONFIDENCE` for all comparisons together (Bonferroni); `p` is of this
+    one alone, `p_corrected` by Holm for all. `effect` is Hedges' g. All are None where no claim can be made: `why_not`.
+    """
+
+    first: str
+    second: str
+    seeds: tuple[int, int]
+    difference: float | None = None
+    low: float | None = None
+    high: float | None = None
+    effect: float | None = None
+    p: float | None = None
+    p_corrected: float | None = None
+    why_not: str = ""
+
+    @property
+    def claim(self) -> str:
+        """What may be said: that the first row's error is lower or higher, or nothing."""
+        if self.p_corrected is None:
+            return self.why_not
+        if self.p_corrected > 1 - CONFIDENCE:
+            return "no difference shown"
+        return "lower" if self.difference < 0 else "higher"
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Final test errors of a row, in percent, one for each seed; infinite where a run diverged."""
+
+    row: str
+    values: tuple[float, ...]
+
+
+def compare_rows(rows: Sequence[Errors]) -> list[Comparison]:
+    """Every pair of rows, as `compare_pairs` does."""
+    return compare_pairs(list(combinations(rows, 2)))
+
+
+def compare_pairs(pairs: Sequence[tuple[Errors, Errors]]) -> list[Comparison]:
+    """Each pair by Welch's test, corrected for the number of pairs; the surest difference first, no claims last."""
+    told = [_why_not(first.values, second.values) for first, second in pairs]
+    tested = [pair for pair, why_not in zip(pairs, told, strict=True) if not why_not]
+    comparisons = [_welch(first, second, len(tested)) for first, second in tested]
+    corrected = holm([comparison.p for comparison in comparisons])
+    comparisons = [replace(pair, p_corrected=p) for pair, p in zip(comparisons, corrected, strict=True)]
+    silent = [
+        Comparison(first.row, second.row, (len(first.values), len(second.values)), why_not=why_not)
+        for (first, second), why_not in zip(pairs, told, strict=True)
+        if why_not
+    ]
+    return sorted(comparisons, key=lambda pair: pair.p) + silent
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """The p values corrected for their number (Holm 1979): the i-th smallest of m times m - i + 1, never falling."""
+    corrected, highest = [0.0] * len(p), 0.0
+    for rank, index in enumerate(sorted(range(len(p)), key=p.__getitem__)):
+        highest = max(highest, min(1.0, p[index] * (len(p) - rank)))
+        corrected[index] = highest
+    return corrected
+
+
+def hedges_g(first: Sequence[float], second: Sequence[float]) -> float:
+    """The difference of the means over the pooled deviation, corrected for few samples (Hedges 1981)."""
+    freedom = len(first) + len(second) - 2
+    pooled = math.sqrt(((len(first) - 1) * stdev(first) ** 2 + (len(second) - 1) * stdev(second) ** 2) / freedom)
+    return (fmean(first) - fmean(second)) / pooled * (1 - 3 / (4 * freedom - 1))
+
+
+def _why_not(first: Sequence[float], second: Sequence[float]) -> str:
+    if min(len(first), len(second)) < FEWEST_SEEDS:
+        return f"fewer than {FEWEST_SEEDS} seeds"
+    if not all(map(math.isfinite, [*first, *second])):
+        return "a run diverged"
+    if len(set(first)) == len(set(second)) == 1:
+        return "no spread between seeds"
+    return ""
+
+
+def _welch(first: Errors, second: Errors, tests: int) -> Comparison:
+    test = stats.ttest_ind(first.values, second.values, equal_var=False)
+    interval = test.confidence_interval(1 - (1 - CONFIDENCE) / tests)
+    return Comparison(
+        first.row,
+        second.row,
+        (len(first.values), len(second.values)),
+        difference=fmean(first.values) - fmean(second.values),
+        low=float(interval.low),
+        high=float(interval.high),
+        effect=hedges_g(first.values, second.values),
+        p=float(test.pvalue),
+    )

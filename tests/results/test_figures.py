@@ -1,0 +1,118 @@
+"""Which pictures are drawn, and that they show the numbers of the runs."""
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from xml.etree import ElementTree
+
+import pytest
+from matplotlib.axes import Axes
+from PIL import Image
+
+from deepnets.folder import RunFolder
+from deepnets.results.drawing import INK, PAPER, Picture
+from deepnets.results.figures import example, pictures_of
+from deepnets.results.read import Run, read_runs
+from deepnets.results.table import Table, tables_of
+from tests.trained import Trained
+
+
+@pytest.fixture(scope="module")
+def table(trained: Trained) -> Table:
+    (table,) = tables_of(read_runs([trained.path]))
+    return table
+
+
+@pytest.fixture(scope="module")
+def pictures(table: Table) -> dict[str, Picture]:
+    return {picture.name: picture for picture in pictures_of([table])}
+
+
+def renamed(run: Run, grid: str, row: str, **settings: object) -> Run:
+    """The same run as a row of another table."""
+    model = {**run.config["model"], **settings}
+    folder = RunFolder(run.folder.path.parents[2] / grid / row / "seed0")
+    copied = replace(run, folder=folder, config={**run.config, "model": model, "sweep": {"axes": ["model"]}})
+    copied.__dict__["history"] = run.history
+    return copied
+
+
+def points(axes: Axes) -> list[tuple[list[float], list[float]]]:
+    return [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.get_lines()]
+
+
+def test_the_pictures_for_which_there_are_numbers(pictures: dict[str, Picture]) -> None:
+    assert list(pictures) == ["bars", "curves", "schedule"]
+
+
+def test_curves_are_those_of_the_run_of_median_result(trained: Trained, pictures: dict[str, Picture]) -> None:
+    results = sorted((result["test_error"], seed) for seed, result in enumerate(trained.results("none")))
+    with (trained.path / "none" / f"seed{results[1][1]}" / "metrics.csv").open() as file:
+        epochs = list(csv.DictReader(file))
+    lines = points(pictures["curves"].figure.axes[0])
+    for split in ("train", "test"):
+        assert ([1, 2], [float(epoch[f"{split}_error"]) for epoch in epochs]) in lines
+
+
+def test_the_learning_rate_is_drawn_from_the_start(pictures: dict[str, Picture], table: Table) -> None:
+    rates = [epoch["learning_rate"] for epoch in table.cells["identity", 0].runs[0].history]
+    x, y = points(pictures["schedule"].figure.axes[0])[0]
+    assert (x, y) == ([0, 1, 2], [rates[0], *rates])
+
+
+def test_bars_show_medians_and_published_values(pictures: dict[str, Picture], table: Table, trained: Trained) -> None:
+    (axes,) = pictures["bars"].figure.axes
+    names = [label.get_text() for label in axes.get_yticklabels()]
+    assert names == [row for row in table.rows if row not in ("dropout", "scaled_0.5_1")]
+    place = names.index("none")
+    bar = next(patch for patch in axes.patches if patch.get_y() < place < patch.get_y() + patch.get_height())
+    errors = trained.errors("none")
+    assert bar.get_width() == pytest.approx(median(errors))
+    assert ([min(errors) - 5], [place]) in points(axes)
+    assert [text.get_text() for text in axes.texts] == ["fail: diverged"]
+
+
+def test_depth_and_degradation(table: Table) -> None:
+    plain, residual = (example(table.cells[row, 0].runs) for row in ("none", "identity"))
+    runs = [
+        *(renamed(plain, "he2015_fig6", f"plain{depth}", depth=depth) for depth in (20, 56)),
+        *(renamed(residual, "he2015_table6", f"resnet{depth}", depth=depth) for depth in (20, 56)),
+    ]
+    pictures = {picture.name: picture.figure for picture in pictures_of(tables_of(runs))}
+    assert ([20, 56], [residual.error] * 2) in points(pictures["he2015_table6-depth"].axes[0])
+    panels = pictures["degradation"].axes
+    assert [axes.get_title() for axes in panels] == ["plain", "resnet"]
+    assert points(panels[0])[1] == ([1, 2], [epoch["test_error"] for epoch in plain.history])
+    assert panels[0].get_ylim() == panels[1].get_ylim()
+
+
+def test_error_over_a_swept_gate_bias(table: Table) -> None:
+    runs = [
+        renamed(run, "gates", f"gating_b{bias}", shortcut={"bias": -bias})
+        for bias, run in zip((0, 3, 6), table.cells["none", 0].runs, strict=True)
+    ]
+    pictures = {picture.name: picture.figure for picture in pictures_of(tables_of(runs))}
+    assert points(pictures["model-shortcut-bias"].axes[0])[0] == ([-6, -3, 0], [run.error for run in reversed(runs)])
+
+
+def test_many_rows_stand_in_panels_of_their_own(table: Table) -> None:
+    run = example(table.cells["none", 0].runs)
+    runs = [renamed(run, "many", f"row{number}") for number in range(8)]
+    curves = next(picture.figure for picture in pictures_of(tables_of(runs), True) if picture.name == "curves")
+    assert [axes.get_title() for axes in curves.axes] == [f"row{number}" for number in range(8)]
+    assert {axes.get_yscale() for axes in curves.axes} == {"log"}
+
+
+def test_files_and_the_inline_picture(pictures: dict[str, Picture], tmp_path: Path) -> None:
+    png, svg = pictures["bars"].save(tmp_path)
+    with Image.open(png) as image:
+        assert image.width == 960
+    root = ElementTree.fromstring(svg.read_text())
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    inline = pictures["bars"].inline()
+    assert INK not in inline
+    assert PAPER not in inline
+    ids = [element.get("id") for element in ElementTree.fromstring(inline).iter() if element.get("id")]
+    assert ids
+    assert all(name.startswith("bars-") for name in ids)

@@ -1,0 +1,169 @@
+"""`scripts/report.py` as a user runs it, and its page in a real browser."""
+
+import csv
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from deepnets.errors import UserError
+from deepnets.results.report import report
+from scripts.report import main
+from tests.browser import console_messages, missing_browser, open_browser, requested
+from tests.command import ENVIRONMENT, ROOT
+from tests.trained import Trained
+
+FIGURES = ["bars", "curves", "schedule"]
+in_browser = pytest.mark.skipif(missing_browser() is not None, reason=str(missing_browser()))
+
+
+@dataclass(frozen=True)
+class Written:
+    folder: Path
+    text: str
+    csv: str
+
+
+def command(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, ROOT / "scripts" / "report.py", *words]
+    return subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT, check=False)
+
+
+@pytest.fixture(scope="module")
+def written(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Written:
+    folder = tmp_path_factory.mktemp("report")
+    done = command(trained.path, "--output", folder, "--csv", "-", "--markdown", folder / "table.md")
+    assert done.returncode == 0, done.stderr
+    return Written(folder, done.stderr, done.stdout)
+
+
+def test_it_writes_page_and_figures_and_says_where(written: Written) -> None:
+    figures = {f"{name}.{kind}" for name in FIGURES for kind in ("png", "svg")}
+    assert {file.name for file in written.folder.iterdir()} == {"report.html", "table.md", *figures}
+    assert f"page         {written.folder}/report.html" in written.text
+    assert "figures      3 as PNG and SVG" in written.text
+
+
+def test_an_export_to_standard_output_stands_alone(written: Written) -> None:
+    rows = {row["row"]: row["verdict"] for row in csv.DictReader(written.csv.splitlines())}
+    assert rows["identity"] == "agrees"
+    assert rows["none"] == "differs"
+    assert "agrees" in written.text
+
+
+def test_what_cannot_be_done_is_said_in_a_line() -> None:
+    done = command("nowhere")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == ("error: nowhere: no such folder; give a table's folder, as in outputs/<sweep>, or a run's\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [([], "give the folder of a table"), (["--compare", "a", "b", "c"], "--compare takes two folders")],
+)
+def test_a_command_that_lacks_or_has_too_many_folders(
+    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["report.py", *words])
+    with pytest.raises(UserError, match=message):
+        main()
+
+
+def test_the_status_of_a_table(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["report.py", str(trained.path), "--status"])
+    assert main() == 0
+    assert "1 dead" in capsys.readouterr().out
+
+
+def test_a_report_goes_into_the_folder_of_the_table_and_can_be_written_again(
+    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = tmp_path / "digits_shortcuts" / "none"
+    row.parent.mkdir()
+    row.symlink_to(trained.path / "none")
+    single = trained.path / "none" / "seed0"
+    (row.parent / "other").mkdir()
+    (row.parent / "other" / "config.yaml").write_text((single / "config.yaml").read_text())
+    for _ in range(2):
+        assert report([row.parent], None, {}, False) == 0
+        assert "1 waiting" in capsys.readouterr().out
+    assert (row.parent / "report" / "report.html").is_file()
+
+
+def test_a_place_that_cannot_be_written_is_named(trained: Trained, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="file/report: cannot be written"):
+        report([trained.path], tmp_path / "file" / "report", {}, False)
+
+
+@pytest.fixture(scope="module", params=[(1400, False), (390, True)], ids=["desktop-light", "phone-dark"])
+def page(request: pytest.FixtureRequest, written: Written) -> Iterator[object]:
+    width, dark = request.param
+    with open_browser(width, 900, dark) as browser:
+        browser.get((written.folder / "report.html").as_uri())
+        yield browser
+
+
+@in_browser
+def test_the_page_shows_the_table_and_all_figures(page: object, written: Written) -> None:
+    table = page.find_element("css selector", "table")
+    rows = [row.text.split("\n") for row in table.find_elements("css selector", "tbody th")]
+    assert [row["row"] for row in csv.DictReader(written.csv.splitlines())] == ["".join(words) for words in rows]
+    verdicts = [cell.text for cell in page.find_elements("css selector", "td.agrees, td.differs")]
+    assert verdicts == ["agrees", "differs", "agrees"]
+    figures = page.find_elements("css selector", "figure")
+    assert [figure.get_attribute("id") for figure in figures] == FIGURES
+    for figure in figures:
+        size = figure.find_element("css selector", "svg").size
+        assert size["width"] > 300
+        assert size["height"] > 100
+        assert figure.find_elements("css selector", "svg path")
+    headings = [heading.text for heading in page.find_elements("css selector", "h2")]
+    assert headings == [
+        "Results: digits_shortcuts",
+        "Figures",
+        "Statistics",
+        "Settings that differ between rows",
+        "Environment",
+        "Commands",
+    ]
+
+
+@in_browser
+def test_the_page_fits_its_window_and_follows_the_scheme(page: object) -> None:
+    inner, content = page.execute_script("return [window.innerWidth, document.documentElement.scrollWidth]")
+    assert content <= inner
+    paper = page.execute_script("return getComputedStyle(document.body).backgroundColor")
+    ink = page.execute_script("return getComputedStyle(document.querySelector('figure svg')).color")
+    assert (paper, ink) == {
+        1400: ("rgb(255, 255, 255)", "rgb(27, 28, 29)"),
+        390: ("rgb(22, 24, 26)", "rgb(231, 232, 234)"),
+    }[inner]
+
+
+@in_browser
+def test_the_page_needs_nothing_else(page: object, written: Written) -> None:
+    page.get((written.folder / "report.html").as_uri())
+    assert console_messages(page) == []
+    assert set(requested(page)) == {(written.folder / "report.html").as_uri()}
+
+
+@in_browser
+def test_what_looks_like_markup_is_text(trained: Trained, tmp_path: Path) -> None:
+    row = tmp_path / "table" / "<img src=x onerror=alert(1)>" / "seed0"
+    row.mkdir(parents=True)
+    for name in ("config.yaml", "result.json", "metrics.csv"):
+        (row / name).write_text((trained.path / "none" / "seed0" / name).read_text())
+    (row / "origin.json").write_text('{"command": "<script>alert(2)</script>", "overrides": ["<b>"]}')
+    report([tmp_path / "table"], tmp_path, {}, False)
+    with open_browser() as browser:
+        browser.get((tmp_path / "report.html").as_uri())
+        rows = [row.text for row in browser.find_elements("css selector", "tbody th")]
+        assert "<img src=x onerror=alert(1)>" in rows
+        assert browser.find_elements("css selector", "img, script, td b") == []
+        assert requested(browser) == [(tmp_path / "report.html").as_uri()]

@@ -1,0 +1,98 @@
+"""Intervals and tests against enumeration and formulas written out."""
+
+import math
+from itertools import product
+from statistics import fmean, median, variance
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from deepnets.results.statistics import Errors, compare_pairs, compare_rows, hedges_g, holm, median_interval
+
+FIRST, SECOND = (6.1, 6.5, 6.3, 6.2, 6.9), (7.4, 7.0, 7.9)
+
+
+@pytest.mark.parametrize("errors", [(6.0, 6.5, 9.0), (6.1, 6.5, 6.3, 6.2, 6.9), (5.0, 5.5, 5.9, 6.4, 6.8, 8.0)])
+def test_the_interval_is_that_of_all_resamples(errors: tuple[float, ...]) -> None:
+    medians = [median(sample) for sample in product(errors, repeat=len(errors))]
+    low, high = np.quantile(medians, [0.025, 0.975], method="inverted_cdf")
+    assert median_interval(errors) == pytest.approx((low, high), abs=1e-9)
+
+
+def test_the_interval_is_the_same_every_time() -> None:
+    errors = tuple(np.linspace(5, 9, 12) ** 1.1)
+    assert median_interval(errors) == median_interval(errors)
+
+
+def test_there_is_no_interval_of_two_seeds() -> None:
+    assert median_interval((6.0, 6.1)) is None
+
+
+def test_a_diverged_run_is_the_worst_in_the_interval() -> None:
+    assert median_interval((6.0, 6.1, math.inf)) == (6.0, 100.0)
+
+
+def test_a_pair_by_welch() -> None:
+    (pair,) = compare_rows([Errors("a", FIRST), Errors("b", SECOND)])
+    spread = [variance(errors) / len(errors) for errors in (FIRST, SECOND)]
+    t = (fmean(FIRST) - fmean(SECOND)) / math.sqrt(sum(spread))
+    freedom = sum(spread) ** 2 / (spread[0] ** 2 / 4 + spread[1] ** 2 / 2)
+    half = stats.t.ppf(0.975, freedom) * math.sqrt(sum(spread))
+    assert pair.seeds == (5, 3)
+    assert pair.difference == pytest.approx(-31.0 / 30)
+    assert pair.p == pytest.approx(2 * stats.t.cdf(t, freedom))
+    assert (pair.low, pair.high) == pytest.approx((pair.difference - half, pair.difference + half))
+    pooled = math.sqrt((4 * variance(FIRST) + 2 * variance(SECOND)) / 6)
+    assert pair.effect == pytest.approx(pair.difference / pooled * (1 - 3 / 23))
+    assert pair.effect == pytest.approx(hedges_g(FIRST, SECOND))
+    assert pair.claim == "lower"
+
+
+def test_intervals_widen_and_p_grows_with_the_number_of_pairs() -> None:
+    (alone,) = compare_rows([Errors("a", FIRST), Errors("b", SECOND)])
+    rows = [Errors("a", FIRST), Errors("b", SECOND), Errors("c", (6.2, 6.4, 6.6))]
+    among = {(pair.first, pair.second): pair for pair in compare_rows(rows)}
+    assert len(among) == 3
+    pair = among["a", "b"]
+    assert pair.p == alone.p
+    assert pair.p_corrected == pytest.approx(min(1, 3 * alone.p))
+    assert pair.low < alone.low
+    assert pair.high > alone.high
+
+
+def test_holm_by_hand() -> None:
+    assert holm([0.04, 0.01, 0.03, 0.9]) == pytest.approx([0.09, 0.04, 0.09, 0.9])
+    assert holm([0.5, 0.6]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+@pytest.mark.parametrize(
+    ("second", "why"),
+    [
+        ((9.0, 9.5), "fewer than 3 seeds"),
+        ((9.0, 9.5, math.inf), "a run diverged"),
+    ],
+)
+def test_no_claim_is_made(second: tuple[float, ...], why: str) -> None:
+    (pair,) = compare_rows([Errors("a", FIRST), Errors("b", second)])
+    assert (pair.difference, pair.p, pair.effect) == (None, None, None)
+    assert pair.claim == why
+    assert pair.seeds == (5, len(second))
+
+
+def test_no_claim_without_spread() -> None:
+    (pair,) = compare_rows([Errors("a", (6.0, 6.0, 6.0)), Errors("b", (7.0, 7.0, 7.0))])
+    assert pair.claim == "no spread between seeds"
+
+
+def test_pairs_without_a_claim_do_not_count_for_the_correction() -> None:
+    pairs = [(Errors("a", FIRST), Errors("b", SECOND)), (Errors("a", FIRST), Errors("c", (9.0,)))]
+    tested, silent = compare_pairs(pairs)
+    assert tested.p_corrected == tested.p
+    assert silent.second == "c"
+
+
+def test_a_small_difference_is_not_claimed() -> None:
+    (pair,) = compare_rows([Errors("a", (6.0, 6.5, 7.0)), Errors("b", (6.1, 6.6, 7.2))])
+    assert pair.claim == "no difference shown"

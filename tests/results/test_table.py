@@ -1,0 +1,187 @@
+"""Every number of a table against arithmetic of its own, from result.json as it lies on disk."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deepnets.folder import RunFolder
+from deepnets.results.cell import Cell, Published
+from deepnets.results.outcome import overview_sheet, result_sheets
+from deepnets.results.read import Run, read_runs
+from deepnets.results.table import Table, tables_of
+from deepnets.status import State
+from tests.trained import Trained
+
+
+@pytest.fixture(scope="module")
+def table(trained: Trained) -> Table:
+    (table,) = tables_of(read_runs([trained.path]))
+    return table
+
+
+def line(table: Table, row: str, column: int = 0) -> dict[str, str]:
+    sheet = result_sheets(table)[column]
+    return next(dict(zip(sheet.header, cells, strict=True)) for cells in sheet.lines if cells[0] == row)
+
+
+@pytest.mark.parametrize("row", ["identity", "none", "scaled_0.5_0.5"])
+def test_the_statistics_of_a_row(trained: Trained, table: Table, row: str) -> None:
+    errors, cell = np.array(trained.errors(row)), table.cells[row, 0]
+    assert len(cell.errors) == len(errors) == {"identity": 4, "none": 3, "scaled_0.5_0.5": 2}[row]
+    assert len(set(errors)) > 1
+    assert cell.median == pytest.approx(np.quantile(errors, 0.5))
+    assert cell.mean == pytest.approx(errors.sum() / len(errors))
+    assert cell.std == pytest.approx(math.sqrt(((errors - errors.mean()) ** 2).sum() / (len(errors) - 1)))
+    assert cell.best == errors.min()
+    published = {"identity": np.quantile(errors, 0.5), "none": errors.min() - 5, "scaled_0.5_0.5": 10}[row]
+    assert cell.difference == pytest.approx(np.quantile(errors, 0.5) - published)
+    shown = line(table, row)
+    assert shown["n"] == str(len(errors))
+    assert shown["median"] == f"{np.quantile(errors, 0.5):.2f}"
+    assert shown["mean ± std"] == f"{errors.mean():.2f} ± {errors.std(ddof=1):.2f}"
+    assert shown["best"] == f"{errors.min():.2f}"
+    assert shown["published"] == f"{published:.2f}"
+    assert float(shown["difference"].replace("\N{MINUS SIGN}", "-")) == pytest.approx(cell.difference, abs=0.005)
+
+
+def test_the_interval_of_three_or_four_seeds_is_their_range(trained: Trained, table: Table) -> None:
+    # The least of 4 is the median of 13 of their 256 resamples, the least of 3 of 7 of 27: more than the 2.5% outside.
+    for row in ("identity", "none"):
+        errors = trained.errors(row)
+        assert table.cells[row, 0].interval == pytest.approx((min(errors), max(errors)))
+    assert table.cells["scaled_0.5_0.5", 0].interval is None
+
+
+def test_each_verdict(table: Table) -> None:
+    verdicts = {row: table.cells[row, 0].verdict for row in table.rows}
+    assert verdicts == {
+        "identity": "agrees",
+        "none": "differs",
+        "projection": "agrees",
+        "scaled_0.5_0.5": "n < 3",
+        "exclusive_gating_b6": "",
+        "shortcut_only_gating_b6": "",
+        "dropout": "",
+        "scaled_0.5_1": "",
+    }
+    assert table.notes[0].startswith("agrees: the published value lies inside the bootstrap 95% interval of our median")
+
+
+def test_a_row_that_diverged_is_a_fail_without_a_mean(trained: Trained, table: Table) -> None:
+    cell = table.cells["projection", 0]
+    assert [result["status"] for result in trained.results("projection")] == ["diverged"] * 3
+    assert cell.errors == [math.inf] * 3
+    assert (cell.median, cell.mean, cell.std, cell.difference) == (math.inf, None, None, None)
+    shown = line(table, "projection")
+    assert (shown["median"], shown["published"]) == ("fail", "fail")
+    assert shown["state"] == "3 of 3 diverged"
+
+
+def test_rows_that_have_no_result_say_why(trained: Trained, table: Table) -> None:
+    assert trained.in_flight == "1 running, at epoch 0 of 2"
+    assert line(table, "exclusive_gating_b6")["state"] == "1 dead"
+    assert line(table, "dropout")["state"] == "1 failed; RuntimeError: dropout is broken"
+    assert line(table, "scaled_0.5_1")["state"] == "1 waiting"
+    assert line(table, "shortcut_only_gating_b6")["state"] == "missing"
+    assert line(table, "exclusive_gating_b6")["n"] == "0"
+
+
+def test_what_else_the_paper_prints_is_shown(table: Table) -> None:
+    assert table.statistic == "median of 5"
+    assert line(table, "identity")["also published"] == "mean 50.25 ± 0.16, best 40.12"
+
+
+@pytest.mark.parametrize(
+    ("errors", "published", "full", "verdict"),
+    [
+        ([6.4, 6.6, 6.9], 6.61, True, "agrees"),
+        ([6.4, 6.6, 6.9], 6.39, True, "differs"),
+        ([6.4, 6.6, 6.9], 6.61, False, "(agrees)"),
+        ([6.4, 6.6], 6.61, True, "n < 3"),
+        ([6.4, 6.6, 6.9], "fail", True, "differs"),
+        ([20.0, 20.1, 20.2], "fail", True, "agrees"),
+        ([20.0, 20.0, 20.2], "fail", True, "differs"),
+        ([20.0, 20.1, 20.2], 20.1, True, "differs"),
+        ([20.0, 20.1, 20.2], "fail", False, "(differs)"),
+        ([6.0, math.inf, math.inf], "fail", False, "(agrees)"),
+        ([6.0, math.inf, math.inf], 6.0, True, "differs"),
+        ([6.0, 6.1, math.inf], 6.1, True, "agrees"),
+        ([6.0, 6.0, 6.0], 6.0, True, "agrees"),
+        ([6.0, 6.1, 6.2], None, True, ""),
+    ],
+)
+def test_the_rule(errors: list[float], published: float | str | None, full: bool, verdict: str) -> None:
+    states = [State("diverged" if math.isinf(error) else "finished") for error in errors]
+    runs = [
+        Run(RunFolder("run"), {}, {}, {"test_error": error}, state) for error, state in zip(errors, states, strict=True)
+    ]
+    cell = Cell(tuple(runs), Published(published), full, 20.0 if full else math.inf)
+    assert cell.verdict == verdict
+
+
+def test_a_paper_that_prints_errors_above_20_has_no_such_fail(table: Table) -> None:
+    assert table.cells["identity", 0].median > 20
+    assert not table.cells["identity", 0].is_fail
+    assert "The paper itself prints errors above 20%: only a non-finite median is a fail." in table.notes
+
+
+def test_mini_and_full_are_separate_columns(trained: Trained, tmp_path: Path) -> None:
+    full, mini = tmp_path / "digits_shortcuts", tmp_path / "digits_shortcuts+scale=mini"
+    shutil.copytree(trained.path / "identity", full / "identity")
+    shutil.copytree(trained.path / "identity" / "seed0", mini / "identity" / "seed0")
+    config = mini / "identity" / "seed0" / "config.yaml"
+    config.write_text(config.read_text().replace("name: full\n  budget: 1.0", "name: mini\n  budget: 0.05"))
+    (table,) = tables_of(read_runs([full, mini]))
+    assert [column.label for column in table.columns] == ["ours", "scale=mini"]
+    assert [len(table.cells["identity", index].errors) for index in (0, 1)] == [4, 1]
+    errors = trained.errors("identity")
+    sheet = overview_sheet(table)
+    assert sheet.header == ("row", "published", "ours", "scale=mini")
+    assert sheet.lines[0][2:] == (f"{np.median(errors):.2f} (n = 4)", f"{errors[0]:.2f} (n = 1)")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "labels"),
+    [
+        ("batch_size: 128", "batch_size: 64", ["batch_size=128", "batch_size=64"]),
+        ("  momentum: 0.9", "  momentum: 0.8", ["optimizer.momentum=0.9", "optimizer.momentum=0.8"]),
+        ("devices: 1", "devices: 2", ["devices=1", "devices=2"]),
+    ],
+)
+def test_seeds_of_a_row_with_other_settings_are_not_averaged(
+    trained: Trained, tmp_path: Path, before: str, after: str, labels: list[str]
+) -> None:
+    path = shutil.copytree(trained.path, tmp_path / "digits_shortcuts")
+    for seed in (2, 3):
+        config = path / "identity" / f"seed{seed}" / "config.yaml"
+        assert before in config.read_text()
+        config.write_text(config.read_text().replace(before, after))
+    (table,) = tables_of(read_runs([path]))
+    assert [column.label for column in table.columns] == labels
+    errors = trained.errors("identity")
+    assert table.cells["identity", 0].mean == pytest.approx(sum(errors[:2]) / 2)
+    assert table.cells["identity", 1].mean == pytest.approx(sum(errors[2:]) / 2)
+
+
+def test_a_row_with_another_batch_size_stands_in_another_column(trained: Trained, tmp_path: Path) -> None:
+    path = shutil.copytree(trained.path, tmp_path / "digits_shortcuts")
+    for config in (path / "none").glob("seed*/config.yaml"):
+        config.write_text(config.read_text().replace("batch_size: 128", "batch_size: 64"))
+    (table,) = tables_of(read_runs([path]))
+    assert [column.label for column in table.columns] == ["batch_size=128", "batch_size=64"]
+    assert [len(table.cells["none", index].errors) for index in (0, 1)] == [0, 3]
+
+
+def test_versions_of_the_code_that_are_averaged_are_told(trained: Trained, tmp_path: Path, table: Table) -> None:
+    path = shutil.copytree(trained.path, tmp_path / "digits_shortcuts")
+    file = path / "identity" / "seed3" / "result.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"commit": "0123456789abcdef", "precision": "float64"}))
+    (mixed,) = tables_of(read_runs([path]))
+    before = {warning.split(":")[1] for warning in table.warnings}
+    new = [warning for warning in mixed.warnings if warning.split(":")[1] not in before]
+    assert any("several versions of the code" in warning and "0123456789 (1 run)" in warning for warning in new)
+    assert any("several precisions" in warning and "float64 (1 run)" in warning for warning in new)

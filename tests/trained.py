@@ -1,0 +1,123 @@
+"""A sweep of real short runs on digits: rows that end, one that diverges, fails, is killed, waits, or is not there."""
+
+import json
+import subprocess
+import sys
+import time
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from deepnets.config import Reported, Row, Sweep
+from deepnets.folder import RunFolder, run_folders
+from deepnets.launch import launch
+from deepnets.naming import folder_of
+from deepnets.results.read import read_runs
+from deepnets.results.table import tables_of
+from deepnets.status import WAITING, state_of
+from tests.command import ENVIRONMENT, ROOT, row
+
+PACED = "tests.paced.Paced"
+SEEDS = {"identity": 4, "none": 3, "scaled_0.5_0.5": 2, "projection": 3}
+DIVERGING = "projection"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The table's folder; what its report said of the row exclusive_gating_b6 while that was in flight."""
+
+    path: Path
+    in_flight: str
+
+    def results(self, row: str) -> list[dict[str, Any]]:
+        """result.json of the row's runs, read here and not by what is tested."""
+        return [json.loads(file.read_text()) for file in sorted((self.path / row).glob("seed*/result.json"))]
+
+    def errors(self, row: str) -> list[float]:
+        return [result["test_error"] for result in self.results(row) if result["status"] == "finished"]
+
+
+def train_table(root: Path) -> Trained:
+    """Train all rows, and let one be killed."""
+    (killed,) = _rows(root, "exclusive_gating_b6", schedule={"_target_": PACED, "name": "slow"})
+    (waiting,) = _rows(root, "scaled_0.5_1")
+    for frozen in (killed, waiting):
+        folder_of(frozen).freeze(frozen.config, {})
+    (root / "slow").touch()
+    (root / "broken_dropout").touch()
+    path = folder_of(killed).path.parents[1]
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PACE", str(root))
+        command = [sys.executable, "-m", "deepnets.run", str(folder_of(killed).path), f"--trust={PACED}"]
+        process = subprocess.Popen(command, env={**ENVIRONMENT, "PACE": str(root)}, cwd=ROOT)
+        rows = [each for name, seeds in SEEDS.items() for each in _rows(root, name, seeds)]
+        rows += _rows(root, "dropout", schedule={"_target_": PACED, "name": "dropout"})
+        try:
+            _wait_for_training(folder_of(killed), process)
+            (table,) = tables_of(read_runs([path]))
+            in_flight = table.cells["exclusive_gating_b6", 0].remarks
+        finally:
+            process.kill()
+            process.wait()
+        assert launch(rows) == 1
+    _age(folder_of(killed))
+    assert state_of(folder_of(waiting)).name == WAITING
+    _publish(path)
+    return Trained(path, in_flight)
+
+
+def _rows(root: Path, shortcut: str, seeds: int = 1, schedule: dict[str, Any] | None = None) -> list[Row]:
+    """As a table's file would set it: what is typed would be part of the folder's name."""
+    composed = row(root, "sweep=digits_shortcuts", f"model/shortcut={shortcut}", "device=cpu")
+    composed.config.model |= {"depth": 8, "widths": [4, 4, 4]}
+    composed.config.epochs = 2
+    composed.config.schedule = schedule or composed.config.schedule
+    composed.config.trusted_targets = [PACED]
+    if shortcut == DIVERGING:
+        composed.config.optimizer["lr"] = 1e30
+    rows = [deepcopy(composed) for _ in range(seeds)]
+    for seed, each in enumerate(rows):
+        each.config.seed = seed
+    return rows
+
+
+def _wait_for_training(folder: RunFolder, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 120
+    while state_of(folder).progress is None:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _age(folder: RunFolder) -> None:
+    """As if two minutes had passed since the last heartbeat."""
+    status = folder.read_json("status.json")
+    status["heartbeat"] = (datetime.now(UTC) - timedelta(minutes=2)).isoformat()
+    folder.write_json("status.json", status)
+
+
+def _publish(path: Path) -> None:
+    """Let a paper print about the rows what leads to each of the verdicts."""
+    errors = {name: [run.error for run in read_runs([path / name])] for name in ("identity", "none")}
+    reported = Reported(
+        statistic="median of 5",
+        test_error={
+            "identity": median(errors["identity"]),
+            "none": min(errors["none"]) - 5,
+            "projection": "fail",
+            "scaled_0.5_0.5": 10.0,
+            "exclusive_gating_b6": 8.70,
+            "shortcut_only_gating_b6": 6.91,
+            "dropout": None,
+        },
+        mean={"identity": 50.25},
+        std={"identity": 0.16},
+        best={"identity": 40.125},
+    )
+    for folder in run_folders(path):
+        folder.freeze(replace(folder.config, sweep=Sweep(["model/shortcut"], reported)), {})
