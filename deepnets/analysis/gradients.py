@@ -1,0 +1,109 @@
+"""Gradients over depth: what of the loss reaches each unit, and what its shortcut lets through."""
+
+from copy import deepcopy
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from deepnets.analysis.walk import Walk
+from deepnets.models.ghost import GhostBatchNorm
+from deepnets.models.shortcuts import Dropped, Gated, Identity, Scaled
+from deepnets.models.unit import Unit
+
+
+def with_batch_statistics(model: nn.Module) -> nn.Module:
+    """A copy of `model` in evaluation mode, but for batch normalisation: that works with the batch's own statistics.
+
+    This is how training sees the network; before training there are no other statistics.
+    """
+    model = deepcopy(model).eval()
+    for module in model.modules():
+        if isinstance(module, _BatchNorm | GhostBatchNorm):
+            module.train()
+    return model
+
+
+def gradient_norms(walk: Walk, x: Tensor, labels: Tensor) -> np.ndarray:
+    """||dL/dx_l|| of each unit's output x_l, (units,): L2 over an image, then the mean over the images x (N, C, H, W).
+
+    L is the sum of the images' cross-entropies, so that an image's gradient does not depend on N. x_l is what follows
+    the addition of unit l: with a ReLU behind it, the ReLU's output.
+    """
+    outputs = []
+    x = x.detach().requires_grad_()
+    with torch.enable_grad():
+        for unit, before, b in zip(walk.units, walk.before, walk.b, strict=True):
+            x = unit(before(x), b)
+            outputs.append(x)
+        loss = cross_entropy(walk.end(x), labels, reduction="sum")
+    found = torch.autograd.grad(loss, outputs)
+    return torch.stack([gradient.double().flatten(1).norm(dim=1).mean() for gradient in found]).cpu().numpy()
+
+
+def first_to_last(norms: np.ndarray) -> float:
+    """The first unit's gradient over the last one's; NaN where that one is 0."""
+    return float(norms[0] / norms[-1]) if norms[-1] else float("nan")
+
+
+def shortcut_factors(walk: Walk, x: Tensor, generator: torch.Generator) -> np.ndarray:
+    """By how much each unit's h scales a gradient that passes it, (units,), measured: 0 for plain units.
+
+    ||J' v|| over the batch x (N, C, H, W) for v ~ N(0, 1) and the Jacobian J of h, over the same of h's change of shape
+    alone. The product over units is what is left of a gradient that takes no branch: He et al. 2016, Eq. 7.
+    """
+    with torch.no_grad():
+        inputs = walk.inputs(x)[:-1]
+    return np.array([_factor(unit, state, generator) for unit, state in zip(walk.units, inputs, strict=True)])
+
+
+def _factor(unit: Unit, x: Tensor, generator: torch.Generator) -> float:
+    if unit.is_plain:
+        return 0.0
+    with torch.no_grad():
+        x = unit.before(x)
+    x.requires_grad_()
+    with torch.enable_grad():
+        h = unit.shortcut(x, x.new_zeros(()))
+        v = torch.randn(h.shape, generator=generator, dtype=h.dtype).to(h.device)
+        (pulled,) = torch.autograd.grad(h, x, v)
+        resize = getattr(unit.shortcut, "resize", None)
+        reference = v if resize is None else torch.autograd.grad(resize(x), x, v)[0]
+    return (pulled.double().norm() / reference.double().norm()).item()
+
+
+def shortcut_formula(walk: Walk) -> np.ndarray:
+    """The same by formula, of a fresh net: a constant's value, 1 - sigmoid(b) of a gate; NaN where there is none."""
+    return np.array([_formula(unit.shortcut) for unit in walk.units])
+
+
+def _formula(shortcut: nn.Module) -> float:
+    match shortcut:
+        case Identity():
+            return 1.0
+        case Scaled():
+            return float(shortcut.shortcut_scale)
+        case Gated():
+            return 1 - 1 / (1 + float(np.exp(-shortcut.bias)))
+        case Dropped():
+            return 1.0 if shortcut.inverted else 1 - shortcut.rate
+        case _:
+            return float("nan")
+
+
+def layers_with_weights(model: nn.Module) -> dict[str, nn.Module]:
+    """Of every layer with weights but the head and those of shortcuts, where its response is: itself, or the BN behind.
+
+    By name of the convolution or linear layer, in the order of the net.
+    """
+    found = {}
+    for name, parent in model.named_modules():
+        if isinstance(parent, nn.Sequential) and "shortcut" not in name.split("."):
+            for (child, layer), (_, following) in pairwise([*parent.named_children(), ("", None)]):
+                if isinstance(layer, nn.Conv2d | nn.Linear):
+                    normed = isinstance(following, _BatchNorm | GhostBatchNorm)
+                    found[f"{name}.{child}"] = following if normed else layer
+    return found

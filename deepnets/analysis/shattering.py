@@ -1,0 +1,156 @@
+"""Shattered gradients: how the gradient of a fresh network varies with its input (Balduzzi et al. 2017, section 2).
+
+Many draws of a network are computed at once, (draws, inputs, units). Means and variances over the inputs, of centring
+and batch normalisation, are constants of the derivative: each input's gradient is its own.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import relu
+
+Kind = Literal["one_layer", "feedforward", "feedforward_uncentred", "resnet", "resnet_centred", "looks_linear"]
+UNITS = 200  # per hidden layer, N
+POINTS, RANGE = 256, 2.0  # the grid: 256 points on [-2, 2]
+DRAWS_AT_ONCE = 5  # small enough that a layer's arrays stay in a processor's cache
+EPS = 1e-5
+
+
+@dataclass(frozen=True)
+class Net:
+    """A family of nets and a depth L; `beta` scales the branches of residual ones.
+
+    one_layer is w relu(x - b) with b ~ N(0, 1), so that its kinks lie all over the grid. The others have an input layer
+    x v + b, v ~ N(0, 1), b ~ N(0, 1 / N), hidden weights N(0, 2 / N) and a readout N(0, 1 / N). In feedforward nets all
+    L layers are rectified, and centred but for feedforward_uncentred. resnet has L - 1 blocks x + beta W relu(BN(x))
+    behind the input layer, as Theorem 3 counts, resnet_centred L blocks x + beta W relu(x - mean), for Theorem 2.
+    looks_linear has L layers with CReLU and mirrored orthogonal weights, and a mirrored readout.
+    """
+
+    kind: Kind
+    depth: int = 1
+    beta: float = 1.0
+
+
+def grid() -> Tensor:
+    """256 points from -2 to 2, (256, 1)."""
+    return torch.linspace(-RANGE, RANGE, POINTS)[:, None]
+
+
+def far_inputs(points: int, generator: torch.Generator) -> Tensor:
+    """Independent inputs ~ N(0, 1), (points, N): distinct and far apart, as the theorems have them."""
+    return torch.randn(points, UNITS, generator=generator)
+
+
+def gradients(net: Net, x: Tensor, draws: int, generator: torch.Generator) -> np.ndarray:
+    """df/dx at the inputs x (M, D) of each of `draws` fresh nets, (draws, M, D)."""
+    found = []
+    for start in range(0, draws, DRAWS_AT_ONCE):
+        some = x.expand(min(DRAWS_AT_ONCE, draws - start), *x.shape).clone().requires_grad_()
+        with torch.enable_grad():
+            outputs = _output(net, some, generator)
+        found.append(torch.autograd.grad(outputs.sum(), some)[0])
+    return torch.cat(found).numpy()
+
+
+def _output(net: Net, x: Tensor, generator: torch.Generator) -> Tensor:
+    """f(x) (draws, M) of inputs (draws, M, D)."""
+    draws, _, inputs = x.shape
+
+    def normal(rows: int, columns: int, variance: float) -> Tensor:
+        return torch.randn(draws, rows, columns, generator=generator) * variance**0.5
+
+    if net.kind == "one_layer":
+        bias = normal(1, UNITS, 1.0)
+        return (relu(x.sum(2, keepdim=True) - bias) @ normal(UNITS, 1, 1 / UNITS))[..., 0]
+    x = x @ normal(inputs, UNITS, 1 / inputs) + normal(1, UNITS, 1 / UNITS)
+    for layer in range(net.depth):
+        match net.kind:
+            case "feedforward" | "feedforward_uncentred":
+                if net.kind == "feedforward":
+                    x = _centred(x)
+                x = relu(x)
+                if layer < net.depth - 1:
+                    x = x @ normal(UNITS, UNITS, 2 / UNITS)
+            case "looks_linear":
+                x = _looks_linear(x, _orthogonal(normal(UNITS, UNITS, 1.0)))
+            case "resnet_centred":
+                x = x + net.beta * (relu(_centred(x)) @ normal(UNITS, UNITS, 2 / UNITS))
+            case "resnet" if layer > 0:
+                x = x + net.beta * (relu(_normalized(x)) @ normal(UNITS, UNITS, 2 / UNITS))
+    readout = normal(UNITS, 1, 1 / UNITS)
+    x = _looks_linear(x, readout) if net.kind == "looks_linear" else x @ readout
+    return x[..., 0]
+
+
+def _centred(x: Tensor) -> Tensor:
+    return x - x.detach().mean(1, keepdim=True)
+
+
+def _normalized(x: Tensor) -> Tensor:
+    return _centred(x) / (x.detach().var(1, unbiased=False, keepdim=True) + EPS).sqrt()
+
+
+def _looks_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """(W, -W) behind a CReLU: W relu(x) - W relu(-x) = W x."""
+    return torch.cat((relu(x), relu(-x)), 2) @ torch.cat((weight, -weight), 1)
+
+
+def _orthogonal(normal: Tensor) -> Tensor:
+    return torch.linalg.qr(normal).Q
+
+
+def white_noise(draws: int, generator: torch.Generator, points: int = POINTS) -> np.ndarray:
+    """W_k ~ N(0, 1), (draws, points)."""
+    return torch.randn(draws, points, generator=generator).numpy()
+
+
+def brown_noise(draws: int, generator: torch.Generator, points: int = POINTS) -> np.ndarray:
+    """B_t, the sum of W_s over s <= t, W_s ~ N(0, 1 / points): (draws, points)."""
+    return white_noise(draws, generator, points).cumsum(1) / points**0.5
+
+
+def autocorrelation(g: np.ndarray, lags: int) -> np.ndarray:
+    """r(k), the sum of (g_i - mean)(g_i+k - mean) over that of squares, k = 0 to `lags`; (draws, M) to (draws, lags+1).
+
+    Fig. 2. Of a constant sequence r is 1 at all lags: nothing in it varies.
+    """
+    g = g.astype(np.float64)
+    scale = np.abs(g).max(1, keepdims=True)
+    centred = g - g.mean(1, keepdims=True)
+    total = (centred**2).sum(1)
+    constant = total <= (1e-5 * scale[:, 0]) ** 2 * g.shape[1]
+    found = [(centred[:, : g.shape[1] - k] * centred[:, k:]).sum(1) for k in range(lags + 1)]
+    return np.where(constant[:, None], 1.0, np.stack(found, 1) / np.where(constant, 1.0, total)[:, None])
+
+
+def covariance_picture(g: np.ndarray) -> np.ndarray:
+    """|(g - mean)(g - mean)'| over the variance of one sequence g (M,), (M, M): Fig. 1, bottom row."""
+    centred = g.astype(np.float64) - g.mean()
+    return np.abs(np.outer(centred, centred)) / max(float((centred**2).mean()), np.finfo(float).tiny)
+
+
+def correlation(g: np.ndarray) -> float:
+    """Of gradients (draws, M, D) at two inputs: the mean of <g_i, g_j> over pairs i < j, over the mean of |g_i|^2."""
+    g = g.astype(np.float64)
+    points = g.shape[1]
+    squares = (g**2).sum((1, 2))
+    pairs = (g.sum(1) ** 2).sum(1) - squares
+    return float((pairs.mean() / (points - 1)) / squares.mean())
+
+
+def _normalized_product(depth: int, beta: float) -> float:
+    variances = [beta**2 * (layer - 1) + 1 for layer in range(1, depth + 1)]
+    return float(np.prod([1 + beta**2 / (2 * v) for v in variances[:-1]]) / variances[-1])
+
+
+# The theory's correlation of the gradients at two far inputs, of which a quarter of the units are active in common.
+THEORY: dict[Kind, Callable[[int, float], float]] = {
+    "feedforward": lambda depth, beta: 0.5**depth,  # Theorem 1
+    "resnet_centred": lambda depth, beta: ((1 + beta**2 / 2) / (1 + beta**2)) ** depth,  # Theorem 2
+    "resnet": _normalized_product,  # Theorem 3 before its asymptotic form 1 / (beta sqrt(L))
+}

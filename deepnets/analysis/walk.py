@@ -1,0 +1,86 @@
+"""A network as the sequence it computes: what precedes each unit, the units, and what follows the last."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from deepnets.errors import UserError
+from deepnets.models.fully_connected import FullyConnected
+from deepnets.models.highway import Highway
+from deepnets.models.resnet import ResNet
+from deepnets.models.unit import Unit
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A network in evaluation mode: x = before[i](x), x = units[i](x, b[i]) for i = 0, 1, ..., then logits = end(x).
+
+    `b` scales each branch at test, by 1 but with stochastic depth; `stages` holds the stage of each unit, from 0.
+    """
+
+    units: list[Unit]
+    before: list[Callable[[Tensor], Tensor]]
+    end: Callable[[Tensor], Tensor]
+    b: list[float]
+    stages: list[int]
+
+    def __len__(self) -> int:
+        return len(self.units)
+
+    def inputs(self, x: Tensor) -> list[Tensor]:
+        """What each unit reads of the images x, and the logits."""
+        states = []
+        for unit, before, b in zip(self.units, self.before, self.b, strict=True):
+            states.append(before(x))
+            x = unit(states[-1], b)
+        return [*states, self.end(x)]
+
+
+def walk_of(model: nn.Module) -> Walk:
+    """The walk of `model`.
+
+    Raises:
+        UserError: it is training, of another family than ours, or has no units.
+    """
+    if model.training:
+        raise UserError("this network is in training mode, where its output depends on the batch: call model.eval()")
+    match model:
+        case ResNet():
+            modules, ends = [model.stem, *model.stages], [model.tail, _average, model.head]
+        case Highway():
+            modules, ends = [model.stem, *model.stages], [model.tail, model.head]
+        case FullyConnected():
+            modules, ends = [nn.Flatten(), model.stem, model.stages], [model.head]
+        case _:
+            raise UserError(f"{type(model).__name__}: only ResNet, Highway and FullyConnected are made of known units")
+    units, before, stages, pending, stage = [], [], [], [], -1
+    for module in modules:
+        has_units = any(isinstance(part, Unit) for part in module.children())
+        stage += has_units
+        for part in module.children() if has_units else [module]:
+            if isinstance(part, Unit):
+                units.append(part)
+                before.append(_chain(pending))
+                stages.append(stage)
+                pending = []
+            else:
+                pending.append(part)
+    if not units:
+        raise UserError("this network has no units to look at: choose a greater depth")
+    survival = getattr(model, "survival", None)
+    b = survival.expected(len(units)) if survival else [1.0] * len(units)
+    return Walk(units, before, _chain([*pending, *ends]), b, stages)
+
+
+def _chain(parts: list[Callable[[Tensor], Tensor]]) -> Callable[[Tensor], Tensor]:
+    def chained(x: Tensor) -> Tensor:
+        for part in parts:
+            x = part(x)
+        return x
+
+    return chained
+
+
+def _average(x: Tensor) -> Tensor:
+    return x.mean((2, 3))

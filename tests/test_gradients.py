@@ -1,0 +1,207 @@
+"""Gradients, signals and responses: against autograd by hand, finite differences and closed forms."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from deepnets.analysis import gradients
+from deepnets.analysis.gradients import first_to_last, gradient_norms, with_batch_statistics
+from deepnets.analysis.signals import clipped, responses, signals
+from deepnets.analysis.walk import walk_of
+from deepnets.errors import UserError
+from tests.analyzing import analyze
+from tests.networks import small_batch, small_network
+
+GATE_6 = 1 / (1 + np.exp(6.0))  # sigmoid(-6)
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
+
+
+def outputs_of(model: nn.Module, x: Tensor) -> list[Tensor]:
+    """What each unit puts out in a plain call of the model."""
+    found: list[Tensor] = []
+    hooks = [unit.register_forward_hook(lambda _, __, output: found.append(output)) for unit in model.units]
+    model(x)
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+@pytest.mark.parametrize("ordering", ["original", "full_preactivation", "bn_after_addition"])
+def test_a_norm_is_how_the_loss_answers_to_a_push_at_the_output_of_a_unit(ordering: str) -> None:
+    model, (x, labels) = small_network("model.depth=8", f"model/ordering={ordering}"), small_batch(3)
+    walk = walk_of(model)
+    state = outputs_of(model, x)[1]
+    differences = torch.zeros_like(state).flatten(1)
+    for place in range(differences.shape[1]):
+        for sign in (1, -1):
+            pushed = state.flatten(1).clone()
+            pushed[:, place] += sign * 1e-5
+            y = walk.units[2](walk.before[2](pushed.view_as(state)))
+            differences[:, place] += sign * cross_entropy(walk.end(y), labels, reduction="none")
+    by_hand = (differences / 2e-5).norm(dim=1).mean()
+    assert gradient_norms(walk, x, labels)[1] == pytest.approx(by_hand.item(), rel=1e-4)
+
+
+def test_norms_are_per_image_and_do_not_grow_with_the_batch() -> None:
+    walk, (x, labels) = walk_of(small_network("model.depth=14")), small_batch(6)
+    single = [gradient_norms(walk, x[i : i + 1], labels[i : i + 1]) for i in range(6)]
+    np.testing.assert_allclose(gradient_norms(walk, x, labels), np.mean(single, axis=0), rtol=1e-9)
+
+
+def test_batch_statistics_are_those_of_training_and_leave_the_model_alone() -> None:
+    model, (x, _) = small_network("model.depth=8"), small_batch()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    seen = with_batch_statistics(model)
+    copied = walk_of(seen).inputs(x)[-1]
+    assert not torch.allclose(copied, model(x))
+    assert torch.equal(copied, model.train()(x))
+    model.eval().load_state_dict(before)
+    with_batch_statistics(model)(x)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_ghost_statistics_are_seen_too_and_stochastic_depth_is_as_at_test() -> None:
+    x, labels = small_batch()
+    ghost = with_batch_statistics(small_network("model.depth=8", "model.batchnorm_images=4"))
+    assert not torch.allclose(ghost(x)[:4], with_batch_statistics(small_network("model.depth=8"))(x)[:4])
+    model = with_batch_statistics(small_network("model.depth=14", "model/survival=linear_decay"))
+    twice = [gradient_norms(walk_of(model), x, labels) for _ in range(2)]
+    assert np.array_equal(*twice)
+
+
+def test_the_ratio_of_first_to_last() -> None:
+    assert first_to_last(np.array([3.0, 1.0, 1.5])) == 2
+    assert np.isnan(first_to_last(np.array([1.0, 0.0])))
+
+
+@pytest.mark.parametrize(
+    ("shortcut", "product"),
+    [
+        ("identity", 1.0),
+        ("scaled_0.5_1", 0.5**54),
+        ("scaled_0.5_0.5", 0.5**54),
+        ("none", 0.0),
+        ("dropout", 0.5**54),
+        ("dropout_inverted", 1.0),
+    ],
+)
+def test_the_product_of_54_constant_shortcuts_is_its_formula(shortcut: str, product: float) -> None:
+    walk = walk_of(small_network("model.depth=110", "model.widths=[2,2,2]", f"model/shortcut={shortcut}"))
+    found = gradients.shortcut_factors(walk, small_batch(2)[0], generator())
+    assert np.prod(found) == pytest.approx(product, rel=1e-6)
+    assert np.prod(gradients.shortcut_formula(walk)) == pytest.approx(product, rel=1e-12)
+    if product == 0.5**54:
+        assert np.prod(found) == pytest.approx(5.5511e-17, rel=1e-4)
+
+
+def test_stages_that_change_the_shape_count_as_their_scale_alone() -> None:
+    options = ["model.depth=8", "model.widths=[2,4,6]", "model/shortcut=scaled_0.5_1"]
+    for resize in ("zero_padding", "projection", "average_pooling"):
+        walk = walk_of(small_network(*options, f"model.resize={resize}"))
+        np.testing.assert_allclose(gradients.shortcut_factors(walk, small_batch(2)[0], generator()), 0.5, rtol=1e-9)
+
+
+def test_gates_let_through_what_the_bias_says_but_for_how_they_turn_with_x() -> None:
+    walk = walk_of(small_network("model.depth=110", "model.widths=[2,2,2]", "model/shortcut=exclusive_gating_b6"))
+    assert np.prod(gradients.shortcut_formula(walk)) == pytest.approx(0.87486, abs=1e-5)
+    for unit in walk.units:
+        unit.shortcut.gate[0].weight.zero_()
+    found = gradients.shortcut_factors(walk, small_batch(2)[0], generator())
+    np.testing.assert_allclose(found, 1 - GATE_6, rtol=1e-9)
+    for unit in walk.units:
+        unit.shortcut.gate[0].weight.fill_(1.0)
+    turned = gradients.shortcut_factors(walk, small_batch(2)[0], generator())
+    assert np.abs(turned - (1 - GATE_6)).max() > 1e-3
+
+
+def test_a_learned_projection_has_no_formula_but_a_factor() -> None:
+    walk = walk_of(small_network("model.depth=8", "model/shortcut=projection", "model/ordering=full_preactivation"))
+    assert np.isnan(gradients.shortcut_formula(walk)).all()
+    for unit in walk.units[:1]:
+        unit.shortcut.projection[0].weight.copy_(3 * torch.eye(4)[:, :, None, None])
+    assert gradients.shortcut_factors(walk, small_batch(2)[0], generator())[0] == pytest.approx(3)
+
+
+def test_signals_are_those_of_the_outputs() -> None:
+    model, (x, _) = small_network("model.depth=14", "model/ordering=full_preactivation"), small_batch()
+    found = signals(walk_of(model), x)
+    states = outputs_of(model, x)
+    np.testing.assert_allclose(found.mean, [state.mean() for state in states], rtol=1e-9)
+    np.testing.assert_allclose(found.deviation, [state.std(correction=0) for state in states], rtol=1e-9)
+    np.testing.assert_allclose(found.negative, [(state < 0).double().mean() for state in states])
+    np.testing.assert_allclose(found.low, [state.quantile(0.1) for state in states], rtol=1e-9)
+    unit = model.units[1]
+    np.testing.assert_allclose(found.shortcut[1], states[0].square().mean().sqrt(), rtol=1e-9)
+    np.testing.assert_allclose(found.branch[1], unit.branch(states[0]).square().mean().sqrt(), rtol=1e-9)
+    assert found.negative.min() > 0.1
+    assert signals(walk_of(small_network("model.depth=14")), x).low.min() >= 0
+
+
+@pytest.mark.parametrize("ordering", ["original", "bn_after_addition"])
+def test_the_clipped_share_over_batches(ordering: str) -> None:
+    model, (x, labels) = small_network("model.depth=8", f"model/ordering={ordering}"), small_batch()
+    found = clipped(walk_of(model), zip(x.split(5), labels.split(5), strict=True))
+    seen: list[Tensor] = []
+    for unit in model.units:
+        unit.after[-1].register_forward_hook(lambda _, given, __: seen.append(given[0]))
+    model(x)
+    np.testing.assert_allclose(found, [(values < 0).double().mean() for values in seen], rtol=1e-9)
+    assert 0 < found.min() < found.max() < 1
+
+
+def test_a_net_that_clips_nothing_behind_additions_says_so() -> None:
+    walk, (x, labels) = walk_of(small_network("model.depth=8", "model/ordering=full_preactivation")), small_batch(2)
+    with pytest.raises(UserError, match=r"no ReLU stands behind an addition.*model/ordering=original"):
+        clipped(walk, [(x, labels)])
+
+
+def test_responses_stand_behind_batch_normalisation_and_in_front_of_relu_and_addition() -> None:
+    model, (x, labels) = small_network("model.depth=8"), small_batch()
+    found = responses(model, zip(x.split(5), labels.split(5), strict=True))
+    assert len(found) == 7, "the stem and two layers in each of three units; neither head nor shortcuts"
+    stem = model.stem[1](model.stem[0](x))
+    branch = model.units[0].branch
+    first = branch[1](branch[0](stem.relu()))
+    second = branch[4](branch[3](first.relu()))
+    for name, value in {"stem.0": stem, "stages.0.0.branch.0": first, "stages.0.0.branch.3": second}.items():
+        assert found[name] == pytest.approx(value.std(correction=0).item(), rel=1e-9)
+
+
+def test_responses_of_a_layer_without_batch_normalisation_behind_it_are_its_own() -> None:
+    model, (x, labels) = small_network("model.depth=8", "model/ordering=full_preactivation"), small_batch()
+    assert responses(model, [(x, labels)])["stem.0"] == pytest.approx(model.stem(x).std(correction=0).item())
+
+
+@pytest.mark.parametrize("model", ["model=highway_fc10", "model=plain_fc10", "model=highway_a"])
+def test_other_families_have_gradients_signals_and_responses(model: str) -> None:
+    shape = (3, 32, 32) if model == "model=highway_a" else (1, 8, 8)
+    net = small_network(model, *(["dataset=cifar10"] if shape[0] == 3 else []))
+    walk, (x, labels) = walk_of(net), small_batch(2, shape)
+    assert len(gradient_norms(walk, x, labels)) == len(walk) == len(signals(walk, x).mean)
+    assert len(responses(net, [(x, labels)])) > len(walk)
+    assert np.isfinite(gradients.shortcut_factors(walk, x, generator())).all()
+
+
+def test_the_command_measures_a_fresh_net_and_depths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["model.depth=8", "model.widths=[4,4,4]", "model/shortcut=scaled_0.5_1"]
+    options += ["--images", "16", "--test-images", "16", "--sizes", "1,2", "--draws", "1", "--epochs", "1"]
+    assert analyze("gradients", *options, "--output", tmp_path) == 0
+    assert "product of 3 shortcuts 0.125 at initialisation (formula 0.125)" in capsys.readouterr().out
+    for name in ("units", "responses", "depth", "training"):
+        assert {file.suffix for file in tmp_path.glob(f"gradients_{name}.*")} == {".csv", ".png", ".svg"}
+    with (tmp_path / "gradients_units.csv").open() as file:
+        first, *_ = rows = list(csv.DictReader(file))
+    assert [row["unit"] for row in rows] == ["1", "2", "3"]
+    with (tmp_path / "gradients_training.csv").open() as file:
+        trained = list(csv.DictReader(file))
+    assert [row["epoch"] for row in trained] == ["0"] * 3 + ["1"] * 3
+    assert float(trained[0]["gradient_norm"]) == pytest.approx(float(first["gradient_norm"]), rel=1e-4)
+    assert trained[0]["gradient_norm"] != trained[3]["gradient_norm"]
