@@ -62,11 +62,15 @@ def test_every_command_and_example_works_in_order(clone: Path) -> None:
                 done = subprocess.run(command, shell=True, cwd=clone, env=environment, capture_output=True, text=True)
                 assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
                 ran += 1
-    assert ran == 9  # if README gains a command, count it here
+    assert ran == 14  # if README gains a command, count it here
     folders = {str(path.parent.relative_to(clone / "outputs")) for path in clone.glob("outputs/*/*/*/result.json")}
     assert "runs/resnet20,cifar10,epochs=5/seed0" in folders
     assert "my_table/full_preactivation/seed1" in folders
     assert "digits_shortcuts/identity/seed0" in folders
+    assert "runs/digits_resnet,digits,devices=2,epochs=5,model.depth=14/seed0" in folders
+    assert "digits_shortcuts/none/seed1" in folders
+    assert (clone / "outputs/digits_shortcuts/report/report.html").is_file()
+    assert (clone / "outputs/digits_shortcuts/identity/seed0/analysis/lesion_single.png").is_file()
 
 
 def test_the_test_command_is_what_continuous_integration_runs() -> None:
