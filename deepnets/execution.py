@@ -16,7 +16,7 @@ from deepnets.folder import RunFolder
 from deepnets.interruption import Interrupted, Interruption
 from deepnets.log import Log
 from deepnets.record import changes_since, data_of, differing, environment_of, protocol_of, result_of
-from deepnets.status import Heartbeat, progress_of
+from deepnets.status import Heartbeat, Progress
 from deepnets.world import World
 
 FINITE_CHECK_ITERATIONS = 50
@@ -68,7 +68,7 @@ def train(
             for remark in remarks:
                 log.remark(remark)
             heartbeat.follow(
-                lambda: progress_of(training, history, log.clock.images_per_second(), log.time_left(training))
+                lambda: _progress(training, history, log.clock.images_per_second(), log.time_left(training))
             )
         for state in fit(training):
             if log:
@@ -144,3 +144,19 @@ def _is_non_finite(state: Training) -> bool:
     if state.iteration % FINITE_CHECK_ITERATIONS:
         return False
     return not state.world.sum(state.sums.values[0]).isfinite().item()
+
+
+def _progress(
+    training: Training, history: list[dict[str, Any]], images_per_second: float, seconds_left: float
+) -> Progress:
+    """Of a run whose completed epochs are in `history`; the pace is the last epoch's until this one has one."""
+    last = history[-1] if history else {}
+    return Progress(
+        epoch=training.epoch,
+        epochs=training.epochs,
+        iteration=training.iteration,
+        iterations=training.iterations,
+        test_error=last.get("test_error"),
+        images_per_second=round(images_per_second or last.get("images_per_second", 0.0), 1),
+        seconds_left=round(seconds_left, 1),
+    )

@@ -8,7 +8,7 @@ import signal
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -69,7 +69,10 @@ def start(count: int, threads: int, function: Callable[..., Any], *arguments: An
         try:
             returned = ended.result()
         except ChildFailedError as failed:
-            raise _told(failed, count) from None
+            error = _told(failed, count)
+            if interruption.received:  # whatever failed while it saved, what follows the run must stop
+                raise Interrupted(interruption.received) from error
+            raise error from None
         if interruption.received:
             raise Interrupted(interruption.received)
     return [returned[rank] for rank in range(count)]
@@ -79,6 +82,9 @@ def end_with_parent() -> None:
     """Ask the kernel to kill this process when its parent dies, however that dies: it may hang and notice nothing."""
     if prctl := getattr(ctypes.CDLL(None), "prctl", None):
         prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    parent = multiprocessing.parent_process()
+    if parent and os.getppid() != parent.pid:  # it died while this process imported torch
+        os._exit(1)
 
 
 def _watch(ended: Future[Any], interruption: Interruption, others: set[Any]) -> None:
@@ -98,7 +104,8 @@ def _signal(others: set[Any], number: int, told: set[int]) -> None:
     for process in set(multiprocessing.active_children()) - others:
         if process.pid not in told:
             told.add(process.pid)
-            os.kill(process.pid, number)
+            with suppress(ProcessLookupError):  # it has just ended
+                os.kill(process.pid, number)
 
 
 def _told(failed: ChildFailedError, count: int) -> ProcessFailed:

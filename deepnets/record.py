@@ -14,6 +14,7 @@ from deepnets.fit import Training
 from deepnets.folder import RunFolder, identity_hash
 from deepnets.hardware import choose_precision, describe
 from deepnets.revision import git_commit
+from deepnets.status import slurm_task
 from deepnets.world import World
 
 THREADS = torch.get_num_threads()  # as this process started with, whatever an earlier row of a grid has set
@@ -152,4 +153,5 @@ def note(folder: RunFolder, reason: str, text: str) -> None:
     """Add `text` to log.txt and `reason` to result.json."""
     with (folder.path / "log.txt").open("a") as file:
         file.write(text)
-    folder.write_json("result.json", {"status": "failed", "reason": reason})
+    job = {"job": task} if (task := slurm_task()) else {}
+    folder.write_json("result.json", {"status": "failed", "reason": reason, **job})

@@ -34,6 +34,7 @@ from deepnets.record import THREADS, note, note_failure
 from deepnets.status import Heartbeat
 from deepnets.world import World, joined, lost_another, surroundings
 
+FREEZING_SECONDS = 2.0  # a parent that writes the folder down anew holds its lock for much less
 LOST_SECONDS = 2.0  # the agent of several processes looks every 0.1 s which of them ended
 
 
@@ -117,6 +118,9 @@ def run(folder: RunFolder, trusted: Sequence[str] = ()) -> dict[str, Any]:
             note_failure(folder, error, world)
             if among_others and lost_another(error):
                 time.sleep(LOST_SECONDS)  # so that whoever watches sees first which process it was
+            if interruption.received and not among_others:  # the row failed as it saved; what follows it must stop
+                print(f"{folder}: {error}", file=sys.stderr)
+                raise Interrupted(interruption.received) from error
             if isinstance(error, OSError):
                 raise UserError(f"{folder}: {error}") from error
             raise
@@ -133,7 +137,7 @@ def _take_part(
     locked, heartbeat = None, None
     if world.is_first:
         try:
-            held.enter_context(folder.lock())
+            held.enter_context(folder.lock(FREEZING_SECONDS))
         except Locked as error:
             locked = error
     if locked := world.shared(locked):
@@ -151,11 +155,15 @@ def _take_part(
 
 def _run_in_processes(folder: RunFolder, config: Config) -> dict[str, Any]:
     with folder.lock():
+        if folder.is_complete:  # by another process, a moment ago
+            return folder.result
         (folder.path / "result.json").unlink(missing_ok=True)  # an old failure is not why it may fail now
     threads = max(1, (config.threads or THREADS) // config.devices)
     try:
         ends = start(config.devices, threads, _end_of_part, str(folder.path), config.trusted_targets)
     except ProcessFailed as failed:
+        if folder.is_complete:  # one died after all was written down
+            return folder.result
         if failed.was_killed:  # it could not note that, and the others noted only that they lost one
             with suppress(Locked), folder.lock():
                 note(folder, str(failed), f"{failed}\n")
@@ -182,16 +190,18 @@ def main() -> int:
     parser.add_argument("folder", help="a folder that scripts/train.py has set up")
     parser.add_argument("--trust", action="append", default=[], metavar="TARGET", help="a class of your own it may use")
     arguments = parser.parse_args()
-    folder = RunFolder(arguments.folder)
+    folder, code = RunFolder(arguments.folder), 0
     try:
         result = run(folder, arguments.trust)
-    except Interrupted:
-        if not folder.is_complete:
-            raise
-        result = folder.result
-    if surroundings().is_first:
-        print(f"{folder}: {describe_result(result)}")
-    return 0
+        if surroundings().is_first:
+            print(f"{folder}: {describe_result(result)}")
+    except Interrupted as stop:
+        code = 0 if folder.is_complete else stop.exit_code
+    if surroundings().size > 1:
+        # As the interpreter ends, a thread of gloo's that still holds a tensor would now and then abort the process.
+        sys.stdout.flush()
+        os._exit(code)
+    return code
 
 
 if __name__ == "__main__":

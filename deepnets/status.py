@@ -10,7 +10,6 @@ from threading import Event, Lock, Thread
 from types import TracebackType
 from typing import Any, Self
 
-from deepnets.fit import Training
 from deepnets.folder import RunFolder
 from deepnets.interruption import Interrupted
 
@@ -65,7 +64,8 @@ def state_of(folder: RunFolder, dead_after: float = DEAD_SECONDS) -> State:
     known = {"progress": progress, "silent": silent, "host": status.get("host"), "job": status.get("job")}
     if folder.is_complete:
         return State(result["status"], **known)
-    if job and job["job"] != status.get("job") and (not beat or datetime.fromisoformat(job["submitted"]) > beat):
+    executed = {status.get("job"), (result or {}).get("job")}  # a run may fail before its first heartbeat
+    if job and job["job"] not in executed and (not beat or datetime.fromisoformat(job["submitted"]) > beat):
         return State(QUEUED, progress, job=job["job"])
     if result:
         return State(FAILED, reason=" ".join(result.get("reason", "").split()), **known)
@@ -74,22 +74,6 @@ def state_of(folder: RunFolder, dead_after: float = DEAD_SECONDS) -> State:
     if status["state"] == PREEMPTED:
         return State(PREEMPTED, **known)
     return State(DEAD if silent > dead_after else RUNNING, **known)
-
-
-def progress_of(
-    training: Training, history: list[dict[str, Any]], images_per_second: float, seconds_left: float
-) -> Progress:
-    """Of a run whose completed epochs are in `history`; the pace is the last epoch's until this one has one."""
-    last = history[-1] if history else {}
-    return Progress(
-        epoch=training.epoch,
-        epochs=training.epochs,
-        iteration=training.iteration,
-        iterations=training.iterations,
-        test_error=last.get("test_error"),
-        images_per_second=round(images_per_second or last.get("images_per_second", 0.0), 1),
-        seconds_left=round(seconds_left, 1),
-    )
 
 
 class Heartbeat:
@@ -104,7 +88,7 @@ class Heartbeat:
         self._progress: Callable[[], Progress] | None = None
         self._ended, self._writing = Event(), Lock()
         self._thread = Thread(target=self._beat, name="heartbeat", daemon=True)
-        self._who = {"pid": os.getpid(), "host": socket.gethostname(), "job": _slurm_task()}
+        self._who = {"pid": os.getpid(), "host": socket.gethostname(), "job": slurm_task()}
 
     def __enter__(self) -> Self:
         self._write("starting")
@@ -132,7 +116,7 @@ class Heartbeat:
             self._folder.write_json("status.json", content)
 
 
-def _slurm_task() -> str | None:
+def slurm_task() -> str | None:
     """`123_4` for the fourth task of array 123, `123` for a job without array, None outside SLURM."""
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array else os.environ.get("SLURM_JOB_ID")

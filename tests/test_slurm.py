@@ -151,7 +151,7 @@ def six_rows(root: Path, pace: Path) -> dict[str, Any]:
     master = subprocess.Popen(
         [*command, "wait=true"], cwd=root / "tree", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    lines = [master.stdout.readline() for _ in range(4)]
+    lines = [master.stdout.readline() for _ in range(5)]
     master.send_signal(signal.SIGINT)
     facts["waiting"] = "".join(lines) + master.communicate(timeout=PATIENCE)[0]
     facts["waiting_code"] = master.returncode

@@ -28,6 +28,7 @@ trap 'pass_on USR1' USR1
 trap 'pass_on TERM' TERM
 {run} >>"$row"/{output} 2>&1 &
 child=$!
+[ -z "$signal" ] || kill "-$signal" "$child"
 while signal=; wait "$child"; code=$?; [ -n "$signal" ]; do :; done
 child=
 echo "$(date -Iseconds) $task: exit code $code"

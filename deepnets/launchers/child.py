@@ -45,7 +45,8 @@ def note_crash(folder: RunFolder, code: int) -> str:
     else:
         lines = [line.strip() for line in (folder.path / OUTPUT).read_text(errors="replace").split("\n")]
         reason = f"ended with exit code {code}: {next(filter(None, reversed(lines)), 'no output')}"
-    with folder.lock(), (folder.path / "log.txt").open("a") as log:
+    # Of several processes the one that holds the lock may end a moment after its parent.
+    with folder.lock(10 if code < 0 else 0), (folder.path / "log.txt").open("a") as log:
         log.write(reason + "\n")
         folder.write_json("result.json", {"status": "failed", "reason": reason})
     return reason

@@ -17,7 +17,7 @@ from deepnets.config import Config
 from deepnets.errors import UserError
 from deepnets.folder import Locked, RunFolder
 from deepnets.hardware import find_device
-from deepnets.interruption import Interrupted, Interruption
+from deepnets.interruption import SIGNALS, Interrupted, Interruption
 from deepnets.launchers.child import note_crash, start
 from deepnets.launchers.ending import print_ending
 from deepnets.log import describe_result
@@ -134,7 +134,10 @@ class _Execution:
             return False
         try:
             with folder.lock():
-                (folder.path / "result.json").unlink(missing_ok=True)  # why it failed before is not why it may fail now
+                if not folder.is_complete:
+                    (folder.path / "result.json").unlink(
+                        missing_ok=True
+                    )  # why it failed before is not why it may fail now
         except Locked as error:
             print(f"{error}; left alone", flush=True)
             self.elsewhere.add(folder)
@@ -149,7 +152,7 @@ class _Execution:
 
     def _end(self, folder: RunFolder, code: int) -> None:
         if folder.result is None and self.stopped_by is None:
-            if code > 128:
+            if code - 128 in SIGNALS:
                 self.failed[folder] = f"stopped by {signal.Signals(code - 128).name} and saved"
             else:
                 try:

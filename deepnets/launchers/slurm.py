@@ -127,6 +127,7 @@ class Slurm:
         array = slurm_answer("sbatch", "--parsable", str(directory / "rows.sh")).strip().split(";")[0]
         for task, folder in enumerate(rows):
             folder.write_json("job.json", {"job": f"{array}_{task}", "submitted": submitted})
+        print(f"job     {array}: {len(rows)} rows", flush=True)
         return array
 
     def directives(self, directory: Path, rows: int, config: Config) -> list[str]:
@@ -150,6 +151,8 @@ class Slurm:
             "gpus-per-node": gpus or None,
             **(self.options or {}),
         }
+        if self.gpus is None and {"gres", "gpus", "gpus-per-task", "gpus-per-node"} & (self.options or {}).keys():
+            given["gpus-per-node"] = (self.options or {}).get("gpus-per-node")  # they are asked for in other words
         given = {name: value for name, value in given.items() if value is not None and value is not False}
         return [f"--{name}" if value is True else f"--{name}={value}" for name, value in given.items()]
 

@@ -74,7 +74,9 @@ def _still(within: nn.Module) -> Iterator[None]:
     norms = [module for module in within.modules() if isinstance(module, _BatchNorm)]
     kept = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
-        norm.momentum, norm.num_batches_tracked = 0.0, None
+        norm.momentum = 0.0
+        # SyncBatchNorm insists on a count; this one is thrown away.
+        norm.num_batches_tracked = norm.num_batches_tracked.clone() if isinstance(norm, nn.SyncBatchNorm) else None
     try:
         yield
     finally:
