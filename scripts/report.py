@@ -26,7 +26,7 @@ def main() -> int:
     parser.add_argument("folders", nargs="*", type=Path, help="tables' folders, finished or running; also single runs'")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--status", action="store_true", help="show what every row is doing")
-    what.add_argument("--watch", action="store_true", help="go on showing it until Ctrl-C")
+    parser.add_argument("--watch", action="store_true", help="go on showing it until Ctrl-C")
     what.add_argument("--compare", nargs=2, type=Path, metavar=("A", "B"), help="two runs, rows or sweeps side by side")
     parser.add_argument("--output", type=Path, metavar="DIR", help="where page and figures go (FOLDER/report)")
     scale = parser.add_mutually_exclusive_group()
@@ -36,6 +36,8 @@ def main() -> int:
         parser.add_argument(f"--{kind}", type=Path, metavar="FILE", help=f"write the table as {kind} (- prints it)")
     given = parser.parse_args()
     if given.compare:
+        if given.watch:
+            raise UserError("--watch shows what rows are doing; it does not go with --compare")
         if given.folders:
             raise UserError("--compare takes two folders, A and B, and no others")
         return compare(*given.compare, given.output, given.log)

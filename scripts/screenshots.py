@@ -1,7 +1,7 @@
 """Take pictures of what users look at: `python scripts/screenshots.py outputs/<sweep> --into DIR`.
 
-Shows TensorBoard's pages over the sweep, started on a free port, and the sweep's report.html where there is one, to
-headless Chromium. Needs chromium, its chromedriver and `pip install selenium`.
+Shows TensorBoard's pages over the sweep, started on a free port, and the sweep's report/report.html where there is one,
+to headless Chromium. Needs chromium, its chromedriver and `pip install selenium`.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from deepnets.errors import UserError
 
 PAGES = ("timeseries", "scalars", "custom_scalars", "hparams", "images")
 WINDOWS = {"desktop": (1400, 1600), "phone": (390, 844)}
+NAMES = (("chromium", "chromium-browser", "google-chrome"), ("chromedriver", "chromium.chromedriver"))
 SETTLE_SECONDS, LONGEST_SECONDS = 2.0, 60.0  # TensorBoard fetches in steps, and says nowhere when it is done
 
 
@@ -48,12 +49,12 @@ def tensorboard(folder: Path) -> Iterator[str]:
 @contextmanager
 def chromium(width: int, height: int, dark: bool = False) -> Iterator[Chrome]:
     """A browser with a window of that size in CSS pixels."""
-    places = [shutil.which(name) for name in ("chromium", "chromedriver")]
+    places = [next(filter(None, map(shutil.which, names)), None) for names in NAMES]
     if None in places:
         raise UserError("chromium and chromedriver must be on the PATH (Debian: apt install chromium chromium-driver)")
     options = ChromeOptions()
     options.binary_location = places[0]
-    for argument in ("headless=new", "no-sandbox", "hide-scrollbars"):
+    for argument in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "disable-gpu", "hide-scrollbars"):
         options.add_argument(f"--{argument}")
     options.set_capability("goog:loggingPrefs", {"performance": "ALL"})
     browser = Chrome(options, ChromeService(places[1]))
@@ -92,7 +93,7 @@ def main() -> int:
             browser.get(f"{address}#{page}")
             _wait_until_quiet(browser)
             _write(arguments.into / f"tensorboard_{page}.png", browser.get_screenshot_as_png())
-    report = arguments.folder.resolve() / "report.html"
+    report = arguments.folder.resolve() / "report" / "report.html"
     for window, size in WINDOWS.items() if report.is_file() else ():
         for scheme in ("light", "dark"):
             with chromium(*size, dark=scheme == "dark") as browser:

@@ -9,6 +9,7 @@ from typing import Any
 
 from deepnets.folder import RunFolder
 from deepnets.results.read import Run
+from deepnets.results.sheet import short_commit
 
 OURS = "ours"  # the label of the column that follows the table's own protocol
 # Two rows of a table that differ in these, unless they are its axes, stand in separate columns.
@@ -66,11 +67,12 @@ def warnings_of(column: Column) -> list[str]:
     """What a reader must know before trusting an average or a comparison within the column."""
     ended = [run for run in column.runs if run.error is not None]
     facts = {
-        "versions of the code": [(run.result.get("commit") or "unknown")[:10] for run in ended],
+        "versions of the code": [short_commit(run.result.get("commit")) for run in ended],
         "precisions": [run.result.get("precision") for run in ended],
         "versions of torch": [run.result.get("versions", {}).get("torch") for run in ended],
     }
-    warnings = [_mixture(f"{column.label}: several {name}", values) for name, values in facts.items()]
+    warnings = [f"cannot be read: {file}" for run in column.runs for file in run.broken]
+    warnings += [_mixture(f"{column.label}: several {name}", values) for name, values in facts.items()]
     axes = {axis for run in column.runs for axis in run.sweep.get("axes", [])}
     for key in BUDGET if axes else ():  # single runs share a folder, not a protocol
         if key not in axes:

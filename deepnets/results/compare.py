@@ -2,13 +2,13 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from deepnets.folder import RunFolder
 from deepnets.results.cell import middle
-from deepnets.results.columns import columns_of, warnings_of
+from deepnets.results.columns import Column, columns_of, warnings_of
 from deepnets.results.curves import MOST_PANELS, curves_beside
 from deepnets.results.drawing import Picture, styled
 from deepnets.results.figures import example
@@ -66,28 +66,38 @@ def compare(first: Path, second: Path, output: Path | None, logarithmic: bool) -
 
 
 def _pairs(first: Sequence[Run], second: Sequence[Run]) -> tuple[Pairs, list[str]]:
-    """Rows of one name; where each side has but one row, these two. And what has no counterpart."""
-    ours, theirs = _rows(first), _rows(second)
-    if len(ours) == len(theirs) == 1:
-        (row, runs), (other, others) = *ours.items(), *theirs.items()
+    """Rows of one name, of one protocol a side; where each side has but one row, these two. And what is alone.
+
+    Several protocols of a side are told apart as columns of a table are: they stand beside those of the same label on
+    the other side, or all beside its only one.
+    """
+    ours, theirs = columns_of(first), columns_of(second)
+    if len(ours) == len(theirs) == len(ours[0].rows) == len(theirs[0].rows) == 1:
+        (row, runs), (other, others) = *ours[0].rows.items(), *theirs[0].rows.items()
         return {row if row == other else f"{row} | {other}": (runs, others)}, []
-    pairs = {row: (ours[row], theirs[row]) for row in ours if row in theirs}
-    alone = {"A": [row for row in ours if row not in theirs], "B": [row for row in theirs if row not in ours]}
+    is_one, is_other_one = len(ours) == 1, len(theirs) == 1
+    matched = [(a, b) for a in ours for b in theirs if is_one or is_other_one or a.label == b.label]
+    pairs: Pairs = {}
+    for a, b in matched:
+        label = "" if is_one and is_other_one else f" ({a.label if is_other_one else b.label})"
+        pairs |= {f"{row}{label}": (a.rows[row], b.rows[row]) for row in a.rows if row in b.rows}
+    paired = {id(run) for both in pairs.values() for runs in both for run in runs}
+    alone = {side: _alone(columns, paired) for side, columns in (("A", ours), ("B", theirs))}
     return pairs, [f"only in {side}: {', '.join(rows)}" for side, rows in alone.items() if rows]
+
+
+def _alone(columns: Sequence[Column], paired: Collection[int]) -> list[str]:
+    return [
+        f"{row} ({column.label})" if len(columns) > 1 else row
+        for column in columns
+        for row, runs in column.rows.items()
+        if id(runs[0]) not in paired
+    ]
 
 
 def _mixtures(runs: Sequence[Run]) -> list[str]:
     """What within a side should not have been averaged."""
-    columns = columns_of(runs)
-    protocols = [f"the runs of several protocols are taken together: {', '.join(column.label for column in columns)}"]
-    return [*protocols * (len(columns) > 1), *(warning for column in columns for warning in warnings_of(column))]
-
-
-def _rows(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    rows = defaultdict(list)
-    for run in runs:
-        rows[run.row].append(run)
-    return dict(rows)
+    return [warning for column in columns_of(runs) for warning in warnings_of(column)]
 
 
 def _settings(pairs: Pairs) -> Sheet:
@@ -102,7 +112,8 @@ def _settings(pairs: Pairs) -> Sheet:
         (key, one, other, "all" if len(rows) == len(pairs) else ", ".join(rows))
         for (key, one, other), rows in found.items()
     ]
-    note = "" if lines else "No setting differs."
+    nothing = "No setting differs." if pairs else "No row is in both: nothing to compare."
+    note = "" if lines else nothing
     return Sheet("Settings and environment", ("setting", "A", "B", "rows"), tuple(lines), note=note)
 
 
@@ -136,12 +147,18 @@ def _results(pairs: Pairs) -> Sheet:
 def _tests(pairs: Pairs) -> Sheet:
     tested = [
         tuple(
-            Errors(f"{runs[0].row}, {letter}", tuple(run.error for run in runs if run.error is not None))
-            for letter, runs in zip("AB", both, strict=True)
+            Errors(f"{name}, {letter}", tuple(run.error for run in runs if run.error is not None))
+            for letter, name, runs in zip("AB", _names(row, both), both, strict=True)
         )
-        for both in pairs.values()
+        for row, both in pairs.items()
     ]
     return comparison_sheet("Do A and B differ?", compare_pairs(tested))
+
+
+def _names(row: str, both: tuple[list[Run], list[Run]]) -> tuple[str, str]:
+    """The name of the pair for each side, or where two rows of other names stand beside each other their own."""
+    first, second = (runs[0].row for runs in both)
+    return (row, row) if first == second else (first, second)
 
 
 def _pictures(pairs: Pairs, logarithmic: bool) -> list[Picture]:

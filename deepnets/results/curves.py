@@ -1,7 +1,7 @@
 """Curves over the training: errors as in He et al., what depth does to them, and the learning rate."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 from matplotlib.axes import Axes
@@ -23,10 +23,11 @@ def training_curves(runs: Mapping[str, Run], logarithmic: bool) -> Figure:
     A panel for each row where one panel would hold more than six; there the other rows are faint.
     """
     runs = dict(list(runs.items())[:MOST_PANELS])
+    unit = _unit(runs)
     if len(runs) <= MOST_IN_PANEL:
         figure, (axes,) = new_figure(3.6)
         for index, (row, run) in enumerate(runs.items()):
-            _errors(axes, run, row, **look(index))
+            _errors(axes, run, unit, row, **look(index))
         name_lines(figure, axes)
         panels = [axes]
     else:
@@ -34,29 +35,29 @@ def training_curves(runs: Mapping[str, Run], logarithmic: bool) -> Figure:
         figure, panels = new_figure(0.8 + 1.35 * down, down, ACROSS)
         for axes, (row, run) in zip(panels, runs.items(), strict=False):
             for other in runs.values():
-                errors = [epoch["test_error"] for epoch in other.history]
-                axes.plot(_progress(other), errors, color=FAINT, linewidth=0.7, zorder=1)
-            _errors(axes, run, row, **look(0))
+                axes.plot(_values(other, unit), _values(other, "test_error"), color=FAINT, linewidth=0.7, zorder=1)
+            _errors(axes, run, unit, row, **look(0))
             axes.set_title(row)
         panels = _remove_empty(panels, len(runs), ACROSS)
-    _scale(figure, panels, runs, logarithmic)
+    _scale(figure, panels, list(runs.values()), unit, logarithmic)
     return figure
 
 
 def curves_beside(pairs: Mapping[str, tuple[Run, Run]], logarithmic: bool) -> Figure:
     """Curves of A and of B for each row, a panel a row."""
     pairs = dict(list(pairs.items())[:MOST_PANELS])
+    runs = {f"{row} {index}": run for row, both in pairs.items() for index, run in enumerate(both)}
+    unit = _unit(runs)
     across = min(len(pairs), ACROSS)
     down = math.ceil(len(pairs) / across)
     figure, panels = new_figure(3.6 if down == 1 else 0.8 + 1.5 * down, down, across)
     for axes, (row, both) in zip(panels, pairs.items(), strict=False):
         for index, (name, run) in enumerate(zip("AB", both, strict=True)):
-            _errors(axes, run, name, **look(index))
+            _errors(axes, run, unit, name, **look(index))
         axes.set_title(row)
     panels = _remove_empty(panels, len(pairs), across)
     name_lines(figure, panels[0])
-    runs = {f"{row} {index}": run for row, both in pairs.items() for index, run in enumerate(both)}
-    _scale(figure, panels, runs, logarithmic)
+    _scale(figure, panels, list(runs.values()), unit, logarithmic)
     return figure
 
 
@@ -76,50 +77,54 @@ def degradation(runs: Mapping[str, Run], logarithmic: bool) -> Figure | None:
         return None
     shown = {**plain, **others}
     figure, panels = new_figure(3.4, 1, len(shown))
+    drawn = {row: runs[row] for depths in shown.values() for row in depths.values()}
+    unit = _unit(drawn)
     all_depths = sorted({depth for depths in shown.values() for depth in depths})
     for axes, (name, depths) in zip(panels, shown.items(), strict=True):
         for depth, row in depths.items():
-            _errors(axes, runs[row], f"{depth:g} layers", **look(all_depths.index(depth)))
+            _errors(axes, runs[row], unit, f"{depth:g} layers", **look(all_depths.index(depth)))
         axes.set_title(f"{name} (plain)" if name in plain and "plain" not in name else name)
     handles = {
         label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     ordered = sorted(handles, key=lambda label: float(label.split()[0]))
     figure.legend([handles[label] for label in ordered], ordered, loc="outside upper left", ncols=len(ordered))
-    _scale(figure, panels, {row: runs[row] for depths in shown.values() for row in depths.values()}, logarithmic)
+    _scale(figure, panels, list(drawn.values()), unit, logarithmic)
     return figure
 
 
 def learning_rates(runs: Mapping[str, Run]) -> Figure | None:
     """The learning rate over the training; rows that share one share a line. None where there is none to draw."""
+    runs = {row: run for row, run in runs.items() if run.history and not _lacks(run, "learning_rate")}
+    if not runs:
+        return None
+    unit = _unit(runs)
     groups: list[tuple[Run, list[str]]] = []
     for row, run in sorted(runs.items(), key=lambda item: -len(item[1].history)):
-        rates = [epoch["learning_rate"] for epoch in run.history]
+        rates = _values(run, "learning_rate")
         for longest, rows in groups:
-            if [epoch["learning_rate"] for epoch in longest.history[: len(rates)]] == rates:
+            if _values(longest, "learning_rate")[: len(rates)] == rates:
                 rows.append(row)
                 break
         else:
             groups.append((run, [row]))
-    groups = [(run, [row for row in runs if row in rows]) for run, rows in groups if run.history][:MOST_PANELS]
-    if not groups:
-        return None
+    groups = [(run, [row for row in runs if row in rows]) for run, rows in groups][:MOST_PANELS]
     figure, (axes,) = new_figure(2.6)
     for index, (run, rows) in enumerate(groups):
-        rates = [epoch["learning_rate"] for epoch in run.history]
+        rates = _values(run, "learning_rate")
         label = ", ".join(rows) if len(rows) <= 3 else f"{', '.join(rows[:2])} and {len(rows) - 2} more"
         # An epoch's rate holds from the end of the one before.
-        axes.plot([0, *_progress(run)], [rates[0], *rates], drawstyle="steps-pre", label=label, **look(index))
+        axes.plot([0, *_values(run, unit)], [rates[0], *rates], drawstyle="steps-pre", label=label, **look(index))
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set(xlabel=_unit(runs), ylabel="learning rate", yscale="log")
+    axes.set(xlabel=unit, ylabel="learning rate", yscale="log")
     name_lines(figure, axes)
     return figure
 
 
-def _errors(axes: Axes, run: Run, label: str | None, **style: object) -> None:
-    x = _progress(run)
+def _errors(axes: Axes, run: Run, unit: str, label: str, **style: object) -> None:
+    x = _values(run, unit)
     for split, width in (("train", 0.7), ("test", 1.8)):
-        errors = [epoch.get(f"{split}_error", math.nan) for epoch in run.history]
+        errors = _values(run, f"{split}_error")
         marker = "." if len(errors) == 1 else ""  # a line of one point would not be seen
         axes.plot(x, errors, linewidth=width, marker=marker, label=label if split == "test" else None, **style)
 
@@ -133,10 +138,12 @@ def _remove_empty(panels: list[Axes], count: int, across: int) -> list[Axes]:
     return panels[:count]
 
 
-def _scale(figure: Figure, panels: list[Axes], runs: Mapping[str, Run], logarithmic: bool) -> None:
+def _scale(figure: Figure, panels: list[Axes], runs: Sequence[Run], unit: str, logarithmic: bool) -> None:
     """As in the papers the first epochs, which are much worse than all others, may leave the picture at its top."""
-    ends = [run.history[-1]["test_error"] for run in runs.values() if run.history]
-    highest = max((epoch["test_error"] for run in runs.values() for epoch in run.history), default=1.0)
+    curves = [_values(run, f"{split}_error") for run in runs for split in ("train", "test")]
+    curves = [finite for curve in curves if (finite := list(filter(math.isfinite, curve)))]
+    ends = [curve[-1] for curve in curves]
+    highest = max(map(max, curves), default=1.0)
     if logarithmic:
         panels[0].set_yscale("log", nonpositive="mask")
         panels[0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -145,7 +152,7 @@ def _scale(figure: Figure, panels: list[Axes], runs: Mapping[str, Run], logarith
     elif ends:
         panels[0].set_ylim(0, max(1e-3, min(1.05 * highest, max(1.2 * max(ends), 2.5 * median(ends)))))
     panels[0].xaxis.get_major_locator().set_params(integer=True)
-    figure.supxlabel(f"{_unit(runs)}   (thin: training, bold: test)", fontsize=9, color=INK)
+    figure.supxlabel(f"{unit}   (thin: training, bold: test)", fontsize=9, color=INK)
     figure.supylabel("error (%)", fontsize=9, color=INK)
 
 
@@ -154,9 +161,14 @@ def _error(run: Run) -> float:
 
 
 def _unit(runs: Mapping[str, Run]) -> str:
-    """Iterations where the budget counts them, as in the papers."""
+    """What all runs of a figure are drawn over: iterations where every budget counts them, as in the papers."""
     return "iteration" if all(run.config.get("iterations") for run in runs.values()) else "epoch"
 
 
-def _progress(run: Run) -> list[float]:
-    return [epoch[_unit({"": run})] for epoch in run.history]
+def _values(run: Run, name: str) -> list[float]:
+    """A column of metrics.csv; nan, which is not drawn, where it says nothing."""
+    return [epoch.get(name, math.nan) for epoch in run.history]
+
+
+def _lacks(run: Run, name: str) -> bool:
+    return any(name not in epoch for epoch in run.history)

@@ -1,5 +1,6 @@
 """How figures look and how they are written; every colour can be told from the others by the colour-blind."""
 
+import html
 import io
 import re
 from contextlib import AbstractContextManager
@@ -63,10 +64,12 @@ class Picture:
         svg = self._svg[self._svg.index("<svg") :]
         height, width = self.figure.get_figheight(), self.figure.get_figwidth()
         svg = re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', f'style="max-width:{width * 110:.0f}px"', svg, count=1)
-        svg = svg.replace("<svg ", f'<svg role="img" aria-label="{self.name}" data-ratio="{height / width:.3f}" ', 1)
+        label = html.escape(self.name)
+        svg = svg.replace("<svg ", f'<svg role="img" aria-label="{label}" data-ratio="{height / width:.3f}" ', 1)
         svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+        own = re.sub(r"[^\w.=-]", "_", self.name)  # no ), which would end url(#...), and no quotation mark
         for address in ('id="', 'href="#', "url(#"):
-            svg = svg.replace(address, f"{address}{self.name}-")
+            svg = svg.replace(address, f"{address}{own}-")
         return svg.replace(INK, "currentColor").replace(FAINT, "var(--line)").replace(PAPER, "none")
 
     @cached_property

@@ -1,5 +1,6 @@
 """Which pictures a report shows: those for which there are numbers."""
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -21,7 +22,7 @@ def pictures_of(tables: Sequence[Table], logarithmic: bool = False) -> list[Pict
     """All pictures of a report; every file name is another."""
     with styled():
         pictures = [
-            replace(picture, name=f"{table.name}-{picture.name}" if len(tables) > 1 else picture.name)
+            replace(picture, name=f"{_file_name(table.name)}-{picture.name}" if len(tables) > 1 else picture.name)
             for table in tables
             for picture in _of_table(table, logarithmic)
         ]
@@ -89,7 +90,8 @@ def _best_first(runs: dict[str, Run], table: Table, index: int) -> list[tuple[st
     """In the table's order, unless there are more rows than panels: then the lowest median first."""
     if len(runs) <= MOST_PANELS:
         return list(runs.items())
-    return sorted(runs.items(), key=lambda item: table.cells[item[0], index].median or float("inf"))
+    medians = {row: table.cells[row, index].median for row in runs}
+    return sorted(runs.items(), key=lambda item: math.inf if medians[item[0]] is None else medians[item[0]])
 
 
 def _file_name(name: str) -> str:

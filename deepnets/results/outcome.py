@@ -65,7 +65,8 @@ def comparison_sheet(title: str, comparisons: Sequence[Comparison]) -> Sheet:
     if tested:
         notes.append(
             f"Welch's t test on the mean test errors, {_pairs(len(tested))}: p corrected by Holm; intervals hold with "
-            f"{100 * CONFIDENCE:.0f}% for all pairs together (Bonferroni)."
+            f"{100 * CONFIDENCE:.0f}% for all pairs together (Bonferroni). Holm's test is sharper than the intervals: "
+            "it may show a difference whose interval holds 0."
         )
     notes += [f"{_pairs(count).capitalize()} without a claim: {reason}." for reason, count in silent.items()]
     return Sheet(title, header, tuple(map(_comparison, tested)), frozenset(header[1:7]), " ".join(notes))

@@ -26,7 +26,7 @@ def bars(cells: Mapping[str, Cell]) -> Figure | None:
     if not any(cell.errors for cell in cells.values()) or len(cells) > MOST_BARS:
         return None
     figure, (axes,) = new_figure(1.1 + 0.27 * len(cells))
-    edge = 1.15 * max(_numbers(cells), default=100.0)
+    edge = 1.15 * max(_numbers(cells), default=100.0) or 1.0  # all rows may be perfect
     for place, cell in enumerate(cells.values()):
         ours, theirs = cell.median, cell.published.test_error
         if ours is not None:

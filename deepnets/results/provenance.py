@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from deepnets.results.read import Run
-from deepnets.results.sheet import NOTHING, Sheet, setting_text
+from deepnets.results.sheet import NOTHING, Sheet, setting_text, short_commit
 
 MOST_KEYS = 40  # a page that shows more differences than a reader can take in helps nobody
 
@@ -33,7 +33,9 @@ def environment_sheet(runs: Sequence[Run]) -> Sheet:
     header = ("device", "precision", "threads", "torch", "Python", "commit", "runs", "hours")
     ended = [run.result for run in runs if "device" in run.result]
     keys = [_environment(result) for result in ended]
-    hours = {key: sum(r["seconds"] for r, k in zip(ended, keys, strict=True) if k == key) / 3600 for key in keys}
+    hours = {
+        key: sum(r.get("seconds", 0.0) for r, k in zip(ended, keys, strict=True) if k == key) / 3600 for key in keys
+    }
     lines = [(*key, str(count), f"{hours[key]:.3g}") for key, count in Counter(keys).most_common()]
     return Sheet("Environment", header, tuple(lines))
 
@@ -43,7 +45,7 @@ def command_sheet(runs: Sequence[Run]) -> Sheet:
     rows: dict[str, Run] = {}
     typed: dict[str, dict[str, None]] = {}
     for run in runs:
-        if run.origin:
+        if run.origin.keys() >= {"command", "overrides"}:
             rows.setdefault(run.row, run)
             typed.setdefault(run.origin["command"], {})[run.row] = None
     lines = [(row, shlex.join(["python", "scripts/train.py", *run.origin["overrides"]])) for row, run in rows.items()]
@@ -54,5 +56,6 @@ def command_sheet(runs: Sequence[Run]) -> Sheet:
 
 
 def _environment(result: dict[str, Any]) -> tuple[str, ...]:
-    names = (result.get(name) for name in ("device", "precision", "threads"))
-    return (*map(str, names), result["versions"]["torch"], result["python"], str(result["commit"])[:10])
+    names = (result.get(name, NOTHING) for name in ("device", "precision", "threads"))
+    torch, python = result.get("versions", {}).get("torch", NOTHING), result.get("python", NOTHING)
+    return (*map(str, names), torch, python, short_commit(result.get("commit")))

@@ -26,6 +26,14 @@ class Sheet:
         lines = tuple(tuple(line[index] for index in kept) for line in self.lines)
         return replace(self, header=tuple(self.header[index] for index in kept), lines=lines)
 
+    def cut(self, most: int) -> "Sheet":
+        """The first `most` lines; the note counts the others."""
+        more = len(self.lines) - most
+        if more <= 0:
+            return self
+        note = f"{more} more line{'s' * (more > 1)} not shown here. {self.note}".strip()
+        return replace(self, lines=self.lines[:most], note=note)
+
 
 def percent(value: float | None) -> str:
     """Two digits; a dash for none, `∞` after a divergence."""
@@ -35,6 +43,13 @@ def percent(value: float | None) -> str:
 def signed(value: float | None) -> str:
     """A difference with its sign."""
     return NOTHING if value is None else f"{value:+.2f}".replace("-", MINUS)
+
+
+def short_commit(name: str | None) -> str:
+    """The first ten digits of a commit, with `-dirty` where there were uncommitted changes; `unknown` without one."""
+    if not name:
+        return "unknown"
+    return name.removesuffix("-dirty")[:10] + "-dirty" * name.endswith("-dirty")
 
 
 def setting_text(settings: dict[str, Any], key: str) -> str:

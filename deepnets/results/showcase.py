@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -15,7 +16,10 @@ DIGITS = 3  # significant: more than a bar shows
 
 @dataclass(frozen=True)
 class Bars:
-    """What one network shows, a number per unit: gradient norm; 10th percentile, mean and 90th of the signal."""
+    """What one network shows, a number per unit: gradient norm; 10th percentile, mean and 90th of the signal.
+
+    Numbers that are not finite are those of a network that diverged.
+    """
 
     gradient: Sequence[float]
     low: Sequence[float]
@@ -78,5 +82,9 @@ def write_showcase(file: Path, showcase: Showcase) -> None:
         write_atomically(file, environment.get_template("showcase.html").render(about=showcase.about, data=text))
 
 
-def _short(bars: Bars) -> list[list[float]]:
-    return [[float(f"{value:.{DIGITS}g}") for value in values] for values in vars(bars).values()]
+def _short(bars: Bars) -> list[list[float | None]]:
+    """The numbers as they are shown; None, which the page calls diverged, where one is not finite."""
+    return [
+        [float(f"{value:.{DIGITS}g}") if isfinite(value) else None for value in values]
+        for values in vars(bars).values()
+    ]

@@ -19,6 +19,7 @@ FAILS = (
     "fail, as He et al. 2016 define it: a non-finite median, or one above 20% under the full protocol; it agrees with "
     "a published fail, and with that only."
 )
+DIVERGED = "fail: a non-finite median."
 CHANGED = "In brackets: another scale or other settings than the table's own; there only a non-finite median is a fail."
 LARGE = "The paper itself prints errors above 20%: only a non-finite median is a fail."
 
@@ -44,11 +45,13 @@ class Table:
         """How the verdicts and fails came about."""
         printed = [row.test_error for row in self.published.values() if row.test_error is not None]
         notes = [RULE] if printed else []
-        if FAIL in printed or any(cell.is_fail for cell in self.cells.values()):
+        if FAIL in printed:
             notes.append(FAILS)
+        elif any(cell.is_fail for cell in self.cells.values()):
+            notes.append(DIVERGED)
         if printed and not all(column.is_published_protocol for column in self.columns):
             notes.append(CHANGED)
-        if math.isinf(_fail_above(self.published)):
+        if FAIL in printed and math.isinf(_fail_above(self.published)):
             notes.append(LARGE)
         return notes
 
@@ -91,9 +94,10 @@ def _published(reported: Sequence[dict[str, Any]]) -> dict[str, Published]:
 
 
 def _fail_above(published: dict[str, Published]) -> float:
-    """`FAIL_ABOVE`, unless the paper prints larger errors that are no fail to it, as those of CIFAR-100."""
-    numbers = [row.test_error for row in published.values() if isinstance(row.test_error, int | float)]
-    return math.inf if max(numbers, default=0.0) > FAIL_ABOVE else FAIL_ABOVE
+    """`FAIL_ABOVE` where the paper prints fails, and no larger errors that are none to it; infinite elsewhere."""
+    printed = [row.test_error for row in published.values()]
+    is_large = any(isinstance(error, int | float) and error > FAIL_ABOVE for error in printed)
+    return FAIL_ABOVE if FAIL in printed and not is_large else math.inf
 
 
 def _natural(name: str) -> list[tuple[int, float, str]]:

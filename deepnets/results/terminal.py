@@ -1,7 +1,6 @@
 """Sheets as text."""
 
 import os
-from dataclasses import replace
 
 from rich.console import Console
 from rich.table import Table
@@ -22,7 +21,7 @@ def console_for(exporting: bool = False) -> Console:
 
 def print_sheet(console: Console, sheet: Sheet, most: int | None = None) -> None:
     """A sheet as text; lines beyond `most` are counted."""
-    shown = replace(sheet, lines=sheet.lines[:most]).without_empty_columns()
+    shown = (sheet if most is None else sheet.cut(most)).without_empty_columns()
     table = Table(box=None, pad_edge=False)
     for name in shown.header:
         table.add_column(name, justify="right" if name in shown.numbers else "left", overflow="fold")
@@ -31,8 +30,6 @@ def print_sheet(console: Console, sheet: Sheet, most: int | None = None) -> None
     console.print(Text(sheet.title, style="bold"))
     if shown.lines:
         console.print(table)
-    if len(sheet.lines) > len(shown.lines):
-        console.print(f"and {len(sheet.lines) - len(shown.lines)} more on the page")
-    if sheet.note:
-        console.print(Text(sheet.note, style="dim"))
+    if shown.note:
+        console.print(Text(shown.note, style="dim"))
     console.print()

@@ -11,9 +11,11 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from deepnets.errors import UserError
 from deepnets.folder import RunFolder, run_folders
+from deepnets.results.read import read_state
 from deepnets.status import (
     DEAD,
     DIVERGED,
@@ -25,7 +27,6 @@ from deepnets.status import (
     STATES,
     WAITING,
     State,
-    state_of,
 )
 
 REFRESH_SECONDS = 2.0
@@ -73,7 +74,7 @@ def live_table(folders: list[RunFolder], console: Console) -> Live:
 
 def table_of(folders: list[RunFolder], most: int | None = None) -> Table:
     """A line per row, the most urgent of them where there are more than `most`; the caption counts all by state."""
-    states = {folder: state_of(folder) for folder in folders}
+    states = {folder: read_state(folder) for folder in folders}
     shown = folders
     if most is not None and len(folders) > most:
         shown = sorted(folders, key=lambda folder: URGENCY.index(states[folder].name))[:most]
@@ -91,7 +92,8 @@ def table_of(folders: list[RunFolder], most: int | None = None) -> Table:
         table.add_column(name, **COLUMNS[name])
     for folder, row in cells.items():
         name = str(folder.path.resolve().relative_to(grid))
-        table.add_row(name, *(row[name] for name in told), style=STYLES.get(states[folder].name))
+        words = [name, *(row[column] for column in told)]
+        table.add_row(*map(Text, words), style=STYLES.get(states[folder].name))  # a Text's brackets are no markup
     return table
 
 
@@ -105,12 +107,12 @@ def counted(states: list[State]) -> str:
 def _cells(folder: RunFolder, state: State) -> dict[str, str]:
     progress = state.progress
     is_running, is_silent = state.name == RUNNING, state.name == DEAD
-    error = folder.result["test_error"] if state.name == FINISHED else progress and progress.test_error
+    error = folder.result.get("test_error") if state.name == FINISHED else progress and progress.test_error
     place = [f"job {state.job}" if state.job else "", f"on {state.host}" if is_silent else "", state.reason or ""]
     return {
         "state": state.name,
         "epoch": f"{progress.epoch}/{progress.epochs}" if progress else "starting" if is_running else "",
-        "error %": "" if error is None else f"{error:.2f}",
+        "error %": f"{error:.2f}" if isinstance(error, int | float) else "",
         "images/s": f"{progress.images_per_second:,.0f}" if is_running and progress else "",
         "left": str(timedelta(seconds=round(progress.seconds_left))) if is_running and progress else "",
         "heartbeat": f"{timedelta(seconds=round(state.silent))} ago" if is_running or is_silent else "",
@@ -123,7 +125,7 @@ def _follow(folders: list[RunFolder], console: Console) -> None:
     told = ""
     with live_table(folders, console):
         while True:
-            states = [state_of(folder) for folder in folders]
+            states = [read_state(folder) for folder in folders]
             if not console.is_terminal and (now := counted(states)) != told:
                 print(told := now, flush=True)
             if all(state.name in (FINISHED, DIVERGED, FAILED) for state in states):

@@ -43,6 +43,38 @@ def test_two_rows(trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert f"{median(ours):.2f}" in next(line for line in printed if line[0] == "identity | none")
 
 
+def test_rows_of_no_common_name_are_not_called_alike(
+    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "digits_shortcuts"
+    for row in ("x", "y"):
+        shutil.copytree(trained.path / "none", other / row)
+    compare(trained.path, other, tmp_path / "report", False)
+    text = capsys.readouterr().out
+    assert "No row is in both: nothing to compare." in text
+    assert "No setting differs." not in text
+    assert "only in B: x, y" in text
+
+
+def test_protocols_are_never_averaged(trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = tmp_path / "a" / "digits_shortcuts", tmp_path / "b" / "digits_shortcuts"
+    for table in (first, second):
+        shutil.copytree(trained.path / "none", table / "none")
+    for seed in (1, 2):
+        config = second / "none" / f"seed{seed}" / "config.yaml"
+        config.write_text(config.read_text().replace("batch_size: 128", "batch_size: 64"))
+    a, b = f"{median(trained.errors('none')):.2f}", [f"{error:.2f}" for error in trained.errors("none")]
+    late = f"{median(trained.errors('none')[1:]):.2f}"
+    compare(first, second, tmp_path / "one", False)
+    lines = lines_of(capsys.readouterr().out)
+    results = {line[0]: line[1:5] for line in lines if line[0].startswith("none (") and len(line) > 5}
+    assert results == {"none (batch_size=128)": ["3", a, "1", b[0]], "none (batch_size=64)": ["3", a, "2", late]}
+    compare(second, second, tmp_path / "two", False)
+    lines = lines_of(capsys.readouterr().out)
+    results = {line[0]: line[1:5] for line in lines if line[0].startswith("none (") and len(line) > 5}
+    assert results == {"none (batch_size=128)": ["1", b[0], "1", b[0]], "none (batch_size=64)": ["2", late, "2", late]}
+
+
 def test_two_sweeps_row_by_row(trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = tmp_path / "digits_shortcuts"
     for row in ("identity", "none"):

@@ -1,6 +1,7 @@
 """Which pictures are drawn, and that they show the numbers of the runs."""
 
 import csv
+import re
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -11,6 +12,7 @@ from matplotlib.axes import Axes
 from PIL import Image
 
 from deepnets.folder import RunFolder
+from deepnets.results.curves import MOST_PANELS, learning_rates, training_curves
 from deepnets.results.drawing import INK, PAPER, Picture
 from deepnets.results.figures import example, pictures_of
 from deepnets.results.read import Run, read_runs
@@ -102,6 +104,55 @@ def test_many_rows_stand_in_panels_of_their_own(table: Table) -> None:
     curves = next(picture.figure for picture in pictures_of(tables_of(runs), True) if picture.name == "curves")
     assert [axes.get_title() for axes in curves.axes] == [f"row{number}" for number in range(8)]
     assert {axes.get_yscale() for axes in curves.axes} == {"log"}
+
+
+def with_history(run: Run, row: str, history: list[dict[str, float]], **config: object) -> Run:
+    copied = renamed(run, "curves", row)
+    copied.config.update(config)
+    copied.__dict__["history"] = history
+    return copied
+
+
+def test_training_errors_above_those_of_test_images_stay_in_the_picture(table: Table) -> None:
+    run = example(table.cells["none", 0].runs)
+    history = [{"epoch": n, "train_error": 60.0, "test_error": 20.0} for n in (1, 2, 3)]
+    (axes,) = training_curves({"a": with_history(run, "a", history)}, False).axes
+    assert axes.get_ylim()[1] > 60
+    missing = [{"epoch": 1.0}, {"train_error": 30.0}]
+    figure = training_curves({"a": with_history(run, "a", history), "b": with_history(run, "b", missing)}, False)
+    assert len(figure.axes[0].get_lines()) == 4
+    assert learning_rates({"b": with_history(run, "b", missing)}) is None
+
+
+def test_all_runs_of_a_figure_are_drawn_over_one_unit(table: Table) -> None:
+    run = example(table.cells["none", 0].runs)
+    history = [{"epoch": n, "iteration": 12 * n, "train_error": 9.0, "test_error": 9.0} for n in (1, 2)]
+    by_iterations = with_history(run, "a", history, iterations=24)
+    by_epochs = with_history(run, "b", history, iterations=None)
+    for runs, x, unit in (([by_iterations, by_epochs], [1, 2], "epoch"), ([by_iterations], [12, 24], "iteration")):
+        figure = training_curves({each.row: each for each in runs}, False)
+        assert [line[0] for line in points(figure.axes[0])] == [x] * 2 * len(runs)
+        assert figure.get_supxlabel().startswith(unit)
+
+
+def test_a_perfect_row_is_among_the_best(table: Table) -> None:
+    run = example(table.cells["none", 0].runs)
+    runs = [renamed(run, "many", f"row{number}") for number in range(MOST_PANELS + 1)]
+    runs[-1] = replace(runs[-1], result={**run.result, "test_error": 0.0})
+    runs[-1].__dict__["history"] = run.history
+    curves = next(picture.figure for picture in pictures_of(tables_of(runs)) if picture.name == "curves")
+    assert curves.axes[0].get_title() == f"row{MOST_PANELS}"
+
+
+def test_a_name_with_special_characters_is_no_path_and_no_markup(table: Table, tmp_path: Path) -> None:
+    run = example(table.cells["none", 0].runs)
+    tables = tables_of([renamed(run, name, "row") for name in ('a "b" <c>)', "plain")])
+    pictures = pictures_of(tables)
+    assert all(re.fullmatch(r"[\w.=-]+", picture.name) for picture in pictures)
+    assert "a_b_c_-curves" in {picture.name for picture in pictures}
+    inline = ElementTree.fromstring(replace(pictures[0], name='x" onload="y(1)<&').inline())
+    assert inline.get("aria-label") == 'x" onload="y(1)<&'
+    assert inline.get("onload") is None
 
 
 def test_files_and_the_inline_picture(pictures: dict[str, Picture], tmp_path: Path) -> None:

@@ -95,6 +95,22 @@ def test_a_report_goes_into_the_folder_of_the_table_and_can_be_written_again(
     assert (row.parent / "report" / "report.html").is_file()
 
 
+def test_many_pairs_are_tested_once_and_counted_where_they_are_cut(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for row in range(26):
+        for seed in range(3):
+            folder = tmp_path / "table" / f"row{row}" / f"seed{seed}"
+            folder.mkdir(parents=True)
+            (folder / "config.yaml").write_text(f"seed: {seed}\n")
+            error = 5 + row / 7 + seed / 10
+            (folder / "result.json").write_text(f'{{"status": "finished", "test_error": {error}}}')
+    report([tmp_path / "table"], tmp_path, {}, False)
+    assert "315 more lines not shown here. Welch's t test" in capsys.readouterr().out
+    page = (tmp_path / "report.html").read_text()
+    assert "25 more lines not shown here. Welch" in page
+
+
 def test_a_place_that_cannot_be_written_is_named(trained: Trained, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="file/report: cannot be written"):

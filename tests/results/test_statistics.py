@@ -1,6 +1,7 @@
 """Intervals and tests against enumeration and formulas written out."""
 
 import math
+import warnings
 from itertools import product
 from statistics import fmean, median, variance
 
@@ -79,6 +80,14 @@ def test_no_claim_is_made(second: tuple[float, ...], why: str) -> None:
     assert (pair.difference, pair.p, pair.effect) == (None, None, None)
     assert pair.claim == why
     assert pair.seeds == (5, len(second))
+
+
+def test_one_row_without_spread_is_tested_in_silence() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (pair,) = compare_rows([Errors("a", (6.0, 6.0, 6.0)), Errors("b", (7.0, 7.1, 7.3))])
+    spread = variance((7.0, 7.1, 7.3)) / 3
+    assert pair.p == pytest.approx(2 * stats.t.cdf((6.0 - fmean((7.0, 7.1, 7.3))) / math.sqrt(spread), 2))
 
 
 def test_no_claim_without_spread() -> None:

@@ -11,7 +11,9 @@ import pytest
 from deepnets.folder import RunFolder
 from deepnets.results.cell import Cell, Published
 from deepnets.results.outcome import overview_sheet, result_sheets
+from deepnets.results.provenance import environment_sheet
 from deepnets.results.read import Run, read_runs
+from deepnets.results.sheet import short_commit
 from deepnets.results.table import Table, tables_of
 from deepnets.status import State
 from tests.trained import Trained
@@ -129,6 +131,36 @@ def test_a_paper_that_prints_errors_above_20_has_no_such_fail(table: Table) -> N
     assert "The paper itself prints errors above 20%: only a non-finite median is a fail." in table.notes
 
 
+@pytest.mark.parametrize(
+    ("others", "is_fail"),
+    [({"b": "fail"}, True), ({"b": 7.0}, False), ({"b": None}, False), ({"b": "fail", "c": 30.0}, False), ({}, False)],
+)
+def test_above_20_is_a_fail_only_where_the_paper_prints_fails(others: dict[str, object], is_fail: bool) -> None:
+    sweep = {"axes": ["model"], "reported": {"test_error": {"a": 10.0, **others}}}
+    config = {"seed": 0, "scale": {"name": "full"}, "sweep": sweep}
+    runs = [Run(RunFolder(f"t/a/seed{n}"), config, {}, {"test_error": 52.0 + n}, State("finished")) for n in range(3)]
+    (table,) = tables_of(runs)
+    assert line(table, "a")["median"] == ("fail (53.00)" if is_fail else "53.00")
+    assert table.cells["a", 0].verdict == "differs"
+    assert any("above 20%" in note for note in table.notes) == ("fail" in others.values())
+
+
+def test_a_divergence_is_a_fail_in_every_table() -> None:
+    sweep = {"axes": ["model"], "reported": {"test_error": {"a": 10.0}}}
+    run = Run(RunFolder("t/a/seed0"), {"seed": 0, "scale": {"name": "full"}, "sweep": sweep}, {}, {}, State("diverged"))
+    (table,) = tables_of([run])
+    assert line(table, "a")["median"] == "fail"
+    assert table.notes[1:] == ["fail: a non-finite median."]
+
+
+@pytest.mark.parametrize(
+    ("commit", "short"),
+    [("0123456789abcdef", "0123456789"), ("0123456789abcdef-dirty", "0123456789-dirty"), (None, "unknown")],
+)
+def test_a_short_commit_keeps_that_it_was_dirty(commit: str | None, short: str) -> None:
+    assert short_commit(commit) == short
+
+
 def test_mini_and_full_are_separate_columns(trained: Trained, tmp_path: Path) -> None:
     full, mini = tmp_path / "digits_shortcuts", tmp_path / "digits_shortcuts+scale=mini"
     shutil.copytree(trained.path / "identity", full / "identity")
@@ -184,4 +216,14 @@ def test_versions_of_the_code_that_are_averaged_are_told(trained: Trained, tmp_p
     before = {warning.split(":")[1] for warning in table.warnings}
     new = [warning for warning in mixed.warnings if warning.split(":")[1] not in before]
     assert any("several versions of the code" in warning and "0123456789 (1 run)" in warning for warning in new)
+    commits = {"a" * 40: "aaaaaaaaaa", f"{'a' * 40}-dirty": "aaaaaaaaaa-dirty"}
+    for seed, commit in enumerate(commits):
+        file = path / "none" / f"seed{seed}" / "result.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"commit": commit}))
+    (dirty,) = tables_of(read_runs([path]))
+    (told,) = [warning for warning in dirty.warnings if "several versions of the code" in warning]
+    environment = {line[5] for line in environment_sheet(dirty.columns[0].runs).lines}
+    for name in commits.values():
+        assert f"{name} (1 run)" in told
+        assert name in environment
     assert any("several precisions" in warning and "float64 (1 run)" in warning for warning in new)
