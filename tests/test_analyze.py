@@ -2,6 +2,8 @@
 
 import csv
 import importlib
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -20,6 +22,7 @@ from deepnets.run import run
 from tests.command import ROOT, row
 
 SMALL = ("model.depth=14", "model.widths=[4,4,4]", "epochs=2", "precision=fp32", "device=cpu")
+OVERFLOWS = ("paths", "model.depth=8", "model/shortcut=scaled_0.5_1", "model.shortcut.shortcut_scale=1e30")
 Analyze = Callable[..., int]
 
 
@@ -104,6 +107,34 @@ def test_highway_lesions_are_judged_on_the_training_set_and_runs_contrasted_in_o
     assert not (highway.path / "analysis").exists()
 
 
+def test_a_part_that_a_net_is_too_small_for_is_left_out_of_it_with_the_reason(
+    analyze: Analyze, residual: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["model.depth=8", "model.widths=[4,4,4]", "--images", 8, "--draws", 1, "--most", 2]
+    assert analyze("lesion", *options, "--output", tmp_path / "alone") == 0
+    told = capsys.readouterr().out
+    assert re.search("order is left out of .*, untrained: no stage of this network has two units of equal shape", told)
+    assert {file.name for file in (tmp_path / "alone").glob("*.csv")} == {"lesion_single.csv", "lesion_random.csv"}
+    with pytest.raises(UserError, match="no stage of this network has two units"):
+        analyze("lesion", *options, "--only", "order", "--output", tmp_path / "asked")
+    assert not (tmp_path / "asked").exists()
+    small = trained(tmp_path / "small", "model.depth=8", "epochs=1")
+    analyze("lesion", small.path, residual.path, *options[2:], "--output", tmp_path / "two")
+    nets = [{line["run"] for line in rows(tmp_path / "two" / f"lesion_{part}.csv")} for part in ("single", "order")]
+    assert [len(names) for names in nets] == [2, 1]
+    assert nets[1] == {"/".join(residual.path.parts[-2:])}
+
+
+def test_runs_beyond_the_colours_are_in_the_table_too(analyze: Analyze, residual: RunFolder, tmp_path: Path) -> None:
+    copies = [tmp_path / f"row{number}" / "seed0" for number in range(7)]
+    for copy in copies:
+        shutil.copytree(residual.path, copy, ignore=shutil.ignore_patterns("analysis", "events*"))
+    analyze("lesion", *copies, "--only", "single", "--images", 8, "--output", tmp_path / "results")
+    lines = rows(tmp_path / "results" / "lesion_single.csv")
+    assert {line["run"] for line in lines} == {f"row{number}/seed0" for number in range(7)}
+    assert len(lines) == 7 * 7
+
+
 def test_paths_of_a_fresh_network_go_below_the_outputs_and_agree_at_the_ends(analyze: Analyze, tmp_path: Path) -> None:
     options = [*SMALL, "model/ordering=full_preactivation", f"output_root={tmp_path}"]
     analyze("paths", *options, "--draws", 4, "--images", 4)
@@ -131,6 +162,19 @@ def test_gates_of_a_run(
     assert figures(tmp_path) == {"gates_blocks", "gates_routing"}
     assert "class 7" in (tmp_path / "gates_routing.svg").read_text()
     assert "biases began at -2" in capsys.readouterr().out
+
+
+def test_the_one_image_of_the_gates_is_that_of_the_whole_training_set(
+    analyze: Analyze, highway: RunFolder, tmp_path: Path
+) -> None:
+    found = {}
+    for images in ((), ("--images", 20)):
+        for sample in (5, 1000):
+            folder = tmp_path / f"{len(images)}{sample}"
+            analyze("gates", highway.path, "--sample", sample, *images, "--output", folder)
+            found[len(images), sample] = [line["sample_gate"] for line in rows(folder / "gates_blocks.csv")]
+    assert found[0, 5] == found[2, 5]
+    assert found[0, 1000] == found[2, 1000] != found[0, 5]
 
 
 def test_a_subset_of_the_images_is_the_same_each_time(analyze: Analyze, residual: RunFolder, tmp_path: Path) -> None:
@@ -161,6 +205,7 @@ def test_a_run_that_trains_is_left_alone_unless_the_results_go_elsewhere(
         (("lesion", "model.depth=8", "--images", 0), "--images 0"),
         (("lesion", "model.depth=8", "--draws", 0), "both must be at least 1"),
         (("paths", "model.depth=8", "--draws", 3), "at least one path for each image"),
+        ((*OVERFLOWS, "--draws", 1, "--images", 1), "gradients of this network are not finite"),
         (("gates", "model/shortcut=highway_b2", "--classes", "11"), "labels from 0 to 9"),
         (("gates", "model/shortcut=highway_b2", "--sample", -1), "0 to 1436"),
     ],

@@ -148,13 +148,14 @@ def test_signals_are_those_of_the_outputs() -> None:
 @pytest.mark.parametrize("ordering", ["original", "bn_after_addition"])
 def test_the_clipped_share_over_batches(ordering: str) -> None:
     model, (x, labels) = small_network("model.depth=8", f"model/ordering={ordering}"), small_batch()
-    found = clipped(walk_of(model), zip(x.split(5), labels.split(5), strict=True))
+    below, values = clipped(walk_of(model), zip(x.split(5), labels.split(5), strict=True))
     seen: list[Tensor] = []
     for unit in model.units:
         unit.after[-1].register_forward_hook(lambda _, given, __: seen.append(given[0]))
     model(x)
-    np.testing.assert_allclose(found, [(values < 0).double().mean() for values in seen], rtol=1e-9)
-    assert 0 < found.min() < found.max() < 1
+    assert below.tolist() == [(each < 0).sum() for each in seen]
+    assert values.tolist() == [each.numel() for each in seen]
+    assert 0 < (below / values).min() < (below / values).max() < 1
 
 
 def test_a_net_that_clips_nothing_behind_additions_says_so() -> None:
@@ -194,12 +195,17 @@ def test_the_command_measures_a_fresh_net_and_depths(tmp_path: Path, capsys: pyt
     options = ["model.depth=8", "model.widths=[4,4,4]", "model/shortcut=scaled_0.5_1"]
     options += ["--images", "16", "--test-images", "16", "--sizes", "1,2", "--draws", "1", "--epochs", "1"]
     assert analyze("gradients", *options, "--output", tmp_path) == 0
-    assert "product of 3 shortcuts 0.125 at initialisation (formula 0.125)" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "product of 3 shortcuts 0.125 at initialisation (formula 0.125)" in told
     for name in ("units", "responses", "depth", "training"):
         assert {file.suffix for file in tmp_path.glob(f"gradients_{name}.*")} == {".csv", ".png", ".svg"}
     with (tmp_path / "gradients_units.csv").open() as file:
         first, *_ = rows = list(csv.DictReader(file))
     assert [row["unit"] for row in rows] == ["1", "2", "3"]
+    shares = [100 * float(row["clipped_share"]) for row in rows]
+    weighted = np.average(shares, weights=[16, 4, 1])  # pixels quarter from stage to stage
+    assert abs(weighted - np.mean(shares)) > 0.2, "the two means must differ for a test of which it is"
+    assert f"clip {weighted:.1f}% of all values" in told
     with (tmp_path / "gradients_training.csv").open() as file:
         trained = list(csv.DictReader(file))
     assert [row["epoch"] for row in trained] == ["0"] * 3 + ["1"] * 3

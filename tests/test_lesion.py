@@ -49,7 +49,7 @@ def test_shared_beginnings_score_as_evaluations_one_by_one(overrides: tuple[str,
     generator, units = np.random.default_rng(0), lesion.deletable(walk_of(small_network(*overrides)), x)
     variants = [lesion.intact(walk), *(lesion.with_deleted(walk, [unit]) for unit in units)]
     variants += [lesion.random_deletions(walk, units, count, generator) for count in (2, 3, 3)]
-    variants += [lesion.reordering(walk, lesion.keeping_shape(walk, x), 2, generator) for _ in range(3)]
+    variants += [lesion.reordering(walk, lesion.swappable(walk, x), 2, generator) for _ in range(3)]
     found = lesion.scores(walk, zip(x.split(5), labels.split(5), strict=True), variants)
     one_by_one = naive(walk, x, labels, variants)
     assert found.error.tolist() == pytest.approx(one_by_one.error.tolist(), abs=1e-12)
@@ -150,14 +150,14 @@ def test_random_deletions_have_their_number_and_differ() -> None:
 
 def test_units_change_places_only_inside_a_stage_and_never_where_the_shape_changes() -> None:
     walk, (x, _) = walk_of(small_network("model.depth=26", "model.widths=[4,6,8]")), small_batch()
-    keeping, generator = lesion.keeping_shape(walk, x), np.random.default_rng(0)
-    assert keeping == [0, 1, 2, 3, 5, 6, 7, 9, 10, 11]
+    pairs, generator = lesion.swappable(walk, x), np.random.default_rng(0)
+    assert lesion.keeping_shape(walk, x) == [0, 1, 2, 3, 5, 6, 7, 9, 10, 11]
     for swaps in (1, 50):
-        order = [place.unit for place in lesion.reordering(walk, keeping, swaps, generator)]
+        order = [place.unit for place in lesion.reordering(walk, pairs, swaps, generator)]
         assert sorted(order) == list(range(12))
         assert (order[4], order[8]) == (4, 8)
         assert [unit // 4 for unit in order] == [0] * 4 + [1] * 4 + [2] * 4
-    assert lesion.reordering(walk, keeping, 0, generator) == lesion.intact(walk)
+    assert lesion.reordering(walk, pairs, 0, generator) == lesion.intact(walk)
 
 
 def test_the_least_kendall_tau_of_orders_within_stages_is_as_computed_by_hand() -> None:
@@ -171,7 +171,7 @@ def test_the_least_kendall_tau_of_orders_within_stages_is_as_computed_by_hand() 
 def test_a_net_without_two_equal_units_in_a_stage_cannot_be_reordered() -> None:
     walk, (x, _) = walk_of(small_network("model.depth=8")), small_batch()
     with pytest.raises(UserError, match="no stage"):
-        lesion.reordering(walk, lesion.keeping_shape(walk, x), 1, np.random.default_rng(0))
+        lesion.swappable(walk, x)
 
 
 def test_a_network_in_training_mode_or_of_another_family_is_refused() -> None:

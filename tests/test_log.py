@@ -1,6 +1,7 @@
 """What a run tells: it is complete, and telling it does not change the run."""
 
 import csv
+import time
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -105,9 +106,11 @@ def test_a_continued_run_shows_what_an_undisturbed_one_does(
     saved = follow(tmp_path, config, first, [], [], until=6)
     history, observed = saved["history"], saved["observed"]
     if killed_at == 8:  # what is logged beyond the checkpoint must not show
+        time.sleep(1.1)
         again = training_of(config)
         again.load_state_dict(deepcopy(saved["training"]))
         follow(tmp_path, config, again, list(history), list(observed), until=8)
+    time.sleep(1.1)  # event files are read in the order of the second in their name
     second = training_of(config)
     second.load_state_dict(saved["training"])
     ended = follow(tmp_path, config, second, history, observed, until=12)

@@ -120,6 +120,12 @@ def test_effective_lengths_are_the_shortest_range_that_holds_the_share() -> None
     assert paths.effective_lengths(np.array([1.0])) == (0, 0)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_lengths_of_gradients_that_are_not_finite_are_refused(value: float) -> None:
+    with pytest.raises(UserError, match="not finite"):
+        paths.effective_lengths(np.array([1.0, value]))
+
+
 def test_a_plain_net_has_a_single_path_and_is_refused() -> None:
     walk, (x, labels) = walk_of(small_network("model.depth=8", "model/shortcut=none")), small_batch(1)
     with pytest.raises(UserError, match="single path"):

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -119,6 +120,29 @@ def test_knobs_turn_by_mouse(browser: Chrome) -> None:
     assert heights[0] / heights[1] < 1.5
     browser.find_element("id", "log").click()
     assert console_messages(browser) == []
+
+
+def test_a_network_that_diverged_is_called_so_and_the_others_are_shown(tmp_path: Path) -> None:
+    showcase, nan = known(), float("nan")
+    bars = {
+        **showcase.bars,
+        ("original", 20, (1.0, None)): Bars([nan] * 20, [nan] * 20, [float("inf")] * 20, [1.0] * 20),
+    }
+    file = tmp_path / "showcase.html"
+    write_showcase(file, replace(showcase, bars=bars))
+    data = json.loads(re.search(r'id="data">(.*?)</script>', file.read_text(), re.DOTALL)[1])
+    assert [values[0] for values in data["bars"][0][1][1]] == [None, None, None, 1.0]
+    if reason := missing_browser():
+        pytest.skip(reason)
+    with open_browser(1200, 900, False) as opened:
+        opened.get(file.as_uri())
+        assert ratios(opened) == ["", "20"]
+        assert opened.find_element("css selector", "#top .ratio .soft").text == "diverged"
+        assert opened.find_element("css selector", "#top .gradient").text == "diverged"
+        assert not opened.find_elements("css selector", "#top .bar")
+        opened.find_element("id", "depth").send_keys(Keys.ARROW_LEFT)
+        assert ratios(opened) == ["10", "10"]
+        assert console_messages(opened) == []
 
 
 def test_the_command_measures_networks_of_the_runner(tmp_path: Path) -> None:

@@ -137,15 +137,21 @@ def random_deletions(walk: Walk, candidates: Sequence[int], count: int, generato
     return with_deleted(walk, generator.choice(candidates, count, replace=False).tolist())
 
 
-def reordering(walk: Walk, keeping: Sequence[int], swaps: int, generator: np.random.Generator) -> Variant:
-    """The net after `swaps` swaps of two random units of one stage, of those in `keeping`: Veit et al., Fig. 5b.
+def swappable(walk: Walk, x: Tensor) -> list[tuple[int, int]]:
+    """The pairs of units of one stage that keep the shape of x and so could change places.
 
     Raises:
-        UserError: no stage has two units that could change places.
+        UserError: there is none.
     """
+    keeping = keeping_shape(walk, x)
     pairs = [(a, b) for a in keeping for b in keeping if a < b and walk.stages[a] == walk.stages[b]]
     if not pairs:
         raise UserError("no stage of this network has two units of equal shape, which could change places")
+    return pairs
+
+
+def reordering(walk: Walk, pairs: Sequence[tuple[int, int]], swaps: int, generator: np.random.Generator) -> Variant:
+    """The net after `swaps` swaps of a random pair of these: Veit et al., Fig. 5b."""
     order = list(range(len(walk)))
     for first, second in generator.choice(pairs, swaps).tolist():
         order[first], order[second] = order[second], order[first]

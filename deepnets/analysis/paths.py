@@ -13,7 +13,7 @@ from scipy.stats import binom
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from deepnets.analysis.walk import Walk
+from deepnets.analysis.walk import Walk, terms
 from deepnets.errors import UserError
 from deepnets.models.unit import Unit
 
@@ -31,7 +31,7 @@ def path_gradients(walk: Walk, x: Tensor, labels: Tensor, through: Tensor) -> Te
     state = x
     with torch.enable_grad():
         for unit, before, b, chosen in zip(walk.units, walk.before, walk.b, through.T, strict=True):
-            h, y = _terms(unit, before(state), b)
+            h, y = terms(unit, before(state), b)
             term = torch.where(chosen.view(-1, *[1] * (h.dim() - 1)), y - h, h)
             state = unit.after(y.detach() + (term - term.detach()))
         loss = cross_entropy(walk.end(state), labels, reduction="sum")
@@ -88,7 +88,7 @@ def _pulled_back_by_term(
     """The gradients `sums` (lengths, N, ...) behind the unit as they arrive in front of it: through h, through F."""
     source = source.detach().requires_grad_()
     with torch.enable_grad():
-        h, y = _terms(unit, before(source), b)
+        h, y = terms(unit, before(source), b)
         branch = y - h
         y = y.detach().requires_grad_()
         after = unit.after(y)
@@ -100,20 +100,19 @@ def _pulled_back_by_term(
     return through_h, through_branch
 
 
-def _terms(unit: Unit, x: Tensor, b: float) -> tuple[Tensor, Tensor]:
-    """h(x), and y = h(x) + b F(x)."""
-    x = unit.before(x)
-    r = unit.branch(x)
-    return unit.shortcut(x, x.new_zeros(())), unit.shortcut(x, r if b == 1 else b * r)
-
-
 def path_share(units: int, lengths: Sequence[int]) -> np.ndarray:
     """Which share of all 2^n paths has each length: Fig. 6a, Binomial(n, 1/2)."""
     return binom.pmf(lengths, units, 0.5)
 
 
 def effective_lengths(products: np.ndarray, share: float = 0.95) -> tuple[int, int]:
-    """The shortest range of indices, both ends included, that holds that share of the sum of `products`."""
+    """The shortest range of indices, both ends included, that holds that share of the sum of `products`.
+
+    Raises:
+        UserError: they are not finite.
+    """
+    if not np.isfinite(products).all():
+        raise UserError("the gradients of this network are not finite: it diverged or overflows; choose another")
     sums = np.concatenate(([0.0], np.cumsum(products)))
     ranges = [
         (last - first, first, last)

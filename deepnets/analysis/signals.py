@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from deepnets.analysis.gradients import layers_with_weights
-from deepnets.analysis.walk import Walk
+from deepnets.analysis.walk import Walk, terms
 from deepnets.errors import UserError
-from deepnets.models.unit import Unit
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ def signals(walk: Walk, x: Tensor) -> Signals:
     rows = []
     with torch.inference_mode():
         for unit, before, b in zip(walk.units, walk.before, walk.b, strict=True):
-            h, y = _terms(unit, before(x), b)
+            h, y = terms(unit, before(x), b)
             x = unit.after(y)
             values = x.double().flatten().cpu().numpy()
             low, high = np.percentile(values, (10, 90))
@@ -43,8 +42,8 @@ def signals(walk: Walk, x: Tensor) -> Signals:
     return Signals(*np.array(rows).T)
 
 
-def clipped(walk: Walk, batches: Iterable[tuple[Tensor, Tensor]]) -> np.ndarray:
-    """The share of values that the ReLU behind each unit's addition sets to 0, (units,); NaN where there is none.
+def clipped(walk: Walk, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[np.ndarray, np.ndarray]:
+    """How many values the ReLU behind each unit's addition sets to 0, and of how many, (units,); 0 where none stands.
 
     Raises:
         UserError: no unit has one.
@@ -55,13 +54,13 @@ def clipped(walk: Walk, batches: Iterable[tuple[Tensor, Tensor]]) -> np.ndarray:
     with torch.inference_mode():
         for x, _ in batches:
             for index, (unit, before, b) in enumerate(zip(walk.units, walk.before, walk.b, strict=True)):
-                _, x = _terms(unit, before(x), b)
+                _, x = terms(unit, before(x), b)
                 for layer in unit.after:
                     if isinstance(layer, nn.ReLU):
                         below[index] += (x < 0).sum().item()
                         values[index] += x.numel()
                     x = layer(x)
-    return np.where(values > 0, below / np.maximum(values, 1), np.nan)
+    return below, values
 
 
 def responses(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
@@ -89,14 +88,6 @@ def responses(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> dic
         name: float(np.sqrt(max(squares / count - (total / count) ** 2, 0.0)))
         for name, (count, total, squares) in sums.items()
     }
-
-
-def _terms(unit: Unit, x: Tensor, b: float) -> tuple[Tensor, Tensor]:
-    """h(x), and y = h(x) + b F(x)."""
-    x = unit.before(x)
-    r = unit.branch(x)
-    y = unit.shortcut(x, r if b == 1 else b * r)
-    return unit.shortcut(x, torch.zeros_like(y)), y
 
 
 def _rms(values: Tensor) -> float:

@@ -73,6 +73,13 @@ def walk_of(model: nn.Module) -> Walk:
     return Walk(units, before, _chain([*pending, *ends]), b, stages)
 
 
+def terms(unit: Unit, x: Tensor, b: float) -> tuple[Tensor, Tensor]:
+    """h(x), a 0 without dimensions for a plain unit, and y = h(x) + b F(x)."""
+    x = unit.before(x)
+    r = unit.branch(x)
+    return unit.shortcut(x, x.new_zeros(())), unit.shortcut(x, r if b == 1 else b * r)
+
+
 def _chain(parts: list[Callable[[Tensor], Tensor]]) -> Callable[[Tensor], Tensor]:
     def chained(x: Tensor) -> Tensor:
         for part in parts:

@@ -32,12 +32,13 @@ def run(arguments: argparse.Namespace) -> int:
     bias = gates.biases(walk)  # first, since it refuses nets without gates before the data are read
     training = subject.batches("train", arguments.images)
     classes = _shown_classes(arguments.classes, subject)
-    index = _index(arguments, len(training.split))
+    whole = training.split if arguments.images is None else subject.batches("train").split
+    index = _index(arguments, len(whole))
     subject.settled()
     by_class, images = gates.activity_by_class(walk, progress(training, "gates"), len(subject.classes))
     shown = [label for label in classes if images[label]]
     mean, routing = gates.mean_activity(by_class, images), gates.routing(by_class, images)
-    one = training.split.select(training.split.labels.new_tensor([index]))
+    one = whole.select(whole.labels.new_tensor([index]))
     sampled, outputs = gates.of_one(walk, training.normalization(one.images).permute(0, 3, 1, 2))
     label = subject.classes[one.labels.item()]
     panels = {"bias": bias, "mean gate": mean, f"gate, image {index} ({label})": sampled, "output y": outputs}

@@ -10,7 +10,9 @@ from deepnets.analysis.walk import Walk
 
 @dataclass(frozen=True)
 class State:
-    """What was measured of one network at one time; arrays have an entry per unit."""
+    """What was measured of one network at one time; arrays have an entry per unit.
+
+    `below` of so many `values` were clipped by a ReLU behind the addition; 0 of 0 where none stands."""
 
     run: str
     label: str
@@ -20,5 +22,11 @@ class State:
     signals: Signals
     factors: np.ndarray
     formula: np.ndarray
-    clipped: np.ndarray
+    below: np.ndarray
+    values: np.ndarray
     responses: dict[str, float]
+
+    @property
+    def clipped(self) -> np.ndarray:
+        """The share of values that is clipped; NaN where no ReLU stands."""
+        return np.where(self.values > 0, self.below / np.maximum(self.values, 1), np.nan)

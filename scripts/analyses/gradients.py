@@ -75,9 +75,9 @@ def _states(subject: Subject, label: str, arguments: argparse.Namespace) -> list
         tested = model if time == "trained" else as_in_training
         batches = subject.batches("test", arguments.test_images)
         try:
-            share = clipped(walk_of(tested), progress(batches, f"clipping in {subject.name}"))
+            below, values = clipped(walk_of(tested), progress(batches, f"clipping in {subject.name}"))
         except UserError:
-            share = np.full(len(walk), np.nan)
+            below = values = np.zeros(len(walk))
         states.append(
             State(
                 run=subject.name,
@@ -88,7 +88,8 @@ def _states(subject: Subject, label: str, arguments: argparse.Namespace) -> list
                 signals=signals(walk, x),
                 factors=gradients.shortcut_factors(walk, x, generator),
                 formula=gradients.shortcut_formula(walk),
-                clipped=share,
+                below=below,
+                values=values,
                 responses=responses(tested, progress(batches, f"responses of {subject.name}")),
             )
         )
@@ -130,9 +131,10 @@ def _finding(subject: Subject, states: list[State]) -> str:
     text = f"{subject.name}: gradient of the first of {len(state.walk)} units over that of the last {ratios}; "
     text += f"product of {len(start.walk)} shortcuts {np.prod(start.factors):.4g} {_when(start)}"
     text += "" if np.isnan(formula) else f" (formula {formula:.4g})"
-    if not np.isnan(state.clipped).all():
+    if state.values.any():
         share = 100 * state.clipped
-        text += f"; ReLUs behind the additions clip {np.nanmean(share):.1f}% of all values {_when(state)}, "
+        total = 100 * state.below.sum() / state.values.sum()
+        text += f"; ReLUs behind the additions clip {total:.1f}% of all values {_when(state)}, "
         text += f"{np.nanmin(share):.1f}% to {np.nanmax(share):.1f}% by unit"
     else:
         text += "; no ReLU behind the additions clips anything"

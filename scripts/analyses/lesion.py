@@ -6,39 +6,20 @@ folders make one figure, for contrast: say a residual network and a plain one.
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
+from itertools import cycle
 
 import numpy as np
-from analyses.outcome import COLORS, GREY, Outcome, new_figure, progress
-from analyses.subject import Subject, names_apart, subjects_of
+from analyses.lesioned import Lesioned
+from analyses.outcome import COLORS, GREY, Outcome, new_figure
+from analyses.subject import names_apart, subjects_of
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from scipy.stats import kendalltau
 
 from deepnets.analysis import lesion
-from deepnets.analysis.lesion import Scores, Variant
-from deepnets.analysis.walk import walk_of
 from deepnets.errors import UserError
-
-CACHED_VALUES = 2**20  # of a unit's input, which stay in a processor's cache: the fastest batch, whatever the net
-POINTS = 10  # numbers of deletions and of swaps that are tried
-
-
-class Lesioned:
-    """A subject whose units are deleted and moved, and the images on which that is judged."""
-
-    def __init__(self, subject: Subject, arguments: argparse.Namespace) -> None:
-        self.name, self.label, self.walk = subject.name, subject.name, walk_of(subject.settled())
-        self.split = arguments.split or ("train" if lesion.closes_gates(self.walk) else "test")
-        images = subject.batches(self.split, arguments.images)
-        self.sample = next(iter(images))[0][:1]
-        if subject.device.type == "cpu":
-            values = max(state.numel() for state in self.walk.inputs(self.sample))
-            images.batch_size = min(max(CACHED_VALUES // values, 1), 4096)
-        self.batches = images
-        self.generator = np.random.default_rng(arguments.seed)
-
-    def scores(self, variants: Sequence[Variant]) -> Scores:
-        return lesion.scores(self.walk, progress(self.batches, f"{len(variants)} variants of {self.name}"), variants)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -56,20 +37,40 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.most < 1 or arguments.draws < 1:
         raise UserError(f"--most {arguments.most} --draws {arguments.draws}: both must be at least 1")
     subjects = subjects_of(arguments)
-    nets = [Lesioned(subject, arguments) for subject in subjects]
+    nets = [Lesioned(subject, color, arguments) for subject, color in zip(subjects, cycle(COLORS), strict=False)]
     _name_apart(nets)
+    able, left_out = {}, []
+    for part in [arguments.only] if arguments.only else PARTS:
+        able[part], reasons = _able(part, nets)
+        if arguments.only and not able[part]:
+            raise UserError("; ".join(reasons))
+        left_out += [f"{part} is left out of {reason}" for reason in reasons]
     with Outcome("lesion", subjects[0].folder, arguments) as outcome:
-        for part in [arguments.only] if arguments.only else PARTS:
-            for finding in PARTS[part](nets, outcome, arguments):
+        for part, chosen in able.items():
+            for finding in PARTS[part](chosen, outcome, arguments) if chosen else ():
                 outcome.tell(finding)
+        for reason in left_out:
+            outcome.tell(reason)
     return 0
+
+
+def _able(part: str, nets: Sequence[Lesioned]) -> tuple[list[Lesioned], list[str]]:
+    """The nets that this part can be done with, and what keeps it from each of the others."""
+    able, reasons = [], []
+    for net in nets:
+        try:
+            CANDIDATES[part](net.walk, net.sample)
+            able.append(net)
+        except UserError as error:
+            reasons.append(f"{net.name}: {error}")
+    return able, reasons
 
 
 def _single(nets: Sequence[Lesioned], outcome: Outcome, arguments: argparse.Namespace) -> list[str]:
     figure = new_figure(7.5, 3.2)
     axes = figure.subplots()
     rows, findings = [], []
-    for net, color in zip(nets, COLORS, strict=False):
+    for net in nets:
         units = lesion.deletable(net.walk, net.sample)
         variants = [lesion.intact(net.walk), *(lesion.with_deleted(net.walk, [unit]) for unit in units)]
         found = net.scores(variants)
@@ -77,8 +78,8 @@ def _single(nets: Sequence[Lesioned], outcome: Outcome, arguments: argparse.Name
         stages = [net.walk.stages[unit] + 1 for unit in units]
         rows.append((net.name, 0, 0, whole, found.loss[0]))
         rows += [(net.name, unit + 1, *rest) for unit, *rest in zip(units, stages, errors, found.loss[1:], strict=True)]
-        axes.plot(np.add(units, 1), errors, "o-", color=color, markersize=3, linewidth=1, label=net.label)
-        axes.axhline(whole, color=color, linestyle="--", linewidth=1)
+        axes.plot(np.add(units, 1), errors, "o-", color=net.color, markersize=3, linewidth=1, label=net.label)
+        axes.axhline(whole, color=net.color, linestyle="--", linewidth=1)
         worst = int(errors.argmax())
         findings.append(
             f"{net.name}: {net.split} error {whole:.2f}% whole; without one of {len(units)} units "
@@ -89,8 +90,7 @@ def _single(nets: Sequence[Lesioned], outcome: Outcome, arguments: argparse.Name
             findings[-1] += f"; {missing} plain units that change the shape cannot be taken out"
     _mark_stages(axes, nets)
     _label(axes, nets, "unit that is deleted (dashed: none)", [row[3] for row in rows])
-    outcome.table("single", dict(zip(("run", "unit", "stage", "error", "loss"), zip(*rows, strict=True), strict=True)))
-    outcome.figure("single", figure)
+    _write(outcome, "single", ("run", "unit", "stage", "error", "loss"), rows, figure)
     return findings
 
 
@@ -98,24 +98,21 @@ def _random(nets: Sequence[Lesioned], outcome: Outcome, arguments: argparse.Name
     figure = new_figure(5, 3.2)
     axes = figure.subplots()
     rows, findings = [], []
-    for net, color in zip(nets, COLORS, strict=False):
+    for net in nets:
         units = lesion.deletable(net.walk, net.sample)
-        counts = np.array([0, *_spaced(min(arguments.most, len(units)))])
-        drawn = np.repeat(counts, arguments.draws)
-        variants = [lesion.random_deletions(net.walk, units, count, net.generator) for count in drawn]
-        found = net.scores(variants)
-        rows += [(net.name, *row) for row in zip(drawn, found.error, found.loss, strict=True)]
-        errors = found.error.reshape(len(counts), arguments.draws)
-        axes.plot(counts, errors.mean(1), "o-", color=color, markersize=3, label=net.label)
-        axes.fill_between(counts, errors.min(1), errors.max(1), color=color, alpha=0.2, linewidth=0)
+        draw = partial(lesion.random_deletions, net.walk, units, generator=net.generator)
+        deleted, _, found = net.drawn(min(arguments.most, len(units)), arguments.draws, draw)
+        rows += [(net.name, *row) for row in zip(deleted, found.error, found.loss, strict=True)]
+        counts, errors = deleted[:: arguments.draws], found.error.reshape(-1, arguments.draws)
+        axes.plot(counts, errors.mean(1), "o-", color=net.color, markersize=3, label=net.label)
+        axes.fill_between(counts, errors.min(1), errors.max(1), color=net.color, alpha=0.2, linewidth=0)
         findings.append(
             f"{net.name}: {net.split} error {errors[0, 0]:.2f}% whole, {errors[1].mean():.2f}% without {counts[1]} and "
             f"{errors[-1].mean():.2f}% without {counts[-1]} random units, means of {arguments.draws} draws"
         )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     _label(axes, nets, f"units deleted (mean and range of {arguments.draws} draws)", [row[2] for row in rows])
-    outcome.table("random", dict(zip(("run", "deleted", "error", "loss"), zip(*rows, strict=True), strict=True)))
-    outcome.figure("random", figure)
+    _write(outcome, "random", ("run", "deleted", "error", "loss"), rows, figure)
     return findings
 
 
@@ -123,14 +120,13 @@ def _order(nets: Sequence[Lesioned], outcome: Outcome, arguments: argparse.Names
     figure = new_figure(5, 3.2)
     axes = figure.subplots()
     rows, findings = [], []
-    for net, color in zip(nets, COLORS, strict=False):
-        keeping = lesion.keeping_shape(net.walk, net.sample)
-        drawn = np.repeat([0, *_spaced(arguments.most)], arguments.draws)
-        variants = [lesion.reordering(net.walk, keeping, swaps, net.generator) for swaps in drawn]
-        found = net.scores(variants)
+    for net in nets:
+        pairs = lesion.swappable(net.walk, net.sample)
+        draw = partial(lesion.reordering, net.walk, pairs, generator=net.generator)
+        swaps, variants, found = net.drawn(arguments.most, arguments.draws, draw)
         taus = [kendalltau(range(len(net.walk)), [place.unit for place in variant]).statistic for variant in variants]
-        rows += [(net.name, *row) for row in zip(drawn, taus, found.error, found.loss, strict=True)]
-        axes.scatter(taus, found.error, s=12, color=color, alpha=0.7, linewidth=0, label=net.label)
+        rows += [(net.name, *row) for row in zip(swaps, taus, found.error, found.loss, strict=True)]
+        axes.scatter(taus, found.error, s=12, color=net.color, alpha=0.7, linewidth=0, label=net.label)
         least = int(np.argmin(taus))
         findings.append(
             f"{net.name}: {net.split} error {found.error[0]:.2f}% in order, {found.error[least]:.2f}% at the least "
@@ -138,18 +134,20 @@ def _order(nets: Sequence[Lesioned], outcome: Outcome, arguments: argparse.Names
         )
     axes.invert_xaxis()
     _label(axes, nets, "Kendall tau of the order of units (1: as trained)", [row[3] for row in rows])
-    columns = ("run", "swaps", "kendall_tau", "error", "loss")
-    outcome.table("order", dict(zip(columns, zip(*rows, strict=True), strict=True)))
-    outcome.figure("order", figure)
+    _write(outcome, "order", ("run", "swaps", "kendall_tau", "error", "loss"), rows, figure)
     return findings
 
 
 PARTS = {"single": _single, "random": _random, "order": _order}
+# What a part chooses from; each raises a UserError where there is nothing.
+CANDIDATES = {"single": lesion.deletable, "random": lesion.deletable, "order": lesion.swappable}
 
 
-def _spaced(most: int) -> list[int]:
-    """At most POINTS numbers from 1 to `most`."""
-    return sorted({round(count) for count in np.linspace(1, most, POINTS)})
+def _write(
+    outcome: Outcome, name: str, columns: Sequence[str], rows: Sequence[Sequence[object]], figure: Figure
+) -> None:
+    outcome.table(name, dict(zip(columns, zip(*rows, strict=True), strict=True)))
+    outcome.figure(name, figure)
 
 
 def _name_apart(nets: Sequence[Lesioned]) -> None:

@@ -45,22 +45,22 @@ def run(arguments: argparse.Namespace) -> int:
         "norm_of_sum": paths.gradients_by_length(walk, x, labels).flatten(2).norm(dim=2).mean(1).cpu().numpy(),
     }
     first, last = paths.effective_lengths(product)
+    summed = paths.effective_lengths(columns["norm_of_sum"])
     with Outcome("paths", subject.folder, arguments) as outcome:
         outcome.table("lengths", columns)
         outcome.figure("lengths", _figure(columns, first, last))
-        outcome.tell(_finding(subject, columns, first, last))
+        outcome.tell(_finding(subject, columns, (first, last), summed))
     return 0
 
 
-def _finding(subject: Subject, columns: dict[str, np.ndarray], first: int, last: int) -> str:
+def _finding(subject: Subject, columns: dict[str, np.ndarray], products: tuple[int, int], sums: tuple[int, int]) -> str:
     units, product, summed = len(columns["length"]) - 1, columns["count_times_norm"], columns["norm_of_sum"]
-    paths_there = 100 * columns["share_of_paths"][first : last + 1].sum()
+    paths_there = 100 * columns["share_of_paths"][products[0] : products[1] + 1].sum()
     remain = 100 * summed.sum() / product.sum()
-    first_sum, last_sum = paths.effective_lengths(summed)
     return (
         f"{subject.name}: the mean path takes {units / 2:g} of {units} branches; 95% of count times norm lies at "
-        f"lengths {first} to {last}, {paths_there:.3g}% of all paths; paths of one length partly cancel: the norms of "
-        f"their sums come to {remain:.2g}% of that, 95% at lengths {first_sum} to {last_sum}"
+        f"lengths {products[0]} to {products[1]}, {paths_there:.3g}% of all paths; paths of one length partly "
+        f"cancel: the norms of their sums come to {remain:.2g}% of that, 95% at lengths {sums[0]} to {sums[1]}"
     )
 
 

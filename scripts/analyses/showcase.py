@@ -46,7 +46,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure all networks and write the page; returns the exit code."""
     depths = _depths(arguments)
-    config = composed(["model=resnet", "model.depth=null", f"model.widths=[{WIDTH}]", "dataset=digits"])
+    config = composed(["model=resnet", "model.depth=null", f"model.widths=[{WIDTH}]", "dataset=digits"]).config
     designs = {name: chosen("ordering", name) for name in ORDERINGS}
     combinations = [
         (name, depth, shortcut) for name in designs for depth in depths for shortcut in shortcuts_of(SCALES, BIASES)

@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from hydra import compose, initialize_config_dir
-from omegaconf import open_dict
+from analyses.variants import composed, fresh
 from torch import nn
 
 from deepnets.analysis.settling import settle
-from deepnets.assembly import dataset_of, model_of, splits_of
-from deepnets.config import CONF, Config, Row, register, typed
+from deepnets.assembly import dataset_of, splits_of
+from deepnets.config import Config
 from deepnets.data.batches import EvaluationBatches
 from deepnets.errors import UserError
 from deepnets.folder import RunFolder
@@ -113,18 +112,11 @@ def _trained(path: Path, arguments: argparse.Namespace) -> Subject:
 
 
 def _fresh(overrides: Sequence[str], arguments: argparse.Namespace) -> Subject:
-    register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        composed = compose("train", list(overrides), return_hydra_config=True)
-    choices, typed_words = dict(composed.hydra.runtime.choices), tuple(composed.hydra.overrides.task)
-    with open_dict(composed):
-        del composed["hydra"]
-    config = replace(typed(composed), trusted_targets=arguments.trust)
-    run = folder_of(Row(config, choices, typed_words)).path
+    row = composed(overrides)
+    config = replace(row.config, trusted_targets=arguments.trust)
+    run = folder_of(replace(row, config=config)).path
     folder = Path(config.output_root) / "analysis" / f"{run.parent.name},{run.name}"
-    torch.manual_seed(config.seed)
-    dataset = dataset_of(config)
-    model = model_of(config, dataset.shape, dataset.classes).eval()
+    model = fresh(config, {}, config.seed)
     device = find_device(arguments.device)
     name = f"{run.parent.name}/{run.name}, untrained"
     return Subject(name, _placed(model, device), config, arguments.output or folder, False, device)

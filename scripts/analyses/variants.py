@@ -6,19 +6,23 @@ from typing import Any
 
 import torch
 from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict
 from torch import nn
 
 from deepnets.assembly import dataset_of, model_of
-from deepnets.config import CONF, Config, register, typed
+from deepnets.config import CONF, Config, Row, register, typed
 from deepnets.errors import UserError
 
 
-def composed(overrides: Sequence[str]) -> Config:
-    """The configuration of scripts/train.py with these overrides."""
+def composed(overrides: Sequence[str]) -> Row:
+    """The run that scripts/train.py makes of these overrides."""
     register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return typed(compose("train", list(overrides)))
+        config = compose("train", list(overrides), return_hydra_config=True)
+    hydra = config.hydra
+    with open_dict(config):
+        del config["hydra"]
+    return Row(typed(config), dict(hydra.runtime.choices), tuple(hydra.overrides.task))
 
 
 def chosen(group: str, name: str) -> dict[str, Any]:
