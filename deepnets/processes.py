@@ -5,12 +5,14 @@ import logging
 import multiprocessing
 import os
 import signal
+import time
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from tempfile import TemporaryDirectory
+from threading import Thread
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
@@ -20,6 +22,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from deepnets.interruption import Interrupted, Interruption, hold_back
 
 WATCH_SECONDS = 0.1
+KILL_SECONDS = 3.0
 SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 
@@ -50,8 +53,6 @@ def start(count: int, threads: int, function: Callable[..., Any], *arguments: An
         _quiet(),
         _environment(OMP_NUM_THREADS=str(threads)),
         Interruption() as interruption,
-        # In the main thread the agent would take over the signals, and signals held back there would not be noted.
-        ThreadPoolExecutor(1, initializer=_hold_back) as thread,
     ):
         config = LaunchConfig(
             min_nodes=1,
@@ -64,7 +65,10 @@ def start(count: int, threads: int, function: Callable[..., Any], *arguments: An
             local_addr="127.0.0.1",
             max_restarts=0,
         )
-        ended = thread.submit(elastic_launch(config, function), *arguments)
+        ended: Future[dict[int, Any]] = Future()
+        # In the main thread the agent would take over the signals, and signals held back there would not be noted. A
+        # daemon, because the agent waits for ever for processes that are killed as they end.
+        Thread(target=_launch, args=(elastic_launch(config, function), arguments, ended), daemon=True).start()
         _watch(ended, interruption, others)
         try:
             returned = ended.result()
@@ -95,7 +99,8 @@ def _watch(ended: Future[Any], interruption: Interruption, others: set[Any]) -> 
             if interruption.received:
                 _signal(others, interruption.received, told)
     except KeyboardInterrupt:
-        while not wait([ended], WATCH_SECONDS).done:
+        end = time.monotonic() + KILL_SECONDS
+        while not wait([ended], WATCH_SECONDS).done and time.monotonic() < end:
             _signal(others, signal.SIGKILL, set())
         raise
 
@@ -120,11 +125,15 @@ def _told(failed: ChildFailedError, count: int) -> ProcessFailed:
     return error
 
 
-def _hold_back() -> None:
-    """For the processes that this thread starts, the tracker among them, whose start lets some signals through."""
+def _launch(elastic: elastic_launch, arguments: tuple[Any, ...], ended: Future[dict[int, Any]]) -> None:
+    # Held back for the processes that this thread starts; the start of the tracker among them lets some through.
     hold_back()
     resource_tracker.ensure_running()
     hold_back()
+    try:
+        ended.set_result(elastic(*arguments))
+    except BaseException as error:
+        ended.set_exception(error)
 
 
 @contextmanager
