@@ -142,14 +142,19 @@ def folder_of(root: Path, name: str, devices: int = 1) -> Path:
 def six_rows(root: Path, pace: Path) -> dict[str, Any]:
     """A grid is submitted, its YAML edited, and the command repeated while it is held, after a failure, and at once."""
     facts: dict[str, Any] = {}
-    for part in ("conf", "scripts"):
+    for part in ("conf", "deepnets", "scripts"):
         shutil.copytree(ROOT / part, root / "tree" / part)
     answer("sbatch", "--hold", "--wrap=true")  # not one of ours
     outputs, grid = root / "outputs", "abcdef"
     changes = ["epochs=2", f"output_root={outputs}", f"+schedule.name={','.join(grid)}", "launcher.options={hold:true}"]
     command = [sys.executable, "scripts/train.py", "-m", *NET, *SLURM, *changes]
     master = subprocess.Popen(
-        [*command, "wait=true"], cwd=root / "tree", stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [*command, "wait=true"],
+        cwd=root / "tree",
+        env={**os.environ, "PYTHONPATH": f"{root / 'tree'}:{ROOT}"},  # the jobs take it over
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     lines = [master.stdout.readline() for _ in range(5)]
     master.send_signal(signal.SIGINT)
@@ -260,6 +265,7 @@ def test_a_grid_becomes_one_array_and_ctrl_c_leaves_it(grid: dict[str, Any]) -> 
 
 def test_yaml_edited_meanwhile_does_not_reach_queued_rows(grid: dict[str, Any]) -> None:
     assert grid["edited"] == 0.2
+    assert str(grid["root"] / "tree" / "deepnets") in grid["log_of_f"]  # whose conf/ was edited is what the jobs ran
     for name in "abcdef":
         assert [epoch["learning_rate"] for epoch in metrics(folder_of(grid["root"] / "outputs", name))] == [
             "0.1",
