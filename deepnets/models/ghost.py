@@ -25,7 +25,9 @@ class GhostBatchNorm(nn.Module):
             return self.bn(x)
         if self.bn.num_batches_tracked is not None:  # it is None while recomputation lets the statistics be
             self.bn.num_batches_tracked.add_(1)
-        groups = x.tensor_split(ceil(len(x) / self.images))
+        count = ceil(len(x) / self.images)
+        # split, as the gradient of tensor_split is written once into zeros and added for each group
+        groups = x.split([len(x) // count + (group < len(x) % count) for group in range(count)])
         return torch.cat([self._normalised(group, share=len(group) / len(x)) for group in groups])
 
     def _normalised(self, group: Tensor, share: float) -> Tensor:
