@@ -13,7 +13,7 @@ from deepnets.data.batches import EvaluationBatches, TrainingBatches
 from deepnets.data.dataset import Dataset, Splits
 from deepnets.errors import UserError
 from deepnets.fit import Training
-from deepnets.hardware import find_device
+from deepnets.hardware import find_device, keep_freed_memory
 from deepnets.metrics import Sums
 from deepnets.models.synchronized import synchronize
 from deepnets.nodes import build
@@ -84,6 +84,8 @@ def _check_devices(config: Config) -> None:
 
 def prepare(config: Config, device: torch.device, precision: torch.dtype, world: World = ALONE) -> Training:
     """A run at its beginning, as this process of `world` sees it; every process has the same weights."""
+    if device.type == "cpu":
+        keep_freed_memory()
     dataset = dataset_of(config)
     splits = splits_of(dataset, device)
     torch.manual_seed(config.seed)

@@ -1,9 +1,15 @@
 """Which device and arithmetic this machine offers."""
 
+import ctypes
+
 import torch
 
 from deepnets.config import Precision
 from deepnets.errors import UserError
+
+# malloc.h of glibc; the largest thresholds it takes
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+LARGEST_TRIM, LARGEST_MMAP = 2**31 - 1, 32 * 2**20
 
 
 def find_device(name: str) -> torch.device:
@@ -33,6 +39,17 @@ def choose_precision(precision: Precision, device: torch.device) -> torch.dtype:
         native = torch.cuda.is_bf16_supported(False) if device.type == "cuda" else _cpu_computes_bfloat16()
         return torch.bfloat16 if native else torch.float32
     return torch.bfloat16 if precision is Precision.bf16 else torch.float32
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep what it frees, instead of giving the pages of large tensors back and mapping them anew.
+
+    Training on a CPU allocates the same tensors at each step. Does nothing where the C library is not glibc.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt:
+        mallopt(M_MMAP_THRESHOLD, LARGEST_MMAP)
+        mallopt(M_TRIM_THRESHOLD, LARGEST_TRIM)
 
 
 def describe(device: torch.device) -> str:

@@ -1,5 +1,8 @@
 """Devices and arithmetic."""
 
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,3 +41,22 @@ def test_automatic_precision_is_bfloat16_where_the_cpu_computes_in_it() -> None:
 
 def test_a_device_has_a_name() -> None:
     assert describe(CPU)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc of glibc only")
+def test_memory_that_was_freed_is_used_again_without_new_pages() -> None:
+    code = """
+import resource, torch
+from deepnets.hardware import keep_freed_memory
+def faults(megabytes):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(megabytes, 2**18)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+plain = [faults(16), faults(16)][1]
+keep_freed_memory()
+print(plain, [faults(16), faults(16)][1])
+"""
+    output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    plain, kept = map(int, output.split())
+    assert kept <= plain // 4
+    assert plain > 0
