@@ -1,4 +1,4 @@
-"""What training a network costs: parameters and multiply-adds counted, time measured on this device."""
+"""What training a network costs: parameters and multiply-adds counted, time and memory measured on this device."""
 
 import json
 import math
@@ -11,15 +11,16 @@ from functools import cache
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from deepnets.allocation import PeakMemory
 from deepnets.assembly import prepare
 from deepnets.config import Config
 from deepnets.data.dataset import Dataset
 from deepnets.errors import UserError
-from deepnets.fit import evaluate, fit
+from deepnets.fit import Training, evaluate, fit
 from deepnets.hardware import choose_precision, describe, find_device
 from deepnets.metrics import Sums
 from deepnets.nodes import build
-from deepnets.record import THREADS
+from deepnets.record import threads_of
 
 TIMED_SECONDS, TIMED_STEPS = 0.4, 3  # after a first step, which is slower; both must be reached
 CPU_MACS = 8e9  # of a timed forward pass on a CPU, where time is proportional to images beyond a few
@@ -39,10 +40,14 @@ class Size:
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds an image takes in training and in evaluation, at the run's batch size."""
+    """Seconds an image takes in training and in evaluation, at a device's share of the batch, and bytes of memory.
+
+    `memory` holds the weights, the optimiser's state and what a step takes in addition, in proportion to its images.
+    """
 
     training: float
     evaluation: float
+    memory: int
 
 
 def size_of(config: Config, dataset: Dataset) -> Size:
@@ -68,18 +73,23 @@ def pace_of(config: Config, dataset: Dataset, size: Size, known: dict[str, Pace]
     Raises:
         UserError: the network does not fit into the memory of the GPU.
     """
-    precision, threads = config.precision.value, config.threads or THREADS
-    what = [size.architecture, config.model.get("survival"), dataset.shape, config.batch_size, precision, threads]
-    key = json.dumps([*what, config.device])
+    precision, threads = config.precision.value, threads_of(config)
+    what = [size.architecture, config.model.get("survival"), dataset.shape, _share(config), precision, threads]
+    key = json.dumps([*what, config.device, config.memory.value, config.optimizer["_target_"]])
     if key not in known:
         torch.set_num_threads(threads)
         known[key] = _measured(config, dataset, size)
     return known[key]
 
 
+def _share(config: Config) -> int:
+    """Images of a batch on each device."""
+    return math.ceil(config.batch_size / config.devices)
+
+
 def _measured(config: Config, dataset: Dataset, size: Size) -> Pace:
     device = find_device(config.device)
-    images = config.batch_size
+    share = images = _share(config)
     if device.type == "cpu":
         images = min(images, max(16, int(CPU_MACS / max(size.macs, 1))))
     noise = replace(
@@ -105,11 +115,32 @@ def _measured(config: Config, dataset: Dataset, size: Size) -> Pace:
             for _ in evaluate(training.model, batches, Sums(device), training.precision):
                 pass
 
-        return Pace(_seconds(train, device) / images, _seconds(test, device) / images)
+        train()  # which makes the optimiser's state
+        memory = _held(training) + _peak(train, device) * share / images
+        return Pace(_seconds(train, device) / images, _seconds(test, device) / images, round(memory))
     except torch.OutOfMemoryError as error:
         raise UserError(
             f"batch_size={config.batch_size}: does not fit into the memory of {describe(device)}; give a smaller one"
         ) from error
+
+
+def _held(training: Training) -> int:
+    """Bytes of the weights, the statistics and the optimiser's state."""
+    state = (value for values in training.optimizer.state.values() for value in values.values())
+    tensors = [*training.model.state_dict().values(), *(value for value in state if isinstance(value, torch.Tensor))]
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def _peak(act: Callable[[], None], device: torch.device) -> int:
+    """Bytes that one `act` takes at most in addition."""
+    if device.type == "cuda":
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        act()
+        return torch.cuda.max_memory_allocated(device) - before
+    with PeakMemory() as peak:
+        act()
+    return peak.bytes
 
 
 def _seconds(act: Callable[[], None], device: torch.device) -> float:

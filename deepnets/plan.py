@@ -2,6 +2,7 @@
 
 import csv
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from math import ceil
@@ -20,13 +21,15 @@ from deepnets.hardware import describe, find_device
 from deepnets.naming import folders_of
 
 FLOPS_PER_MAC = 2 * 3  # a multiply and an add; the backward pass costs twice the forward pass
+DEVICES = (1, 8, 64)  # for how many the time is told
 
 
 @dataclass(frozen=True)
 class Entry:
     """One run of the grid: its state, and as far as it is legal its size, cost and what is left of it.
 
-    `flops` are of the training alone; `left` is the share of it that is not trained yet, `seconds` the time for that.
+    `flops` are of the training alone; `left` is the share of it that is not trained yet, `seconds` the time for that on
+    one device, `devices` how many divide it among them, and `memory` the bytes that each of them needs.
     """
 
     folder: RunFolder
@@ -35,6 +38,8 @@ class Entry:
     size: Size | None = None
     flops: float = 0.0
     seconds: float = 0.0
+    devices: int = 1
+    memory: int = 0
     problem: str | None = None
 
 
@@ -66,7 +71,8 @@ def _entry(config: Config, folder: RunFolder, paces: dict[str, Pace]) -> Entry:
         pace = pace_of(config, dataset, size, paces)
         evaluated = epochs * (dataset.source.found.sizes[1] + dataset.validation)
         seconds = left * (images * pace.training + evaluated * pace.evaluation)
-        return Entry(folder, state, left, size, flops, seconds, dataset.source.found.missing)
+        missing = dataset.source.found.missing
+        return Entry(folder, state, left, size, flops, seconds, config.devices, pace.memory, missing)
     except UserError as error:
         if is_complete and (folder.path / "config.yaml").is_file():
             return Entry(folder, state, 0.0, size)
@@ -99,7 +105,7 @@ def _trained(folder: RunFolder) -> int:
 def _print(config: Config, entries: list[Entry]) -> None:
     console = Console(highlight=False)
     table = Table(Column("row", overflow="fold"), box=None, pad_edge=False)
-    for name in ("runs", "parameters", "MACs"):
+    for name in ("runs", "parameters", "MACs", "memory"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("state")
     table.add_column("time left", justify="right", no_wrap=True)
@@ -111,23 +117,48 @@ def _print(config: Config, entries: list[Entry]) -> None:
     flops, left = sum(e.flops for e in entries), sum(e.flops * e.left for e in entries)
     for line in (
         f"runs       {len(entries)}: {_counted(together)}",
-        f"time left  {_duration(sum(entry.seconds for entry in entries))}, one after the other on "
-        f"{_device(config)}, from a short timing",
+        *_times(entries, _device(config)),
+        "memory     weights, the optimiser's state, and what a training step was measured to take, on each device",
         f"compute    {_pflop(flops)} PFLOP in all, {_pflop(left)} left: 2 x 3 x MACs x training images",
     ):
         console.print(line, soft_wrap=True, markup=False)
     _print_problems(console, entries)
 
 
+def _times(entries: Sequence[Entry], device: str) -> list[str]:
+    runs = [(entry.seconds, entry.devices) for entry in entries if entry.seconds]
+    most = max((devices for _, devices in runs), default=1)
+    told = [f"{_duration(makespan(runs, count))} on {count}" for count in DEVICES if count >= most]
+    divided = "; devices=N is taken to be N times as fast" if most > 1 else ""
+    return [
+        f"time left  {', '.join(told) or f'for runs on {most} devices'} x {device}",
+        f"           seconds measured per image x images left; a device that is free takes the next run{divided}",
+    ]
+
+
+def makespan(runs: Sequence[tuple[float, int]], devices: int) -> float:
+    """Seconds until the last of `runs` (seconds on one device, devices that divide it) ends, each begun as soon as its
+    devices are free, in the order given. Raises ValueError for a run that needs more than there are."""
+    free = [0.0] * devices
+    for seconds, taken in runs:
+        if taken > devices:
+            raise ValueError(f"a run needs {taken} devices of {devices}")
+        free.sort()
+        free[:taken] = [free[taken - 1] + seconds / taken] * taken
+    return max(free)
+
+
 def _cells(entries: list[Entry]) -> tuple[str, ...]:
     """Of a row, behind its name; `entries` are its seeds."""
     states = Counter(entry.state for entry in entries)
     size = next((entry.size for entry in entries if entry.size), None)
+    memory = max(entry.memory for entry in entries)
     seconds = sum(entry.seconds for entry in entries)
     return (
         str(len(entries)),
         f"{size.parameters:,}" if size else "",
         _macs(size.macs) if size else "",
+        _bytes(memory) if memory else "",
         _counted(states) if len(states) > 1 else entries[0].state,
         _duration(seconds) if seconds else "",
     )
@@ -163,6 +194,10 @@ def _pflop(flops: float) -> str:
 
 def _macs(macs: int) -> str:
     return f"{macs / 1e9:.2f}G" if macs >= 1e9 else f"{macs / 1e6:.2f}M"
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 1e9:.2g} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 
 
 def _duration(seconds: float) -> str:

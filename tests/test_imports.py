@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 # From the ground up: a module may import only from lines above its own, or from its own package.
 ORDER = [
-    ["errors", "resolvers"],
+    ["errors", "resolvers", "allocation"],
     ["world"],
     ["config", "interruption", "metrics", "schedule", "optimizer", "models", "data"],
     ["hardware", "revision", "nodes", "command", "processes", "analysis", "fit", "checkpoint", "folder"],

@@ -4,11 +4,15 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
 
-from deepnets.assembly import check_settings
+from deepnets.assembly import check_settings, prepare
 from deepnets.config import CONF, Config, register, typed
 from deepnets.cost import Pace, pace_of, size_of
+from deepnets.fit import fit
+from deepnets.hardware import find_device
+from deepnets.plan import makespan
 from tests.command import train
 
 SMALL = ["model.depth=8", "model.widths=[4,8,16]", "epochs=2"]
@@ -56,7 +60,7 @@ def test_equal_architectures_are_timed_once_and_others_anew() -> None:
 def test_a_plan_writes_nothing_and_reports_the_whole_grid(tmp_path: Path) -> None:
     done = train("sweep=digits_shortcuts", "plan=true", f"output_root={tmp_path}")
     assert done.returncode == 0, done.stderr
-    rows = re.findall(r"^(\S+) +2 +([\d,]+) +(\S+M) +new +\d+(?:\.\d)? (?:s|min)$", done.stdout, re.MULTILINE)
+    rows = re.findall(r"^(\S+) +2 +([\d,]+) +(\S+M) +(\d+ MB) +new +\d+(?:\.\d)? (?:s|min)$", done.stdout, re.MULTILINE)
     assert [name for name, *_ in rows] == ["identity", "none", "scaled_0.5_0.5", "exclusive_gating_b6"]
     assert "runs       8: 8 new" in done.stdout
     assert list(tmp_path.iterdir()) == []
@@ -113,3 +117,44 @@ def test_a_table_fits_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     table = done.stdout.split("\n\n")[0].splitlines()
     assert max(map(len, table)) <= 80
     assert "".join(line[:34].strip() for line in table[1:]).startswith("digits_resnet,digits,")
+
+
+def test_the_next_free_device_takes_the_next_run() -> None:
+    runs = [(3.0, 1), (1.0, 1), (1.0, 1), (4.0, 2), (1.0, 1)]
+    assert makespan(runs, 2) == 3 + 4 / 2 + 1  # the run on two devices waits for both
+    assert makespan(runs, 8) == 3
+    assert makespan([], 1) == 0
+    with pytest.raises(ValueError, match="needs 2 devices of 1"):
+        makespan(runs, 1)
+
+
+def test_memory_is_the_weights_and_what_a_step_makes() -> None:
+    row = config("model=resnet20", "dataset=synthetic", "precision=fp32", "batch_size=16")
+    dataset, _ = check_settings(row)
+    training = prepare(row, find_device("cpu"), torch.float32)
+    steps = fit(training)
+    next(steps)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        kept: list[torch.Tensor] = []
+        next(steps)
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in kept}
+    weights = {p.untyped_storage().data_ptr() for p in training.model.parameters()}
+    saved = sum(size for pointer, size in storages.items() if pointer not in weights)
+    held = 2 * 4 * 269_722  # weights and momentum; gradients are made in the step
+    pace = pace_of(row, dataset, size_of(row, dataset), {})
+    assert held + saved < pace.memory < 1.3 * (held + saved)
+    less = config("model=resnet20", "dataset=synthetic", "precision=fp32", "batch_size=16", "memory=recompute_segments")
+    assert pace_of(less, dataset, size_of(less, dataset), {}).memory < 0.6 * pace.memory
+
+
+def test_a_run_divided_among_devices_needs_less_on_each(tmp_path: Path) -> None:
+    done = train("devices=2", "plan=true", "threads=2", f"output_root={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    assert " on 8, " in done.stdout
+    assert " on 1, " not in done.stdout
+    assert "devices=N is taken to be N times as fast" in done.stdout
+    one, two = (config("model=resnet20", "dataset=synthetic", f"devices={count}") for count in (1, 2))
+    dataset, _ = check_settings(one)
+    size = size_of(one, dataset)
+    whole, half = (pace_of(row, dataset, size, {}).memory for row in (one, two))
+    assert whole / 2 < half < 0.6 * whole
