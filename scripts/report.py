@@ -6,6 +6,7 @@ from pathlib import Path
 from deepnets.command import run_command
 from deepnets.errors import UserError
 from deepnets.results.compare import compare
+from deepnets.results.keep import keep
 from deepnets.results.report import EXPORTS, report
 from deepnets.results.watch import show
 
@@ -14,6 +15,7 @@ EXAMPLES = """examples:
   python scripts/report.py outputs/he2016_table1 outputs/he2016_table1+scale=mini   with two columns of ours
   python scripts/report.py outputs/he2016_table1 --markdown -               only the table, as Markdown
   python scripts/report.py outputs/he2016_table1 --watch                    what its rows are doing
+  python scripts/report.py outputs/he2016_table1 --keep outputs/records     its small files, to commit
   python scripts/report.py --compare outputs/runs/A outputs/runs/B          what differs between two runs or sweeps
 """
 
@@ -27,6 +29,7 @@ def main() -> int:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--status", action="store_true", help="show what every row is doing")
     parser.add_argument("--watch", action="store_true", help="go on showing it until Ctrl-C")
+    what.add_argument("--keep", type=Path, metavar="DIR", help="copy the small files of ended runs there, as records")
     what.add_argument("--compare", nargs=2, type=Path, metavar=("A", "B"), help="two runs, rows or sweeps side by side")
     parser.add_argument("--output", type=Path, metavar="DIR", help="where page and figures go (FOLDER/report)")
     scale = parser.add_mutually_exclusive_group()
@@ -45,6 +48,8 @@ def main() -> int:
         raise UserError("give the folder of a table, as in outputs/<sweep>; --help lists all options")
     if given.status or given.watch:
         return show(given.folders, given.watch)
+    if given.keep:
+        return keep(given.folders, given.keep)
     exports = {kind: file for kind in EXPORTS if (file := getattr(given, kind))}
     return report(given.folders, given.output, exports, given.log)
 

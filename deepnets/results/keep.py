@@ -1,0 +1,41 @@
+"""Records: the small files of runs that have ended, to keep beside the code."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from deepnets.folder import RunFolder
+from deepnets.results.read import Run, read_runs
+from deepnets.results.writing import writing
+from deepnets.status import DIVERGED, FINISHED
+
+COPIED = ("metrics.csv", "result.json")
+
+
+def keep(paths: Sequence[Path], into: Path) -> int:
+    """Copy config.yaml, metrics.csv and result.json of the ended runs in `paths` to into/<table>/<row>/<seed>.
+
+    The record of a machine's own folders is left out. Reports read records as they read runs, and a run whose record
+    is put into an output root counts as finished there. Returns 0.
+
+    Raises:
+        UserError: a folder has no runs, or a file cannot be written.
+    """
+    runs = read_runs(paths)
+    ended = [run for run in runs if run.state.name in (FINISHED, DIVERGED)]
+    for run in ended:
+        with writing(into):
+            _copy(run, into / run.grid.name / run.row / run.folder.path.name)
+    others = f"; {len(runs) - len(ended)} have not ended" if len(ended) < len(runs) else ""
+    print(f"records      {len(ended)} runs in {RunFolder(into)}{others}")
+    return 0
+
+
+def _copy(run: Run, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in COPIED:
+        shutil.copyfile(run.folder.path / name, folder / name)
+    config = run.config | {"output_root": "outputs", "dataset": run.config["dataset"] | {"root": "data"}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))

@@ -1,0 +1,41 @@
+"""`report.py --keep`: records of runs."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from deepnets.results.export import to_csv
+from deepnets.results.keep import keep
+from deepnets.results.read import read_runs
+from deepnets.results.table import tables_of
+from tests.command import train
+from tests.trained import Trained
+
+NUMBERS = ("n", "median", "low", "high", "mean", "std", "best", "difference", "verdict", "errors")
+
+
+def numbers(folder: Path) -> dict[str, list[str]]:
+    lines = csv.DictReader(to_csv(tables_of(read_runs([folder]))).splitlines())
+    return {line["row"]: [line[name] for name in NUMBERS] for line in lines if int(line["n"])}
+
+
+def test_records_say_what_the_runs_say(trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert keep([trained.path], tmp_path) == 0
+    assert "12 runs in" in capsys.readouterr().out
+    assert numbers(tmp_path) == numbers(trained.path)
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {
+        "config.yaml",
+        "metrics.csv",
+        "result.json",
+    }
+
+
+def test_a_record_names_no_folder_of_the_machine_and_counts_as_finished(tmp_path: Path) -> None:
+    tiny = ["model.depth=8", "model.widths=[2,2,2]", "epochs=null", "iterations=3"]
+    assert train(*tiny, f"output_root={tmp_path / 'there'}").returncode == 0
+    assert keep([tmp_path / "there"], tmp_path / "records") == 0
+    for file in (tmp_path / "records").glob("runs/*/seed0/*"):
+        assert str(tmp_path) not in file.read_text()
+    again = train(*tiny, f"output_root={tmp_path / 'records'}")
+    assert "already finished" in again.stdout, again.stderr
