@@ -17,6 +17,7 @@ LAGS = [1, 2, 5, 10, 15]
 # 10 draws each of a reference run; its own noise is part of the tolerance of 0.1.
 BANDS = {
     Net("one_layer"): [0.97, 0.95, 0.87, 0.75, 0.64],
+    Net("one_layer_literal"): [0.94, 0.90, 0.84, 0.75, 0.69],
     Net("feedforward", 2): [0.97, 0.93, 0.83, 0.67, 0.53],
     Net("feedforward", 4): [0.95, 0.90, 0.76, 0.57, 0.43],
     Net("feedforward", 10): [0.77, 0.60, 0.25, -0.01, -0.05],
@@ -45,6 +46,16 @@ def curve(net: Net) -> np.ndarray:
 @pytest.mark.parametrize("net", BANDS, ids=lambda net: f"{net.kind}-{net.depth}-{net.beta:g}")
 def test_autocorrelations_lie_in_the_bands_of_the_reference_run(net: Net) -> None:
     np.testing.assert_allclose(curve(net)[LAGS], BANDS[net], atol=0.1)
+
+
+def test_the_literal_bias_puts_all_kinks_in_the_middle_of_the_grid() -> None:
+    """Its standard deviation is 200^-1/2 = 0.071: beyond 0.4 the gradient is constant on either side."""
+    outside, kinked = shattering.grid()[1:, 0].abs().numpy() > 0.4, {}
+    for kind in ("one_layer", "one_layer_literal"):
+        changes = np.diff(shattering.gradients(Net(kind), shattering.grid(), 50, generator())[..., 0], axis=1) != 0
+        kinked[kind] = [changes[:, outside].mean(), changes[:, 120:135].mean()]
+    assert kinked["one_layer_literal"][0] == 0
+    assert min(kinked["one_layer_literal"][1], *kinked["one_layer"]) > 0.2
 
 
 def test_depth_shatters_gradients_of_feedforward_nets_and_small_branches_keep_those_of_resnets() -> None:

@@ -13,7 +13,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import relu
 
-Kind = Literal["one_layer", "feedforward", "feedforward_uncentred", "resnet", "resnet_centred", "looks_linear"]
+Kind = Literal[
+    "one_layer",
+    "one_layer_literal",
+    "feedforward",
+    "feedforward_uncentred",
+    "resnet",
+    "resnet_centred",
+    "looks_linear",
+]
 UNITS = 200  # per hidden layer, N
 POINTS, RANGE = 256, 2.0  # the grid: 256 points on [-2, 2]
 DRAWS_AT_ONCE = 5  # small enough that a layer's arrays stay in a processor's cache
@@ -24,11 +32,12 @@ EPS = 1e-5
 class Net:
     """A family of nets and a depth L; `beta` scales the branches of residual ones.
 
-    one_layer is w relu(x - b) with b ~ N(0, 1), so that its kinks lie all over the grid. The others have an input layer
-    x v + b, v ~ N(0, 1), b ~ N(0, 1 / N), hidden weights N(0, 2 / N) and a readout N(0, 1 / N). In feedforward nets all
-    L layers are rectified, and centred but for feedforward_uncentred. resnet has L - 1 blocks x + beta W relu(BN(x))
-    behind the input layer, as Theorem 3 counts, resnet_centred L blocks x + beta W relu(x - mean), for Theorem 2.
-    looks_linear has L layers with CReLU and mirrored orthogonal weights, and a mirrored readout.
+    one_layer is w relu(x - b) with b ~ N(0, 1), so that its kinks lie all over the grid; one_layer_literal has the
+    paper's b ~ N(0, 1 / N), with which they lie within about 0.2 of 0. The others have an input layer x v + b,
+    v ~ N(0, 1), b ~ N(0, 1 / N), hidden weights N(0, 2 / N) and a readout N(0, 1 / N). In feedforward nets all L layers
+    are rectified, and centred but for feedforward_uncentred. resnet has L - 1 blocks x + beta W relu(BN(x)) behind the
+    input layer, as Theorem 3 counts, resnet_centred L blocks x + beta W relu(x - mean), for Theorem 2. looks_linear has
+    L layers with CReLU and mirrored orthogonal weights, and a mirrored readout.
     """
 
     kind: Kind
@@ -64,8 +73,8 @@ def _output(net: Net, x: Tensor, generator: torch.Generator) -> Tensor:
     def normal(rows: int, columns: int, variance: float) -> Tensor:
         return torch.randn(draws, rows, columns, generator=generator) * variance**0.5
 
-    if net.kind == "one_layer":
-        bias = normal(1, UNITS, 1.0)
+    if net.kind in ("one_layer", "one_layer_literal"):
+        bias = normal(1, UNITS, 1.0 if net.kind == "one_layer" else 1 / UNITS)
         return (relu(x.sum(2, keepdim=True) - bias) @ normal(UNITS, 1, 1 / UNITS))[..., 0]
     x = x @ normal(inputs, UNITS, 1 / inputs) + normal(1, UNITS, 1 / UNITS)
     for layer in range(net.depth):
