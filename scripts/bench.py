@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,6 +24,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 
 from deepnets.analysis import lesion
+from deepnets.analysis.settling import settle
 from deepnets.analysis.walk import walk_of
 from deepnets.assembly import dataset_of, prepare, splits_of
 from deepnets.command import run_command
@@ -240,36 +242,43 @@ def bench_grid(root: str, repeats: int, iterations: int) -> Measurement:
 def bench_lesion(root: str, repeats: int, iterations: int) -> Measurement:
     """Images/s through pre-activation ResNet-110 with one unit deleted, over all 54 deletions.
 
-    With shared beginnings against an evaluation for each, by batches of 500 as in training, and by batches that fit the
-    cache as theirs do. `iterations` images; raises RuntimeError where a number differs.
+    With shared beginnings by batches of 64, which fit the cache, against an evaluation for each by batches of 500 as in
+    training; in the arithmetic of training's evaluation, and in float32. `iterations` images; raises RuntimeError where
+    an error differs.
     """
     overrides = ["model=preact110", "dataset=cifar10", f"dataset.root={root}"]
     config, device = configuration(*overrides), find_device("auto")
     model = build_model(overrides).eval().to(device, memory_format=torch.channels_last)
     splits, walk = splits_of(dataset_of(config), device), walk_of(model)
     variants = [lesion.with_deleted(walk, [unit]) for unit in range(len(walk))]
+    middle = variants[len(variants) // 2]
+    whole = config.evaluation_batch_size
 
     def batches(images: int, size: int) -> EvaluationBatches:
         first = splits.test.select(torch.arange(images, device=device))
         return EvaluationBatches(first, splits.normalization, batch_size=size)
 
-    def speed(images: int, size: int, chosen: list[lesion.Variant]) -> float:
+    settle(model, next(iter(batches(whole, whole)))[0])
+
+    def speed(images: int, size: int, chosen: list[lesion.Variant], precision: torch.dtype) -> float:
         data, started = batches(images, size), time.perf_counter()
-        lesion.scores(walk, data, chosen)
+        lesion.scores(walk, data, chosen, precision)
         return images * len(chosen) / (time.perf_counter() - started)
 
-    one_by_one = [lesion.scores(walk, batches(iterations, iterations), [variant]).error[0] for variant in variants[::9]]
-    if one_by_one != lesion.scores(walk, batches(iterations, 16), variants).error[::9].tolist():
-        raise RuntimeError("shared beginnings score other than evaluations one by one")
-    middle = variants[len(variants) // 2]
-    return in_turns(
-        {
-            "shared beginnings, batches of 64": lambda: speed(iterations, 64, variants),
-            "one by one, batches of 500": lambda: speed(500, 500, [middle]),
-            "one by one, batches of 64": lambda: speed(512, 64, [middle]),
-        },
-        repeats,
-    )
+    candidates = {}
+    for precision in dict.fromkeys((choose_precision(config.precision, device), torch.float32)):
+        alone = [
+            lesion.scores(walk, batches(iterations, iterations), [variant], precision).error[0]
+            for variant in variants[::9]
+        ]
+        if alone != lesion.scores(walk, batches(iterations, 16), variants, precision).error[::9].tolist():
+            raise RuntimeError("shared beginnings score other than evaluations one by one")
+        name = str(precision).removeprefix("torch.")
+        candidates |= {
+            f"shared beginnings, {name}": partial(speed, iterations, 64, variants, precision),
+            f"one by one, {name}": partial(speed, whole, whole, [middle], precision),
+        }
+    return in_turns(candidates, repeats)
 
 
 BENCHES = {

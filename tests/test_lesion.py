@@ -1,6 +1,7 @@
 """Lesions: what is deleted, that shared beginnings change no number, and which units may change places."""
 
 from collections import Counter
+from copy import deepcopy
 
 import numpy as np
 import pytest
@@ -12,7 +13,12 @@ from torch.nn.functional import cross_entropy
 from deepnets.analysis import lesion
 from deepnets.analysis.lesion import Place, Scores, Variant
 from deepnets.analysis.walk import Walk, walk_of
+from deepnets.data import normalization
+from deepnets.data.batches import EvaluationBatches
+from deepnets.data.source import Split
 from deepnets.errors import UserError
+from deepnets.fit import evaluate
+from deepnets.metrics import Sums
 from deepnets.models.shortcuts import Gated
 from deepnets.models.unit import Unit
 from tests.networks import small_batch, small_network
@@ -64,6 +70,29 @@ def test_the_walk_is_the_network(overrides: tuple[str, ...]) -> None:
     assert torch.equal(walk.inputs(x)[-1], model(x))
     whole = lesion.scores(walk, [(x, labels)], [lesion.intact(walk)])
     assert whole.loss[0] == pytest.approx(cross_entropy(model(x), labels).item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_single_deletions_score_as_training_evaluates_the_net_without_a_branch(precision: torch.dtype) -> None:
+    """In the same arithmetic the same logits bit by bit: only the means are rounded."""
+    model = small_network("model.depth=14", "model/ordering=full_preactivation").float()
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(256, (60, 8, 8, 1), generator=generator, dtype=torch.uint8)
+    split = Split(images, torch.randint(10, (60,), generator=generator))
+    batches = EvaluationBatches(split, normalization.fit("channel", images), batch_size=25)
+    walk = walk_of(model)
+    found = lesion.scores(walk, batches, [lesion.with_deleted(walk, [unit]) for unit in range(len(walk))], precision)
+    for unit in range(len(walk)):
+        without = deepcopy(model)
+        nn.init.zeros_(without.units[unit].branch[-1].weight)  # F = 0
+        sums = Sums(torch.device("cpu"))
+        for _ in evaluate(without, batches, sums, precision):
+            pass
+        expected = sums.mean()
+        assert (found.error[unit], found.loss[unit]) == pytest.approx((expected.error, expected.loss), rel=1e-12)
+    assert len(set(found.loss.tolist())) == len(walk)
+    other = {torch.float32: torch.bfloat16, torch.bfloat16: torch.float32}[precision]
+    assert found.loss[0] != lesion.scores(walk, batches, [lesion.with_deleted(walk, [0])], other).loss[0]
 
 
 def test_float32_logits_do_not_depend_on_how_images_are_batched() -> None:

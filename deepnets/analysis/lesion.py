@@ -56,8 +56,15 @@ def _is_exclusive(unit: Unit) -> bool:
     return isinstance(unit.shortcut, Gated) and unit.shortcut.exclusive
 
 
-def scores(walk: Walk, batches: Iterable[tuple[Tensor, Tensor]], variants: Sequence[Variant]) -> Scores:
+def scores(
+    walk: Walk,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    variants: Sequence[Variant],
+    precision: torch.dtype = torch.float32,
+) -> Scores:
     """The scores of each variant of a net on all batches (x (N, C, H, W), y (N,)); batch statistics stay frozen.
+
+    `precision` is float32, the net's own arithmetic, or bfloat16, which are autocast as in training's evaluation.
 
     Variants that begin alike share their activations as far as they do: all single deletions of n units cost n / 2
     evaluations, not n. One activation per position is held at a time, so batches that fit the processor's cache are
@@ -66,8 +73,10 @@ def scores(walk: Walk, batches: Iterable[tuple[Tensor, Tensor]], variants: Seque
     sums, images = torch.zeros(len(variants), 2, dtype=torch.float64), 0
     for x, labels in batches:
         images += len(labels)
-        with torch.inference_mode():
+        autocast = torch.autocast(x.device.type, torch.bfloat16, enabled=precision == torch.bfloat16)
+        with torch.inference_mode(), autocast:
             for group, logits in _logits(walk, x, variants):
+                logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
                 wrong = (logits.argmax(1) != labels).sum().double()
                 loss = cross_entropy(logits, labels, reduction="sum").double()
                 sums[group] += torch.stack((wrong, loss)).cpu()

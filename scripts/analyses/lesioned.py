@@ -10,6 +10,7 @@ from analyses.subject import Subject
 from deepnets.analysis import lesion
 from deepnets.analysis.lesion import Scores, Variant
 from deepnets.analysis.walk import walk_of
+from deepnets.hardware import choose_precision
 
 CACHED_VALUES = 2**20  # of a unit's input, which stay in a processor's cache: the fastest batch, whatever the net
 POINTS = 10  # numbers of deletions and of swaps that are tried
@@ -21,6 +22,7 @@ class Lesioned:
     def __init__(self, subject: Subject, color: str, arguments: argparse.Namespace) -> None:
         self.name, self.label, self.color = subject.name, subject.name, color
         self.walk = walk_of(subject.settled())
+        self.precision = choose_precision(subject.config.precision, subject.device)  # its test error is measured in it
         self.split = arguments.split or ("train" if lesion.closes_gates(self.walk) else "test")
         images = subject.batches(self.split, arguments.images)
         self.sample = next(iter(images))[0][:1]
@@ -31,7 +33,8 @@ class Lesioned:
         self.generator = np.random.default_rng(arguments.seed)
 
     def scores(self, variants: Sequence[Variant]) -> Scores:
-        return lesion.scores(self.walk, progress(self.batches, f"{len(variants)} variants of {self.name}"), variants)
+        batches = progress(self.batches, f"{len(variants)} variants of {self.name}")
+        return lesion.scores(self.walk, batches, variants, self.precision)
 
     def drawn(self, most: int, draws: int, draw: Callable[[int], Variant]) -> tuple[np.ndarray, list[Variant], Scores]:
         """`draws` variants of 0 and of each of up to POINTS numbers of changes: these numbers, variants, scores."""

@@ -23,7 +23,7 @@ from deepnets.run import load_run
 
 @dataclass(frozen=True)
 class Subject:
-    """A network in evaluation mode on `device`, and where its analyses go: `folder`/analysis; float32 throughout."""
+    """A network in evaluation mode on `device`, and where its analyses go: `folder`/analysis; float32 weights."""
 
     name: str
     model: nn.Module
