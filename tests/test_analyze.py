@@ -94,6 +94,14 @@ def test_lesions_of_a_run_lie_in_its_folder_and_begin_with_its_error(
     assert told[-1].startswith("results")
 
 
+def test_lesions_are_measured_in_the_precision_of_the_run(analyze: Analyze, tmp_path: Path) -> None:
+    folder = trained(tmp_path, "model.depth=8", "epochs=1", "precision=bf16")
+    analyze("lesion", folder.path, "--only", "single")
+    whole, recorded = rows(folder.path / "analysis" / "lesion_single.csv")[0], rows(folder.path / "metrics.csv")[-1]
+    for what in ("error", "loss"):
+        assert float(whole[what]) == pytest.approx(float(recorded[f"test_{what}"]), rel=3e-6)  # six digits are kept
+
+
 def test_highway_lesions_are_judged_on_the_training_set_and_runs_contrasted_in_one_figure(
     analyze: Analyze, highway: RunFolder, residual: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
