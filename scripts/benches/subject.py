@@ -1,0 +1,60 @@
+"""What is measured: the run that the options of scripts/train.py compose, and the device that it runs on."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from hydra import compose, initialize_config_dir
+
+from deepnets.assembly import prepare
+from deepnets.config import CONF, Config, register, typed
+from deepnets.fit import Training
+from deepnets.hardware import choose_precision, find_device
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A run's configuration as `overrides` compose it, its device and its arithmetic."""
+
+    overrides: tuple[str, ...]
+    config: Config
+    device: torch.device
+    precision: torch.dtype
+
+    def training(self) -> Training:
+        """The run at its beginning."""
+        return prepare(self.config, self.device, self.precision)
+
+
+def subject_of(overrides: Sequence[str]) -> Subject:
+    """The subject that scripts/train.py makes of these overrides."""
+    register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = typed(compose("train", list(overrides)))
+    device = find_device(config.device)
+    return Subject(tuple(overrides), config, device, choose_precision(config.precision, device))
+
+
+def add_subject(parser: argparse.ArgumentParser, model: str) -> None:
+    """What a bench of one network asks; `model` is the default one."""
+    add_root(parser)
+    parser.add_argument("--model", default=model, help=f"the network, as in conf/model (default: {model})")
+    parser.add_argument("overrides", nargs="*", metavar="OPTION", help="any other option of scripts/train.py")
+
+
+def add_root(parser: argparse.ArgumentParser) -> None:
+    """Where CIFAR-10 lies."""
+    parser.add_argument("--root", metavar="DIR", help="folder with CIFAR-10, in any form that dataset=cifar10 reads")
+
+
+def chosen(arguments: argparse.Namespace) -> Subject:
+    """The subject that `add_subject` asked for: CIFAR-10 under --root unless the options name another data set."""
+    return subject_of(words_of(arguments.model, arguments.root, arguments.overrides))
+
+
+def words_of(model: str, root: str | None, overrides: Sequence[str] = ()) -> list[str]:
+    """Overrides that compose `model` on CIFAR-10 under `root`, or whatever `overrides` name instead."""
+    words = {"model": model, "dataset": "cifar10"} | ({"dataset.root": root} if root else {})
+    given = {word.partition("=")[0] for word in overrides}
+    return [*(f"{key}={value}" for key, value in words.items() if key not in given), *overrides]
