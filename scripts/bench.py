@@ -55,7 +55,7 @@ def main(words: Sequence[str] | None = None) -> int:
         for note in one.notes:
             console.print(note)
     if arguments.json:
-        tables = {one.title: {"unit": one.unit, "of": one.summary(), "notes": list(one.notes)} for one in figures}
+        tables = {one.title: one.as_json() for one in figures}
         arguments.json.write_text(json.dumps({**machine, "tables": tables}, indent=2) + "\n")
     return 0
 

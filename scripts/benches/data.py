@@ -5,10 +5,12 @@ from collections.abc import Iterator
 
 import torch
 from benches.figures import Figures
-from benches.plain import plain_loader
+from benches.peers import plain
 from benches.subject import add_subject, chosen
-from benches.turns import in_turns, rate
+from benches.task import task_of
+from benches.turns import Candidates, in_turns, seconds_of
 
+from deepnets.assembly import dataset_of
 from deepnets.data.batches import TrainingBatches
 
 
@@ -16,18 +18,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """What can be chosen."""
     add_subject(parser, "resnet20")
     parser.add_argument("--iterations", type=int, default=40, help="batches a repeat (default: 40)")
+    parser.add_argument("--workers", type=int, default=2, help="processes of torchvision's loader (default: 2)")
 
 
 def measure(arguments: argparse.Namespace) -> list[Figures]:
     """Make batches by turns."""
-    subject = chosen(arguments)
-    batches = subject.training().batches
-    size, iterations, host = subject.config.batch_size, arguments.iterations, torch.device("cpu")
+    subject, iterations = chosen(arguments), arguments.iterations
+    batches, dataset, host = subject.training().batches, dataset_of(subject.config), torch.device("cpu")
+    images = iterations * subject.config.batch_size
     ours = _endless(batches)
-    candidates = {"deepnets": lambda: rate(ours, size, iterations, subject.device)}
-    for workers in (0, 2):
-        plain = plain_loader(batches.split, size, workers)
-        candidates[f"torchvision, {workers} workers"] = lambda plain=plain: rate(plain, size, iterations, host)
+    candidates: Candidates = {"deepnets": lambda: images / seconds_of(ours, iterations, subject.device)}
+    for workers in dict.fromkeys((0, arguments.workers)):
+        theirs = plain.forever(plain.loader(task_of(subject, batches.split, dataset.pad, dataset.flip, workers)))
+        candidates[f"torchvision, {workers} workers"] = lambda them=theirs: images / seconds_of(them, iterations, host)
     return [Figures("data pipeline", "images/s", in_turns(candidates, arguments.repeats))]
 
 

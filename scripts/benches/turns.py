@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
+Candidates = dict[str, Callable[[], float]]
 Measurement = dict[str, list[float]]
 SETTLE_SECONDS = 1.0  # a loader's workers go on filling their queue after its turn
 
@@ -23,13 +24,13 @@ def in_turns(
     return results
 
 
-def rate(batches: Iterator, batch_size: int, iterations: int, device: torch.device) -> float:
-    """Images a second over that many iterations."""
+def seconds_of(steps: Iterator, iterations: int, device: torch.device) -> float:
+    """That so many of the steps take."""
     started = time.perf_counter()
     for _ in range(iterations):
-        next(batches)
+        next(steps)
     wait(device)
-    return iterations * batch_size / (time.perf_counter() - started)
+    return time.perf_counter() - started
 
 
 def wait(device: torch.device) -> None:
