@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from benches import data, grid, lesion, logging, startup, training
+from benches import checkpoint, data, ddp, evaluation, grid, lesion, logging, memory, startup, training
 from rich.console import Console
 
 from deepnets.command import run_command
@@ -18,6 +18,10 @@ from deepnets.hardware import describe, find_device
 
 BENCHES = {
     "training": training,
+    "evaluation": evaluation,
+    "checkpoint": checkpoint,
+    "ddp": ddp,
+    "memory": memory,
     "data": data,
     "startup": startup,
     "logging": logging,

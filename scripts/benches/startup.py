@@ -24,7 +24,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def measure(arguments: argparse.Namespace) -> list[Figures]:
     """Start by turns."""
-    words = words_of(arguments.model, arguments.root, arguments.overrides)
+    words = words_of(arguments)
     candidates = {
         "first optimiser step": lambda: _first_step(words),
         "--help": lambda: _seconds(TRAIN, "--help"),

@@ -36,25 +36,24 @@ def subject_of(overrides: Sequence[str]) -> Subject:
     return Subject(tuple(overrides), config, device, choose_precision(config.precision, device))
 
 
-def add_subject(parser: argparse.ArgumentParser, model: str) -> None:
-    """What a bench of one network asks; `model` is the default one."""
-    add_root(parser)
+def add_subject(parser: argparse.ArgumentParser, model: str, dataset: str = "cifar10") -> None:
+    """What a bench of one network asks; `model` and `dataset` are the default ones."""
+    if dataset == "cifar10":
+        parser.add_argument("--root", metavar="DIR", help="folder with CIFAR-10, as dataset.root of scripts/train.py")
     parser.add_argument("--model", default=model, help=f"the network, as in conf/model (default: {model})")
     parser.add_argument("overrides", nargs="*", metavar="OPTION", help="any other option of scripts/train.py")
+    parser.set_defaults(dataset=dataset)
 
 
-def add_root(parser: argparse.ArgumentParser) -> None:
-    """Where CIFAR-10 lies."""
-    parser.add_argument("--root", metavar="DIR", help="folder with CIFAR-10, in any form that dataset=cifar10 reads")
+def words_of(arguments: argparse.Namespace) -> list[str]:
+    """The overrides that `add_subject` asked for; an OPTION replaces what would follow from the others."""
+    words = {"model": arguments.model, "dataset": arguments.dataset}
+    if getattr(arguments, "root", None):
+        words["dataset.root"] = arguments.root
+    given = {word.partition("=")[0] for word in arguments.overrides}
+    return [*(f"{key}={value}" for key, value in words.items() if key not in given), *arguments.overrides]
 
 
 def chosen(arguments: argparse.Namespace) -> Subject:
-    """The subject that `add_subject` asked for: CIFAR-10 under --root unless the options name another data set."""
-    return subject_of(words_of(arguments.model, arguments.root, arguments.overrides))
-
-
-def words_of(model: str, root: str | None, overrides: Sequence[str] = ()) -> list[str]:
-    """Overrides that compose `model` on CIFAR-10 under `root`, or whatever `overrides` name instead."""
-    words = {"model": model, "dataset": "cifar10"} | ({"dataset.root": root} if root else {})
-    given = {word.partition("=")[0] for word in overrides}
-    return [*(f"{key}={value}" for key, value in words.items() if key not in given), *overrides]
+    """The subject of `words_of`."""
+    return subject_of(words_of(arguments))

@@ -1,0 +1,95 @@
+"""Images/s of the test set evaluated as at the end of an epoch, by size of batch and against a plain loop."""
+
+import argparse
+import time
+from dataclasses import replace
+
+import torch
+from benches.figures import Figures
+from benches.peers import plain
+from benches.subject import add_subject, chosen
+from benches.task import Task, task_of
+from benches.turns import Candidates, in_turns
+from torch.utils.data import DataLoader
+
+from deepnets.assembly import dataset_of, splits_of
+from deepnets.data.batches import EvaluationBatches
+from deepnets.data.normalization import Normalization
+from deepnets.data.source import Split
+from deepnets.errors import UserError
+from deepnets.fit import Training, evaluate
+from deepnets.metrics import Sums
+from deepnets.run import build_model
+
+SIZES = "100,250,1000,2500,5000"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What can be chosen."""
+    add_subject(parser, "resnet20")
+    parser.add_argument("--sizes", default=SIZES, help=f"of batches, besides evaluation_batch_size (default: {SIZES})")
+    parser.add_argument("--images", type=int, help="of the test set (default: all)")
+    parser.add_argument("--workers", type=int, default=2, help="processes of the plain loop's loader (default: 2)")
+
+
+def measure(arguments: argparse.Namespace) -> list[Figures]:
+    """Evaluate by turns."""
+    subject = chosen(arguments)
+    splits = splits_of(dataset_of(subject.config), subject.device)
+    images = min(arguments.images or len(splits.test), len(splits.test))
+    test = splits.test.select(torch.arange(images, device=subject.device))
+    training, own = subject.training(), subject.config.evaluation_batch_size
+    candidates: Candidates = {
+        f"batches of {size}": lambda size=size: images / _seconds(training, test, splits.normalization, size)
+        for size in dict.fromkeys((own, *_sizes(arguments.sizes)))
+    }
+    task = replace(task_of(subject, test, 0, False, arguments.workers), batch_size=own)
+    for precision in dict.fromkeys((torch.float32, subject.precision)):
+        theirs = replace(task, precision=precision, model=build_model(list(subject.overrides)))
+        told = f"{precision}".removeprefix("torch.") + (" NCHW" if precision == torch.float32 else " channels_last")
+        loop = _PlainLoop(theirs)
+        candidates[f"plain loop, batches of {own}, {told}"] = lambda loop=loop: images / loop.seconds()
+    title = f"evaluation of {arguments.model}, {images} images"
+    return [Figures(title, "images/s", in_turns(candidates, arguments.repeats))]
+
+
+def _sizes(given: str) -> list[int]:
+    sizes = given.split(",")
+    if not all(size.isdigit() and int(size) for size in sizes):
+        raise UserError(f"--sizes {given}: give sizes of batches with commas, e.g. {SIZES}")
+    return [int(size) for size in sizes]
+
+
+def _seconds(training: Training, test: Split, normalization: Normalization, size: int) -> float:
+    """Of what `fit` does with a split when an epoch has ended."""
+    started, sums = time.perf_counter(), Sums(training.device)
+    batches = EvaluationBatches(test, normalization, batch_size=size)
+    for _ in evaluate(training.model, batches, sums, training.precision):
+        pass
+    sums.mean()
+    return time.perf_counter() - started
+
+
+class _PlainLoop:
+    """The usual script's: torchvision's loader, no gradients, the number of right predictions read batch by batch."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.layout = torch.contiguous_format if task.precision == torch.float32 else torch.channels_last
+        self.model = task.model.to(task.device, memory_format=self.layout).eval()
+        self.loader = DataLoader(
+            plain.PlainImages(task.images, task.labels, plain.normalization(task)),
+            task.batch_size,
+            num_workers=task.workers,
+            persistent_workers=task.workers > 0,
+            pin_memory=task.device.type == "cuda",
+        )
+
+    def seconds(self) -> float:
+        device, right, started = self.task.device, 0, time.perf_counter()
+        enabled = self.task.precision == torch.bfloat16
+        with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=enabled):
+            for images, labels in self.loader:
+                logits = self.model(images.to(device, memory_format=self.layout))
+                right += (logits.argmax(1) == labels.to(device)).sum().item()
+        return time.perf_counter() - started
