@@ -8,7 +8,7 @@ from benches.figures import Figures
 from benches.peers import plain
 from benches.subject import add_subject, chosen
 from benches.task import task_of
-from benches.turns import Candidates, in_turns, seconds_of
+from benches.turns import SETTLE_SECONDS, Candidates, in_turns, seconds_of
 
 from deepnets.assembly import dataset_of
 from deepnets.data.batches import TrainingBatches
@@ -31,7 +31,13 @@ def measure(arguments: argparse.Namespace) -> list[Figures]:
     for workers in dict.fromkeys((0, arguments.workers)):
         theirs = plain.forever(plain.loader(task_of(subject, batches.split, dataset.pad, dataset.flip, workers)))
         candidates[f"torchvision, {workers} workers"] = lambda them=theirs: images / seconds_of(them, iterations, host)
-    return [Figures("data pipeline", "images/s", in_turns(candidates, arguments.repeats))]
+    return [
+        Figures(
+            "data pipeline",
+            "images/s",
+            in_turns(candidates, arguments.repeats, SETTLE_SECONDS if arguments.workers else 0),
+        )
+    ]
 
 
 def _endless(batches: TrainingBatches) -> Iterator:

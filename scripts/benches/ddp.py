@@ -77,7 +77,7 @@ def measured(words: Sequence[str], threads: int, iterations: int, repeats: int) 
     if device.type == "cuda":
         device = find_device(f"cuda:{world.local_rank}")
     with joined(world, device):
-        return in_turns(_candidates(words, world, device, threads, iterations), repeats, settle_seconds=0)
+        return in_turns(_candidates(words, world, device, threads, iterations), repeats)
 
 
 def _candidates(words: Sequence[str], world: World, device: torch.device, threads: int, iterations: int) -> Candidates:

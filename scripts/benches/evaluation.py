@@ -9,7 +9,7 @@ from benches.figures import Figures
 from benches.peers import plain
 from benches.subject import add_subject, chosen
 from benches.task import Task, task_of
-from benches.turns import Candidates, in_turns
+from benches.turns import SETTLE_SECONDS, Candidates, in_turns
 from torch.utils.data import DataLoader
 
 from deepnets.assembly import dataset_of, splits_of
@@ -50,7 +50,9 @@ def measure(arguments: argparse.Namespace) -> list[Figures]:
         loop = _PlainLoop(theirs)
         candidates[f"plain loop, batches of {own}, {told}"] = lambda loop=loop: images / loop.seconds()
     title = f"evaluation of {arguments.model}, {images} images"
-    return [Figures(title, "images/s", in_turns(candidates, arguments.repeats))]
+    return [
+        Figures(title, "images/s", in_turns(candidates, arguments.repeats, SETTLE_SECONDS if arguments.workers else 0))
+    ]
 
 
 def _sizes(given: str) -> list[int]:

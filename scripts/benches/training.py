@@ -18,7 +18,7 @@ from benches import floor
 from benches.figures import Figures
 from benches.subject import Subject, add_subject, chosen
 from benches.task import Task, bundled, given, task_of
-from benches.turns import Candidates, in_turns, seconds_of
+from benches.turns import SETTLE_SECONDS, Candidates, in_turns, seconds_of
 
 from deepnets.assembly import dataset_of
 from deepnets.errors import UserError
@@ -51,7 +51,7 @@ def measure(arguments: argparse.Namespace) -> list[Figures]:
             train = prepare(task)
             candidates[name] = lambda train=train: images / train(iterations)
         best, notes = floor.at_best(subject)
-        values = in_turns(candidates | best, arguments.repeats)
+        values = in_turns(candidates | best, arguments.repeats, SETTLE_SECONDS if tasks and arguments.workers else 0)
     precision = _told(subject.precision)
     notes = [f"deepnets, its floor, timm and lightning train in {precision}, channels_last", *notes]
     return [

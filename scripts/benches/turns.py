@@ -10,10 +10,11 @@ Measurement = dict[str, list[float]]
 SETTLE_SECONDS = 1.0  # a loader's workers go on filling their queue after its turn
 
 
-def in_turns(
-    candidates: Mapping[str, Callable[[], float]], repeats: int, settle_seconds: float = SETTLE_SECONDS
-) -> Measurement:
-    """What each candidate returns: called once to warm up, then `repeats` times in turns, by its name."""
+def in_turns(candidates: Mapping[str, Callable[[], float]], repeats: int, settle_seconds: float = 0.0) -> Measurement:
+    """What each candidate returns: called once to warm up, then `repeats` times in turns, by its name.
+
+    Where some have workers, each turn begins after SETTLE_SECONDS.
+    """
     for measure in candidates.values():
         measure()
     results: Measurement = {name: [] for name in candidates}
