@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from benches import checkpoint, data, ddp, evaluation, grid, lesion, logging, memory, startup, training
+from benches.options import count
 from rich.console import Console
 
 from deepnets.command import run_command
@@ -43,12 +44,14 @@ def main(words: Sequence[str] | None = None) -> int:
         )
         kind.set_defaults(measure=bench.measure)
         bench.add_options(kind)
-        kind.add_argument("--repeats", type=int, default=5, help="how often each is measured (default: 5)")
+        kind.add_argument("--repeats", type=count, default=5, help="how often each is measured (default: 5)")
         kind.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     arguments = parser.parse_args(words)
     figures = arguments.measure(arguments)
+    chosen = [word for word in getattr(arguments, "overrides", []) if word.startswith("device=")]
+    device = chosen[-1].removeprefix("device=") if chosen else "auto"
     machine = {
-        "device": describe(find_device("auto")),
+        "device": describe(find_device(device)),
         "threads": torch.get_num_threads(),
         "torch": str(torch.__version__),
     }

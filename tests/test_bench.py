@@ -157,16 +157,34 @@ def test_a_peer_in_a_file_is_measured_and_absent_ones_are_named(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["training", *TINY, "--peers", "keras"], "--peers keras: choose from plain, timm, lightning"),
         (["training", *TINY, "--peers", "none", "--peer", "nowhere.py"], "--peer nowhere.py: no such file"),
         (["training", *TINY, "--peers", "none", "--peer", __file__], "defines no prepare"),
-        (["evaluation", *TINY, "--sizes", "10,x"], "--sizes 10,x: give sizes of batches"),
-        (["memory", "--modes", "none"], "--modes none: choose from full, recompute_activations"),
     ],
 )
-def test_wrong_options_are_refused_with_what_is_right(
+def test_a_file_that_is_no_peer_is_refused(
     bench: Callable[..., dict[str, Any]], words: list[str], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError) as error:
         bench(tmp_path / "figures.json", *words)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["training", "--peers", "keras"], "--peers: keras: choose from plain, timm, lightning, none"),
+        (["training", "--iterations", "0"], "--iterations: 0: give a whole number, 1 or more"),
+        (["evaluation", "--sizes", "10,x"], "--sizes: x: give a whole number, 1 or more"),
+        (["memory", "--modes", "none"], "--modes: none: choose from full, recompute_activations"),
+    ],
+)
+def test_wrong_values_are_refused_with_what_is_right(
+    bench: Callable[..., dict[str, Any]],
+    words: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        bench(tmp_path / "figures.json", *words)
+    assert message in capsys.readouterr().err

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import torch
 from benches.figures import Figures
+from benches.options import count
 from benches.peers import plain
 from benches.subject import add_subject, chosen
 from benches.task import task_of
@@ -17,7 +18,7 @@ from deepnets.data.batches import TrainingBatches
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What can be chosen."""
     add_subject(parser, "resnet20")
-    parser.add_argument("--iterations", type=int, default=40, help="batches a repeat (default: 40)")
+    parser.add_argument("--iterations", type=count, default=40, help="batches a repeat (default: 40)")
     parser.add_argument("--workers", type=int, default=2, help="processes of torchvision's loader (default: 2)")
 
 

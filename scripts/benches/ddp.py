@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 import torch
 import torch.distributed as dist
 from benches.figures import Figures
+from benches.options import count
 from benches.subject import add_subject, chosen, subject_of, words_of
 from benches.training import endless
 from benches.turns import Candidates, Measurement, in_turns, seconds_of
@@ -27,9 +28,9 @@ from deepnets.world import ALONE, World, joined, surroundings
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What can be chosen."""
     add_subject(parser, "resnet20", dataset="synthetic")
-    parser.add_argument("--processes", type=int, default=2, help="of which one or all train (default: 2)")
-    parser.add_argument("--threads", type=int, default=1, help="of each process (default: 1)")
-    parser.add_argument("--iterations", type=int, default=10, help="iterations a repeat (default: 10)")
+    parser.add_argument("--processes", type=count, default=2, help="of which one or all train (default: 2)")
+    parser.add_argument("--threads", type=count, default=1, help="of each process (default: 1)")
+    parser.add_argument("--iterations", type=count, default=10, help="iterations a repeat (default: 10)")
 
 
 def measure(arguments: argparse.Namespace) -> list[Figures]:

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import torch
 from benches.figures import Figures
+from benches.options import count, counts
 from benches.peers import plain
 from benches.subject import add_subject, chosen
-from benches.task import Task, task_of
+from benches.task import Task, task_of, told
 from benches.turns import SETTLE_SECONDS, Candidates, in_turns
 from torch.utils.data import DataLoader
 
@@ -16,7 +17,6 @@ from deepnets.assembly import dataset_of, splits_of
 from deepnets.data.batches import EvaluationBatches
 from deepnets.data.normalization import Normalization
 from deepnets.data.source import Split
-from deepnets.errors import UserError
 from deepnets.fit import Training, evaluate
 from deepnets.metrics import Sums
 from deepnets.run import build_model
@@ -27,8 +27,10 @@ SIZES = "100,250,1000,2500,5000"
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What can be chosen."""
     add_subject(parser, "resnet20")
-    parser.add_argument("--sizes", default=SIZES, help=f"of batches, besides evaluation_batch_size (default: {SIZES})")
-    parser.add_argument("--images", type=int, help="of the test set (default: all)")
+    parser.add_argument(
+        "--sizes", type=counts, default=SIZES, help=f"of batches, besides evaluation_batch_size (default: {SIZES})"
+    )
+    parser.add_argument("--images", type=count, help="of the test set (default: all)")
     parser.add_argument("--workers", type=int, default=2, help="processes of the plain loop's loader (default: 2)")
 
 
@@ -41,25 +43,19 @@ def measure(arguments: argparse.Namespace) -> list[Figures]:
     training, own = subject.training(), subject.config.evaluation_batch_size
     candidates: Candidates = {
         f"batches of {size}": lambda size=size: images / _seconds(training, test, splits.normalization, size)
-        for size in dict.fromkeys((own, *_sizes(arguments.sizes)))
+        for size in dict.fromkeys((own, *arguments.sizes))
     }
     task = replace(task_of(subject, test, 0, False, arguments.workers), batch_size=own)
-    for precision in dict.fromkeys((torch.float32, subject.precision)):
-        theirs = replace(task, precision=precision, model=build_model(list(subject.overrides)))
-        told = f"{precision}".removeprefix("torch.") + (" NCHW" if precision == torch.float32 else " channels_last")
-        loop = _PlainLoop(theirs)
-        candidates[f"plain loop, batches of {own}, {told}"] = lambda loop=loop: images / loop.seconds()
+    as_usual = replace(
+        task, model=build_model(list(subject.overrides)), precision=torch.float32, layout=torch.contiguous_format
+    )
+    for loop in (_PlainLoop(as_usual), _PlainLoop(task)):
+        name = f"plain loop, batches of {own}, {told(loop.task.precision, loop.task.layout)}"
+        candidates[name] = lambda loop=loop: images / loop.seconds()
     title = f"evaluation of {arguments.model}, {images} images"
     return [
         Figures(title, "images/s", in_turns(candidates, arguments.repeats, SETTLE_SECONDS if arguments.workers else 0))
     ]
-
-
-def _sizes(given: str) -> list[int]:
-    sizes = given.split(",")
-    if not all(size.isdigit() and int(size) for size in sizes):
-        raise UserError(f"--sizes {given}: give sizes of batches with commas, e.g. {SIZES}")
-    return [int(size) for size in sizes]
 
 
 def _seconds(training: Training, test: Split, normalization: Normalization, size: int) -> float:
@@ -77,8 +73,7 @@ class _PlainLoop:
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        self.layout = torch.contiguous_format if task.precision == torch.float32 else torch.channels_last
-        self.model = task.model.to(task.device, memory_format=self.layout).eval()
+        self.model = task.model.to(task.device, memory_format=task.layout).eval()
         self.loader = DataLoader(
             plain.PlainImages(task.images, task.labels, plain.normalization(task)),
             task.batch_size,
@@ -92,6 +87,6 @@ class _PlainLoop:
         enabled = self.task.precision == torch.bfloat16
         with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=enabled):
             for images, labels in self.loader:
-                logits = self.model(images.to(device, memory_format=self.layout))
+                logits = self.model(images.to(device, memory_format=self.task.layout))
                 right += (logits.argmax(1) == labels.to(device)).sum().item()
         return time.perf_counter() - started

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from benches.figures import Figures
+from benches.options import count
 from benches.turns import Measurement
 
 from deepnets.config import REPOSITORY
@@ -16,8 +17,8 @@ from deepnets.folder import RunFolder
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What can be chosen."""
-    parser.add_argument("--rows", type=int, default=200, help="of the grid (default: 200)")
-    parser.add_argument("--iterations", type=int, default=40, help="that each trains (default: 40)")
+    parser.add_argument("--rows", type=count, default=200, help="of the grid (default: 200)")
+    parser.add_argument("--iterations", type=count, default=40, help="that each trains (default: 40)")
 
 
 def measure(arguments: argparse.Namespace) -> list[Figures]:

@@ -9,6 +9,7 @@ import time
 
 import torch
 from benches.figures import Figures
+from benches.options import count
 from benches.subject import add_subject, chosen
 from benches.turns import in_turns
 
@@ -22,7 +23,7 @@ from deepnets.run import build_model
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What can be chosen."""
     add_subject(parser, "preact110")
-    parser.add_argument("--images", type=int, default=40, help="test images, scored with shared beginnings (40)")
+    parser.add_argument("--images", type=count, default=40, help="test images, scored with shared beginnings (40)")
 
 
 def measure(arguments: argparse.Namespace) -> list[Figures]:

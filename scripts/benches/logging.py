@@ -8,6 +8,7 @@ import tempfile
 import time
 
 from benches.figures import Figures
+from benches.options import count
 from benches.subject import subject_of
 from benches.turns import Measurement
 
@@ -18,7 +19,7 @@ from deepnets.log import Log
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What can be chosen."""
-    parser.add_argument("--iterations", type=int, default=40, help="iterations an epoch (default: 40)")
+    parser.add_argument("--iterations", type=count, default=40, help="iterations an epoch (default: 40)")
 
 
 def measure(arguments: argparse.Namespace) -> list[Figures]:

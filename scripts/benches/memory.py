@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 from benches.figures import Figures
+from benches.options import count, some_of
 from benches.subject import add_subject, chosen, subject_of, words_of
 from benches.training import endless
 from benches.turns import Measurement, seconds_of, wait
@@ -23,6 +24,7 @@ from benches.turns import Measurement, seconds_of, wait
 from deepnets.config import Memory
 from deepnets.errors import UserError
 
+MODES = [mode.value for mode in Memory]
 PROCESS = Path("/proc/self")
 MIB = 2**20
 
@@ -34,9 +36,9 @@ class DoesNotFit(Exception):
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What can be chosen."""
     add_subject(parser, "resnet110", dataset="synthetic")
-    modes = ",".join(mode.value for mode in Memory)
-    parser.add_argument("--modes", default=modes, help=f"with commas (default: {modes})")
-    parser.add_argument("--iterations", type=int, default=3, help="that are timed, after a first one (default: 3)")
+    modes = ",".join(MODES)
+    parser.add_argument("--modes", type=some_of(MODES), default=modes, help=f"with commas (default: {modes})")
+    parser.add_argument("--iterations", type=count, default=3, help="that are timed, after a first one (default: 3)")
 
 
 def measure(arguments: argparse.Namespace) -> list[Figures]:
@@ -48,7 +50,7 @@ def measure(arguments: argparse.Namespace) -> list[Figures]:
     seconds: Measurement = {}
     absent: dict[str, str] = {}
     for _ in range(arguments.repeats):
-        for mode in _modes(arguments.modes):
+        for mode in arguments.modes:
             if mode in absent:
                 continue
             try:
@@ -64,13 +66,6 @@ def measure(arguments: argparse.Namespace) -> list[Figures]:
         Figures(f"memory {title}", "MiB", mebibytes, absent),
         Figures(f"iteration {title}", "seconds", seconds, absent),
     ]
-
-
-def _modes(given: str) -> list[str]:
-    known = [mode.value for mode in Memory]
-    if unknown := [mode for mode in given.split(",") if mode not in known]:
-        raise UserError(f"--modes {','.join(unknown)}: choose from {', '.join(known)}")
-    return given.split(",")
 
 
 def _in_a_process(words: Sequence[str], iterations: int) -> tuple[float, float]:

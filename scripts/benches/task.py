@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.util
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -26,7 +25,8 @@ class Task:
 
     `model` is fresh, on the CPU, float32 and NCHW. `images` (N, H, W, C) uint8 and `labels` (N,) int64 are on the CPU;
     `mean` and `std` are their channels' on a scale of 0 to 1. `pad` pixels of zeros surround an image of which one of
-    its size is cut; `flip` mirrors half of them. `precision` is that of deepnets: bfloat16 means autocast.
+    its size is cut; `flip` mirrors half of them. `precision` (bfloat16 means autocast) and `layout` are those that
+    deepnets trains in.
     """
 
     model: nn.Module
@@ -40,12 +40,10 @@ class Task:
     device: torch.device
     precision: torch.dtype
     workers: int
+    layout: torch.memory_format = torch.channels_last
     lr: float = 0.1
     momentum: float = 0.9
     weight_decay: float = 1e-4
-
-
-Peer = Callable[[Task], Callable[[int], float]]
 
 
 def task_of(subject: Subject, split: Split, pad: int, flip: bool, workers: int) -> Task:
@@ -72,7 +70,7 @@ def bundled(name: str) -> ModuleType:
     return importlib.import_module(f"benches.peers.{name}")
 
 
-def given(path: Path) -> Peer:
+def given(path: Path) -> ModuleType:
     """The peer in a file of the user's.
 
     Raises:
@@ -87,4 +85,9 @@ def given(path: Path) -> Peer:
     spec.loader.exec_module(module)
     if not callable(getattr(module, "prepare", None)):
         raise UserError(f"--peer {path}: defines no prepare(task) -> Callable[[int], float] (scripts/benches/task.py)")
-    return module.prepare
+    return module
+
+
+def told(precision: torch.dtype, layout: torch.memory_format) -> str:
+    """As in "bfloat16 channels_last"."""
+    return f"{precision} {'channels_last' if layout == torch.channels_last else 'NCHW'}".removeprefix("torch.")

@@ -16,12 +16,13 @@ from pathlib import Path
 import torch
 from benches import floor
 from benches.figures import Figures
+from benches.options import count, some_of
+from benches.peers import plain
 from benches.subject import Subject, add_subject, chosen
-from benches.task import Task, bundled, given, task_of
+from benches.task import Task, bundled, given, task_of, told
 from benches.turns import SETTLE_SECONDS, Candidates, in_turns, seconds_of
 
 from deepnets.assembly import dataset_of
-from deepnets.errors import UserError
 from deepnets.fit import Training, fit
 from deepnets.folder import RunFolder
 from deepnets.log import Log
@@ -34,8 +35,9 @@ ENDLESS = 10**9  # iterations: the bench ends it
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What can be chosen."""
     add_subject(parser, "resnet20")
-    parser.add_argument("--iterations", type=int, default=40, help="iterations a repeat (default: 40)")
-    parser.add_argument("--peers", default=",".join(PEERS), help=f"some of {','.join(PEERS)}, or none (default: all)")
+    parser.add_argument("--iterations", type=count, default=40, help="iterations a repeat (default: 40)")
+    peers = ",".join(PEERS)
+    parser.add_argument("--peers", type=some_of([*PEERS, "none"]), default=peers, help=f"some of {peers}, or none")
     parser.add_argument("--peer", type=Path, action="append", default=[], metavar="FILE", help="another peer")
     parser.add_argument("--workers", type=int, default=2, help="processes of the peers' loaders (default: 2)")
 
@@ -46,19 +48,14 @@ def measure(arguments: argparse.Namespace) -> list[Figures]:
     images = iterations * subject.config.batch_size
     with ExitStack() as held:
         candidates = _own(subject, iterations, held)
-        tasks, absent = _peers(arguments, subject)
-        for name, (prepare, task) in tasks.items():
-            train = prepare(task)
-            candidates[name] = lambda train=train: images / train(iterations)
+        peers, absent = _peers(arguments, subject)
+        for name, seconds in peers.items():
+            candidates[name] = lambda seconds=seconds: images / seconds(iterations)
         best, notes = floor.at_best(subject)
-        values = in_turns(candidates | best, arguments.repeats, SETTLE_SECONDS if tasks and arguments.workers else 0)
-    precision = _told(subject.precision)
-    notes = [f"deepnets, its floor, timm and lightning train in {precision}, channels_last", *notes]
-    return [
-        Figures(
-            f"training {arguments.model}, batches of {subject.config.batch_size}", "images/s", values, absent, notes
-        )
-    ]
+        values = in_turns(candidates | best, arguments.repeats, SETTLE_SECONDS if peers and arguments.workers else 0)
+    notes = [f"where no arithmetic is named: {told(subject.precision, torch.channels_last)}", *notes]
+    title = f"training {arguments.model}, batches of {subject.config.batch_size}"
+    return [Figures(title, "images/s", values, absent, notes)]
 
 
 def endless(training: Training) -> Iterator[Training]:
@@ -89,15 +86,8 @@ def _logged(subject: Subject, held: ExitStack) -> Iterator[Training]:
         yield state
 
 
-def _peers(
-    arguments: argparse.Namespace, subject: Subject
-) -> tuple[dict[str, tuple[Callable[[Task], Callable[[int], float]], Task]], dict[str, str]]:
-    """By name what is to be trained by what; and why the others are absent."""
-    names = [] if arguments.peers == "none" else arguments.peers.split(",")
-    if unknown := sorted(set(names) - set(PEERS)):
-        raise UserError(
-            f"--peers {','.join(unknown)}: choose from {', '.join(PEERS)}, or none; --peer FILE adds others"
-        )
+def _peers(arguments: argparse.Namespace, subject: Subject) -> tuple[dict[str, Callable[[int], float]], dict[str, str]]:
+    """What `prepare` of each peer returns, by the peer's name; and why the others are absent."""
     dataset, split = dataset_of(subject.config), subject.training().batches.split
     task = task_of(subject, split, dataset.pad, dataset.flip, arguments.workers)
 
@@ -105,23 +95,16 @@ def _peers(
         return replace(task, model=build_model(list(subject.overrides)), **changes)
 
     peers, absent = {}, {}
-    for name in names:
-        try:
-            prepare = bundled(name).prepare
-        except ModuleNotFoundError as missing:
-            absent[name] = str(missing)
-            continue
-        if name == "plain":
-            precisions = dict.fromkeys((torch.float32, subject.precision))
-            for precision in precisions:
-                layout = "NCHW" if precision == torch.float32 else "channels_last"
-                for workers in dict.fromkeys((0, arguments.workers)):
-                    title = f"plain script, {_told(precision)} {layout}, {workers} workers"
-                    peers[title] = prepare, another(precision=precision, workers=workers)
-        else:
-            peers[f"{name}, {arguments.workers} workers"] = prepare, another()
-    return peers | {path.stem: (given(path), another()) for path in arguments.peer}, absent
-
-
-def _told(precision: torch.dtype) -> str:
-    return str(precision).removeprefix("torch.")
+    if "plain" in arguments.peers:
+        as_usual = another(precision=torch.float32, layout=torch.contiguous_format)
+        for one in (as_usual, another()):
+            for workers in dict.fromkeys((0, arguments.workers)):
+                name = f"plain script, {told(one.precision, one.layout)}, {workers} workers"
+                peers[name] = plain.prepare(replace(one, model=another().model, workers=workers))
+    for name in ("timm", "lightning"):
+        if name in arguments.peers:
+            try:
+                peers[f"{name}, {arguments.workers} workers"] = bundled(name).prepare(another())
+            except ModuleNotFoundError as missing:
+                absent[name] = str(missing)
+    return peers | {path.stem: given(path).prepare(another()) for path in arguments.peer}, absent

@@ -22,12 +22,12 @@ class Module(LightningModule):
 
     def __init__(self, task: Task) -> None:
         super().__init__()
-        self.task, self.network = task, task.model.to(memory_format=torch.channels_last)
+        self.task, self.network = task, task.model.to(memory_format=task.layout)
         self.ends: list[float] = []
 
     def training_step(self, batch: tuple[Tensor, Tensor], _: int) -> Tensor:
         images, labels = batch
-        return cross_entropy(self.network(images.to(memory_format=torch.channels_last)), labels)
+        return cross_entropy(self.network(images.to(memory_format=self.task.layout)), labels)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         task = self.task

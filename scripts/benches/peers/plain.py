@@ -61,15 +61,15 @@ def forever(batches: DataLoader) -> Iterator[tuple[Tensor, Tensor]]:
         yield from batches
 
 
-def steps(task: Task, batches: Iterator[tuple[Tensor, Tensor]], memory_format: torch.memory_format) -> Iterator[None]:
+def steps(task: Task) -> Iterator[None]:
     """The usual loop, without reading a loss; in float32 autocast is off, as in the script that knows none."""
-    model = task.model.to(task.device, memory_format=memory_format).train()
+    model = task.model.to(task.device, memory_format=task.layout).train()
     optimizer = torch.optim.SGD(
         model.parameters(), lr=task.lr, momentum=task.momentum, nesterov=True, weight_decay=task.weight_decay
     )
     autocast = torch.autocast(task.device.type, torch.bfloat16, enabled=task.precision == torch.bfloat16)
-    for images, labels in batches:
-        images = images.to(task.device, memory_format=memory_format, non_blocking=True)
+    for images, labels in forever(loader(task)):
+        images = images.to(task.device, memory_format=task.layout, non_blocking=True)
         labels = labels.to(task.device, non_blocking=True)
         optimizer.zero_grad()
         with autocast:
@@ -80,7 +80,6 @@ def steps(task: Task, batches: Iterator[tuple[Tensor, Tensor]], memory_format: t
 
 
 def prepare(task: Task) -> Callable[[int], float]:
-    """NCHW in float32, as usual; channels_last where the task asks for bfloat16."""
-    layout = torch.contiguous_format if task.precision == torch.float32 else torch.channels_last
-    training = steps(task, forever(loader(task)), layout)
+    """In the task's precision and layout; the usual script's are float32 and NCHW."""
+    training = steps(task)
     return lambda iterations: seconds_of(training, iterations, task.device)

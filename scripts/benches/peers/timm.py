@@ -35,7 +35,7 @@ def loader(task: Task) -> PrefetchLoader:
 
 def steps(task: Task) -> Iterator[None]:
     """train.py's loop for one process, with --amp in bfloat16 and --channels-last; it reads the loss every time."""
-    model = task.model.to(task.device, memory_format=torch.channels_last).train()
+    model = task.model.to(task.device, memory_format=task.layout).train()
     optimizer = create_optimizer_v2(
         model, opt="sgd", lr=task.lr, weight_decay=task.weight_decay, momentum=task.momentum, filter_bias_and_bn=False
     )
@@ -44,7 +44,7 @@ def steps(task: Task) -> Iterator[None]:
     end = time.time()
     for images, labels in plain.forever(loader(task)):
         waited.update(time.time() - end)
-        images = images.contiguous(memory_format=torch.channels_last)
+        images = images.contiguous(memory_format=task.layout)
         with autocast:
             loss = cross_entropy(model(images), labels)
         optimizer.zero_grad()
