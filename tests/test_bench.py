@@ -159,9 +159,10 @@ def test_a_peer_in_a_file_is_measured_and_absent_ones_are_named(
     [
         (["training", *TINY, "--peers", "none", "--peer", "nowhere.py"], "--peer nowhere.py: no such file"),
         (["training", *TINY, "--peers", "none", "--peer", __file__], "defines no prepare"),
+        (["ddp", *TINY, "--processes", "1"], "--processes 1: give 2 or more, among which a batch of 16"),
     ],
 )
-def test_a_file_that_is_no_peer_is_refused(
+def test_what_cannot_be_measured_is_refused(
     bench: Callable[..., dict[str, Any]], words: list[str], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UserError) as error:

@@ -19,9 +19,10 @@ from benches.training import endless
 from benches.turns import Candidates, Measurement, in_turns, seconds_of
 
 from deepnets.assembly import prepare
+from deepnets.errors import UserError
 from deepnets.fit import Training
 from deepnets.hardware import find_device
-from deepnets.processes import start
+from deepnets.processes import end_with_parent, start
 from deepnets.world import ALONE, World, joined, surroundings
 
 
@@ -34,8 +35,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> list[Figures]:
-    """Start the processes, which measure."""
+    """Start the processes, which measure.
+
+    Raises:
+        UserError: fewer than two, or a batch that cannot be divided among them.
+    """
     processes, batch = arguments.processes, chosen(arguments).config.batch_size
+    if not 2 <= processes <= batch:
+        raise UserError(f"--processes {processes}: give 2 or more, among which a batch of {batch} can be divided")
     given = words_of(arguments), arguments.threads, arguments.iterations, arguments.repeats
     seconds: Measurement = start(processes, arguments.threads, measured, *given)[0]
     batches = {"alone": batch, "alone, all threads": batch, "strong": batch, "weak": batch * processes}
@@ -73,6 +80,7 @@ def _told(percent: Sequence[float]) -> str:
 
 def measured(words: Sequence[str], threads: int, iterations: int, repeats: int) -> Measurement:
     """What each process does; seconds an iteration takes the slowest of those that train."""
+    end_with_parent()
     world = surroundings()
     device = find_device(subject_of(words).config.device)
     if device.type == "cuda":
