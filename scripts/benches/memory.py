@@ -1,7 +1,8 @@
 """Memory and time of an iteration by what is kept for the backward pass: memory=full and the ways to recompute.
 
-MiB at the peak above what the process held with weights and data before its first iteration; gradients and momentum
-count. Each measurement is a process of its own. The deepest network takes about 11 GB with memory=full:
+MiB at the peak above what the process held with weights and data before its first iteration: gradients, momentum and,
+on a CPU, code that is loaded on first use and gaps in the heap count. Each measurement is a process of its own. The
+deepest network takes about 11 GB with memory=full:
 
     python scripts/bench.py memory --model preact1001 --iterations 1 --repeats 1
 """
