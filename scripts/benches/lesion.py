@@ -1,7 +1,7 @@
-"""Images/s through pre-activation ResNet-110 with one unit deleted, over all 54 deletions.
+"""Images/s through a network with one unit deleted, over the deletions of each of its units.
 
-With shared beginnings against an evaluation for each, by batches of 500 as in training, and by batches that fit the
-cache as theirs do.
+With shared beginnings by batches of 64, which fit the cache, against an evaluation for each by batches as in training;
+in the arithmetic of training's evaluation, and in float32.
 """
 
 import argparse
@@ -10,45 +10,59 @@ import time
 import torch
 from benches.figures import Figures
 from benches.options import count
-from benches.subject import add_subject, chosen
+from benches.subject import Subject, add_subject, chosen
 from benches.turns import in_turns
 
 from deepnets.analysis import lesion
-from deepnets.analysis.walk import walk_of
+from deepnets.analysis.settling import settle
+from deepnets.analysis.walk import Walk, walk_of
 from deepnets.assembly import dataset_of, splits_of
 from deepnets.data.batches import EvaluationBatches
+from deepnets.data.dataset import Splits
 from deepnets.run import build_model
+
+SHARED = 64  # images of a batch
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What can be chosen."""
     add_subject(parser, "preact110")
-    parser.add_argument("--images", type=count, default=40, help="test images, scored with shared beginnings (40)")
+    parser.add_argument("--images", type=count, default=64, help="test images, scored with shared beginnings (64)")
 
 
 def measure(arguments: argparse.Namespace) -> list[Figures]:
-    """Score by turns; raises RuntimeError where a number differs."""
-    subject, count = chosen(arguments), arguments.images
+    """Score by turns; raises RuntimeError where an error differs."""
+    subject = chosen(arguments)
     model = build_model(list(subject.overrides)).eval().to(subject.device, memory_format=torch.channels_last)
     splits, walk = splits_of(dataset_of(subject.config), subject.device), walk_of(model)
-    variants = [lesion.with_deleted(walk, [unit]) for unit in range(len(walk))]
+    settle(model, next(iter(_batches(splits, subject.config.evaluation_batch_size, SHARED)))[0])
+    precisions = dict.fromkeys((subject.precision, torch.float32))
+    return [_in(precision, subject, splits, walk, arguments) for precision in precisions]
 
-    def batches(images: int, size: int) -> EvaluationBatches:
-        first = splits.test.select(torch.arange(images, device=subject.device))
-        return EvaluationBatches(first, splits.normalization, batch_size=size)
+
+def _in(precision: torch.dtype, subject: Subject, splits: Splits, walk: Walk, arguments: argparse.Namespace) -> Figures:
+    variants = [lesion.with_deleted(walk, [unit]) for unit in range(len(walk))]
+    images, whole = arguments.images, subject.config.evaluation_batch_size
+
+    def errors(size: int, chosen: list[lesion.Variant]) -> list[float]:
+        return lesion.scores(walk, _batches(splits, images, size), chosen, precision).error.tolist()
 
     def speed(images: int, size: int, chosen: list[lesion.Variant]) -> float:
-        data, started = batches(images, size), time.perf_counter()
-        lesion.scores(walk, data, chosen)
+        data, started = _batches(splits, images, size), time.perf_counter()
+        lesion.scores(walk, data, chosen, precision)
         return images * len(chosen) / (time.perf_counter() - started)
 
-    one_by_one = [lesion.scores(walk, batches(count, count), [variant]).error[0] for variant in variants[::9]]
-    if one_by_one != lesion.scores(walk, batches(count, 16), variants).error[::9].tolist():
+    some = variants[::9]
+    if [errors(images, [variant])[0] for variant in some] != errors(16, variants)[::9]:
         raise RuntimeError("shared beginnings score other than evaluations one by one")
-    middle = variants[len(variants) // 2]
     candidates = {
-        "shared beginnings, batches of 64": lambda: speed(count, 64, variants),
-        "one by one, batches of 500": lambda: speed(500, 500, [middle]),
-        "one by one, batches of 64": lambda: speed(512, 64, [middle]),
+        "shared beginnings": lambda: speed(images, SHARED, variants),
+        "one by one": lambda: speed(whole, whole, [variants[len(variants) // 2]]),
     }
-    return [Figures("one unit deleted", "images/s", in_turns(candidates, arguments.repeats))]
+    name = str(precision).removeprefix("torch.")
+    return Figures(f"one unit deleted, {name}", "images/s", in_turns(candidates, arguments.repeats))
+
+
+def _batches(splits: Splits, images: int, size: int) -> EvaluationBatches:
+    first = splits.test.select(torch.arange(images, device=splits.test.labels.device))
+    return EvaluationBatches(first, splits.normalization, batch_size=size)
