@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from deepnets.errors import UserError
 
@@ -16,7 +18,8 @@ PREVIOUS = "checkpoint.previous.pt"
 def save(folder: Path, state: dict[str, Any]) -> None:
     """Write `state` as the last checkpoint; the one before becomes the previous one.
 
-    The file appears complete or not at all. Its zip container holds a checksum of every tensor.
+    The file appears complete or not at all. Its zip container holds a checksum of every tensor; of one that shares its
+    memory, only its own part is written.
 
     Raises:
         UserError: it cannot be written (a full disk); the checkpoints that were there still are.
@@ -24,7 +27,7 @@ def save(folder: Path, state: dict[str, Any]) -> None:
     new = folder / (LAST + ".new")
     try:
         with new.open("wb") as file:
-            torch.save(state, file)
+            torch.save(tree_map_only(Tensor, _own, state), file)
             file.flush()
             os.fsync(file.fileno())
     except (OSError, RuntimeError) as error:  # torch reports a failed write of its archive as RuntimeError
@@ -46,6 +49,11 @@ def load(folder: Path) -> tuple[dict[str, Any] | None, dict[str, str]]:
             return torch.load(folder / name, map_location="cpu", weights_only=True), damaged
         damaged[name] = damage
     return None, damaged
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """torch.save writes the whole memory behind a view."""
+    return tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
 
 
 def _damage(file: Path) -> str | None:

@@ -100,6 +100,7 @@ class Config:
     sync_batchnorm: bool = MISSING
     launcher: dict[str, Any] = MISSING
     runs_per_device: int = MISSING
+    stacked: int = MISSING
     wait: bool = MISSING
     retry: Optional[Retry] = MISSING
     fail_fast: bool = MISSING
@@ -121,6 +122,7 @@ EXECUTION_KEYS = frozenset(
         "memory",
         "launcher",
         "runs_per_device",
+        "stacked",
         "wait",
         "retry",
         "fail_fast",

@@ -1,8 +1,9 @@
-"""The training of a run folder by one process, alone or among others: from its last checkpoint to its end."""
+"""The training of run folders: each from its last checkpoint to its end."""
 
 import math
 import time
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from deepnets import checkpoint
 from deepnets.assembly import dataset_of, prepare, splits_of
 from deepnets.config import Config
 from deepnets.errors import UserError
-from deepnets.fit import Training, fit
+from deepnets.fit import Training
 from deepnets.folder import RunFolder
 from deepnets.interruption import Interrupted, Interruption
 from deepnets.log import Log
@@ -24,72 +25,135 @@ DECISION_SECONDS = 0.5  # between two questions to all processes, where there ar
 LONGEST_INTERVAL = 100  # yields between two, however short they are
 
 
+class Execution:
+    """A run folder from its last checkpoint to its end, by one process, alone or among the others of `world`.
+
+    The first process alone reads and writes the folder. `held` is what ends with the run: it is closed when `result`
+    has been written down. `name`, where several train at once, stands before the run's lines on the console.
+
+    Raises:
+        UserError: the run cannot go on.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        config: Config,
+        world: World,
+        device: torch.device,
+        heartbeat: Heartbeat | None,
+        held: ExitStack,
+        name: str | None = None,
+    ) -> None:
+        self.folder, self.config, self.heartbeat, self.held, self.name = folder, config, heartbeat, held, name
+        saved, damaged = world.shared(_loaded(folder) if world.is_first else ({}, {}))
+        _read_in_turn(config, world, device)
+        self.frozen = saved["frozen"] if saved else world.shared(environment_of(config, device))
+        if saved and (data := data_of(config, device)) != self.frozen["data"]:
+            where = config.dataset.get("root")
+            raise UserError(
+                f"{folder}: began on other data than those in {where}: {differing(self.frozen['data'], data)}"
+            )
+        torch.set_num_threads(self.frozen["threads"])
+        self.training = prepare(config, device, getattr(torch, self.frozen["precision"]), world)
+        self.remarks, self.history, self.seconds = [protocol_of(config, self.training), *told(damaged)], [], 0.0
+        self.observed: list[dict[str, Any]] = []
+        if saved:
+            self.training.load_state_dict(saved["training"])
+            self.history, self.observed, self.seconds = saved["history"], saved.get("observed", []), saved["seconds"]
+            self.remarks.append(f"continuing at iteration {self.training.iteration} of {self.training.iterations}")
+        self.remarks += changes_since(folder, config, self.frozen, device)
+        self.logging = held.enter_context(ExitStack())
+        self.log: Log | None = None
+        self.result: dict[str, Any] | None = None
+
+    def begin(self) -> None:
+        """Open the log and let the heartbeat tell how far the run is."""
+        if not self.training.world.is_first:
+            return
+        self.log = self.logging.enter_context(
+            Log(self.folder, self.training, self.config, self.history, self.observed, self.seconds, self.name)
+        )
+        for remark in self.remarks:
+            self.log.remark(remark)
+        self.heartbeat.follow(lambda: _progress(self.training, self.log))
+
+    def note(self) -> bool:
+        """Take note of where the training stands; whether it goes on, which it does not when it has diverged."""
+        if self.log:
+            self.log.iteration(self.training)
+        if _is_non_finite(self.training):
+            self._end("diverged")
+            return False
+        if self.log and self.training.completed:
+            self.log.epoch(self.training)
+        return True
+
+    def save(self) -> None:
+        """Write a checkpoint; every process must call it."""
+        state = {"training": self.training.state_dict(), "history": self.history, "observed": self.observed}
+        if self.log:
+            self.log.flush()
+            checkpoint.save(self.folder.path, {**state, "frozen": self.frozen, "seconds": self.log.seconds})
+
+    def finish(self) -> None:
+        """The budget is used up."""
+        self.save()
+        self._end("finished")
+
+    def _end(self, status: str) -> None:
+        if self.log:
+            self.log.end(finished=status == "finished")
+            self.result = result_of(self.config, self.training, self.history, self.log.seconds, status, self.frozen)
+            self.logging.close()
+            self.folder.write_json("result.json", self.result)
+        self.held.close()
+
+
 def train(
-    folder: RunFolder,
-    config: Config,
-    world: World,
-    device: torch.device,
+    executions: Sequence[Execution],
+    steps: Iterator[Any],
     interruption: Interruption,
-    heartbeat: Heartbeat | None,
-) -> dict[str, Any] | None:
-    """Train to the end; what result.json is to hold, in the first process. That one alone reads and writes the folder.
+    failed: Callable[[Execution, Exception], None] | None = None,
+) -> None:
+    """Train to the end of all: `steps` is `fit` of the only training, or what lets several step together.
+
+    Where there are several, `failed` is told of one that cannot be written down, and the others go on.
 
     Raises:
         Interrupted: a signal came, to whichever process; the state is saved.
         UserError: it cannot go on.
     """
-    saved, damaged = world.shared(_loaded(folder) if world.is_first else ({}, {}))
-    _read_in_turn(config, world, device)
-    frozen = saved["frozen"] if saved else world.shared(environment_of(config, device))
-    if saved and (data := data_of(config, device)) != frozen["data"]:
-        where = config.dataset.get("root")
-        raise UserError(f"{folder}: began on other data than those in {where}: {differing(frozen['data'], data)}")
-    torch.set_num_threads(frozen["threads"])
-    training = prepare(config, device, getattr(torch, frozen["precision"]), world)
-    remarks, history, seconds = [protocol_of(config, training), *told(damaged)], [], 0.0
-    observed: list[dict[str, Any]] = []
-    if saved:
-        training.load_state_dict(saved["training"])
-        history, observed, seconds = saved["history"], saved.get("observed", []), saved["seconds"]
-        remarks.append(f"continuing at iteration {training.iteration} of {training.iterations}")
-    remarks += changes_since(folder, config, frozen, device)
+    going = list(executions)
 
-    def save() -> None:
-        state = {"training": training.state_dict(), "history": history, "observed": observed, "frozen": frozen}
-        if log:
-            log.flush()
-            checkpoint.save(folder.path, {**state, "seconds": log.seconds})
+    def each(do: Callable[[Execution], bool | None]) -> None:
+        for execution in list(going):
+            try:
+                goes_on = do(execution)
+            except Exception as error:
+                if failed is None:
+                    raise
+                failed(execution, error)
+                goes_on = False
+            if goes_on is False:
+                going.remove(execution)
 
-    diverged = False
-    decide = _Decisions(world, interruption, config.checkpoint_seconds)
+    world = executions[0].training.world
+    decide = _Decisions(world, interruption, executions[0].config.checkpoint_seconds)
     interruption.at_once = False  # from here on there is something to save
-    with Log(folder, training, config, history, observed, seconds) if world.is_first else nullcontext() as log:
-        if log:
-            for remark in remarks:
-                log.remark(remark)
-            heartbeat.follow(
-                lambda: _progress(training, history, log.clock.images_per_second(), log.time_left(training))
-            )
-        for state in fit(training):
-            if log:
-                log.iteration(state)
-            if diverged := _is_non_finite(state):
-                break
-            if log and state.completed:
-                log.epoch(state)
-            stop, due = decide()
-            if stop or due:
-                save()
-                decide.saved_at = time.monotonic()
-            if stop:
-                world.wait()  # for the first to have saved: the end of one process can be the end of all
-                raise Interrupted(stop)
-        if not diverged:
-            save()
-        if log:
-            log.end(finished=not diverged)
-            return result_of(config, training, history, log.seconds, "diverged" if diverged else "finished", frozen)
-    return None
+    each(Execution.begin)
+    for _ in steps:
+        each(Execution.note)
+        if not going:
+            return
+        stop, due = decide()
+        if stop or due:
+            each(Execution.save)
+            decide.saved_at = time.monotonic()
+        if stop:
+            world.wait()  # for the first to have saved: the end of one process can be the end of all
+            raise Interrupted(stop)
+    each(Execution.finish)
 
 
 def told(damaged: dict[str, str]) -> list[str]:
@@ -146,17 +210,15 @@ def _is_non_finite(state: Training) -> bool:
     return not state.world.sum(state.sums.values[0]).isfinite().item()
 
 
-def _progress(
-    training: Training, history: list[dict[str, Any]], images_per_second: float, seconds_left: float
-) -> Progress:
-    """Of a run whose completed epochs are in `history`; the pace is the last epoch's until this one has one."""
-    last = history[-1] if history else {}
+def _progress(training: Training, log: Log) -> Progress:
+    """The pace is the last epoch's until this one has one."""
+    last = log.history[-1] if log.history else {}
     return Progress(
         epoch=training.epoch,
         epochs=training.epochs,
         iteration=training.iteration,
         iterations=training.iterations,
         test_error=last.get("test_error"),
-        images_per_second=round(images_per_second or last.get("images_per_second", 0.0), 1),
-        seconds_left=round(seconds_left, 1),
+        images_per_second=round(log.clock.images_per_second() or last.get("images_per_second", 0.0), 1),
+        seconds_left=round(log.time_left(training), 1),
     )

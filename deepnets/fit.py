@@ -56,6 +56,29 @@ class Training:
         """The rate of the last iteration."""
         return self.schedule.base_lrs[0] * self.schedule.lr_lambdas[0](max(self.iteration - 1, 0))
 
+    def end_step(self, total: Tensor, logits: Tensor, labels: Tensor) -> None:
+        """Count a batch that the optimiser has seen: its loss, summed over this process's images, logits and labels."""
+        count = self.batches.images_in(self.batch)
+        self.sums.add(total, logits, labels)
+        self.loss = self.world.sum(total) / count
+        self.iteration += 1
+        self.batch += 1
+        self.images += count
+
+    def end_epoch(self, evaluated: dict[str, Mean]) -> None:
+        """Complete the epoch, with the means over each evaluated split, and stand at the next one's beginning."""
+        self.completed = {"train": self.sums.mean(self.world), **evaluated}
+        schedule = self.schedule.lr_lambdas[0]
+        if hasattr(schedule, "observe"):
+            schedule.observe(self.iteration, self.completed["train"].loss)
+        self.epoch, self.batch = self.epoch + 1, 0
+        self.sums.values.zero_()
+
+    @property
+    def is_going_on(self) -> bool:
+        """Whether the budget or an epoch has not ended."""
+        return self.iteration < self.iterations or self.batch > 0
+
     @property
     def _survival(self) -> torch.Generator | None:
         return getattr(self.model, "draws", None)
@@ -100,7 +123,7 @@ def fit(training: Training) -> Iterator[Training]:
     nothing here waits for it except the end of an epoch. A budget that ends within an epoch ends that epoch.
     """
     t = training
-    while t.iteration < t.iterations or t.batch > 0:
+    while t.is_going_on:
         t.model.train()
         for images, labels in t.batches.epoch(t.epoch, start=t.batch):
             if t.iteration == t.iterations:
@@ -114,12 +137,7 @@ def fit(training: Training) -> Iterator[Training]:
             for _ in evaluate(t.model, batches, sums, t.precision):
                 yield t
             evaluated[name] = sums.mean(t.world)
-        t.completed = {"train": t.sums.mean(t.world), **evaluated}
-        schedule = t.schedule.lr_lambdas[0]
-        if hasattr(schedule, "observe"):
-            schedule.observe(t.iteration, t.completed["train"].loss)
-        t.epoch, t.batch = t.epoch + 1, 0
-        t.sums.values.zero_()
+        t.end_epoch(evaluated)
         yield t
         t.completed = {}
 
@@ -129,14 +147,14 @@ def evaluate(model: nn.Module, batches: EvaluationBatches, sums: Sums, precision
     model.eval()
     for images, labels in batches:
         if len(labels):
-            with torch.inference_mode(), _autocast(images.device, precision):
+            with torch.inference_mode(), autocast(images.device, precision):
                 logits = model(images).float()
                 sums.add(cross_entropy(logits, labels, reduction="sum"), logits, labels)
         yield sums
 
 
 def _step(t: Training, images: Tensor, labels: Tensor) -> None:
-    with _autocast(t.device, t.precision):
+    with autocast(t.device, t.precision):
         logits = t.replica(images)
     logits = logits.float()
     total = cross_entropy(logits, labels, reduction="sum")
@@ -146,12 +164,9 @@ def _step(t: Training, images: Tensor, labels: Tensor) -> None:
     loss.backward()
     t.optimizer.step()
     t.schedule.step()
-    t.sums.add(total, logits, labels)
-    t.loss = t.world.sum(total.detach()) / count
-    t.iteration += 1
-    t.batch += 1
-    t.images += count
+    t.end_step(total.detach(), logits, labels)
 
 
-def _autocast(device: torch.device, precision: torch.dtype) -> torch.autocast:
+def autocast(device: torch.device, precision: torch.dtype) -> torch.autocast:
+    """The arithmetic of a forward pass."""
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == torch.bfloat16)

@@ -51,6 +51,8 @@ def _check(row: Row, folder: RunFolder, launcher: Launcher) -> None:
     folder.check(row.config)
     if row.config.overwrite or not folder.is_complete:
         launcher.check(row.config)
+        if row.config.stacked > 1 and not launcher.in_process:
+            raise UserError(f"stacked={row.config.stacked}: rows are stacked in one process only; give launcher=local")
         # What runs elsewhere needs neither the devices of this process nor its data on one of them.
         check(row.config if launcher.in_process else replace(row.config, device="cpu"))
     elif folder.config.dataset.get("root") != row.config.dataset.get("root"):

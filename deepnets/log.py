@@ -25,7 +25,8 @@ class Log:
     """Follows one run; call `iteration` at every yield of `fit` and `epoch` where one is completed.
 
     `history` holds one dict an epoch, as in metrics.csv, `observed` what the dashboard has seen of the units; both are
-    added to and belong in checkpoints. `seconds` is the wall time spent in earlier executions.
+    added to and belong in checkpoints. `seconds` is the wall time spent in earlier executions. Of a run that trains at
+    once with others the `name` stands before its lines on the console, and no progress is displayed.
     """
 
     def __init__(
@@ -36,8 +37,10 @@ class Log:
         history: list[dict[str, Any]],
         observed: list[dict[str, Any]],
         seconds: float,
+        name: str | None = None,
     ) -> None:
         self.folder = folder
+        self.prefix = "" if name is None else f"{name}: "
         self.history = history
         self.every = config.log_iterations
         self.started = time.monotonic() - seconds
@@ -56,7 +59,7 @@ class Log:
             *(columns if console.width >= 100 else columns[::2]),
             console=console,
             transient=True,
-            disable=not console.is_terminal or console.is_dumb_terminal,
+            disable=name is not None or not console.is_terminal or console.is_dumb_terminal,
         )
         self.task = self.progress.add_task("starting", total=training.iterations, state="")
 
@@ -138,7 +141,7 @@ class Log:
 
     def _print(self, line: str) -> None:
         try:
-            print(line, flush=True)
+            print(self.prefix + line, flush=True)
         except BrokenPipeError:  # the reader of our output has left; the run goes on
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)
 

@@ -25,7 +25,8 @@ from deepnets.assembly import dataset_of, model_of
 from deepnets.command import run_command
 from deepnets.config import CONF, Config, register, typed
 from deepnets.errors import UserError
-from deepnets.execution import told, train
+from deepnets.execution import Execution, told, train
+from deepnets.fit import fit
 from deepnets.folder import Locked, RunFolder
 from deepnets.hardware import find_device
 from deepnets.log import describe_result
@@ -134,10 +135,11 @@ def _take_part(
     if world.size > 1 and device.type == "cuda":
         device = find_device(f"cuda:{world.local_rank}")
     held.enter_context(joined(world, device))
+    of_run = held.enter_context(ExitStack())
     locked, heartbeat = None, None
     if world.is_first:
         try:
-            held.enter_context(folder.lock(FREEZING_SECONDS))
+            of_run.enter_context(folder.lock(FREEZING_SECONDS))
         except Locked as error:
             locked = error
     if locked := world.shared(locked):
@@ -146,11 +148,10 @@ def _take_part(
         return world.shared(folder.result)
     if world.is_first:
         (folder.path / "result.json").unlink(missing_ok=True)
-        heartbeat = held.enter_context(Heartbeat(folder))
-    result = train(folder, config, world, device, interruption, heartbeat)
-    if world.is_first:
-        folder.write_json("result.json", result)
-    return world.shared(result)
+        heartbeat = of_run.enter_context(Heartbeat(folder))
+    execution = Execution(folder, config, world, device, heartbeat, of_run)
+    train([execution], fit(execution.training), interruption)
+    return world.shared(execution.result)
 
 
 def _run_in_processes(folder: RunFolder, config: Config) -> dict[str, Any]:

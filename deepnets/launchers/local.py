@@ -1,22 +1,28 @@
-"""Rows one after the other, in this process: imports and data are shared."""
+"""Rows one after the other, or several at once as one batched network, in this process: imports and data are shared."""
 
 import sys
 import traceback
-from dataclasses import dataclass
-from typing import ClassVar
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from deepnets.config import Config
 from deepnets.errors import UserError
 from deepnets.folder import Locked, RunFolder
-from deepnets.launchers.ending import print_ending
+from deepnets.grouping import groups_of
+from deepnets.launchers.ending import lines_of, print_ending
 from deepnets.log import describe_result
 from deepnets.run import run
 from deepnets.status import state_of
+from deepnets.together import run_together
 
 
 @dataclass(frozen=True)
 class Local:
-    """Trains the rows in their order; one that fails does not stop the others unless `fail_fast` says so."""
+    """Trains the rows in their order, `stacked` at once where their networks are equal.
+
+    A row that fails does not stop the others unless `fail_fast` says so.
+    """
 
     in_process: ClassVar[bool] = True
 
@@ -27,29 +33,74 @@ class Local:
         """Returns 1 when a row failed.
 
         Raises:
-            Interrupted: a signal came; the row in flight is saved and the others do not start.
+            Interrupted: a signal came; the rows in flight are saved and the others do not start.
         """
-        failed: dict[RunFolder, str] = {}
-        elsewhere: set[RunFolder] = set()
-        for number, folder in enumerate(folders, start=1):
-            heading = f"[{number}/{len(folders)}] {folder}" if len(folders) > 1 else str(folder)
-            if folder.is_complete:
-                print(f"{heading}: already {describe_result(folder.result)}; nothing to train", flush=True)
-                continue
-            print(heading, flush=True)
-            try:
-                print(f"{folder}: {describe_result(run(folder, config.trusted_targets))}", flush=True)
-            except Locked as error:
-                print(f"{error}; left alone", flush=True)
-                elsewhere.add(folder)
-            except Exception as error:
-                if len(folders) == 1:
-                    raise
-                if isinstance(error, UserError):
-                    print(f"error: {error}", file=sys.stderr)
-                else:
-                    traceback.print_exception(error)
-                failed[folder] = state_of(folder).reason or f"{type(error).__name__}: {error}"
-                if config.fail_fast:
-                    break
-        return print_ending(folders, failed, elsewhere)
+        execution = _Execution(folders, config)
+        execution.run()
+        return print_ending(folders, execution.failed, execution.elsewhere)
+
+
+@dataclass
+class _Execution:
+    """The rows that are to be trained, and what became of those that were not."""
+
+    folders: list[RunFolder]
+    config: Config
+    failed: dict[RunFolder, str] = field(default_factory=dict)
+    elsewhere: set[RunFolder] = field(default_factory=set)
+
+    def run(self) -> None:
+        left = [folder for folder in self.folders if not folder.is_complete]
+        groups, alone = groups_of(left, self.config.stacked)
+        if left and len(left) == len(alone):
+            print(
+                "\n".join([f"stacked={self.config.stacked}: every row is trained alone", *lines_of(alone)]), flush=True
+            )
+        complete = [[folder] for folder in self.folders if folder.is_complete]
+        waiting = deque(sorted(complete + groups, key=lambda group: self.folders.index(group[0])))
+        while waiting and not (self.failed and self.config.fail_fast):
+            group = waiting.popleft()
+            if len(group) == 1:
+                self._train(group[0])
+            else:
+                waiting.extendleft(reversed(self._train_together(group)))
+
+    def _train(self, folder: RunFolder) -> None:
+        heading = self._heading(folder)
+        if folder.is_complete:
+            print(f"{heading}: already {describe_result(folder.result)}; nothing to train", flush=True)
+            return
+        print(heading, flush=True)
+        try:
+            self._note(folder, run(folder, self.config.trusted_targets))
+        except Exception as error:
+            if len(self.folders) == 1 and not isinstance(error, Locked):
+                raise
+            self._note(folder, error)
+
+    def _train_together(self, group: list[RunFolder]) -> list[list[RunFolder]]:
+        """Those that were left out, to be trained alone."""
+        print(f"{len(group)} rows at once", *map(self._heading, group), sep="\n", flush=True)
+        endings = run_together(group, self.config.trusted_targets)
+        for folder, ending in endings.items():
+            self._note(folder, ending)
+        return [[folder] for folder in group if folder not in endings]
+
+    def _heading(self, folder: RunFolder) -> str:
+        return (
+            f"[{self.folders.index(folder) + 1}/{len(self.folders)}] {folder}" if len(self.folders) > 1 else str(folder)
+        )
+
+    def _note(self, folder: RunFolder, ending: dict[str, Any] | Exception) -> None:
+        if isinstance(ending, Locked):
+            print(f"{ending}; left alone", flush=True)
+            self.elsewhere.add(folder)
+            return
+        if not isinstance(ending, Exception):
+            print(f"{folder}: {describe_result(ending)}", flush=True)
+            return
+        if isinstance(ending, UserError):
+            print(f"error: {ending}", file=sys.stderr)
+        else:
+            traceback.print_exception(ending)
+        self.failed[folder] = state_of(folder).reason or f"{type(ending).__name__}: {ending}"

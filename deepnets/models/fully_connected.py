@@ -50,4 +50,4 @@ class FullyConnected(nn.Module):
         return list(self.stages)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.stages(self.stem(x.flatten(1))))
+        return self.head(self.stages(self.stem(x.flatten(-3))))
