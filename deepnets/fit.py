@@ -147,14 +147,14 @@ def evaluate(model: nn.Module, batches: EvaluationBatches, sums: Sums, precision
     model.eval()
     for images, labels in batches:
         if len(labels):
-            with torch.inference_mode(), autocast(images.device, precision):
+            with torch.inference_mode(), _autocast(images.device, precision):
                 logits = model(images).float()
                 sums.add(cross_entropy(logits, labels, reduction="sum"), logits, labels)
         yield sums
 
 
 def _step(t: Training, images: Tensor, labels: Tensor) -> None:
-    with autocast(t.device, t.precision):
+    with _autocast(t.device, t.precision):
         logits = t.replica(images)
     logits = logits.float()
     total = cross_entropy(logits, labels, reduction="sum")
@@ -167,6 +167,5 @@ def _step(t: Training, images: Tensor, labels: Tensor) -> None:
     t.end_step(total.detach(), logits, labels)
 
 
-def autocast(device: torch.device, precision: torch.dtype) -> torch.autocast:
-    """The arithmetic of a forward pass."""
+def _autocast(device: torch.device, precision: torch.dtype) -> torch.autocast:
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == torch.bfloat16)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from deepnets.data.batches import EvaluationBatches
-from deepnets.fit import Training, autocast
+from deepnets.fit import Training
 from deepnets.metrics import Mean, Sums
 from deepnets.models.stacked import stack
 
@@ -23,7 +23,6 @@ class Stack:
     def __init__(self, trainings: Sequence[Training]) -> None:
         self.trainings = list(trainings)
         first = self.trainings[0]
-        self.device, self.precision = first.device, first.precision
         of_all = [_parameters(training) for training in self.trainings]
         self.weights = torch.stack([_flat(own) for own in of_all])
         self.gradients = torch.zeros_like(self.weights)
@@ -37,20 +36,22 @@ class Stack:
         # In the order of the model, which may differ from the optimiser's that the three tensors have.
         places = {id(parameter): place for place, parameter in enumerate(of_all[0])}
         order = [places[id(parameter)] for parameter in first.model.parameters()]
-        weights, gradients = (_split(whole, of_all[0]) for whole in (self.weights, self.gradients))
-        self.model = stack(first.model, [weights[place] for place in order])
-        self.own_gradients = [gradients[place] for place in order]
+        # As autocast has it: the weights of a pass in its precision, all that is kept in float32.
+        self.rounded = self.weights.to(first.precision)
+        weights, gradients = (_split(whole, of_all[0]) for whole in (self.rounded, self.gradients))
+        self.model = stack(first.model, [weights[place] for place in order], [gradients[place] for place in order])
         self.optimizer = self._optimizer()
 
     def step(self, batches: Sequence[tuple[Tensor, Tensor]]) -> None:
         """An iteration of each training, on its own batch of images (N, C, H, W) and labels (N,)."""
         images, labels = map(torch.stack, zip(*batches, strict=True))
         totals, logits = self._losses(images, labels)
-        loss = totals.sum() / labels.shape[1]  # of each the mean: no term of the sum depends on another's weights
-        torch._foreach_copy_(self.own_gradients, torch.autograd.grad(loss, list(self.model.parameters())))
+        (totals.sum() / labels.shape[1]).backward()  # no term of the sum depends on the weights of two
         for own, group in zip(self._groups(), self.optimizer.param_groups, strict=True):
             group["lr"] = own["lr"]
         self.optimizer.step()
+        if self.rounded is not self.weights:
+            self.rounded.copy_(self.weights)
         for training, total, own, answers in zip(self.trainings, totals.detach(), logits.detach(), labels, strict=True):
             training.schedule.step()
             training.end_step(total, own, answers)
@@ -67,9 +68,7 @@ class Stack:
 
     def _losses(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of each network, summed over its images, (K,), and the logits (K, N, classes)."""
-        with autocast(self.device, self.precision):
-            logits = self.model(images)
-        logits = logits.float()
+        logits = self.model(images).float()
         each = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
         return each.view(labels.shape).sum(1), logits
 
@@ -107,7 +106,7 @@ def fit_together(stack: Stack) -> Iterator[None]:
             yield
         evaluated: list[dict[str, Mean]] = [{} for _ in trainings]
         for name, split in first.evaluated.items():
-            sums = [Sums(stack.device) for _ in trainings]
+            sums = [Sums(first.device) for _ in trainings]
             for _ in stack.evaluate(split, sums):
                 yield
             for means, own in zip(evaluated, sums, strict=True):

@@ -1,7 +1,7 @@
 """Measure deepnets on this machine: `python scripts/bench.py WHAT --root DIR`.
 
 Every figure is a ratio of things measured in turns in one run, given as median and range over the repeats. DIR holds
-CIFAR-10 in any form that `dataset=cifar10` reads; `python scripts/bench.py WHAT --help` tells what can be chosen.
+CIFAR-10, for stacked MNIST, in any form that `dataset=cifar10` reads; `python scripts/bench.py WHAT --help` tells what can be chosen.
 """
 
 import argparse
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from benches import checkpoint, data, ddp, evaluation, grid, lesion, logging, memory, startup, training
+from benches import checkpoint, data, ddp, evaluation, grid, lesion, logging, memory, stacked, startup, training
 from benches.options import count
 from rich.console import Console
 
@@ -27,6 +27,7 @@ BENCHES = {
     "startup": startup,
     "logging": logging,
     "grid": grid,
+    "stacked": stacked,
     "lesion": lesion,
 }
 

@@ -27,6 +27,7 @@ BENCHES = {
     "startup": [*TINY],
     "logging": ["--iterations", "1"],
     "grid": ["--rows", "2", "--iterations", "1"],
+    "stacked": [*TINY[:3], "model.depth=3", "--rows", "2", "--iterations", "2"],
     "lesion": [*TINY, "dataset.source.test=512", "--images", "20"],
 }
 PEER = """

@@ -38,8 +38,8 @@ def subject_of(overrides: Sequence[str]) -> Subject:
 
 def add_subject(parser: argparse.ArgumentParser, model: str, dataset: str = "cifar10") -> None:
     """What a bench of one network asks; `model` and `dataset` are the default ones."""
-    if dataset == "cifar10":
-        parser.add_argument("--root", metavar="DIR", help="folder with CIFAR-10, as dataset.root of scripts/train.py")
+    if dataset != "synthetic":
+        parser.add_argument("--root", metavar="DIR", help=f"folder with {dataset}, as dataset.root of scripts/train.py")
     parser.add_argument("--model", default=model, help=f"the network, as in conf/model (default: {model})")
     parser.add_argument("overrides", nargs="*", metavar="OPTION", help="any other option of scripts/train.py")
     parser.set_defaults(dataset=dataset)
