@@ -11,6 +11,7 @@ import torch
 from deepnets import checkpoint
 from deepnets.assembly import dataset_of, prepare, splits_of
 from deepnets.config import Config
+from deepnets.decisions import Decisions
 from deepnets.errors import UserError
 from deepnets.fit import Training
 from deepnets.folder import RunFolder
@@ -21,8 +22,6 @@ from deepnets.status import Heartbeat, Progress
 from deepnets.world import World
 
 FINITE_CHECK_ITERATIONS = 50
-DECISION_SECONDS = 0.5  # between two questions to all processes, where there are several
-LONGEST_INTERVAL = 100  # yields between two, however short they are
 
 
 class Execution:
@@ -139,7 +138,7 @@ def train(
                 going.remove(execution)
 
     world = executions[0].training.world
-    decide = _Decisions(world, interruption, executions[0].config.checkpoint_seconds)
+    decide = Decisions(world, interruption, executions[0].config.checkpoint_seconds)
     interruption.at_once = False  # from here on there is something to save
     each(Execution.begin)
     for _ in steps:
@@ -159,30 +158,6 @@ def train(
 def told(damaged: dict[str, str]) -> list[str]:
     """A line about each file that `checkpoint.load` found damaged."""
     return [f"{name} is damaged and was not used ({damage})" for name, damage in damaged.items()]
-
-
-class _Decisions:
-    """Which signal to stop on, if any, and whether to save: the same in all processes at the same yield.
-
-    Several ask each other every so many yields, a number that follows from the pace of the slowest.
-    """
-
-    def __init__(self, world: World, interruption: Interruption, checkpoint_seconds: float) -> None:
-        self.world, self.interruption, self.checkpoint_seconds = world, interruption, checkpoint_seconds
-        self.saved_at = self.asked_at = time.monotonic()
-        self.interval = self.left = 1
-
-    def __call__(self) -> tuple[int | None, bool]:
-        self.left -= 1
-        if self.left:
-            return None, False
-        now = time.monotonic()
-        due, pace = now - self.saved_at >= self.checkpoint_seconds, (now - self.asked_at) / self.interval
-        stop, due, pace = self.world.largest([self.interruption.received or 0, due, pace])
-        if self.world.size > 1:
-            self.interval = max(1, min(int(DECISION_SECONDS / pace), LONGEST_INTERVAL))
-        self.left, self.asked_at = self.interval, now
-        return int(stop) or None, bool(due)
 
 
 def _loaded(folder: RunFolder) -> tuple[dict[str, Any] | None, dict[str, str]]:

@@ -13,7 +13,7 @@ ORDER = [
     ["errors", "resolvers", "allocation"],
     ["world"],
     ["config", "interruption", "metrics", "schedule", "optimizer", "models", "data"],
-    ["hardware", "revision", "nodes", "command", "processes", "analysis", "fit", "checkpoint", "folder"],
+    ["hardware", "revision", "nodes", "command", "processes", "analysis", "fit", "checkpoint", "folder", "decisions"],
     ["status", "monitor", "stack"],
     ["log", "naming", "assembly", "results"],
     ["record", "grouping"],

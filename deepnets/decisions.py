@@ -1,0 +1,33 @@
+"""Whether to stop or to save: the same in all processes of a run at the same yield."""
+
+import time
+
+from deepnets.interruption import Interruption
+from deepnets.world import World
+
+DECISION_SECONDS = 0.5  # between two questions to all processes, where there are several
+LONGEST_INTERVAL = 100  # yields between two, however short they are
+
+
+class Decisions:
+    """Which signal to stop on, if any, and whether to save: the same in all processes at the same yield.
+
+    Several ask each other every so many yields, a number that follows from the pace of the slowest.
+    """
+
+    def __init__(self, world: World, interruption: Interruption, checkpoint_seconds: float) -> None:
+        self.world, self.interruption, self.checkpoint_seconds = world, interruption, checkpoint_seconds
+        self.saved_at = self.asked_at = time.monotonic()
+        self.interval = self.left = 1
+
+    def __call__(self) -> tuple[int | None, bool]:
+        self.left -= 1
+        if self.left:
+            return None, False
+        now = time.monotonic()
+        due, pace = now - self.saved_at >= self.checkpoint_seconds, (now - self.asked_at) / self.interval
+        stop, due, pace = self.world.largest([self.interruption.received or 0, due, pace])
+        if self.world.size > 1:
+            self.interval = max(1, min(int(DECISION_SECONDS / pace), LONGEST_INTERVAL))
+        self.left, self.asked_at = self.interval, now
+        return int(stop) or None, bool(due)
