@@ -1,7 +1,8 @@
 """Measure deepnets on this machine: `python scripts/bench.py WHAT --root DIR`.
 
 Every figure is a ratio of things measured in turns in one run, given as median and range over the repeats. DIR holds
-CIFAR-10, for stacked MNIST, in any form that `dataset=cifar10` reads; `python scripts/bench.py WHAT --help` tells what can be chosen.
+CIFAR-10, for stacked MNIST, in any form that `dataset=cifar10` reads; `python scripts/bench.py WHAT --help` tells what
+can be chosen.
 """
 
 import argparse
