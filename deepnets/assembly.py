@@ -17,6 +17,7 @@ from deepnets.hardware import find_device, keep_freed_memory
 from deepnets.metrics import Sums
 from deepnets.models.synchronized import synchronize
 from deepnets.nodes import build
+from deepnets.step import check_network
 from deepnets.world import ALONE, World
 
 
@@ -60,7 +61,8 @@ def check_settings(config: Config) -> tuple[Dataset, int]:
     if config.selection is Selection.best_validation and not config.dataset["validation"]:
         raise UserError("selection=best_validation: needs a validation split; add for example dataset.validation=5000")
     with torch.device("meta"):
-        model_of(config, dataset.shape, dataset.classes)
+        model = model_of(config, dataset.shape, dataset.classes)
+    check_network(config.step.value, model, config.devices)
     # The data come last: looking for them may mean a download.
     iterations = iterations_of(config, dataset)
     if config.batch_size > dataset.training_size:
@@ -129,6 +131,7 @@ def prepare(config: Config, device: torch.device, precision: torch.dtype, world:
         precision=precision,
         sums=Sums(device),
         world=world,
+        step=config.step.value,
     )
 
 

@@ -40,6 +40,18 @@ class Memory(Enum):
     recompute_segments = "recompute_segments"
 
 
+class Step(Enum):
+    """How an iteration is executed: operation by operation, from compiled code, as a CUDA graph, or as both.
+
+    Evaluation is always executed operation by operation.
+    """
+
+    eager = "eager"
+    compiled = "compiled"
+    graphed = "graphed"
+    compiled_graphed = "compiled_graphed"
+
+
 class Retry(Enum):
     """Which rows that have ended without a result are trained again."""
 
@@ -95,6 +107,7 @@ class Config:
     setting: Optional[int] = MISSING
     precision: Precision = MISSING
     memory: Memory = MISSING
+    step: Step = MISSING
     selection: Selection = MISSING
     devices: int = MISSING
     sync_batchnorm: bool = MISSING
@@ -120,6 +133,7 @@ EXECUTION_KEYS = frozenset(
     {
         "dataset.root",
         "memory",
+        "step",
         "launcher",
         "runs_per_device",
         "stacked",

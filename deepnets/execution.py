@@ -47,7 +47,8 @@ class Execution:
         self.folder, self.config, self.heartbeat, self.held, self.name = folder, config, heartbeat, held, name
         saved, damaged = world.shared(_loaded(folder) if world.is_first else ({}, {}))
         _read_in_turn(config, world, device)
-        self.frozen = saved["frozen"] if saved else world.shared(environment_of(config, device))
+        # Older checkpoints know of no other step.
+        self.frozen = {"step": "eager", **saved["frozen"]} if saved else world.shared(environment_of(config, device))
         if saved and (data := data_of(config, device)) != self.frozen["data"]:
             where = config.dataset.get("root")
             raise UserError(

@@ -1,7 +1,7 @@
 """The training loop: a generator that knows no files and no configuration."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from deepnets.data.batches import EvaluationBatches, TrainingBatches
 from deepnets.metrics import Mean, Sums
+from deepnets.step import Kind, autocast, check_network, iteration_of
 from deepnets.world import ALONE, World
 
 
@@ -19,10 +20,10 @@ class Training:
     """All that a run consists of while it trains, and where in its budget it stands.
 
     `replica` is what training calls: `model`, or what averages the gradients of its copies in all processes of `world`.
-    `iterations` is the budget. `iteration`, `epoch`, `batch` (within the epoch) and `images` count what is done. `sums`
-    holds this process's part of this epoch's training loss and error so far, `loss` the last batch's mean loss, both on
-    the device. `completed` is set only in the state that ends an epoch: the means over "train" and over each evaluated
-    split.
+    `iterate` trains it on a batch, in the way that `step` names. `iterations` is the budget. `iteration`, `epoch`,
+    `batch` (within the epoch) and `images` count what is done. `sums` holds this process's part of this epoch's
+    training loss and error so far, `loss` the last batch's mean loss, both on the device. `completed` is set only in
+    the state that ends an epoch: the means over "train" and over each evaluated split.
     """
 
     model: nn.Module
@@ -35,6 +36,7 @@ class Training:
     precision: torch.dtype
     sums: Sums
     world: World = ALONE
+    step: Kind = "eager"
     iteration: int = 0
     epoch: int = 0
     batch: int = 0
@@ -42,9 +44,23 @@ class Training:
     loss: Tensor | None = None
     completed: dict[str, Mean] = field(default_factory=dict)
     replica: nn.Module = field(init=False)
+    iterate: Callable[[Tensor, Tensor, float], Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
+        check_network(self.step, self.model, self.world.size)
         self.replica = self.world.replica(self.model, self.device)
+        self.iterate = self._iterate()
+
+    def _iterate(self) -> Callable[[Tensor, Tensor, float], Tensor]:
+        return iteration_of(
+            self.step,
+            self.replica,
+            self.optimizer,
+            self.sums,
+            batch_size=self.batches.batch_size,
+            device=self.device,
+            precision=self.precision,
+        )
 
     @property
     def epochs(self) -> int:
@@ -56,10 +72,9 @@ class Training:
         """The rate of the last iteration."""
         return self.schedule.base_lrs[0] * self.schedule.lr_lambdas[0](max(self.iteration - 1, 0))
 
-    def end_step(self, total: Tensor, logits: Tensor, labels: Tensor) -> None:
-        """Count a batch that the optimiser has seen: its loss, summed over this process's images, logits and labels."""
+    def end_step(self, total: Tensor) -> None:
+        """Count a batch that the optimiser and the sums have seen; `total` is its loss over this process's images."""
         count = self.batches.images_in(self.batch)
-        self.sums.add(total, logits, labels)
         self.loss = self.world.sum(total) / count
         self.iteration += 1
         self.batch += 1
@@ -105,6 +120,7 @@ class Training:
         rank = self.world.rank
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        self.iterate = self._iterate()  # a captured graph would go on with the optimiser's former tensors
         self.schedule.load_state_dict(state["schedule"])
         self.iteration, self.epoch = state["iteration"], state["epoch"]
         self.batch, self.images = state["batch"], state["images"]
@@ -147,25 +163,15 @@ def evaluate(model: nn.Module, batches: EvaluationBatches, sums: Sums, precision
     model.eval()
     for images, labels in batches:
         if len(labels):
-            with torch.inference_mode(), _autocast(images.device, precision):
+            with torch.inference_mode(), autocast(images.device, precision):
                 logits = model(images).float()
                 sums.add(cross_entropy(logits, labels, reduction="sum"), logits, labels)
         yield sums
 
 
 def _step(t: Training, images: Tensor, labels: Tensor) -> None:
-    with _autocast(t.device, t.precision):
-        logits = t.replica(images)
-    logits = logits.float()
-    total = cross_entropy(logits, labels, reduction="sum")
     count = t.batches.images_in(t.batch)
-    loss = total / (count / t.world.size)  # gradients are averaged over processes: this makes them the whole batch's
-    t.optimizer.zero_grad()
-    loss.backward()
-    t.optimizer.step()
+    # Gradients are averaged over processes: this divisor makes them the whole batch's.
+    total = t.iterate(images, labels, count / t.world.size)
     t.schedule.step()
-    t.end_step(total.detach(), logits, labels)
-
-
-def _autocast(device: torch.device, precision: torch.dtype) -> torch.autocast:
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == torch.bfloat16)
+    t.end_step(total)

@@ -8,7 +8,7 @@ import torch
 
 from deepnets import checkpoint
 from deepnets.assembly import dataset_of, model_of
-from deepnets.config import Config, Memory
+from deepnets.config import Config, Memory, Step
 from deepnets.folder import RunFolder, flat, identity
 from deepnets.models.stacked import unstackable
 
@@ -55,6 +55,8 @@ def obstacle(config: Config) -> str | None:
         return f"devices={config.devices}: only runs of one process can be stacked"
     if config.memory is not Memory.full:
         return f"memory={config.memory.value}: only runs with memory=full can be stacked"
+    if config.step is not Step.eager:
+        return f"step={config.step.value}: only runs with step=eager can be stacked"
     if config.optimizer["_target_"] not in OPTIMIZERS:
         return f"optimizer {config.optimizer['_target_']}: only SGD can be stacked"
     dataset = dataset_of(config)

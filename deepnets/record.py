@@ -30,6 +30,7 @@ def environment_of(config: Config, device: torch.device) -> dict[str, Any]:
         "classes": dataset.classes,
         "threads": threads_of(config),
         "precision": str(precision).removeprefix("torch."),
+        "step": config.step.value,
         "device": describe(device),
         "torch": str(torch.__version__),
     }
@@ -61,7 +62,7 @@ def protocol_of(config: Config, training: Training) -> str:
 
 def changes_since(folder: RunFolder, config: Config, frozen: dict[str, Any], device: torch.device) -> list[str]:
     """A line about each thing that is no longer as it was when the run started."""
-    now = {"torch": str(torch.__version__), "device": describe(device)}
+    now = {"torch": str(torch.__version__), "device": describe(device), "step": config.step.value}
     remarks = [
         f"started with {name} {frozen[name]}, continues with {now[name]}" for name in now if frozen[name] != now[name]
     ]
@@ -113,7 +114,7 @@ def result_of(
         "commit": git_commit(),
         "versions": {name: version(name) for name in ("torch", "hydra-core", "numpy")},
         "python": sys.version.split()[0],
-        **{name: frozen[name] for name in ("device", "precision", "threads")},
+        **{name: frozen[name] for name in ("device", "precision", "threads", "step")},
     }
 
 

@@ -54,7 +54,8 @@ class Stack:
             self.rounded.copy_(self.weights)
         for training, total, own, answers in zip(self.trainings, totals.detach(), logits.detach(), labels, strict=True):
             training.schedule.step()
-            training.end_step(total, own, answers)
+            training.sums.add(total, own, answers)
+            training.end_step(total)
 
     def evaluate(self, batches: EvaluationBatches, sums: Sequence[Sums]) -> Iterator[None]:
         """Add each network's loss and error over the split to its `sums`; yields after each batch."""

@@ -5,4 +5,16 @@ import signal
 
 # A shell's background job starts with Ctrl-C ignored, and would hand that on to the commands under test.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked `gpu` are skipped where there are too few."""
+    for item in items:
+        if marker := item.get_closest_marker("gpu"):
+            wanted = marker.kwargs.get("devices", 1)
+            if torch.cuda.device_count() < wanted:
+                item.add_marker(pytest.mark.skip(reason=f"needs {wanted} CUDA device{'s' * (wanted > 1)}"))

@@ -255,7 +255,7 @@ def test_a_process_that_raises_ends_the_row_with_its_traceback(tmp_path: Path) -
         assert "peer" not in text
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.gpu(devices=2)
 @pytest.mark.parametrize("synchronised", ["true", "false"])
 def test_two_gpus_train_by_nccl_and_continue(tmp_path: Path, synchronised: str) -> None:
     folder = frozen(tmp_path, "device=cuda", f"sync_batchnorm={synchronised}")

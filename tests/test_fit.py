@@ -14,6 +14,7 @@ from deepnets.fit import Training, fit
 from deepnets.metrics import Sums
 from deepnets.optimizer import sgd
 from deepnets.schedule import Plateau, Step
+from deepnets.step import Kind
 
 CPU = torch.device("cpu")
 IMAGES = torch.randint(0, 256, (10, 4, 4, 1), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -25,7 +26,7 @@ def small_net() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3))
 
 
-def training(iterations: int, schedule: Callable[[int], float] | None = None) -> Training:
+def training(iterations: int, schedule: Callable[[int], float] | None = None, step: Kind = "eager") -> Training:
     """Batches of 4, 4 and 2 images; rate 0.5, without another schedule 0.05 from the middle on."""
     split = Split(IMAGES, LABELS)
     normalization = Normalization(torch.zeros(4, 4, 1), torch.full((4, 4, 1), 1 / 255))
@@ -42,6 +43,7 @@ def training(iterations: int, schedule: Callable[[int], float] | None = None) ->
         device=CPU,
         precision=torch.float32,
         sums=Sums(CPU),
+        step=step,
     )
 
 

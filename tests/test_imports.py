@@ -13,6 +13,8 @@ ORDER = [
     ["errors", "resolvers", "allocation"],
     ["world"],
     ["config", "interruption", "metrics", "schedule", "optimizer", "models", "data"],
+    ["cuda_graph"],
+    ["step"],
     ["hardware", "revision", "nodes", "command", "processes", "analysis", "fit", "checkpoint", "folder", "decisions"],
     ["status", "monitor", "stack"],
     ["log", "naming", "assembly", "results"],

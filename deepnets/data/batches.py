@@ -45,7 +45,7 @@ class TrainingBatches:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """That epoch from batch `start` on: x (n, C, H, W) float32 with channels_last strides, y (n,) int64."""
-        draws = self._draws(epoch).to(self.split.labels.device)  # the epoch's only copy from the host
+        draws = _moved(self._draws(epoch), self.split.labels.device)  # the epoch's only copy from the host
         for number in range(start, len(self)):
             whole = draws[:, number * self.batch_size :][:, : self.batch_size]
             order, mirrored, top, left = whole[:, self.world.share(whole.shape[1])]
@@ -83,6 +83,11 @@ class EvaluationBatches:
         for first in range(0, self.largest_share, self.batch_size):
             these = slice(first, first + self.batch_size)
             yield self.normalization(self.split.images[these]).permute(0, 3, 1, 2), self.split.labels[these]
+
+
+def _moved(x: Tensor, device: torch.device) -> Tensor:
+    """`x` of the host on `device`; pinned first where it is a GPU, or the host would wait for it."""
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x
 
 
 def cut(x: Tensor, pad: int, mirrored: Tensor, top: Tensor, left: Tensor) -> Tensor:

@@ -10,10 +10,12 @@ from deepnets.config import Config
 from deepnets.errors import UserError
 from deepnets.folder import Locked, RunFolder
 from deepnets.grouping import groups_of
+from deepnets.hardware import find_device
 from deepnets.launchers.ending import lines_of, print_ending
 from deepnets.log import describe_result
 from deepnets.run import run
 from deepnets.status import state_of
+from deepnets.step import check_device
 from deepnets.together import run_together
 
 
@@ -27,7 +29,12 @@ class Local:
     in_process: ClassVar[bool] = True
 
     def check(self, config: Config) -> None:
-        """Nothing more than what every run needs."""
+        """Whether the device of a row executes its steps.
+
+        Raises:
+            UserError: it does not.
+        """
+        check_device(config.step.value, find_device(config.device))
 
     def execute(self, folders: list[RunFolder], config: Config) -> int:
         """Returns 1 when a row failed.

@@ -22,6 +22,7 @@ from deepnets.launchers.child import note_crash, start
 from deepnets.launchers.ending import print_ending
 from deepnets.log import describe_result
 from deepnets.results.watch import live_table
+from deepnets.step import check_device
 
 POLL_SECONDS = 0.1
 
@@ -39,10 +40,11 @@ class Pool:
         """Whether the devices of a row are there.
 
         Raises:
-            UserError: says how many there are.
+            UserError: says how many there are, or that they do not execute its steps.
         """
-        devices = _devices(config.device)
-        if config.devices > len(devices) and find_device(config.device).type == "cuda":
+        device, devices = find_device(config.device), _devices(config.device)
+        check_device(config.step.value, device)
+        if config.devices > len(devices) and device.type == "cuda":
             raise UserError(f"devices={config.devices}: device={config.device} offers {len(devices)} on this machine")
 
     def execute(self, folders: list[RunFolder], config: Config) -> int:

@@ -43,7 +43,7 @@ def recomputed(function: Callable[..., Tensor], *arguments: Any, within: nn.Modu
         function,
         *arguments,
         use_reentrant=False,
-        preserve_rng_state=any(map(_draws, within.modules())),
+        preserve_rng_state=any(map(draws, within.modules())),
         context_fn=lambda: (nullcontext(), _still(within)),
     )
 
@@ -91,5 +91,6 @@ def _parts(layers: nn.Sequential) -> list[nn.Sequential]:
     return [layers[first:last] for first, last in pairwise(bounds)]
 
 
-def _draws(module: nn.Module) -> bool:
+def draws(module: nn.Module) -> bool:
+    """Whether it takes random numbers as it computes."""
     return isinstance(module, Dropped | nn.Dropout)
