@@ -4,6 +4,9 @@ deepnets (fit) makes batches and sums; with its log it is what scripts/train.py 
 backward and optimiser steps on one batch that stays where it is. The plain script is the usual one for CIFAR. timm and
 Lightning train the same network on the same batches and augmentation where they are installed; --peer FILE adds
 another (its interface is Task in scripts/benches/task.py).
+
+All share the process, so on a CPU the peers too gain from freed memory being kept (deepnets.hardware), which they would
+not do of themselves.
 """
 
 import argparse
