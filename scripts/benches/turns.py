@@ -13,15 +13,17 @@ SETTLE_SECONDS = 1.0  # a loader's workers go on filling their queue after its t
 def in_turns(candidates: Mapping[str, Callable[[], float]], repeats: int, settle_seconds: float = 0.0) -> Measurement:
     """What each candidate returns: called once to warm up, then `repeats` times in turns, by its name.
 
-    Where some have workers, each turn begins after SETTLE_SECONDS.
+    Every second round goes backwards, so that none always follows the same other. Where some have workers, each turn
+    begins after SETTLE_SECONDS.
     """
     for measure in candidates.values():
         measure()
     results: Measurement = {name: [] for name in candidates}
-    for _ in range(repeats):
-        for name, measure in candidates.items():
+    for repeat in range(repeats):
+        names = list(candidates)
+        for name in reversed(names) if repeat % 2 else names:
             time.sleep(settle_seconds)
-            results[name].append(measure())
+            results[name].append(candidates[name]())
     return results
 
 
