@@ -74,10 +74,10 @@ def compiled(forward: Forward) -> Forward:
     Raises:
         UserError: compilation is switched off, or, when called, `forward` cannot be compiled.
     """
-    if torch._dynamo.config.disable:
-        raise UserError("step=compiled: TORCHDYNAMO_DISABLE is set and turns torch.compile off; unset it")
     torch.compiler.reset()
     code = torch.compile(forward, fullgraph=True, dynamic=False, options={"fallback_random": True})
+    if code is forward or torch._dynamo.config.disable:
+        raise UserError("step=compiled: TORCHDYNAMO_DISABLE or TORCH_COMPILE_DISABLE turns it off; unset both")
     failures = torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit
     strictly = torch._dynamo.config.patch(
         recompile_limit=BATCH_SIZES, fail_on_recompile_limit_hit=True, suppress_errors=False
@@ -88,7 +88,10 @@ def compiled(forward: Forward) -> Forward:
             try:
                 return code(images, labels)
             except failures as error:
-                raise UserError(f"step=compiled: cannot be compiled in one piece; give step=eager\n{error}") from error
+                reason = str(error).partition("\n")[0]  # the rest is in log.txt
+                raise UserError(
+                    f"step=compiled: cannot be compiled in one piece; give step=eager ({reason})"
+                ) from error
 
     return call
 

