@@ -139,9 +139,14 @@ def test_every_step_is_the_plain_one(changes: list[str], step: str) -> None:
     plain = trained(prepared("cuda:0", *changes))
     training = prepared("cuda:0", *changes, f"step={step}")
     ours = trained(training)
-    # Compiled code rounds otherwise, and training carries that on.
-    assert_equal(ours, plain, *((1e-3, 1e-4) if step == "graphed" else (2e-2, 2e-3)))
-    torch.testing.assert_close(ours["gradients"], plain["gradients"], rtol=2e-2, atol=1e-4)
+    if step == "graphed":
+        assert_equal(ours, plain)
+    # Compiled code rounds otherwise: where that turns the sign of a ReLU's input, training carries it on.
+    torch.testing.assert_close(ours["losses"][:EPOCH], plain["losses"][:EPOCH], rtol=5e-3, atol=0)
+    torch.testing.assert_close(ours["losses"], plain["losses"], rtol=0.1, atol=0)
+    torch.testing.assert_close(ours["gradients"][:EPOCH], plain["gradients"][:EPOCH], rtol=0.1, atol=0)
+    assert ours["rates"] == plain["rates"]
+    assert torch.equal(ours["draws"], plain["draws"])
     assert isinstance(training.iterate, Graphed) == (step in GRAPHS)
     if step in GRAPHS:
         assert isinstance(training.iterate.replay.__self__, torch.cuda.CUDAGraph)
