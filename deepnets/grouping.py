@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,14 +29,19 @@ OWN = (
 SHARED = ("device", "threads")  # of the keys that say where a run executes
 
 
-def groups_of(folders: Sequence[RunFolder], most: int) -> tuple[list[list[RunFolder]], dict[RunFolder, str]]:
-    """Groups of up to `most` folders to be trained at once, in the order of their first; and why others are alone."""
+def groups_of(
+    folders: Sequence[RunFolder], most: int, trusted: Sequence[str] = ()
+) -> tuple[list[list[RunFolder]], dict[RunFolder, str]]:
+    """Groups of up to `most` folders to be trained at once, in the order of their first; and why others are alone.
+
+    `trusted` names the user's own classes that their configurations may use.
+    """
     by_key: dict[Any, list[RunFolder]] = {}
     alone: dict[RunFolder, str] = {}
     for number, folder in enumerate(folders):
         key: Any = number
         if most > 1:
-            config = folder.config
+            config = replace(folder.config, trusted_targets=list(trusted))
             if reason := obstacle(config):
                 alone[folder] = reason
             else:

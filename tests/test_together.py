@@ -12,6 +12,7 @@ from deepnets.config import Config
 from deepnets.folder import RunFolder
 from deepnets.grouping import groups_of
 from deepnets.launch import launch
+from deepnets.models.fully_connected import FullyConnected
 from deepnets.run import run
 from deepnets.together import run_together
 from tests.command import metrics, row, start, train
@@ -143,6 +144,18 @@ def test_rows_are_grouped_by_what_they_compute(tmp_path: Path, overrides: list[s
     else:
         assert groups == [[folders[0], folders[2]], [folders[1]]]
         assert reason in alone[folders[1]]
+
+
+class OwnNet(FullyConnected):
+    """As a user may write one: nothing is known of what it computes."""
+
+
+def test_networks_of_your_own_are_trained_alone(tmp_path: Path) -> None:
+    target = f"{__name__}.{OwnNet.__name__}"
+    folders = [frozen(tmp_path / str(number), f"model._target_={target}") for number in range(2)]
+    groups, alone = groups_of(folders, 2, trusted=[target])
+    assert groups == [[folder] for folder in folders]
+    assert "not OwnNet" in alone[folders[1]]
 
 
 def test_groups_have_at_most_so_many_rows_and_equal_iterations(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ class _Execution:
 
     def run(self) -> None:
         left = [folder for folder in self.folders if not folder.is_complete]
-        groups, alone = groups_of(left, self.config.stacked)
+        groups, alone = groups_of(left, self.config.stacked, self.config.trusted_targets)
         if left and len(left) == len(alone):
             print(
                 "\n".join([f"stacked={self.config.stacked}: every row is trained alone", *lines_of(alone)]), flush=True
