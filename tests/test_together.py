@@ -169,7 +169,7 @@ def test_groups_have_at_most_so_many_rows_and_equal_iterations(tmp_path: Path) -
     assert not alone
 
 
-GRID = ["-m", *SHORT, "optimizer.lr=0.1,0.02", "seed=0,1", "batch_size=40", "stacked=10", "checkpoint_seconds=0.1"]
+GRID = ["-m", *SHORT, "optimizer.lr=0.1,0.02", "seed=0,1", "batch_size=40", "stacked=10", "checkpoint_seconds=0"]
 
 
 @pytest.fixture(scope="module")
