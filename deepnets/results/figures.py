@@ -12,6 +12,7 @@ from deepnets.results.drawing import Picture, styled
 from deepnets.results.outcome import column_title
 from deepnets.results.points import bars, error_over
 from deepnets.results.read import Run
+from deepnets.results.search import best_curves, is_search, losses_over_depth, typical
 from deepnets.results.series import DEPTH, swept
 from deepnets.results.table import Table
 
@@ -48,7 +49,9 @@ def _of_table(table: Table, logarithmic: bool) -> Iterator[Picture]:
         cells = {row: table.cells[row, index] for row in table.rows}
         runs = {row: example([run for run in cell.runs if run.config]) for row, cell in cells.items() if _known(cell)}
         curves = {row: run for row, run in _best_first(runs, table, index) if run.history}
-        drawn = [("bars", f"{where}: final test errors and the published values", bars(cells))]
+        drawn = []
+        if not is_search(column.runs):
+            drawn.append(("bars", f"{where}: final test errors and the published values", bars(cells)))
         if curves:
             caption = f"{where}: error of a run of median result of each row"
             if len(curves) > MOST_PANELS:
@@ -68,18 +71,30 @@ def _of_depth(tables: Sequence[Table], logarithmic: bool) -> Iterator[Picture]:
     """Plain and residual nets may stand in two tables of the paper; columns of one protocol go together."""
     labels = list(dict.fromkeys(column.label for table in tables for column in table.columns))
     for label in labels:
-        runs = {
-            row: example(runs)
-            for table in tables
-            for column in table.columns
-            if column.label == label
+        columns = [column for table in tables for column in table.columns if column.label == label]
+        trained = {
+            row: known
+            for column in columns
             for row, runs in column.rows.items()
-            if runs[0].config
+            if (known := [run for run in runs if run.history])
         }
-        trained = {row: run for row, run in runs.items() if run.history}
-        if figure := degradation(trained, logarithmic):
-            caption = "Depth: plain nets beside nets with shortcuts" + f" ({label})" * (label != OURS)
-            yield Picture(_file_name(f"degradation-{label if len(labels) > 1 else OURS}"), caption, figure)
+        if any(is_search(column.runs) for column in columns):
+            draws = {row: typical(runs) for row, runs in trained.items()}
+            drawn = [
+                ("search", "Depth: training loss of the best draws", best_curves(draws)),
+                (
+                    "search-depth",
+                    "Depth: final training loss of all draws (points), of the best (thin), mean of the best ten (bold)",
+                    losses_over_depth(draws),
+                ),
+            ]
+        else:
+            curves = {row: example(runs) for row, runs in trained.items()}
+            drawn = [("degradation", "Depth: plain nets beside nets with shortcuts", degradation(curves, logarithmic))]
+        for what, caption, figure in drawn:
+            if figure is not None:
+                name = _file_name(f"{what}-{label if len(labels) > 1 else OURS}")
+                yield Picture(name, caption + f" ({label})" * (label != OURS), figure)
 
 
 def _known(cell: Cell) -> bool:

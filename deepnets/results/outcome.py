@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from deepnets.results.cell import FAIL, Cell, Published
 from deepnets.results.columns import OURS
+from deepnets.results.search import is_search, search_sheet
 from deepnets.results.sheet import MINUS, NOTHING, Sheet, percent, signed
 from deepnets.results.statistics import CONFIDENCE, Comparison, Errors, compare_rows
 from deepnets.results.table import Table
@@ -17,13 +18,21 @@ RESULT_NUMBERS = frozenset(RESULTS[2:9])
 
 
 def result_sheets(table: Table) -> list[Sheet]:
-    """The table of the paper with our column; one sheet for each of our columns."""
+    """The table of the paper with our column; one sheet for each of our columns. Draws of a search are summed up."""
     sheets = []
-    for index in range(len(table.columns)):
-        lines = [(row, *_result(table.cells[row, index])) for row in table.rows]
-        note = f"Test error in percent. Published: {table.statistic}." if table.statistic else "Test error in percent."
-        sheets.append(Sheet(column_title(table, index), RESULTS, tuple(lines), RESULT_NUMBERS, note))
+    for index, column in enumerate(table.columns):
+        if is_search(column.runs):
+            draws = {row: runs for row in table.rows if (runs := column.rows.get(row))}
+            sheets.append(search_sheet(column_title(table, index), draws))
+        else:
+            sheets.append(_rows_sheet(table, index, column_title(table, index)))
     return sheets
+
+
+def draw_sheets(table: Table) -> list[Sheet]:
+    """The single draws of the columns that are searches."""
+    searches = [index for index, column in enumerate(table.columns) if is_search(column.runs)]
+    return [_rows_sheet(table, index, f"{column_title(table, index)}: draws") for index in searches]
 
 
 def column_title(table: Table, index: int) -> str:
@@ -49,7 +58,9 @@ def overview_sheet(table: Table) -> Sheet | None:
 def comparison_sheets(table: Table) -> list[Sheet]:
     """Every pair of rows of a column."""
     sheets = []
-    for index in range(len(table.columns)):
+    for index, column in enumerate(table.columns):
+        if is_search(column.runs):  # its rows are draws of one thing, not things to compare
+            continue
         errors = [Errors(row, tuple(errors)) for row in table.rows if (errors := table.cells[row, index].errors)]
         if len(errors) > 1:
             sheets.append(comparison_sheet(f"{column_title(table, index)}: do rows differ?", compare_rows(errors)))
@@ -76,6 +87,12 @@ def published_text(published: Published) -> str:
     """The number that ours is compared with."""
     value = published.test_error
     return value if isinstance(value, str) else percent(value)
+
+
+def _rows_sheet(table: Table, index: int, title: str) -> Sheet:
+    lines = [(row, *_result(table.cells[row, index])) for row in table.rows]
+    note = f"Test error in percent. Published: {table.statistic}." if table.statistic else "Test error in percent."
+    return Sheet(title, RESULTS, tuple(lines), RESULT_NUMBERS, note)
 
 
 def _result(cell: Cell) -> tuple[str, ...]:

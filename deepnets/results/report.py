@@ -14,7 +14,7 @@ from deepnets.folder import RunFolder
 from deepnets.results.drawing import Picture
 from deepnets.results.export import to_csv, to_latex, to_markdown
 from deepnets.results.figures import pictures_of
-from deepnets.results.outcome import column_title, comparison_sheets, overview_sheet, result_sheets
+from deepnets.results.outcome import column_title, comparison_sheets, draw_sheets, overview_sheet, result_sheets
 from deepnets.results.page import Section, write_page
 from deepnets.results.provenance import command_sheet, difference_sheet, environment_sheet
 from deepnets.results.read import Run, read_runs
@@ -99,6 +99,7 @@ def _sections(tables: Sequence[Table], pairs: Sequence[Sheet], pictures: Sequenc
     return [
         *sections,
         Section("Figures", pictures=pictures),
+        Section("Draws", [sheet for table in tables for sheet in draw_sheets(table)], folded=True),
         Section("Statistics", pairs, folded=True),
         Section("Settings that differ between rows", differences, folded=True),
         Section("Environment", [environment_sheet(runs)]),

@@ -1,0 +1,130 @@
+"""A random search: how well the best of its draws are optimised (Srivastava et al. 2015, 3.1 and Fig. 1)."""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean, median
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+
+from deepnets.results.drawing import look, name_lines, new_figure
+from deepnets.results.read import Run
+from deepnets.results.series import DEPTH, SETTING, lines_over
+from deepnets.results.sheet import NOTHING, Sheet, percent
+from deepnets.status import FINISHED
+
+BEST = 10  # draws whose mean is reported
+LOSS = "train_loss"
+SEARCHED = ("net", "draws", "best", "its setting", "its test error", f"mean of best {BEST}", "median of all", "state")
+
+
+def is_search(runs: Iterable[Run]) -> bool:
+    """Whether the rows of a table are draws: whether `setting` is one of its axes."""
+    return any(SETTING in run.sweep.get("axes", []) for run in runs)
+
+
+def search_sheet(title: str, rows: Mapping[str, Sequence[Run]]) -> Sheet:
+    """A line for each net: the final training losses of its best draw, of its best ten and of all."""
+    nets: dict[str, list[str]] = defaultdict(list)
+    for row, runs in rows.items():
+        nets[_net(row, runs[0])].append(row)
+    lines = tuple((net, *_summary([rows[row] for row in draws])) for net, draws in nets.items())
+    note = "Training loss of the last epoch, by which the best draw is chosen; test error in percent."
+    return Sheet(title, SEARCHED, lines, frozenset(SEARCHED[1:-1]), note)
+
+
+def best_curves(runs: Mapping[str, Run]) -> Figure | None:
+    """The training loss of each depth's best draw over the epochs, a panel for each kind of net (Fig. 1 left).
+
+    None unless draws were made at two depths.
+    """
+    lines = lines_over(DEPTH, runs)
+    if not lines:
+        return None
+    figure, panels = new_figure(3.2, 1, len(lines))
+    depths = sorted({depth for places in lines.values() for depth in places})
+    for axes, (name, places) in zip(panels, lines.items(), strict=True):
+        for depth, draws in places.items():
+            best = min((runs[row] for row in draws), key=final_loss)
+            epochs = [epoch for epoch in best.history if LOSS in epoch]
+            x, y = [epoch["epoch"] for epoch in epochs], [epoch[LOSS] for epoch in epochs]
+            axes.plot(x, y, label=f"{depth:g} layers", **look(depths.index(depth)))
+        axes.set(title=name, yscale="log")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    handles = {text: line for axes in panels for line, text in zip(*axes.get_legend_handles_labels(), strict=True)}
+    names = [f"{depth:g} layers" for depth in depths]
+    figure.legend([handles[name] for name in names], names, loc="outside upper left", ncols=len(names))
+    figure.supxlabel("epoch", fontsize=9)
+    figure.supylabel("training loss of the best draw", fontsize=9)
+    return figure
+
+
+def losses_over_depth(runs: Mapping[str, Run]) -> Figure | None:
+    """Final training losses over depth: every draw that did not diverge a point, a thin line through the best, a bold
+    one through the mean of the best ten where there are so many (Fig. 1 right).
+
+    None unless draws were made at two depths.
+    """
+    lines = lines_over(DEPTH, runs)
+    if not lines:
+        return None
+    figure, (axes,) = new_figure(3.2)
+    for index, (name, places) in enumerate(lines.items()):
+        beside = 1 + 0.06 * (
+            index - (len(lines) - 1) / 2
+        )  # on a logarithmic scale: points of several nets side by side
+        means, bests = {}, {}
+        for depth, draws in places.items():
+            losses = sorted(final_loss(runs[row]) for row in draws)
+            axes.plot([depth * beside] * len(losses), losses, ".", color=look(index)["color"], alpha=0.5)
+            bests[depth] = losses[0]
+            means[depth] = fmean(losses[:BEST]) if len(losses) >= BEST else math.nan
+        for found, width, marker, label in ((bests, 0.7, "", None), (means, 1.8, "o", name)):
+            x = [depth * beside for depth in found]
+            axes.plot(x, list(found.values()), linewidth=width, marker=marker, markersize=5, label=label, **look(index))
+    depths = sorted({depth for places in lines.values() for depth in places})
+    axes.set(xlabel="depth (layers)", ylabel="final training loss", xscale="log", yscale="log")
+    axes.set_xticks(depths, [f"{depth:g}" for depth in depths])
+    axes.xaxis.set_minor_locator(NullLocator())
+    name_lines(figure, axes)
+    return figure
+
+
+def typical(runs: Sequence[Run]) -> Run:
+    """The run of median final loss, which stands for a draw of several seeds; one that has ended, if any has."""
+    ended = sorted((run for run in runs if run.error is not None), key=final_loss)
+    return ended[(len(ended) - 1) // 2] if ended else runs[0]
+
+
+def final_loss(run: Run) -> float:
+    """Mean training loss of the last epoch; infinite where the run diverged or has no epoch."""
+    if run.error is None or math.isinf(run.error):
+        return math.inf
+    loss = run.history[-1].get(LOSS, math.inf) if run.history else math.inf
+    return loss if math.isfinite(loss) else math.inf
+
+
+def _summary(draws: Sequence[Sequence[Run]]) -> tuple[str, ...]:
+    states = Counter(run.state.name for runs in draws for run in runs if run.state.name != FINISHED)
+    state = ", ".join(f"{count} {name}" for name, count in states.items())
+    ended = sorted((run for runs in draws if (run := typical(runs)).error is not None), key=final_loss)
+    losses = [final_loss(run) for run in ended]
+    if not ended:
+        return "0", *[NOTHING] * 5, state
+    best = ended[0]
+    mean = _loss(fmean(losses[:BEST])) if len(losses) >= BEST else NOTHING
+    chosen = (_loss(losses[0]), str(best.config[SETTING]), percent(best.error))
+    return str(len(ended)), *chosen, mean, _loss(median(losses)), state
+
+
+def _net(row: str, run: Run) -> str:
+    """The row's name without the number of its draw."""
+    axes, parts = run.sweep.get("axes", []), row.split(",")
+    if SETTING in axes and len(parts) == len(axes):
+        parts.pop(axes.index(SETTING))
+    return ",".join(parts) or "draws"
+
+
+def _loss(value: float) -> str:
+    return "∞" if math.isinf(value) else f"{value:.3g}"
