@@ -1,5 +1,6 @@
 """The committed records, and the tables in outputs/records/README.md that are made from them."""
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -7,17 +8,19 @@ import pytest
 from deepnets.folder import RunFolder, run_folders
 from deepnets.results.export import to_markdown
 from deepnets.results.read import read_runs
+from deepnets.results.sheet import MINUS
 from deepnets.results.table import tables_of
 from tests.command import ROOT
 
 RECORDS = ROOT / "outputs" / "records"
-TABLES = sorted(path for path in RECORDS.iterdir() if path.is_dir())
+PAGE = (RECORDS / "README.md").read_text()
 RUNS = run_folders(RECORDS)
+TABLES = sorted({folder.path.parents[1] for folder in RUNS})
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda path: path.name)
 def test_the_page_shows_what_report_makes_of_the_records(table: Path) -> None:
-    assert to_markdown(tables_of(read_runs([table]))) in (RECORDS / "README.md").read_text()
+    assert to_markdown(tables_of(read_runs([table]))) in PAGE
 
 
 @pytest.mark.parametrize("folder", RUNS, ids=lambda folder: str(folder))
@@ -27,3 +30,17 @@ def test_a_record_is_of_a_run_that_has_ended_and_can_be_read(folder: RunFolder) 
     assert (config.output_root, config.dataset["root"]) == ("outputs", "data")
     assert run.broken == []
     assert run.history[-1]["test_error"] == folder.result["last_test_error"]
+
+
+def test_the_page_shows_the_autocorrelations_on_record() -> None:
+    names = {
+        ("feedforward", "1"): "feed-forward",
+        ("resnet", "1"): "resnet, β = 1",
+        ("resnet", "0.1"): "resnet, β = 0.1",
+    }
+    with (RECORDS / "shattering" / "autocorrelation.csv").open() as file:
+        at_one = [line for line in csv.DictReader(file) if line["lag"] == "1" and line["depth"]]
+    for key, name in names.items():
+        means = [float(line["mean"]) for line in at_one if (line["net"], line["beta"]) == key]
+        cells = [name, *(f"{mean:.2f}".replace("-", MINUS) for mean in means)]
+        assert f"| {' | '.join(cells)} |" in PAGE
