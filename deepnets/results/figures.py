@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from deepnets.results.cell import Cell
 from deepnets.results.columns import OURS
-from deepnets.results.curves import MOST_PANELS, degradation, learning_rates, training_curves
+from deepnets.results.curves import MOST_IN_PANEL, MOST_PANELS, degradation, learning_rates, training_curves
 from deepnets.results.drawing import Picture, styled
 from deepnets.results.outcome import column_title
 from deepnets.results.points import bars, error_over
@@ -22,12 +22,12 @@ MOST_SWEPT = 4
 def pictures_of(tables: Sequence[Table], logarithmic: bool = False) -> list[Picture]:
     """All pictures of a report; every file name is another."""
     with styled():
-        pictures = [
+        pictures = list(_of_depth(tables, logarithmic))
+        pictures += [
             replace(picture, name=f"{_file_name(table.name)}-{picture.name}" if len(tables) > 1 else picture.name)
             for table in tables
             for picture in _of_table(table, logarithmic)
         ]
-        pictures += _of_depth(tables, logarithmic)
     named: dict[str, Picture] = {}
     for picture in pictures:
         name, number = picture.name, 2
@@ -48,14 +48,16 @@ def _of_table(table: Table, logarithmic: bool) -> Iterator[Picture]:
         where = column_title(table, index) if len(table.columns) > 1 else table.name
         cells = {row: table.cells[row, index] for row in table.rows}
         runs = {row: example([run for run in cell.runs if run.config]) for row, cell in cells.items() if _known(cell)}
-        curves = {row: run for row, run in _best_first(runs, table, index) if run.history}
+        is_searched = is_search(column.runs)  # one panel tells enough of its draws
+        trained = {row: run for row, run in runs.items() if run.history}
+        curves = _best(trained, table, index, MOST_IN_PANEL if is_searched else MOST_PANELS)
         drawn = []
-        if not is_search(column.runs):
+        if not is_searched:
             drawn.append(("bars", f"{where}: final test errors and the published values", bars(cells)))
         if curves:
             caption = f"{where}: error of a run of median result of each row"
-            if len(curves) > MOST_PANELS:
-                caption += f"; the best {MOST_PANELS} of {len(curves)} rows"
+            if len(curves) < len(trained):
+                caption += f"; the best {len(curves)} of {len(trained)} rows"
             drawn.append(("curves", caption, training_curves(curves, logarithmic)))
         drawn.append(("depth", f"{where}: test error over depth", error_over(DEPTH, runs, cells)))
         for key in swept(runs)[:MOST_SWEPT]:
@@ -101,12 +103,13 @@ def _known(cell: Cell) -> bool:
     return any(run.config for run in cell.runs)
 
 
-def _best_first(runs: dict[str, Run], table: Table, index: int) -> list[tuple[str, Run]]:
-    """In the table's order, unless there are more rows than panels: then the lowest median first."""
-    if len(runs) <= MOST_PANELS:
-        return list(runs.items())
+def _best(runs: dict[str, Run], table: Table, index: int, most: int) -> dict[str, Run]:
+    """In the table's order, unless there are more than `most` rows: then those of the lowest medians."""
+    if len(runs) <= most:
+        return runs
     medians = {row: table.cells[row, index].median for row in runs}
-    return sorted(runs.items(), key=lambda item: math.inf if medians[item[0]] is None else medians[item[0]])
+    order = sorted(runs, key=lambda row: math.inf if medians[row] is None else medians[row])
+    return {row: runs[row] for row in order[:most]}
 
 
 def _file_name(name: str) -> str:

@@ -112,10 +112,9 @@ def _summary(draws: Sequence[Sequence[Run]]) -> tuple[str, ...]:
     losses = [final_loss(run) for run in ended]
     if not ended:
         return "0", *[NOTHING] * 5, state
-    best = ended[0]
     mean = _loss(fmean(losses[:BEST])) if len(losses) >= BEST else NOTHING
-    chosen = (_loss(losses[0]), str(best.config[SETTING]), percent(best.error))
-    return str(len(ended)), *chosen, mean, _loss(median(losses)), state
+    which = (str(ended[0].config[SETTING]), percent(ended[0].error)) if math.isfinite(losses[0]) else (NOTHING,) * 2
+    return str(len(ended)), _loss(losses[0]), *which, mean, _loss(median(losses)), state
 
 
 def _net(row: str, run: Run) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from deepnets.results.cell import FAIL, FAIL_ABOVE, Cell, Published
 from deepnets.results.columns import Column, columns_of, warnings_of
 from deepnets.results.read import Run
+from deepnets.results.search import is_search
 
 RULE = (
     "agrees: the published value lies inside the bootstrap 95% interval of our median, from 3 seeds on; "
@@ -47,7 +48,7 @@ class Table:
         notes = [RULE] if printed else []
         if FAIL in printed:
             notes.append(FAILS)
-        elif any(cell.is_fail for cell in self.cells.values()):
+        elif any(cell.is_fail for cell in self.cells.values()) and not any(is_search(c.runs) for c in self.columns):
             notes.append(DIVERGED)
         if printed and not all(column.is_published_protocol for column in self.columns):
             notes.append(CHANGED)

@@ -50,6 +50,13 @@ def test_a_line_for_each_net_tells_of_its_draws() -> None:
     assert [lines["fc20"][name] for name in told] == ["2", "0.5", "0", "5.00", NOTHING, "∞", "1 diverged, 1 running"]
 
 
+def test_where_all_draws_diverged_none_is_the_best() -> None:
+    (table,) = tables_of([draw("fc", 10, number, [2.0, math.nan], "diverged") for number in range(2)])
+    (sheet,) = result_sheets(table)
+    assert sheet.lines[0][1:] == ("2", "∞", NOTHING, NOTHING, NOTHING, "∞", "2 diverged")
+    assert table.notes == []
+
+
 def test_the_best_draw_is_chosen_by_its_training_loss_not_by_its_test_error() -> None:
     better = draw("fc", 10, 3, [2.0, 0.01])
     better.result["test_error"] = 50.0
