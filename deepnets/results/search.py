@@ -47,14 +47,16 @@ def best_curves(runs: Mapping[str, Run]) -> Figure | None:
     for axes, (name, places) in zip(panels, lines.items(), strict=True):
         for depth, draws in places.items():
             best = min((runs[row] for row in draws), key=final_loss)
+            if math.isinf(final_loss(best)):
+                continue
             epochs = [epoch for epoch in best.history if LOSS in epoch]
             x, y = [epoch["epoch"] for epoch in epochs], [epoch[LOSS] for epoch in epochs]
             axes.plot(x, y, label=f"{depth:g} layers", **look(depths.index(depth)))
         axes.set(title=name, yscale="log")
         axes.xaxis.get_major_locator().set_params(integer=True)
     handles = {text: line for axes in panels for line, text in zip(*axes.get_legend_handles_labels(), strict=True)}
-    names = [f"{depth:g} layers" for depth in depths]
-    figure.legend([handles[name] for name in names], names, loc="outside upper left", ncols=len(names))
+    names = [name for depth in depths if (name := f"{depth:g} layers") in handles]
+    figure.legend([handles[name] for name in names], names, loc="outside upper left", ncols=len(depths))
     figure.supxlabel("epoch", fontsize=9)
     figure.supylabel("training loss of the best draw", fontsize=9)
     return figure
@@ -71,9 +73,7 @@ def losses_over_depth(runs: Mapping[str, Run]) -> Figure | None:
         return None
     figure, (axes,) = new_figure(3.2)
     for index, (name, places) in enumerate(lines.items()):
-        beside = 1 + 0.06 * (
-            index - (len(lines) - 1) / 2
-        )  # on a logarithmic scale: points of several nets side by side
+        beside = 1 + 0.06 * (index - (len(lines) - 1) / 2)  # a factor, as the scale is logarithmic
         means, bests = {}, {}
         for depth, draws in places.items():
             losses = sorted(final_loss(runs[row]) for row in draws)

@@ -85,6 +85,12 @@ def test_curves_are_of_the_best_draws() -> None:
         assert [list(line.get_ydata()) for line in axes.get_lines()] == [[2.0, 0.01], [2.0, 0.02]]
 
 
+def test_a_depth_at_which_no_draw_has_ended_has_no_curve() -> None:
+    running = draw("fc", 100, 0, [2.0], "running")
+    (axes,) = best_curves(by_row([*search("fc", 10, 3), *search("fc", 20, 3), running])).axes
+    assert [line.get_label() for line in axes.get_lines()] == ["10 layers", "20 layers"]
+
+
 def test_losses_over_depth_show_every_draw_the_best_and_the_mean_of_ten() -> None:
     (axes,) = losses_over_depth(by_row([*search("fc", 10, 12), *search("fc", 20, 12)])).axes
     lines = [(list(line.get_xdata()), list(line.get_ydata())) for line in axes.get_lines()]
