@@ -8,7 +8,7 @@ from deepnets.results.cell import FAIL, Cell, Published
 from deepnets.results.columns import OURS
 from deepnets.results.search import is_search, search_sheet
 from deepnets.results.sheet import MINUS, NOTHING, Sheet, percent, signed
-from deepnets.results.statistics import CONFIDENCE, Comparison, Errors, compare_rows
+from deepnets.results.statistics import CONFIDENCE, Comparison, Errors, compare_rows, rank_agreement
 from deepnets.results.table import Table
 
 # The verdict comes first, where a narrow window shows it too.
@@ -91,8 +91,24 @@ def published_text(published: Published) -> str:
 
 def _rows_sheet(table: Table, index: int, title: str) -> Sheet:
     lines = [(row, *_result(table.cells[row, index])) for row in table.rows]
-    note = f"Test error in percent. Published: {table.statistic}." if table.statistic else "Test error in percent."
+    notes = ["Test error in percent."]
+    if table.statistic:
+        notes.append(f"Published: {table.statistic}.")
+    if ranking := _ranking([table.cells[row, index] for row in table.rows]):
+        notes.append(ranking)
+    note = " ".join(notes)
     return Sheet(title, RESULTS, tuple(lines), RESULT_NUMBERS, note)
+
+
+def _ranking(cells: Sequence[Cell]) -> str:
+    """How far our medians rank the rows as the paper does, fails last."""
+    printed = [cell for cell in cells if cell.median is not None and cell.published.test_error is not None]
+    ours = [math.inf if cell.is_fail else cell.median for cell in printed]
+    theirs = [math.inf if cell.published.test_error == FAIL else cell.published.test_error for cell in printed]
+    if (agreement := rank_agreement(ours, theirs)) is None:
+        return ""
+    tau, p = agreement
+    return f"Ranking of {len(printed)} rows: Kendall's τ = {signed(tau)} with the published one (p = {p:.2g})."
 
 
 def _result(cell: Cell) -> tuple[str, ...]:

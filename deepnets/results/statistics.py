@@ -12,6 +12,7 @@ from scipy import stats
 
 CONFIDENCE = 0.95
 FEWEST_SEEDS = 3  # below, neither a verdict nor a claim
+FEWEST_RANKED = 5  # rows, below which any ranking may agree by chance
 RESAMPLES = 9999
 WORST_ERROR = 100.0  # percent; what a diverged run counts as where a finite number is needed
 
@@ -30,6 +31,17 @@ def median_interval(errors: Sequence[float]) -> tuple[float, float] | None:
         (finite,), np.median, n_resamples=RESAMPLES, confidence_level=CONFIDENCE, method="percentile", rng=0
     ).confidence_interval
     return float(found.low), float(found.high)
+
+
+def rank_agreement(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float] | None:
+    """Kendall's tau-b between two rankings of the same rows, and its p value; an infinite error is the worst.
+
+    None below `FEWEST_RANKED` rows, or where a side ranks them all alike.
+    """
+    if len(ours) < FEWEST_RANKED or len(set(ours)) == 1 or len(set(theirs)) == 1:
+        return None
+    found = stats.kendalltau(ours, theirs)
+    return float(found.statistic), float(found.pvalue)
 
 
 @dataclass(frozen=True)

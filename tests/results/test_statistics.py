@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from deepnets.results.statistics import Errors, compare_pairs, compare_rows, hedges_g, holm, median_interval
+from deepnets.results.statistics import (
+    Errors,
+    compare_pairs,
+    compare_rows,
+    hedges_g,
+    holm,
+    median_interval,
+    rank_agreement,
+)
 
 FIRST, SECOND = (6.1, 6.5, 6.3, 6.2, 6.9), (7.4, 7.0, 7.9)
 
@@ -105,3 +113,17 @@ def test_pairs_without_a_claim_do_not_count_for_the_correction() -> None:
 def test_a_small_difference_is_not_claimed() -> None:
     (pair,) = compare_rows([Errors("a", (6.0, 6.5, 7.0)), Errors("b", (6.1, 6.6, 7.2))])
     assert pair.claim == "no difference shown"
+
+
+def test_the_agreement_of_two_rankings_counts_pairs() -> None:
+    ours, theirs = (6.0, 6.2, 6.1, 7.0, math.inf, 8.0), (5.0, 5.1, 5.2, 5.3, math.inf, math.inf)
+    alike = [(ours[i] - ours[j]) * (theirs[i] - theirs[j]) for i in range(6) for j in range(i) if (i, j) != (5, 4)]
+    concordant, discordant = sum(sign > 0 for sign in alike), sum(sign < 0 for sign in alike)
+    tau, p = rank_agreement(ours, theirs)
+    assert tau == pytest.approx((concordant - discordant) / math.sqrt(15 * 14))  # one pair is tied on their side
+    assert 0 < p < 0.1
+
+
+@pytest.mark.parametrize("ours", [(1.0, 2.0, 3.0, 4.0), (2.0,) * 6])
+def test_few_rows_or_rows_all_alike_have_no_ranking(ours: tuple[float, ...]) -> None:
+    assert rank_agreement(ours, tuple(range(len(ours)))) is None
