@@ -29,7 +29,8 @@ def test_a_record_is_of_a_run_that_has_ended_and_can_be_read(folder: RunFolder) 
     config, (run,) = folder.config, read_runs([folder.path])
     assert (config.output_root, config.dataset["root"]) == ("outputs", "data")
     assert run.broken == []
-    assert run.history[-1]["test_error"] == folder.result["last_test_error"]
+    errors = [epoch["test_error"] for epoch in run.history] or [None]  # none of a run that diverges in its first epoch
+    assert errors[-1] == folder.result.get("last_test_error")
 
 
 def test_the_page_shows_the_autocorrelations_on_record() -> None:
@@ -44,3 +45,14 @@ def test_the_page_shows_the_autocorrelations_on_record() -> None:
         means = [float(line["mean"]) for line in at_one if (line["net"], line["beta"]) == key]
         cells = [name, *(f"{mean:.2f}".replace("-", MINUS) for mean in means)]
         assert f"| {' | '.join(cells)} |" in PAGE
+
+
+def test_the_page_counts_the_idle_layers_on_record() -> None:
+    with (RECORDS / "srivastava2015_fig1_highway+scale=mini" / "lesion_single.csv").open() as file:
+        whole, *without = [float(line["error"]) for line in csv.DictReader(file)]
+    idle = [error <= whole + 0.1 for error in without]
+    page = " ".join(PAGE.split())
+    assert f"{whole:.2f} % of errors with all layers" in page
+    assert f"{sum(idle)} of the {len(idle)} layers, {100 * sum(idle) / len(idle):.0f} %" in page
+    assert f"other {idle.count(False)} layers {idle[:15].count(False)} are among the first 15" in page
+    assert f"without layer {without.index(max(without)) + 1}, the worst case, it is {max(without):.2f} %" in page

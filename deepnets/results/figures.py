@@ -86,7 +86,7 @@ def _of_depth(tables: Sequence[Table], logarithmic: bool) -> Iterator[Picture]:
                 ("search", "Depth: training loss of the best draws", best_curves(draws)),
                 (
                     "search-depth",
-                    "Depth: final training loss of all draws (points), of the best (thin), mean of the best ten (bold)",
+                    "Depth: final training loss of all draws, and the mean of the best tenth",
                     losses_over_depth(draws),
                 ),
             ]

@@ -14,9 +14,9 @@ from deepnets.results.series import DEPTH, SETTING, lines_over
 from deepnets.results.sheet import NOTHING, Sheet, percent
 from deepnets.status import FINISHED
 
-BEST = 10  # draws whose mean is reported
+SHARE = 10  # the mean is that of the best tenth: of 10 among 100 draws, as in the paper
 LOSS = "train_loss"
-SEARCHED = ("net", "draws", "best", "its setting", "its test error", f"mean of best {BEST}", "median of all", "state")
+SEARCHED = ("net", "draws", "best", "its setting", "its test error", "mean of best tenth", "median of all", "state")
 
 
 def is_search(runs: Iterable[Run]) -> bool:
@@ -25,7 +25,7 @@ def is_search(runs: Iterable[Run]) -> bool:
 
 
 def search_sheet(title: str, rows: Mapping[str, Sequence[Run]]) -> Sheet:
-    """A line for each net: the final training losses of its best draw, of its best ten and of all."""
+    """A line for each net: the final training losses of its best draw, of its best tenth and of all."""
     nets: dict[str, list[str]] = defaultdict(list)
     for row, runs in rows.items():
         nets[_net(row, runs[0])].append(row)
@@ -63,8 +63,8 @@ def best_curves(runs: Mapping[str, Run]) -> Figure | None:
 
 
 def losses_over_depth(runs: Mapping[str, Run]) -> Figure | None:
-    """Final training losses over depth: every draw that did not diverge a point, a thin line through the best, a bold
-    one through the mean of the best ten where there are so many (Fig. 1 right).
+    """Final training losses over depth: every draw that did not diverge a point, the mean of the best tenth a line
+    (Fig. 1 right).
 
     None unless draws were made at two depths.
     """
@@ -74,15 +74,12 @@ def losses_over_depth(runs: Mapping[str, Run]) -> Figure | None:
     figure, (axes,) = new_figure(3.2)
     for index, (name, places) in enumerate(lines.items()):
         beside = 1 + 0.06 * (index - (len(lines) - 1) / 2)  # a factor, as the scale is logarithmic
-        means, bests = {}, {}
+        means = []
         for depth, draws in places.items():
             losses = sorted(final_loss(runs[row]) for row in draws)
             axes.plot([depth * beside] * len(losses), losses, ".", color=look(index)["color"], alpha=0.5)
-            bests[depth] = losses[0]
-            means[depth] = fmean(losses[:BEST]) if len(losses) >= BEST else math.nan
-        for found, width, marker, label in ((bests, 0.7, "", None), (means, 1.8, "o", name)):
-            x = [depth * beside for depth in found]
-            axes.plot(x, list(found.values()), linewidth=width, marker=marker, markersize=5, label=label, **look(index))
+            means.append(_mean_of_best(losses))
+        axes.plot([depth * beside for depth in places], means, marker="o", markersize=5, label=name, **look(index))
     depths = sorted({depth for places in lines.values() for depth in places})
     axes.set(xlabel="depth (layers)", ylabel="final training loss", xscale="log", yscale="log")
     axes.set_xticks(depths, [f"{depth:g}" for depth in depths])
@@ -112,9 +109,13 @@ def _summary(draws: Sequence[Sequence[Run]]) -> tuple[str, ...]:
     losses = [final_loss(run) for run in ended]
     if not ended:
         return "0", *[NOTHING] * 5, state
-    mean = _loss(fmean(losses[:BEST])) if len(losses) >= BEST else NOTHING
     which = (str(ended[0].config[SETTING]), percent(ended[0].error)) if math.isfinite(losses[0]) else (NOTHING,) * 2
-    return str(len(ended)), _loss(losses[0]), *which, mean, _loss(median(losses)), state
+    return str(len(ended)), _loss(losses[0]), *which, _loss(_mean_of_best(losses)), _loss(median(losses)), state
+
+
+def _mean_of_best(losses: Sequence[float]) -> float:
+    """Of losses in rising order."""
+    return fmean(losses[: max(1, len(losses) // SHARE)])
 
 
 def _net(row: str, run: Run) -> str:
