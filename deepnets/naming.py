@@ -17,6 +17,7 @@ from deepnets.errors import UserError
 from deepnets.folder import RunFolder
 
 LONGEST_NAME = 160  # bytes; file systems allow 255
+BUDGETS = ("epochs", "iterations")  # one is null, and the other tells
 
 
 def folders_of(rows: list[Row]) -> list[RunFolder]:
@@ -37,7 +38,8 @@ def folders_of(rows: list[Row]) -> list[RunFolder]:
 def folder_of(row: Row) -> RunFolder:
     """`runs/<model>,<dataset>,<changes>/seed<seed>`, for a table of conf/sweep/ `<sweep>+<changes>/<row>/seed<seed>`.
 
-    A change is what differs from the options that name the run: `epochs=164` is none where 164 is what they say anyway.
+    A change is what differs from the options, or the table, that name the run: `epochs=164` is none where they say 164
+    anyway.
     """
     if row.config.sweep:
         axes = row.config.sweep.axes
@@ -53,28 +55,31 @@ def folder_of(row: Row) -> RunFolder:
 
 def _changes(row: Row, naming: set[str]) -> list[str]:
     """`key=value` of each typed choice and value that makes the run another than `naming` alone would."""
-    keys = dict.fromkeys(word.partition("=")[0].lstrip("+~") for word in row.overrides)
-    typed = [key for key in keys if not is_execution(key)]
+    words = {word.partition("=")[0].lstrip("+~"): word for word in row.overrides}
+    typed = [key for key in words if key == "sweep" or not is_execution(key)]
     groups = {key: row.choices[key] for key in typed if key in row.choices}
     values = [key for key in typed if key not in groups and key not in {"seed", *naming}]
     if not values and groups.keys() <= naming:
         return []
-    named = tuple(sorted(item for item in groups.items() if item[0] in naming))
-    usual_choices = _composed(named)[1]
+    axes = sorted(words[key] for key in typed if key in naming and key not in groups)
+    named = sorted(f"{group}={option}" for group, option in groups.items() if group in naming)
+    usual_choices = _composed((*named, *axes))[1]
     changed = {key: value for key, value in groups.items() if key not in naming and usual_choices.get(key) != value}
-    usual, ours = _composed(tuple(sorted(groups.items())))[0], OmegaConf.structured(row.config)
+    chosen = sorted(f"{group}={option}" for group, option in groups.items())
+    usual, ours = _composed((*chosen, *axes))[0], OmegaConf.structured(row.config)
     for key in values:
         value = _selected(ours, key)
-        if value != _selected(usual, key) and value is not None:
-            changed[key] = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+        if value == _selected(usual, key) or (value is None and key in BUDGETS):
+            continue
+        changed[key] = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
     return sorted(f"{key}={value}" for key, value in changed.items())
 
 
 @cache
-def _composed(choices: tuple[tuple[str, str], ...]) -> tuple[DictConfig, dict[str, str]]:
-    """What train.yaml is with these options and nothing else, and the option of every group."""
+def _composed(overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
+    """What train.yaml is with these options and axes and nothing else, and the option of every group."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        composed = compose("train", [f"{group}={option}" for group, option in choices], return_hydra_config=True)
+        composed = compose("train", list(overrides), return_hydra_config=True)
     return composed, dict(composed.hydra.runtime.choices)
 
 

@@ -13,7 +13,7 @@ def parameter_groups(model: nn.Module, weight_decay: float, decayed: Decayed) ->
     """The model's parameters with their weight decay.
 
     `all`: every parameter (fb.resnet.torch); `weights`: those of two or more dimensions, which are the weights of
-    convolutions and linear layers (He et al. 2015 as read by fb.resnet.torch's README).
+    convolutions (He et al. 2015, as fb.resnet.torch's README has it) and, by our choice, of linear layers.
     """
     weights = [parameter for parameter in model.parameters() if decayed == "all" or parameter.ndim > 1]
     others = [parameter for parameter in model.parameters() if decayed == "weights" and parameter.ndim <= 1]

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 class Step:
     """Times `factor` from each milestone on; the first `warmup_iterations` run at `warmup_factor` times the rate.
 
-    Milestones count in any unit: `[32000, 48000]` of 64000 iterations (He et al. 2015, section 4.2), `[81, 122]` of 164
-    epochs (fb.resnet.torch). They scale, in whole iterations, with the budget. The warm-up ends in a jump (He et al.
-    2015, section 4.2, for 110 layers) and is not scaled.
+    Milestones count what is done: `[32000, 48000]` of 64000 iterations (He et al. 2015, section 4.2), `[80, 121]` of
+    164 epochs (fb.resnet.torch), or any unit. They scale, in whole iterations, with the budget. The warm-up ends in a
+    jump (He et al. 2015, section 4.2, for 110 layers) and is not scaled.
 
     Raises:
         ValueError: milestones that do not rise or lie beyond `of`, or a negative warm-up.

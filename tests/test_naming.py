@@ -71,3 +71,47 @@ def test_a_row_of_a_table_is_named_by_its_axes(tmp_path: Path) -> None:
     assert folder_of(row(tmp_path, *overrides)).path == tmp_path / "digits_shortcuts" / "none" / "seed1"
     changed = folder_of(row(tmp_path, *overrides, "epochs=3", "optimizer=adam", "batch_size=128"))
     assert changed.path == tmp_path / "digits_shortcuts+epochs=3+optimizer=adam" / "none" / "seed1"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "changes"),
+    [
+        (["epochs=10"], ""),  # as the table says
+        (["epochs=164"], "+epochs=164"),  # as conf/train.yaml says, and the table does not
+        (["optimizer=nesterov", "dataset=digits"], ""),
+        (["model.batchnorm_images=32"], "+model.batchnorm_images=32"),
+    ],
+)
+def test_a_change_of_a_table_is_what_differs_from_the_table(tmp_path: Path, overrides: list[str], changes: str) -> None:
+    folder = folder_of(row(tmp_path, "sweep=digits_shortcuts", "model/shortcut=none", *overrides))
+    assert folder.path == tmp_path / f"digits_shortcuts{changes}" / "none" / "seed0"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "changes"),
+    [
+        (["iterations=64000", "optimizer=sgd", "schedule=he_warmup", "dataset=cifar10", "scale=full"], ""),
+        (["dataset=digits"], "+dataset=digits"),
+        (["optimizer=nesterov"], "+optimizer=nesterov"),
+        (["epochs=164", "iterations=null"], "+epochs=164"),
+        (["dataset.normalization=channel"], "+dataset.normalization=channel"),
+        (["model.batchnorm_images=null"], "+model.batchnorm_images=null"),
+        (["scale=mini", "model.depth=20"], "+scale=mini"),
+    ],
+)
+def test_no_other_protocol_lies_in_the_folder_of_a_published_one(
+    tmp_path: Path, overrides: list[str], changes: str
+) -> None:
+    folder = folder_of(row(tmp_path, "sweep=he2016_table1", "model/shortcut=identity", *overrides))
+    assert folder.path == tmp_path / f"he2016_table1{changes}" / "identity" / "seed0"
+
+
+def test_a_value_that_a_search_would_draw_is_named_beside_the_draw(tmp_path: Path) -> None:
+    folder = folder_of(row(tmp_path, "sweep=srivastava2015_fig1_plain", "setting=3", "optimizer.lr=0.1"))
+    assert folder.path.parent.parent.name == "srivastava2015_fig1_plain+optimizer.lr=0.1"
+
+
+def test_a_part_that_is_left_out_is_named(tmp_path: Path) -> None:
+    assert folder_of(row(tmp_path, "model=imagenet_resnet18", "model.stem=null")).path != (
+        folder_of(row(tmp_path, "model=imagenet_resnet18")).path
+    )

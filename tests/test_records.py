@@ -35,7 +35,7 @@ def test_a_record_is_of_a_run_that_has_ended_and_can_be_read(folder: RunFolder) 
 
 def test_the_page_shows_the_autocorrelations_on_record() -> None:
     names = {
-        ("feedforward", "1"): "feed-forward",
+        ("feedforward", "1"): "centred feed-forward",
         ("resnet", "1"): "resnet, β = 1",
         ("resnet", "0.1"): "resnet, β = 0.1",
     }

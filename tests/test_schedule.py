@@ -23,8 +23,8 @@ def test_step_falls_at_the_published_iterations() -> None:
 
 
 def test_milestones_in_epochs_scale_to_the_iterations_of_fb_resnet_torch() -> None:
-    schedule = step(164 * 391, milestones=[81, 122], of=164)
-    assert schedule.milestones == [81 * 391, 122 * 391]
+    schedule = step(164 * 391, milestones=[80, 121], of=164)
+    assert schedule.milestones == [31280, 47311]
 
 
 def test_milestones_scale_in_whole_iterations_with_a_shortened_budget() -> None:

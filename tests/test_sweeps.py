@@ -158,7 +158,7 @@ def test_mini_trains_a_twentieth_in_a_folder_of_its_own(budget: Sequence[str], i
     assert "scale=mini" in folder_of(row).path.parent.name
     training = prepare(row.config, torch.device("cpu"), torch.float32)
     assert training.iterations == iterations  # 12 an epoch
-    assert training.schedule.lr_lambdas[0].milestones == [81 * iterations // 164, 122 * iterations // 164]
+    assert training.schedule.lr_lambdas[0].milestones == [80 * iterations // 164, 121 * iterations // 164]
 
 
 def test_a_share_of_the_budget_beyond_it_is_refused() -> None:

@@ -157,9 +157,10 @@ def _normalized_product(depth: int, beta: float) -> float:
     return float(np.prod([1 + beta**2 / (2 * v) for v in variances[:-1]]) / variances[-1])
 
 
-# The theory's correlation of the gradients at two far inputs, of which a quarter of the units are active in common.
+# The correlation of the gradients at two far inputs, at which a quarter of the units are active in common: the products
+# behind the paper's theorems, of which it prints the first and the asymptotic form 1 / (beta sqrt(L)) of the last.
 THEORY: dict[Kind, Callable[[int, float], float]] = {
     "feedforward": lambda depth, beta: 0.5**depth,  # Theorem 1
     "resnet_centred": lambda depth, beta: ((1 + beta**2 / 2) / (1 + beta**2)) ** depth,  # Theorem 2
-    "resnet": _normalized_product,  # Theorem 3 before its asymptotic form 1 / (beta sqrt(L))
+    "resnet": _normalized_product,  # Theorem 3
 }

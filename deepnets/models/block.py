@@ -9,8 +9,8 @@ from deepnets.models.layers import Conv
 class Block:
     """One convolution per kernel, the last with `expansion` times the width, one of them with the unit's stride.
 
-    The papers stride in the first kernel; fb.resnet.torch and torchvision in the bottleneck's 3x3 (index 1).
-    Raises ValueError for an even kernel or a `strided_kernel` that is no index of `kernels`.
+    He et al.'s released models of 2015 stride in the first kernel; fb.resnet.torch and torchvision in the bottleneck's
+    3x3 (index 1). Raises ValueError for an even kernel or a `strided_kernel` that is no index of `kernels`.
     """
 
     kernels: tuple[int, ...]

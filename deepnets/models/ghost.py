@@ -12,7 +12,8 @@ class GhostBatchNorm(nn.Module):
 
     A batch that `images` does not divide falls into groups as equal as possible, so that none is tiny; each group moves
     the running statistics by its share of the momentum. This is what one process does that stands for several devices:
-    He et al.'s batch of 128 was normalised as 2 x 64. Hoffer et al. 2017, "Train longer, generalize better".
+    He et al.'s batch of 128 lay on two GPUs, presumably normalised as 2 x 64. Hoffer et al. 2017, "Train longer,
+    generalize better".
     """
 
     def __init__(self, channels: int, *, images: int) -> None:

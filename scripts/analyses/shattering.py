@@ -18,7 +18,7 @@ from deepnets.errors import UserError
 
 LAGS = 15
 FAR_POINTS = 256  # inputs whose gradients are correlated with one another
-NAMES = {"feedforward": "feed-forward", "resnet": "resnet", "resnet_centred": "resnet without BN"}
+NAMES = {"feedforward": "centred feed-forward", "resnet": "resnet", "resnet_centred": "resnet without BN"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     brown, white = shattering.brown_noise(draws, generator), shattering.white_noise(draws, generator)
     pictured = {
         "one layer": Net("one_layer"),
-        f"feed-forward, {arguments.feedforward_depth} layers": Net("feedforward", arguments.feedforward_depth),
+        f"centred feed-forward, {arguments.feedforward_depth} layers": Net("feedforward", arguments.feedforward_depth),
         f"resnet, {arguments.resnet_depth} layers": Net("resnet", arguments.resnet_depth, arguments.beta),
         f"looks-linear, {arguments.resnet_depth} layers": Net("looks_linear", arguments.resnet_depth),
     }
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         deepest = max(depths)
         first = {key: found[:, 1].mean() for key, found in curves.items()}
         outcome.tell(
-            f"autocorrelation of the gradient at lag 1, mean of {draws} nets of {deepest} layers: feed-forward "
+            f"autocorrelation of the gradient at lag 1, mean of {draws} nets of {deepest} layers: centred feed-forward "
             f"{first['feedforward', 1.0, deepest]:.2f}"
             + "".join(f", resnet with beta {beta:g} {first['resnet', beta, deepest]:.2f}" for beta in betas)
             + f", looks-linear {noise['looks-linear'][:, 1].mean():.2f}; white noise "
@@ -145,7 +145,7 @@ def _pictures(x: np.ndarray, pictures: Mapping[str, np.ndarray]) -> Figure:
 def _autocorrelations(curves: Mapping[tuple[str, float, int], np.ndarray], noise: Mapping[str, np.ndarray]) -> Figure:
     panels: dict[str, dict[str, np.ndarray]] = {}
     for (kind, beta, depth), curve in curves.items():
-        name = "feed-forward" if kind == "feedforward" else f"resnet, β = {beta:g}"
+        name = "centred feed-forward" if kind == "feedforward" else f"resnet, β = {beta:g}"
         panels.setdefault(name, {})[str(depth)] = curve
     panels["noise, and a looks-linear net"] = dict(noise)
     figure = new_figure(2.6 * len(panels), 2.9)
