@@ -62,6 +62,8 @@ def check_settings(config: Config) -> tuple[Dataset, int]:
         raise UserError("selection=best_validation: needs a validation split; add for example dataset.validation=5000")
     with torch.device("meta"):
         model = model_of(config, dataset.shape, dataset.classes)
+    if not config.trusted_targets:  # a user's own need not be able to compute without numbers
+        try_out(model, dataset.shape)
     check_network(config.step.value, model, config.devices)
     # The data come last: looking for them may mean a download.
     iterations = iterations_of(config, dataset)
@@ -142,6 +144,19 @@ def model_of(config: Config, shape: tuple[int, int, int], classes: int) -> nn.Mo
             raise UserError(f"memory={config.memory.value}: {type(model).__name__} always keeps all; give memory=full")
         model.keep(config.memory.value)
     return model
+
+
+def try_out(model: nn.Module, shape: tuple[int, int, int]) -> None:
+    """Compute the logits of one image without numbers, of a model on the meta device, which is left in evaluation mode.
+
+    Raises:
+        UserError: its parts do not fit together.
+    """
+    try:
+        with torch.no_grad():
+            model.eval()(torch.empty(1, *shape, device="meta"))
+    except (RuntimeError, ValueError) as error:
+        raise UserError(f"model: its layers, shortcuts and widths do not fit together: {error}") from error
 
 
 def dataset_of(config: Config) -> Dataset:

@@ -1,5 +1,6 @@
 """Checkpoints that survive kills, full disks and damage: the last one and the one before it."""
 
+import errno
 import os
 import zipfile
 from pathlib import Path
@@ -40,7 +41,11 @@ def save(folder: Path, state: dict[str, Any]) -> None:
 
 
 def load(folder: Path) -> tuple[dict[str, Any] | None, dict[str, str]]:
-    """The newest intact checkpoint (tensors on the CPU), or None; and what is wrong with each damaged file."""
+    """The newest intact checkpoint (tensors on the CPU), or None; and what is wrong with each damaged file.
+
+    Raises:
+        OSError: a file is there and cannot be read, which says nothing about what it holds.
+    """
     damaged: dict[str, str] = {}
     for name in (LAST, PREVIOUS):
         if not (folder / name).exists():
@@ -62,7 +67,11 @@ def _damage(file: Path) -> str | None:
         with zipfile.ZipFile(file) as archive:
             broken = archive.testzip()
         torch.serialization.get_unsafe_globals_in_checkpoint(file)  # torch's own reader is stricter about headers
+    except MemoryError:
+        raise
     except Exception as error:  # damage shows as nearly any exception of the two readers
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # which a damaged length leads to
+            raise
         return f"{type(error).__name__}: {error}"
     return None if broken is None else f"the checksum of {broken} differs"
 

@@ -12,7 +12,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from deepnets.allocation import PeakMemory
-from deepnets.assembly import prepare
+from deepnets.assembly import prepare, try_out
 from deepnets.config import Config
 from deepnets.cuda_graph import WARM_UP
 from deepnets.data.dataset import Dataset
@@ -60,10 +60,9 @@ def size_of(config: Config, dataset: Dataset) -> Size:
 def _size(key: str, shape: tuple[int, int, int], classes: int) -> Size:
     node, trusted = json.loads(key)
     with torch.device("meta"):
-        model = build("model", node, trusted, shape=shape, classes=classes).eval()
-        image = torch.empty(1, *shape)
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(image)
+        model = build("model", node, trusted, shape=shape, classes=classes)
+    with FlopCounterMode(display=False) as counter:
+        try_out(model, shape)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return Size(parameters, counter.get_total_flops() // 2, re.sub(r"-?\d+\.\d+(e-?\d+)?", "", str(model)))
 

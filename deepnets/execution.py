@@ -164,7 +164,7 @@ def told(damaged: dict[str, str]) -> list[str]:
 def _loaded(folder: RunFolder) -> tuple[dict[str, Any] | None, dict[str, str]]:
     saved, damaged = checkpoint.load(folder.path)
     for name in damaged:  # or the next checkpoint would push it over the intact one
-        (folder.path / name).unlink()
+        (folder.path / name).rename(folder.path / f"{name}.damaged")
     return saved, damaged
 
 

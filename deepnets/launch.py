@@ -14,6 +14,7 @@ from deepnets.errors import UserError
 from deepnets.folder import Locked, RunFolder
 from deepnets.launchers import Launcher
 from deepnets.launchers.ending import lines_of
+from deepnets.log import tell
 from deepnets.naming import folders_of
 from deepnets.nodes import build
 from deepnets.revision import git_commit
@@ -56,7 +57,7 @@ def _check(row: Row, folder: RunFolder, launcher: Launcher) -> None:
         # What runs elsewhere needs neither the devices of this process nor its data on one of them.
         check(row.config if launcher.in_process else replace(row.config, device="cpu"))
     elif folder.config.dataset.get("root") != row.config.dataset.get("root"):
-        print(f"{folder}: was trained on the data in {folder.config.dataset.get('root')}", flush=True)
+        tell(f"{folder}: was trained on the data in {folder.config.dataset.get('root')}")
 
 
 def _origin(row: Row) -> dict[str, Any]:

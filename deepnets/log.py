@@ -5,6 +5,7 @@ import io
 import os
 import sys
 import time
+from contextlib import nullcontext, suppress
 from typing import Any, Self
 
 import torch
@@ -19,6 +20,14 @@ from deepnets.monitor.dashboard import Dashboard
 # Columns of metrics.csv that differ from one execution to the next; all others are a function of the run.
 TIME_COLUMNS = ("images_per_second", "seconds")
 REFRESH_SECONDS = 1.0  # between two reads of the device for the display
+
+
+def tell(line: str) -> None:
+    """Print a line at once; where the reader of our output has left, what we do goes on."""
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)
 
 
 class Log:
@@ -67,10 +76,12 @@ class Log:
         self.progress.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.progress.stop()
-        self._write_losses()
-        self.dashboard.close()
+        # Where writing has failed so does closing; the first error is the one to show.
+        with nullcontext() if kind is None else suppress(OSError):
+            self._write_losses()
+            self.dashboard.close()
 
     @property
     def seconds(self) -> float:
@@ -140,10 +151,7 @@ class Log:
             file.write(line + "\n")
 
     def _print(self, line: str) -> None:
-        try:
-            print(self.prefix + line, flush=True)
-        except BrokenPipeError:  # the reader of our output has left; the run goes on
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)
+        tell(self.prefix + line)
 
     def time_left(self, training: Training) -> float:
         """Seconds to the end of the budget at the pace of this execution."""

@@ -90,9 +90,8 @@ def _check(
         allowed = ", ".join(name for name in parameters if name not in runtime)
         raise UserError(f"{where}: unknown key {unknown[0]!r}; {target} takes: {allowed}")
     for key, value in arguments.items():
-        if isinstance(value, dict) and "_target_" in value:
-            _check(f"{where}.{key}", value, trusted, (), nested=True)
-        elif key in annotations:
+        _check_nested(f"{where}.{key}", value, trusted)
+        if key in annotations and not (isinstance(value, dict) and "_target_" in value):
             _check_type(f"{where}.{key}", value, annotations[key])
     given = {*arguments, *runtime}
     missing = [
@@ -101,6 +100,18 @@ def _check(
     if len(missing) > is_partial:  # a partial node leaves one argument open, which the program gives
         needs = "all but one of them" if is_partial else "them"
         raise UserError(f"{where}: not given: {', '.join(missing)}; {target} needs {needs}")
+
+
+def _check_nested(where: str, value: Any, trusted: Collection[str]) -> None:
+    """Hydra calls every node, however deep in lists and dictionaries it lies."""
+    if isinstance(value, dict) and "_target_" in value:
+        _check(where, value, trusted, (), nested=True)
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            _check_nested(f"{where}.{key}", inner, trusted)
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            _check_nested(f"{where}[{index}]", inner, trusted)
 
 
 def _check_type(where: str, value: Any, annotation: Any) -> None:

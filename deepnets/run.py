@@ -131,13 +131,15 @@ def _take_part(
     folder: RunFolder, config: Config, world: World, interruption: Interruption, held: ExitStack
 ) -> dict[str, Any]:
     """What one process does of the run, the first one holding its lock; the result, in all of them."""
+    if world.size == 1:  # before anything that may fail: only who holds the folder notes a failure in it
+        held.enter_context(folder.lock(FREEZING_SECONDS))
     device = find_device(config.device)
     if world.size > 1 and device.type == "cuda":
         device = find_device(f"cuda:{world.local_rank}")
     held.enter_context(joined(world, device))
     of_run = held.enter_context(ExitStack())
     locked, heartbeat = None, None
-    if world.is_first:
+    if world.size > 1 and world.is_first:
         try:
             of_run.enter_context(folder.lock(FREEZING_SECONDS))
         except Locked as error:

@@ -62,7 +62,7 @@ def state_of(folder: RunFolder, dead_after: float = DEAD_SECONDS) -> State:
     beat = datetime.fromisoformat(status["heartbeat"]) if status else None
     silent = (datetime.now(UTC) - beat).total_seconds() if beat else None
     known = {"progress": progress, "silent": silent, "host": status.get("host"), "job": status.get("job")}
-    if folder.is_complete:
+    if result and result["status"] in (FINISHED, DIVERGED):
         return State(result["status"], **known)
     executed = {status.get("job"), (result or {}).get("job")}  # a run may fail before its first heartbeat
     if job and job["job"] not in executed and (not beat or datetime.fromisoformat(job["submitted"]) > beat):

@@ -35,7 +35,8 @@ def run_together(folders: Sequence[RunFolder], trusted: Sequence[str] = ()) -> d
 
     def fail(execution: Execution, error: Exception) -> None:
         endings[execution.folder] = _noted(execution.folder, error)
-        execution.held.close()
+        with suppress(OSError):  # where writing has failed so does closing
+            execution.held.close()
 
     def unfinished() -> list[Execution]:
         return [each for each in going if each.result is None and each.folder not in endings]

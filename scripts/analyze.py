@@ -12,6 +12,7 @@ from analyses import gates, gradients, lesion, paths, shattering, showcase
 from analyses.subject import add_subject
 
 from deepnets.command import run_command
+from deepnets.results.writing import check_writable
 
 ANALYSES = {
     "lesion": lesion,
@@ -36,6 +37,8 @@ def main(words: Sequence[str] | None = None) -> int:
             add_subject(kind)
         analysis.add_options(kind)
     arguments = parser.parse_args(words)
+    if arguments.output:
+        check_writable(arguments.output)
     return arguments.run(arguments)
 
 

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from deepnets.command import run_command
 from deepnets.hardware import describe, find_device
+from deepnets.results.writing import check_writable
 
 BENCHES = {
     "training": training,
@@ -49,6 +50,8 @@ def main(words: Sequence[str] | None = None) -> int:
         kind.add_argument("--repeats", type=count, default=5, help="how often each is measured (default: 5)")
         kind.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     arguments = parser.parse_args(words)
+    if arguments.json:
+        check_writable(arguments.json.parent)
     figures = arguments.measure(arguments)
     chosen = [word for word in getattr(arguments, "overrides", []) if word.startswith("device=")]
     device = chosen[-1].removeprefix("device=") if chosen else "auto"
@@ -65,6 +68,7 @@ def main(words: Sequence[str] | None = None) -> int:
             console.print(note)
     if arguments.json:
         tables = {one.title: one.as_json() for one in figures}
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps({**machine, "tables": tables}, indent=2) + "\n")
     return 0
 

@@ -32,9 +32,7 @@ def main() -> int:
     what.add_argument("--keep", type=Path, metavar="DIR", help="copy the small files of ended runs there, as records")
     what.add_argument("--compare", nargs=2, type=Path, metavar=("A", "B"), help="two runs, rows or sweeps side by side")
     parser.add_argument("--output", type=Path, metavar="DIR", help="where page and figures go (FOLDER/report)")
-    scale = parser.add_mutually_exclusive_group()
-    scale.add_argument("--log", action="store_true", help="errors of curves on a logarithmic scale")
-    scale.add_argument("--linear", action="store_true", help="on a linear scale (the default)")
+    parser.add_argument("--log", action="store_true", help="errors of curves on a logarithmic scale")
     for kind in EXPORTS:
         parser.add_argument(f"--{kind}", type=Path, metavar="FILE", help=f"write the table as {kind} (- prints it)")
     given = parser.parse_args()
@@ -43,14 +41,22 @@ def main() -> int:
             raise UserError("--watch shows what rows are doing; it does not go with --compare")
         if given.folders:
             raise UserError("--compare takes two folders, A and B, and no others")
+        if any(getattr(given, kind) for kind in EXPORTS):
+            raise UserError(
+                f"--compare writes a page; it does not go with {', '.join(f'--{kind}' for kind in EXPORTS)}"
+            )
         return compare(*given.compare, given.output, given.log)
     if not given.folders:
         raise UserError("give the folder of a table, as in outputs/<sweep>; --help lists all options")
+    exports = {kind: file for kind in EXPORTS if (file := getattr(given, kind))}
+    if (given.status or given.watch or given.keep) and (exports or given.output or given.log):
+        raise UserError("--status, --watch and --keep make no report: leave --output, --log and exports away")
+    if given.keep and given.watch:
+        raise UserError("--keep copies what has ended; it does not go with --watch")
     if given.status or given.watch:
         return show(given.folders, given.watch)
     if given.keep:
         return keep(given.folders, given.keep)
-    exports = {kind: file for kind in EXPORTS if (file := getattr(given, kind))}
     return report(given.folders, given.output, exports, given.log)
 
 

@@ -239,3 +239,18 @@ def test_the_help_names_the_analyses(analyze: Analyze, capsys: pytest.CaptureFix
         analyze("--help")
     told = capsys.readouterr().out
     assert all(f"    {name} " in told for name in ("lesion", "paths", "gates"))
+
+
+def test_what_cannot_be_written_is_refused_before_it_is_measured(analyze: Analyze, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot be written"):
+        analyze("shattering", "--output", tmp_path / "file" / "folder")
+
+
+def test_runs_of_two_tables_keep_their_names_apart(analyze: Analyze, residual: RunFolder, tmp_path: Path) -> None:
+    copies = [tmp_path / table / "row" / "seed0" for table in ("table", "table+scale=mini")]
+    for copy in copies:
+        shutil.copytree(residual.path, copy)
+    analyze("lesion", *copies, "--only", "single", "--images", 8, "--output", tmp_path / "results")
+    names = {line["run"] for line in rows(tmp_path / "results" / "lesion_single.csv")}
+    assert names == {"table/row/seed0", "table+scale=mini/row/seed0"}

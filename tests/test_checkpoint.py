@@ -89,3 +89,11 @@ def test_a_full_disk_leaves_the_old_checkpoints(tmp_path: Path) -> None:
     assert "what was there before is intact" in done.stdout
     assert sorted(file.name for file in tmp_path.iterdir()) == ["checkpoint.previous.pt", "checkpoint.pt"]
     assert checkpoint.load(tmp_path)[0]["iteration"] == 2
+
+
+def test_one_that_cannot_be_read_is_not_taken_for_damaged(tmp_path: Path) -> None:
+    saved_twice(tmp_path)
+    (tmp_path / checkpoint.LAST).unlink()
+    (tmp_path / checkpoint.LAST).mkdir()  # which opens as badly as a file on a server that is gone
+    with pytest.raises(OSError, match="directory"):
+        checkpoint.load(tmp_path)

@@ -92,3 +92,24 @@ def test_every_target_on_the_list_exists() -> None:
     import hydra
 
     assert all(callable(hydra.utils.get_object(target)) for target in TARGETS)
+
+
+class Loose:
+    """A user's class whose annotations tell nothing."""
+
+    def __init__(self, parts, more=None) -> None:  # noqa: ANN001
+        self.parts, self.more = parts, more
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"parts": [{"_target_": "os.getpid"}]},
+        {"parts": 1, "more": {"a": {"_target_": "os.getpid"}}},
+        {"parts": [[{"deep": [{"_target_": "os.getpid"}]}]]},
+    ],
+)
+def test_a_target_off_the_list_is_refused_however_deep_it_lies(arguments: dict) -> None:
+    loose = f"{__name__}.Loose"
+    with pytest.raises(UserError, match=r"_target_: 'os\.getpid' is not one of the classes"):
+        build("model", {"_target_": loose, **arguments}, trusted=[loose])

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import time
@@ -226,3 +227,11 @@ def test_output_of_a_run_that_dies_early_is_told(tmp_path: Path) -> None:
     reason = pool.note_crash(folder, status)
     assert reason.startswith("ended with exit code 1: ")
     assert json.loads((folder.path / "result.json").read_text()) == {"status": "failed", "reason": reason}
+
+
+def test_rows_go_on_when_the_reader_of_the_output_leaves(tmp_path: Path) -> None:
+    short = ["model.depth=8", "model.widths=[4,4,4]", "epochs=1", "device=cpu", "precision=fp32", "seed=range(3)"]
+    command = shlex.join([*TRAIN, "-m", *short, "launcher=pool", f"output_root={tmp_path}"])
+    subprocess.run(f"{command} | head -1", shell=True, check=True, env=ENVIRONMENT, capture_output=True)
+    states = [state_of(RunFolder(path)).name for path in tmp_path.glob("runs/*/seed*")]
+    assert states == ["finished"] * 3

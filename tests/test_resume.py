@@ -137,6 +137,7 @@ def test_a_damaged_checkpoint_is_told_and_the_previous_one_used(undisturbed: Pat
     last.write_bytes(content)
     done = train(*RUN, f"output_root={tmp_path}")
     assert "checkpoint.pt is damaged" in done.stdout
+    assert last.with_name("checkpoint.pt.damaged").read_bytes() == content
     assert "continuing at iteration" in done.stdout
     assert_equal_runs(folder_in(tmp_path), undisturbed)
 

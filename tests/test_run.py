@@ -13,7 +13,7 @@ from sklearn.model_selection import train_test_split
 from deepnets.assembly import check
 from deepnets.config import CONF, Config, register, typed
 from deepnets.errors import UserError
-from deepnets.folder import RunFolder
+from deepnets.folder import Locked, RunFolder
 from deepnets.run import build_model, load_run, run
 
 SMALL = ["model.depth=8", "model.widths=[4,8,16]", "epochs=2", "precision=fp32", "device=cpu"]
@@ -129,6 +129,17 @@ def test_a_grid_does_not_hand_its_threads_to_the_next_row(tmp_path: Path) -> Non
     assert results == [2, before]
 
 
+def test_who_finds_a_folder_taken_writes_nothing_there(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.freeze(config(*SMALL, "device=cuda:77"), {})  # which would be a failure of one's own run
+    with folder.lock(), pytest.raises(Locked):
+        run(folder)
+    assert not (tmp_path / "result.json").exists()
+    with pytest.raises(UserError, match="not on this machine"):
+        run(folder)
+    assert folder.result["status"] == "failed"
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -154,6 +165,9 @@ def test_a_grid_does_not_hand_its_threads_to_the_next_row(tmp_path: Path) -> Non
         (["device=abacus"], "not the name of a device"),
         (["device=meta"], "not on this machine, which has: cpu"),
         (["selection=best_validation"], "needs a validation split"),
+        (["model=highway_fc10", "model/shortcut=highway_batchnorm_b6"], "model: its layers.* do not fit together"),
+        (["model=thin_crelu", "model/shortcut=highway_b2"], "model: its layers.* do not fit together"),
+        (["model.layer=[linear,relu]"], "model: its layers.* do not fit together"),
     ],
 )
 def test_what_cannot_run_is_refused_by_the_check(overrides: list[str], message: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from deepnets.folder import RunFolder
 from deepnets.grouping import groups_of
 from deepnets.launch import launch
 from deepnets.models.fully_connected import FullyConnected
+from deepnets.monitor.dashboard import Dashboard
 from deepnets.run import run
 from deepnets.together import run_together
 from tests.command import metrics, row, start, train
@@ -87,6 +89,26 @@ def test_a_row_that_leaves_disturbs_no_other_by_a_bit(together: list[RunFolder],
         assert metrics(broken[place].path) == metrics(together[place].path)
         for name, weight in weights(together[place]).items():
             assert torch.equal(weights(broken[place])[name], weight), name
+
+
+def test_a_row_whose_events_cannot_be_written_disturbs_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = search(tmp_path)[:3]
+
+    def breaking(act: Callable[[Dashboard], None]) -> Callable[[Dashboard], None]:
+        def act_or_fail(dashboard: Dashboard) -> None:
+            if str(folders[1].path) in dashboard.writer.log_dir:
+                raise OSError("no space left")
+            act(dashboard)
+
+        return act_or_fail
+
+    for name in ("flush", "close"):  # TensorBoard's writer raises its first error again and again
+        monkeypatch.setattr(Dashboard, name, breaking(getattr(Dashboard, name)))
+    endings = run_together(folders)
+    assert [isinstance(endings[folder], dict) for folder in folders] == [True, False, True]
+    assert "no space left" in folders[1].result["reason"]
 
 
 def test_a_locked_folder_is_left_to_who_has_it(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from deepnets.folder import RunFolder
+from deepnets.log import tell
 from deepnets.status import state_of
 
 
@@ -33,8 +34,8 @@ def print_ending(
             row = str(folder.path.resolve().relative_to(grid))
             table.add_row(row, status, *("" if cell is None else f"{cell:.2f}" for cell in cells))
         Console(highlight=False).print(table)
-    print(f"results      {RunFolder(together)}")
-    print(f"TensorBoard  tensorboard --logdir {shlex.quote(str(RunFolder(grid)))}", flush=True)
+    tell(f"results      {RunFolder(together)}")
+    tell(f"TensorBoard  tensorboard --logdir {shlex.quote(str(RunFolder(grid)))}")
     if failed:
         print("\n".join([f"{len(failed)} of {len(folders)} rows failed", *lines_of(failed)]), file=sys.stderr)
     return 1 if failed else 0

@@ -12,7 +12,7 @@ from deepnets.folder import Locked, RunFolder
 from deepnets.grouping import groups_of
 from deepnets.hardware import find_device
 from deepnets.launchers.ending import lines_of, print_ending
-from deepnets.log import describe_result
+from deepnets.log import describe_result, tell
 from deepnets.run import run
 from deepnets.status import state_of
 from deepnets.step import check_device
@@ -60,9 +60,7 @@ class _Execution:
         left = [folder for folder in self.folders if not folder.is_complete]
         groups, alone = groups_of(left, self.config.stacked, self.config.trusted_targets)
         if left and len(left) == len(alone):
-            print(
-                "\n".join([f"stacked={self.config.stacked}: every row is trained alone", *lines_of(alone)]), flush=True
-            )
+            tell("\n".join([f"stacked={self.config.stacked}: every row is trained alone", *lines_of(alone)]))
         complete = [[folder] for folder in self.folders if folder.is_complete]
         waiting = deque(sorted(complete + groups, key=lambda group: self.folders.index(group[0])))
         while waiting and not (self.failed and self.config.fail_fast):
@@ -75,9 +73,9 @@ class _Execution:
     def _train(self, folder: RunFolder) -> None:
         heading = self._heading(folder)
         if folder.is_complete:
-            print(f"{heading}: already {describe_result(folder.result)}; nothing to train", flush=True)
+            tell(f"{heading}: already {describe_result(folder.result)}; nothing to train")
             return
-        print(heading, flush=True)
+        tell(heading)
         try:
             self._note(folder, run(folder, self.config.trusted_targets))
         except Exception as error:
@@ -87,7 +85,7 @@ class _Execution:
 
     def _train_together(self, group: list[RunFolder]) -> list[list[RunFolder]]:
         """Those that were left out, to be trained alone."""
-        print(f"{len(group)} rows at once", *map(self._heading, group), sep="\n", flush=True)
+        tell("\n".join([f"{len(group)} rows at once", *map(self._heading, group)]))
         endings = run_together(group, self.config.trusted_targets)
         for folder, ending in endings.items():
             self._note(folder, ending)
@@ -100,11 +98,11 @@ class _Execution:
 
     def _note(self, folder: RunFolder, ending: dict[str, Any] | Exception) -> None:
         if isinstance(ending, Locked):
-            print(f"{ending}; left alone", flush=True)
+            tell(f"{ending}; left alone")
             self.elsewhere.add(folder)
             return
         if not isinstance(ending, Exception):
-            print(f"{folder}: {describe_result(ending)}", flush=True)
+            tell(f"{folder}: {describe_result(ending)}")
             return
         if isinstance(ending, UserError):
             print(f"error: {ending}", file=sys.stderr)

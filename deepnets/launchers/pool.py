@@ -20,7 +20,7 @@ from deepnets.hardware import find_device
 from deepnets.interruption import SIGNALS, Interrupted, Interruption
 from deepnets.launchers.child import note_crash, start
 from deepnets.launchers.ending import print_ending
-from deepnets.log import describe_result
+from deepnets.log import describe_result, tell
 from deepnets.results.watch import live_table
 from deepnets.step import check_device
 
@@ -64,8 +64,12 @@ class Pool:
                         if interruption.received:
                             pool.stop(interruption.received)
                         time.sleep(POLL_SECONDS)
-            finally:
-                pool.kill()
+            except KeyboardInterrupt:  # a second Ctrl-C
+                pool.end(signal.SIGKILL)
+                raise
+            except BaseException:
+                pool.end(signal.SIGTERM)  # which they save at
+                raise
         exit_code = print_ending(folders, pool.failed, pool.elsewhere)
         if interruption.received:
             stop = Interrupted(interruption.received)
@@ -119,16 +123,18 @@ class _Execution:
             for child in self.running:
                 child.process.send_signal(number)
 
-    def kill(self) -> None:
+    def end(self, number: int) -> None:
+        """Send the signal to all rows in flight and wait for their end."""
         for child in self.running:
-            child.process.kill()
+            child.process.send_signal(number)
+        for child in self.running:
             child.process.wait()
 
     def _start(self, folder: RunFolder) -> bool:
         """Whether nothing is left to do for the row but to wait for its end; False when it must wait for devices."""
         heading = f"[{self.folders.index(folder) + 1}/{len(self.folders)}] {folder}"
         if folder.is_complete:
-            print(f"{heading}: already {describe_result(folder.result)}; nothing to train", flush=True)
+            tell(f"{heading}: already {describe_result(folder.result)}; nothing to train")
             return True
         wanted = folder.config.devices if self.has_gpus else 1  # all processes of a run share the CPU
         devices = [device for device, shares in self.free.most_common() if shares][:wanted]
@@ -141,7 +147,7 @@ class _Execution:
                         missing_ok=True
                     )  # why it failed before is not why it may fail now
         except Locked as error:
-            print(f"{error}; left alone", flush=True)
+            tell(f"{error}; left alone")
             self.elsewhere.add(folder)
             return True
         environment = {**os.environ, "OMP_NUM_THREADS": str(self.threads * len(devices))}
@@ -149,7 +155,7 @@ class _Execution:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(sorted(devices))
         self.free.subtract(devices)
         self.running.append(_Child(folder, start(folder, self.config.trusted_targets, environment), devices))
-        print(heading + (f" on GPU {', '.join(sorted(devices))}" if devices != [None] else ""), flush=True)
+        tell(heading + (f" on GPU {', '.join(sorted(devices))}" if devices != [None] else ""))
         return True
 
     def _end(self, folder: RunFolder, code: int) -> None:
@@ -160,10 +166,10 @@ class _Execution:
                 try:
                     self.failed[folder] = note_crash(folder, code)
                 except Locked as error:  # taken between our look and the child's start
-                    print(f"{error}; left alone", flush=True)
+                    tell(f"{error}; left alone")
                     self.elsewhere.add(folder)
         if folder.is_complete:
-            print(f"{folder}: {describe_result(folder.result)}", flush=True)
+            tell(f"{folder}: {describe_result(folder.result)}")
         elif folder.result:
             self.failed[folder] = folder.result["reason"]
         if folder in self.failed:

@@ -88,7 +88,8 @@ def subjects_of(arguments: argparse.Namespace) -> list[Subject]:
     words = arguments.subject
     folders = [word for word in words if "=" not in word or Path(word).is_dir()]
     if folders == words:
-        return [_trained(Path(word), arguments) for word in words]
+        parts = 2 if len({Path(word).resolve().parts[-2:] for word in words}) == len(words) else 3
+        return [_trained(Path(word), "/".join(Path(word).resolve().parts[-parts:]), arguments) for word in words]
     if folders:
         raise UserError(f"{' '.join(words)}: give run folders, or options such as model=preact110 dataset=cifar10")
     return [_fresh(words, arguments)]
@@ -103,11 +104,10 @@ def names_apart(names: Sequence[str]) -> list[str]:
     ]
 
 
-def _trained(path: Path, arguments: argparse.Namespace) -> Subject:
+def _trained(path: Path, name: str, arguments: argparse.Namespace) -> Subject:
     folder = RunFolder(path)
     model, config = load_run(path, arguments.trust)
     device = find_device(arguments.device)
-    name = "/".join(path.resolve().parts[-2:])
     return Subject(name, _placed(model, device), config, arguments.output or folder.path, True, device)
 
 

@@ -62,11 +62,15 @@ def test_what_cannot_be_done_is_said_in_a_line() -> None:
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [([], "give the folder of a table"), (["--compare", "a", "b", "c"], "--compare takes two folders")],
+    [
+        ([], "give the folder of a table"),
+        (["--compare", "a", "b", "c"], "--compare takes two folders"),
+        (["--compare", "a", "b", "--csv", "c"], "does not go with --csv"),
+        (["a", "--keep", "b", "--watch"], "does not go with --watch"),
+        (["a", "--status", "--csv", "b"], "make no report"),
+    ],
 )
-def test_a_command_that_lacks_or_has_too_many_folders(
-    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_words_that_do_not_go_together(words: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["report.py", *words])
     with pytest.raises(UserError, match=message):
         main()
