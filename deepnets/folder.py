@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from deepnets.config import CONF, EXECUTION_KEYS, Config
 from deepnets.errors import UserError
 
+LONGEST_NAME = 160  # bytes; file systems allow 255
 FREEZING_SECONDS = 10.0  # more than writing a configuration takes anywhere
 
 
@@ -149,6 +150,15 @@ class RunFolder:
             yield
         finally:
             lock.release()
+
+
+def plain(name: str) -> str:
+    """A folder's name: without what a shell would have to quote; long ones end in a hash."""
+    plain = re.sub(r"[^\w.=+,-]", "", name.replace("/", "."))
+    if len(plain.encode()) <= LONGEST_NAME:
+        return plain
+    ending = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return plain.encode()[: LONGEST_NAME - 9].decode(errors="ignore") + "~" + ending
 
 
 def _usual(without: DictConfig) -> dict[str, Any]:

@@ -1,8 +1,6 @@
 """Where a run lives: a function of what it is, not of how it was typed or when."""
 
-import hashlib
 import json
-import re
 from collections import Counter
 from enum import Enum
 from functools import cache
@@ -14,9 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from deepnets.config import CONF, Row, is_execution
 from deepnets.errors import UserError
-from deepnets.folder import RunFolder
+from deepnets.folder import RunFolder, plain
 
-LONGEST_NAME = 160  # bytes; file systems allow 255
 BUDGETS = ("epochs", "iterations")  # one is null, and the other tells
 
 
@@ -50,7 +47,7 @@ def folder_of(row: Row) -> RunFolder:
         source = row.config.dataset.get("source")
         data = source.get("name") if isinstance(source, dict) else None
         name = ",".join([row.choices["model"], data or row.choices["dataset"], *_changes(row, {"model", "dataset"})])
-    return RunFolder(Path(row.config.output_root) / _plain(grid) / _plain(name) / f"seed{row.config.seed}")
+    return RunFolder(Path(row.config.output_root) / plain(grid) / plain(name) / f"seed{row.config.seed}")
 
 
 def _changes(row: Row, naming: set[str]) -> list[str]:
@@ -94,12 +91,3 @@ def _axis_value(row: Row, axis: str) -> str:
     if axis in row.choices:
         return row.choices[axis]
     return str(OmegaConf.select(OmegaConf.structured(row.config), axis))
-
-
-def _plain(name: str) -> str:
-    """Without what a shell would have to quote; long names end in a hash."""
-    plain = re.sub(r"[^\w.=+,-]", "", name.replace("/", "."))
-    if len(plain.encode()) <= LONGEST_NAME:
-        return plain
-    ending = hashlib.sha256(name.encode()).hexdigest()[:8]
-    return plain.encode()[: LONGEST_NAME - 9].decode(errors="ignore") + "~" + ending

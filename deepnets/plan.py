@@ -18,6 +18,7 @@ from deepnets.data.dataset import Dataset
 from deepnets.errors import UserError
 from deepnets.folder import RunFolder
 from deepnets.hardware import describe, find_device
+from deepnets.launchers.ending import lines_of
 from deepnets.naming import folders_of
 
 FLOPS_PER_MAC = 2 * 3  # a multiply and an add; the backward pass costs twice the forward pass
@@ -169,16 +170,11 @@ def _counted(states: Counter[str]) -> str:
 
 
 def _print_problems(console: Console, entries: list[Entry]) -> None:
-    problems: dict[str, list[RunFolder]] = {}
-    for entry in entries:
-        if entry.problem:
-            problems.setdefault(entry.problem, []).append(entry.folder)
+    problems = {entry.folder: entry.problem for entry in entries if entry.problem}
     if problems:
-        count = sum(map(len, problems.values()))
-        console.print(f"\n{count} of {len(entries)} runs cannot start:")
-    for problem, folders in problems.items():
-        others = f" and {len(folders) - 1} more" if len(folders) > 1 else ""
-        console.print(f"  {folders[0]}{others}: {problem}", soft_wrap=True, markup=False)
+        console.print(f"\n{len(problems)} of {len(entries)} runs cannot start:")
+    for line in lines_of(problems):
+        console.print(line, soft_wrap=True, markup=False)
 
 
 def _device(config: Config) -> str:

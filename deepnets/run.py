@@ -35,7 +35,7 @@ from deepnets.record import THREADS, note, note_failure
 from deepnets.status import Heartbeat
 from deepnets.world import World, joined, lost_another, surroundings
 
-FREEZING_SECONDS = 2.0  # a parent that writes the folder down anew holds its lock for much less
+STARTING_SECONDS = 2.0  # a parent that writes the folder down anew holds its lock for much less
 LOST_SECONDS = 2.0  # the agent of several processes looks every 0.1 s which of them ended
 
 
@@ -132,7 +132,7 @@ def _take_part(
 ) -> dict[str, Any]:
     """What one process does of the run, the first one holding its lock; the result, in all of them."""
     if world.size == 1:  # before anything that may fail: only who holds the folder notes a failure in it
-        held.enter_context(folder.lock(FREEZING_SECONDS))
+        held.enter_context(folder.lock(STARTING_SECONDS))
     device = find_device(config.device)
     if world.size > 1 and device.type == "cuda":
         device = find_device(f"cuda:{world.local_rank}")
@@ -141,7 +141,7 @@ def _take_part(
     locked, heartbeat = None, None
     if world.size > 1 and world.is_first:
         try:
-            of_run.enter_context(folder.lock(FREEZING_SECONDS))
+            of_run.enter_context(folder.lock(STARTING_SECONDS))
         except Locked as error:
             locked = error
     if locked := world.shared(locked):

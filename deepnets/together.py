@@ -12,7 +12,7 @@ from deepnets.folder import Locked, RunFolder
 from deepnets.hardware import find_device
 from deepnets.interruption import Interrupted, Interruption
 from deepnets.record import note_failure
-from deepnets.run import FREEZING_SECONDS
+from deepnets.run import STARTING_SECONDS
 from deepnets.stack import Stack, fit_together
 from deepnets.status import Heartbeat
 from deepnets.world import ALONE
@@ -72,7 +72,7 @@ def _opened(folder: RunFolder, trusted: Sequence[str], held: ExitStack) -> Execu
     """The folder locked and read; or its result, if it has one by now, or why it cannot be trained."""
     of_run = held.enter_context(ExitStack())
     try:
-        of_run.enter_context(folder.lock(FREEZING_SECONDS))
+        of_run.enter_context(folder.lock(STARTING_SECONDS))
         if folder.is_complete:
             of_run.close()
             return folder.result

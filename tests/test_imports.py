@@ -22,7 +22,8 @@ ORDER = [
     ["execution", "cost"],
     ["run"],
     ["together"],
-    ["plan", "launchers"],
+    ["launchers"],
+    ["plan"],
     ["launch"],
 ]
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}

@@ -5,7 +5,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from deepnets.config import EXECUTION_KEYS, Config
+from deepnets.config import Config, is_execution
 
 # Where numbers stand that are searched for: what is behind a random search's axis `setting`, and what -m often varies.
 SEARCHED = ("optimizer", "schedule", "model.shortcut")
@@ -26,7 +26,7 @@ def choices_of(config: Config, origin: dict[str, Any]) -> dict[str, str | float 
         keys += [*numbers, *USUAL]
     if config.sweep is None:
         keys += [override.partition("=")[0].lstrip("+~") for override in origin.get("overrides", [])]
-    keys = [key for key in keys if key.split(".")[0] not in EXECUTION_KEYS and key != "dataset.root"]
+    keys = [key for key in keys if not is_execution(key) and key != "dataset.root"]
     columns = {key: options[key] if key in options else _plain(OmegaConf.select(values, key)) for key in keys}
     return {**columns, "seed": float(config.seed)}
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from deepnets.folder import plain
 from deepnets.results.cell import FAIL, FAIL_ABOVE, Cell, Published
 from deepnets.results.columns import Column, columns_of, warnings_of
 from deepnets.results.read import Run
@@ -90,7 +91,7 @@ def _published(reported: Sequence[dict[str, Any]]) -> dict[str, Published]:
     for table in reported:
         for statistic in ("test_error", "mean", "std", "best"):
             for row, value in (table.get(statistic) or {}).items():
-                found[re.sub(r"[^\w.=+,-]", "", str(row).replace("/", "."))].setdefault(statistic, value)
+                found[plain(str(row))].setdefault(statistic, value)
     return {row: Published(**statistics) for row, statistics in found.items()}
 
 

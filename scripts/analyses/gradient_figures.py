@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from analyses.gradient_state import State
-from analyses.outcome import COLORS, GREY, new_figure
+from analyses.outcome import COLORS, GREY, mark_stages, new_figure
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -45,7 +45,7 @@ def units(states: Sequence[State], stages: Sequence[int]) -> Figure:
     axes[-1].set_xlabel("unit")
     for each in axes:
         each.xaxis.set_major_locator(MaxNLocator(integer=True))
-        _mark_stages(each, stages)
+        mark_stages(each, stages)
     _name_lines(figure, [f"{state.label}, {state.time}" for state in states])
     return figure
 
@@ -116,10 +116,3 @@ def _name_lines(figure: Figure, names: Sequence[str]) -> None:
 
 def _numbers(values: Sequence[float] | np.ndarray) -> np.ndarray:
     return np.arange(1, len(values) + 1)
-
-
-def _mark_stages(axes: Axes, stages: Sequence[int]) -> None:
-    """A line where a stage begins, of the first net."""
-    for unit in range(1, len(stages)):
-        if stages[unit] != stages[unit - 1]:
-            axes.axvline(unit + 0.5, color=GREY, linewidth=0.5, linestyle=":")

@@ -11,7 +11,7 @@ from itertools import cycle
 
 import numpy as np
 from analyses.lesioned import Lesioned
-from analyses.outcome import COLORS, GREY, Outcome, new_figure
+from analyses.outcome import COLORS, Outcome, mark_stages, new_figure
 from analyses.subject import names_apart, subjects_of
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -88,7 +88,7 @@ def _single(nets: Sequence[Lesioned], outcome: Outcome, arguments: argparse.Name
         )
         if missing := len(net.walk) - len(units):
             findings[-1] += f"; {missing} plain units that change the shape cannot be taken out"
-    _mark_stages(axes, nets)
+    mark_stages(axes, nets[0].walk.stages)
     _label(axes, nets, "unit that is deleted (dashed: none)", [row[3] for row in rows])
     _write(outcome, "single", ("run", "unit", "stage", "error", "loss"), rows, figure)
     return findings
@@ -156,14 +156,6 @@ def _name_apart(nets: Sequence[Lesioned]) -> None:
         net.label = label
         if len({other.split for other in nets}) > 1:
             net.label += f" ({net.split})"
-
-
-def _mark_stages(axes: Axes, nets: Sequence[Lesioned]) -> None:
-    """A line where a stage begins, of the first net."""
-    stages = nets[0].walk.stages
-    for unit in range(1, len(stages)):
-        if stages[unit] != stages[unit - 1]:
-            axes.axvline(unit + 0.5, color=GREY, linewidth=0.5, linestyle=":")
 
 
 def _label(axes: Axes, nets: Sequence[Lesioned], x: str, errors: Sequence[float]) -> None:

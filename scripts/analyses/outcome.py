@@ -9,6 +9,7 @@ from typing import Any, Self, TypeVar
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -95,6 +96,13 @@ class Outcome:
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure of that many inches, whose parts do not overlap."""
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def mark_stages(axes: Axes, stages: Sequence[int]) -> None:
+    """A line where a stage begins; `stages` holds the stage of each unit."""
+    for unit in range(1, len(stages)):
+        if stages[unit] != stages[unit - 1]:
+            axes.axvline(unit + 0.5, color=GREY, linewidth=0.5, linestyle=":")
 
 
 def progress(batches: EvaluationBatches, what: str) -> Iterable[tuple[Tensor, Tensor]]:
