@@ -2,6 +2,7 @@
 
 import csv
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -56,3 +57,10 @@ def test_the_page_counts_the_idle_layers_on_record() -> None:
     assert f"{sum(idle)} of the {len(idle)} layers, {100 * sum(idle) / len(idle):.0f} %" in page
     assert f"other {idle.count(False)} layers {idle[:15].count(False)} are among the first 15" in page
     assert f"without layer {without.index(max(without)) + 1}, the worst case, it is {max(without):.2f} %" in page
+
+
+def test_the_page_says_what_the_deletion_of_a_unit_costs_on_record() -> None:
+    with (RECORDS / "he2016_table1+scale=mini" / "lesion_single.csv").open() as file:
+        whole, *without = [float(line["error"]) for line in csv.DictReader(file)]
+    told = f"without one of its {len(without)} units the test error rises from {whole:.2f} to {median(without):.2f} %"
+    assert f"{told} in the median and to {max(without):.2f} % at worst" in " ".join(PAGE.split())
