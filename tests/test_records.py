@@ -1,6 +1,7 @@
 """The committed records, and the tables in outputs/records/README.md that are made from them."""
 
 import csv
+import re
 from pathlib import Path
 from statistics import median
 
@@ -9,6 +10,7 @@ import pytest
 from deepnets.folder import RunFolder, run_folders
 from deepnets.results.export import to_markdown
 from deepnets.results.read import read_runs
+from deepnets.results.search import final_loss
 from deepnets.results.sheet import MINUS
 from deepnets.results.table import tables_of
 from tests.command import ROOT
@@ -64,3 +66,24 @@ def test_the_page_says_what_the_deletion_of_a_unit_costs_on_record() -> None:
         whole, *without = [float(line["error"]) for line in csv.DictReader(file)]
     told = f"without one of its {len(without)} units the test error rises from {whole:.2f} to {median(without):.2f} %"
     assert f"{told} in the median and to {max(without):.2f} % at worst" in " ".join(PAGE.split())
+
+
+def test_the_summary_in_the_projects_readme_is_of_the_records() -> None:
+    readme = (ROOT / "README.md").read_text()
+    told = dict(re.findall(r"^\| ([^|]+) \| ([^|]+) \| [^|]+ \|$", readme, re.MULTILINE))
+
+    def here(start: str) -> str:
+        return next(value for what, value in told.items() if what.startswith(start))
+
+    highway = RunFolder(RECORDS / "srivastava2015_table1" / "highway_mnist_w16" / "seed0")
+    assert here("highway network of width 16") == f"{highway.result['test_error']:.2f} %"
+    best = [
+        min(map(final_loss, read_runs(sorted(RECORDS.glob(f"srivastava2015_fig1_{kind}+scale=mini/*_fc100,*")))))
+        for kind in ("highway", "plain")
+    ]
+    assert here("100 layers, MNIST") == f"{best[0]:.3g} and {best[1]:.3g}"
+    assert f"layers, {here('layers of the best highway net')}" in " ".join(PAGE.split())
+    plain, residual = here("fresh nets of 24 layers").split(" and ")
+    assert re.search(rf"^\| centred feed-forward \|.* {plain} \| [^|]+ \|$", PAGE, re.MULTILINE)
+    assert re.search(rf"^\| resnet, β = 0.1 \|.* {residual} \| [^|]+ \|$", PAGE, re.MULTILINE)
+    assert f"Ranking of 16 rows: Kendall's τ = {here('16 shortcuts on CIFAR-10')} with" in PAGE
