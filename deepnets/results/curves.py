@@ -1,6 +1,7 @@
 """Curves over the training: errors as in He et al., what depth does to them, and the learning rate."""
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from statistics import median
 
@@ -15,6 +16,7 @@ from deepnets.results.series import DEPTH, is_plain, lines_over
 MOST_IN_PANEL = 6
 MOST_PANELS = 24
 ACROSS = 3
+TITLE_WIDTH = 30  # characters over one of three panels
 
 
 def training_curves(runs: Mapping[str, Run], logarithmic: bool) -> Figure:
@@ -37,7 +39,7 @@ def training_curves(runs: Mapping[str, Run], logarithmic: bool) -> Figure:
             for other in runs.values():
                 axes.plot(_values(other, unit), _values(other, "test_error"), color=FAINT, linewidth=0.7, zorder=1)
             _errors(axes, run, unit, row, **look(0))
-            axes.set_title(row)
+            axes.set_title(_broken(row))
         panels = _remove_empty(panels, len(runs), ACROSS)
     _scale(figure, panels, list(runs.values()), unit, logarithmic)
     return figure
@@ -54,7 +56,7 @@ def curves_beside(pairs: Mapping[str, tuple[Run, Run]], logarithmic: bool) -> Fi
     for axes, (row, both) in zip(panels, pairs.items(), strict=False):
         for index, (name, run) in enumerate(zip("AB", both, strict=True)):
             _errors(axes, run, unit, name, **look(index))
-        axes.set_title(row)
+        axes.set_title(_broken(row))
     panels = _remove_empty(panels, len(pairs), across)
     name_lines(figure, panels[0])
     _scale(figure, panels, list(runs.values()), unit, logarithmic)
@@ -127,6 +129,12 @@ def _errors(axes: Axes, run: Run, unit: str, label: str, **style: object) -> Non
         errors = _values(run, f"{split}_error")
         marker = "." if len(errors) == 1 else ""  # a line of one point would not be seen
         axes.plot(x, errors, linewidth=width, marker=marker, label=label if split == "test" else None, **style)
+
+
+def _broken(row: str) -> str:
+    """The name in lines that fit over a panel, broken behind commas."""
+    words = row.replace(",", ", ")
+    return textwrap.fill(words, TITLE_WIDTH, break_long_words=False, break_on_hyphens=False).replace(", ", ",")
 
 
 def _remove_empty(panels: list[Axes], count: int, across: int) -> list[Axes]:

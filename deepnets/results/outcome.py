@@ -1,8 +1,8 @@
 """The results of a table as sheets: ours beside the published, our columns side by side, rows compared."""
 
 import math
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 
 from deepnets.results.cell import FAIL, Cell, Published
 from deepnets.results.columns import OURS
@@ -94,21 +94,29 @@ def _rows_sheet(table: Table, index: int, title: str) -> Sheet:
     notes = ["Test error in percent."]
     if table.statistic:
         notes.append(f"Published: {table.statistic}.")
-    if ranking := _ranking([table.cells[row, index] for row in table.rows]):
-        notes.append(ranking)
+    notes += _rankings({row: table.cells[row, index] for row in table.rows})
     note = " ".join(notes)
     return Sheet(title, RESULTS, tuple(lines), RESULT_NUMBERS, note)
 
 
-def _ranking(cells: Sequence[Cell]) -> str:
-    """How far our medians rank the rows as the paper does, fails last."""
-    printed = [cell for cell in cells if cell.median is not None and cell.published.test_error is not None]
-    ours = [math.inf if cell.is_fail else cell.median for cell in printed]
-    theirs = [math.inf if cell.published.test_error == FAIL else cell.published.test_error for cell in printed]
-    if (agreement := rank_agreement(ours, theirs)) is None:
-        return ""
-    tau, p = agreement
-    return f"Ranking of {len(printed)} rows: Kendall's τ = {signed(tau)} with the published one (p = {p:.2g})."
+def _rankings(cells: Mapping[str, Cell]) -> list[str]:
+    """How far our medians rank the rows as the paper does, fails last; only what varies in the last axis is ranked.
+
+    So that blocks, depths or data sets, which a first axis sets, are not compared with one another.
+    """
+    groups = defaultdict(list)
+    for row, cell in cells.items():
+        if cell.median is not None and cell.published.test_error is not None:
+            groups[row.rpartition(",")[0]].append(cell)
+    rankings = []
+    for group, printed in groups.items():
+        ours = [math.inf if cell.is_fail else cell.median for cell in printed]
+        theirs = [math.inf if cell.published.test_error == FAIL else cell.published.test_error for cell in printed]
+        if agreement := rank_agreement(ours, theirs):
+            tau, p = agreement
+            of = f"{len(printed)} rows{group and f' of {group}'}"
+            rankings.append(f"Ranking of {of}: Kendall's τ = {signed(tau)} with the published one (p = {p:.2g}).")
+    return rankings
 
 
 def _result(cell: Cell) -> tuple[str, ...]:

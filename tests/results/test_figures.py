@@ -106,6 +106,17 @@ def test_many_rows_stand_in_panels_of_their_own(table: Table) -> None:
     assert {axes.get_yscale() for axes in curves.axes} == {"log"}
 
 
+def test_titles_of_panels_do_not_run_into_one_another(table: Table) -> None:
+    run = example(table.cells["none", 0].runs)
+    runs = [renamed(run, "many", f"bottleneck,relu_only_preactivation{number}") for number in range(7)]
+    figure = next(picture.figure for picture in pictures_of(tables_of(runs)) if picture.name == "curves")
+    figure.draw_without_rendering()
+    first, second, third = (axes.title.get_window_extent() for axes in figure.axes[:3])
+    assert first.x1 < second.x0
+    assert second.x1 < third.x0
+    assert third.x1 < figure.bbox.x1
+
+
 def with_history(run: Run, row: str, history: list[dict[str, float]], **config: object) -> Run:
     copied = renamed(run, "curves", row)
     copied.config.update(config)

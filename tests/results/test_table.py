@@ -13,7 +13,7 @@ from deepnets.results.cell import Cell, Published
 from deepnets.results.outcome import overview_sheet, result_sheets
 from deepnets.results.provenance import environment_sheet
 from deepnets.results.read import Run, read_runs
-from deepnets.results.sheet import short_commit
+from deepnets.results.sheet import MINUS, short_commit
 from deepnets.results.table import Table, tables_of
 from deepnets.status import State
 from tests.trained import Trained
@@ -151,6 +151,21 @@ def test_a_divergence_is_a_fail_in_every_table() -> None:
     (table,) = tables_of([run])
     assert line(table, "a")["median"] == "fail"
     assert table.notes[1:] == ["fail: a non-finite median."]
+
+
+def test_rows_are_ranked_within_each_value_of_the_first_axis() -> None:
+    published = {f"{dataset},{row}": error for dataset in ("easy", "hard") for error, row in enumerate("vwxyz")}
+    ours = {"easy": (1, 2, 3, 4, 5), "hard": (19, 18, 17, 16, 14)}
+    sweep = {"axes": ["dataset", "model"], "reported": {"test_error": published}}
+    config = {"seed": 0, "scale": {"name": "full"}, "sweep": sweep}
+    runs = [
+        Run(RunFolder(f"t/{dataset},{row}/seed0"), config, {}, {"test_error": float(error)}, State("finished"))
+        for dataset, errors in ours.items()
+        for row, error in zip("vwxyz", errors, strict=True)
+    ]
+    (sheet,) = result_sheets(*tables_of(runs))
+    rankings = [note.split(" with")[0] for note in sheet.note.split("Ranking of ")[1:]]
+    assert rankings == ["5 rows of easy: Kendall's τ = +1.00", f"5 rows of hard: Kendall's τ = {MINUS}1.00"]
 
 
 @pytest.mark.parametrize(
