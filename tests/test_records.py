@@ -13,7 +13,7 @@ from deepnets.results.read import read_runs
 from deepnets.results.search import final_loss
 from deepnets.results.sheet import MINUS
 from deepnets.results.table import tables_of
-from tests.command import ROOT
+from tests.command import ROOT, metrics
 
 RECORDS = ROOT / "outputs" / "records"
 PAGE = (RECORDS / "README.md").read_text()
@@ -87,3 +87,10 @@ def test_the_summary_in_the_projects_readme_is_of_the_records() -> None:
     assert re.search(rf"^\| centred feed-forward \|.* {plain} \| [^|]+ \|$", PAGE, re.MULTILINE)
     assert re.search(rf"^\| resnet, β = 0.1 \|.* {residual} \| [^|]+ \|$", PAGE, re.MULTILINE)
     assert f"Ranking of 16 rows: Kendall's τ = {here('16 shortcuts on CIFAR-10')} with" in PAGE
+    for block, tau in zip(("basic", "bottleneck"), here("5 orderings").split(" and "), strict=True):
+        assert f"Ranking of 5 rows of {block}: Kendall's τ = {tau} with" in PAGE
+
+
+def test_the_same_net_in_two_tables_was_trained_to_the_same_numbers() -> None:
+    one, other = "he2016_table1+scale=mini/identity/seed0", "he2016_table2+scale=mini/basic,original/seed0"
+    assert metrics(RECORDS / one) == metrics(RECORDS / other)
