@@ -62,10 +62,34 @@ def test_the_page_counts_the_idle_layers_on_record() -> None:
 
 
 def test_the_page_says_what_the_deletion_of_a_unit_costs_on_record() -> None:
-    with (RECORDS / "he2016_table1+scale=mini" / "lesion_single.csv").open() as file:
-        whole, *without = [float(line["error"]) for line in csv.DictReader(file)]
+    page = " ".join(PAGE.split())
+    whole, without = errors_without_a_unit("he2016_table1+scale=mini", "identity")
     told = f"without one of its {len(without)} units the test error rises from {whole:.2f} to {median(without):.2f} %"
-    assert f"{told} in the median and to {max(without):.2f} % at worst" in " ".join(PAGE.split())
+    assert f"{told} in the median and to {max(without):.2f} % at worst" in page
+    whole, without = errors_without_a_unit("he2015_table6+scale=mini", "resnet56")
+    told = f"Without one of its {len(without)} units the residual net's error rises from {whole:.2f} to"
+    assert f"{told} {median(without):.2f} % in the median and to {max(without):.2f} % at worst" in page
+    whole, without = errors_without_a_unit("he2015_table6+scale=mini", "plain56")
+    told = f"without one of the {len(without)} units that can be taken out, the plain net's goes from {whole:.2f} to"
+    assert f"{told} {median(without):.2f} % in the median" in page
+
+
+def errors_without_a_unit(table: str, row: str) -> tuple[float, list[float]]:
+    """The whole net's, and those without each of its units."""
+    with (RECORDS / table / "lesion_single.csv").open() as file:
+        lines = [line for line in csv.DictReader(file) if line["run"] == f"{row}/seed0"]
+    whole, *without = [float(line["error"]) for line in lines]
+    return whole, without
+
+
+def test_the_page_says_how_errors_grow_with_depth_on_record() -> None:
+    for table, rows in {
+        "he2015_fig6": {"plain20": "{} % of training errors with 20 layers", "plain56": "{} % with 56. The residual"},
+        "he2015_table6": {"resnet56": "{} % of training errors with 56 layers", "resnet20": "{} % with 20. Eight"},
+    }.items():
+        for row, words in rows.items():
+            result = RunFolder(RECORDS / f"{table}+scale=mini" / row / "seed0").result
+            assert words.format(f"{result['train_error']:.2f}") in " ".join(PAGE.split())
 
 
 def test_the_summary_in_the_projects_readme_is_of_the_records() -> None:
@@ -89,6 +113,18 @@ def test_the_summary_in_the_projects_readme_is_of_the_records() -> None:
     assert f"Ranking of 16 rows: Kendall's τ = {here('16 shortcuts on CIFAR-10')} with" in PAGE
     for block, tau in zip(("basic", "bottleneck"), here("5 orderings").split(" and "), strict=True):
         assert f"Ranking of 5 rows of {block}: Kendall's τ = {tau} with" in PAGE
+    for what, table, kind in (
+        ("training error of plain nets", "he2015_fig6", "plain"),
+        ("the same of residual nets", "he2015_table6", "resnet"),
+    ):
+        rows = [RECORDS / f"{table}+scale=mini" / f"{kind}{depth}" / "seed0" for depth in (20, 56)]
+        shallow, deep = (RunFolder(row).result["train_error"] for row in rows)
+        assert here(what) == f"{shallow:.2f} and {deep:.2f} %"
+    (plain, less), (residual, one_less) = (
+        errors_without_a_unit("he2015_table6+scale=mini", row) for row in ("plain56", "resnet56")
+    )
+    told = f"{median(less):.2f} % (whole {plain:.2f}), {median(one_less):.2f} % ({residual:.2f})"
+    assert here("test error of those with 56 layers") == told
 
 
 def test_the_same_net_in_two_tables_was_trained_to_the_same_numbers() -> None:
