@@ -123,8 +123,8 @@ def test_the_summary_in_the_projects_readme_is_of_the_records() -> None:
     (plain, less), (residual, one_less) = (
         errors_without_a_unit("he2015_table6+scale=mini", row) for row in ("plain56", "resnet56")
     )
-    told = f"{median(less):.2f} % (whole {plain:.2f}), {median(one_less):.2f} % ({residual:.2f})"
-    assert here("test error of those with 56 layers") == told
+    deleted = f"{median(less):.2f} % (whole {plain:.2f}), {median(one_less):.2f} % ({residual:.2f})"
+    assert here("test error of those with 56 layers") == deleted
 
 
 def test_the_same_net_in_two_tables_was_trained_to_the_same_numbers() -> None:
