@@ -3,7 +3,7 @@
 import csv
 import re
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 import pytest
 
@@ -72,6 +72,16 @@ def test_the_page_says_what_the_deletion_of_a_unit_costs_on_record() -> None:
     whole, without = errors_without_a_unit("he2015_table6+scale=mini", "plain56")
     told = f"without one of the {len(without)} units that can be taken out, the plain net's goes from {whole:.2f} to"
     assert f"{told} {median(without):.2f} % in the median" in page
+
+
+def test_the_page_says_what_many_deletions_and_which_paths_count_on_record() -> None:
+    page, records = " ".join(PAGE.split()), RECORDS / "he2015_table6+scale=mini"
+    with (records / "lesion_random.csv").open() as file:
+        without = [float(line["error"]) for line in csv.DictReader(file) if line["deleted"] == "20"]
+    assert f"to {fmean(without):.2f} % without 20 of the units in the mean" in page
+    with (records / "paths_lengths.csv").open() as file:
+        share = sum(float(line["share_of_paths"]) for line in csv.DictReader(file) if 4 <= int(line["length"]) <= 12)
+    assert f"lies at lengths of 4 to 12, which {100 * share:.0f} % of the paths have" in page
 
 
 def errors_without_a_unit(table: str, row: str) -> tuple[float, list[float]]:
