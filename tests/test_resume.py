@@ -102,7 +102,7 @@ def stopped_in_epoch(number: int, process: subprocess.Popen[str], by: signal.Sig
         if line.startswith(f"epoch {number}/"):
             break
     process.send_signal(by)
-    told, _ = process.communicate(timeout=5)
+    told, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + by
     return told
 
