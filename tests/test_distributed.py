@@ -149,7 +149,7 @@ def wait_until(condition: Callable[[], object], seconds: float) -> None:
 
 def assert_ended(session: int) -> None:
     """No process is left, but that multiprocessing's tracker ends a moment after the others."""
-    wait_until(lambda: processes(session) == {}, 10)
+    wait_until(lambda: processes(session) == {}, 60)
 
 
 def read_until(process: subprocess.Popen[str], pattern: str) -> str:
@@ -211,7 +211,7 @@ def test_a_killed_process_ends_the_row_and_a_killed_parent_leaves_no_orphan(tmp_
     killed_at = time.monotonic()
     os.kill(ranks(process.pid)[1], signal.SIGKILL)
     told, _ = process.communicate(timeout=300)
-    assert time.monotonic() - killed_at < 15
+    assert time.monotonic() - killed_at < 60
     assert process.returncode == 1
     assert_ended(process.pid)
     assert re.search(r"process [01] of 2: killed by SIGKILL", told)
