@@ -100,6 +100,13 @@ def test_the_page_says_how_errors_grow_with_depth_on_record() -> None:
         assert told in " ".join(PAGE.split())
 
 
+def test_the_page_says_how_errors_of_thin_nets_change_with_depth_on_record() -> None:
+    for kind in ("relu", "crelu", "looks_linear", "resnet"):
+        rows = [RECORDS / "balduzzi2017_fig6+scale=mini" / f"thin_{kind},{depth}" / "seed0" for depth in (10, 26)]
+        shallow, deep = (RunFolder(row).result["test_error"] for row in rows)
+        assert f"({shallow:.2f} to {deep:.2f} %)" in " ".join(PAGE.split())
+
+
 def test_the_summary_in_the_projects_readme_is_of_the_records() -> None:
     readme = (ROOT / "README.md").read_text()
     told = dict(re.findall(r"^\| ([^|]+) \| ([^|]+) \| [^|]+ \|$", readme, re.MULTILINE))
