@@ -2,6 +2,7 @@
 
 import csv
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean, median
 
@@ -92,18 +93,22 @@ def errors_without_a_unit(table: str, row: str) -> tuple[float, list[float]]:
     return whole, without
 
 
+def mini_results(table: str, rows: Iterable[str], key: str) -> list[float]:
+    """Of the first seed of each row."""
+    return [RunFolder(RECORDS / f"{table}+scale=mini" / row / "seed0").result[key] for row in rows]
+
+
 def test_the_page_says_how_errors_grow_with_depth_on_record() -> None:
     for table, kind in (("he2015_fig6", "plain"), ("he2015_table6", "resnet")):
-        rows = [RECORDS / f"{table}+scale=mini" / f"{kind}{depth}" / "seed0" for depth in (20, 32, 56)]
-        shallow, middle, deep = (RunFolder(row).result["train_error"] for row in rows)
+        shallow, middle, deep = mini_results(table, (f"{kind}{depth}" for depth in (20, 32, 56)), "train_error")
         told = f"{shallow:.2f} % of training errors with 20 layers, {middle:.2f} % with 32 and {deep:.2f} % with 56."
         assert told in " ".join(PAGE.split())
 
 
 def test_the_page_says_how_errors_of_thin_nets_change_with_depth_on_record() -> None:
     for kind in ("relu", "crelu", "looks_linear", "resnet"):
-        rows = [RECORDS / "balduzzi2017_fig6+scale=mini" / f"thin_{kind},{depth}" / "seed0" for depth in (10, 26)]
-        shallow, deep = (RunFolder(row).result["test_error"] for row in rows)
+        rows = (f"thin_{kind},{depth}" for depth in (10, 26))
+        shallow, deep = mini_results("balduzzi2017_fig6", rows, "test_error")
         assert f"({shallow:.2f} to {deep:.2f} %)" in " ".join(PAGE.split())
 
 
@@ -121,6 +126,8 @@ def test_the_summary_in_the_projects_readme_is_of_the_records() -> None:
         for kind in ("highway", "plain")
     ]
     assert here("100 layers, MNIST") == f"{best[0]:.3g} and {best[1]:.3g}"
+    fleuret = RunFolder(RECORDS / "runs" / "mnist_resnet52,mnist,epochs=4" / "seed0")
+    assert here("ResNet of 52 layers for MNIST") == f"{fleuret.result['test_error']:.2f} %"
     assert f"layers, {here('layers of the best highway net')}" in " ".join(PAGE.split())
     plain, residual = here("fresh nets of 24 layers").split(" and ")
     assert re.search(rf"^\| centred feed-forward \|.* {plain} \| [^|]+ \|$", PAGE, re.MULTILINE)
@@ -128,12 +135,19 @@ def test_the_summary_in_the_projects_readme_is_of_the_records() -> None:
     assert f"Ranking of 16 rows: Kendall's τ = {here('16 shortcuts on CIFAR-10')} with" in PAGE
     for block, tau in zip(("basic", "bottleneck"), here("5 orderings").split(" and "), strict=True):
         assert f"Ranking of 5 rows of {block}: Kendall's τ = {tau} with" in PAGE
+    for what, kind in (
+        ("test error of thin nets", "relu"),
+        ("the same, looks-linear", "looks_linear"),
+        ("the same, residual", "resnet"),
+    ):
+        rows = (f"thin_{kind},{depth}" for depth in (10, 26))
+        shallow, deep = mini_results("balduzzi2017_fig6", rows, "test_error")
+        assert here(what) == f"{shallow:.2f} and {deep:.2f} %"
     for what, table, kind in (
         ("training error of plain nets", "he2015_fig6", "plain"),
         ("the same of residual nets", "he2015_table6", "resnet"),
     ):
-        rows = [RECORDS / f"{table}+scale=mini" / f"{kind}{depth}" / "seed0" for depth in (20, 56)]
-        shallow, deep = (RunFolder(row).result["train_error"] for row in rows)
+        shallow, deep = mini_results(table, (f"{kind}{depth}" for depth in (20, 56)), "train_error")
         assert here(what) == f"{shallow:.2f} and {deep:.2f} %"
     (plain, less), (residual, one_less) = (
         errors_without_a_unit("he2015_table6+scale=mini", row) for row in ("plain56", "resnet56")
