@@ -100,8 +100,10 @@ def mini_results(table: str, rows: Iterable[str], key: str) -> list[float]:
 
 def test_the_page_says_how_errors_grow_with_depth_on_record() -> None:
     for table, kind in (("he2015_fig6", "plain"), ("he2015_table6", "resnet")):
-        shallow, middle, deep = mini_results(table, (f"{kind}{depth}" for depth in (20, 32, 56)), "train_error")
-        told = f"{shallow:.2f} % of training errors with 20 layers, {middle:.2f} % with 32 and {deep:.2f} % with 56."
+        depths = (20, 32, 44, 56)
+        errors = mini_results(table, (f"{kind}{depth}" for depth in depths), "train_error")
+        first, *others, last = (f"{error:.2f} % with {depth}" for error, depth in zip(errors, depths, strict=True))
+        told = f"of training errors they have {first} layers, {', '.join(others)} and {last}."
         assert told in " ".join(PAGE.split())
 
 
