@@ -93,9 +93,8 @@ def errors_without_a_unit(table: str, row: str) -> tuple[float, list[float]]:
     return whole, without
 
 
-def mini_results(table: str, rows: Iterable[str], key: str) -> list[float]:
-    """Of the first seed of each row."""
-    return [RunFolder(RECORDS / f"{table}+scale=mini" / row / "seed0").result[key] for row in rows]
+def mini_results(table: str, rows: Iterable[str], key: str, seed: int = 0) -> list[float]:
+    return [RunFolder(RECORDS / f"{table}+scale=mini" / row / f"seed{seed}").result[key] for row in rows]
 
 
 def test_the_page_says_how_errors_grow_with_depth_on_record() -> None:
@@ -105,6 +104,8 @@ def test_the_page_says_how_errors_grow_with_depth_on_record() -> None:
         first, *others, last = (f"{error:.2f} % with {depth}" for error, depth in zip(errors, depths, strict=True))
         told = f"of training errors they have {first} layers, {', '.join(others)} and {last}."
         assert told in " ".join(PAGE.split())
+    shallow, middle = mini_results("he2015_table6", ("resnet20", "resnet32"), "train_error", seed=1)
+    assert f"it is {shallow:.2f} % with 20 layers and {middle:.2f} % with 32." in " ".join(PAGE.split())
 
 
 def test_the_page_says_how_errors_of_thin_nets_change_with_depth_on_record() -> None:
