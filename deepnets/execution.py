@@ -138,7 +138,8 @@ def train(
             if goes_on is False:
                 going.remove(execution)
 
-    world = executions[0].training.world
+    training = executions[0].training
+    world = training.world
     decide = Decisions(world, interruption, executions[0].config.checkpoint_seconds)
     interruption.at_once = False  # from here on there is something to save
     each(Execution.begin)
@@ -146,7 +147,7 @@ def train(
         each(Execution.note)
         if not going:
             return
-        stop, due = decide()
+        stop, due = decide(trains=training.model.training)
         if stop or due:
             each(Execution.save)
             decide.saved_at = time.monotonic()
