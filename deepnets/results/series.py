@@ -19,10 +19,14 @@ def lines_over(key: str, rows: Mapping[str, Run]) -> Lines:
 
     Empty, unless one has two depths, or `FEWEST_VALUES` values of another number.
     """
+    values = {row: value for row, run in rows.items() if _is_number(value := run.settings.get(key))}
+    parts = {row: _parts(row, rows[row]) for row in values}
+    named = {row: name for row in values if (name := _without_axis(parts[row], key))}
     lines: Lines = defaultdict(lambda: defaultdict(list))
-    for row, run in rows.items():
-        value = run.settings.get(key)
-        if _is_number(value) and (name := _without(row, key, value, run.sweep.get("axes", []))) is not None:
+    for row, value in values.items():
+        # Of rows that were changed in the number, the one that was not is named by what the others have in common.
+        name = named.get(row) or (row if row in named.values() else _without_number(parts[row], key, value))
+        if name:
             lines[name][value].append(row)
     fewest = 2 if key == DEPTH else FEWEST_VALUES
     kept = {name: dict(sorted(values.items())) for name, values in lines.items() if len(values) >= fewest}
@@ -44,25 +48,37 @@ def is_plain(run: Run) -> bool:
     return run.settings.get("model.shortcut.shortcut_scale") == 0
 
 
-def _without(row: str, key: str, value: float, axes: Sequence[str]) -> str | None:
-    """The row's name without the value and without the number of a draw; None where it does not name the value.
+def _parts(row: str, run: Run) -> list[tuple[str, str]]:
+    """The words of a row's name, each behind the key of the group or number that it tells (see naming.py)."""
+    words, axes = row.split(","), run.sweep.get("axes", [])
+    keys = axes or ["model", "dataset", *(word.partition("=")[0] for word in words[2:])]
+    keys = [key.replace("/", ".") for key in keys] + [""] * len(words)  # a list in a name has commas too
+    return list(zip(keys, words, strict=False))
 
-    In a random search numbers are drawn, and no name tells them.
+
+def _without_axis(parts: Sequence[tuple[str, str]], key: str) -> str | None:
+    """The name without the word that is the number, and without that of a draw; None where none is.
+
+    In a random search all numbers but depth are drawn, and no word tells them.
     """
-    parts = row.split(",")
-    if len(parts) == len(axes):
-        if SETTING in axes:
-            parts.pop(axes.index(SETTING))
-            if key != DEPTH:
-                return ",".join(parts) or "draws"
-            axes = [axis for axis in axes if axis != SETTING]
-        if key in axes:
-            parts.pop(axes.index(key))
-            return ",".join(parts) or key
-    name = ",".join(parts)
-    text = re.escape(f"{abs(value):g}")
-    shorter, found = re.subn(rf"(?<![\d.]){text}(?![\d.])", "", name, count=1)
-    return (shorter.strip("_,-") or key) if found else None
+    words = [word for told, word in parts if told not in (key, SETTING)]
+    is_drawn = key != DEPTH and SETTING in dict(parts)
+    return (",".join(words) or ("draws" if is_drawn else key)) if is_drawn or key in dict(parts) else None
+
+
+def _without_number(parts: Sequence[tuple[str, str]], key: str, value: float) -> str | None:
+    """The name without the number in the word for its group, as in resnet20, and without that of a draw.
+
+    None where that word does not tell it.
+    """
+    number = re.compile(rf"(?<![\d.]){re.escape(f'{abs(value):g}')}(?![\d.])")
+    parts = [part for part in parts if part[0] != SETTING]
+    for index, (group, word) in enumerate(parts):
+        if key.startswith(f"{group}.") and number.search(word):
+            words = [word for _, word in parts]
+            words[index] = number.sub("", word, count=1).strip("_-")
+            return ",".join(filter(None, words)) or key
+    return None
 
 
 def _is_number(value: object) -> bool:

@@ -66,3 +66,22 @@ def test_draws_of_a_search_share_lines() -> None:
 def test_a_line_over_depth_has_two_points(depths: tuple[int, ...], lines: int) -> None:
     rows = {f"resnet{depth}": {"model": {"depth": depth}} for depth in depths}
     assert len(lines_over("model.depth", runs(["model"], rows))) == lines
+
+
+def test_single_runs_make_a_line_with_the_one_that_was_not_changed() -> None:
+    epochs = {"digits_resnet,digits": 10, "digits_resnet,digits,epochs=8": 8, "digits_resnet,digits,epochs=20": 20}
+    found = runs([], {row: {"model": {"depth": 8}, "epochs": epochs[row]} for row in epochs})
+    assert lines_over("epochs", found) == {"digits_resnet,digits": {epochs[row]: [row] for row in epochs}}
+    depths = {"resnet20,cifar10": 20, "resnet20,cifar10,model.depth=8": 8, "resnet110,cifar10": 110}
+    assert lines_over("model.depth", runs([], {row: {"model": {"depth": depth}} for row, depth in depths.items()})) == {
+        "resnet20,cifar10": {8: ["resnet20,cifar10,model.depth=8"], 20: ["resnet20,cifar10"]}
+    }
+
+
+def test_a_number_is_looked_for_only_in_the_word_that_may_tell_it() -> None:
+    rows = {f"resnet20,cifar10,epochs={epochs}": {"model": {"depth": 20}, "epochs": epochs} for epochs in (5, 10, 20)}
+    found = runs([], rows)
+    assert swept(found) == ["epochs"]
+    assert list(lines_over("epochs", found)) == ["resnet20,cifar10"]
+    rows = {f"cifar10,plain{depth}": {"model": {"depth": depth}} for depth in (10, 26)}
+    assert list(lines_over("model.depth", runs(["dataset", "model"], rows))) == ["cifar10,plain"]
