@@ -120,6 +120,17 @@ def test_effective_lengths_are_the_shortest_range_that_holds_the_share() -> None
     assert paths.effective_lengths(np.array([1.0])) == (0, 0)
 
 
+def test_means_are_of_images_and_decide_which_share_of_paths_is_effective() -> None:
+    norms = np.array([[1.0, 10.0, 3.0, 20.0, 5.0], [0.0, 0.0, 0.0, 0.0, 0.0]])
+    means = paths.means_by_image(norms, 2)
+    assert means.tolist() == [[3, 15], [0, 0]]
+    share = paths.path_share(2, [0, 1, 2])
+    for length_one, interval in (([0, 0, 0], (0.25, 0.25)), ([0, 0, 300], (0.25, 0.5))):  # one image decides, or none
+        means = np.array([[1, 1, 1], length_one, [0, 0, 0]])
+        effective, found = paths.effective_paths(means, share, 500, np.random.default_rng(0))
+        assert (effective, *found) == pytest.approx((interval[1], *interval))
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_lengths_of_gradients_that_are_not_finite_are_refused(value: float) -> None:
     with pytest.raises(UserError, match="not finite"):

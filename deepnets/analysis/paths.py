@@ -56,6 +56,11 @@ def norms_by_length(
     return torch.cat(norms).view(len(lengths), draws).numpy()
 
 
+def means_by_image(norms: np.ndarray, images: int) -> np.ndarray:
+    """Each image's mean of `norms_by_length`, (lengths, images): draws of one image are not independent, images are."""
+    return np.stack([norms[:, image::images].mean(1) for image in range(images)], axis=1)
+
+
 def gradients_by_length(walk: Walk, x: Tensor, labels: Tensor) -> Tensor:
     """The sum of the gradients at x along all paths of each length 0 to n, (n + 1, N, C, H, W), without sampling.
 
@@ -122,6 +127,25 @@ def effective_lengths(products: np.ndarray, share: float = 0.95) -> tuple[int, i
     ]
     _, first, last = min(ranges)
     return first, last
+
+
+def effective_paths(
+    means: np.ndarray, path_share: np.ndarray, resamples: int, rng: np.random.Generator
+) -> tuple[float, tuple[float, float]]:
+    """Which share of all paths has an effective length, and its bootstrap 95 % interval over the images.
+
+    `means` (lengths, images) are of `means_by_image`, `path_share` is of the same lengths. Gradients differ so much
+    between images that a few of them may decide. Raises a UserError where they are not finite.
+    """
+
+    def share(means: np.ndarray) -> float:
+        first, last = effective_lengths(path_share * means.mean(1))
+        return path_share[first : last + 1].sum()
+
+    images = means.shape[1]
+    resampled = [share(means[:, rng.integers(images, size=images)]) for _ in range(resamples)]
+    low, high = np.quantile(resampled, (0.025, 0.975))
+    return share(means), (low, high)
 
 
 def _check(walk: Walk) -> None:

@@ -12,6 +12,8 @@ from deepnets.analysis import paths
 from deepnets.analysis.walk import walk_of
 from deepnets.errors import UserError
 
+RESAMPLES = 1000
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What can be chosen besides the subject."""
@@ -34,33 +36,42 @@ def run(arguments: argparse.Namespace) -> int:
     lengths = np.arange(len(walk) + 1)
     norms = paths.norms_by_length(walk, x, labels, lengths.tolist(), arguments.draws, generator)
     share = paths.path_share(len(walk), lengths)
-    mean = norms.mean(1)
+    means = paths.means_by_image(norms, arguments.images)
+    mean = means.mean(1)
     product = share * 2.0 ** len(walk) * mean
     columns = {
         "length": lengths,
         "share_of_paths": share,
         "mean_norm": mean,
-        "standard_error": norms.std(1, ddof=1) / np.sqrt(arguments.draws) if arguments.draws > 1 else 0 * mean,
+        "standard_error": means.std(1, ddof=1) / np.sqrt(arguments.images) if arguments.images > 1 else np.nan * mean,
         "count_times_norm": product,
         "norm_of_sum": paths.gradients_by_length(walk, x, labels).flatten(2).norm(dim=2).mean(1).cpu().numpy(),
     }
     first, last = paths.effective_lengths(product)
     summed = paths.effective_lengths(columns["norm_of_sum"])
+    effective = paths.effective_paths(means, share, RESAMPLES, np.random.default_rng(arguments.seed))
     with Outcome("paths", subject.folder, arguments) as outcome:
         outcome.table("lengths", columns)
         outcome.figure("lengths", _figure(columns, first, last))
-        outcome.tell(_finding(subject, columns, (first, last), summed))
+        outcome.tell(_finding(subject, columns, (first, last), summed, effective))
     return 0
 
 
-def _finding(subject: Subject, columns: dict[str, np.ndarray], products: tuple[int, int], sums: tuple[int, int]) -> str:
+def _finding(
+    subject: Subject,
+    columns: dict[str, np.ndarray],
+    products: tuple[int, int],
+    sums: tuple[int, int],
+    effective: tuple[float, tuple[float, float]],
+) -> str:
     units, product, summed = len(columns["length"]) - 1, columns["count_times_norm"], columns["norm_of_sum"]
-    paths_there = 100 * columns["share_of_paths"][products[0] : products[1] + 1].sum()
+    share, (low, high) = effective
     remain = 100 * summed.sum() / product.sum()
     return (
         f"{subject.name}: the mean path takes {units / 2:g} of {units} branches; 95% of count times norm lies at "
-        f"lengths {products[0]} to {products[1]}, {paths_there:.3g}% of all paths; paths of one length partly "
-        f"cancel: the norms of their sums come to {remain:.2g}% of that, 95% at lengths {sums[0]} to {sums[1]}"
+        f"lengths {products[0]} to {products[1]}, {100 * share:.3g}% of all paths ({100 * low:.3g}% to "
+        f"{100 * high:.3g}% by the bootstrap over images); paths of one length partly cancel: the norms of their sums "
+        f"come to {remain:.2g}% of that, 95% at lengths {sums[0]} to {sums[1]}"
     )
 
 
