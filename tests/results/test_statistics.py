@@ -2,7 +2,8 @@
 
 import math
 import warnings
-from itertools import product
+from fractions import Fraction
+from itertools import combinations, product
 from statistics import fmean, median, variance
 
 import numpy as np
@@ -32,6 +33,17 @@ def test_the_interval_is_that_of_all_resamples(errors: tuple[float, ...]) -> Non
 def test_the_interval_is_the_same_every_time() -> None:
     errors = tuple(np.linspace(5, 9, 12) ** 1.1)
     assert median_interval(errors) == median_interval(errors)
+
+
+@pytest.mark.parametrize(("published", "differ"), [(5, Fraction(1, 6)), (1, Fraction(1, 3))])
+def test_how_often_runs_of_one_distribution_differ_by_chance(published: int, differ: Fraction) -> None:
+    every = range(5 + published)  # all orders of ours and theirs are equally likely
+    outside = []
+    for ours in combinations(every, 5):
+        low, high = median_interval(ours)
+        assert (low, high) == (min(ours), max(ours))
+        outside.append(not low <= median(set(every) - set(ours)) <= high)
+    assert Fraction(sum(outside), len(outside)) == differ
 
 
 def test_there_is_no_interval_of_two_seeds() -> None:
