@@ -1,6 +1,7 @@
 """Where a run lives: a function of what it is, not of how it was typed or when."""
 
 import json
+import re
 from collections import Counter
 from enum import Enum
 from functools import cache
@@ -12,8 +13,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from deepnets.config import CONF, Row, is_execution
 from deepnets.errors import UserError
-from deepnets.folder import RunFolder, plain
+from deepnets.folder import RunFolder, flat, plain
 
+ABSENT = object()
 BUDGETS = ("epochs", "iterations")  # one is null, and the other tells
 
 
@@ -21,8 +23,11 @@ def folders_of(rows: list[Row]) -> list[RunFolder]:
     """The folder of each row.
 
     Raises:
-        UserError: two rows would share one.
+        UserError: two rows would share one, or a name would tell an option that its table overrules.
     """
+    for row in rows:
+        if row.config.sweep:
+            _check_options(row)
     folders = [folder_of(row) for row in rows]
     twice = [path for path, count in Counter(folder.path for folder in folders).items() if count > 1]
     if twice:
@@ -72,6 +77,62 @@ def _changes(row: Row, naming: set[str]) -> list[str]:
     return sorted(f"{key}={value}" for key, value in changed.items())
 
 
+def _check_options(row: Row) -> None:
+    """Refuse an option of whose values the table sets some itself, whichever option is chosen.
+
+    `model=resnet56` in a table that sets `model.depth` to 110 would be a net of 110 layers by the name of another.
+    """
+    sweep, scale = (f"{group}={row.choices[group]}" for group in ("sweep", "scale"))
+    table, its_choices = _composed((sweep, scale))
+    its_axes = table.hydra.sweeper.params or {}
+    typed = {key.lstrip("+~"): option for key, _, option in (word.partition("=") for word in row.overrides)}
+    for group, option in typed.items():
+        its_own = (its_choices.get(group), *re.split(r"[,\s]+", str(its_axes.get(group))))
+        if group not in its_choices or group in ("sweep", "scale") or option in its_own:
+            continue
+        others = tuple(key.replace("/", ".") + "." for key in typed if key != group)
+        overruled = {
+            key: values
+            for key, values in _overruled(row, group, its_own[0]).items()
+            if not f"{key}.".startswith(others)
+        }
+        if overruled:
+            told = [
+                f"{key} ({'' if usual is ABSENT else f'{json.dumps(usual)} of the option, '}{json.dumps(value)} here)"
+                for key, (value, usual) in overruled.items()
+            ]
+            remedy = " ".join(
+                f"~{key}" if usual is ABSENT else f"{key}={json.dumps(usual, separators=(',', ':'))}"
+                for key, (_, usual) in overruled.items()
+            )
+            raise UserError(
+                f"{group}={option}: {sweep} sets some of its values whichever option is chosen: {', '.join(told)}. "
+                f"Add {remedy}, or other values, or leave {group}={option} out"
+            )
+
+
+def _overruled(row: Row, group: str, its_option: str) -> dict[str, tuple[Any, Any]]:
+    """The values that the table sets in spite of the row's option, which has others: the table's and the option's.
+
+    What it sets is no change where the option agrees with `its_option`, which the table would take.
+    """
+    node, option = group.replace("/", "."), f"{group}={row.choices[group]}"
+    within = (f"scale={row.choices['scale']}", *([f"model={row.choices['model']}"] if "/" in group else []))
+    its, alone, both = (
+        _composed((*within, *words))[0]
+        for words in ((f"{group}={its_option}",), (option,), (option, f"sweep={row.choices['sweep']}"))
+    )
+    before, usual, after = (flat(_selected(config, node, resolve=False)) for config in (its, alone, both))
+    found = {}
+    for key in sorted(after):
+        full = f"{node}.{key}"
+        value = _selected(OmegaConf.structured(row.config), full)
+        ours = _selected(alone, full) if key in usual else ABSENT
+        if after[key] != usual.get(key, ABSENT) != before.get(key, ABSENT) and value != ours:
+            found[full] = value, ours
+    return found
+
+
 @cache
 def _composed(overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
     """What train.yaml is with these options and axes and nothing else, and the option of every group."""
@@ -80,10 +141,10 @@ def _composed(overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
     return composed, dict(composed.hydra.runtime.choices)
 
 
-def _selected(config: DictConfig, key: str) -> Any:
+def _selected(config: DictConfig, key: str, resolve: bool = True) -> Any:
     value = OmegaConf.select(config, key, throw_on_missing=False)
     if OmegaConf.is_config(value):
-        return OmegaConf.to_container(value, resolve=True)
+        return OmegaConf.to_container(value, resolve=resolve)
     return value.name if isinstance(value, Enum) else value
 
 

@@ -1,5 +1,6 @@
 """Folders are named by what a run is."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -115,3 +116,36 @@ def test_a_part_that_is_left_out_is_named(tmp_path: Path) -> None:
     assert folder_of(row(tmp_path, "model=imagenet_resnet18", "model.stem=null")).path != (
         folder_of(row(tmp_path, "model=imagenet_resnet18")).path
     )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["sweep=he2016_table1", "model=resnet56"], "model.depth (56 of the option, 110 here). Add model.depth=56,"),
+        (["sweep=he2016_table1", "scale=mini", "model=resnet56"], "model.depth (56 of the option, 20 here)"),
+        (["sweep=srivastava2025_gates", "model=resnet56"], "model.depth (56 of the option, 110 here)"),
+        (
+            ["sweep=srivastava2015_table1", "schedule=constant"],
+            "schedule.milestones ([] of the option, [100, 200] here)",
+        ),
+        (["sweep=he2015_table6", "schedule=cosine"], "(0 here). Add ~schedule.warmup_iterations,"),
+    ],
+)
+def test_an_option_that_a_table_would_overrule_is_refused(tmp_path: Path, overrides: list[str], told: str) -> None:
+    with pytest.raises(UserError, match=re.escape(told)):
+        folders_of([row(tmp_path, *overrides)])
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["sweep=he2016_table1", "model=resnet56", "model.depth=56"],
+        ["sweep=he2016_table1", "scale=mini", "model=resnet20"],
+        ["sweep=he2016_table1", "model=preact110", "schedule=cosine", "dataset=cifar100"],
+        ["sweep=srivastava2025_gates", "scale=mini", "model=highway110"],
+        ["sweep=he2015_table6", "schedule=cosine", "~schedule.warmup_iterations"],
+    ],
+)
+def test_an_option_is_free_where_the_table_leaves_it_what_it_is(tmp_path: Path, overrides: list[str]) -> None:
+    (folder,) = folders_of([row(tmp_path, *overrides)])
+    assert folder.path.parts[-3].startswith(overrides[0].removeprefix("sweep="))

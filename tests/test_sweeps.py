@@ -17,7 +17,7 @@ from torch import nn
 from deepnets.assembly import dataset_of, model_of, prepare
 from deepnets.config import CONF, Config, Row, register, typed
 from deepnets.errors import UserError
-from deepnets.naming import folder_of
+from deepnets.naming import folder_of, folders_of
 from deepnets.nodes import build
 from deepnets.resolvers import at_scale, case, choice, log_uniform, uniform
 from deepnets.run import build_model
@@ -80,7 +80,7 @@ def check_nodes(config: Config) -> None:
 
 @pytest.mark.parametrize("sweep", SWEEPS)
 def test_the_rows_are_those_the_paper_reports_and_build_without_data(sweep: str) -> None:
-    folders = [folder_of(row).path for row in rows(sweep)]
+    folders = [folder.path for folder in folders_of(rows(sweep))]
     names = [path.parent.name for path in folders]
     assert len(names) == len(set(names))
     assert {path.parents[1].name for path in folders} == {sweep}
@@ -108,7 +108,8 @@ def test_the_rows_are_those_the_paper_reports_and_build_without_data(sweep: str)
 def test_mini_has_two_seeds_and_a_folder_of_its_own(sweep: str) -> None:
     assert seeds(sweep, "mini") == ["seed=0", "seed=1"]
     row = composed(*grid(sweep, "mini")[-1])
-    assert folder_of(row).path.parents[1].name == f"{sweep}+scale=mini"
+    (folder,) = folders_of([row])
+    assert folder.path.parents[1].name == f"{sweep}+scale=mini"
     assert row.config.scale.budget == 0.05
     check_nodes(row.config)
 
