@@ -1,4 +1,4 @@
-"""From a configuration to the objects of a run, everything checked on the way."""
+"""From a configuration to the objects of a run."""
 
 import json
 import math
@@ -8,90 +8,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from deepnets.config import Config, Memory, Selection
+from deepnets.config import Config, Memory
 from deepnets.data.batches import EvaluationBatches, TrainingBatches
 from deepnets.data.dataset import Dataset, Splits
 from deepnets.errors import UserError
 from deepnets.fit import Training
-from deepnets.hardware import find_device, keep_freed_memory
+from deepnets.hardware import keep_freed_memory
 from deepnets.metrics import Sums
 from deepnets.models.synchronized import synchronize
 from deepnets.nodes import build
-from deepnets.step import check_network
 from deepnets.world import ALONE, World
-
-
-def check(config: Config) -> None:
-    """Whether a run can be executed: everything short of training it. Its data are read and stay in memory.
-
-    Raises:
-        UserError: names the first thing that is wrong.
-    """
-    dataset, _ = check_settings(config)
-    # Of several devices none is this process's: those that train read their own.
-    splits_of(dataset, find_device(config.device if config.devices == 1 else "cpu"))
-
-
-def check_settings(config: Config) -> tuple[Dataset, int]:
-    """Whether a run can be executed once its data are read; returns the data set and the budget in iterations.
-
-    Raises:
-        UserError: names the first thing that is wrong.
-    """
-    for name in (
-        "batch_size",
-        "evaluation_batch_size",
-        "log_iterations",
-        "threads",
-        "devices",
-        "runs_per_device",
-        "stacked",
-    ):
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            raise UserError(f"{name}={value}: must be at least 1")
-    _check_devices(config)
-    if config.seed < 0:
-        raise UserError(f"seed={config.seed}: must not be negative")
-    if not 0 <= config.checkpoint_seconds < math.inf:
-        raise UserError(f"checkpoint_seconds={config.checkpoint_seconds}: must be a number of seconds, 0 or more")
-    build("optimizer", config.optimizer, config.trusted_targets, model=nn.Linear(1, 1))
-    build("schedule", config.schedule, config.trusted_targets, total=1)
-    dataset = dataset_of(config)
-    if config.selection is Selection.best_validation and not config.dataset["validation"]:
-        raise UserError("selection=best_validation: needs a validation split; add for example dataset.validation=5000")
-    with torch.device("meta"):
-        model = model_of(config, dataset.shape, dataset.classes)
-    if not config.trusted_targets:  # a user's own need not be able to compute without numbers
-        try_out(model, dataset.shape)
-    check_network(config.step.value, model, config.devices)
-    # The data come last: looking for them may mean a download.
-    iterations = iterations_of(config, dataset)
-    if config.batch_size > dataset.training_size:
-        raise UserError(
-            f"batch_size={config.batch_size}: larger than the training set of {dataset.training_size} images"
-        )
-    for images in (config.batch_size, dataset.training_size % config.batch_size or config.batch_size):
-        if images < config.devices:
-            raise UserError(
-                f"devices={config.devices}: a batch of {images} cannot be divided among them ({dataset.training_size} "
-                f"images in batches of {config.batch_size}); change batch_size or devices"
-            )
-    return dataset, iterations
-
-
-def _check_devices(config: Config) -> None:
-    device = find_device(config.device)
-    if config.sync_batchnorm and config.model.get("batchnorm_images") is not None:
-        raise UserError(
-            f"sync_batchnorm=true model.batchnorm_images={config.model['batchnorm_images']}: one normalises over the "
-            "whole batch, the other over parts of it; choose one"
-        )
-    if config.devices > 1 and device.type == "cuda":
-        if ":" in config.device:
-            raise UserError(f"devices={config.devices} device={config.device}: names one GPU; give device=cuda")
-        if config.devices > torch.cuda.device_count():
-            raise UserError(f"devices={config.devices}: this machine has {torch.cuda.device_count()}")
 
 
 def prepare(config: Config, device: torch.device, precision: torch.dtype, world: World = ALONE) -> Training:
@@ -144,19 +70,6 @@ def model_of(config: Config, shape: tuple[int, int, int], classes: int) -> nn.Mo
             raise UserError(f"memory={config.memory.value}: {type(model).__name__} always keeps all; give memory=full")
         model.keep(config.memory.value)
     return model
-
-
-def try_out(model: nn.Module, shape: tuple[int, int, int]) -> None:
-    """Compute the logits of one image without numbers, of a model on the meta device, which is left in evaluation mode.
-
-    Raises:
-        UserError: its parts do not fit together.
-    """
-    try:
-        with torch.no_grad():
-            model.eval()(torch.empty(1, *shape, device="meta"))
-    except (RuntimeError, ValueError) as error:
-        raise UserError(f"model: its layers, shortcuts and widths do not fit together: {error}") from error
 
 
 def dataset_of(config: Config) -> Dataset:

@@ -12,7 +12,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from deepnets.allocation import PeakMemory
-from deepnets.assembly import prepare, try_out
+from deepnets.assembly import prepare
+from deepnets.checks import try_out
 from deepnets.config import Config
 from deepnets.cuda_graph import WARM_UP
 from deepnets.data.dataset import Dataset

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from deepnets.assembly import check
+from deepnets.checks import check
 from deepnets.config import Row
 from deepnets.errors import UserError
 from deepnets.folder import Locked, RunFolder

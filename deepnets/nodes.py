@@ -87,7 +87,7 @@ def _check(
         raise
     unknown = [key for key in arguments if key not in parameters or key in runtime]
     if unknown:
-        allowed = ", ".join(name for name in parameters if name not in runtime)
+        allowed = ", ".join(name for name in parameters if name not in runtime) or "none"
         raise UserError(f"{where}: unknown key {unknown[0]!r}; {target} takes: {allowed}")
     for key, value in arguments.items():
         _check_nested(f"{where}.{key}", value, trusted)

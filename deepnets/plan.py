@@ -10,8 +10,8 @@ from math import ceil
 from rich.console import Console
 from rich.table import Column, Table
 
-from deepnets.assembly import check_settings
 from deepnets.checkpoint import LAST
+from deepnets.checks import check_settings
 from deepnets.config import Config, Row
 from deepnets.cost import Pace, Size, pace_of, size_of
 from deepnets.data.dataset import Dataset

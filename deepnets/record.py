@@ -1,5 +1,6 @@
 """What a run leaves in writing besides its numbers: what it depended on, and its result or failure."""
 
+import math
 import sys
 import traceback
 import zlib
@@ -43,17 +44,22 @@ def threads_of(config: Config) -> int:
 
 def protocol_of(config: Config, training: Training) -> str:
     """What was trained, in a line: what a reader of the result compares first with a paper's protocol."""
-    normalized = config.model.get("batchnorm_images")
-    images = f"batches of {config.batch_size}" + (f", normalised over {normalized} images" if normalized else "")
+    images = f"batches of {config.batch_size}"
     if config.devices > 1:
         images += f" on {config.devices} devices" + (", normalised together" if config.sync_batchnorm else "")
+    if together := config.model.get("batchnorm_images"):
+        share = math.ceil(config.batch_size / config.devices)
+        images += f", normalised over {math.ceil(share / math.ceil(share / together))} images"
+    schedule = training.schedule.lr_lambdas[0]
+    is_described = type(schedule).__str__ is not object.__str__  # a class of the user's own may say nothing
     settings = ", ".join(
         f"{key} {value}"
         for key, value in config.optimizer.items()
         if isinstance(value, int | float | str) and key[0] != "_"
     )
     return (
-        f"protocol: {config.optimizer['_target_'].rpartition('.')[2]} ({settings}), {images}, "
+        f"protocol: {config.optimizer['_target_'].rpartition('.')[2]} ({settings}), "
+        f"{schedule if is_described else type(schedule).__name__}, {images}, "
         f"{training.iterations} iterations ({training.iterations / len(training.batches):.4g} epochs), "
         f"scale {config.scale.name}, result by {config.selection.value} epoch, "
         f"{str(training.precision).removeprefix('torch.')}"

@@ -43,6 +43,15 @@ class Step:
         warmup = self.warmup_factor if iteration < self.warmup_iterations else 1.0
         return warmup * self.factor ** bisect_right(self.milestones, iteration)
 
+    def __str__(self) -> str:
+        warmup = [f"times {self.warmup_factor:g} for {self.warmup_iterations} iterations"] * bool(
+            self.warmup_iterations
+        )
+        falls = [f"times {self.factor:g} after {' and '.join(map(str, self.milestones))} iterations"] * bool(
+            self.milestones
+        )
+        return f"rate {', '.join(warmup + falls) or 'constant'}"
+
 
 class Cosine:
     """Half a cosine from the full rate to zero (Loshchilov and Hutter 2017)."""
@@ -52,6 +61,9 @@ class Cosine:
 
     def __call__(self, iteration: int) -> float:
         return 0.5 * (1 + math.cos(math.pi * min(iteration / self.total, 1)))
+
+    def __str__(self) -> str:
+        return "rate falling to 0 in half a cosine"
 
 
 class Exponential:
@@ -69,6 +81,9 @@ class Exponential:
 
     def __call__(self, iteration: int) -> float:
         return self.final_factor ** (iteration / self.total)
+
+    def __str__(self) -> str:
+        return f"rate falling exponentially to {self.final_factor:g} times"
 
 
 class Plateau:
@@ -93,6 +108,9 @@ class Plateau:
 
     def __call__(self, iteration: int) -> float:
         return self.factor ** bisect_left(self.falls, iteration)
+
+    def __str__(self) -> str:
+        return f"rate times {self.factor:g} on a plateau"
 
     def observe(self, iteration: int, training_loss: float) -> None:
         """Take note of an epoch's end."""

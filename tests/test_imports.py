@@ -18,7 +18,7 @@ ORDER = [
     ["hardware", "revision", "nodes", "command", "processes", "analysis", "fit", "checkpoint", "folder", "decisions"],
     ["status", "monitor", "stack"],
     ["log", "naming", "assembly", "results"],
-    ["record", "grouping"],
+    ["record", "grouping", "checks"],
     ["execution", "cost"],
     ["run"],
     ["together"],

@@ -15,6 +15,7 @@ from deepnets.config import Config
 from deepnets.fit import Training, fit
 from deepnets.folder import RunFolder
 from deepnets.log import Log
+from deepnets.record import protocol_of
 from tests.command import row
 
 # Dropout draws random numbers in training, gates are observed by a pass of their own.
@@ -126,3 +127,22 @@ def test_units_are_observed_about_twenty_times_and_in_the_first_and_last_epoch(t
     observed: list[dict[str, Any]] = []
     follow(tmp_path, config, training_of(config), [], observed, until=45)
     assert [entry["epoch"] for entry in observed] == [1, *range(3, 46, 3)]
+
+
+def test_an_epoch_continued_behind_its_last_batch_tells_no_gradients(tmp_path: Path, config: Config) -> None:
+    first, second = training_of(config), training_of(config)
+    next(state for state in fit(first) if state.batch == len(state.batches))
+    second.load_state_dict(first.state_dict())
+    for parameter in second.model.parameters():  # as rows that are stacked have them from the start
+        parameter.grad = torch.zeros_like(parameter)
+    observed: list[dict[str, Any]] = []
+    with Log(RunFolder(tmp_path), second, config, [], observed, 0.0) as log:
+        log.epoch(next(state for state in fit(second) if state.completed))
+    assert [entry["gradients"] for entry in observed] == [[]]
+
+
+@pytest.mark.parametrize(("batch_size", "devices", "images"), [(128, 1, 64), (96, 1, 48), (32, 1, 32), (128, 4, 32)])
+def test_the_protocol_tells_over_how_many_images_is_normalised(batch_size: int, devices: int, images: int) -> None:
+    changes = ["model.batchnorm_images=64", f"batch_size={batch_size}", f"devices={devices}"]
+    config = row("/nowhere", *RUN, *changes).config
+    assert f", normalised over {images} images," in protocol_of(config, training_of(config))

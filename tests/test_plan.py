@@ -7,7 +7,8 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 
-from deepnets.assembly import check_settings, prepare
+from deepnets.assembly import prepare
+from deepnets.checks import check_settings
 from deepnets.config import CONF, Config, register, typed
 from deepnets.cost import Pace, pace_of, size_of
 from deepnets.fit import fit

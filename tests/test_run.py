@@ -10,7 +10,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from deepnets.assembly import check
+from deepnets.checks import check
 from deepnets.config import CONF, Config, register, typed
 from deepnets.errors import UserError
 from deepnets.folder import Locked, RunFolder
@@ -156,6 +156,10 @@ def test_who_finds_a_folder_taken_writes_nothing_there(tmp_path: Path) -> None:
         (["epochs=null"], "give one of them"),
         (["iterations=5"], "give one of them"),
         (["seed=-1"], "seed=-1: must not be negative"),
+        ([f"seed={2**63}"], f"seed={2**63}: must .* be less than"),
+        (["schedule=he_warmup", "epochs=30"], "warmup_iterations=400: the whole budget has but 360 iterations"),
+        (["batch_size=4", "model.widths=[4,8,16,32]", "model.depth=10"], "a process has one of a batch of 1 images"),
+        (["model.widths=[4,8,16,32]", "model.depth=10", "devices=8", "batch_size=13"], "one of a batch of 13 images"),
         (["checkpoint_seconds=nan"], "checkpoint_seconds=nan: must be"),
         (["dataset.root=null"], r"dataset\.root: got None"),
         (["dataset.source=null"], r"dataset\.source: got None"),

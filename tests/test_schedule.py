@@ -38,6 +38,19 @@ def test_warmup_jumps_to_the_full_rate_and_leaves_the_milestones_alone() -> None
     assert schedule.milestones == [32000, 48000]
 
 
+@pytest.mark.parametrize(
+    ("schedule", "told"),
+    [
+        (step(1000), "rate times 0.1 after 500 and 750 iterations"),
+        (step(1000, warmup_iterations=20), "rate times 0.1 for 20 iterations, times 0.1 after 500 and 750 iterations"),
+        (step(1000, milestones=[]), "rate constant"),
+        (Exponential(100, 0.01), "rate falling exponentially to 0.01 times"),
+    ],
+)
+def test_a_schedule_tells_what_it_does_within_the_budget(schedule: object, told: str) -> None:
+    assert str(schedule) == told
+
+
 def test_cosine_passes_its_half_at_half_time() -> None:
     schedule = Cosine(100)
     assert schedule(0) == 1

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from deepnets.assembly import check, prepare
+from deepnets.assembly import prepare
+from deepnets.checks import check
 from deepnets.errors import UserError
 from deepnets.fit import fit
 from deepnets.folder import RunFolder

@@ -56,8 +56,9 @@ def test_the_folder_records_the_run(tmp_path: Path) -> None:
     assert config.model.depth == 8
     assert config.precision == "fp32"
     protocol = (
-        "protocol: sgd (lr 0.1, momentum 0.9, nesterov True, weight_decay 0.0001, decayed all), batches of 128, "
-        "normalised over 32 images, 20 iterations (2 epochs), scale full, result by final epoch, float32"
+        "protocol: sgd (lr 0.1, momentum 0.9, nesterov True, weight_decay 0.0001, decayed all), "
+        "rate times 0.1 after 9 and 14 iterations, batches of 128, normalised over 32 images, "
+        "20 iterations (2 epochs), scale full, result by final epoch, float32"
     )
     assert protocol in done.stdout.splitlines()
     assert json.loads((folder / "result.json").read_text())["protocol"] == protocol

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from deepnets.assembly import check_settings, prepare
+from deepnets.assembly import prepare
+from deepnets.checks import check_settings
 from deepnets.data.batches import EvaluationBatches, TrainingBatches
 from deepnets.data.normalization import fit
 from deepnets.data.source import Split

@@ -43,6 +43,7 @@ class Dashboard:
 
     def __init__(self, folder: RunFolder, training: Training, config: Config, observed: list[dict[str, Any]]) -> None:
         self.observed = observed
+        self.first_iteration = training.iteration
         self.begun, self.drawing_seconds = time.monotonic(), 0.0
         if training.iteration == 0:  # what an execution logged that left no checkpoint
             for file in folder.path.glob("events.out.tfevents.*"):
@@ -116,7 +117,8 @@ class Dashboard:
         self.writer.add_scalar(tag, value, training.iteration)
 
     def _observe(self, training: Training) -> None:
-        gradients = gradient_norms(training.model)
+        # Of a run that was continued where only the evaluation of an epoch was left, there are none.
+        gradients = gradient_norms(training.model) if training.iteration > self.first_iteration else []
         gates = gate_activity(training.model, probe(training.evaluated["test"]), training.precision)
         self.observed.append({"epoch": training.epoch, "gradients": gradients, "gates": gates})
         if gradients:
