@@ -196,5 +196,14 @@ def test_the_command_shows_states(grid: Path) -> None:
 
 
 def test_a_place_without_runs_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no run folder"):
+    with pytest.raises(UserError, match="no run in it"):
         show([tmp_path], watch=False)
+
+
+def test_a_folder_named_twice_is_shown_once_and_one_that_is_not_there_is_told(
+    grid: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    show([grid, grid / "row"], watch=False)
+    assert "4 rows:" in capsys.readouterr().out
+    with pytest.raises(UserError, match="no such folder"):
+        show([grid, grid / "typo"], watch=False)

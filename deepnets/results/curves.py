@@ -3,7 +3,7 @@
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from statistics import median
+from statistics import median, median_high
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -147,10 +147,11 @@ def _remove_empty(panels: list[Axes], count: int, across: int) -> list[Axes]:
 
 
 def _scale(figure: Figure, panels: list[Axes], runs: Sequence[Run], unit: str, logarithmic: bool) -> None:
-    """As in the papers the first epochs, which are much worse than all others, may leave the picture at its top."""
+    """As in the papers the first tenth, which is much worse than all others, may leave the picture at its top."""
     curves = [_values(run, f"{split}_error") for run in runs for split in ("train", "test")]
     curves = [finite for curve in curves if (finite := list(filter(math.isfinite, curve)))]
     ends = [curve[-1] for curve in curves]
+    begun = [curve[math.ceil((len(curve) - 1) / 10)] for curve in curves]
     highest = max(map(max, curves), default=1.0)
     if logarithmic:
         panels[0].set_yscale("log", nonpositive="mask")
@@ -158,7 +159,9 @@ def _scale(figure: Figure, panels: list[Axes], runs: Sequence[Run], unit: str, l
         panels[0].yaxis.set_major_formatter("{x:g}")
         panels[0].yaxis.set_minor_formatter(NullFormatter())
     elif ends:
-        panels[0].set_ylim(0, max(1e-3, min(1.05 * highest, max(1.2 * max(ends), 2.5 * median(ends)))))
+        panels[0].set_ylim(
+            0, max(1e-3, min(1.05 * highest, max(1.2 * max(ends), 2.5 * median(ends), median_high(begun))))
+        )
     panels[0].xaxis.get_major_locator().set_params(integer=True)
     figure.supxlabel(f"{unit}   (thin: training, bold: test)", fontsize=9, color=INK)
     figure.supylabel("error (%)", fontsize=9, color=INK)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import yaml
 
+from deepnets.errors import UserError
 from deepnets.folder import RunFolder
 from deepnets.results.read import Run, read_runs
 from deepnets.results.writing import writing
@@ -21,13 +22,21 @@ def keep(paths: Sequence[Path], into: Path) -> int:
     is put into an output root counts as finished there. Returns 0.
 
     Raises:
-        UserError: a folder has no runs, or a file cannot be written.
+        UserError: a folder has no runs, a record would replace that of another run, or a file cannot be written.
     """
     runs = read_runs(paths)
     ended = [run for run in runs if run.state.name in (FINISHED, DIVERGED)]
+    records: dict[Path, Run] = {}
     for run in ended:
+        folder = into / run.grid.name / run.row / run.folder.path.name
+        there = RunFolder(folder).read_json("result.json").get("identity")
+        other = records[folder].folder if folder in records else RunFolder(folder)
+        if folder in records or there not in (None, run.result.get("identity")):
+            raise UserError(f"{run.folder}: its record would replace that of another run, {other}; keep it elsewhere")
+        records[folder] = run
+    for folder, run in records.items():
         with writing(into):
-            _copy(run, into / run.grid.name / run.row / run.folder.path.name)
+            _copy(run, folder)
     others = f"; {len(runs) - len(ended)} have not ended" if len(ended) < len(runs) else ""
     print(f"records      {len(ended)} runs in {RunFolder(into)}{others}")
     return 0

@@ -96,8 +96,8 @@ class Run:
         return epochs, wrong[:1] + more
 
 
-def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """The runs in and below these folders, each once.
+def folders_in(paths: Sequence[Path]) -> list[RunFolder]:
+    """The run folders in and below these folders, each once.
 
     Raises:
         UserError: a folder is not there, or has no run in it.
@@ -110,7 +110,12 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
         if not below:
             raise UserError(f"{path}: no run in it (a run folder holds a config.yaml)")
         found |= {folder.path: folder for folder in below}
-    return [_read(folder) for folder in found.values()]
+    return list(found.values())
+
+
+def read_runs(paths: Sequence[Path]) -> list[Run]:
+    """The runs of `folders_in`; raises as it does."""
+    return [_read(folder) for folder in folders_in(paths)]
 
 
 def read_state(folder: RunFolder) -> State:

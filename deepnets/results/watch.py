@@ -13,9 +13,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from deepnets.errors import UserError
-from deepnets.folder import RunFolder, run_folders
-from deepnets.results.read import read_state
+from deepnets.folder import RunFolder
+from deepnets.results.read import folders_in, read_state
 from deepnets.status import (
     DEAD,
     DIVERGED,
@@ -49,11 +48,9 @@ def show(paths: list[Path], watch: bool) -> int:
     """Print the states of all run folders below `paths`; `watch` refreshes them until every row has ended, or Ctrl-C.
 
     Raises:
-        UserError: there is no run folder.
+        UserError: a folder is not there, or has no run in it.
     """
-    folders = [folder for path in paths for folder in run_folders(path)]
-    if not folders:
-        raise UserError(f"{', '.join(map(str, paths))}: no run folder there, and none below")
+    folders = folders_in(paths)
     console = Console(highlight=False)
     if watch:
         with suppress(KeyboardInterrupt):

@@ -18,6 +18,7 @@ from deepnets.errors import UserError
 
 LAGS = 15
 FAR_POINTS = 256  # inputs whose gradients are correlated with one another
+LOWEST = 2e-4  # of the correlations that are drawn; below, they are lost in the noise of the draws
 NAMES = {"feedforward": "centred feed-forward", "resnet": "resnet", "resnet_centred": "resnet without BN"}
 
 
@@ -177,13 +178,18 @@ def _correlations(correlations: Mapping[tuple[str, float, int], float]) -> Figur
     families = list(dict.fromkeys((kind, beta) for kind, beta, _ in correlations))
     depths = sorted({depth for _, _, depth in correlations})
     every = np.arange(1, max(depths) + 1)
-    for (kind, beta), color in zip(families, COLORS, strict=False):
+    for index, ((kind, beta), color) in enumerate(zip(families, COLORS, strict=False)):
         label = NAMES[kind] + (f", β = {beta:g}" if kind != "feedforward" else "")
-        axes.plot(depths, [correlations[kind, beta, depth] for depth in depths], "o", color=color, markersize=4)
+        measured = np.array([correlations[kind, beta, depth] for depth in depths])
+        is_lost = measured < LOWEST
+        axes.plot(np.array(depths)[~is_lost], measured[~is_lost], "o", color=color, markersize=4)
+        lost = {"fillstyle": "none", "markersize": 5 + 2 * index, "clip_on": False}  # several may lie in one place
+        axes.plot(np.array(depths)[is_lost], [LOWEST] * is_lost.sum(), "v", color=color, **lost)
         theory = [shattering.THEORY[kind](int(depth), beta) for depth in every]
         axes.plot(every, theory, color=color, linewidth=1, label=label)
-    axes.set(xlabel="depth L", ylabel="correlation at two far inputs", xscale="log", yscale="log", ylim=(2e-4, 1.3))
+    axes.set(xlabel="depth L", ylabel="correlation at two far inputs", xscale="log", yscale="log", ylim=(LOWEST, 1.3))
     axes.set_xticks(depths, [str(depth) for depth in depths], minor=False)
     axes.minorticks_off()
-    axes.legend(fontsize=7, loc="lower left", title="dots: measured, lines: theory", title_fontsize=7)
+    title = f"dots: measured\n(triangles: below {LOWEST:g})\nlines: theory"
+    axes.legend(fontsize=7, loc="lower left", title=title, title_fontsize=7)
     return figure

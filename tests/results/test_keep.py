@@ -1,10 +1,13 @@
 """`report.py --keep`: records of runs."""
 
 import csv
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+from deepnets.errors import UserError
 from deepnets.results.export import to_csv
 from deepnets.results.keep import keep
 from deepnets.results.read import read_runs
@@ -39,3 +42,18 @@ def test_a_record_names_no_folder_of_the_machine_and_counts_as_finished(tmp_path
         assert str(tmp_path) not in file.read_text()
     again = train(*tiny, f"output_root={tmp_path / 'records'}")
     assert "already finished" in again.stdout, again.stderr
+
+
+def test_a_record_does_not_replace_that_of_another_run(trained: Trained, tmp_path: Path) -> None:
+    keep([trained.path], tmp_path / "records")
+    keep([trained.path], tmp_path / "records")  # of the same runs it may
+    (kept,) = (tmp_path / "records").glob("*/identity/seed0/result.json")
+    result = json.loads(kept.read_text())
+    kept.write_text(json.dumps({**result, "identity": "of another"}))
+    with pytest.raises(UserError, match=r"would replace that of another run, .*seed0"):
+        keep([trained.path], tmp_path / "records")
+    assert json.loads(kept.read_text())["identity"] == "of another"
+    shutil.copytree(trained.path, tmp_path / "elsewhere" / trained.path.name)
+    with pytest.raises(UserError, match="would replace that of another run"):
+        keep([trained.path, tmp_path / "elsewhere"], tmp_path / "new")
+    assert not (tmp_path / "new").exists()
