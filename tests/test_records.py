@@ -108,6 +108,18 @@ def test_the_page_says_how_errors_grow_with_depth_on_record() -> None:
     assert f"it is {shallow:.2f} % with 20 layers and {middle:.2f} % with 32." in " ".join(PAGE.split())
 
 
+def test_the_page_says_where_the_full_training_ends_on_record() -> None:
+    result = RunFolder(RECORDS / "he2015_table6" / "resnet20" / "seed0").result
+    told = (
+        f"The training error ends at {result['train_error']:.2f} % and the test error at {result['test_error']:.2f} %, "
+        f"after {result['best_test_error']:.2f} % at its best epoch, which is no result."
+    )
+    assert told in " ".join(PAGE.split())
+    assert (result["iterations"], result["epochs"]) == (64000, 164)
+    seconds = result["seconds"]
+    assert f"{seconds // 3600:.0f} hours {seconds % 3600 / 60:.0f} minutes" in " ".join(PAGE.split())
+
+
 def test_the_page_says_how_errors_of_thin_nets_change_with_depth_on_record() -> None:
     for kind in ("relu", "crelu", "looks_linear", "resnet"):
         rows = (f"thin_{kind},{depth}" for depth in (10, 26))
@@ -129,6 +141,8 @@ def test_the_summary_in_the_projects_readme_is_of_the_records() -> None:
         for kind in ("highway", "plain")
     ]
     assert here("100 layers, MNIST") == f"{best[0]:.3g} and {best[1]:.3g}"
+    resnet = RunFolder(RECORDS / "he2015_table6" / "resnet20" / "seed0")
+    assert here("ResNet-20, CIFAR-10, full protocol") == f"{resnet.result['test_error']:.2f} %"
     fleuret = RunFolder(RECORDS / "runs" / "mnist_resnet52,mnist,epochs=4" / "seed0")
     assert here("ResNet of 52 layers for MNIST") == f"{fleuret.result['test_error']:.2f} %"
     assert f"layers, {here('layers of the best highway net')}" in " ".join(PAGE.split())
