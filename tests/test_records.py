@@ -67,6 +67,9 @@ def test_the_page_says_what_the_deletion_of_a_unit_costs_on_record() -> None:
     whole, without = errors_without_a_unit("he2016_table1+scale=mini", "identity")
     told = f"without one of its {len(without)} units the test error rises from {whole:.2f} to {median(without):.2f} %"
     assert f"{told} in the median and to {max(without):.2f} % at worst" in page
+    whole, without = errors_without_a_unit("he2015_table6", "resnet20")
+    told = f"without one of its {len(without)} units the error rises from {whole:.2f} to {median(without):.2f} % in"
+    assert f"{told} the median and to {max(without):.2f} % at worst" in page
     whole, without = errors_without_a_unit("he2015_table6+scale=mini", "resnet56")
     told = f"Without one of its {len(without)} units the residual net's error rises from {whole:.2f} to"
     assert f"{told} {median(without):.2f} % in the median and to {max(without):.2f} % at worst" in page
