@@ -88,7 +88,7 @@ def _check_options(row: Row) -> None:
     typed = {key.lstrip("+~"): option for key, _, option in (word.partition("=") for word in row.overrides)}
     for group, option in typed.items():
         its_own = (its_choices.get(group), *re.split(r"[,\s]+", str(its_axes.get(group))))
-        if group not in its_choices or group in ("sweep", "scale") or option in its_own:
+        if group not in its_choices or group == "scale" or is_execution(group) or option in its_own:
             continue
         others = tuple(key.replace("/", ".") + "." for key in typed if key != group)
         overruled = {
@@ -125,11 +125,12 @@ def _overruled(row: Row, group: str, its_option: str) -> dict[str, tuple[Any, An
     before, usual, after = (flat(_selected(config, node, resolve=False)) for config in (its, alone, both))
     found = {}
     for key in sorted(after):
-        full = f"{node}.{key}"
-        value = _selected(OmegaConf.structured(row.config), full)
-        ours = _selected(alone, full) if key in usual else ABSENT
-        if after[key] != usual.get(key, ABSENT) != before.get(key, ABSENT) and value != ours:
-            found[full] = value, ours
+        if after[key] != usual.get(key, ABSENT) != before.get(key, ABSENT):
+            full = f"{node}.{key}"
+            value = _selected(OmegaConf.structured(row.config), full)
+            ours = _selected(alone, full) if key in usual else ABSENT
+            if value != ours:
+                found[full] = value, ours
     return found
 
 

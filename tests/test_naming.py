@@ -128,6 +128,7 @@ def test_a_part_that_is_left_out_is_named(tmp_path: Path) -> None:
             ["sweep=srivastava2015_table1", "schedule=constant"],
             "schedule.milestones ([] of the option, [100, 200] here)",
         ),
+        (["sweep=srivastava2015_table1", "optimizer=adam"], "optimizer.lr (0.001 of the option, 0.01 here)"),
         (["sweep=he2015_table6", "schedule=cosine"], "(0 here). Add ~schedule.warmup_iterations,"),
     ],
 )
@@ -144,6 +145,7 @@ def test_an_option_that_a_table_would_overrule_is_refused(tmp_path: Path, overri
         ["sweep=he2016_table1", "model=preact110", "schedule=cosine", "dataset=cifar100"],
         ["sweep=srivastava2025_gates", "scale=mini", "model=highway110"],
         ["sweep=he2015_table6", "schedule=cosine", "~schedule.warmup_iterations"],
+        ["sweep=srivastava2015_table1", "model=highway_mnist_w32", "dataset=image_folder", "dataset.root=/data/cats"],
     ],
 )
 def test_an_option_is_free_where_the_table_leaves_it_what_it_is(tmp_path: Path, overrides: list[str]) -> None:
