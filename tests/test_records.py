@@ -6,8 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean, median
 
+import numpy as np
 import pytest
 
+from deepnets.analysis.paths import effective_lengths
 from deepnets.folder import RunFolder, run_folders
 from deepnets.results.export import to_markdown
 from deepnets.results.read import read_runs
@@ -84,8 +86,10 @@ def test_the_page_says_what_many_deletions_and_which_paths_count_on_record() -> 
         without = [float(line["error"]) for line in csv.DictReader(file) if line["deleted"] == "20"]
     assert f"to {fmean(without):.2f} % without 20 of the units in the mean" in page
     with (records / "paths_lengths.csv").open() as file:
-        share = sum(float(line["share_of_paths"]) for line in csv.DictReader(file) if 4 <= int(line["length"]) <= 12)
-    assert f"lies at lengths of 4 to 12, which {100 * share:.0f} % of the paths have" in page
+        lines = [{name: float(value) for name, value in line.items()} for line in csv.DictReader(file)]
+    first, last = effective_lengths(np.array([line["count_times_norm"] for line in lines]))
+    share = sum(line["share_of_paths"] for line in lines[first : last + 1])
+    assert f"lies at lengths of {first} to {last}, which {100 * share:.0f} % of the paths have" in page
 
 
 def errors_without_a_unit(table: str, row: str) -> tuple[float, list[float]]:
