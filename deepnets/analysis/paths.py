@@ -130,17 +130,17 @@ def effective_lengths(products: np.ndarray, share: float = 0.95) -> tuple[int, i
 
 
 def effective_paths(
-    means: np.ndarray, path_share: np.ndarray, resamples: int, rng: np.random.Generator
+    means: np.ndarray, share_of_paths: np.ndarray, resamples: int, rng: np.random.Generator
 ) -> tuple[float, tuple[float, float]]:
     """Which share of all paths has an effective length, and its bootstrap 95 % interval over the images.
 
-    `means` (lengths, images) are of `means_by_image`, `path_share` is of the same lengths. Gradients differ so much
+    `means` (lengths, images) are of `means_by_image`, `share_of_paths` is of the same lengths. Gradients differ so much
     between images that a few of them may decide. Raises a UserError where they are not finite.
     """
 
     def share(means: np.ndarray) -> float:
-        first, last = effective_lengths(path_share * means.mean(1))
-        return path_share[first : last + 1].sum()
+        first, last = effective_lengths(share_of_paths * means.mean(1))
+        return share_of_paths[first : last + 1].sum()
 
     images = means.shape[1]
     resampled = [share(means[:, rng.integers(images, size=images)]) for _ in range(resamples)]
