@@ -49,11 +49,8 @@ class Execution:
         _read_in_turn(config, world, device)
         # Older checkpoints know of no other step.
         self.frozen = {"step": "eager", **saved["frozen"]} if saved else world.shared(environment_of(config, device))
-        if saved and (data := data_of(config, device)) != self.frozen["data"]:
-            where = config.dataset.get("root")
-            raise UserError(
-                f"{folder}: began on other data than those in {where}: {differing(self.frozen['data'], data)}"
-            )
+        if saved and (difference := differing(self.frozen["data"], data_of(config, device))):
+            raise UserError(f"{folder}: began on other data than those in {config.dataset.get('root')}: {difference}")
         torch.set_num_threads(self.frozen["threads"])
         self.training = prepare(config, device, getattr(torch, self.frozen["precision"]), world)
         self.remarks, self.history, self.seconds = [protocol_of(config, self.training), *told(damaged)], [], 0.0

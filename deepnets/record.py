@@ -18,6 +18,7 @@ from deepnets.revision import git_commit
 from deepnets.status import slurm_task
 from deepnets.world import World
 
+CHECKED_IMAGES = 1000  # at most, of each split, spread over it
 THREADS = torch.get_num_threads()  # as this process started with, whatever an earlier row of a grid has set
 
 
@@ -125,18 +126,21 @@ def result_of(
 
 
 def data_of(config: Config, device: torch.device) -> dict[str, Any]:
-    """What tells data sets of one name apart: the number of images, and a checksum of their labels in order."""
+    """What tells data sets of one name apart: how many images, checksums of all labels and of some images, in order."""
     splits = splits_of(dataset_of(config), device)
     parts = {"train": splits.train, "validation": splits.validation, "test": splits.test}
     there = {name: split for name, split in parts.items() if split is not None}
     labels = b"".join(split.labels.cpu().numpy().tobytes() for split in there.values())
-    return {**{name: len(split) for name, split in there.items()}, "labels": zlib.crc32(labels)}
+    some = (split.images[:: math.ceil(len(split) / CHECKED_IMAGES)] for split in there.values())
+    images = b"".join(images.cpu().numpy().tobytes() for images in some)
+    sizes = {name: len(split) for name, split in there.items()}
+    return {**sizes, "labels": zlib.crc32(labels), "images": zlib.crc32(images)}
 
 
 def differing(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """The keys whose values differ, with both values."""
-    keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
-    return ", ".join(f"{key} {before.get(key)} then, {now.get(key)} now" for key in keys)
+    """What of `before`, in which an older version noted less, is otherwise now, with both values; or nothing."""
+    keys = [key for key in before if before[key] != now.get(key)]
+    return ", ".join(f"{key} {before[key]} then, {now.get(key)} now" for key in keys)
 
 
 def note_failure(folder: RunFolder, error: Exception, world: World) -> None:

@@ -79,7 +79,9 @@ def warnings_of(column: Column) -> list[str]:
             values = [run.settings.get(key) for run in column.runs if run.config]
             warnings.append(_mixture(f"{column.label}: rows differ in {key}", values))
     for row, runs in column.rows.items():
-        data = [json.dumps(run.result["data"], sort_keys=True) for run in runs if run.result.get("data")]
+        data = [run.result["data"] for run in runs if run.result.get("data")]
+        noted = set.intersection(*map(set, data)) if data else ()  # older results tell less of theirs
+        data = [json.dumps({name: told[name] for name in sorted(noted)}) for told in data]
         warnings.append(_mixture(f"{column.label}: {row} was trained on different data", data))
     return [warning for warning in warnings if warning]
 
