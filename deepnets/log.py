@@ -198,8 +198,11 @@ class _Clock:
 
 def describe_result(result: dict[str, Any]) -> str:
     """A run's end in a line."""
-    error = "no epoch completed" if result["test_error"] is None else f"test error {result['test_error']:.2f}%"
-    if result["selection"] == "best_validation":
+    name, value = "test error", result["test_error"]
+    if value is None:  # it diverged
+        name, value = "last test error", result["last_test_error"]
+    error = "no epoch completed" if value is None else f"{name} {value:.2f}%"
+    if result["selected_epoch"] and result["selection"] == "best_validation":
         error += f" at epoch {result['selected_epoch']} of lowest validation error"
     pace = f"{result['images_per_second']:,.0f} images/s" if result["images_per_second"] else "no epoch timed"
     return f"{result['status']}: {error} after {result['epochs']} epochs in {_duration(result['seconds'])} ({pace})"

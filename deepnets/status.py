@@ -103,7 +103,7 @@ class Heartbeat:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._ended.set()
         self._thread.join()
-        self._write(PREEMPTED if kind and issubclass(kind, Interrupted) else "ended")
+        self._write(PREEMPTED if kind and issubclass(kind, Interrupted | KeyboardInterrupt) else "ended")
 
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):

@@ -14,7 +14,7 @@ from deepnets.assembly import prepare
 from deepnets.config import Config
 from deepnets.fit import Training, fit
 from deepnets.folder import RunFolder
-from deepnets.log import Log
+from deepnets.log import Log, describe_result
 from deepnets.record import protocol_of
 from tests.command import row
 
@@ -99,18 +99,18 @@ def test_curves_of_the_units_are_what_the_checkpoint_keeps(logged: tuple[Path, T
     assert all(0.001 < gate < 0.01 for entry in observed for gate in entry["gates"])  # sigmoid(-6) is 0.0025
 
 
-@pytest.mark.parametrize("killed_at", [6, 8])
+@pytest.mark.parametrize(("saved_at", "killed_at"), [(6, 6), (6, 8), (8, 8), (8, 10)])
 def test_a_continued_run_shows_what_an_undisturbed_one_does(
-    config: Config, logged: tuple[Path, Training, dict[str, Any]], tmp_path: Path, killed_at: int
+    config: Config, logged: tuple[Path, Training, dict[str, Any]], tmp_path: Path, saved_at: int, killed_at: int
 ) -> None:
     first = training_of(config)
-    saved = follow(tmp_path, config, first, [], [], until=6)
+    saved = follow(tmp_path, config, first, [], [], until=saved_at)
     history, observed = saved["history"], saved["observed"]
-    if killed_at == 8:  # what is logged beyond the checkpoint must not show
+    if killed_at > saved_at:  # what is logged beyond the checkpoint must not show
         time.sleep(1.1)
         again = training_of(config)
         again.load_state_dict(deepcopy(saved["training"]))
-        follow(tmp_path, config, again, list(history), list(observed), until=8)
+        follow(tmp_path, config, again, list(history), list(observed), until=killed_at)
     time.sleep(1.1)  # event files are read in the order of the second in their name
     second = training_of(config)
     second.load_state_dict(saved["training"])
@@ -146,3 +146,10 @@ def test_the_protocol_tells_over_how_many_images_is_normalised(batch_size: int, 
     changes = ["model.batchnorm_images=64", f"batch_size={batch_size}", f"devices={devices}"]
     config = row("/nowhere", *RUN, *changes).config
     assert f", normalised over {images} images," in protocol_of(config, training_of(config))
+
+
+def test_the_end_of_a_diverged_run_tells_how_far_it_came() -> None:
+    result = {"status": "diverged", "test_error": None, "selection": "best_validation", "selected_epoch": None}
+    result |= {"last_test_error": 61.5, "epochs": 38, "seconds": 62.0, "images_per_second": None}
+    assert describe_result(result) == "diverged: last test error 61.50% after 38 epochs in 1:02 (no epoch timed)"
+    assert "no epoch completed after" in describe_result(result | {"last_test_error": None})

@@ -107,7 +107,11 @@ def test_the_heart_beats_while_nothing_else_moves(tmp_path: Path, monkeypatch: p
 
 
 def test_only_a_signal_makes_a_run_preempted(tmp_path: Path) -> None:
-    for error, name in ((Interrupted(signal.SIGUSR1), "preempted"), (RuntimeError("x"), "running")):
+    for error, name in (
+        (Interrupted(signal.SIGUSR1), "preempted"),
+        (KeyboardInterrupt(), "preempted"),
+        (RuntimeError("x"), "running"),
+    ):
         with pytest.raises(type(error)), Heartbeat(RunFolder(tmp_path)):
             raise error
         assert state_of(RunFolder(tmp_path)).name == name

@@ -48,8 +48,12 @@ class Dashboard:
         if training.iteration == 0:  # what an execution logged that left no checkpoint
             for file in folder.path.glob("events.out.tfevents.*"):
                 file.unlink(missing_ok=True)
-        # What an interrupted execution logged beyond the checkpoint is hidden, or curves would double.
-        purge = training.iteration + (training.batch == 0) if training.iteration else None
+        # What an interrupted execution logged beyond the checkpoint is hidden, or curves would double: within the
+        # evaluation of an epoch, which is noted at its last iteration, from that one on.
+        evaluates = training.batch == len(training.batches) or (
+            training.batch and training.iteration == training.iterations
+        )
+        purge = training.iteration + (not evaluates) if training.iteration else None
         self.writer = SummaryWriter(str(folder.path), purge_step=purge)
         self.metric = "error/selected" if config.selection is Selection.best_validation else "error/test"
         if training.iteration == 0:
