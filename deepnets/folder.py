@@ -128,9 +128,20 @@ class RunFolder:
             write_atomically(self.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(config)))
 
     def _clear(self) -> None:
-        for item in self.path.iterdir():
+        # The configuration last: a kill in between must not leave a checkpoint that another run would continue.
+        for item in sorted(self.path.iterdir(), key=lambda item: item.name == "config.yaml"):
             if item.name != ".lock":
                 shutil.rmtree(item) if item.is_dir() else item.unlink()
+
+    def forget_failure(self) -> None:
+        """Delete the result of a run that failed: why it did is not why it may fail when it is tried again.
+
+        Raises:
+            Locked: another process is running it.
+        """
+        with self.lock():
+            if not self.is_complete:
+                (self.path / "result.json").unlink(missing_ok=True)
 
     @contextmanager
     def lock(self, patience: float = 0) -> Iterator[None]:

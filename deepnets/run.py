@@ -157,7 +157,7 @@ def _take_part(
 
 
 def _run_in_processes(folder: RunFolder, config: Config) -> dict[str, Any]:
-    with folder.lock():
+    with folder.lock(STARTING_SECONDS):
         if folder.is_complete:  # by another process, a moment ago
             return folder.result
         (folder.path / "result.json").unlink(missing_ok=True)  # an old failure is not why it may fail now

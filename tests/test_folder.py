@@ -88,6 +88,29 @@ def test_freezing_again_keeps_the_first_and_overwrite_clears(tmp_path: Path) -> 
     assert not (folder.path / "metrics.csv").exists()
 
 
+@pytest.mark.parametrize("deleted", range(5))
+def test_a_kill_while_a_run_is_deleted_leaves_no_checkpoint_without_its_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deleted: int
+) -> None:
+    config = row(tmp_path).config
+    folder = RunFolder(tmp_path / "run")
+    folder.freeze(config, {})
+    for name in ("checkpoint.pt", "checkpoint.previous.pt", "metrics.csv"):
+        (folder.path / name).touch()
+    left, unlink = iter(range(deleted)), Path.unlink
+
+    def unlink_until_killed(path: Path) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        unlink(path)
+
+    monkeypatch.setattr(Path, "unlink", unlink_until_killed)
+    with pytest.raises(KeyboardInterrupt):
+        folder.freeze(replace(config, overwrite=True, epochs=3), {})
+    with pytest.raises(UserError, match="epochs"):
+        folder.check(replace(config, epochs=3))
+
+
 def test_a_folder_is_written_by_one_process_at_a_time(tmp_path: Path) -> None:
     holder = subprocess.Popen(
         [

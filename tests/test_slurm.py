@@ -190,6 +190,11 @@ def six_rows(root: Path, pace: Path) -> dict[str, Any]:
 
     launched(outputs, "i", "epochs=2", "launcher.options={hold:true}")
     unreadable = folder_of(outputs, "i")
+    first = job(unreadable)
+    answer("scancel", first)
+    until(lambda: first not in queue(), "it is cancelled")
+    RunFolder(unreadable).write_json("result.json", {"status": FAILED, "reason": "of an earlier attempt", "job": first})
+    launched(outputs, "i", "epochs=2", "retry=failed", "launcher.options={hold:true}")
     i = job(unreadable)
     (unreadable / "config.yaml").write_text("")
     answer("scontrol", "release", i)

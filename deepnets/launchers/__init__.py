@@ -9,10 +9,12 @@ from deepnets.folder import RunFolder
 class Launcher(Protocol):
     """What `launcher=` chooses; each executes `python -m deepnets.run FOLDER` or what that calls.
 
-    `in_process` tells whether rows run in this very process, so that what is read while they are checked is used again.
+    `in_process` tells whether rows run in this very process, so that what is read while they are checked is used again,
+    `shares_devices` whether several may run on one device at once.
     """
 
     in_process: ClassVar[bool]
+    shares_devices: ClassVar[bool]
 
     def check(self, config: Config) -> None:
         """Whether this row can be executed so; called for each before any is written down.

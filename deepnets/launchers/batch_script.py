@@ -35,8 +35,8 @@ echo "$(date -Iseconds) $task: exit code $code"
 if [ "$code" -eq 138 ]; then
     scontrol requeue "$task" && exit 0
 elif [ "$code" -ge 1 ] && [ "$code" -lt 128 ] && [ ! -e "$row/result.json" ]; then
-    flock --nonblock "$row/.lock" bash -c 'echo "$2" >"$1/result.json" && rm "$1/job.json"' note "$row" \\
-        '{{"status": "failed", "reason": "exit code '"$code"'; see {output}"}}'
+    flock --nonblock "$row/.lock" bash -c 'echo "$2" >"$1/result.json"' note "$row" \\
+        '{{"status": "failed", "job": "'"$task"'", "reason": "exit code '"$code"'; see {output}"}}'
 fi
 {on_failure}exit "$code"
 """

@@ -27,6 +27,7 @@ class Local:
     """
 
     in_process: ClassVar[bool] = True
+    shares_devices: ClassVar[bool] = False
 
     def check(self, config: Config) -> None:
         """Whether the device of a row executes its steps.

@@ -35,6 +35,7 @@ class Pool:
     """
 
     in_process: ClassVar[bool] = False
+    shares_devices: ClassVar[bool] = True
 
     def check(self, config: Config) -> None:
         """Whether the devices of a row are there.
@@ -141,11 +142,7 @@ class _Execution:
         if len(devices) < wanted:
             return False
         try:
-            with folder.lock():
-                if not folder.is_complete:
-                    (folder.path / "result.json").unlink(
-                        missing_ok=True
-                    )  # why it failed before is not why it may fail now
+            folder.forget_failure()
         except Locked as error:
             tell(f"{error}; left alone")
             self.elsewhere.add(folder)

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from deepnets.config import Config
 from deepnets.errors import UserError
-from deepnets.folder import RunFolder
+from deepnets.folder import Locked, RunFolder
 from deepnets.launchers.batch_script import batch_script
 from deepnets.launchers.ending import lines_of, print_ending
 from deepnets.launchers.slurm_queue import ROWS, key_of, queued_rows, rows_of, slurm_answer
@@ -37,6 +37,7 @@ class Slurm:
     """
 
     in_process: ClassVar[bool] = False
+    shares_devices: ClassVar[bool] = False
 
     partition: str | None
     account: str | None
@@ -123,6 +124,9 @@ class Slurm:
             fail_fast=config.fail_fast,
         )
         (directory / "rows.sh").write_text(script)
+        for folder in rows:
+            with suppress(Locked):  # by who has begun to run it a moment ago
+                folder.forget_failure()
         submitted = datetime.now(UTC).isoformat(timespec="milliseconds")  # before, as a task may start at once
         array = slurm_answer("sbatch", "--parsable", str(directory / "rows.sh")).strip().split(";")[0]
         for task, folder in enumerate(rows):
