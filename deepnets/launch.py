@@ -3,13 +3,12 @@
 import os
 import shlex
 import sys
-from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from deepnets.checks import check
-from deepnets.config import Row
+from deepnets.config import Config, Row
 from deepnets.errors import UserError
 from deepnets.folder import Locked, RunFolder
 from deepnets.launchers import Launcher
@@ -41,21 +40,38 @@ def launch(rows: list[Row]) -> int:
     if wrong:
         reasons = lines_of({folder: str(error) for folder, error in wrong.items()})
         raise UserError("\n".join([f"{len(wrong)} of {len(rows)} rows cannot run; none was started", *reasons]))
+    ours = []
     for row, folder in zip(rows, folders, strict=True):
-        if row.config.overwrite or not folder.is_complete:
-            with suppress(Locked):  # another process is running it, and was checked to run the same
+        try:
+            if row.config.overwrite or not folder.is_complete:
                 folder.freeze(row.config, _origin(row))
-    return launcher.execute(folders, first)
+        except Locked as error:  # another process is running it, and was checked to run the same,
+            if row.config.overwrite:  # or else may leave behind what is not this row's
+                tell(f"{error}; left alone")
+                continue
+        ours.append(folder)
+    return launcher.execute(ours, first) if ours else 0
+
+
+def launchable(config: Config, launcher: Launcher) -> Config:
+    """The configuration as far as this process can check it, for `deepnets.checks`.
+
+    Raises:
+        UserError: the launcher does not execute such a row.
+    """
+    launcher.check(config)
+    if config.stacked > 1 and not launcher.in_process:
+        raise UserError(f"stacked={config.stacked}: rows are stacked in one process only; give launcher=local")
+    if config.runs_per_device > 1 and not launcher.shares_devices:
+        raise UserError(f"runs_per_device={config.runs_per_device}: only launcher=pool runs several on a device")
+    # What runs elsewhere needs neither the devices of this process nor its data on one of them.
+    return config if launcher.in_process else replace(config, device="cpu")
 
 
 def _check(row: Row, folder: RunFolder, launcher: Launcher) -> None:
     folder.check(row.config)
     if row.config.overwrite or not folder.is_complete:
-        launcher.check(row.config)
-        if row.config.stacked > 1 and not launcher.in_process:
-            raise UserError(f"stacked={row.config.stacked}: rows are stacked in one process only; give launcher=local")
-        # What runs elsewhere needs neither the devices of this process nor its data on one of them.
-        check(row.config if launcher.in_process else replace(row.config, device="cpu"))
+        check(launchable(row.config, launcher))
     elif folder.config.dataset.get("root") != row.config.dataset.get("root"):
         tell(f"{folder}: was trained on the data in {folder.config.dataset.get('root')}")
 

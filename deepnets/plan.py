@@ -18,8 +18,11 @@ from deepnets.data.dataset import Dataset
 from deepnets.errors import UserError
 from deepnets.folder import RunFolder
 from deepnets.hardware import describe, find_device
+from deepnets.launch import launchable
+from deepnets.launchers import Launcher
 from deepnets.launchers.ending import lines_of
 from deepnets.naming import folders_of
+from deepnets.nodes import build
 
 FLOPS_PER_MAC = 2 * 3  # a multiply and an add; the backward pass costs twice the forward pass
 DEVICES = (1, 8, 64)  # for how many the time is told
@@ -46,33 +49,38 @@ class Entry:
 
 def show_plan(rows: list[Row]) -> int:
     """Print the plan of the grid; trains and writes nothing. Returns the exit code: 1 when a row cannot run."""
-    folders = folders_of(rows)
+    folders, first = folders_of(rows), rows[0].config
+    launcher: Launcher = build("launcher", first.launcher, first.trusted_targets)
     paces: dict[str, Pace] = {}
     entries = []
     with Console(stderr=True).status("timing") as status:  # shows where there is a terminal
         for number, (row, folder) in enumerate(zip(rows, folders, strict=True), start=1):
             status.update(f"timing {number}/{len(rows)} {folder}")
-            entries.append(_entry(row.config, folder, paces))
-    _print(rows[0].config, entries)
+            entries.append(_entry(row.config, folder, launcher, paces))
+    _print(first, entries)
     return 1 if any(entry.problem for entry in entries) else 0
 
 
-def _entry(config: Config, folder: RunFolder, paces: dict[str, Pace]) -> Entry:
+def _entry(config: Config, folder: RunFolder, launcher: Launcher, paces: dict[str, Pace]) -> Entry:
     state, size = _state(config, folder), None
     is_complete = state not in ("new", "resumable")
     try:
         folder.check(config)
-        dataset, iterations = check_settings(config)
+        dataset, iterations = check_settings(config if is_complete else launchable(config, launcher))
         size = size_of(config, dataset)
         epochs, images = _extent(config, dataset, iterations)
         flops = FLOPS_PER_MAC * size.macs * images
         left = 0.0 if is_complete else 1 - (_trained(folder) / iterations if state == "resumable" else 0.0)
         if is_complete:
             return Entry(folder, state, left, size, flops)
+        missing = dataset.source.found.missing
+        if not _is_here(
+            config.device
+        ):  # rows are submitted from there: a login node's processor would tell nothing of it
+            return Entry(folder, state, left, size, flops, problem=missing)
         pace = pace_of(config, dataset, size, paces)
         evaluated = epochs * (dataset.source.found.sizes[1] + dataset.validation)
         seconds = left * (images * pace.training + evaluated * pace.evaluation)
-        missing = dataset.source.found.missing
         return Entry(folder, state, left, size, flops, seconds, config.devices, pace.memory, missing)
     except UserError as error:
         if is_complete and (folder.path / "config.yaml").is_file():
@@ -118,22 +126,26 @@ def _print(config: Config, entries: list[Entry]) -> None:
     flops, left = sum(e.flops for e in entries), sum(e.flops * e.left for e in entries)
     for line in (
         f"runs       {len(entries)}: {_counted(together)}",
-        *_times(entries, _device(config)),
-        "memory     weights, the optimiser's state, and what a training step was measured to take, on each device",
+        *_times(entries, config),
         f"compute    {_pflop(flops)} PFLOP in all, {_pflop(left)} left: 2 x 3 x MACs x training images",
     ):
         console.print(line, soft_wrap=True, markup=False)
     _print_problems(console, entries)
 
 
-def _times(entries: Sequence[Entry], device: str) -> list[str]:
+def _times(entries: Sequence[Entry], config: Config) -> list[str]:
+    if not _is_here(config.device):
+        return [f"time left  not measured: device={config.device} is not on this machine"]
     runs = [(entry.seconds, entry.devices) for entry in entries if entry.seconds]
     most = max((devices for _, devices in runs), default=1)
     told = [f"{_duration(makespan(runs, count))} on {count}" for count in DEVICES if count >= most]
     divided = "; devices=N is taken to be N times as fast" if most > 1 else ""
+    one_by_one = f" (alone; not of stacked={config.stacked})" if config.stacked > 1 else ""
     return [
-        f"time left  {', '.join(told) or f'for runs on {most} devices'} x {device}",
-        f"           seconds measured per image x images left; a device that is free takes the next run{divided}",
+        f"time left  {', '.join(told) or f'for runs on {most} devices'} x {describe(find_device(config.device))}",
+        f"           seconds measured per image{one_by_one} x images left; a device that is free takes the next run"
+        + divided,
+        "memory     weights, the optimiser's state, and what a training step was measured to take, on each device",
     ]
 
 
@@ -177,11 +189,12 @@ def _print_problems(console: Console, entries: list[Entry]) -> None:
         console.print(line, soft_wrap=True, markup=False)
 
 
-def _device(config: Config) -> str:
+def _is_here(device: str) -> bool:
     try:
-        return describe(find_device(config.device))
-    except UserError:  # said of each row
-        return config.device
+        find_device(device)
+    except UserError:
+        return False
+    return True
 
 
 def _pflop(flops: float) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deepnets.errors import UserError
-from deepnets.folder import RunFolder
+from deepnets.folder import Locked, RunFolder
 from deepnets.launch import launch
 from deepnets.naming import folder_of
 from deepnets.status import state_of
@@ -80,6 +80,22 @@ def test_a_row_that_runs_elsewhere_is_left_alone_even_by_overwrite(
     assert state_of(folder_of(row(tmp_path, *NET, "+schedule.name=a", "seed=1"))).name == "finished"
 
 
+def test_overwrite_does_not_continue_what_ran_while_the_grid_was_written_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_of(row(tmp_path, *NET, "+schedule.name=a"))
+    theirs = row(tmp_path, *NET, "+schedule.name=a", "optimizer.lr=0.5").config
+    folder.freeze(theirs, {})
+
+    def freeze(folder: RunFolder, *_: object) -> None:
+        raise Locked(f"{folder}: running in another process")
+
+    monkeypatch.setattr(RunFolder, "freeze", freeze)  # and it ends before its turn comes
+    assert launch([row(tmp_path, *NET, "+schedule.name=a", "overwrite=true")]) == 0
+    assert state_of(folder).name == "waiting"
+    assert folder.config.optimizer == theirs.optimizer
+
+
 def test_two_commands_at_the_same_moment_share_the_grid(tmp_path: Path) -> None:
     grid = ["-m", *NET, "+schedule.name=a", "seed=range(4)", f"output_root={tmp_path}/outputs"]
     environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT), "PACE": str(tmp_path)}
@@ -118,6 +134,7 @@ def test_where_and_how_rows_are_launched_is_not_part_of_their_name(tmp_path: Pat
     ("overrides", "message"),
     [
         (["runs_per_device=0"], "runs_per_device=0: must be at least 1"),
+        (["runs_per_device=4"], "runs_per_device=4: only launcher=pool"),
         (["devices=0"], "devices=0: must be at least 1"),
         (["launcher=pool", "device=cuda:7"], "device=cuda:7: not on this machine"),
         (["launcher=pool", "+launcher.slots=4"], "launcher: unknown key 'slots'"),

@@ -13,8 +13,8 @@ from deepnets.config import CONF, Config, register, typed
 from deepnets.cost import Pace, pace_of, size_of
 from deepnets.fit import fit
 from deepnets.hardware import find_device
-from deepnets.plan import makespan
-from tests.command import train
+from deepnets.plan import makespan, show_plan
+from tests.command import row, train
 
 SMALL = ["model.depth=8", "model.widths=[4,8,16]", "epochs=2"]
 GRID = ["-m", *SMALL, "seed=0,1,2"]
@@ -99,6 +99,25 @@ def test_an_illegal_row_is_given_with_its_reason_beside_the_legal_ones(tmp_path:
     assert "1 of 3 runs cannot start" in done.stdout
     assert "depth=9/seed0: model: depth is 9" in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plan_refuses_what_the_launch_refuses(tmp_path: Path) -> None:
+    done = train("-m", *SMALL, "seed=0,1", "stacked=2", "launcher=pool", "plan=true", f"output_root={tmp_path}")
+    assert done.returncode == 1
+    assert "2 of 2 runs cannot start" in done.stdout
+    assert "stacked=2: rows are stacked in one process only" in done.stdout
+
+
+def test_rows_for_a_device_that_is_elsewhere_are_planned_without_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sbatch").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert show_plan([row(tmp_path, *SMALL, "launcher=slurm", "device=cuda:9", "step=graphed")]) == 0
+    told = capsys.readouterr().out
+    assert "1 new" in told
+    assert "time left  not measured: device=cuda:9 is not on this machine" in told
+    assert "memory  " not in told.split("runs  ")[-1]
 
 
 def test_a_row_whose_data_are_missing_is_planned_but_not_downloaded(tmp_path: Path) -> None:
