@@ -147,6 +147,8 @@ def test_a_row_of_table_1_is_the_papers_network_and_protocol() -> None:
 def test_values_that_depend_on_the_row() -> None:
     warmups = {row.choices["model"]: row.config.schedule["warmup_iterations"] for row in rows("he2015_table6")}
     assert warmups == {"resnet110": 400, "resnet1202": 400} | {f"resnet{depth}": 0 for depth in (20, 32, 44, 56)}
+    replies = {row.choices["model"]: row.config.schedule["warmup_iterations"] for row in rows("srivastava2025_gates")}
+    assert replies == {"resnet110": 391, "highway110": 0}
     heads = {row.choices["dataset"]: row.config.model["head_std"] for row in rows("srivastava2015_table3")}
     assert heads == {"cifar10": 0.05, "cifar100": 0.1414}
     ghosts = {row.config.batch_size: row.config.model["batchnorm_images"] for row in rows("he2016_table4")}

@@ -11,11 +11,10 @@ from deepnets.results.cell import middle
 from deepnets.results.columns import Column, columns_of, warnings_of
 from deepnets.results.curves import MOST_PANELS, curves_beside
 from deepnets.results.drawing import Picture, styled
-from deepnets.results.figures import example
 from deepnets.results.outcome import comparison_sheet
 from deepnets.results.page import Section, write_page
 from deepnets.results.provenance import environment_sheet
-from deepnets.results.read import Run, read_runs
+from deepnets.results.read import Run, example, read_runs
 from deepnets.results.sheet import NOTHING, Sheet, percent, setting_text, signed
 from deepnets.results.statistics import Errors, compare_pairs
 from deepnets.results.terminal import console_for, print_sheet
@@ -166,7 +165,7 @@ def _pictures(pairs: Pairs, logarithmic: bool) -> list[Picture]:
     drawn = {row: both for row, both in examples.items() if any(run.history for run in both)}
     if not drawn:
         return []
-    caption = "Error of a run of median result of each row, of A and of B"
+    caption = "Error of each row's run of median result (of two the worse), of A and of B"
     if len(drawn) > MOST_PANELS:
         caption += f"; the first {MOST_PANELS} of {len(drawn)} rows"
     with styled():

@@ -11,8 +11,8 @@ from deepnets.results.curves import MOST_IN_PANEL, MOST_PANELS, degradation, lea
 from deepnets.results.drawing import Picture, styled
 from deepnets.results.outcome import column_title
 from deepnets.results.points import bars, error_over
-from deepnets.results.read import Run
-from deepnets.results.search import best_curves, is_search, losses_over_depth, typical
+from deepnets.results.read import Run, example
+from deepnets.results.search import best_curves, final_loss, is_search, losses_over_depth
 from deepnets.results.series import DEPTH, swept
 from deepnets.results.table import Table
 
@@ -37,12 +37,6 @@ def pictures_of(tables: Sequence[Table], logarithmic: bool = False) -> list[Pict
     return list(named.values())
 
 
-def example(runs: Sequence[Run]) -> Run:
-    """The run that stands for its row in curves: the one of median error, or while none has ended the furthest one."""
-    ended = sorted((run for run in runs if run.error is not None), key=lambda run: run.error)
-    return ended[(len(ended) - 1) // 2] if ended else max(runs, key=lambda run: len(run.history))
-
-
 def _of_table(table: Table, logarithmic: bool) -> Iterator[Picture]:
     for index, column in enumerate(table.columns):
         where = column_title(table, index) if len(table.columns) > 1 else table.name
@@ -55,7 +49,7 @@ def _of_table(table: Table, logarithmic: bool) -> Iterator[Picture]:
         if not is_searched:
             drawn.append(("bars", f"{where}: final test errors and the published values", bars(cells)))
         if curves:
-            caption = f"{where}: error of a run of median result of each row"
+            caption = f"{where}: error of each row's run of median result (of two the worse)"
             if len(curves) < len(trained):
                 caption += f"; the best {len(curves)} of {len(trained)} rows"
             drawn.append(("curves", caption, training_curves(curves, logarithmic)))
@@ -81,7 +75,7 @@ def _of_depth(tables: Sequence[Table], logarithmic: bool) -> Iterator[Picture]:
             if (known := [run for run in runs if run.history])
         }
         if any(is_search(column.runs) for column in columns):
-            draws = {row: typical(runs) for row, runs in trained.items()}
+            draws = {row: example(runs, final_loss) for row, runs in trained.items()}
             drawn = [
                 ("search", "Depth: training loss of the best draws", best_curves(draws)),
                 (

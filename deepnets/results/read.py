@@ -96,6 +96,15 @@ class Run:
         return epochs, wrong[:1] + more
 
 
+def example(runs: Sequence[Run], key: Callable[[Run], float | None] = lambda run: run.error) -> Run:
+    """The run that stands for its row, which has several seeds: the one of median error, or of another `key`.
+
+    Of an even number it is the worse of the two in the middle; while none has ended it is the one that is furthest.
+    """
+    ended = sorted((run for run in runs if run.error is not None), key=key)
+    return ended[len(ended) // 2] if ended else max(runs, key=lambda run: len(run.history))
+
+
 def folders_in(paths: Sequence[Path]) -> list[RunFolder]:
     """The run folders in and below these folders, each once.
 

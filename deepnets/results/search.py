@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from deepnets.results.drawing import look, name_lines, new_figure
-from deepnets.results.read import Run
+from deepnets.results.read import Run, example
 from deepnets.results.series import DEPTH, SETTING, lines_over
 from deepnets.results.sheet import NOTHING, Sheet, percent
 from deepnets.status import FINISHED
@@ -31,6 +31,8 @@ def search_sheet(title: str, rows: Mapping[str, Sequence[Run]]) -> Sheet:
         nets[_net(row, runs[0])].append(row)
     lines = tuple((net, *_summary([rows[row] for row in draws])) for net, draws in nets.items())
     note = "Training loss of the last epoch, by which the best draw is chosen; test error in percent."
+    if any(len(runs) > 1 for runs in rows.values()):
+        note += " Of several seeds of a draw the run of median loss counts, of two the worse."
     return Sheet(title, SEARCHED, lines, frozenset(SEARCHED[1:-1]), note)
 
 
@@ -88,12 +90,6 @@ def losses_over_depth(runs: Mapping[str, Run]) -> Figure | None:
     return figure
 
 
-def typical(runs: Sequence[Run]) -> Run:
-    """The run of median final loss, which stands for a draw of several seeds; one that has ended, if any has."""
-    ended = sorted((run for run in runs if run.error is not None), key=final_loss)
-    return ended[(len(ended) - 1) // 2] if ended else runs[0]
-
-
 def final_loss(run: Run) -> float:
     """Mean training loss of the last epoch; infinite where the run diverged or has no epoch."""
     if run.error is None or math.isinf(run.error):
@@ -105,7 +101,7 @@ def final_loss(run: Run) -> float:
 def _summary(draws: Sequence[Sequence[Run]]) -> tuple[str, ...]:
     states = Counter(run.state.name for runs in draws for run in runs if run.state.name != FINISHED)
     state = ", ".join(f"{count} {name}" for name, count in states.items())
-    ended = sorted((run for runs in draws if (run := typical(runs)).error is not None), key=final_loss)
+    ended = sorted((run for runs in draws if (run := example(runs, final_loss)).error is not None), key=final_loss)
     losses = [final_loss(run) for run in ended]
     if not ended:
         return "0", *[NOTHING] * 5, state

@@ -14,8 +14,8 @@ from PIL import Image
 from deepnets.folder import RunFolder
 from deepnets.results.curves import MOST_PANELS, learning_rates, training_curves
 from deepnets.results.drawing import INK, PAPER, Picture
-from deepnets.results.figures import example, pictures_of
-from deepnets.results.read import Run, read_runs
+from deepnets.results.figures import pictures_of
+from deepnets.results.read import Run, example, read_runs
 from deepnets.results.table import Table, tables_of
 from tests.trained import Trained
 

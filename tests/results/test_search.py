@@ -69,6 +69,16 @@ def test_seeds_of_a_draw_stand_for_one() -> None:
     (table,) = tables_of([draw("fc", 10, 0, [loss], seed=seed) for seed, loss in enumerate((0.3, 0.1, 0.2))])
     (sheet,) = result_sheets(table)
     assert sheet.lines[0][1:4] == ("1", "0.2", "0")
+    assert sheet.note.endswith("the run of median loss counts, of two the worse.")
+
+
+def test_of_two_seeds_the_worse_stands_for_a_draw() -> None:
+    runs = [draw("fc", 10, 0, [0.1]), draw("fc", 10, 0, [0.3], seed=1)]
+    (sheet,) = result_sheets(tables_of(runs)[0])
+    assert sheet.lines[0][1:3] == ("1", "0.3")
+    lost = draw("fc", 10, 0, [math.nan], "diverged", seed=1)
+    (sheet,) = result_sheets(tables_of([runs[0], lost])[0])
+    assert sheet.lines[0][1:3] == ("1", "∞")
 
 
 def test_draws_are_listed_apart_and_not_compared_with_one_another() -> None:
