@@ -1,8 +1,8 @@
-"""Measure deepnets on this machine: `python scripts/bench.py WHAT --root DIR`.
+"""Measure deepnets on this machine: `python scripts/bench.py WHAT`.
 
-Every figure is a ratio of things measured in turns in one run, given as median and range over the repeats. DIR holds
-CIFAR-10, for stacked MNIST, in any form that `dataset=cifar10` reads; `python scripts/bench.py WHAT --help` tells what
-can be chosen.
+Every figure is a ratio of things measured in turns in one run, given as median and range over the repeats.
+`python scripts/bench.py WHAT --help` tells what can be chosen; most take `--root DIR`, where DIR holds CIFAR-10, for
+stacked MNIST, in any form that `dataset=cifar10` reads, and the others make their images.
 """
 
 import argparse

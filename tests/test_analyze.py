@@ -157,6 +157,41 @@ def test_paths_of_a_fresh_network_go_below_the_outputs_and_agree_at_the_ends(ana
     assert pictures(results.parent) == {"analysis/paths_lengths"}
 
 
+def test_a_split_of_fewer_images_than_asked_for_is_what_is_measured(analyze: Analyze, tmp_path: Path) -> None:
+    options = ["model.depth=8", "model.widths=[4,4,4]", "dataset=synthetic", "dataset.source.test=3", "--draws", 8]
+    for images in (3, 8):
+        analyze("paths", *options, "--images", images, "--output", tmp_path / str(images))
+    assert rows(tmp_path / "3" / "paths_lengths.csv") == rows(tmp_path / "8" / "paths_lengths.csv")
+
+
+def test_what_is_measured_is_told_where_the_result_is_of_another_net(
+    analyze: Analyze, residual: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder(shutil.copytree(residual.path, tmp_path / "seed0"))
+    words = ("lesion", folder.path, "--only", "single", "--images", 8, "--output", tmp_path / "results")
+    analyze(*words)
+    assert "epoch" not in capsys.readouterr().out
+    folder.write_json("result.json", {**folder.result, "selected_epoch": 1})
+    analyze(*words)
+    assert "its result is that of epoch 1; this is the last epoch's net" in capsys.readouterr().out
+    (folder.path / "result.json").unlink()
+    analyze(*words)
+    assert "has not finished; this is its last checkpoint" in capsys.readouterr().out
+
+
+def test_the_epochs_of_one_run_are_repeated(analyze: Analyze, residual: RunFolder, highway: RunFolder) -> None:
+    with pytest.raises(UserError, match="--epochs 1: repeats one run, and 2 are given"):
+        analyze("gradients", residual.path, highway.path, "--epochs", 1)
+
+
+def test_stages_are_marked_where_they_are_those_of_all_nets(analyze: Analyze) -> None:
+    outcome = importlib.import_module("analyses.outcome")
+    for nets, lines in (([[0, 0, 1, 1, 2, 2]] * 2, [2.5, 4.5]), ([[0, 0, 1, 1], [0, 1]], [])):
+        axes = outcome.new_figure(1, 1).subplots()
+        outcome.mark_stages(axes, nets)
+        assert [line.get_xdata()[0] for line in axes.lines] == lines
+
+
 def test_gates_of_a_run(
     analyze: Analyze, highway: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

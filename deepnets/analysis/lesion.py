@@ -1,4 +1,4 @@
-"""Lesions: units deleted or re-ordered at test, and the error of what is left (Veit et al. 2016, 4.1 and 4.2)."""
+"""Lesions: units deleted or re-ordered at test, and the error of what is left (Veit et al. 2016, section 4)."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Paths: the gradient at the input by the number of branches it came through (Veit et al. 2016, section 4.3, Fig. 6).
+"""Paths: the gradient at the input by the number of branches it came through (Veit et al. 2016, section 5, Fig. 6).
 
 With h and F the two terms of every unit, y = h(x) + F(x), the gradient of n units is the sum over 2^n paths, each of
 which goes through h or F alone in each unit. A path's length is the number of F's on it. For gated units h(x) is

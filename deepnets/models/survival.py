@@ -46,7 +46,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class RandomSubset:
-    """Exactly `size` units survive in each mini-batch, all subsets being equally likely: Veit et al. 2016, 4.3.
+    """Exactly `size` units survive in each mini-batch, all subsets being equally likely: Veit et al. 2016, 5.
 
     The paper leaves two things open: here stage-opening units are drawn like all others, and the test-time net is full,
     each F(x) scaled by its share of mini-batches, as in stochastic depth. Raises ValueError for a size outside 1 to L.

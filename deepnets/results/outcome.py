@@ -121,12 +121,13 @@ def _rankings(cells: Mapping[str, Cell]) -> list[str]:
 
 def _result(cell: Cell) -> tuple[str, ...]:
     spread = f"{percent(cell.mean)} ± {percent(cell.std)}" if cell.std is not None else percent(cell.mean)
+    difference = signed(cell.difference)
     interval = f"{percent(cell.interval[0])} to {percent(cell.interval[1])}" if cell.interval else NOTHING
     return (
         cell.verdict,
         _median(cell),
         published_text(cell.published),
-        signed(cell.difference),
+        difference if cell.is_published_protocol or difference == NOTHING else f"({difference})",
         str(len(cell.errors)),
         spread,
         interval,

@@ -48,9 +48,9 @@ def bars(cells: Mapping[str, Cell]) -> Figure | None:
     axes.barh([], [], color=COLOURS[4], alpha=0.8, label="ours: median")
     axes.plot([], [], color=INK, marker="|", markersize=7, label="95% interval (points: single runs)")
     if any(isinstance(cell.published.test_error, int | float) for cell in cells.values()):
-        axes.plot([], [], "D", color=COLOURS[1], markersize=6, label="published")
+        axes.plot([], [], "D", color=COLOURS[1], markersize=6, label=_published(cells))
     if any(cell.published.test_error == FAIL for cell in cells.values()):
-        axes.plot([], [], ">", color=COLOURS[1], markersize=7, label="published: fail")
+        axes.plot([], [], ">", color=COLOURS[1], markersize=7, label=f"{_published(cells)}: fail")
     axes.set(xlim=(0, edge), xlabel="test error (%)", ylim=(len(cells) - 0.4, -0.6))
     axes.set_yticks(range(len(cells)), list(cells))
     axes.grid(axis="y", visible=False)
@@ -87,7 +87,7 @@ def error_over(key: str, runs: Mapping[str, Run], cells: Mapping[str, Cell]) -> 
         axes.plot(list(printed), list(printed.values()), "D", color=PAPER, markeredgecolor=style["color"], markersize=6)
         is_published = is_published or bool(printed)
     if is_published:
-        axes.plot([], [], "D", color=PAPER, markeredgecolor=INK, markersize=6, label="published")
+        axes.plot([], [], "D", color=PAPER, markeredgecolor=INK, markersize=6, label=_published(cells))
     values = sorted({value for places in lines.values() for value in places})
     axes.set(xlabel="depth (layers)" if key == DEPTH else key, ylabel="test error (%)")
     if values[0] > 0 and values[-1] > WIDE * values[0]:
@@ -96,6 +96,12 @@ def error_over(key: str, runs: Mapping[str, Run], cells: Mapping[str, Cell]) -> 
         axes.set_xticks(values, [f"{value:g}" for value in values])
     name_lines(figure, axes)
     return figure
+
+
+def _published(cells: Mapping[str, Cell]) -> str:
+    if all(cell.is_published_protocol for cell in cells.values()):
+        return "published"
+    return "published, by its own protocol"
 
 
 def _numbers(cells: Mapping[str, Cell]) -> list[float]:

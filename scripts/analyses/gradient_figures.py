@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from deepnets.analysis.gradients import first_to_last
 
 
-def units(states: Sequence[State], stages: Sequence[int]) -> Figure:
+def units(states: Sequence[State]) -> Figure:
     """Per unit: gradient norm, forward signal (10th percentile, mean, 90th), and share that the last ReLU clips."""
     clips = any(not np.isnan(state.clipped).all() for state in states)
     panels = 2 + clips
@@ -45,7 +45,7 @@ def units(states: Sequence[State], stages: Sequence[int]) -> Figure:
     axes[-1].set_xlabel("unit")
     for each in axes:
         each.xaxis.set_major_locator(MaxNLocator(integer=True))
-        mark_stages(each, stages)
+        mark_stages(each, (state.walk.stages for state in states))
     _name_lines(figure, [f"{state.label}, {state.time}" for state in states])
     return figure
 

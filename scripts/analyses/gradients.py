@@ -31,9 +31,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--images", type=int, default=128, help="training images of the one batch (default: 128)")
     parser.add_argument("--test-images", type=int, help="images for responses and clipped shares (default: all)")
     parser.add_argument(
-        "--epochs", type=int, default=0, help="repeat so many epochs of the run, measuring (default: 0)"
+        "--epochs", type=int, default=0, help="repeat so many epochs of the one run, measuring (default: 0)"
     )
-    parser.add_argument("--orderings", default="original,full_preactivation", help="compared (default: %(default)s)")
+    parser.add_argument(
+        "--orderings", default="original,full_preactivation", help="compared, of the first (default: %(default)s)"
+    )
     parser.add_argument(
         "--sizes", default="1,3,6,12", help="units per stage of what is compared (default: %(default)s)"
     )
@@ -45,6 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, write and tell; returns the exit code."""
     orderings, sizes = compared(arguments)
     subjects = subjects_of(arguments)
+    if arguments.epochs > 0 and len(subjects) > 1:
+        raise UserError(f"--epochs {arguments.epochs}: repeats one run, and {len(subjects)} are given")
     with Outcome("gradients", subjects[0].folder, arguments) as outcome:
         labels = names_apart([subject.name for subject in subjects])
         pairs = zip(subjects, labels, strict=True)
@@ -119,7 +123,7 @@ def _write_states(states: list[State], outcome: Outcome) -> None:
                 column.append(value)
     outcome.table("units", columns)
     outcome.table("responses", layers)
-    outcome.figure("units", figures.units(states, states[0].walk.stages))
+    outcome.figure("units", figures.units(states))
     latest = {state.label: list(state.responses.values()) for state in states}
     outcome.figure("responses", figures.responses(latest))
 
@@ -146,7 +150,7 @@ def _when(state: State) -> str:
 
 
 def _follow(subject: Subject, arguments: argparse.Namespace, outcome: Outcome) -> None:
-    """Train as the run was trained, in memory, and measure before it and behind each of the first epochs."""
+    """Train as the run was, but on one device, in memory, and measure before it and behind each of the first epochs."""
     x, labels = one_batch(subject, arguments.images)
     precision = choose_precision(subject.config.precision, subject.device)
     training = prepare(replace(subject.config, devices=1), subject.device, precision)

@@ -88,7 +88,7 @@ def _single(nets: Sequence[Lesioned], outcome: Outcome, arguments: argparse.Name
         )
         if missing := len(net.walk) - len(units):
             findings[-1] += f"; {missing} plain units that change the shape cannot be taken out"
-    mark_stages(axes, nets[0].walk.stages)
+    mark_stages(axes, (net.walk.stages for net in nets))
     _label(axes, nets, "unit that is deleted (dashed: none)", [row[3] for row in rows])
     _write(outcome, "single", ("run", "unit", "stage", "error", "loss"), rows, figure)
     return findings

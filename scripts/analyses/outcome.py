@@ -98,8 +98,11 @@ def new_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def mark_stages(axes: Axes, stages: Sequence[int]) -> None:
-    """A line where a stage begins; `stages` holds the stage of each unit."""
+def mark_stages(axes: Axes, nets: Iterable[Sequence[int]]) -> None:
+    """A line where a stage begins, if all nets have theirs in one place; of each net the stage of each unit."""
+    stages, *others = dict.fromkeys(map(tuple, nets))
+    if others:
+        return
     for unit in range(1, len(stages)):
         if stages[unit] != stages[unit - 1]:
             axes.axvline(unit + 0.5, color=GREY, linewidth=0.5, linestyle=":")

@@ -36,14 +36,15 @@ def run(arguments: argparse.Namespace) -> int:
     lengths = np.arange(len(walk) + 1)
     norms = paths.norms_by_length(walk, x, labels, lengths.tolist(), arguments.draws, generator)
     share = paths.path_share(len(walk), lengths)
-    means = paths.means_by_image(norms, arguments.images)
+    images = len(x)  # the split may have fewer than were asked for
+    means = paths.means_by_image(norms, images)
     mean = means.mean(1)
     product = share * 2.0 ** len(walk) * mean
     columns = {
         "length": lengths,
         "share_of_paths": share,
         "mean_norm": mean,
-        "standard_error": means.std(1, ddof=1) / np.sqrt(arguments.images) if arguments.images > 1 else np.nan * mean,
+        "standard_error": means.std(1, ddof=1) / np.sqrt(images) if images > 1 else np.nan * mean,
         "count_times_norm": product,
         "norm_of_sum": paths.gradients_by_length(walk, x, labels).flatten(2).norm(dim=2).mean(1).cpu().numpy(),
     }

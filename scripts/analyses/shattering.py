@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     draws, grid = arguments.draws, shattering.grid()
     brown, white = shattering.brown_noise(draws, generator), shattering.white_noise(draws, generator)
     pictured = {
-        "one layer": Net("one_layer"),
+        "one layer, biases N(0, 1)": Net("one_layer"),  # the paper's N(0, 1 / N) would have no kinks over most of x
         f"centred feed-forward, {arguments.feedforward_depth} layers": Net("feedforward", arguments.feedforward_depth),
         f"resnet, {arguments.resnet_depth} layers": Net("resnet", arguments.resnet_depth, arguments.beta),
         f"looks-linear, {arguments.resnet_depth} layers": Net("looks_linear", arguments.resnet_depth),

@@ -107,6 +107,14 @@ def names_apart(names: Sequence[str]) -> list[str]:
 def _trained(path: Path, name: str, arguments: argparse.Namespace) -> Subject:
     folder = RunFolder(path)
     model, config = load_run(path, arguments.trust)
+    result = folder.result or {}
+    if not folder.is_complete:
+        print(f"{folder}: has not finished; this is its last checkpoint", flush=True)
+    elif result["selected_epoch"] not in (None, result["epochs"]):
+        print(
+            f"{folder}: its result is that of epoch {result['selected_epoch']}; this is the last epoch's net",
+            flush=True,
+        )
     device = find_device(arguments.device)
     return Subject(name, _placed(model, device), config, arguments.output or folder.path, True, device)
 

@@ -185,6 +185,7 @@ def test_mini_and_full_are_separate_columns(trained: Trained, tmp_path: Path) ->
     (table,) = tables_of(read_runs([full, mini]))
     assert [column.label for column in table.columns] == ["ours", "scale=mini"]
     assert [len(table.cells["identity", index].errors) for index in (0, 1)] == [4, 1]
+    assert ["(" in line(table, "identity", index)["difference"] for index in (0, 1)] == [False, True]
     errors = trained.errors("identity")
     sheet = overview_sheet(table)
     assert sheet.header == ("row", "published", "ours", "scale=mini")
