@@ -111,6 +111,32 @@ def test_the_page_says_how_errors_grow_with_depth_on_record() -> None:
             assert f"| {name} | {seed} | {' | '.join(f'{error:.2f}' for error in errors)} |" in PAGE
 
 
+def test_the_page_says_how_orderings_of_a_unit_rank_on_record() -> None:
+    orderings = (
+        "original",
+        "full_preactivation",
+        "bn_after_addition",
+        "relu_before_addition",
+        "relu_only_preactivation",
+    )
+    best, gains, ours = 0, [], {}
+    for block in ("basic", "bottleneck"):
+        rows = [f"{block},{ordering}" for ordering in orderings]
+        errors = [mini_results("he2016_table2", rows, "test_error", seed) for seed in (0, 1)]
+        for original, full, bn_after, relu_before, relu_only in errors:
+            assert max(full, bn_after) < original
+            assert relu_before > max(original, full, bn_after, relu_only)
+            best += full < min(bn_after, relu_only)
+        ours[block] = [median(pair) for pair in zip(*errors, strict=True)]
+        gains.append(ours[block][0] - ours[block][1])
+        if block == "basic":
+            near = sorted(ours[block])[:4]
+            assert f"lie within {near[-1] - near[0]:.2f} points" in " ".join(PAGE.split())
+    assert best == 1  # "once in four"
+    told = f"by {gains[0]:.2f} points of the medians with basic blocks and {gains[1]:.1f} with bottlenecks"
+    assert told in " ".join(PAGE.split())
+
+
 def test_the_page_says_where_the_full_training_ends_on_record() -> None:
     result = RunFolder(RECORDS / "he2015_table6" / "resnet20" / "seed0").result
     told = (
