@@ -24,6 +24,8 @@ def prepare(config: Config, device: torch.device, precision: torch.dtype, world:
     """A run at its beginning, as this process of `world` sees it; every process has the same weights."""
     if device.type == "cpu":
         keep_freed_memory()
+    else:
+        torch.backends.cudnn.allow_tf32 = False  # precision=fp32 means float32, in convolutions too
     dataset = dataset_of(config)
     splits = splits_of(dataset, device)
     torch.manual_seed(config.seed)

@@ -112,16 +112,15 @@ def _measured(config: Config, dataset: Dataset, size: Size) -> Pace:
             while training.iteration == done:  # an epoch's end takes a turn of its own
                 next(steps)
 
-        if "graphed" in training.step:
-            for _ in range(WARM_UP):  # what `_seconds` leaves out is then the capture
-                train()
-
         def test() -> None:
             for _ in evaluate(training.model, batches, Sums(device), training.precision):
                 pass
 
         train()  # which makes the optimiser's state
-        memory = _held(training) + _peak(train, device) * share / images
+        memory = _held(training) + _peak(train, device) * share / images  # before a capture: a replay allocates nothing
+        if "graphed" in training.step:
+            for _ in range(WARM_UP - 2):  # what `_seconds` leaves out is then the capture
+                train()
         return Pace(_seconds(train, device) / images, _seconds(test, device) / images, round(memory))
     except torch.OutOfMemoryError as error:
         raise UserError(

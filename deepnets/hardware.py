@@ -36,7 +36,7 @@ def find_device(name: str) -> torch.device:
 def choose_precision(precision: Precision, device: torch.device) -> torch.dtype:
     """The dtype of the forward pass; for "auto" bfloat16 where the device computes in it rather than emulates it."""
     if precision is Precision.auto:
-        native = torch.cuda.is_bf16_supported(False) if device.type == "cuda" else _cpu_computes_bfloat16()
+        native = _gpu_computes_bfloat16(device) if device.type == "cuda" else _cpu_computes_bfloat16()
         return torch.bfloat16 if native else torch.float32
     return torch.bfloat16 if precision is Precision.bf16 else torch.float32
 
@@ -55,6 +55,11 @@ def keep_freed_memory() -> None:
 def describe(device: torch.device) -> str:
     """The device's product name."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
+
+
+def _gpu_computes_bfloat16(device: torch.device) -> bool:
+    with torch.cuda.device(device):
+        return torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def _cpu_computes_bfloat16() -> bool:

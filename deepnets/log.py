@@ -186,6 +186,9 @@ class _Clock:
         self.seconds = 0.0
 
     def tick(self, training: Training) -> None:
+        ends_epoch = training.batch == len(training.batches) or training.iteration == training.iterations
+        if training.device.type == "cuda" and ends_epoch and training.images > self.images:
+            torch.cuda.synchronize(training.device)  # what it has yet to do is training, not evaluation
         now = time.monotonic()
         if training.images > self.images:
             self.seconds += now - self.last

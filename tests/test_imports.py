@@ -23,8 +23,8 @@ ORDER = [
     ["run"],
     ["together"],
     ["launchers"],
-    ["plan"],
     ["launch"],
+    ["plan"],
 ]
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
 FILES = sorted((ROOT / "deepnets").rglob("*.py"))

@@ -77,13 +77,25 @@ class Dataset:
         return train - self.validation
 
     def load(self, device: torch.device) -> Splits:
-        """All splits on `device`, and the normalisation fitted to what is left for training."""
-        train, test = (Split(split.images.to(device), split.labels.to(device)) for split in self.source.found.read())
+        """All splits on `device`, and the normalisation fitted to what is left for training.
+
+        Raises:
+            UserError: they do not fit into the memory of the GPU, or what reading them raises.
+        """
+        train, test = self.source.found.read()
+        if device.type == "cuda" and (size := train.images.nbytes + test.images.nbytes) > (
+            free := torch.cuda.mem_get_info(device)[0]
+        ):
+            raise UserError(
+                f"{self.source.name} takes {size / 2**30:.1f} GiB, {torch.cuda.get_device_name(device)} has "
+                f"{free / 2**30:.1f} free: use fewer or smaller images"
+            )
         validation = None
         if self.validation:
-            kept, held = (index.to(device) for index in hold_out(train.labels, self.validation, self.classes))
-            train, validation = train.select(kept), train.select(held)
-        return Splits(train, validation, test, fit(self.normalization, train.images))
+            kept, held = hold_out(train.labels, self.validation, self.classes)
+            train, validation = train.select(kept), train.select(held).to(device)
+        train = train.to(device)
+        return Splits(train, validation, test.to(device), fit(self.normalization, train.images))
 
 
 def _memory() -> int:

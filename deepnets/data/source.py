@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 
@@ -20,6 +21,10 @@ class Split:
     def select(self, index: Tensor) -> "Split":
         """The samples at `index` (n,) int64, in that order."""
         return Split(self.images.index_select(0, index), self.labels.index_select(0, index))
+
+    def to(self, device: torch.device) -> "Split":
+        """The same on `device`."""
+        return Split(self.images.to(device), self.labels.to(device))
 
 
 @dataclass(frozen=True)

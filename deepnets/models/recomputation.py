@@ -37,7 +37,7 @@ def recomputed(function: Callable[..., Tensor], *arguments: Any, within: nn.Modu
     """`function(*arguments)`, of which only the arguments are kept; the backward pass calls it again.
 
     The second call draws the same random numbers and leaves the statistics of batch normalisation `within` alone, so
-    gradients, statistics and whatever is drawn next are those of a plain call, bit by bit.
+    gradients, statistics and whatever is drawn next are those of a plain call, on a CPU bit by bit.
     """
     return checkpoint(
         function,

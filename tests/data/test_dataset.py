@@ -32,6 +32,13 @@ def test_what_is_left_for_training_is_what_is_normalised() -> None:
     assert splits.normalization(splits.validation.images).mean((0, 1, 2)).abs().max() > 1e-3
 
 
+def test_images_that_a_gpu_cannot_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (52 * 75 - 1, 80 * 2**30))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
+    with pytest.raises(UserError, match=r"synthetic takes 0\.0 GiB, a GPU has 0\.0 free"):
+        dataset().load(torch.device("cuda", 0))
+
+
 def test_the_hold_out_takes_from_training_only_and_keeps_the_rest() -> None:
     whole, held = dataset().load(CPU), dataset(validation=8).load(CPU)
     assert whole.validation is None
