@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
 from typing import Any, Optional
@@ -10,6 +10,7 @@ from typing import Any, Optional
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
+from deepnets.errors import UserError
 from deepnets.resolvers import at_scale, case, choice, log_uniform, uniform
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -172,8 +173,14 @@ def typed(composed: DictConfig) -> Config:
 
     Raises:
         OmegaConfBaseException: a value is missing, or an interpolation leads nowhere.
+        UserError: a key is none of those above.
     """
     config: Config = OmegaConf.to_object(composed)
+    for place, schema in {"": config, "scale.": config.scale, "sweep.": config.sweep}.items():
+        # What a + in front has added, where no class checks it.
+        unknown = schema and vars(schema).keys() - {key.name for key in fields(schema)}
+        if unknown:
+            raise UserError(f"unknown key {place + min(unknown)!r}; --cfg job prints those there are")
     config.output_root = os.path.abspath(os.path.expanduser(config.output_root))
     if isinstance(config.dataset.get("root"), str):
         config.dataset["root"] = os.path.abspath(os.path.expanduser(config.dataset["root"]))

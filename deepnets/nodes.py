@@ -73,7 +73,8 @@ def _check(
     if not isinstance(target, str) or (target not in TARGETS and target not in trusted):
         raise UserError(
             f"{where}._target_: {target!r} is not one of the classes a configuration may name. If it is your own and "
-            f"you trust it, add 'trusted_targets=[{target}]' to the command line."
+            f"you trust it, add 'trusted_targets=[{target}]' to the command line; analyze.py and deepnets.run take "
+            f"--trust {target}."
         )
     is_partial = node.get("_partial_", False)
     if is_partial and not nested:

@@ -4,8 +4,8 @@ import csv
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from math import ceil
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -25,6 +25,7 @@ from deepnets.naming import folders_of
 from deepnets.nodes import build
 
 FLOPS_PER_MAC = 2 * 3  # a multiply and an add; the backward pass costs twice the forward pass
+ILLEGAL = "illegal"
 DEVICES = (1, 8, 64)  # for how many the time is told
 
 
@@ -85,7 +86,7 @@ def _entry(config: Config, folder: RunFolder, launcher: Launcher, paces: dict[st
     except UserError as error:
         if is_complete and (folder.path / "config.yaml").is_file():
             return Entry(folder, state, 0.0, size)
-        return Entry(folder, "illegal", 1.0, size, problem=str(error))
+        return Entry(folder, ILLEGAL, 1.0, size, problem=str(error))
 
 
 def _state(config: Config, folder: RunFolder) -> str:
@@ -118,8 +119,12 @@ def _print(config: Config, entries: list[Entry]) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("state")
     table.add_column("time left", justify="right", no_wrap=True)
-    for parent, runs in groupby(entries, key=lambda entry: entry.folder.path.parent):
-        table.add_row(parent.name, *_cells(list(runs)))
+    rows: dict[Path, list[Entry]] = {}
+    for entry in entries:
+        rows.setdefault(entry.folder.path.parent, []).append(entry)
+    is_one_grid = len({row.parent for row in rows}) == 1
+    for row, runs in rows.items():
+        table.add_row(row.name if is_one_grid else f"{row.parent.name}/{row.name}", *_cells(runs))
     console.print(table)
     console.print()
     together = Counter(entry.state for entry in entries)
@@ -182,11 +187,13 @@ def _counted(states: Counter[str]) -> str:
 
 
 def _print_problems(console: Console, entries: list[Entry]) -> None:
-    problems = {entry.folder: entry.problem for entry in entries if entry.problem}
-    if problems:
-        console.print(f"\n{len(problems)} of {len(entries)} runs cannot start:")
-    for line in lines_of(problems):
-        console.print(line, soft_wrap=True, markup=False)
+    illegal = {entry.folder: entry.problem for entry in entries if entry.state == ILLEGAL}
+    lacking = {entry.folder: entry.problem for entry in entries if entry.problem and entry.folder not in illegal}
+    for problems, what in ((illegal, "cannot start"), (lacking, "lack their data")):
+        if problems:
+            console.print(f"\n{len(problems)} of {len(entries)} runs {what}:")
+        for line in lines_of(problems):
+            console.print(line, soft_wrap=True, markup=False)
 
 
 def _is_here(device: str) -> bool:

@@ -1,6 +1,8 @@
 """Train one run or a whole grid; `python scripts/train.py --help` lists what can be chosen."""
 
+import re
 import sys
+from os.path import expanduser
 
 from hydra import main as hydra_main
 from hydra.conf import HydraConf
@@ -21,9 +23,19 @@ def compose(config: DictConfig) -> None:
 
 
 def main() -> int:
-    compose()
+    # A shell expands ~ only where a word begins, and Hydra does not read it.
+    sys.argv[1:] = [
+        re.sub(r"^([\w.]+=)(~/)", lambda found: found[1] + expanduser(found[2]), word) for word in sys.argv[1:]
+    ]
+    try:
+        compose()
+    except ValueError as error:  # Hydra's own flags do not go together
+        raise UserError(str(error)) from error
     if not composed:
         return 0
+    tables = {hydra.runtime.choices.get("sweep") for _, hydra in composed}
+    if len(tables) > 1:
+        raise UserError(f"sweep={','.join(sorted(map(str, tables)))}: a command trains one table; give each its own")
     rows = [Row(typed(config), dict(hydra.runtime.choices), tuple(hydra.overrides.task)) for config, hydra in composed]
     given = [word for word in sys.argv[1:] if word.startswith("trusted_targets=")]
     if len({tuple(row.config.trusted_targets) for row in rows}) > 1 or (rows[0].config.trusted_targets and not given):

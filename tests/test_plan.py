@@ -101,6 +101,17 @@ def test_an_illegal_row_is_given_with_its_reason_beside_the_legal_ones(tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_rows_of_several_folders_are_told_apart_and_the_seeds_of_each_put_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "150")
+    table = ["sweep=digits_shortcuts", "model/shortcut=identity"]
+    changes = [(f"model.depth={depth}", f"seed={seed}") for seed in (0, 1) for depth in (8, 14)]
+    assert show_plan([row(tmp_path, *table, *change) for change in changes]) == 0
+    rows = re.findall(r"^(\S+/identity) +(\d+) ", capsys.readouterr().out, re.MULTILINE)
+    assert rows == [("digits_shortcuts/identity", "2"), ("digits_shortcuts+model.depth=14/identity", "2")]
+
+
 def test_a_plan_refuses_what_the_launch_refuses(tmp_path: Path) -> None:
     done = train("-m", *SMALL, "seed=0,1", "stacked=2", "launcher=pool", "plan=true", f"output_root={tmp_path}")
     assert done.returncode == 1

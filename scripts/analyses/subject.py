@@ -12,7 +12,7 @@ from torch import nn
 
 from deepnets.analysis.settling import settle
 from deepnets.assembly import dataset_of, splits_of
-from deepnets.config import Config
+from deepnets.config import CONF, Config
 from deepnets.data.batches import EvaluationBatches
 from deepnets.errors import UserError
 from deepnets.folder import RunFolder
@@ -86,13 +86,20 @@ def subjects_of(arguments: argparse.Namespace) -> list[Subject]:
         UserError: folders and options are mixed, or what load_run and build refuse.
     """
     words = arguments.subject
-    folders = [word for word in words if "=" not in word or Path(word).is_dir()]
+    folders = [word for word in words if _is_folder(word)]
     if folders == words:
         parts = 2 if len({Path(word).resolve().parts[-2:] for word in words}) == len(words) else 3
         return [_trained(Path(word), "/".join(Path(word).resolve().parts[-parts:]), arguments) for word in words]
     if folders:
         raise UserError(f"{' '.join(words)}: give run folders, or options such as model=preact110 dataset=cifar10")
     return [_fresh(words, arguments)]
+
+
+def _is_folder(word: str) -> bool:
+    """Whether the word names a folder, be it not there: outputs/runs/x,epochs=5/seed0, but not model/shortcut=none."""
+    key, equals, _ = word.partition("=")
+    group = key.split("/")[0]
+    return not equals or Path(word).is_dir() or ("/" in key and not (group and (CONF / group).is_dir()))
 
 
 def names_apart(names: Sequence[str]) -> list[str]:
@@ -121,6 +128,8 @@ def _trained(path: Path, name: str, arguments: argparse.Namespace) -> Subject:
 
 def _fresh(overrides: Sequence[str], arguments: argparse.Namespace) -> Subject:
     row = composed(overrides)
+    if row.config.sweep:
+        raise UserError(f"{' '.join(overrides)}: a table is many networks; give options of one, or run folders")
     config = replace(row.config, trusted_targets=arguments.trust)
     run = folder_of(replace(row, config=config)).path
     folder = Path(config.output_root) / "analysis" / f"{run.parent.name},{run.name}"
