@@ -75,9 +75,7 @@ def _entry(config: Config, folder: RunFolder, launcher: Launcher, paces: dict[st
         if is_complete:
             return Entry(folder, state, left, size, flops)
         missing = dataset.source.found.missing
-        if not _is_here(
-            config.device
-        ):  # rows are submitted from there: a login node's processor would tell nothing of it
+        if not _is_here(config.device):  # as on a login node, whose processor would tell nothing of the device
             return Entry(folder, state, left, size, flops, problem=missing)
         pace = pace_of(config, dataset, size, paces)
         evaluated = epochs * (dataset.source.found.sizes[1] + dataset.validation)

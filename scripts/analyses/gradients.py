@@ -34,7 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--epochs", type=int, default=0, help="repeat so many epochs of the one run, measuring (default: 0)"
     )
     parser.add_argument(
-        "--orderings", default="original,full_preactivation", help="compared, of the first (default: %(default)s)"
+        "--orderings", default="original,full_preactivation", help="compared in fresh nets (default: %(default)s)"
     )
     parser.add_argument(
         "--sizes", default="1,3,6,12", help="units per stage of what is compared (default: %(default)s)"
