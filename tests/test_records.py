@@ -203,6 +203,25 @@ def test_the_summary_in_the_projects_readme_is_of_the_records() -> None:
     assert here("test error of those with 56 layers") == deleted
 
 
-def test_the_same_net_in_two_tables_was_trained_to_the_same_numbers() -> None:
-    one, other = "he2016_table1+scale=mini/identity/seed0", "he2016_table2+scale=mini/basic,original/seed0"
+def test_the_page_says_how_shortcuts_rank_on_record() -> None:
+    gates = [f"exclusive_gating_b{bias}" for bias in range(1, 8)]
+    others = ["scaled_0.5_0.5", "scaled_0.5_1", "identity", "none", "dropout"]
+    seeds = [mini_results("he2016_table1", gates + others, "test_error", seed) for seed in (0, 1)]
+    for errors in seeds:
+        assert errors[:7] == sorted(errors[:7])
+        half, scaled, identity, none, dropout = errors[7:]
+        assert identity < min(half, scaled) <= max(half, scaled) < none < dropout
+    medians = [f"{median(pair):.2f}" for pair in zip(*seeds, strict=True)]
+    half, scaled, identity, none, dropout = medians[7:]
+    page = " ".join(PAGE.split())
+    assert f"costs, from {medians[0]} % to {medians[6]} % at" in page
+    assert f"worse than the identity, {half} and {scaled} % against {identity} %" in page
+    assert f"none at all is worse still, {none} %, and so is dropout on it, {dropout} %." in page
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_same_net_in_two_tables_was_trained_to_the_same_numbers(seed: int) -> None:
+    one, other = (
+        f"he2016_{place}/seed{seed}" for place in ("table1+scale=mini/identity", "table2+scale=mini/basic,original")
+    )
     assert metrics(RECORDS / one) == metrics(RECORDS / other)
