@@ -50,7 +50,7 @@ def bars(cells: Mapping[str, Cell]) -> Figure | None:
     if any(isinstance(cell.published.test_error, int | float) for cell in cells.values()):
         axes.plot([], [], "D", color=COLOURS[1], markersize=6, label=_published(cells))
     if any(cell.published.test_error == FAIL for cell in cells.values()):
-        axes.plot([], [], ">", color=COLOURS[1], markersize=7, label=f"{_published(cells)}: fail")
+        axes.plot([], [], ">", color=COLOURS[1], markersize=7, label="published: fail")
     axes.set(xlim=(0, edge), xlabel="test error (%)", ylim=(len(cells) - 0.4, -0.6))
     axes.set_yticks(range(len(cells)), list(cells))
     axes.grid(axis="y", visible=False)
