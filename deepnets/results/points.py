@@ -54,7 +54,7 @@ def bars(cells: Mapping[str, Cell]) -> Figure | None:
     axes.set(xlim=(0, edge), xlabel="test error (%)", ylim=(len(cells) - 0.4, -0.6))
     axes.set_yticks(range(len(cells)), list(cells))
     axes.grid(axis="y", visible=False)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=4, columnspacing=1)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=3, columnspacing=1)
     return figure
 
 
