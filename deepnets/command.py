@@ -8,8 +8,8 @@ from typing import NoReturn
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
+from deepnets.distributed.signals import Interrupted
 from deepnets.errors import UserError
-from deepnets.interruption import Interrupted
 
 
 def run_command(command: Callable[[], int]) -> NoReturn:

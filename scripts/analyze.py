@@ -8,9 +8,8 @@ TensorBoard images go into the run folder; the finding is printed.
 import argparse
 from collections.abc import Sequence
 
-from analyses import gates, gradients, lesion, paths, shattering, showcase
-from analyses.subject import add_subject
-
+from deepnets.analysis.commands import gates, gradients, lesion, paths, shattering, showcase
+from deepnets.analysis.commands.subject import add_subject
 from deepnets.command import run_command
 from deepnets.results.writing import check_writable
 

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from benches import checkpoint, data, ddp, evaluation, grid, lesion, logging, memory, stacked, startup, training
-from benches.options import count
 from rich.console import Console
 
+from deepnets.bench import checkpoint, data, ddp, evaluation, grid, lesion, logging, memory, stacked, startup, training
+from deepnets.bench.options import count
 from deepnets.command import run_command
-from deepnets.hardware import describe, find_device
 from deepnets.results.writing import check_writable
+from deepnets.training.hardware import describe, find_device
 
 BENCHES = {
     "training": training,

@@ -8,7 +8,7 @@ from deepnets.errors import UserError
 from deepnets.results.compare import compare
 from deepnets.results.keep import keep
 from deepnets.results.report import EXPORTS, report
-from deepnets.results.watch import show
+from deepnets.runs.watch import show
 
 EXAMPLES = """examples:
   python scripts/report.py outputs/he2016_table1                            the table, its page and its figures

@@ -10,7 +10,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from deepnets.command import run_command
-from deepnets.config import Row, register, typed
+from deepnets.config.compose import register, typed
+from deepnets.config.schema import Row
 from deepnets.errors import UserError
 
 composed: list[tuple[DictConfig, HydraConf]] = []
@@ -42,10 +43,10 @@ def main() -> int:
         raise UserError("trusted_targets: may be given only on the command line, and one list for all rows")
     # Here, because they import torch, which --help and a mistyped option need not wait for.
     if rows[0].config.plan:
-        from deepnets.plan import show_plan
+        from deepnets.launch.plan import show_plan
 
         return show_plan(rows)
-    from deepnets.launch import launch
+    from deepnets.launch.grid import launch
 
     return launch(rows)
 

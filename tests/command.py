@@ -6,11 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hydra import compose, initialize_config_dir
-from omegaconf import open_dict
-
-from deepnets.config import CONF, Row, register, typed
-from deepnets.log import TIME_COLUMNS
+from deepnets.config.compose import compose
+from deepnets.config.schema import Row
+from deepnets.runs.log import TIME_COLUMNS
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAIN = [sys.executable, str(ROOT / "scripts" / "train.py")]
@@ -39,11 +37,4 @@ def metrics(folder: Path) -> list[dict[str, str]]:
 
 def row(output_root: Path, *changes: str) -> Row:
     """The row that scripts/train.py composes for these overrides."""
-    register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        composed = compose("train", [*changes, f"output_root={output_root}"], return_hydra_config=True)
-    choices = dict(composed.hydra.runtime.choices)
-    overrides = tuple(composed.hydra.overrides.task)
-    with open_dict(composed):
-        del composed["hydra"]
-    return Row(typed(composed), choices, overrides)
+    return compose([*changes, f"output_root={output_root}"])

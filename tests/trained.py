@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from deepnets.config import Reported, Row, Sweep
-from deepnets.folder import RunFolder, run_folders
-from deepnets.launch import launch
-from deepnets.naming import folder_of
+from deepnets.config.schema import Reported, Row, Sweep
+from deepnets.launch.grid import launch
 from deepnets.results.read import read_runs
 from deepnets.results.table import tables_of
-from deepnets.status import WAITING, state_of
+from deepnets.runs.folder import RunFolder, run_folders
+from deepnets.runs.naming import folder_of
+from deepnets.runs.status import WAITING, state_of
 from tests.command import ENVIRONMENT, ROOT, row
 
 PACED = "tests.paced.Paced"

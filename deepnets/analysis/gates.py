@@ -12,7 +12,7 @@ from torch import Tensor
 
 from deepnets.analysis.walk import Walk
 from deepnets.errors import UserError
-from deepnets.models.ghost import GhostBatchNorm
+from deepnets.models.batchnorm import GhostBatchNorm
 from deepnets.models.shortcuts import Gated
 
 

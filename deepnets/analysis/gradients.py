@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from deepnets.analysis.walk import Walk
-from deepnets.models.ghost import GhostBatchNorm
+from deepnets.models.batchnorm import GhostBatchNorm
 from deepnets.models.shortcuts import Dropped, Gated, Identity, Scaled
 from deepnets.models.unit import Unit
 

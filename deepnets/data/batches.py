@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from deepnets.data.normalization import Normalization
 from deepnets.data.source import Split
-from deepnets.world import ALONE, World
+from deepnets.distributed.world import ALONE, World
 
 
 class TrainingBatches:

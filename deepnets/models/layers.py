@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from deepnets.models.ghost import GhostBatchNorm
+from deepnets.models.batchnorm import GhostBatchNorm
 
 WEIGHTS = ("conv", "linear")
 

@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
-from deepnets.models.block import Block
-from deepnets.models.depth import units_of_stages
+from deepnets.models.block import Block, units_of_stages
 from deepnets.models.initialization import Initialization, initialize
 from deepnets.models.layers import Conv, Layers, channels_behind
 from deepnets.models.ordering import Ordering

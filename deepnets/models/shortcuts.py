@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout
 
-from deepnets.models.ghost import GhostBatchNorm
+from deepnets.models.batchnorm import GhostBatchNorm
 from deepnets.models.layers import Conv
 from deepnets.models.resize import Ends
 

@@ -5,7 +5,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from deepnets.config import Config, is_execution
+from deepnets.config.identity import is_execution
+from deepnets.config.schema import Config
 
 # Where numbers stand that are searched for: what is behind a random search's axis `setting`, and what -m often varies.
 SEARCHED = ("optimizer", "schedule", "model.shortcut")

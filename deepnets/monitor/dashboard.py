@@ -2,6 +2,7 @@
 
 import math
 import time
+from pathlib import Path
 from typing import Any
 
 from tensorboard.plugins.hparams.api_pb2 import Status
@@ -9,12 +10,11 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from deepnets.config import Config, Selection
-from deepnets.fit import Training
-from deepnets.folder import RunFolder
+from deepnets.config.schema import Config, Selection
 from deepnets.monitor.choices import choices_of
 from deepnets.monitor.pictures import profile, tiles
 from deepnets.monitor.units import first_filters, gate_activity, gradient_norms, probe
+from deepnets.training.fit import Training
 
 OBSERVATIONS = 20  # of the units, spread over a run; the first and last epoch are always observed
 PICTURE_SHARE = 0.01  # of the time of a run may be spent on drawing, besides the pictures of the last epoch
@@ -41,12 +41,14 @@ class Dashboard:
     `observed` holds what was seen of the units so far, an entry per observation; it belongs to the run's checkpoint.
     """
 
-    def __init__(self, folder: RunFolder, training: Training, config: Config, observed: list[dict[str, Any]]) -> None:
+    def __init__(
+        self, folder: Path, origin: dict[str, Any], training: Training, config: Config, observed: list[dict[str, Any]]
+    ) -> None:
         self.observed = observed
         self.first_iteration = training.iteration
         self.begun, self.drawing_seconds = time.monotonic(), 0.0
         if training.iteration == 0:  # what an execution logged that left no checkpoint
-            for file in folder.path.glob("events.out.tfevents.*"):
+            for file in folder.glob("events.out.tfevents.*"):
                 file.unlink(missing_ok=True)
         # What an interrupted execution logged beyond the checkpoint is hidden, or curves would double: within the
         # evaluation of an epoch, which is noted at its last iteration, from that one on.
@@ -54,10 +56,10 @@ class Dashboard:
             training.batch and training.iteration == training.iterations
         )
         purge = training.iteration + (not evaluates) if training.iteration else None
-        self.writer = SummaryWriter(str(folder.path), purge_step=purge)
+        self.writer = SummaryWriter(str(folder), purge_step=purge)
         self.metric = "error/selected" if config.selection is Selection.best_validation else "error/test"
         if training.iteration == 0:
-            self._begin(choices_of(config, folder.origin), is_table=config.sweep is not None)
+            self._begin(choices_of(config, origin), is_table=config.sweep is not None)
 
     def losses(self, values: dict[int, float]) -> None:
         """The training loss of single iterations."""

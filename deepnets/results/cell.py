@@ -9,7 +9,7 @@ from statistics import fmean, median, stdev
 
 from deepnets.results.read import Run
 from deepnets.results.statistics import FEWEST_SEEDS, median_interval
-from deepnets.status import DIVERGED, FINISHED
+from deepnets.runs.status import DIVERGED, FINISHED
 
 FAIL_ABOVE = 20.0  # percent; He et al. 2016, Table 1
 FAIL = "fail"

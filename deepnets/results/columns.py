@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deepnets.folder import RunFolder
 from deepnets.results.read import Run
 from deepnets.results.sheet import short_commit
+from deepnets.runs.folder import RunFolder
 
 OURS = "ours"  # the label of the column that follows the table's own protocol
 # Two rows of a table that differ in these, unless they are its axes, stand in separate columns.

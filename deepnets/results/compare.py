@@ -6,19 +6,19 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from deepnets.folder import RunFolder
 from deepnets.results.cell import middle
 from deepnets.results.columns import Column, columns_of, warnings_of
-from deepnets.results.curves import MOST_PANELS, curves_beside
-from deepnets.results.drawing import Picture, styled
-from deepnets.results.outcome import comparison_sheet
+from deepnets.results.figures.curves import MOST_PANELS, curves_beside
+from deepnets.results.figures.style import Picture, styled
 from deepnets.results.page import Section, write_page
 from deepnets.results.provenance import environment_sheet
 from deepnets.results.read import Run, example, read_runs
 from deepnets.results.sheet import NOTHING, Sheet, percent, setting_text, signed
+from deepnets.results.sheets import comparison_sheet
 from deepnets.results.statistics import Errors, compare_pairs
 from deepnets.results.terminal import console_for, print_sheet
 from deepnets.results.writing import writing
+from deepnets.runs.folder import RunFolder
 
 Pairs = dict[str, tuple[list[Run], list[Run]]]
 

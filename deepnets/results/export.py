@@ -5,8 +5,8 @@ import io
 import re
 from collections.abc import Sequence
 
-from deepnets.results.outcome import result_sheets
 from deepnets.results.sheet import Sheet
+from deepnets.results.sheets import result_sheets
 from deepnets.results.table import Table
 
 LATEX = {

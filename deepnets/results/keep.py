@@ -7,10 +7,10 @@ from pathlib import Path
 import yaml
 
 from deepnets.errors import UserError
-from deepnets.folder import RunFolder
 from deepnets.results.read import Run, read_runs
 from deepnets.results.writing import writing
-from deepnets.status import DIVERGED, FINISHED
+from deepnets.runs.folder import RunFolder
+from deepnets.runs.status import DIVERGED, FINISHED
 
 COPIED = ("metrics.csv", "result.json")
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from deepnets.folder import write_atomically
-from deepnets.results.drawing import Picture
+from deepnets.results.figures.style import Picture
 from deepnets.results.sheet import Sheet
+from deepnets.runs.folder import write_atomically
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,12 @@ from typing import Any
 
 import yaml
 
-from deepnets.config import is_execution
-from deepnets.errors import UserError
-from deepnets.folder import RunFolder, flat, run_folders
-from deepnets.status import DIVERGED, FAILED, FINISHED, State, state_of
+from deepnets.config.identity import flat, is_execution, upgrade
+from deepnets.runs.folder import RunFolder, folders_in
+from deepnets.runs.status import DIVERGED, FAILED, FINISHED, UNREADABLE, State, checked_result, in_a_line, read_state
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, ten times as fast, where PyYAML has it
 _is_execution = cache(is_execution)
-# What a file that is cut off, or that another program wrote, may lead to.
-UNREADABLE = (yaml.YAMLError, csv.Error, KeyError, AttributeError, ValueError, TypeError, OSError)
 
 
 @dataclass(frozen=True)
@@ -89,9 +86,9 @@ class Run:
                     try:
                         epochs.append({name: float(value) for name, value in epoch.items() if value})
                     except (ValueError, TypeError) as error:  # a word, or more values than columns
-                        wrong.append(f"metrics.csv, epoch {number}: {_line(error)}")
+                        wrong.append(f"metrics.csv, epoch {number}: {in_a_line(error)}")
         except UNREADABLE as error:
-            wrong.append(f"metrics.csv: {_line(error)}")
+            wrong.append(f"metrics.csv: {in_a_line(error)}")
         more = [f"metrics.csv: {len(wrong) - 1} more epochs"] * (len(wrong) > 1)
         return epochs, wrong[:1] + more
 
@@ -105,34 +102,9 @@ def example(runs: Sequence[Run], key: Callable[[Run], float | None] = lambda run
     return ended[len(ended) // 2] if ended else max(runs, key=lambda run: len(run.history))
 
 
-def folders_in(paths: Sequence[Path]) -> list[RunFolder]:
-    """The run folders in and below these folders, each once.
-
-    Raises:
-        UserError: a folder is not there, or has no run in it.
-    """
-    found: dict[Path, RunFolder] = {}
-    for path in paths:
-        if not path.is_dir():
-            raise UserError(f"{path}: no such folder; give a table's folder, as in outputs/<sweep>, or a run's")
-        below = run_folders(path.resolve())
-        if not below:
-            raise UserError(f"{path}: no run in it (a run folder holds a config.yaml)")
-        found |= {folder.path: folder for folder in below}
-    return list(found.values())
-
-
 def read_runs(paths: Sequence[Path]) -> list[Run]:
     """The runs of `folders_in`; raises as it does."""
     return [_read(folder) for folder in folders_in(paths)]
-
-
-def read_state(folder: RunFolder) -> State:
-    """`state_of` the folder; failed, with the reason, where one of the files it is read from is broken."""
-    try:
-        return state_of(folder)
-    except UNREADABLE as error:
-        return State(FAILED, reason=f"cannot be read: {_broken_of_state(folder)}: {_line(error)}")
 
 
 def _read(folder: RunFolder) -> Run:
@@ -143,12 +115,12 @@ def _read(folder: RunFolder) -> Run:
         try:
             return read()
         except UNREADABLE as error:
-            unread[name] = f"{name}: {_line(error)}"
+            unread[name] = f"{name}: {in_a_line(error)}"
             return {}
 
     config = tried("config.yaml", lambda: _parsed((folder.path / "config.yaml").read_text()))
     origin = tried("origin.json", lambda: _checked_origin(folder))
-    result = tried("result.json", lambda: _checked_result(folder))
+    result = tried("result.json", lambda: checked_result(folder))
     if broken := [unread[name] for name in ("config.yaml", "result.json") if name in unread]:
         state = State(FAILED, reason=f"cannot be read: {'; '.join(broken)}")
     elif result.get("status") in (FINISHED, DIVERGED):  # the files of a state need not be read
@@ -158,39 +130,11 @@ def _read(folder: RunFolder) -> Run:
     return Run(folder, config, origin, result, state, tuple(unread.values()))
 
 
-def _checked_result(folder: RunFolder) -> dict[str, Any]:
-    result = folder.result or {}
-    if not isinstance(result, dict):
-        raise ValueError(f"a {type(result).__name__} instead of an object")
-    if result and not isinstance(result.get("status"), str):
-        raise ValueError("it holds no status")
-    if not isinstance(result.get("test_error"), int | float | None):
-        raise ValueError(f"test_error is {result['test_error']!r}, no number")
-    return result
-
-
 def _checked_origin(folder: RunFolder) -> dict[str, Any]:
     origin = folder.origin
     if not isinstance(origin, dict):
         raise ValueError(f"a {type(origin).__name__} instead of an object")
     return origin
-
-
-def _broken_of_state(folder: RunFolder) -> str:
-    names = ("result.json", "status.json", "job.json")
-    for name in names:
-        try:
-            if name == "result.json":
-                _checked_result(folder)
-            else:
-                folder.read_json(name)
-        except UNREADABLE:
-            return name
-    return ", ".join(name for name in names if (folder.path / name).is_file())
-
-
-def _line(error: Exception) -> str:
-    return " ".join(f"{error}".split()) or type(error).__name__
 
 
 def _parsed(text: str) -> dict[str, Any]:
@@ -200,7 +144,7 @@ def _parsed(text: str) -> dict[str, Any]:
         config |= _part(part)
     if not config:
         raise ValueError("config.yaml is empty")
-    return config
+    return upgrade(config)
 
 
 @cache

@@ -10,18 +10,18 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from deepnets.folder import RunFolder
-from deepnets.results.drawing import Picture
 from deepnets.results.export import to_csv, to_latex, to_markdown
-from deepnets.results.figures import pictures_of
-from deepnets.results.outcome import column_title, comparison_sheets, draw_sheets, overview_sheet, result_sheets
+from deepnets.results.figures.choose import pictures_of
+from deepnets.results.figures.style import Picture
 from deepnets.results.page import Section, write_page
 from deepnets.results.provenance import command_sheet, difference_sheet, environment_sheet
 from deepnets.results.read import Run, read_runs
 from deepnets.results.sheet import Sheet
+from deepnets.results.sheets import column_title, comparison_sheets, draw_sheets, overview_sheet, result_sheets
 from deepnets.results.table import Table, tables_of
 from deepnets.results.terminal import console_for, print_sheet
 from deepnets.results.writing import writing
+from deepnets.runs.folder import RunFolder
 
 EXPORTS = {"csv": to_csv, "latex": to_latex, "markdown": to_markdown}
 STANDARD_OUTPUT = Path("-")

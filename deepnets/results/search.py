@@ -8,11 +8,11 @@ from statistics import fmean, median
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
-from deepnets.results.drawing import look, name_lines, new_figure
+from deepnets.results.figures.style import look, name_lines, new_figure
 from deepnets.results.read import Run, example
 from deepnets.results.series import DEPTH, SETTING, lines_over
 from deepnets.results.sheet import NOTHING, Sheet, percent
-from deepnets.status import FINISHED
+from deepnets.runs.status import FINISHED
 
 SHARE = 10  # the mean is that of the best tenth: of 10 among 100 draws, as in the paper
 LOSS = "train_loss"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from deepnets.folder import write_atomically
 from deepnets.results.writing import writing
+from deepnets.runs.folder import write_atomically
 
 DIGITS = 3  # significant: more than a bar shows
 

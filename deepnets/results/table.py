@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from deepnets.folder import plain
+from deepnets.config.identity import plain
 from deepnets.results.cell import FAIL, FAIL_ABOVE, Cell, Published
 from deepnets.results.columns import Column, columns_of, warnings_of
 from deepnets.results.read import Run

@@ -8,7 +8,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from torch import nn
 
-from deepnets.nodes import build as build_node
+from deepnets.config.build import build as build_node
 
 CONF = Path(__file__).parents[2] / "conf"
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from deepnets.errors import UserError
-from deepnets.models.ghost import GhostBatchNorm
+from deepnets.models.batchnorm import GhostBatchNorm
 from deepnets.models.layers import Conv, CReLU, Layers
 from deepnets.models.resnet import ResNet
 

@@ -8,9 +8,9 @@ import re
 import pytest
 
 from deepnets.results.export import to_csv, to_latex, to_markdown
-from deepnets.results.outcome import result_sheets
 from deepnets.results.read import read_runs
 from deepnets.results.sheet import MINUS, NOTHING, Sheet
+from deepnets.results.sheets import result_sheets
 from deepnets.results.table import Table, tables_of
 from tests.trained import SEEDS, Trained
 

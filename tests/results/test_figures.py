@@ -11,12 +11,12 @@ import pytest
 from matplotlib.axes import Axes
 from PIL import Image
 
-from deepnets.folder import RunFolder
-from deepnets.results.curves import MOST_PANELS, learning_rates, training_curves
-from deepnets.results.drawing import INK, PAPER, Picture
-from deepnets.results.figures import pictures_of
+from deepnets.results.figures.choose import pictures_of
+from deepnets.results.figures.curves import MOST_PANELS, learning_rates, training_curves
+from deepnets.results.figures.style import INK, PAPER, Picture
 from deepnets.results.read import Run, example, read_runs
 from deepnets.results.table import Table, tables_of
+from deepnets.runs.folder import RunFolder
 from tests.trained import Trained
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from deepnets.config.identity import flat
 from deepnets.errors import UserError
-from deepnets.folder import flat
 from deepnets.results.columns import columns_of, warnings_of
 from deepnets.results.read import read_runs
 from deepnets.results.report import report
-from deepnets.results.watch import show
+from deepnets.runs.watch import show
 from tests.trained import SEEDS, Trained
 
 

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from deepnets.folder import RunFolder
 from deepnets.results.columns import columns_of
-from deepnets.results.figures import pictures_of
-from deepnets.results.outcome import comparison_sheets, draw_sheets, result_sheets
+from deepnets.results.figures.choose import pictures_of
 from deepnets.results.read import Run
 from deepnets.results.search import best_curves, losses_over_depth
 from deepnets.results.sheet import NOTHING
+from deepnets.results.sheets import comparison_sheets, draw_sheets, result_sheets
 from deepnets.results.table import tables_of
-from deepnets.status import State
+from deepnets.runs.folder import RunFolder
+from deepnets.runs.status import State
 
 
 def draw(net: str, depth: int, number: int, losses: list[float], state: str = "finished", seed: int = 0) -> Run:

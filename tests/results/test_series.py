@@ -2,10 +2,10 @@
 
 import pytest
 
-from deepnets.folder import RunFolder
 from deepnets.results.read import Run
 from deepnets.results.series import lines_over, swept
-from deepnets.status import State
+from deepnets.runs.folder import RunFolder
+from deepnets.runs.status import State
 
 
 def runs(axes: list[str], rows: dict[str, dict[str, float]]) -> dict[str, Run]:

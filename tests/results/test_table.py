@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deepnets.folder import RunFolder
 from deepnets.results.cell import Cell, Published
-from deepnets.results.outcome import overview_sheet, result_sheets
 from deepnets.results.provenance import environment_sheet
 from deepnets.results.read import Run, read_runs
 from deepnets.results.sheet import MINUS, short_commit
+from deepnets.results.sheets import overview_sheet, result_sheets
 from deepnets.results.table import Table, tables_of
-from deepnets.status import State
+from deepnets.runs.folder import RunFolder
+from deepnets.runs.status import State
 from tests.trained import Trained
 
 

@@ -1,0 +1,1 @@
+"""What `scripts/analyze.py` does, a module per analysis."""

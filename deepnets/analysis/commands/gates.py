@@ -1,0 +1,123 @@
+"""What transform gates have learned, and how they route classes (Srivastava et al. 2015, Fig. 2 and 3)."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from deepnets.analysis import gates
+from deepnets.analysis.commands.outcome import Outcome, new_figure, progress
+from deepnets.analysis.commands.subject import Subject, subject_of
+from deepnets.analysis.walk import walk_of
+from deepnets.errors import UserError
+
+ABSENT = "0.85"  # where a layer has fewer blocks than others
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What can be chosen besides the subject."""
+    parser.add_argument("--images", type=int, help="how many training images, drawn once (default: all)")
+    parser.add_argument("--sample", type=int, help="index of the one training image (default: a random one)")
+    parser.add_argument(
+        "--classes", help="labels of the routing figure, e.g. 0,7 as in the paper (default: at most 10)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the random image (default: 0)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, write and tell; returns the exit code."""
+    subject = subject_of(arguments)
+    walk = walk_of(subject.model)
+    bias = gates.biases(walk)  # first, since it refuses nets without gates before the data are read
+    training = subject.batches("train", arguments.images)
+    classes = _shown_classes(arguments.classes, subject)
+    whole = training.split if arguments.images is None else subject.batches("train").split
+    index = _index(arguments, len(whole))
+    subject.settled()
+    by_class, images = gates.activity_by_class(walk, progress(training, "gates"), len(subject.classes))
+    shown = [label for label in classes if images[label]]
+    mean, routing = gates.mean_activity(by_class, images), gates.routing(by_class, images)
+    one = whole.select(whole.labels.new_tensor([index]))
+    sampled, outputs = gates.of_one(walk, training.normalization(one.images).permute(0, 3, 1, 2))
+    label = subject.classes[one.labels.item()]
+    panels = {"bias": bias, "mean gate": mean, f"gate, image {index} ({label})": sampled, "output y": outputs}
+    with Outcome("gates", subject.folder, arguments) as outcome:
+        layer, block = np.nonzero(~np.isnan(bias))
+        values = {"bias": bias, "mean_gate": mean, "sample_gate": sampled, "sample_output": outputs}
+        numbered = {"layer": layer + 1, "block": block + 1}
+        outcome.table("blocks", numbered | {name: array[layer, block] for name, array in values.items()})
+        by_name = {f"class_{name}": routing[label][layer, block] for label, name in enumerate(subject.classes)}
+        outcome.table("routing", numbered | by_name)
+        outcome.figure("blocks", _four_panels(panels))
+        if shown:
+            outcome.figure("routing", _routing_figure({subject.classes[label]: routing[label] for label in shown}))
+        outcome.tell(_finding(subject, walk.units[0].shortcut.bias, bias, mean, routing[images > 0]))
+    return 0
+
+
+def _shown_classes(given: str | None, subject: Subject) -> list[int]:
+    classes = len(subject.classes)
+    try:
+        shown = [int(label) for label in given.split(",")] if given else list(range(min(classes, 10)))
+    except ValueError:
+        shown = [-1]
+    if not all(0 <= label < classes for label in shown):
+        raise UserError(f"--classes {given}: give labels from 0 to {classes - 1} with commas, e.g. 0,1")
+    return shown
+
+
+def _index(arguments: argparse.Namespace, images: int) -> int:
+    if arguments.sample is None:
+        return int(np.random.default_rng(arguments.seed).integers(images))
+    if not 0 <= arguments.sample < images:
+        raise UserError(f"--sample {arguments.sample}: give the index of a training image, 0 to {images - 1}")
+    return arguments.sample
+
+
+def _finding(subject: Subject, start: float, bias: np.ndarray, mean: np.ndarray, routing: np.ndarray) -> str:
+    opened = np.nanmean(mean, axis=1)
+    apart = np.sqrt(np.nanmean(routing**2, axis=(0, 2)))
+    lower = 100 * np.nanmean(np.where(np.isnan(bias), np.nan, bias < start))
+    most, least, layers = opened.argmax(), opened.argmin(), len(opened)
+    return (
+        f"{subject.name}: biases began at {start:g}, have a mean of {np.nanmean(bias):.2f} and lie lower in "
+        f"{lower:.0f}% of the blocks; gates open by {np.nanmean(mean):.3f} in the mean, by {opened[most]:.3f} in layer "
+        f"{most + 1} and {opened[least]:.3f} in layer {least + 1}; classes differ most in layer {apart.argmax() + 1} "
+        f"of {layers}"
+    )
+
+
+def _four_panels(panels: Mapping[str, np.ndarray]) -> Figure:
+    layers = len(next(iter(panels.values())))
+    figure = new_figure(10, 1.8 + min(max(0.09 * layers, 1.2), 5))
+    for axes, (title, array) in zip(figure.subplots(1, len(panels), sharey=True), panels.items(), strict=True):
+        image = axes.imshow(array, aspect="auto", interpolation="nearest", extent=_extent(array))
+        axes.set(title=title, xlabel="block", facecolor=ABSENT)
+        figure.colorbar(image, ax=axes, orientation="horizontal", shrink=0.9)
+    figure.axes[0].set_ylabel("layer")
+    return figure
+
+
+def _routing_figure(by_class: Mapping[str, np.ndarray]) -> Figure:
+    columns = min(len(by_class), 5)
+    rows = -(-len(by_class) // columns)
+    layers = len(next(iter(by_class.values())))
+    figure = new_figure(1.2 + 1.8 * columns, 0.9 + rows * (0.4 + min(max(0.05 * layers, 1.2), 3)))
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    limit = max(float(np.nanmax(np.abs(array))) for array in by_class.values())
+    for axes in grid.flat[len(by_class) :]:
+        axes.set_visible(False)
+    for axes, (name, array) in zip(grid.flat, by_class.items(), strict=False):
+        limits = {"vmin": -limit, "vmax": limit, "cmap": "RdBu_r"}
+        image = axes.imshow(array, aspect="auto", interpolation="nearest", extent=_extent(array), **limits)
+        axes.set(title=f"class {name}", facecolor=ABSENT)
+    figure.supxlabel("block", fontsize=9)
+    figure.supylabel("layer", fontsize=9)
+    figure.colorbar(image, ax=grid, shrink=0.8, label="mean gate of the class minus that of all")
+    return figure
+
+
+def _extent(array: np.ndarray) -> Sequence[float]:
+    """Layers and blocks counted from 1, the first layer on top."""
+    return (0.5, array.shape[1] + 0.5, array.shape[0] + 0.5, 0.5)

@@ -1,0 +1,118 @@
+"""The figures of gradients, signals and responses over depth."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from deepnets.analysis.commands.gradient_state import State
+from deepnets.analysis.commands.outcome import COLORS, GREY, mark_stages, new_figure
+from deepnets.analysis.gradients import first_to_last
+
+
+def units(states: Sequence[State]) -> Figure:
+    """Per unit: gradient norm, forward signal (10th percentile, mean, 90th), and share that the last ReLU clips."""
+    clips = any(not np.isnan(state.clipped).all() for state in states)
+    panels = 2 + clips
+    figure = new_figure(7.5, 0.5 + 2.1 * panels)
+    axes = figure.subplots(panels, 1, sharex=True)
+    labels = list(dict.fromkeys(state.label for state in states))
+    for state in states:
+        style = {
+            "color": COLORS[labels.index(state.label) % len(COLORS)],
+            "linestyle": "--" if state.time == "initial" else "-",
+            "marker": "o",
+            "markersize": 3,
+            "linewidth": 1,
+        }
+        numbers = _numbers(state.norms)
+        axes[0].plot(numbers, state.norms, label=f"{state.label}, {state.time}", **style)
+        axes[1].plot(numbers, state.signals.mean, **style)
+        if state.time != "initial" or len(states) == len(labels):
+            axes[1].fill_between(
+                numbers, state.signals.low, state.signals.high, color=style["color"], alpha=0.15, linewidth=0
+            )
+        if clips:
+            axes[2].plot(numbers, 100 * state.clipped, **style)
+    axes[0].set(ylabel="gradient norm at its output", yscale="log")
+    axes[1].set_ylabel("output: mean, 10 to 90%")
+    axes[1].axhline(0, color=GREY, linewidth=0.5)
+    if clips:
+        axes[2].set_ylim(bottom=0)
+        axes[2].set_ylabel("clipped behind addition (%)")
+    axes[-1].set_xlabel("unit")
+    for each in axes:
+        each.xaxis.set_major_locator(MaxNLocator(integer=True))
+        mark_stages(each, (state.walk.stages for state in states))
+    _name_lines(figure, [f"{state.label}, {state.time}" for state in states])
+    return figure
+
+
+def responses(by_run: Mapping[str, Sequence[float]]) -> Figure:
+    """Standard deviations of layer responses, in the order of layers and by size: He et al. 2015, Fig. 7."""
+    figure = new_figure(7.5, 4.2)
+    upper, lower = figure.subplots(2, 1, sharex=True, sharey=True)
+    for (label, values), color in zip(by_run.items(), COLORS * len(by_run), strict=False):
+        upper.plot(_numbers(values), values, "o-", color=color, markersize=3, linewidth=1, label=label)
+        lower.plot(_numbers(values), sorted(values, reverse=True), "o-", color=color, markersize=3, linewidth=1)
+    upper.set(ylabel="deviation of the response", xlabel="layer", ylim=(0, None))
+    lower.set(ylabel="deviation of the response", xlabel="layer, by size of its response")
+    upper.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _name_lines(figure, list(by_run))
+    return figure
+
+
+def training(norms: np.ndarray) -> Figure:
+    """Gradient norms (epochs + 1, units) while a run trains, and the ratio of the first to the last."""
+    figure = new_figure(7.5, 3)
+    left, right = figure.subplots(1, 2, width_ratios=[2, 1])
+    image = left.imshow(
+        np.log10(norms.T), aspect="auto", origin="lower", extent=(-0.5, len(norms) - 0.5, 0.5, norms.shape[1] + 0.5)
+    )
+    left.set(xlabel="epoch", ylabel="unit")
+    for axis in (left.xaxis, left.yaxis, right.xaxis):
+        axis.set_major_locator(MaxNLocator(integer=True))
+    figure.colorbar(image, ax=left, label="log10 of the gradient norm")
+    right.plot([first_to_last(row) for row in norms], "o-", color=COLORS[0], markersize=3)
+    right.axhline(1, color=GREY, linewidth=0.7, linestyle="--")
+    right.set(xlabel="epoch", ylabel="first unit's gradient over the last one's", ylim=(0, None))
+    return figure
+
+
+def depth(found: Mapping[str, Mapping[int, np.ndarray]]) -> Figure:
+    """Gradient norms (draws, units) by ordering and number of units: bars of the deepest nets, ratios of all."""
+    figure = new_figure(10, 1 + 1.7 * len(found))
+    grid = figure.add_gridspec(len(found), 2, width_ratios=[2, 1])
+    right = figure.add_subplot(grid[:, 1])
+    deepest = max(units for by_units in found.values() for units in by_units)
+    shared: Axes | None = None
+    for row, ((name, by_units), color) in enumerate(zip(found.items(), COLORS * len(found), strict=False)):
+        shared = left = figure.add_subplot(grid[row, 0], sharex=shared, sharey=shared)
+        norms = by_units[deepest]
+        left.bar(_numbers(norms[0]), norms.mean(0), color=color)
+        left.set(title=f"{name}, {deepest} units", ylabel="gradient norm")
+        ratios = np.array([[first_to_last(row) for row in norms] for norms in by_units.values()])
+        right.plot(list(by_units), ratios.mean(1), "o-", color=color, markersize=3, label=name)
+        right.fill_between(list(by_units), ratios.min(1), ratios.max(1), color=color, alpha=0.2, linewidth=0)
+    shared.set_xlabel("unit")
+    right.axhline(1, color=GREY, linewidth=0.7, linestyle="--")
+    counts = list(next(iter(found.values())))
+    right.plot(counts, np.sqrt(counts), color=GREY, linewidth=0.7, linestyle=":", label="√units")
+    right.set(xlabel="units", ylabel="first unit's gradient over the last one's", xscale="log", yscale="log")
+    right.set_xticks(counts, map(str, counts))
+    right.minorticks_off()
+    lowest, highest = right.get_ylim()
+    ticks = [tick for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if lowest <= tick <= highest]
+    right.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    right.legend(fontsize=7)
+    return figure
+
+
+def _name_lines(figure: Figure, names: Sequence[str]) -> None:
+    figure.legend(loc="outside upper left", fontsize=7, ncols=2 if max(map(len, names)) < 50 else 1)
+
+
+def _numbers(values: Sequence[float] | np.ndarray) -> np.ndarray:
+    return np.arange(1, len(values) + 1)

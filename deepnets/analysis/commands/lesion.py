@@ -1,0 +1,168 @@
+"""Delete units and re-order them, and measure the error (Veit et al. 2016, Fig. 3 to 5).
+
+Gates that are exclusive are forced to 0 instead, on the training set: Srivastava et al. 2015, Fig. 4. Several run
+folders make one figure, for contrast: say a residual network and a plain one.
+"""
+
+import argparse
+from collections.abc import Sequence
+from functools import partial
+from itertools import cycle
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from scipy.stats import kendalltau
+
+from deepnets.analysis import lesion
+from deepnets.analysis.commands.lesioned import Lesioned
+from deepnets.analysis.commands.outcome import COLORS, Outcome, mark_stages, new_figure
+from deepnets.analysis.commands.subject import names_apart, subjects_of
+from deepnets.errors import UserError
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What can be chosen besides the subject."""
+    parser.add_argument("--only", choices=PARTS, help="one of the three experiments (default: all)")
+    parser.add_argument("--images", type=int, help="how many images, drawn once (default: all)")
+    parser.add_argument("--split", choices=("train", "test"), help="default: test; train where gates are closed")
+    parser.add_argument("--most", type=int, default=20, help="units deleted, or pairs swapped, at most (default: 20)")
+    parser.add_argument("--draws", type=int, default=5, help="draws of each number of units (default: 5)")
+    parser.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, write and tell; returns the exit code."""
+    if arguments.most < 1 or arguments.draws < 1:
+        raise UserError(f"--most {arguments.most} --draws {arguments.draws}: both must be at least 1")
+    subjects = subjects_of(arguments)
+    nets = [Lesioned(subject, color, arguments) for subject, color in zip(subjects, cycle(COLORS), strict=False)]
+    _name_apart(nets)
+    able, left_out = {}, []
+    for part in [arguments.only] if arguments.only else PARTS:
+        able[part], reasons = _able(part, nets)
+        if arguments.only and not able[part]:
+            raise UserError("; ".join(reasons))
+        left_out += [f"{part} is left out of {reason}" for reason in reasons]
+    with Outcome("lesion", subjects[0].folder, arguments) as outcome:
+        for part, chosen in able.items():
+            for finding in PARTS[part](chosen, outcome, arguments) if chosen else ():
+                outcome.tell(finding)
+        for reason in left_out:
+            outcome.tell(reason)
+    return 0
+
+
+def _able(part: str, nets: Sequence[Lesioned]) -> tuple[list[Lesioned], list[str]]:
+    """The nets that this part can be done with, and what keeps it from each of the others."""
+    able, reasons = [], []
+    for net in nets:
+        try:
+            CANDIDATES[part](net.walk, net.sample)
+            able.append(net)
+        except UserError as error:
+            reasons.append(f"{net.name}: {error}")
+    return able, reasons
+
+
+def _single(nets: Sequence[Lesioned], outcome: Outcome, arguments: argparse.Namespace) -> list[str]:
+    figure = new_figure(7.5, 3.2)
+    axes = figure.subplots()
+    rows, findings = [], []
+    for net in nets:
+        units = lesion.deletable(net.walk, net.sample)
+        variants = [lesion.intact(net.walk), *(lesion.with_deleted(net.walk, [unit]) for unit in units)]
+        found = net.scores(variants)
+        whole, errors = found.error[0], found.error[1:]
+        stages = [net.walk.stages[unit] + 1 for unit in units]
+        rows.append((net.name, 0, 0, whole, found.loss[0]))
+        rows += [(net.name, unit + 1, *rest) for unit, *rest in zip(units, stages, errors, found.loss[1:], strict=True)]
+        axes.plot(np.add(units, 1), errors, "o-", color=net.color, markersize=3, linewidth=1, label=net.label)
+        axes.axhline(whole, color=net.color, linestyle="--", linewidth=1)
+        worst = int(errors.argmax())
+        findings.append(
+            f"{net.name}: {net.split} error {whole:.2f}% whole; without one of {len(units)} units "
+            f"{np.median(errors):.2f}% in the median, {errors[worst]:.2f}% at worst (unit {units[worst] + 1} of "
+            f"{len(net.walk)}, stage {stages[worst]})"
+        )
+        if missing := len(net.walk) - len(units):
+            findings[-1] += f"; {missing} plain units that change the shape cannot be taken out"
+    mark_stages(axes, (net.walk.stages for net in nets))
+    _label(axes, nets, "unit that is deleted (dashed: none)", [row[3] for row in rows])
+    _write(outcome, "single", ("run", "unit", "stage", "error", "loss"), rows, figure)
+    return findings
+
+
+def _random(nets: Sequence[Lesioned], outcome: Outcome, arguments: argparse.Namespace) -> list[str]:
+    figure = new_figure(5, 3.2)
+    axes = figure.subplots()
+    rows, findings = [], []
+    for net in nets:
+        units = lesion.deletable(net.walk, net.sample)
+        draw = partial(lesion.random_deletions, net.walk, units, generator=net.generator)
+        deleted, _, found = net.drawn(min(arguments.most, len(units)), arguments.draws, draw)
+        rows += [(net.name, *row) for row in zip(deleted, found.error, found.loss, strict=True)]
+        counts, errors = deleted[:: arguments.draws], found.error.reshape(-1, arguments.draws)
+        axes.plot(counts, errors.mean(1), "o-", color=net.color, markersize=3, label=net.label)
+        axes.fill_between(counts, errors.min(1), errors.max(1), color=net.color, alpha=0.2, linewidth=0)
+        findings.append(
+            f"{net.name}: {net.split} error {errors[0, 0]:.2f}% whole, {errors[1].mean():.2f}% without {counts[1]} and "
+            f"{errors[-1].mean():.2f}% without {counts[-1]} random units, means of {arguments.draws} draws"
+        )
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _label(axes, nets, f"units deleted (mean and range of {arguments.draws} draws)", [row[2] for row in rows])
+    _write(outcome, "random", ("run", "deleted", "error", "loss"), rows, figure)
+    return findings
+
+
+def _order(nets: Sequence[Lesioned], outcome: Outcome, arguments: argparse.Namespace) -> list[str]:
+    figure = new_figure(5, 3.2)
+    axes = figure.subplots()
+    rows, findings = [], []
+    for net in nets:
+        pairs = lesion.swappable(net.walk, net.sample)
+        draw = partial(lesion.reordering, net.walk, pairs, generator=net.generator)
+        swaps, variants, found = net.drawn(arguments.most, arguments.draws, draw)
+        taus = [kendalltau(range(len(net.walk)), [place.unit for place in variant]).statistic for variant in variants]
+        rows += [(net.name, *row) for row in zip(swaps, taus, found.error, found.loss, strict=True)]
+        axes.scatter(taus, found.error, s=12, color=net.color, alpha=0.7, linewidth=0, label=net.label)
+        least = int(np.argmin(taus))
+        findings.append(
+            f"{net.name}: {net.split} error {found.error[0]:.2f}% in order, {found.error[least]:.2f}% at the least "
+            f"Kendall tau reached, {taus[least]:.2f}"
+        )
+    axes.invert_xaxis()
+    _label(axes, nets, "Kendall tau of the order of units (1: as trained)", [row[3] for row in rows])
+    _write(outcome, "order", ("run", "swaps", "kendall_tau", "error", "loss"), rows, figure)
+    return findings
+
+
+PARTS = {"single": _single, "random": _random, "order": _order}
+# What a part chooses from; each raises a UserError where there is nothing.
+CANDIDATES = {"single": lesion.deletable, "random": lesion.deletable, "order": lesion.swappable}
+
+
+def _write(
+    outcome: Outcome, name: str, columns: Sequence[str], rows: Sequence[Sequence[object]], figure: Figure
+) -> None:
+    outcome.table(name, dict(zip(columns, zip(*rows, strict=True), strict=True)))
+    outcome.figure(name, figure)
+
+
+def _name_apart(nets: Sequence[Lesioned]) -> None:
+    """Label each net by what not all of them have in their names, and by its split where these differ."""
+    for net, label in zip(nets, names_apart([net.name for net in nets]), strict=True):
+        net.label = label
+        if len({other.split for other in nets}) > 1:
+            net.label += f" ({net.split})"
+
+
+def _label(axes: Axes, nets: Sequence[Lesioned], x: str, errors: Sequence[float]) -> None:
+    splits = {net.split for net in nets}
+    axes.set(xlabel=x, ylabel=f"{'' if len(splits) > 1 else nets[0].split} error (%)".lstrip())
+    if min(errors) > 0 and max(errors) > 30 * min(errors):
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
+    axes.figure.legend(loc="outside upper left", fontsize=7)

@@ -1,0 +1,48 @@
+"""A subject whose units are deleted and moved, and the images on which that is judged."""
+
+import argparse
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from deepnets.analysis import lesion
+from deepnets.analysis.commands.outcome import progress
+from deepnets.analysis.commands.subject import Subject
+from deepnets.analysis.lesion import Scores, Variant
+from deepnets.analysis.walk import walk_of
+from deepnets.training.hardware import choose_precision
+
+CACHED_VALUES = 2**20  # of a unit's input, which stay in a processor's cache: the fastest batch, whatever the net
+POINTS = 10  # numbers of deletions and of swaps that are tried
+
+
+class Lesioned:
+    """One net of a figure, with its colour and its images: the training set where deleting means to close gates."""
+
+    def __init__(self, subject: Subject, color: str, arguments: argparse.Namespace) -> None:
+        self.name, self.label, self.color = subject.name, subject.name, color
+        self.walk = walk_of(subject.settled())
+        self.precision = choose_precision(subject.config.precision, subject.device)  # its test error is measured in it
+        self.split = arguments.split or ("train" if lesion.closes_gates(self.walk) else "test")
+        images = subject.batches(self.split, arguments.images)
+        self.sample = next(iter(images))[0][:1]
+        if subject.device.type == "cpu":
+            values = max(state.numel() for state in self.walk.inputs(self.sample))
+            images.batch_size = min(max(CACHED_VALUES // values, 1), 4096)
+        self.batches = images
+        self.generator = np.random.default_rng(arguments.seed)
+
+    def scores(self, variants: Sequence[Variant]) -> Scores:
+        batches = progress(self.batches, f"{len(variants)} variants of {self.name}")
+        return lesion.scores(self.walk, batches, variants, self.precision)
+
+    def drawn(self, most: int, draws: int, draw: Callable[[int], Variant]) -> tuple[np.ndarray, list[Variant], Scores]:
+        """`draws` variants of 0 and of each of up to POINTS numbers of changes: these numbers, variants, scores."""
+        changes = np.repeat([0, *_spaced(most)], draws)
+        variants = [draw(count) for count in changes]
+        return changes, variants, self.scores(variants)
+
+
+def _spaced(most: int) -> list[int]:
+    """At most POINTS numbers from 1 to `most`."""
+    return sorted({round(count) for count in np.linspace(1, most, POINTS)})

@@ -1,0 +1,73 @@
+"""Gradients of fresh networks that differ in depth and in the ordering of their activations."""
+
+import argparse
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deepnets.analysis.commands import gradient_figures as figures
+from deepnets.analysis.commands.outcome import Outcome
+from deepnets.analysis.commands.subject import Subject
+from deepnets.analysis.commands.variants import chosen, fresh
+from deepnets.analysis.gradients import first_to_last, gradient_norms, with_batch_statistics
+from deepnets.analysis.walk import walk_of
+from deepnets.errors import UserError
+from deepnets.models.resnet import ResNet
+
+
+def compared(arguments: argparse.Namespace) -> tuple[dict[str, dict[str, Any]], list[int]]:
+    """The orderings, each as it stands in a model's node, and the units per stage; a UserError for what is none."""
+    try:
+        sizes = sorted({int(size) for size in arguments.sizes.split(",")})
+    except ValueError:
+        sizes = [0]
+    if min(sizes) < 1 or arguments.draws < 1:
+        raise UserError(f"--sizes {arguments.sizes} --draws {arguments.draws}: numbers of at least 1, e.g. 1,3,6")
+    return {name: chosen("ordering", name) for name in arguments.orderings.split(",")}, sizes
+
+
+def one_batch(subject: Subject, images: int) -> tuple[Tensor, Tensor]:
+    """Random training images, always the same, as x and labels."""
+    batches = subject.batches("train", images)
+    x, labels = (torch.cat(part) for part in zip(*batches, strict=True))
+    return x, labels
+
+
+def compare(
+    subject: Subject,
+    orderings: dict[str, dict[str, Any]],
+    sizes: list[int],
+    arguments: argparse.Namespace,
+    outcome: Outcome,
+) -> None:
+    """Fresh networks like the subject, of several depths and orderings; a UserError where they cannot be."""
+    if not isinstance(subject.model, ResNet):
+        raise UserError("only networks of model=resnet have them")
+    x, labels = one_batch(subject, arguments.images)
+    stages = len(subject.config.model["widths"])
+    found: dict[str, dict[int, np.ndarray]] = {}
+    for name, ordering in orderings.items():
+        for size in sizes:
+            # A number of surviving units would not suit all depths, and all units take part before training anyway.
+            changes = {**ordering, "depth": None, "units": [size] * stages, "survival": None}
+            drawn = []
+            for seed in range(arguments.draws):
+                model = fresh(subject.config, changes, seed).to(subject.device).requires_grad_(False)
+                drawn.append(gradient_norms(walk_of(with_batch_statistics(model)), x, labels))
+            found.setdefault(name, {})[size * stages] = np.array(drawn)
+    rows = [
+        (name, units, draw, unit + 1, norm)
+        for name, by_units in found.items()
+        for units, norms in by_units.items()
+        for (draw, unit), norm in np.ndenumerate(norms)
+    ]
+    names = ("ordering", "units", "draw", "unit", "gradient_norm")
+    outcome.table("depth", dict(zip(names, zip(*rows, strict=True), strict=True)))
+    outcome.figure("depth", figures.depth(found))
+    for name, by_units in found.items():
+        ratios = [
+            f"{np.mean([first_to_last(row) for row in norms]):.3g} of {units}" for units, norms in by_units.items()
+        ]
+        outcome.tell(f"{name}, at initialisation: first unit's gradient over the last one's {', '.join(ratios)} units")

@@ -1,0 +1,119 @@
+"""What an analysis leaves: tables as CSV, figures as PNG and SVG, both also on TensorBoard where they are pictures."""
+
+import argparse
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.progress import track
+from torch import Tensor
+from torch.utils.tensorboard import SummaryWriter
+
+from deepnets.data.batches import EvaluationBatches
+from deepnets.runs.folder import RunFolder
+
+# Equal numbers make equal files, and text in SVG stays text.
+matplotlib.rcParams.update(
+    {
+        "svg.hashsalt": "deepnets",
+        "svg.fonttype": "none",
+        "font.size": 9,
+        "axes.titlesize": 9,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": False,
+        "grid.alpha": 0.3,
+        "legend.frameon": False,
+        "figure.dpi": 150,
+    }
+)
+# Apart for the colour-blind: Okabe and Ito.
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+GREY = "#777777"
+Part = TypeVar("Part")
+
+
+class Outcome:
+    """The files of one analysis: `<folder>/analysis/<analysis>_<name>.{csv,png,svg}`, or in --output itself.
+
+    Each figure is also the TensorBoard image `analysis/<analysis>_<name>` of the run folder, which must not be training
+    at the same time: another process that writes there is a UserError; --output leaves the run folder alone.
+    """
+
+    def __init__(self, analysis: str, folder: Path, arguments: argparse.Namespace) -> None:
+        self.analysis = analysis
+        self.events = folder
+        self.folder = folder if arguments.output else folder / "analysis"
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            # TensorBoard leaves a file of events for a newer one for good: of a run that trains no more would be seen.
+            if (self.events / "config.yaml").is_file():
+                stack.enter_context(RunFolder(self.events).lock())
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.writer = stack.enter_context(closing(SummaryWriter(str(self.events))))
+            self.held = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.held.close()
+        if kind is None:
+            print(f"results      {RunFolder(self.folder)}/{self.analysis}_*")
+
+    def table(self, name: str, columns: Mapping[str, Sequence[Any] | np.ndarray]) -> None:
+        """Write the columns, of equal length, as CSV; numbers to six significant digits."""
+        with self._path(name, "csv").open("w", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(columns)
+            for row in zip(*columns.values(), strict=True):
+                writer.writerow([f"{cell:.6g}" if isinstance(cell, float | np.floating) else cell for cell in row])
+
+    def figure(self, name: str, figure: Figure) -> None:
+        """Write the figure as PNG and SVG, and as an image for TensorBoard."""
+        canvas = FigureCanvasAgg(figure)
+        figure.savefig(self._path(name, "svg"), metadata={"Date": None})
+        figure.savefig(self._path(name, "png"))
+        canvas.draw()
+        pixels = np.asarray(canvas.buffer_rgba())[..., :3]
+        self.writer.add_image(f"analysis/{self.analysis}_{name}", pixels, dataformats="HWC")
+
+    def tell(self, finding: str) -> None:
+        """Print the finding, in a line."""
+        print(f"{self.analysis}: {finding}", flush=True)
+
+    def _path(self, name: str, ending: str) -> Path:
+        return self.folder / f"{self.analysis}_{name}.{ending}"
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of that many inches, whose parts do not overlap."""
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def mark_stages(axes: Axes, nets: Iterable[Sequence[int]]) -> None:
+    """A line where a stage begins, if all nets have theirs in one place; of each net the stage of each unit."""
+    stages, *others = dict.fromkeys(map(tuple, nets))
+    if others:
+        return
+    for unit in range(1, len(stages)):
+        if stages[unit] != stages[unit - 1]:
+            axes.axvline(unit + 0.5, color=GREY, linewidth=0.5, linestyle=":")
+
+
+def progress(batches: EvaluationBatches, what: str) -> Iterable[tuple[Tensor, Tensor]]:
+    """The batches, with a bar on the terminal that shows how far they are."""
+    return tracked(batches, len(batches), what)
+
+
+def tracked(parts: Iterable[Part], total: int, what: str) -> Iterable[Part]:
+    """The parts, with that bar."""
+    console = Console(stderr=True)
+    return track(parts, what, total=total, console=console, transient=True, disable=not console.is_terminal)

@@ -1,0 +1,98 @@
+"""The gradient at the input by the length of its path (Veit et al. 2016, Fig. 6)."""
+
+import argparse
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+from deepnets.analysis import paths
+from deepnets.analysis.commands.outcome import COLORS, GREY, Outcome, new_figure
+from deepnets.analysis.commands.subject import Subject, subject_of
+from deepnets.analysis.walk import walk_of
+from deepnets.errors import UserError
+
+RESAMPLES = 1000
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What can be chosen besides the subject."""
+    parser.add_argument(
+        "--draws", type=int, default=100, help="random paths of each length (default: 100; paper: 1000)"
+    )
+    parser.add_argument("--images", type=int, default=25, help="images, drawn once, that take turns (default: 25)")
+    parser.add_argument("--split", choices=("train", "test"), default="test", help="default: test")
+    parser.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, write and tell; returns the exit code."""
+    if arguments.draws < arguments.images:
+        raise UserError(f"--draws {arguments.draws} --images {arguments.images}: draw at least one path for each image")
+    subject = subject_of(arguments)
+    walk = walk_of(subject.settled().double())  # the longest paths carry too little for float32
+    x, labels = (torch.cat(part) for part in zip(*subject.batches(arguments.split, arguments.images), strict=True))
+    x, generator = x.double(), torch.Generator().manual_seed(arguments.seed)
+    lengths = np.arange(len(walk) + 1)
+    norms = paths.norms_by_length(walk, x, labels, lengths.tolist(), arguments.draws, generator)
+    share = paths.path_share(len(walk), lengths)
+    images = len(x)  # the split may have fewer than were asked for
+    means = paths.means_by_image(norms, images)
+    mean = means.mean(1)
+    product = share * 2.0 ** len(walk) * mean
+    columns = {
+        "length": lengths,
+        "share_of_paths": share,
+        "mean_norm": mean,
+        "standard_error": means.std(1, ddof=1) / np.sqrt(images) if images > 1 else np.nan * mean,
+        "count_times_norm": product,
+        "norm_of_sum": paths.gradients_by_length(walk, x, labels).flatten(2).norm(dim=2).mean(1).cpu().numpy(),
+    }
+    first, last = paths.effective_lengths(product)
+    summed = paths.effective_lengths(columns["norm_of_sum"])
+    effective = paths.effective_paths(means, share, RESAMPLES, np.random.default_rng(arguments.seed))
+    with Outcome("paths", subject.folder, arguments) as outcome:
+        outcome.table("lengths", columns)
+        outcome.figure("lengths", _figure(columns, first, last))
+        outcome.tell(_finding(subject, columns, (first, last), summed, effective))
+    return 0
+
+
+def _finding(
+    subject: Subject,
+    columns: dict[str, np.ndarray],
+    products: tuple[int, int],
+    sums: tuple[int, int],
+    effective: tuple[float, tuple[float, float]],
+) -> str:
+    units, product, summed = len(columns["length"]) - 1, columns["count_times_norm"], columns["norm_of_sum"]
+    share, (low, high) = effective
+    remain = 100 * summed.sum() / product.sum()
+    return (
+        f"{subject.name}: the mean path takes {units / 2:g} of {units} branches; 95% of count times norm lies at "
+        f"lengths {products[0]} to {products[1]}, {100 * share:.3g}% of all paths ({100 * low:.3g}% to "
+        f"{100 * high:.3g}% by the bootstrap over images); paths of one length partly cancel: the norms of their sums "
+        f"come to {remain:.2g}% of that, 95% at lengths {sums[0]} to {sums[1]}"
+    )
+
+
+def _figure(columns: dict[str, np.ndarray], first: int, last: int) -> Figure:
+    lengths = columns["length"]
+    figure = new_figure(10, 3.2)
+    a, b, c = figure.subplots(1, 3)
+    a.bar(lengths, 100 * columns["share_of_paths"], color=GREY)
+    a.set(title="how many paths there are", ylabel="share of all paths (%)")
+    b.errorbar(lengths, columns["mean_norm"], columns["standard_error"], fmt="o-", color=COLORS[0], markersize=3)
+    b.set(title="what one path carries", ylabel="gradient norm at the input", yscale="log")
+    for name, label, color in (
+        ("count_times_norm", "count times mean norm", COLORS[0]),
+        ("norm_of_sum", "norm of their exact sum", COLORS[1]),
+    ):
+        c.plot(lengths, 100 * columns[name] / columns[name].sum(), "o-", color=color, markersize=3, label=label)
+    c.axvspan(first - 0.5, last + 0.5, color=COLORS[0], alpha=0.1, linewidth=0)
+    c.set(title="what all paths of a length carry", ylabel="share of the sum over lengths (%)")
+    c.set_ylim(bottom=0, top=1.3 * c.get_ylim()[1])
+    c.legend(loc="upper right", fontsize=7)
+    for axes in (a, b, c):
+        axes.set_xlabel("path length in units")
+    return figure

@@ -1,0 +1,195 @@
+"""Gradients of fresh nets over a grid of inputs, between brown and white noise (Balduzzi et al. 2017, Fig. 1 and 2)."""
+
+import argparse
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from deepnets.analysis import shattering
+from deepnets.analysis.commands.outcome import COLORS, GREY, Outcome, new_figure
+from deepnets.analysis.shattering import Net
+from deepnets.config.schema import REPOSITORY
+from deepnets.errors import UserError
+
+LAGS = 15
+FAR_POINTS = 256  # inputs whose gradients are correlated with one another
+LOWEST = 2e-4  # of the correlations that are drawn; below, they are lost in the noise of the draws
+NAMES = {"feedforward": "centred feed-forward", "resnet": "resnet", "resnet_centred": "resnet without BN"}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What can be chosen; there is no subject, since the nets are the paper's own."""
+    where = REPOSITORY / "outputs" / "analysis" / "shattering"
+    parser.add_argument("--output", type=Path, default=where, help="folder for the results (default: %(default)s)")
+    parser.add_argument("--depths", default="2,4,10,24,50", help="of the curves (default: %(default)s)")
+    parser.add_argument("--feedforward-depth", type=int, default=24, help="of the pictured net (default: 24)")
+    parser.add_argument("--resnet-depth", type=int, default=50, help="of the pictured nets (default: 50)")
+    parser.add_argument("--beta", type=float, default=0.1, help="what scales the branches of resnets (default: 0.1)")
+    parser.add_argument("--draws", type=int, default=20, help="networks of each kind and depth (default: 20)")
+    parser.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, write and tell; returns the exit code."""
+    depths, started = _depths(arguments), time.monotonic()
+    generator = torch.Generator().manual_seed(arguments.seed)
+    draws, grid = arguments.draws, shattering.grid()
+    brown, white = shattering.brown_noise(draws, generator), shattering.white_noise(draws, generator)
+    pictured = {
+        "one layer, biases N(0, 1)": Net("one_layer"),  # the paper's N(0, 1 / N) would have no kinks over most of x
+        f"centred feed-forward, {arguments.feedforward_depth} layers": Net("feedforward", arguments.feedforward_depth),
+        f"resnet, {arguments.resnet_depth} layers": Net("resnet", arguments.resnet_depth, arguments.beta),
+        f"looks-linear, {arguments.resnet_depth} layers": Net("looks_linear", arguments.resnet_depth),
+    }
+    pictures = {
+        name: shattering.gradients(net, grid, 1, generator)[0, :, 0].astype(np.float64)
+        for name, net in pictured.items()
+    }
+    pictures |= {"brown noise": brown[0], "white noise": white[0]}
+    betas = list(dict.fromkeys((1.0, arguments.beta)))
+    curves = {
+        (kind, beta, depth): shattering.autocorrelation(
+            shattering.gradients(Net(kind, depth, beta), grid, draws, generator)[..., 0], LAGS
+        )
+        for kind, beta in [("feedforward", 1.0), *(("resnet", beta) for beta in betas)]
+        for depth in depths
+    }
+    noise = {name: shattering.autocorrelation(g, LAGS) for name, g in (("brown", brown), ("white", white))}
+    noise["looks-linear"] = shattering.autocorrelation(
+        shattering.gradients(pictured[f"looks-linear, {arguments.resnet_depth} layers"], grid, draws, generator)[
+            ..., 0
+        ],
+        LAGS,
+    )
+    far = shattering.far_inputs(FAR_POINTS, generator)
+    correlations = {
+        (kind, beta, depth): shattering.correlation(shattering.gradients(Net(kind, depth, beta), far, draws, generator))
+        for kind, beta in [("feedforward", 1.0), ("resnet_centred", 1.0), *(("resnet", beta) for beta in betas)]
+        for depth in depths
+    }
+    seconds = time.monotonic() - started
+    with Outcome("shattering", arguments.output, arguments) as outcome:
+        outcome.table("gradients", {"x": grid[:, 0].numpy().astype(float)} | pictures)
+        outcome.table("autocorrelation", _long(curves, noise))
+        kinds, betas_of, depths_of = zip(*correlations, strict=True)
+        theory = [shattering.THEORY[kind](depth, beta) for kind, beta, depth in correlations]
+        columns = {"net": kinds, "beta": betas_of, "depth": depths_of}
+        outcome.table("correlation", columns | {"measured": list(correlations.values()), "theory": theory})
+        outcome.figure("gradients", _pictures(grid[:, 0].numpy(), pictures))
+        outcome.figure("autocorrelation", _autocorrelations(curves, noise))
+        outcome.figure("correlation", _correlations(correlations))
+        deepest = max(depths)
+        first = {key: found[:, 1].mean() for key, found in curves.items()}
+        outcome.tell(
+            f"autocorrelation of the gradient at lag 1, mean of {draws} nets of {deepest} layers: centred feed-forward "
+            f"{first['feedforward', 1.0, deepest]:.2f}"
+            + "".join(f", resnet with beta {beta:g} {first['resnet', beta, deepest]:.2f}" for beta in betas)
+            + f", looks-linear {noise['looks-linear'][:, 1].mean():.2f}; white noise "
+            f"{noise['white'][:, 1].mean():.2f}, brown noise {noise['brown'][:, 1].mean():.2f} ({seconds:.0f} s)"
+        )
+    return 0
+
+
+def _depths(arguments: argparse.Namespace) -> list[int]:
+    try:
+        depths = sorted({int(depth) for depth in arguments.depths.split(",")})
+    except ValueError:
+        depths = [0]
+    if min(*depths, arguments.feedforward_depth, arguments.resnet_depth) < 1:
+        raise UserError(f"--depths {arguments.depths}: give depths of at least 1 with commas, e.g. 2,10,50")
+    if arguments.draws < 2:
+        raise UserError(f"--draws {arguments.draws}: needs at least 2 for a band")
+    return depths
+
+
+def _long(
+    curves: Mapping[tuple[str, float, int], np.ndarray], noise: Mapping[str, np.ndarray]
+) -> dict[str, Sequence[str | float]]:
+    found = [(*key, curve) for key, curve in curves.items()] + [(name, "", "", curve) for name, curve in noise.items()]
+    rows = [
+        (net, beta, depth, lag, float(curve[:, lag].mean()), float(curve[:, lag].std(ddof=1)))
+        for net, beta, depth, curve in found
+        for lag in range(LAGS + 1)
+    ]
+    return dict(zip(("net", "beta", "depth", "lag", "mean", "deviation"), zip(*rows, strict=True), strict=True))
+
+
+def _pictures(x: np.ndarray, pictures: Mapping[str, np.ndarray]) -> Figure:
+    figure = new_figure(2.1 * len(pictures), 3.9)
+    upper, lower = figure.subplots(2, len(pictures), squeeze=False)
+    for index, (name, g) in enumerate(pictures.items()):
+        is_net = "noise" not in name
+        top, bottom = upper[index], lower[index]
+        top.plot(x if is_net else np.arange(len(g)), g, color=COLORS[0] if is_net else GREY, linewidth=0.7)
+        top.set(title=name, xlabel="x" if is_net else "step")
+        top.ticklabel_format(useOffset=False)
+        if np.ptp(g) < 1e-5 * np.abs(g).max():  # rounding is no structure to zoom into
+            top.set_ylim(sorted((0, 2 * g.mean())))
+            top.text(0.5, 0.75, "constant", transform=top.transAxes, ha="center")
+            bottom.text(0.5, 0.5, "no variance", transform=bottom.transAxes, ha="center", va="center")
+            bottom.set_facecolor("0.9")
+        else:
+            extent = (x[0], x[-1], x[-1], x[0]) if is_net else (0, len(g), len(g), 0)
+            bottom.imshow(shattering.covariance_picture(g), cmap="magma", vmin=0, vmax=3, extent=extent)
+        bottom.set(xticks=[], yticks=[])
+        bottom.set_box_aspect(1)
+    upper[0].set_ylabel("df/dx")
+    lower[0].set_ylabel("covariance, absolute")
+    return figure
+
+
+def _autocorrelations(curves: Mapping[tuple[str, float, int], np.ndarray], noise: Mapping[str, np.ndarray]) -> Figure:
+    panels: dict[str, dict[str, np.ndarray]] = {}
+    for (kind, beta, depth), curve in curves.items():
+        name = "centred feed-forward" if kind == "feedforward" else f"resnet, β = {beta:g}"
+        panels.setdefault(name, {})[str(depth)] = curve
+    panels["noise, and a looks-linear net"] = dict(noise)
+    figure = new_figure(2.6 * len(panels), 2.9)
+    for axes, (name, lines) in zip(figure.subplots(1, len(panels), sharey=True), panels.items(), strict=True):
+        for (label, curve), color in zip(lines.items(), _shades(len(lines)), strict=True):
+            _band(axes, curve, label, color)
+        axes.set(title=name, xlabel="lag", xlim=(0, LAGS), ylim=(-0.45, 1.05))
+        axes.axhline(0, color=GREY, linewidth=0.5)
+        axes.legend(
+            title=None if "noise" in name else "layers", fontsize=7, title_fontsize=7, loc="lower left", ncols=2
+        )
+    figure.axes[0].set_ylabel("autocorrelation (mean ± s.d.)")
+    return figure
+
+
+def _band(axes: Axes, curve: np.ndarray, label: str, color: str) -> None:
+    mean, deviation = curve.mean(0), curve.std(0, ddof=1)
+    axes.plot(mean, color=color, label=label)
+    axes.fill_between(range(LAGS + 1), mean - deviation, mean + deviation, color=color, alpha=0.15, linewidth=0)
+
+
+def _shades(count: int) -> list[str]:
+    return [COLORS[index % len(COLORS)] for index in range(count)]
+
+
+def _correlations(correlations: Mapping[tuple[str, float, int], float]) -> Figure:
+    figure = new_figure(5.5, 3.4)
+    axes = figure.subplots()
+    families = list(dict.fromkeys((kind, beta) for kind, beta, _ in correlations))
+    depths = sorted({depth for _, _, depth in correlations})
+    every = np.arange(1, max(depths) + 1)
+    for index, ((kind, beta), color) in enumerate(zip(families, COLORS, strict=False)):
+        label = NAMES[kind] + (f", β = {beta:g}" if kind != "feedforward" else "")
+        measured = np.array([correlations[kind, beta, depth] for depth in depths])
+        is_lost = measured < LOWEST
+        axes.plot(np.array(depths)[~is_lost], measured[~is_lost], "o", color=color, markersize=4)
+        lost = {"fillstyle": "none", "markersize": 5 + 2 * index, "clip_on": False}  # several may lie in one place
+        axes.plot(np.array(depths)[is_lost], [LOWEST] * is_lost.sum(), "v", color=color, **lost)
+        theory = [shattering.THEORY[kind](int(depth), beta) for depth in every]
+        axes.plot(every, theory, color=color, linewidth=1, label=label)
+    axes.set(xlabel="depth L", ylabel="correlation at two far inputs", xscale="log", yscale="log", ylim=(LOWEST, 1.3))
+    axes.set_xticks(depths, [str(depth) for depth in depths], minor=False)
+    axes.minorticks_off()
+    title = f"dots: measured\n(triangles: below {LOWEST:g})\nlines: theory"
+    axes.legend(fontsize=7, loc="lower left", title=title, title_fontsize=7)
+    return figure

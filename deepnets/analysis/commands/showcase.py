@@ -1,0 +1,125 @@
+"""One page with knobs: signals and gradients per unit, post- above pre-activation, of networks measured beforehand.
+
+All of them are of model=resnet, with one stage of equal units on digits, at initialisation or after some epochs.
+"""
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from deepnets.analysis.commands.outcome import tracked
+from deepnets.analysis.commands.variants import chosen, fresh
+from deepnets.analysis.gradients import first_to_last, gradient_norms, with_batch_statistics
+from deepnets.analysis.signals import signals
+from deepnets.analysis.walk import walk_of
+from deepnets.config.compose import compose
+from deepnets.config.schema import REPOSITORY, Config
+from deepnets.data.batches import EvaluationBatches
+from deepnets.errors import UserError
+from deepnets.models.ordering import Ordering
+from deepnets.results.showcase import Bars, Design, Showcase, shortcuts_of, write_showcase
+from deepnets.training.assembly import dataset_of, prepare, splits_of
+from deepnets.training.fit import fit
+from deepnets.training.hardware import choose_precision, find_device
+
+ORDERINGS = ("original", "bn_after_addition", "relu_before_addition", "relu_only_preactivation", "full_preactivation")
+SCALES = (0.0, 0.5, 0.9, 1.0)
+BIASES = (0.0, -1.0, -2.0, -4.0, -6.0)
+WIDTH, KERNELS = 16, (3, 3)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What can be chosen; there is no subject, since every combination of the knobs is a network."""
+    where = REPOSITORY / "outputs" / "analysis" / "showcase"
+    parser.add_argument("--output", type=Path, default=where, help="folder for showcase.html (default: %(default)s)")
+    parser.add_argument("--depths", default="10,20,30,40", help="numbers of units (default: %(default)s)")
+    parser.add_argument("--images", type=int, default=128, help="training images of the one batch (default: 128)")
+    parser.add_argument("--draws", type=int, default=2, help="networks each number is the mean of (default: 2)")
+    parser.add_argument("--epochs", type=int, default=0, help="train each network so long first (default: 0)")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 or auto (default)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure all networks and write the page; returns the exit code."""
+    depths = _depths(arguments)
+    config = compose(["model=resnet", "model.depth=null", f"model.widths=[{WIDTH}]", "dataset=digits"]).config
+    designs = {name: chosen("ordering", name) for name in ORDERINGS}
+    combinations = [
+        (name, depth, shortcut) for name in designs for depth in depths for shortcut in shortcuts_of(SCALES, BIASES)
+    ]
+    bars = {}
+    for name, depth, (scale, bias) in tracked(combinations, len(combinations), "networks"):
+        changes = {**designs[name], "depth": None, "units": [depth], "shortcut": _shortcut(scale, bias)}
+        found = [_measured(model, config, arguments) for model in _networks(config, changes, arguments)]
+        bars[name, depth, (scale, bias)] = Bars(*np.mean(found, axis=0).tolist())
+    page = arguments.output / "showcase.html"
+    state = (
+        f"after {arguments.epochs} epochs of training" if arguments.epochs else "at initialisation, before any training"
+    )
+    about = (
+        f"The networks are residual networks of {', '.join(map(str, depths))} units of two 3x3 convolutions with "
+        f"{WIDTH} channels, {state}; the data is a batch of {arguments.images} handwritten digits of 8x8 pixels, "
+        f"whose own statistics batch normalisation uses; numbers are means of {arguments.draws} random draws."
+    )
+    write_showcase(page, Showcase(about, _drawn(designs), depths, SCALES, BIASES, bars))
+    ratios = "; ".join(
+        f"{name} "
+        + ", ".join(
+            f"{first_to_last(np.array(bars[name, depth, (1.0, None)].gradient)):.3g} of {depth}" for depth in depths
+        )
+        for name in (ORDERINGS[0], ORDERINGS[-1])
+    )
+    print(f"showcase: {len(combinations)} networks, {state}; first unit's gradient over the last one's: {ratios} units")
+    print(f"page         {page}")
+    return 0
+
+
+def _depths(arguments: argparse.Namespace) -> list[int]:
+    try:
+        depths = sorted({int(depth) for depth in arguments.depths.split(",")})
+    except ValueError:
+        depths = [0]
+    if min(*depths, arguments.draws, arguments.images) < 1 or arguments.epochs < 0:
+        raise UserError("--depths, --draws and --images are numbers of at least 1, --epochs of at least 0")
+    return depths
+
+
+def _shortcut(scale: float, bias: float | None) -> dict[str, Any]:
+    node: dict[str, Any] = {"_target_": "deepnets.models.shortcuts.Scaled", "_partial_": True}
+    if bias is None:
+        return node | {"shortcut_scale": scale, "branch_scale": 1.0}
+    gate = chosen("shortcut", "exclusive_gating_b6")["shortcut"]
+    return gate | {"bias": bias}
+
+
+def _networks(config: Config, changes: dict[str, Any], arguments: argparse.Namespace) -> Iterator[nn.Module]:
+    """Each draw of a network, as a run of that seed starts or, with epochs, as it stands after them."""
+    device = find_device(arguments.device)
+    for seed in range(arguments.draws):
+        if not arguments.epochs:
+            yield fresh(config, changes, seed).to(device).requires_grad_(False)
+            continue
+        run = replace(config, model=config.model | changes, seed=seed, epochs=arguments.epochs)
+        training = prepare(run, device, choose_precision(run.precision, device))
+        for _ in fit(training):
+            pass
+        yield training.model.eval().requires_grad_(False)
+
+
+def _measured(model: nn.Module, config: Config, arguments: argparse.Namespace) -> list[np.ndarray]:
+    """Gradient norms, low, mean and high of the signal of each unit."""
+    splits = splits_of(dataset_of(config), find_device(arguments.device))
+    x, labels = next(iter(EvaluationBatches(splits.train, splits.normalization, batch_size=arguments.images)))
+    walk = walk_of(with_batch_statistics(model))
+    signal = signals(walk, x)
+    return [gradient_norms(walk, x, labels), signal.low, signal.mean, signal.high]
+
+
+def _drawn(designs: dict[str, dict[str, Any]]) -> list[Design]:
+    orderings = {name: Ordering(tuple(node["layer"]), tuple(node["after"])) for name, node in designs.items()}
+    return [Design(name, ordering.branch(len(KERNELS)), ordering.after) for name, ordering in orderings.items()]

@@ -1,0 +1,145 @@
+"""What is analysed: the network of a run folder, or a fresh one of the options given, and its data."""
+
+import argparse
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from deepnets.analysis.commands.variants import fresh
+from deepnets.analysis.settling import settle
+from deepnets.config.compose import compose
+from deepnets.config.schema import CONF, Config
+from deepnets.data.batches import EvaluationBatches
+from deepnets.errors import UserError
+from deepnets.run import load_run
+from deepnets.runs.folder import RunFolder
+from deepnets.runs.naming import folder_of
+from deepnets.training.assembly import dataset_of, splits_of
+from deepnets.training.hardware import find_device
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A network in evaluation mode on `device`, and where its analyses go: `folder`/analysis; float32 weights."""
+
+    name: str
+    model: nn.Module
+    config: Config
+    folder: Path
+    trained: bool
+    device: torch.device
+
+    def batches(self, split: str, images: int | None = None) -> EvaluationBatches:
+        """The split "train", without augmentation, or "test": all in order, or always the same random `images`.
+
+        Raises:
+            UserError: fewer than 1 image.
+        """
+        splits = splits_of(dataset_of(self.config), self.device)
+        chosen = getattr(splits, split)
+        if images is not None and images < 1:
+            raise UserError(f"--images {images}: take at least 1, or leave it out for all {len(chosen)}")
+        if images is not None and images < len(chosen):
+            order = torch.randperm(len(chosen), generator=torch.Generator().manual_seed(0))
+            chosen = chosen.select(order[:images].sort().values.to(self.device))
+        return EvaluationBatches(chosen, splits.normalization, batch_size=self.config.evaluation_batch_size)
+
+    def settled(self) -> nn.Module:
+        """The network; where it has not trained, normalised by the statistics of one batch of the training images."""
+        if not self.trained and any(isinstance(module, nn.BatchNorm2d) for module in self.model.modules()):
+            settle(self.model, next(iter(self.batches("train", self.config.evaluation_batch_size)))[0])
+        return self.model
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, by label."""
+        return dataset_of(self.config).source.classes
+
+
+def add_subject(parser: argparse.ArgumentParser) -> None:
+    """What every analysis asks: what is analysed, where it runs, where its results go."""
+    parser.add_argument("subject", nargs="+", metavar="SUBJECT", help="a run folder, or options as of scripts/train.py")
+    parser.add_argument("--output", type=Path, help="folder for the results (default: analysis/ in the run folder)")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 or auto (default)")
+    parser.add_argument("--trust", action="append", default=[], metavar="TARGET", help="a class of your own it may use")
+
+
+def subject_of(arguments: argparse.Namespace) -> Subject:
+    """The one thing that the command line names.
+
+    Raises:
+        UserError: it names several, or what subjects_of refuses.
+    """
+    subjects = subjects_of(arguments)
+    if len(subjects) > 1:
+        raise UserError(f"{' '.join(arguments.subject)}: {len(subjects)} run folders given; this takes one")
+    return subjects[0]
+
+
+def subjects_of(arguments: argparse.Namespace) -> list[Subject]:
+    """Every run folder named, or the one network that the options make. Results go to where the first one's belong.
+
+    Raises:
+        UserError: folders and options are mixed, or what load_run and build refuse.
+    """
+    words = arguments.subject
+    folders = [word for word in words if _is_folder(word)]
+    if folders == words:
+        parts = 2 if len({Path(word).resolve().parts[-2:] for word in words}) == len(words) else 3
+        return [_trained(Path(word), "/".join(Path(word).resolve().parts[-parts:]), arguments) for word in words]
+    if folders:
+        raise UserError(f"{' '.join(words)}: give run folders, or options such as model=preact110 dataset=cifar10")
+    return [_fresh(words, arguments)]
+
+
+def _is_folder(word: str) -> bool:
+    """Whether the word names a folder, be it not there: outputs/runs/x,epochs=5/seed0, but not model/shortcut=none."""
+    key, equals, _ = word.partition("=")
+    group = key.split("/")[0]
+    return not equals or Path(word).is_dir() or ("/" in key and not (group and (CONF / group).is_dir()))
+
+
+def names_apart(names: Sequence[str]) -> list[str]:
+    """Each name without the words that all of them hold."""
+    words = [re.split("[,/]", name) for name in names]
+    shared = set.intersection(*map(set, words))
+    return [
+        ",".join(word for word in own if word not in shared) or name for own, name in zip(words, names, strict=True)
+    ]
+
+
+def _trained(path: Path, name: str, arguments: argparse.Namespace) -> Subject:
+    folder = RunFolder(path)
+    model, config = load_run(path, arguments.trust)
+    result = folder.result or {}
+    if not folder.is_complete:
+        print(f"{folder}: has not finished; this is its last checkpoint", flush=True)
+    elif result["selected_epoch"] not in (None, result["epochs"]):
+        print(
+            f"{folder}: its result is that of epoch {result['selected_epoch']}; this is the last epoch's net",
+            flush=True,
+        )
+    device = find_device(arguments.device)
+    return Subject(name, _placed(model, device), config, arguments.output or folder.path, True, device)
+
+
+def _fresh(overrides: Sequence[str], arguments: argparse.Namespace) -> Subject:
+    row = compose(overrides)
+    if row.config.sweep:
+        raise UserError(f"{' '.join(overrides)}: a table is many networks; give options of one, or run folders")
+    config = replace(row.config, trusted_targets=arguments.trust)
+    run = folder_of(replace(row, config=config)).path
+    folder = Path(config.output_root) / "analysis" / f"{run.parent.name},{run.name}"
+    model = fresh(config, {}, config.seed)
+    device = find_device(arguments.device)
+    name = f"{run.parent.name}/{run.name}, untrained"
+    return Subject(name, _placed(model, device), config, arguments.output or folder, False, device)
+
+
+def _placed(model: nn.Module, device: torch.device) -> nn.Module:
+    torch.backends.cudnn.allow_tf32 = False  # float32 is float32, in convolutions too
+    return model.to(device, memory_format=torch.channels_last).requires_grad_(False)

@@ -1,0 +1,92 @@
+"""Images/s of the test set evaluated as at the end of an epoch, by size of batch and against a plain loop."""
+
+import argparse
+import time
+from dataclasses import replace
+
+import torch
+from torch.utils.data import DataLoader
+
+from deepnets.bench.figures import Figures
+from deepnets.bench.options import count, counts
+from deepnets.bench.peers import plain
+from deepnets.bench.subject import add_subject, chosen
+from deepnets.bench.task import Task, task_of, told
+from deepnets.bench.turns import SETTLE_SECONDS, Candidates, in_turns
+from deepnets.data.batches import EvaluationBatches
+from deepnets.data.normalization import Normalization
+from deepnets.data.source import Split
+from deepnets.run import build_model
+from deepnets.training.assembly import dataset_of, splits_of
+from deepnets.training.fit import Training, evaluate
+from deepnets.training.metrics import Sums
+
+SIZES = "100,250,1000,2500,5000"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What can be chosen."""
+    add_subject(parser, "resnet20")
+    parser.add_argument(
+        "--sizes", type=counts, default=SIZES, help=f"of batches, besides evaluation_batch_size (default: {SIZES})"
+    )
+    parser.add_argument("--images", type=count, help="of the test set (default: all)")
+    parser.add_argument("--workers", type=int, default=2, help="processes of the plain loop's loader (default: 2)")
+
+
+def measure(arguments: argparse.Namespace) -> list[Figures]:
+    """Evaluate by turns."""
+    subject = chosen(arguments)
+    splits = splits_of(dataset_of(subject.config), subject.device)
+    images = min(arguments.images or len(splits.test), len(splits.test))
+    test = splits.test.select(torch.arange(images, device=subject.device))
+    training, own = subject.training(), subject.config.evaluation_batch_size
+    candidates: Candidates = {
+        f"batches of {size}": lambda size=size: images / _seconds(training, test, splits.normalization, size)
+        for size in dict.fromkeys((own, *arguments.sizes))
+    }
+    task = replace(task_of(subject, test, 0, False, arguments.workers), batch_size=own)
+    as_usual = replace(
+        task, model=build_model(list(subject.overrides)), precision=torch.float32, layout=torch.contiguous_format
+    )
+    for loop in (_PlainLoop(as_usual), _PlainLoop(task)):
+        name = f"plain loop, batches of {own}, {told(loop.task.precision, loop.task.layout)}"
+        candidates[name] = lambda loop=loop: images / loop.seconds()
+    title = f"evaluation of {arguments.model}, {images} images"
+    return [
+        Figures(title, "images/s", in_turns(candidates, arguments.repeats, SETTLE_SECONDS if arguments.workers else 0))
+    ]
+
+
+def _seconds(training: Training, test: Split, normalization: Normalization, size: int) -> float:
+    """Of what `fit` does with a split when an epoch has ended."""
+    started, sums = time.perf_counter(), Sums(training.device)
+    batches = EvaluationBatches(test, normalization, batch_size=size)
+    for _ in evaluate(training.model, batches, sums, training.precision):
+        pass
+    sums.mean()
+    return time.perf_counter() - started
+
+
+class _PlainLoop:
+    """The usual script's: torchvision's loader, no gradients, the number of right predictions read batch by batch."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.model = task.model.to(task.device, memory_format=task.layout).eval()
+        self.loader = DataLoader(
+            plain.PlainImages(task.images, task.labels, plain.normalization(task)),
+            task.batch_size,
+            num_workers=task.workers,
+            persistent_workers=task.workers > 0,
+            pin_memory=task.device.type == "cuda",
+        )
+
+    def seconds(self) -> float:
+        device, right, started = self.task.device, 0, time.perf_counter()
+        enabled = self.task.precision == torch.bfloat16
+        with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=enabled):
+            for images, labels in self.loader:
+                logits = self.model(images.to(device, memory_format=self.task.layout))
+                right += (logits.argmax(1) == labels.to(device)).sum().item()
+        return time.perf_counter() - started

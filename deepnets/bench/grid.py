@@ -1,0 +1,39 @@
+"""Seconds a row of a grid of tiny rows on digits takes beyond its training, start and composition included."""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from deepnets.bench.figures import Figures
+from deepnets.bench.options import count
+from deepnets.bench.turns import Measurement
+from deepnets.config.schema import REPOSITORY
+from deepnets.runs.folder import RunFolder
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What can be chosen."""
+    parser.add_argument("--rows", type=count, default=200, help="of the grid (default: 200)")
+    parser.add_argument("--iterations", type=count, default=40, help="that each trains (default: 40)")
+
+
+def measure(arguments: argparse.Namespace) -> list[Figures]:
+    """Train a grid a repeat."""
+    results: Measurement = {"beyond training": [], "training": []}
+    for _ in range(arguments.repeats):
+        with tempfile.TemporaryDirectory() as outputs:
+            size = ["model.depth=8", "model.widths=[2,2,2]", "epochs=null", f"iterations={arguments.iterations}"]
+            grid = ["-m", *size, f"seed=range({arguments.rows})", f"output_root={outputs}"]
+            started = time.perf_counter()
+            subprocess.run(
+                [sys.executable, str(REPOSITORY / "scripts/train.py"), *grid], check=True, stdout=subprocess.DEVNULL
+            )
+            seconds = time.perf_counter() - started
+            folders = [RunFolder(path.parent) for path in Path(outputs).glob("runs/*/*/result.json")]
+            training = sum(folder.result["seconds"] for folder in folders)
+        results["beyond training"].append((seconds - training) / arguments.rows)
+        results["training"].append(training / arguments.rows)
+    return [Figures(f"a row of {arguments.rows}", "seconds", results)]

@@ -1,0 +1,121 @@
+"""Memory and time of an iteration by what is kept for the backward pass: memory=full and the ways to recompute.
+
+MiB at the peak above what the process held with weights and data before its first iteration: gradients, momentum and,
+on a CPU, code that is loaded on first use and gaps in the heap count. Each measurement is a process of its own. The
+deepest network takes about 11 GB with memory=full:
+
+    python scripts/bench.py memory --model preact1001 --iterations 1 --repeats 1
+"""
+
+import argparse
+import multiprocessing
+import resource
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+
+import torch
+
+from deepnets.bench.figures import Figures
+from deepnets.bench.options import count, some_of
+from deepnets.bench.subject import add_subject, chosen, subject_of, words_of
+from deepnets.bench.training import endless
+from deepnets.bench.turns import Measurement, seconds_of, wait
+from deepnets.config.schema import Memory
+from deepnets.errors import UserError
+
+MODES = [mode.value for mode in Memory]
+PROCESS = Path("/proc/self")
+MIB = 2**20
+
+
+class DoesNotFit(Exception):
+    """The iteration takes more memory than there is."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What can be chosen."""
+    add_subject(parser, "resnet110", dataset="synthetic")
+    modes = ",".join(MODES)
+    parser.add_argument("--modes", type=some_of(MODES), default=modes, help=f"with commas (default: {modes})")
+    parser.add_argument("--iterations", type=count, default=3, help="that are timed, after a first one (default: 3)")
+
+
+def measure(arguments: argparse.Namespace) -> list[Figures]:
+    """Train in processes, one after the other."""
+    words, subject = words_of(arguments), chosen(arguments)
+    if subject.device.type == "cpu" and not PROCESS.is_dir():
+        raise UserError("memory on the CPU is read from /proc, which only Linux has")
+    mebibytes: Measurement = {}
+    seconds: Measurement = {}
+    absent: dict[str, str] = {}
+    for _ in range(arguments.repeats):
+        for mode in arguments.modes:
+            if mode in absent:
+                continue
+            try:
+                peak, pace = _in_a_process([*words, f"memory={mode}"], arguments.iterations)
+            except DoesNotFit as reason:
+                absent[mode] = str(reason)
+                mebibytes.pop(mode, None), seconds.pop(mode, None)
+                continue
+            mebibytes.setdefault(mode, []).append(peak / MIB)
+            seconds.setdefault(mode, []).append(pace)
+    title = f"of {arguments.model}, batches of {subject.config.batch_size}"
+    return [
+        Figures(f"memory {title}", "MiB", mebibytes, absent),
+        Figures(f"iteration {title}", "seconds", seconds, absent),
+    ]
+
+
+def _in_a_process(words: Sequence[str], iterations: int) -> tuple[float, float]:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        try:
+            return process.submit(_trained, words, iterations, torch.get_num_threads()).result()
+        except BrokenProcessPool:
+            raise DoesNotFit("its process was killed, as for want of memory") from None
+
+
+def _trained(words: Sequence[str], iterations: int, threads: int) -> tuple[float, float]:
+    """Bytes at the peak of 1 + `iterations` iterations above those held before, and seconds of one but the first.
+
+    Raises:
+        DoesNotFit: there is not as much memory.
+    """
+    torch.set_num_threads(threads)
+    subject = subject_of(words)
+    steps = endless(subject.training())
+    base = _begin(subject.device)
+    try:
+        next(steps)
+        wait(subject.device)
+        pace = seconds_of(steps, iterations, subject.device) / iterations
+    except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is one; that of the CPU has no class
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "memory" in str(error):
+            raise DoesNotFit("more than the memory that is free") from None
+        raise
+    return _peak(subject.device) - base, pace
+
+
+def _begin(device: torch.device) -> float:
+    """Bytes held now; from here on peaks count, and more than is free is refused rather than taken from others."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return torch.cuda.memory_allocated(device)
+    free = _kib(Path("/proc/meminfo"), "MemAvailable")
+    limit = 1024 * (_kib(PROCESS / "status", "VmData") + free)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    (PROCESS / "clear_refs").write_text("5")  # VmHWM starts anew; ru_maxrss would keep that of the parent process
+    return 1024 * _kib(PROCESS / "status", "VmRSS")
+
+
+def _peak(device: torch.device) -> float:
+    return (
+        torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 1024 * _kib(PROCESS / "status", "VmHWM")
+    )
+
+
+def _kib(file: Path, name: str) -> int:
+    (line,) = (line for line in file.read_text().splitlines() if line.startswith(f"{name}:"))
+    return int(line.split()[1])

@@ -1,0 +1,86 @@
+"""The usual PyTorch script for CIFAR: torchvision's transforms image by image, a loader, and a loop."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, Dataset
+
+from deepnets.bench.task import Task
+from deepnets.bench.turns import seconds_of
+
+
+class PlainImages(Dataset):
+    """Images (N, H, W, C) uint8 in memory, each through PIL and torchvision's transforms when it is asked for."""
+
+    def __init__(self, images: Tensor, labels: Tensor, transforms: Sequence[Callable]) -> None:
+        from torchvision.transforms import Compose, ToPILImage
+
+        self.images, self.labels = images.numpy(), labels.tolist()
+        self.transform = Compose([ToPILImage(), *transforms])
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.transform(self.images[index]), self.labels[index]
+
+
+def augmentation(task: Task) -> list[Callable]:
+    """Of PIL images."""
+    from torchvision.transforms import RandomCrop, RandomHorizontalFlip
+
+    crop = [RandomCrop(task.images.shape[1:3], padding=task.pad)] if task.pad else []
+    return [*crop, RandomHorizontalFlip()] if task.flip else crop
+
+
+def normalization(task: Task) -> list[Callable]:
+    """From PIL images to tensors."""
+    from torchvision.transforms import Normalize, ToTensor
+
+    return [ToTensor(), Normalize(task.mean, task.std)]
+
+
+def loader(task: Task) -> DataLoader:
+    """Batches as the usual script makes them; the last, short one of an epoch is left out, for equal iterations."""
+    data = PlainImages(task.images, task.labels, [*augmentation(task), *normalization(task)])
+    return DataLoader(
+        data,
+        task.batch_size,
+        shuffle=True,
+        drop_last=True,
+        num_workers=task.workers,
+        persistent_workers=task.workers > 0,
+        pin_memory=task.device.type == "cuda",
+    )
+
+
+def forever(batches: DataLoader) -> Iterator[tuple[Tensor, Tensor]]:
+    """Epoch after epoch of a loader."""
+    while True:
+        yield from batches
+
+
+def steps(task: Task) -> Iterator[None]:
+    """The usual loop, without reading a loss; in float32 autocast is off, as in the script that knows none."""
+    model = task.model.to(task.device, memory_format=task.layout).train()
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=task.lr, momentum=task.momentum, nesterov=True, weight_decay=task.weight_decay
+    )
+    autocast = torch.autocast(task.device.type, torch.bfloat16, enabled=task.precision == torch.bfloat16)
+    for images, labels in forever(loader(task)):
+        images = images.to(task.device, memory_format=task.layout, non_blocking=True)
+        labels = labels.to(task.device, non_blocking=True)
+        optimizer.zero_grad()
+        with autocast:
+            loss = cross_entropy(model(images), labels)
+        loss.backward()
+        optimizer.step()
+        yield
+
+
+def prepare(task: Task) -> Callable[[int], float]:
+    """In the task's precision and layout; the usual script's are float32 and NCHW."""
+    training = steps(task)
+    return lambda iterations: seconds_of(training, iterations, task.device)

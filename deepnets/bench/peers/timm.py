@@ -1,0 +1,62 @@
+"""timm: its loader, optimiser and meters in the loop of its train.py, which its package leaves out.
+
+timm has no network for CIFAR, so it trains the same one. Its own augmentation is ImageNet's; this is the task's.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from timm.data.loader import PrefetchLoader, fast_collate
+from timm.data.transforms import ToNumpy
+from timm.optim import create_optimizer_v2
+from timm.utils import AverageMeter
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+
+from deepnets.bench.peers import plain
+from deepnets.bench.task import Task
+from deepnets.bench.turns import seconds_of
+
+
+def loader(task: Task) -> PrefetchLoader:
+    """Batches of uint8, which are normalised on the device, one ahead of the loop."""
+    batches = DataLoader(
+        plain.PlainImages(task.images, task.labels, [*plain.augmentation(task), ToNumpy()]),
+        task.batch_size,
+        shuffle=True,
+        drop_last=True,
+        num_workers=task.workers,
+        persistent_workers=task.workers > 0,
+        pin_memory=task.device.type == "cuda",
+        collate_fn=fast_collate,
+    )
+    return PrefetchLoader(batches, task.mean, task.std, channels=task.images.shape[3], device=task.device)
+
+
+def steps(task: Task) -> Iterator[None]:
+    """train.py's loop for one process, with --amp in bfloat16 and --channels-last; it reads the loss every time."""
+    model = task.model.to(task.device, memory_format=task.layout).train()
+    optimizer = create_optimizer_v2(
+        model, opt="sgd", lr=task.lr, weight_decay=task.weight_decay, momentum=task.momentum, filter_bias_and_bn=False
+    )
+    autocast = torch.autocast(task.device.type, torch.bfloat16, enabled=task.precision == torch.bfloat16)
+    losses, seconds, waited = AverageMeter(), AverageMeter(), AverageMeter()
+    end = time.time()
+    for images, labels in plain.forever(loader(task)):
+        waited.update(time.time() - end)
+        images = images.contiguous(memory_format=task.layout)
+        with autocast:
+            loss = cross_entropy(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.update(loss.item(), len(images))
+        seconds.update(time.time() - end)
+        end = time.time()
+        yield
+
+
+def prepare(task: Task) -> Callable[[int], float]:
+    training = steps(task)
+    return lambda iterations: seconds_of(training, iterations, task.device)

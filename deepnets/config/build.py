@@ -1,0 +1,143 @@
+"""Configuration nodes: a `_target_` and its arguments, checked against its signature before anything is called."""
+
+import inspect
+from collections.abc import Callable, Collection
+from functools import cache
+from typing import Any, get_type_hints
+
+import hydra
+from hydra.errors import InstantiationException
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from deepnets.errors import UserError
+
+# Exact names only: a prefix such as `torch.optim` also admits `torch.optim.optimizer.torch.hub.load`.
+TARGETS = frozenset(
+    {
+        "deepnets.data.dataset.Dataset",
+        "deepnets.data.sources.cifar10",
+        "deepnets.data.sources.cifar100",
+        "deepnets.data.sources.digits",
+        "deepnets.data.sources.image_folder",
+        "deepnets.data.sources.mnist",
+        "deepnets.data.sources.svhn",
+        "deepnets.data.sources.synthetic",
+        "deepnets.launch.local.Local",
+        "deepnets.launch.pool.Pool",
+        "deepnets.launch.slurm.Slurm",
+        "deepnets.models.fully_connected.FullyConnected",
+        "deepnets.models.highway.Highway",
+        "deepnets.models.resnet.ResNet",
+        "deepnets.models.shortcuts.Dropped",
+        "deepnets.models.shortcuts.Gated",
+        "deepnets.models.shortcuts.Identity",
+        "deepnets.models.shortcuts.Projected",
+        "deepnets.models.shortcuts.Scaled",
+        "deepnets.models.survival.LinearDecay",
+        "deepnets.models.survival.RandomSubset",
+        "deepnets.models.survival.Uniform",
+        "deepnets.optimizer.adam",
+        "deepnets.optimizer.caffe_sgd",
+        "deepnets.optimizer.sgd",
+        "deepnets.schedule.Cosine",
+        "deepnets.schedule.Exponential",
+        "deepnets.schedule.Plateau",
+        "deepnets.schedule.Step",
+    }
+)
+
+
+def build(where: str, node: dict[str, Any], trusted: Collection[str] = (), **runtime: Any) -> Any:
+    """The object that `node` describes, with `runtime` as further arguments.
+
+    Raises:
+        UserError: the target is not allowed, an argument is unknown, missing or of another type than annotated, or the
+            target refuses its values.
+    """
+    if not isinstance(node, dict):
+        raise UserError(f"{where}={node}: choose one of its options")
+    _check(where, node, trusted, runtime)
+    try:
+        return hydra.utils.instantiate(node, _convert_="all", **runtime)
+    except InstantiationException as error:
+        cause = error.__cause__
+        if isinstance(cause, ValueError) and not isinstance(cause, UserError):
+            raise UserError(f"{where}: {cause}") from cause
+        raise (cause or error) from None  # a bug in the target, whose own traceback tells most
+
+
+def _check(
+    where: str, node: dict[str, Any], trusted: Collection[str], runtime: Collection[str], nested: bool = False
+) -> None:
+    target = node.get("_target_")
+    if not isinstance(target, str) or (target not in TARGETS and target not in trusted):
+        raise UserError(
+            f"{where}._target_: {target!r} is not one of the classes a configuration may name. If it is your own and "
+            f"you trust it, add 'trusted_targets=[{target}]' to the command line; analyze.py and deepnets.run take "
+            f"--trust {target}."
+        )
+    is_partial = node.get("_partial_", False)
+    if is_partial and not nested:
+        raise UserError(f"{where}._partial_: only a nested node may leave arguments open")
+    arguments = {key: value for key, value in node.items() if key not in ("_target_", "_partial_")}
+    try:
+        parameters, annotations = _signature(target)
+    except Exception as error:
+        if target in trusted:  # whatever the user's own module raises while it is imported
+            raise UserError(f"{where}: {target} cannot be imported: {error}") from error
+        raise
+    unknown = [key for key in arguments if key not in parameters or key in runtime]
+    if unknown:
+        allowed = ", ".join(name for name in parameters if name not in runtime) or "none"
+        raise UserError(f"{where}: unknown key {unknown[0]!r}; {target} takes: {allowed}")
+    for key, value in arguments.items():
+        _check_nested(f"{where}.{key}", value, trusted)
+        if key in annotations and not (isinstance(value, dict) and "_target_" in value):
+            _check_type(f"{where}.{key}", value, annotations[key])
+    given = {*arguments, *runtime}
+    missing = [
+        name for name, parameter in parameters.items() if parameter.default is parameter.empty and name not in given
+    ]
+    if len(missing) > is_partial:  # a partial node leaves one argument open, which the program gives
+        needs = "all but one of them" if is_partial else "them"
+        raise UserError(f"{where}: not given: {', '.join(missing)}; {target} needs {needs}")
+
+
+def _check_nested(where: str, value: Any, trusted: Collection[str]) -> None:
+    """Hydra calls every node, however deep in lists and dictionaries it lies."""
+    if isinstance(value, dict) and "_target_" in value:
+        _check(where, value, trusted, (), nested=True)
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            _check_nested(f"{where}.{key}", inner, trusted)
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            _check_nested(f"{where}[{index}]", inner, trusted)
+
+
+def _check_type(where: str, value: Any, annotation: Any) -> None:
+    try:
+        _adapter(annotation).validate_python(value, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        path = "".join(f"[{index}]" for index in first["loc"] if isinstance(index, int))
+        raise UserError(f"{where}{path}: got {first['input']!r}; {_lower(first['msg'])}") from None
+
+
+def _lower(message: str) -> str:
+    return message[0].lower() + message[1:]
+
+
+@cache
+def _adapter(annotation: Any) -> TypeAdapter:
+    try:
+        return TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True))
+    except Exception:  # an annotation with a schema of its own takes no config
+        return TypeAdapter(annotation)
+
+
+@cache
+def _signature(target: str) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
+    called: Callable[..., Any] = hydra.utils.get_object(target)
+    parameters = dict(inspect.signature(called).parameters)
+    return parameters, get_type_hints(called.__init__ if inspect.isclass(called) else called)

@@ -1,0 +1,74 @@
+"""From YAML and overrides to a configuration."""
+
+import os
+import tempfile
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+
+import hydra
+from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from deepnets.config.resolvers import at_scale, case, choice, log_uniform, uniform
+from deepnets.config.schema import CONF, REPOSITORY, Config, Row
+from deepnets.errors import UserError
+
+
+def typed(composed: DictConfig) -> Config:
+    """What Hydra composed as a `Config`: every interpolation resolved, every folder absolute.
+
+    Raises:
+        OmegaConfBaseException: a value is missing, or an interpolation leads nowhere.
+        UserError: a key is none of those above.
+    """
+    config: Config = OmegaConf.to_object(composed)
+    for place, schema in {"": config, "scale.": config.scale, "sweep.": config.sweep}.items():
+        # What a + in front has added, where no class checks it.
+        unknown = schema and vars(schema).keys() - {key.name for key in fields(schema)}
+        if unknown:
+            raise UserError(f"unknown key {place + min(unknown)!r}; --cfg job prints those there are")
+    config.output_root = os.path.abspath(os.path.expanduser(config.output_root))
+    if isinstance(config.dataset.get("root"), str):
+        config.dataset["root"] = os.path.abspath(os.path.expanduser(config.dataset["root"]))
+    return config
+
+
+def register() -> None:
+    """Make the schema `config` and the resolvers known to Hydra, which reads them while it composes."""
+    ConfigStore.instance().store(name="config", node=Config)
+    OmegaConf.register_new_resolver("repository", lambda path: str(REPOSITORY / path), replace=True)
+    OmegaConf.register_new_resolver("folder_name", lambda path: Path(path).resolve().name, replace=True)
+    for resolver in (at_scale, case, log_uniform, uniform, choice):
+        OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)
+    OmegaConf.register_new_resolver("scratch", _scratch_folder, replace=True)
+
+
+def _scratch_folder() -> str:
+    """Where Hydra may write the copy of the configuration that it insists on; every grid overwrites it."""
+    return str(Path(tempfile.gettempdir()) / f"deepnets-{os.getuid()}")
+
+
+def compose(overrides: Sequence[str]) -> Row:
+    """The run that conf/train.yaml is with these overrides of `scripts/train.py`.
+
+    Raises:
+        HydraException: an unknown option or key. UserError: as `typed`.
+    """
+    cached, choices = composed(tuple(overrides))
+    config = deepcopy(cached)
+    with open_dict(config):
+        del config["hydra"]
+    return Row(typed(config), choices, tuple(overrides))
+
+
+@cache
+def composed(overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
+    """The configuration and Hydra's own node as they are composed, and the option chosen in every group."""
+    register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = hydra.compose("train", list(overrides), return_hydra_config=True)
+    return config, dict(config.hydra.runtime.choices)

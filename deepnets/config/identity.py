@@ -1,0 +1,120 @@
+"""When two runs are the same: the settings that make a run what it is, apart from where and how it executes."""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from deepnets.config.schema import Config
+
+LONGEST_NAME = 160  # bytes; file systems allow 255
+
+# What may change without making it another run: where it executes, reads and writes. All other keys are its identity.
+EXECUTION_KEYS = frozenset(
+    {
+        "dataset.root",
+        "memory",
+        "step",
+        "launcher",
+        "runs_per_device",
+        "stacked",
+        "wait",
+        "retry",
+        "fail_fast",
+        "device",
+        "threads",
+        "output_root",
+        "checkpoint_seconds",
+        "log_iterations",
+        "overwrite",
+        "plan",
+        "trusted_targets",
+        "sweep",
+    }
+)
+
+
+def is_execution(key: str) -> bool:
+    """Whether the key, or the node it stands in, is one of `EXECUTION_KEYS`: `launcher.time` is, for `launcher` is."""
+    return any(key == other or key.startswith(other + ".") for other in EXECUTION_KEYS)
+
+
+def identity(config: Config) -> dict[str, Any]:
+    """The settings that make the run what it is: all but `EXECUTION_KEYS`."""
+    plain = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
+    for key in EXECUTION_KEYS:
+        *path, last = key.split(".")
+        node = plain
+        for step in path:
+            node = node[step]
+        node.pop(last, None)
+    return plain
+
+
+def identity_hash(config: Config) -> str:
+    """Twelve hexadecimal digits that are equal exactly when two runs are the same."""
+    return hashlib.sha256(json.dumps(identity(config), sort_keys=True).encode()).hexdigest()[:12]
+
+
+def flat(node: Any, prefix: str = "") -> dict[str, Any]:
+    """The values of nested settings by dotted key; a list is one value."""
+    if not isinstance(node, dict):
+        return {prefix: node}
+    return {
+        key: value for name, child in node.items() for key, value in flat(child, f"{prefix}.{name}".lstrip(".")).items()
+    }
+
+
+def plain(name: str) -> str:
+    """A folder's name: without what a shell would have to quote; long ones end in a hash."""
+    plain = re.sub(r"[^\w.=+,-]", "", name.replace("/", "."))
+    if len(plain.encode()) <= LONGEST_NAME:
+        return plain
+    ending = hashlib.sha256(name.encode()).hexdigest()[:8]
+    return plain.encode()[: LONGEST_NAME - 9].decode(errors="ignore") + "~" + ending
+
+
+Frozen = dict[str, Any]
+
+
+def upgrade(frozen: Frozen) -> Frozen:
+    """The settings of a run folder's `config.yaml`, whichever version wrote it, as this version writes them.
+
+    Applied wherever a frozen configuration is read, so that a folder of before is the same run afterwards. Whoever
+    adds, drops or moves a key adds a step to `STEPS`; each is tested with a frozen folder.
+    """
+    for step in STEPS:
+        frozen = step(frozen)
+    return frozen
+
+
+def _added(key: str, neutral: Any) -> Callable[[Frozen], Frozen]:
+    """A key that did not exist gets the value that does what was done without it; its node must be there."""
+
+    def step(frozen: Frozen) -> Frozen:
+        node, _, name = key.rpartition(".")
+        if not node:
+            return {name: neutral, **frozen}
+        inner = frozen.get(node)
+        return {**frozen, node: {name: neutral, **inner}} if isinstance(inner, dict) else frozen
+
+    return step
+
+
+STEPS: tuple[Callable[[Frozen], Frozen], ...] = (
+    _added("setting", None),
+    _added("plan", False),
+    _added("devices", 1),
+    _added("sync_batchnorm", False),
+    _added("launcher", {}),
+    _added("runs_per_device", 1),
+    _added("wait", False),
+    _added("retry", None),
+    _added("fail_fast", False),
+    _added("memory", "full"),
+    _added("stacked", 1),
+    _added("step", "eager"),
+)

@@ -1,0 +1,132 @@
+"""The shape of a run: names and types. Every value stands in conf/, none here."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, Optional
+
+from omegaconf import MISSING
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CONF = REPOSITORY / "conf"
+
+
+class Precision(Enum):
+    """Arithmetic of the forward pass: bfloat16 autocast, float32, or bfloat16 where the hardware computes in it."""
+
+    auto = "auto"
+    fp32 = "fp32"
+    bf16 = "bf16"
+
+
+class Selection(Enum):
+    """Whose test error is the result: the last epoch's, or that of the epoch with the lowest validation error."""
+
+    final = "final"
+    best_validation = "best_validation"
+
+
+class Memory(Enum):
+    """What the backward pass finds kept of a net's units: all, or a part from which the rest is computed again."""
+
+    full = "full"
+    recompute_activations = "recompute_activations"
+    recompute_units = "recompute_units"
+    recompute_segments = "recompute_segments"
+
+
+class Step(Enum):
+    """How an iteration is executed: operation by operation, from compiled code, as a CUDA graph, or as both.
+
+    Evaluation is always executed operation by operation.
+    """
+
+    eager = "eager"
+    compiled = "compiled"
+    graphed = "graphed"
+    compiled_graphed = "compiled_graphed"
+
+
+class Retry(Enum):
+    """Which rows that have ended without a result are trained again."""
+
+    failed = "failed"
+
+
+@dataclass
+class Reported:
+    """What a paper prints, in percent, by row; rows are named as folders are: the values of `Sweep.axes` with commas.
+
+    `statistic` says what `test_error` is, as in "median of 5" or "single". An error is a number, `fail` (non-finite or
+    above 20), or null where the paper draws it without a number. Further statistics of the same rows stand in `mean`,
+    `std` and `best`. All is empty where nothing is printed.
+    """
+
+    statistic: Optional[str] = None
+    test_error: dict[str, Any] = field(default_factory=dict)  # omegaconf takes no int for Union[float, str]
+    mean: dict[str, float] = field(default_factory=dict)
+    std: dict[str, float] = field(default_factory=dict)
+    best: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Sweep:
+    """A table: `axes` are the choices that name a row, `reported` is what the paper prints about the rows."""
+
+    axes: list[str] = MISSING
+    reported: Reported = field(default_factory=Reported)
+
+
+@dataclass
+class Scale:
+    """How much of a protocol is trained: `budget` is the share of its epochs or iterations."""
+
+    name: str = MISSING
+    budget: float = MISSING
+
+
+@dataclass
+class Config:
+    """One run. The nodes model, dataset, optimizer and schedule have a `_target_`, whose signature is their schema."""
+
+    model: dict[str, Any] = MISSING
+    dataset: dict[str, Any] = MISSING
+    optimizer: dict[str, Any] = MISSING
+    schedule: dict[str, Any] = MISSING
+    epochs: Optional[int] = MISSING  # omegaconf 2.3 does not read `int | None` in dataclasses
+    iterations: Optional[int] = MISSING
+    scale: Scale = MISSING
+    batch_size: int = MISSING
+    evaluation_batch_size: int = MISSING
+    seed: int = MISSING
+    setting: Optional[int] = MISSING
+    precision: Precision = MISSING
+    memory: Memory = MISSING
+    step: Step = MISSING
+    selection: Selection = MISSING
+    devices: int = MISSING
+    sync_batchnorm: bool = MISSING
+    launcher: dict[str, Any] = MISSING
+    runs_per_device: int = MISSING
+    stacked: int = MISSING
+    wait: bool = MISSING
+    retry: Optional[Retry] = MISSING
+    fail_fast: bool = MISSING
+    device: str = MISSING
+    threads: Optional[int] = MISSING
+    output_root: str = MISSING
+    checkpoint_seconds: float = MISSING
+    log_iterations: int = MISSING
+    overwrite: bool = MISSING
+    plan: bool = MISSING
+    trusted_targets: list[str] = MISSING
+    sweep: Optional[Sweep] = MISSING
+
+
+@dataclass(frozen=True)
+class Row:
+    """One composed run of a grid, with what named it: the option chosen in each group and the overrides typed."""
+
+    config: Config
+    choices: dict[str, str] = field(default_factory=dict)
+    overrides: tuple[str, ...] = ()

@@ -1,0 +1,1 @@
+"""The processes that train a run together."""

@@ -1,0 +1,180 @@
+"""What training a network costs: parameters and multiply-adds counted, time and memory measured on this device."""
+
+import json
+import math
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from deepnets.config.build import build
+from deepnets.config.schema import Config
+from deepnets.data.dataset import Dataset
+from deepnets.errors import UserError
+from deepnets.launch.memory import PeakMemory
+from deepnets.runs.record import threads_of
+from deepnets.training.assembly import prepare
+from deepnets.training.checks import try_out
+from deepnets.training.cuda_graph import WARM_UP
+from deepnets.training.fit import Training, evaluate, fit
+from deepnets.training.hardware import choose_precision, describe, find_device
+from deepnets.training.metrics import Sums
+
+TIMED_SECONDS, TIMED_STEPS = 0.4, 3  # after a first step, which is slower; both must be reached
+CPU_MACS = 8e9  # of a timed forward pass on a CPU, where time is proportional to images beyond a few
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of a network: parameters, and multiply-adds of convolutions and linear layers for one image, all branches taken.
+
+    `architecture` is torch's description of its modules less all decimals: the bias of a gate makes no other work.
+    """
+
+    parameters: int
+    macs: int
+    architecture: str
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds an image takes in training and in evaluation, at a device's share of the batch, and bytes of memory.
+
+    `memory` holds the weights, the optimiser's state and what a step takes in addition, in proportion to its images.
+    """
+
+    training: float
+    evaluation: float
+    memory: int
+
+
+def size_of(config: Config, dataset: Dataset) -> Size:
+    """The size of the run's network, built without memory for its weights; a `UserError` for an illegal one."""
+    return _size(json.dumps([config.model, config.trusted_targets]), dataset.shape, dataset.classes)
+
+
+@cache
+def _size(key: str, shape: tuple[int, int, int], classes: int) -> Size:
+    node, trusted = json.loads(key)
+    with torch.device("meta"):
+        model = build("model", node, trusted, shape=shape, classes=classes)
+    with FlopCounterMode(display=False) as counter:
+        try_out(model, shape)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return Size(parameters, counter.get_total_flops() // 2, re.sub(r"-?\d+\.\d+(e-?\d+)?", "", str(model)))
+
+
+def pace_of(config: Config, dataset: Dataset, size: Size, known: dict[str, Pace]) -> Pace:
+    """The pace of real training steps on noise of the data set's shape; `known` is asked first, and told the answer.
+
+    Raises:
+        UserError: the network does not fit into the memory of the GPU.
+    """
+    precision, threads = config.precision.value, threads_of(config)
+    what = [size.architecture, config.model.get("survival"), dataset.shape, _share(config), precision, threads]
+    key = json.dumps([*what, config.device, config.memory.value, config.step.value, config.optimizer["_target_"]])
+    if key not in known:
+        torch.set_num_threads(threads)
+        known[key] = _measured(config, dataset, size)
+    return known[key]
+
+
+def _share(config: Config) -> int:
+    """Images of a batch on each device."""
+    return math.ceil(config.batch_size / config.devices)
+
+
+def _measured(config: Config, dataset: Dataset, size: Size) -> Pace:
+    device = find_device(config.device)
+    share = images = _share(config)
+    if device.type == "cpu":
+        images = min(images, max(16, int(CPU_MACS / max(size.macs, 1))))
+    noise = replace(
+        config,
+        dataset=_noise(dataset, images),
+        batch_size=images,
+        evaluation_batch_size=images,
+        epochs=1,
+        iterations=None,
+    )
+    try:
+        training = prepare(noise, device, choose_precision(config.precision, device))
+        batches = training.evaluated.pop("test")
+        training.iterations = 10**9  # the timing ends it
+        steps = fit(training)
+
+        def train() -> None:
+            done = training.iteration
+            while training.iteration == done:  # an epoch's end takes a turn of its own
+                next(steps)
+
+        def test() -> None:
+            for _ in evaluate(training.model, batches, Sums(device), training.precision):
+                pass
+
+        train()  # which makes the optimiser's state
+        memory = _held(training) + _peak(train, device) * share / images  # before a capture: a replay allocates nothing
+        if "graphed" in training.step:
+            for _ in range(WARM_UP - 2):  # what `_seconds` leaves out is then the capture
+                train()
+        return Pace(_seconds(train, device) / images, _seconds(test, device) / images, round(memory))
+    except torch.OutOfMemoryError as error:
+        raise UserError(
+            f"batch_size={config.batch_size}: does not fit into the memory of {describe(device)}; give a smaller one"
+        ) from error
+
+
+def _held(training: Training) -> int:
+    """Bytes of the weights, the statistics and the optimiser's state."""
+    state = (value for values in training.optimizer.state.values() for value in values.values())
+    tensors = [*training.model.state_dict().values(), *(value for value in state if isinstance(value, torch.Tensor))]
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def _peak(act: Callable[[], None], device: torch.device) -> int:
+    """Bytes that one `act` takes at most in addition."""
+    if device.type == "cuda":
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        act()
+        return torch.cuda.max_memory_allocated(device) - before
+    with PeakMemory() as peak:
+        act()
+    return peak.bytes
+
+
+def _seconds(act: Callable[[], None], device: torch.device) -> float:
+    """Of one `act`: the mean over a short while."""
+    act()
+    _wait(device)
+    started, count = time.perf_counter(), 0
+    while count < TIMED_STEPS or time.perf_counter() - started < TIMED_SECONDS:
+        act()
+        _wait(device)
+        count += 1
+    return (time.perf_counter() - started) / count
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _noise(dataset: Dataset, images: int) -> dict:
+    """A data set node like `dataset`, of four batches of noise: the timing needs no files."""
+    channels, height, width = dataset.shape
+    side = round(math.sqrt(height * width))  # as many pixels, in a square
+    source = {"classes": dataset.classes, "channels": channels, "size": side, "train": 4 * images, "test": images}
+    return {
+        "_target_": "deepnets.data.dataset.Dataset",
+        "source": {"_target_": "deepnets.data.sources.synthetic", "_partial_": True, **source},
+        "root": ".",
+        "validation": 0,
+        "normalization": dataset.normalization,
+        "pad": dataset.pad,
+        "flip": dataset.flip,
+    }

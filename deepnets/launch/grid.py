@@ -1,0 +1,86 @@
+"""Check the rows of a grid, freeze them into their folders, and hand the folders to the launcher."""
+
+import os
+import shlex
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from deepnets.config.build import build
+from deepnets.config.schema import Config, Row
+from deepnets.errors import UserError
+from deepnets.launch.ending import lines_of
+from deepnets.launch.launcher import Launcher
+from deepnets.runs.console import tell
+from deepnets.runs.folder import Locked, RunFolder
+from deepnets.runs.naming import folders_of
+from deepnets.runs.revision import git_commit
+from deepnets.training.checks import check
+
+
+def launch(rows: list[Row]) -> int:
+    """Train every row that is not finished, by the launcher they choose; returns the exit code: 1 when a row failed.
+
+    All rows are checked before the first is written down, and all are written down before the first trains.
+
+    Raises:
+        UserError: names every row that cannot run.
+    """
+    folders, first = folders_of(rows), rows[0].config
+    launcher: Launcher = build("launcher", first.launcher, first.trusted_targets)
+    wrong = {}
+    for row, folder in zip(rows, folders, strict=True):
+        try:
+            _check(row, folder, launcher)
+        except UserError as error:
+            wrong[folder] = error
+    if len(rows) == 1 and wrong:
+        raise next(iter(wrong.values()))
+    if wrong:
+        reasons = lines_of({folder: str(error) for folder, error in wrong.items()})
+        raise UserError("\n".join([f"{len(wrong)} of {len(rows)} rows cannot run; none was started", *reasons]))
+    ours = []
+    for row, folder in zip(rows, folders, strict=True):
+        try:
+            if row.config.overwrite or not folder.is_complete:
+                folder.freeze(row.config, _origin(row))
+        except Locked as error:  # another process is running it, and was checked to run the same,
+            if row.config.overwrite:  # or else may leave behind what is not this row's
+                tell(f"{error}; left alone")
+                continue
+        ours.append(folder)
+    return launcher.execute(ours, first) if ours else 0
+
+
+def launchable(config: Config, launcher: Launcher) -> Config:
+    """The configuration as far as this process can check it, for `deepnets.training.checks`.
+
+    Raises:
+        UserError: the launcher does not execute such a row.
+    """
+    launcher.check(config)
+    if config.stacked > 1 and not launcher.in_process:
+        raise UserError(f"stacked={config.stacked}: rows are stacked in one process only; give launcher=local")
+    if config.runs_per_device > 1 and not launcher.shares_devices:
+        raise UserError(f"runs_per_device={config.runs_per_device}: only launcher=pool runs several on a device")
+    # What runs elsewhere needs neither the devices of this process nor its data on one of them.
+    return config if launcher.in_process else replace(config, device="cpu")
+
+
+def _check(row: Row, folder: RunFolder, launcher: Launcher) -> None:
+    folder.check(row.config)
+    if row.config.overwrite or not folder.is_complete:
+        check(launchable(row.config, launcher))
+    elif folder.config.dataset.get("root") != row.config.dataset.get("root"):
+        tell(f"{folder}: was trained on the data in {folder.config.dataset.get('root')}")
+
+
+def _origin(row: Row) -> dict[str, Any]:
+    return {
+        "command": shlex.join([os.path.basename(sys.executable), *sys.argv]),
+        "overrides": list(row.overrides),
+        "choices": row.choices,
+        "commit": git_commit(),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }

@@ -1,0 +1,30 @@
+"""How the folders of a grid are executed: here, in a pool of devices, or by SLURM."""
+
+from typing import ClassVar, Protocol
+
+from deepnets.config.schema import Config
+from deepnets.runs.folder import RunFolder
+
+
+class Launcher(Protocol):
+    """What `launcher=` chooses; each executes `python -m deepnets.run FOLDER` or what that calls.
+
+    `in_process` tells whether rows run in this very process, so that what is read while they are checked is used again,
+    `shares_devices` whether several may run on one device at once.
+    """
+
+    in_process: ClassVar[bool]
+    shares_devices: ClassVar[bool]
+
+    def check(self, config: Config) -> None:
+        """Whether this row can be executed so; called for each before any is written down.
+
+        Raises:
+            UserError: it cannot be, for example for want of devices.
+        """
+
+    def execute(self, folders: list[RunFolder], config: Config) -> int:
+        """Execute the frozen folders, finished ones among them; returns the exit code.
+
+        `config` is the first row's, for what is the same in all: `fail_fast`, `wait`, `trusted_targets` and their like.
+        """

@@ -1,0 +1,222 @@
+"""A grid before anything runs: what each row is, what it costs on this device, and what is finished."""
+
+import csv
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Column, Table
+
+from deepnets.config.build import build
+from deepnets.config.schema import Config, Row
+from deepnets.data.dataset import Dataset
+from deepnets.errors import UserError
+from deepnets.launch.cost import Pace, Size, pace_of, size_of
+from deepnets.launch.ending import lines_of
+from deepnets.launch.grid import launchable
+from deepnets.launch.launcher import Launcher
+from deepnets.runs.checkpoint import LAST
+from deepnets.runs.folder import RunFolder
+from deepnets.runs.naming import folders_of
+from deepnets.training.checks import check_settings
+from deepnets.training.hardware import describe, find_device
+
+FLOPS_PER_MAC = 2 * 3  # a multiply and an add; the backward pass costs twice the forward pass
+ILLEGAL = "illegal"
+DEVICES = (1, 8, 64)  # for how many the time is told
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run of the grid: its state, and as far as it is legal its size, cost and what is left of it.
+
+    `flops` are of the training alone; `left` is the share of it that is not trained yet, `seconds` the time for that on
+    one device, `devices` how many divide it among them, and `memory` the bytes that each of them needs.
+    """
+
+    folder: RunFolder
+    state: str
+    left: float
+    size: Size | None = None
+    flops: float = 0.0
+    seconds: float = 0.0
+    devices: int = 1
+    memory: int = 0
+    problem: str | None = None
+
+
+def show_plan(rows: list[Row]) -> int:
+    """Print the plan of the grid; trains and writes nothing. Returns the exit code: 1 when a row cannot run."""
+    folders, first = folders_of(rows), rows[0].config
+    launcher: Launcher = build("launcher", first.launcher, first.trusted_targets)
+    paces: dict[str, Pace] = {}
+    entries = []
+    with Console(stderr=True).status("timing") as status:  # shows where there is a terminal
+        for number, (row, folder) in enumerate(zip(rows, folders, strict=True), start=1):
+            status.update(f"timing {number}/{len(rows)} {folder}")
+            entries.append(_entry(row.config, folder, launcher, paces))
+    _print(first, entries)
+    return 1 if any(entry.problem for entry in entries) else 0
+
+
+def _entry(config: Config, folder: RunFolder, launcher: Launcher, paces: dict[str, Pace]) -> Entry:
+    state, size = _state(config, folder), None
+    is_complete = state not in ("new", "resumable")
+    try:
+        folder.check(config)
+        dataset, iterations = check_settings(config if is_complete else launchable(config, launcher))
+        size = size_of(config, dataset)
+        epochs, images = _extent(config, dataset, iterations)
+        flops = FLOPS_PER_MAC * size.macs * images
+        left = 0.0 if is_complete else 1 - (_trained(folder) / iterations if state == "resumable" else 0.0)
+        if is_complete:
+            return Entry(folder, state, left, size, flops)
+        missing = dataset.source.found.missing
+        if not _is_here(config.device):  # as on a login node, whose processor would tell nothing of the device
+            return Entry(folder, state, left, size, flops, problem=missing)
+        pace = pace_of(config, dataset, size, paces)
+        evaluated = epochs * (dataset.source.found.sizes[1] + dataset.validation)
+        seconds = left * (images * pace.training + evaluated * pace.evaluation)
+        return Entry(folder, state, left, size, flops, seconds, config.devices, pace.memory, missing)
+    except UserError as error:
+        if is_complete and (folder.path / "config.yaml").is_file():
+            return Entry(folder, state, 0.0, size)
+        return Entry(folder, ILLEGAL, 1.0, size, problem=str(error))
+
+
+def _state(config: Config, folder: RunFolder) -> str:
+    """`new`, `resumable`, or what a complete run ended as: `finished` or `diverged`."""
+    if config.overwrite:
+        return "new"
+    if folder.is_complete:
+        return folder.result["status"]
+    return "resumable" if (folder.path / LAST).is_file() else "new"
+
+
+def _extent(config: Config, dataset: Dataset, iterations: int) -> tuple[int, int]:
+    """Epochs, each of which ends in an evaluation, and training images, of a budget of `iterations`."""
+    batches = ceil(dataset.training_size / config.batch_size)
+    whole, rest = divmod(iterations, batches)
+    return whole + (rest > 0), whole * dataset.training_size + rest * config.batch_size
+
+
+def _trained(folder: RunFolder) -> int:
+    """Iterations up to the last completed epoch."""
+    file = folder.path / "metrics.csv"
+    rows = list(csv.DictReader(file.open())) if file.is_file() else []
+    return int(rows[-1]["iteration"]) if rows else 0
+
+
+def _print(config: Config, entries: list[Entry]) -> None:
+    console = Console(highlight=False)
+    table = Table(Column("row", overflow="fold"), box=None, pad_edge=False)
+    for name in ("runs", "parameters", "MACs", "memory"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("state")
+    table.add_column("time left", justify="right", no_wrap=True)
+    rows: dict[Path, list[Entry]] = {}
+    for entry in entries:
+        rows.setdefault(entry.folder.path.parent, []).append(entry)
+    is_one_grid = len({row.parent for row in rows}) == 1
+    for row, runs in rows.items():
+        table.add_row(row.name if is_one_grid else f"{row.parent.name}/{row.name}", *_cells(runs))
+    console.print(table)
+    console.print()
+    together = Counter(entry.state for entry in entries)
+    flops, left = sum(e.flops for e in entries), sum(e.flops * e.left for e in entries)
+    for line in (
+        f"runs       {len(entries)}: {_counted(together)}",
+        *_times(entries, config),
+        f"compute    {_pflop(flops)} PFLOP in all, {_pflop(left)} left: 2 x 3 x MACs x training images",
+    ):
+        console.print(line, soft_wrap=True, markup=False)
+    _print_problems(console, entries)
+
+
+def _times(entries: Sequence[Entry], config: Config) -> list[str]:
+    if not _is_here(config.device):
+        return [f"time left  not measured: device={config.device} is not on this machine"]
+    runs = [(entry.seconds, entry.devices) for entry in entries if entry.seconds]
+    most = max((devices for _, devices in runs), default=1)
+    told = [f"{_duration(makespan(runs, count))} on {count}" for count in DEVICES if count >= most]
+    divided = "; devices=N is taken to be N times as fast" if most > 1 else ""
+    one_by_one = f" (alone; not of stacked={config.stacked})" if config.stacked > 1 else ""
+    return [
+        f"time left  {', '.join(told) or f'for runs on {most} devices'} x {describe(find_device(config.device))}",
+        f"           seconds measured per image{one_by_one} x images left; a device that is free takes the next run"
+        + divided,
+        "memory     weights, the optimiser's state, and what a training step was measured to take, on each device",
+    ]
+
+
+def makespan(runs: Sequence[tuple[float, int]], devices: int) -> float:
+    """Seconds until the last of `runs` (seconds on one device, devices that divide it) ends, each begun as soon as its
+    devices are free, in the order given. Raises ValueError for a run that needs more than there are."""
+    free = [0.0] * devices
+    for seconds, taken in runs:
+        if taken > devices:
+            raise ValueError(f"a run needs {taken} devices of {devices}")
+        free.sort()
+        free[:taken] = [free[taken - 1] + seconds / taken] * taken
+    return max(free)
+
+
+def _cells(entries: list[Entry]) -> tuple[str, ...]:
+    """Of a row, behind its name; `entries` are its seeds."""
+    states = Counter(entry.state for entry in entries)
+    size = next((entry.size for entry in entries if entry.size), None)
+    memory = max(entry.memory for entry in entries)
+    seconds = sum(entry.seconds for entry in entries)
+    return (
+        str(len(entries)),
+        f"{size.parameters:,}" if size else "",
+        _macs(size.macs) if size else "",
+        _bytes(memory) if memory else "",
+        _counted(states) if len(states) > 1 else entries[0].state,
+        _duration(seconds) if seconds else "",
+    )
+
+
+def _counted(states: Counter[str]) -> str:
+    return ", ".join(f"{count} {state}" for state, count in states.items())
+
+
+def _print_problems(console: Console, entries: list[Entry]) -> None:
+    illegal = {entry.folder: entry.problem for entry in entries if entry.state == ILLEGAL}
+    lacking = {entry.folder: entry.problem for entry in entries if entry.problem and entry.folder not in illegal}
+    for problems, what in ((illegal, "cannot start"), (lacking, "lack their data")):
+        if problems:
+            console.print(f"\n{len(problems)} of {len(entries)} runs {what}:")
+        for line in lines_of(problems):
+            console.print(line, soft_wrap=True, markup=False)
+
+
+def _is_here(device: str) -> bool:
+    try:
+        find_device(device)
+    except UserError:
+        return False
+    return True
+
+
+def _pflop(flops: float) -> str:
+    return f"{flops / 1e15:,.0f}" if flops >= 1e17 else f"{flops / 1e15:.3g}"
+
+
+def _macs(macs: int) -> str:
+    return f"{macs / 1e9:.2f}G" if macs >= 1e9 else f"{macs / 1e6:.2f}M"
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 1e9:.2g} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+
+
+def _duration(seconds: float) -> str:
+    """With the precision of an estimate."""
+    for unit, length in (("days", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 1.5 * length:
+            return f"{seconds / length:,.1f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,183 @@
+"""Rows as processes over the devices of this machine, several at once on each."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, deque
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from rich.console import Console
+
+from deepnets.config.schema import Config
+from deepnets.distributed.signals import SIGNALS, Interrupted, Interruption
+from deepnets.errors import UserError
+from deepnets.launch.child import note_crash, start
+from deepnets.launch.ending import print_ending
+from deepnets.runs.console import describe_result, tell
+from deepnets.runs.folder import Locked, RunFolder
+from deepnets.runs.watch import live_table
+from deepnets.training.hardware import find_device
+from deepnets.training.step import check_device
+
+POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Trains `runs_per_device` rows at once on each device; a row that crashes disturbs no other.
+
+    The devices are the GPUs that CUDA shows, or the CPU as one; `device=cuda:1` is that one alone.
+    """
+
+    in_process: ClassVar[bool] = False
+    shares_devices: ClassVar[bool] = True
+
+    def check(self, config: Config) -> None:
+        """Whether the devices of a row are there.
+
+        Raises:
+            UserError: says how many there are, or that they do not execute its steps.
+        """
+        device, devices = find_device(config.device), _devices(config.device)
+        check_device(config.step.value, device)
+        if config.devices > len(devices) and device.type == "cuda":
+            raise UserError(f"devices={config.devices}: device={config.device} offers {len(devices)} on this machine")
+
+    def execute(self, folders: list[RunFolder], config: Config) -> int:
+        """Returns 1 when a row failed or was stopped.
+
+        Raises:
+            Interrupted: a signal came; the rows in flight are saved and the others do not start.
+        """
+        pool = _Execution(folders, config)
+        console = Console(highlight=False)
+        has_display = console.is_terminal and not console.is_dumb_terminal
+        with Interruption() as interruption:
+            try:
+                with live_table(folders, console) if has_display else nullcontext():
+                    while pool.is_going_on:
+                        pool.step()
+                        if interruption.received:
+                            pool.stop(interruption.received)
+                        time.sleep(POLL_SECONDS)
+            except KeyboardInterrupt:  # a second Ctrl-C
+                pool.end(signal.SIGKILL)
+                raise
+            except BaseException:
+                pool.end(signal.SIGTERM)  # which they save at
+                raise
+        exit_code = print_ending(folders, pool.failed, pool.elsewhere)
+        if interruption.received:
+            stop = Interrupted(interruption.received)
+            print(f"stopped by {stop}; what ran is saved. The same command again continues", file=sys.stderr)
+            raise stop
+        return exit_code
+
+
+@dataclass
+class _Child:
+    folder: RunFolder
+    process: subprocess.Popen[bytes]
+    devices: list[str | None]
+
+
+@dataclass
+class _Execution:
+    """The rows that wait, those that run, and what is free for them: each device as often as rows may share it."""
+
+    folders: list[RunFolder]
+    config: Config
+    failed: dict[RunFolder, str] = field(default_factory=dict)
+    elsewhere: set[RunFolder] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.waiting = deque(self.folders)
+        self.running: list[_Child] = []
+        self.free = Counter(dict.fromkeys(_devices(self.config.device), self.config.runs_per_device))
+        self.threads = max(1, torch.get_num_threads() // self.free.total())
+        self.has_gpus = find_device(self.config.device).type == "cuda"
+        self.stopped_by: int | None = None
+
+    @property
+    def is_going_on(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def step(self) -> None:
+        """Note which children have ended, and start rows, in their order, while devices are free."""
+        for child in [child for child in self.running if child.process.poll() is not None]:
+            self.running.remove(child)
+            self.free.update(child.devices)
+            self._end(child.folder, child.process.returncode)
+        while self.waiting and self._start(self.waiting[0]):
+            self.waiting.popleft()
+
+    def stop(self, number: int) -> None:
+        """Hand the signal on once to each row in flight, which saves it; no other starts."""
+        if self.stopped_by is None:
+            self.stopped_by = number
+            self.waiting.clear()
+            for child in self.running:
+                child.process.send_signal(number)
+
+    def end(self, number: int) -> None:
+        """Send the signal to all rows in flight and wait for their end."""
+        for child in self.running:
+            child.process.send_signal(number)
+        for child in self.running:
+            child.process.wait()
+
+    def _start(self, folder: RunFolder) -> bool:
+        """Whether nothing is left to do for the row but to wait for its end; False when it must wait for devices."""
+        heading = f"[{self.folders.index(folder) + 1}/{len(self.folders)}] {folder}"
+        if folder.is_complete:
+            tell(f"{heading}: already {describe_result(folder.result)}; nothing to train")
+            return True
+        wanted = folder.config.devices if self.has_gpus else 1  # all processes of a run share the CPU
+        devices = [device for device, shares in self.free.most_common() if shares][:wanted]
+        if len(devices) < wanted:
+            return False
+        try:
+            folder.forget_failure()
+        except Locked as error:
+            tell(f"{error}; left alone")
+            self.elsewhere.add(folder)
+            return True
+        environment = {**os.environ, "OMP_NUM_THREADS": str(self.threads * len(devices))}
+        if devices != [None]:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(sorted(devices))
+        self.free.subtract(devices)
+        self.running.append(_Child(folder, start(folder, self.config.trusted_targets, environment), devices))
+        tell(heading + (f" on GPU {', '.join(sorted(devices))}" if devices != [None] else ""))
+        return True
+
+    def _end(self, folder: RunFolder, code: int) -> None:
+        if folder.result is None and self.stopped_by is None:
+            if code - 128 in SIGNALS:
+                self.failed[folder] = f"stopped by {signal.Signals(code - 128).name} and saved"
+            else:
+                try:
+                    self.failed[folder] = note_crash(folder, code)
+                except Locked as error:  # taken between our look and the child's start
+                    tell(f"{error}; left alone")
+                    self.elsewhere.add(folder)
+        if folder.is_complete:
+            tell(f"{folder}: {describe_result(folder.result)}")
+        elif folder.result:
+            self.failed[folder] = folder.result["reason"]
+        if folder in self.failed:
+            print(f"{folder}: failed: {self.failed[folder]}", file=sys.stderr, flush=True)
+            if self.config.fail_fast:
+                self.stop(signal.SIGTERM)
+
+
+def _devices(name: str) -> list[str | None]:
+    """What CUDA_VISIBLE_DEVICES is to be for each device; None leaves it as it is: for the CPU, or a GPU by name."""
+    if find_device(name).type == "cpu" or ":" in name:
+        return [None]
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return shown.split(",") if shown else [str(index) for index in range(torch.cuda.device_count())]

@@ -1,0 +1,200 @@
+"""The rows of a grid as a job array of SLURM, which alone schedules, requeues and cancels them."""
+
+import math
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Collection
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import count, groupby
+from pathlib import Path
+from typing import ClassVar
+
+import filelock
+from rich.console import Console
+
+from deepnets.config.schema import Config
+from deepnets.errors import UserError
+from deepnets.launch.batch_script import batch_script
+from deepnets.launch.ending import lines_of, print_ending
+from deepnets.launch.slurm_queue import ROWS, key_of, queued_rows, rows_of, slurm_answer
+from deepnets.runs.folder import Locked, RunFolder
+from deepnets.runs.status import state_of
+from deepnets.runs.watch import counted, live_table
+
+POLL_SECONDS = 5  # between two looks at the queue, which all users of a cluster share
+EARLY_SECONDS = 60  # SLURM signals up to this much earlier than asked
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """`sbatch` with these options: a task for each row that is neither complete nor in the queue; see conf/launcher/.
+
+    A row that is warned of its time limit saves, is queued again and goes on where it was; so does a preempted one.
+    """
+
+    in_process: ClassVar[bool] = False
+    shares_devices: ClassVar[bool] = False
+
+    partition: str | None
+    account: str | None
+    time: int | str | None
+    nodes: int
+    gpus: int | None
+    cpus: int | None
+    at_once: int | None
+    warning: int
+    options: dict[str, bool | int | str] | None
+
+    def check(self, config: Config) -> None:
+        """Whether rows like this one can be submitted from here.
+
+        Raises:
+            UserError: an option is out of range, or there is no SLURM here.
+        """
+        for name, least in {"nodes": 1, "gpus": 0, "cpus": 1, "at_once": 1, "warning": 1}.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UserError(f"launcher.{name}={value}: must be at least {least}")
+        if config.devices % self.nodes:
+            raise UserError(f"devices={config.devices}: cannot be divided among launcher.nodes={self.nodes}")
+        if self.gpus and self.gpus * self.nodes < config.devices:
+            raise UserError(
+                f"launcher.gpus={self.gpus}: devices={config.devices} needs {config.devices // self.nodes} on each "
+                "node, or 0 to train on CPUs"
+            )
+        if self.time is not None and _seconds(self.time) < self.warning + EARLY_SECONDS:
+            raise UserError(
+                f"launcher.time={self.time}: leaves no time to train; a row saves and is queued again "
+                f"{self.warning} to {self.warning + EARLY_SECONDS} seconds before its limit. Give more, or a shorter "
+                "launcher.warning"
+            )
+        if not shutil.which("sbatch"):
+            raise UserError(
+                "launcher=slurm: no sbatch on this machine; submit from one that has it, or take launcher=pool or local"
+            )
+
+    def execute(self, folders: list[RunFolder], config: Config) -> int:
+        """Submit what is to be trained and return at once, or with `wait` when no row is in the queue any more.
+
+        Returns 1 when a row has failed and is not tried again, 130 on Ctrl-C while waiting: the jobs go on.
+
+        Raises:
+            UserError: SLURM refuses the job, or does not answer.
+        """
+        with filelock.FileLock(Path(config.output_root) / ".slurm.lock"):  # whoever comes second finds it in the queue
+            rows = rows_of(folders, config.retry)
+            arrays = [self._submit(alike, config) for alike in _by_devices(rows.new)]
+        arrays += sorted({task.split("_")[0] for task in rows.queued.values()}, key=int)
+        complete = sum(folder.is_complete for folder in folders)
+        print(
+            f"{len(rows.new)} of {len(folders)} rows submitted; {len(rows.queued)} in the queue before, "
+            f"{len(rows.elsewhere)} running elsewhere, {len(rows.failed)} failed before, {complete} complete"
+        )
+        if rows.failed:
+            print("\n".join(["retry=failed submits again what failed:", *lines_of(rows.failed)]), file=sys.stderr)
+        if arrays:
+            print(f"cancel  scancel {' '.join(arrays)}")
+        grid = RunFolder(folders[0].path.parents[1])
+        print(f"status  python scripts/report.py {shlex.quote(str(grid))} --status", flush=True)
+        if not config.wait:
+            return 1 if rows.failed else 0
+        try:
+            _follow(folders)
+        except KeyboardInterrupt:
+            print(f"\nthe jobs go on; cancel them with: scancel {' '.join(arrays)}", file=sys.stderr)
+            return 130
+        ended = {folder: state_of(folder) for folder in folders if folder not in rows.elsewhere}
+        missing = {row: state for row, state in ended.items() if not row.is_complete}
+        reasons = {row: state.reason or f"{state.name}, and no longer in the queue" for row, state in missing.items()}
+        return print_ending(folders, reasons, rows.elsewhere)
+
+    def _submit(self, rows: list[RunFolder], config: Config) -> str:
+        """The number of the array that executes these rows, which are alike in what they need."""
+        directory = _new_directory(rows[0].path.parents[1] / ".slurm")
+        (directory / ROWS).write_text("".join(f"{key_of(folder)}\n" for folder in rows))
+        script = batch_script(
+            self.directives(directory, len(rows), rows[0].config),
+            directory / ROWS,
+            config.trusted_targets,
+            several_nodes=self.nodes > 1,
+            fail_fast=config.fail_fast,
+        )
+        (directory / "rows.sh").write_text(script)
+        for folder in rows:
+            with suppress(Locked):  # by who has begun to run it a moment ago
+                folder.forget_failure()
+        submitted = datetime.now(UTC).isoformat(timespec="milliseconds")  # before, as a task may start at once
+        array = slurm_answer("sbatch", "--parsable", str(directory / "rows.sh")).strip().split(";")[0]
+        for task, folder in enumerate(rows):
+            folder.write_json("job.json", {"job": f"{array}_{task}", "submitted": submitted})
+        print(f"job     {array}: {len(rows)} rows", flush=True)
+        return array
+
+    def directives(self, directory: Path, rows: int, config: Config) -> list[str]:
+        """What sbatch is told for an array of so many rows like this one, recorded in `directory`."""
+        processes = config.devices // self.nodes
+        tasks = processes if self.nodes > 1 else 1  # on one node the row starts its processes itself
+        gpus = (0 if config.device == "cpu" else processes) if self.gpus is None else self.gpus
+        given = {
+            "job-name": f"deepnets:{directory.parents[1].name}",
+            "array": f"0-{rows - 1}" + (f"%{self.at_once}" if self.at_once else ""),
+            "output": str(directory / "%a.out"),
+            "open-mode": "append",
+            "requeue": True,
+            "signal": f"B:USR1@{self.warning}",
+            "partition": self.partition,
+            "account": self.account,
+            "time": self.time,
+            "nodes": self.nodes,
+            "ntasks-per-node": tasks,
+            "cpus-per-task": self.cpus and self.cpus * processes // tasks,
+            "gpus-per-node": gpus or None,
+            **(self.options or {}),
+        }
+        if self.gpus is None and {"gres", "gpus", "gpus-per-task", "gpus-per-node"} & (self.options or {}).keys():
+            given["gpus-per-node"] = (self.options or {}).get("gpus-per-node")  # they are asked for in other words
+        given = {name: value for name, value in given.items() if value is not None and value is not False}
+        return [f"--{name}" if value is True else f"--{name}={value}" for name, value in given.items()]
+
+
+def _by_devices(folders: Collection[RunFolder]) -> list[list[RunFolder]]:
+    """The rows by what an array gives to each of its tasks: mostly all in one."""
+    devices = {folder: folder.config.devices for folder in folders}
+    return [list(rows) for _, rows in groupby(sorted(folders, key=devices.__getitem__), key=devices.__getitem__)]
+
+
+def _new_directory(parent: Path) -> Path:
+    for number in count(1):
+        with suppress(FileExistsError):
+            (parent / str(number)).mkdir(parents=True)
+            return parent / str(number)
+    raise AssertionError
+
+
+def _follow(folders: list[RunFolder]) -> None:
+    """Show the rows until none is in the queue: a table on a terminal, elsewhere their states whenever one changes."""
+    console = Console(highlight=False)
+    has_display = console.is_terminal and not console.is_dumb_terminal
+    told, queued = "", True
+    with live_table(folders, console) if has_display else nullcontext():
+        while queued:
+            with suppress(UserError):  # the controller is busy for a moment
+                queued = not queued_rows().keys().isdisjoint(key_of(folder) for folder in folders)
+            if not has_display and (now := counted([state_of(folder) for folder in folders])) != told:
+                print(told := now, flush=True)
+            if queued:
+                time.sleep(POLL_SECONDS)
+
+
+def _seconds(limit: int | str) -> float:
+    """SLURM's minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]; else no limit."""
+    days, _, clock = str(limit).rpartition("-")
+    parts = clock.split(":")
+    if not all(part.isdigit() for part in [days or "0", *parts]) or len(parts) > 3:
+        return math.inf
+    units = [3600, 60, 1] if days else {1: [60], 2: [60, 1], 3: [3600, 60, 1]}[len(parts)]
+    return 86400 * int(days or 0) + sum(unit * int(part) for unit, part in zip(units, parts, strict=False))

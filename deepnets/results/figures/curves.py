@@ -1,0 +1,185 @@
+"""Curves over the training: errors as in He et al., what depth does to them, and the learning rate."""
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from statistics import median, median_high
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
+
+from deepnets.results.figures.style import FAINT, INK, look, name_lines, new_figure
+from deepnets.results.read import Run
+from deepnets.results.series import DEPTH, is_plain, lines_over
+
+MOST_IN_PANEL = 6
+MOST_PANELS = 24
+ACROSS = 3
+TITLE_WIDTH = 30  # characters over one of three panels
+
+
+def training_curves(runs: Mapping[str, Run], logarithmic: bool) -> Figure:
+    """Error over the training, thin of training and bold of test images (He et al. 2015, Fig. 6), of a run of each row.
+
+    A panel for each row where one panel would hold more than six; there the other rows are faint.
+    """
+    runs = dict(list(runs.items())[:MOST_PANELS])
+    unit = _unit(runs)
+    if len(runs) <= MOST_IN_PANEL:
+        figure, (axes,) = new_figure(3.6)
+        for index, (row, run) in enumerate(runs.items()):
+            _errors(axes, run, unit, row, **look(index))
+        name_lines(figure, axes)
+        panels = [axes]
+    else:
+        down = math.ceil(len(runs) / ACROSS)
+        figure, panels = new_figure(0.8 + 1.35 * down, down, ACROSS)
+        for axes, (row, run) in zip(panels, runs.items(), strict=False):
+            for other in runs.values():
+                axes.plot(_values(other, unit), _values(other, "test_error"), color=FAINT, linewidth=0.7, zorder=1)
+            _errors(axes, run, unit, row, **look(0))
+            axes.set_title(_broken(row))
+        panels = _remove_empty(panels, len(runs), ACROSS)
+    _scale(figure, panels, list(runs.values()), unit, logarithmic)
+    return figure
+
+
+def curves_beside(pairs: Mapping[str, tuple[Run, Run]], logarithmic: bool) -> Figure:
+    """Curves of A and of B for each row, a panel a row."""
+    pairs = dict(list(pairs.items())[:MOST_PANELS])
+    runs = {f"{row} {index}": run for row, both in pairs.items() for index, run in enumerate(both)}
+    unit = _unit(runs)
+    across = min(len(pairs), ACROSS)
+    down = math.ceil(len(pairs) / across)
+    figure, panels = new_figure(3.6 if down == 1 else 0.8 + 1.5 * down, down, across)
+    for axes, (row, both) in zip(panels, pairs.items(), strict=False):
+        for index, (name, run) in enumerate(zip("AB", both, strict=True)):
+            _errors(axes, run, unit, name, **look(index))
+        axes.set_title(_broken(row))
+    panels = _remove_empty(panels, len(pairs), across)
+    name_lines(figure, panels[0])
+    _scale(figure, panels, list(runs.values()), unit, logarithmic)
+    return figure
+
+
+def degradation(runs: Mapping[str, Run], logarithmic: bool) -> Figure | None:
+    """What depth does to plain nets beside nets with shortcuts (He et al. 2015, Fig. 4 and 6); a panel each.
+
+    None unless both are there in two depths.
+    """
+    lines = lines_over(DEPTH, runs)
+    lines = {
+        name: {depth: min(rows, key=lambda row: _error(runs[row])) for depth, rows in depths.items()}
+        for name, depths in lines.items()
+    }
+    plain = {name: depths for name, depths in lines.items() if is_plain(runs[next(iter(depths.values()))])}
+    others = {name: depths for name, depths in lines.items() if name not in plain}
+    if not plain or not others:
+        return None
+    shown = {**plain, **others}
+    figure, panels = new_figure(3.4, 1, len(shown))
+    drawn = {row: runs[row] for depths in shown.values() for row in depths.values()}
+    unit = _unit(drawn)
+    all_depths = sorted({depth for depths in shown.values() for depth in depths})
+    for axes, (name, depths) in zip(panels, shown.items(), strict=True):
+        for depth, row in depths.items():
+            _errors(axes, runs[row], unit, f"{depth:g} layers", **look(all_depths.index(depth)))
+        axes.set_title(f"{name} (plain)" if name in plain and "plain" not in name else name)
+    handles = {
+        label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    ordered = sorted(handles, key=lambda label: float(label.split()[0]))
+    figure.legend([handles[label] for label in ordered], ordered, loc="outside upper left", ncols=len(ordered))
+    _scale(figure, panels, list(drawn.values()), unit, logarithmic)
+    return figure
+
+
+def learning_rates(runs: Mapping[str, Run]) -> Figure | None:
+    """The learning rate over the training; rows that share one share a line. None where there is none to draw."""
+    runs = {row: run for row, run in runs.items() if run.history and not _lacks(run, "learning_rate")}
+    if not runs:
+        return None
+    unit = _unit(runs)
+    groups: list[tuple[Run, list[str]]] = []
+    for row, run in sorted(runs.items(), key=lambda item: -len(item[1].history)):
+        rates = _values(run, "learning_rate")
+        for longest, rows in groups:
+            if _values(longest, "learning_rate")[: len(rates)] == rates:
+                rows.append(row)
+                break
+        else:
+            groups.append((run, [row]))
+    groups = [(run, [row for row in runs if row in rows]) for run, rows in groups][:MOST_PANELS]
+    figure, (axes,) = new_figure(2.6)
+    for index, (run, rows) in enumerate(groups):
+        rates = _values(run, "learning_rate")
+        label = ", ".join(rows) if len(rows) <= 3 else f"{', '.join(rows[:2])} and {len(rows) - 2} more"
+        # An epoch's rate holds from the end of the one before.
+        axes.plot([0, *_values(run, unit)], [rates[0], *rates], drawstyle="steps-pre", label=label, **look(index))
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set(xlabel=unit, ylabel="learning rate", yscale="log")
+    name_lines(figure, axes)
+    return figure
+
+
+def _errors(axes: Axes, run: Run, unit: str, label: str, **style: object) -> None:
+    x = _values(run, unit)
+    for split, width in (("train", 0.7), ("test", 1.8)):
+        errors = _values(run, f"{split}_error")
+        marker = "." if len(errors) == 1 else ""  # a line of one point would not be seen
+        axes.plot(x, errors, linewidth=width, marker=marker, label=label if split == "test" else None, **style)
+
+
+def _broken(row: str) -> str:
+    """The name in lines that fit over a panel, broken behind commas."""
+    words = row.replace(",", ", ")
+    return textwrap.fill(words, TITLE_WIDTH, break_long_words=False, break_on_hyphens=False).replace(", ", ",")
+
+
+def _remove_empty(panels: list[Axes], count: int, across: int) -> list[Axes]:
+    """The first `count` panels; those that now end a column show the numbers of its scale."""
+    for axes in panels[count:]:
+        axes.remove()
+    for axes in panels[max(0, count - across) : count]:
+        axes.tick_params(labelbottom=True)
+    return panels[:count]
+
+
+def _scale(figure: Figure, panels: list[Axes], runs: Sequence[Run], unit: str, logarithmic: bool) -> None:
+    """As in the papers the first tenth, which is much worse than all others, may leave the picture at its top."""
+    curves = [_values(run, f"{split}_error") for run in runs for split in ("train", "test")]
+    curves = [finite for curve in curves if (finite := list(filter(math.isfinite, curve)))]
+    ends = [curve[-1] for curve in curves]
+    begun = [curve[math.ceil((len(curve) - 1) / 10)] for curve in curves]
+    highest = max(map(max, curves), default=1.0)
+    if logarithmic:
+        panels[0].set_yscale("log", nonpositive="mask")
+        panels[0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        panels[0].yaxis.set_major_formatter("{x:g}")
+        panels[0].yaxis.set_minor_formatter(NullFormatter())
+    elif ends:
+        panels[0].set_ylim(
+            0, max(1e-3, min(1.05 * highest, max(1.2 * max(ends), 2.5 * median(ends), median_high(begun))))
+        )
+    panels[0].xaxis.get_major_locator().set_params(integer=True)
+    figure.supxlabel(f"{unit}   (thin: training, bold: test)", fontsize=9, color=INK)
+    figure.supylabel("error (%)", fontsize=9, color=INK)
+
+
+def _error(run: Run) -> float:
+    return math.inf if run.error is None else run.error
+
+
+def _unit(runs: Mapping[str, Run]) -> str:
+    """What all runs of a figure are drawn over: iterations where every budget counts them, as in the papers."""
+    return "iteration" if all(run.config.get("iterations") for run in runs.values()) else "epoch"
+
+
+def _values(run: Run, name: str) -> list[float]:
+    """A column of metrics.csv; nan, which is not drawn, where it says nothing."""
+    return [epoch.get(name, math.nan) for epoch in run.history]
+
+
+def _lacks(run: Run, name: str) -> bool:
+    return any(name not in epoch for epoch in run.history)

@@ -1,0 +1,1 @@
+"""A run on disk: its folder, its execution and what it leaves."""

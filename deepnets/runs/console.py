@@ -1,0 +1,31 @@
+"""Lines on the console."""
+
+import os
+import sys
+from typing import Any
+
+
+def tell(line: str) -> None:
+    """Print a line at once; where the reader of our output has left, what we do goes on."""
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)
+
+
+def describe_result(result: dict[str, Any]) -> str:
+    """A run's end in a line."""
+    name, value = "test error", result["test_error"]
+    if value is None:  # it diverged
+        name, value = "last test error", result["last_test_error"]
+    error = "no epoch completed" if value is None else f"{name} {value:.2f}%"
+    if result["selected_epoch"] and result["selection"] == "best_validation":
+        error += f" at epoch {result['selected_epoch']} of lowest validation error"
+    pace = f"{result['images_per_second']:,.0f} images/s" if result["images_per_second"] else "no epoch timed"
+    return f"{result['status']}: {error} after {result['epochs']} epochs in {duration(result['seconds'])} ({pace})"
+
+
+def duration(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds + 0.5), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

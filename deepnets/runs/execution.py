@@ -1,0 +1,198 @@
+"""The training of run folders: each from its last checkpoint to its end."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from deepnets.config.schema import Config
+from deepnets.distributed.agreement import Decisions
+from deepnets.distributed.signals import Interrupted, Interruption
+from deepnets.distributed.world import World
+from deepnets.errors import UserError
+from deepnets.runs import checkpoint
+from deepnets.runs.folder import RunFolder
+from deepnets.runs.log import Log
+from deepnets.runs.record import changes_since, data_of, differing, environment_of, protocol_of, result_of
+from deepnets.runs.status import Heartbeat, Progress
+from deepnets.training.assembly import dataset_of, prepare, splits_of
+from deepnets.training.fit import Training
+
+FINITE_CHECK_ITERATIONS = 50
+
+
+class Execution:
+    """A run folder from its last checkpoint to its end, by one process, alone or among the others of `world`.
+
+    The first process alone reads and writes the folder. `held` is what ends with the run: it is closed when `result`
+    has been written down. `name`, where several train at once, stands before the run's lines on the console.
+
+    Raises:
+        UserError: the run cannot go on.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        config: Config,
+        world: World,
+        device: torch.device,
+        heartbeat: Heartbeat | None,
+        held: ExitStack,
+        name: str | None = None,
+    ) -> None:
+        self.folder, self.config, self.heartbeat, self.held, self.name = folder, config, heartbeat, held, name
+        saved, damaged = world.shared(_loaded(folder) if world.is_first else ({}, {}))
+        _read_in_turn(config, world, device)
+        # Older checkpoints know of no other step.
+        self.frozen = {"step": "eager", **saved["frozen"]} if saved else world.shared(environment_of(config, device))
+        if saved and (difference := differing(self.frozen["data"], data_of(config, device))):
+            raise UserError(f"{folder}: began on other data than those in {config.dataset.get('root')}: {difference}")
+        torch.set_num_threads(self.frozen["threads"])
+        self.training = prepare(config, device, getattr(torch, self.frozen["precision"]), world)
+        self.remarks, self.history, self.seconds = [protocol_of(config, self.training), *told(damaged)], [], 0.0
+        self.observed: list[dict[str, Any]] = []
+        if saved:
+            self.training.load_state_dict(saved["training"])
+            self.history, self.observed, self.seconds = saved["history"], saved.get("observed", []), saved["seconds"]
+            self.remarks.append(f"continuing at iteration {self.training.iteration} of {self.training.iterations}")
+        self.remarks += changes_since(folder, config, self.frozen, device)
+        self.logging = held.enter_context(ExitStack())
+        self.log: Log | None = None
+        self.result: dict[str, Any] | None = None
+
+    def begin(self) -> None:
+        """Open the log and let the heartbeat tell how far the run is."""
+        if not self.training.world.is_first:
+            return
+        self.log = self.logging.enter_context(
+            Log(self.folder, self.training, self.config, self.history, self.observed, self.seconds, self.name)
+        )
+        for remark in self.remarks:
+            self.log.remark(remark)
+        self.heartbeat.follow(lambda: _progress(self.training, self.log))
+
+    def note(self) -> bool:
+        """Take note of where the training stands; whether it goes on, which it does not when it has diverged."""
+        if self.log:
+            self.log.iteration(self.training)
+        if _is_non_finite(self.training):
+            self._end("diverged")
+            return False
+        if self.log and self.training.completed:
+            self.log.epoch(self.training)
+        return True
+
+    def save(self) -> None:
+        """Write a checkpoint; every process must call it."""
+        state = {"training": self.training.state_dict(), "history": self.history, "observed": self.observed}
+        if self.log:
+            self.log.flush()
+            checkpoint.save(self.folder.path, {**state, "frozen": self.frozen, "seconds": self.log.seconds})
+
+    def finish(self) -> None:
+        """The budget is used up."""
+        self.save()
+        self._end("finished")
+
+    def _end(self, status: str) -> None:
+        if self.log:
+            self.log.end(finished=status == "finished")
+            self.result = result_of(self.config, self.training, self.history, self.log.seconds, status, self.frozen)
+            self.logging.close()
+            self.folder.write_json("result.json", self.result)
+        self.held.close()
+
+
+def train(
+    executions: Sequence[Execution],
+    steps: Iterator[Any],
+    interruption: Interruption,
+    failed: Callable[[Execution, Exception], None] | None = None,
+) -> None:
+    """Train to the end of all: `steps` is `fit` of the only training, or what lets several step together.
+
+    Where there are several, `failed` is told of one that cannot be written down, and the others go on.
+
+    Raises:
+        Interrupted: a signal came, to whichever process; the state is saved.
+        UserError: it cannot go on.
+    """
+    going = list(executions)
+
+    def each(do: Callable[[Execution], bool | None]) -> None:
+        for execution in list(going):
+            try:
+                goes_on = do(execution)
+            except Exception as error:
+                if failed is None:
+                    raise
+                failed(execution, error)
+                goes_on = False
+            if goes_on is False:
+                going.remove(execution)
+
+    training = executions[0].training
+    world = training.world
+    decide = Decisions(world, interruption, executions[0].config.checkpoint_seconds)
+    interruption.at_once = False  # from here on there is something to save
+    each(Execution.begin)
+    for _ in steps:
+        each(Execution.note)
+        if not going:
+            return
+        stop, due = decide(trains=training.model.training)
+        if stop or due:
+            each(Execution.save)
+            decide.saved_at = time.monotonic()
+        if stop:
+            world.wait()  # for the first to have saved: the end of one process can be the end of all
+            raise Interrupted(stop)
+    each(Execution.finish)
+
+
+def told(damaged: dict[str, str]) -> list[str]:
+    """A line about each file that `checkpoint.load` found damaged."""
+    return [f"{name} is damaged and was not used ({damage})" for name, damage in damaged.items()]
+
+
+def _loaded(folder: RunFolder) -> tuple[dict[str, Any] | None, dict[str, str]]:
+    saved, damaged = checkpoint.load(folder.path)
+    for name in damaged:  # or the next checkpoint would push it over the intact one
+        (folder.path / name).rename(folder.path / f"{name}.damaged")
+    return saved, damaged
+
+
+def _read_in_turn(config: Config, world: World, device: torch.device) -> None:
+    """The first process of each machine downloads and decodes; the others find it done."""
+    if world.local_rank:
+        world.wait()
+    splits_of(dataset_of(config), device)
+    if not world.local_rank:
+        world.wait()
+
+
+def _is_non_finite(state: Training) -> bool:
+    """Whether a loss is; the device is asked at fixed iterations, so that a diverged run ends at the same one again."""
+    if state.completed:
+        return not all(math.isfinite(mean.loss) for mean in state.completed.values())
+    if state.iteration % FINITE_CHECK_ITERATIONS:
+        return False
+    return not state.world.sum(state.sums.values[0]).isfinite().item()
+
+
+def _progress(training: Training, log: Log) -> Progress:
+    """The pace is the last epoch's until this one has one."""
+    last = log.history[-1] if log.history else {}
+    return Progress(
+        epoch=training.epoch,
+        epochs=training.epochs,
+        iteration=training.iteration,
+        iterations=training.iterations,
+        test_error=last.get("test_error"),
+        images_per_second=round(log.clock.images_per_second() or last.get("images_per_second", 0.0), 1),
+        seconds_left=round(log.time_left(training), 1),
+    )

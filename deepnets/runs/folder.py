@@ -1,0 +1,196 @@
+"""The run folder: its frozen configuration, its lock and its result."""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import filelock
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from deepnets.config.identity import flat, identity, upgrade
+from deepnets.config.schema import Config
+from deepnets.errors import UserError
+
+FREEZING_SECONDS = 10.0  # more than writing a configuration takes anywhere
+
+
+class Locked(UserError):
+    """Another process is running the folder."""
+
+
+class RunFolder:
+    """One run on disk. Its existence, `config.yaml` and `result.json` are the only memory between commands.
+
+    config.yaml   what the run is, frozen before training starts
+    origin.json   the command and the code version that froze it
+    metrics.csv, checkpoint.pt, checkpoint.previous.pt, result.json, log.txt and TensorBoard's events: see README
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+
+    def __str__(self) -> str:
+        """The path as a user would type it: relative when it lies below the working directory."""
+        path = self.path.resolve()
+        return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+    @property
+    def config(self) -> Config:
+        """The frozen configuration.
+
+        Raises:
+            UserError: the folder holds none, or one that this version cannot read.
+        """
+        file = self.path / "config.yaml"
+        if not file.is_file():
+            raise UserError(f"{self}: not a run folder (no config.yaml in it)")
+        try:
+            frozen = OmegaConf.create(upgrade(OmegaConf.to_container(OmegaConf.load(file))))
+            return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), frozen))
+        except OmegaConfBaseException as error:
+            raise UserError(f"{file}: not a configuration of this version of deepnets: {error}") from error
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """The command, overrides and git commit that froze this folder."""
+        return self.read_json("origin.json")
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """What the run ended with; None while it has not ended, or where a crash of the machine left the file empty."""
+        return self.read_json("result.json") or None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to train: the run finished or diverged. A failed run may be tried again."""
+        result = self.result
+        return result is not None and result["status"] in ("finished", "diverged")
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """What the file holds; empty where there is none, or where a crash of the machine left it empty."""
+        try:
+            text = (self.path / name).read_text()
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        return json.loads(text) if text.strip("\0\n") else {}
+
+    def write_json(self, name: str, content: dict[str, Any]) -> None:
+        write_atomically(self.path / name, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+    def check(self, config: Config) -> None:
+        """Whether `config` may be run here.
+
+        Raises:
+            UserError: another run lives here (names the differing keys), or the folder cannot be written.
+        """
+        if (self.path / "config.yaml").is_file() and not config.overwrite:
+            ours, theirs = flat(identity(config)), flat(identity(self.config))
+            if ours != theirs:
+                keys = sorted(key for key in {*ours, *theirs} if ours.get(key, "absent") != theirs.get(key, "absent"))
+                lines = [
+                    f"  {key}: {theirs.get(key, 'absent')!r} there, {ours.get(key, 'absent')!r} here" for key in keys
+                ]
+                raise UserError(
+                    "\n".join([f"{self} holds a run with other settings:", *lines])
+                    + "\nRun that with its own settings, choose another output_root, or delete it with overwrite=true."
+                )
+        nearest = next(parent for parent in (self.path, *self.path.parents) if parent.exists())
+        if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+            raise UserError(
+                f"{self}: cannot be written ({nearest} is not a writable folder); choose another output_root"
+            )
+
+    def freeze(self, config: Config, origin: dict[str, Any]) -> None:
+        """Write down what the run is and where it executes now; `overwrite` deletes what was there first.
+
+        Trust is not written down: who executes a folder must give it anew.
+
+        Raises:
+            Locked: another process is running it.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        # Where no configuration is there yet, whoever has the lock is only about to write it.
+        with self.lock(0 if (self.path / "config.yaml").is_file() else FREEZING_SECONDS):
+            if config.overwrite:
+                self._clear()
+            if not (self.path / "origin.json").is_file():
+                self.write_json("origin.json", origin)
+            config = replace(config, overwrite=False, trusted_targets=[])
+            write_atomically(self.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(config)))
+
+    def _clear(self) -> None:
+        # The configuration last: a kill in between must not leave a checkpoint that another run would continue.
+        for item in sorted(self.path.iterdir(), key=lambda item: item.name == "config.yaml"):
+            if item.name != ".lock":
+                shutil.rmtree(item) if item.is_dir() else item.unlink()
+
+    def forget_failure(self) -> None:
+        """Delete the result of a run that failed: why it did is not why it may fail when it is tried again.
+
+        Raises:
+            Locked: another process is running it.
+        """
+        with self.lock():
+            if not self.is_complete:
+                (self.path / "result.json").unlink(missing_ok=True)
+
+    @contextmanager
+    def lock(self, patience: float = 0) -> Iterator[None]:
+        """The right to write here, for one process at a time; the system frees it however the process ends.
+
+        `patience` is how many seconds to wait for it.
+
+        Raises:
+            Locked: another process holds it.
+        """
+        lock = filelock.FileLock(self.path / ".lock", timeout=patience)
+        try:
+            lock.acquire()
+        except filelock.Timeout:
+            raise Locked(f"{self}: running in another process") from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+def run_folders(below: Path) -> list[RunFolder]:
+    """All run folders below a folder, or the folder itself, in the order of their names: seed2 before seed10."""
+    found = []
+    for path, below_it, files in os.walk(below):
+        below_it.sort(key=lambda name: [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)])
+        if "config.yaml" in files:
+            found.append(RunFolder(path))
+            below_it.clear()
+    return found
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace the file in one step, so that a kill at any instant leaves the old or the new one."""
+    temporary = path.with_name(path.name + ".new")
+    temporary.write_text(text)
+    temporary.replace(path)
+
+
+def folders_in(paths: Sequence[Path]) -> list[RunFolder]:
+    """The run folders in and below these folders, each once.
+
+    Raises:
+        UserError: a folder is not there, or has no run in it.
+    """
+    found: dict[Path, RunFolder] = {}
+    for path in paths:
+        if not path.is_dir():
+            raise UserError(f"{path}: no such folder; give a table's folder, as in outputs/<sweep>, or a run's")
+        below = run_folders(path.resolve())
+        if not below:
+            raise UserError(f"{path}: no run in it (a run folder holds a config.yaml)")
+        found |= {folder.path: folder for folder in below}
+    return list(found.values())

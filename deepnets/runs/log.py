@@ -1,0 +1,190 @@
+"""What a run tells while it trains: metrics.csv, log.txt and the console; the rest is TensorBoard's."""
+
+import csv
+import io
+import time
+from contextlib import nullcontext, suppress
+from typing import Any, Self
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from deepnets.config.schema import Config
+from deepnets.monitor.dashboard import Dashboard
+from deepnets.runs.console import duration, tell
+from deepnets.runs.folder import RunFolder, write_atomically
+from deepnets.training.fit import Training
+
+# Columns of metrics.csv that differ from one execution to the next; all others are a function of the run.
+TIME_COLUMNS = ("images_per_second", "seconds")
+REFRESH_SECONDS = 1.0  # between two reads of the device for the display
+
+
+class Log:
+    """Follows one run; call `iteration` at every yield of `fit` and `epoch` where one is completed.
+
+    `history` holds one dict an epoch, as in metrics.csv, `observed` what the dashboard has seen of the units; both are
+    added to and belong in checkpoints. `seconds` is the wall time spent in earlier executions. Of a run that trains at
+    once with others the `name` stands before its lines on the console, and no progress is displayed.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        training: Training,
+        config: Config,
+        history: list[dict[str, Any]],
+        observed: list[dict[str, Any]],
+        seconds: float,
+        name: str | None = None,
+    ) -> None:
+        self.folder = folder
+        self.prefix = "" if name is None else f"{name}: "
+        self.history = history
+        self.every = config.log_iterations
+        self.started = time.monotonic() - seconds
+        self.start_iteration = training.iteration
+        self.clock = _Clock(training)
+        self.losses: list[tuple[int, torch.Tensor]] = []
+        self.noted = training.iteration
+        self.refreshed = 0.0
+        self.begun = time.monotonic()
+        if training.iteration == 0:  # what an execution logged that left no checkpoint
+            (folder.path / "log.txt").unlink(missing_ok=True)
+        self.dashboard = Dashboard(folder.path, folder.origin, training, config, observed)
+        console = Console(highlight=False)
+        columns = [TextColumn("{task.description}"), BarColumn(bar_width=12), TextColumn("{task.fields[state]}")]
+        self.progress = Progress(
+            *(columns if console.width >= 100 else columns[::2]),
+            console=console,
+            transient=True,
+            disable=name is not None or not console.is_terminal or console.is_dumb_terminal,
+        )
+        self.task = self.progress.add_task("starting", total=training.iterations, state="")
+
+    def __enter__(self) -> Self:
+        self.progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.progress.stop()
+        # Where writing has failed so does closing; the first error is the one to show.
+        with nullcontext() if kind is None else suppress(OSError):
+            self._write_losses()
+            self.dashboard.close()
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the run, over all executions."""
+        return time.monotonic() - self.started
+
+    def iteration(self, training: Training) -> None:
+        """Note an iteration; now and then, read the losses from the device and refresh the display."""
+        self.clock.tick(training)
+        if training.iteration % self.every == 0 and training.iteration > self.noted:
+            self.losses.append((training.iteration, training.loss))
+            self.noted = training.iteration
+        if time.monotonic() - self.refreshed < REFRESH_SECONDS:
+            return
+        self.refreshed = time.monotonic()
+        self._write_losses()
+        self._display(training, training.sums.mean().loss)
+
+    def epoch(self, training: Training) -> None:
+        """Add the epoch that `training` has just completed to metrics.csv, TensorBoard and the console."""
+        row: dict[str, Any] = {
+            "epoch": training.epoch,
+            "iteration": training.iteration,
+            "learning_rate": training.learning_rate,
+        }
+        for split, mean in training.completed.items():
+            row |= {f"{split}_loss": mean.loss, f"{split}_error": mean.error}
+        row |= {"images_per_second": round(self.clock.images_per_second(), 1), "seconds": round(self.seconds, 2)}
+        self.clock = _Clock(training)
+        self.history.append(row)
+        self.write_metrics()
+        self.dashboard.epoch(training, self.history)
+        line = f"epoch {training.epoch}/{training.epochs}" + "".join(
+            f"  {split} {mean.loss:.4f} {mean.error:.2f}%" for split, mean in training.completed.items()
+        )
+        line += f"  {row['images_per_second']:,.0f} images/s  {duration(self.time_left(training))} left"
+        self._record(line)
+        if self.progress.disable:
+            self._print(line)
+
+    def flush(self) -> None:
+        """Put on disk what was noted so far, as a checkpoint is about to make it final."""
+        self._write_losses()
+        self.dashboard.flush()
+
+    def end(self, finished: bool) -> None:
+        """Nothing is left to train: the run finished or, if not, diverged."""
+        self.write_metrics()
+        self.dashboard.end(finished)
+
+    def write_metrics(self) -> None:
+        """Write `history` as metrics.csv."""
+        text = io.StringIO()
+        if self.history:
+            writer = csv.DictWriter(text, fieldnames=list(self.history[0]), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(self.history)
+        write_atomically(self.folder.path / "metrics.csv", text.getvalue())
+
+    def remark(self, line: str) -> None:
+        """Tell something about the run, on the console and in its log.txt."""
+        self._record(line)
+        self._print(line)
+
+    def _record(self, line: str) -> None:
+        with (self.folder.path / "log.txt").open("a") as file:
+            file.write(line + "\n")
+
+    def _print(self, line: str) -> None:
+        tell(self.prefix + line)
+
+    def time_left(self, training: Training) -> float:
+        """Seconds to the end of the budget at the pace of this execution."""
+        done = training.iteration - self.start_iteration
+        return (time.monotonic() - self.begun) / max(done, 1) * (training.iterations - training.iteration)
+
+    def _write_losses(self) -> None:
+        if self.losses:
+            iterations, losses = zip(*self.losses, strict=True)
+            self.dashboard.losses(dict(zip(iterations, torch.stack(losses).tolist(), strict=True)))
+            self.losses.clear()
+
+    def _display(self, training: Training, loss: float) -> None:
+        errors = [
+            f"{key[:-6]} {value:.2f}%" for key, value in (self.history or [{}])[-1].items() if key.endswith("_error")
+        ]
+        self.progress.update(
+            self.task,
+            completed=training.iteration,
+            description=f"epoch {min(training.epoch + 1, training.epochs)}/{training.epochs}"
+            f"  {duration(self.time_left(training))} left",
+            state=f"{self.clock.images_per_second():,.0f} images/s  loss {loss:.3f}  {'  '.join(errors)}",
+        )
+
+
+class _Clock:
+    """Training images a second, evaluation not counted."""
+
+    def __init__(self, training: Training) -> None:
+        self.first = self.images = training.images
+        self.last = time.monotonic()
+        self.seconds = 0.0
+
+    def tick(self, training: Training) -> None:
+        ends_epoch = training.batch == len(training.batches) or training.iteration == training.iterations
+        if training.device.type == "cuda" and ends_epoch and training.images > self.images:
+            torch.cuda.synchronize(training.device)  # what it has yet to do is training, not evaluation
+        now = time.monotonic()
+        if training.images > self.images:
+            self.seconds += now - self.last
+            self.images = training.images
+        self.last = now
+
+    def images_per_second(self) -> float:
+        return (self.images - self.first) / self.seconds if self.seconds else 0.0

@@ -1,0 +1,169 @@
+"""What a run leaves in writing besides its numbers: what it depended on, and its result or failure."""
+
+import math
+import sys
+import traceback
+import zlib
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from deepnets.config.identity import identity_hash
+from deepnets.config.schema import Config, Selection
+from deepnets.distributed.world import World
+from deepnets.runs.folder import RunFolder
+from deepnets.runs.revision import git_commit
+from deepnets.runs.status import slurm_task
+from deepnets.training.assembly import dataset_of, splits_of
+from deepnets.training.fit import Training
+from deepnets.training.hardware import choose_precision, describe
+
+CHECKED_IMAGES = 1000  # at most, of each split, spread over it
+THREADS = torch.get_num_threads()  # as this process started with, whatever an earlier row of a grid has set
+
+
+def environment_of(config: Config, device: torch.device) -> dict[str, Any]:
+    """What must stay the same for a continued run to be bit-identical; kept in the checkpoint."""
+    dataset = dataset_of(config)
+    precision = choose_precision(config.precision, device)
+    return {
+        "data": data_of(config, device),
+        "shape": list(dataset.shape),
+        "classes": dataset.classes,
+        "threads": threads_of(config),
+        "precision": str(precision).removeprefix("torch."),
+        "step": config.step.value,
+        "device": describe(device),
+        "torch": str(torch.__version__),
+    }
+
+
+def threads_of(config: Config) -> int:
+    """CPU threads of a process: its part of those given for the run, or what torch takes."""
+    return max(1, config.threads // config.devices) if config.threads else THREADS
+
+
+def protocol_of(config: Config, training: Training) -> str:
+    """What was trained, in a line: what a reader of the result compares first with a paper's protocol."""
+    images = f"batches of {config.batch_size}"
+    if config.devices > 1:
+        images += f" on {config.devices} devices" + (", normalised together" if config.sync_batchnorm else "")
+    if together := config.model.get("batchnorm_images"):
+        share = math.ceil(config.batch_size / config.devices)
+        images += f", normalised over {math.ceil(share / math.ceil(share / together))} images"
+    schedule = training.schedule.lr_lambdas[0]
+    is_described = type(schedule).__str__ is not object.__str__  # a class of the user's own may say nothing
+    settings = ", ".join(
+        f"{key} {value}"
+        for key, value in config.optimizer.items()
+        if isinstance(value, int | float | str) and key[0] != "_"
+    )
+    return (
+        f"protocol: {config.optimizer['_target_'].rpartition('.')[2]} ({settings}), "
+        f"{schedule if is_described else type(schedule).__name__}, {images}, "
+        f"{training.iterations} iterations ({training.iterations / len(training.batches):.4g} epochs), "
+        f"scale {config.scale.name}, result by {config.selection.value} epoch, "
+        f"{str(training.precision).removeprefix('torch.')}"
+    )
+
+
+def changes_since(folder: RunFolder, config: Config, frozen: dict[str, Any], device: torch.device) -> list[str]:
+    """A line about each thing that is no longer as it was when the run started."""
+    now = {"torch": str(torch.__version__), "device": describe(device), "step": config.step.value}
+    remarks = [
+        f"started with {name} {frozen[name]}, continues with {now[name]}" for name in now if frozen[name] != now[name]
+    ]
+    if config.threads and threads_of(config) != frozen["threads"]:
+        each = " in each process" if config.devices > 1 else ""
+        remarks.append(f"threads={config.threads} is not used; the run began with {frozen['threads']}{each}")
+    commit, frozen_commit = git_commit(), folder.origin.get("commit")
+    if commit != frozen_commit:
+        remarks.append(f"the code is at commit {commit}, the run was set up at {frozen_commit}")
+    return remarks
+
+
+def result_of(
+    config: Config,
+    training: Training,
+    history: list[dict[str, Any]],
+    seconds: float,
+    status: str,
+    frozen: dict[str, Any],
+) -> dict[str, Any]:
+    """The content of result.json: errors in percent, `seconds` of wall time over all executions.
+
+    `test_error` is that of the selected epoch, and null when the run diverged; `best_test_error` is for information.
+    """
+    last = history[-1] if history else {}
+    selected = last
+    if config.selection is Selection.best_validation and history:
+        selected = min(history, key=lambda row: row["validation_error"])
+    if status == "diverged":
+        selected = {}
+    speeds = sorted(row["images_per_second"] for row in history)
+    return {
+        "status": status,
+        "test_error": selected.get("test_error"),
+        "selection": config.selection.value,
+        "selected_epoch": selected.get("epoch"),
+        "last_test_error": last.get("test_error"),
+        "best_test_error": min((row["test_error"] for row in history), default=None),
+        "train_error": last.get("train_error"),
+        "validation_error": selected.get("validation_error"),
+        "epochs": training.epoch,
+        "iterations": training.iteration,
+        "seconds": round(seconds, 2),
+        "images_per_second": speeds[len(speeds) // 2] if speeds else None,
+        "protocol": protocol_of(config, training),
+        "data": frozen["data"],
+        "parameters": sum(parameter.numel() for parameter in training.model.parameters()),
+        "identity": identity_hash(config),
+        "commit": git_commit(),
+        "versions": {name: version(name) for name in ("torch", "hydra-core", "numpy")},
+        "python": sys.version.split()[0],
+        **{name: frozen[name] for name in ("device", "precision", "threads", "step")},
+    }
+
+
+def data_of(config: Config, device: torch.device) -> dict[str, Any]:
+    """What tells data sets of one name apart: how many images, checksums of all labels and of some images, in order."""
+    splits = splits_of(dataset_of(config), device)
+    parts = {"train": splits.train, "validation": splits.validation, "test": splits.test}
+    there = {name: split for name, split in parts.items() if split is not None}
+    labels = b"".join(split.labels.cpu().numpy().tobytes() for split in there.values())
+    some = (split.images[:: math.ceil(len(split) / CHECKED_IMAGES)] for split in there.values())
+    images = b"".join(images.cpu().numpy().tobytes() for images in some)
+    sizes = {name: len(split) for name, split in there.items()}
+    return {**sizes, "labels": zlib.crc32(labels), "images": zlib.crc32(images)}
+
+
+def differing(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """What of `before`, in which an older version noted less, is otherwise now, with both values; or nothing."""
+    keys = [key for key in before if before[key] != now.get(key)]
+    return ", ".join(f"{key} {before[key]} then, {now.get(key)} now" for key in keys)
+
+
+def note_failure(folder: RunFolder, error: Exception, world: World) -> None:
+    """Why the run failed, in result.json, and the traceback in log.txt.
+
+    Of several processes the first that fails has the word: the others fail because it is gone.
+    """
+    reason = f"{type(error).__name__}: {error}"
+    try:
+        if world.size > 1:
+            reason += f" (process {world.rank} of {world.size})"
+            (folder.path / "result.json").open("x").close()
+        note(folder, reason, "".join(traceback.format_exception(error)))
+    except FileExistsError:
+        pass
+    except OSError as unwritable:  # the disk that is full may be what failed: the first error is the one to show
+        print(f"{folder}: the failure could not be noted there ({unwritable})", file=sys.stderr)
+
+
+def note(folder: RunFolder, reason: str, text: str) -> None:
+    """Add `text` to log.txt and `reason` to result.json."""
+    with (folder.path / "log.txt").open("a") as file:
+        file.write(text)
+    job = {"job": task} if (task := slurm_task()) else {}
+    folder.write_json("result.json", {"status": "failed", "reason": reason, **job})

@@ -1,0 +1,165 @@
+"""What a run is doing: status.json as the training process writes it, and the state of a folder read from its files."""
+
+import csv
+import os
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from threading import Event, Lock, Thread
+from types import TracebackType
+from typing import Any, Self
+
+import yaml
+
+from deepnets.distributed.signals import Interrupted
+from deepnets.runs.folder import RunFolder
+
+BEAT_SECONDS = 10.0
+DEAD_SECONDS = 60.0  # without a beat: six were missed
+
+WAITING, QUEUED, RUNNING, PREEMPTED = "waiting", "queued", "running", "preempted"
+FINISHED, DIVERGED, FAILED, DEAD = "finished", "diverged", "failed", "dead"
+# In the order of a run's life.
+STATES = (WAITING, QUEUED, RUNNING, PREEMPTED, DEAD, FAILED, DIVERGED, FINISHED)
+
+
+# What a file that is cut off, or that another program wrote, may lead to.
+UNREADABLE = (yaml.YAMLError, csv.Error, KeyError, AttributeError, ValueError, TypeError, OSError)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is; the error in percent, None before the first epoch's end."""
+
+    epoch: int
+    epochs: int
+    iteration: int
+    iterations: int
+    test_error: float | None
+    images_per_second: float
+    seconds_left: float
+
+
+@dataclass(frozen=True)
+class State:
+    """What a row is doing: `name` is one of `STATES`.
+
+    `progress` is the last that was told, None while a run starts. `silent` are the seconds since the last heartbeat,
+    `job` SLURM's name of the task that runs, ran or will run it, `reason` why it failed, in a line.
+    """
+
+    name: str
+    progress: Progress | None = None
+    silent: float | None = None
+    host: str | None = None
+    job: str | None = None
+    reason: str | None = None
+
+
+def state_of(folder: RunFolder, dead_after: float = DEAD_SECONDS) -> State:
+    """The state of the folder's row, from its files alone; running without a beat for `dead_after` seconds is dead.
+
+    queued is a row with a job.json, `{"job": "123_4", "submitted": ISO time}`, that is newer than its last execution.
+    """
+    result, status, job = folder.result, folder.read_json("status.json"), folder.read_json("job.json")
+    told = status.get("progress")
+    progress = Progress(**told) if told else None
+    beat = datetime.fromisoformat(status["heartbeat"]) if status else None
+    silent = (datetime.now(UTC) - beat).total_seconds() if beat else None
+    known = {"progress": progress, "silent": silent, "host": status.get("host"), "job": status.get("job")}
+    if result and result["status"] in (FINISHED, DIVERGED):
+        return State(result["status"], **known)
+    executed = {status.get("job"), (result or {}).get("job")}  # a run may fail before its first heartbeat
+    if job and job["job"] not in executed and (not beat or datetime.fromisoformat(job["submitted"]) > beat):
+        return State(QUEUED, progress, job=job["job"])
+    if result:
+        return State(FAILED, reason=" ".join(result.get("reason", "").split()), **known)
+    if not status:
+        return State(WAITING)
+    if status["state"] == PREEMPTED:
+        return State(PREEMPTED, **known)
+    return State(DEAD if silent > dead_after else RUNNING, **known)
+
+
+def read_state(folder: RunFolder) -> State:
+    """`state_of` the folder; failed, with the reason, where one of the files it is read from is broken."""
+    try:
+        return state_of(folder)
+    except UNREADABLE as error:
+        return State(FAILED, reason=f"cannot be read: {_broken_of_state(folder)}: {in_a_line(error)}")
+
+
+def checked_result(folder: RunFolder) -> dict[str, Any]:
+    result = folder.result or {}
+    if not isinstance(result, dict):
+        raise ValueError(f"a {type(result).__name__} instead of an object")
+    if result and not isinstance(result.get("status"), str):
+        raise ValueError("it holds no status")
+    if not isinstance(result.get("test_error"), int | float | None):
+        raise ValueError(f"test_error is {result['test_error']!r}, no number")
+    return result
+
+
+def _broken_of_state(folder: RunFolder) -> str:
+    names = ("result.json", "status.json", "job.json")
+    for name in names:
+        try:
+            if name == "result.json":
+                checked_result(folder)
+            else:
+                folder.read_json(name)
+        except UNREADABLE:
+            return name
+    return ", ".join(name for name in names if (folder.path / name).is_file())
+
+
+def in_a_line(error: Exception) -> str:
+    return " ".join(f"{error}".split()) or type(error).__name__
+
+
+class Heartbeat:
+    """Writes status.json while a run lives: at once when its state changes, and by a thread every `BEAT_SECONDS`.
+
+    A thread, because reading data, compiling or one long evaluation must not look like death, and because so it costs
+    the training loop nothing. It reads what the loop counts, never a device.
+    """
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._progress: Callable[[], Progress] | None = None
+        self._ended, self._writing = Event(), Lock()
+        self._thread = Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._who = {"pid": os.getpid(), "host": socket.gethostname(), "job": slurm_task()}
+
+    def __enter__(self) -> Self:
+        self._write("starting")
+        self._thread.start()
+        return self
+
+    def follow(self, progress: Callable[[], Progress]) -> None:
+        """Training begins; `progress` is asked at every beat, from another thread."""
+        self._progress = progress
+        self._write(RUNNING)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._write(PREEMPTED if kind and issubclass(kind, Interrupted | KeyboardInterrupt) else "ended")
+
+    def _beat(self) -> None:
+        while not self._ended.wait(BEAT_SECONDS):
+            self._write(RUNNING if self._progress else "starting")
+
+    def _write(self, state: str) -> None:
+        content: dict[str, Any] = {"state": state, "heartbeat": datetime.now(UTC).isoformat(timespec="milliseconds")}
+        content |= self._who | {"progress": asdict(self._progress()) if self._progress else None}
+        with self._writing, suppress(OSError):  # a full disk must not end a run for the sake of its status
+            self._folder.write_json("status.json", content)
+
+
+def slurm_task() -> str | None:
+    """`123_4` for the fourth task of array 123, `123` for a job without array, None outside SLURM."""
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array else os.environ.get("SLURM_JOB_ID")

@@ -1,0 +1,130 @@
+"""A table of what every row of a grid is doing, once or refreshed; read from files alone."""
+
+import os
+import time
+from collections import Counter
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from deepnets.runs.folder import RunFolder, folders_in
+from deepnets.runs.status import (
+    DEAD,
+    DIVERGED,
+    FAILED,
+    FINISHED,
+    PREEMPTED,
+    QUEUED,
+    RUNNING,
+    STATES,
+    WAITING,
+    State,
+    read_state,
+)
+
+REFRESH_SECONDS = 2.0
+STYLES = {FINISHED: "green", RUNNING: "cyan", PREEMPTED: "yellow", DIVERGED: "yellow", FAILED: "red", DEAD: "bold red"}
+# Where not all rows fit on the screen: what somebody may want to act on comes first.
+URGENCY = (RUNNING, DEAD, FAILED, PREEMPTED, QUEUED, WAITING, DIVERGED, FINISHED)
+COLUMNS: dict[str, dict[str, Any]] = {
+    "state": {"no_wrap": True},
+    "epoch": {"justify": "right", "no_wrap": True},
+    "error %": {"justify": "right", "no_wrap": True},
+    "images/s": {"justify": "right", "no_wrap": True},
+    "left": {"justify": "right", "no_wrap": True},
+    "heartbeat": {"justify": "right", "no_wrap": True},
+    "remark": {"overflow": "fold", "min_width": 16},
+}
+AROUND_TABLE = 4  # lines of the screen for its header, its caption, and what stands below it
+
+
+def show(paths: list[Path], watch: bool) -> int:
+    """Print the states of all run folders below `paths`; `watch` refreshes them until every row has ended, or Ctrl-C.
+
+    Raises:
+        UserError: a folder is not there, or has no run in it.
+    """
+    folders = folders_in(paths)
+    console = Console(highlight=False)
+    if watch:
+        with suppress(KeyboardInterrupt):
+            _follow(folders, console)
+    console.print(table_of(folders))
+    return 0
+
+
+def live_table(folders: list[RunFolder], console: Console) -> Live:
+    """A context in which the table stands below all that is printed, and is read anew every `REFRESH_SECONDS`."""
+    return Live(
+        get_renderable=lambda: table_of(folders, most=max(console.height - AROUND_TABLE, 1)),
+        console=console,
+        refresh_per_second=1 / REFRESH_SECONDS,
+        transient=True,
+    )
+
+
+def table_of(folders: list[RunFolder], most: int | None = None) -> Table:
+    """A line per row, the most urgent of them where there are more than `most`; the caption counts all by state."""
+    states = {folder: read_state(folder) for folder in folders}
+    shown = folders
+    if most is not None and len(folders) > most:
+        shown = sorted(folders, key=lambda folder: URGENCY.index(states[folder].name))[:most]
+    above = os.path.commonpath([folder.path.resolve() for folder in folders])
+    grid = Path(above) if len(folders) > 1 else Path(above).parents[1]
+    cells = {folder: _cells(folder, states[folder]) for folder in shown}
+    table = Table(
+        box=None,
+        caption=counted(list(states.values())) + (f"; {len(shown)} of them shown" if shown is not folders else ""),
+        caption_justify="left",
+    )
+    table.add_column("row", overflow="fold", min_width=20)
+    told = [name for name in COLUMNS if any(row[name] for row in cells.values())]
+    for name in told:
+        table.add_column(name, **COLUMNS[name])
+    for folder, row in cells.items():
+        name = str(folder.path.resolve().relative_to(grid))
+        words = [name, *(row[column] for column in told)]
+        table.add_row(*map(Text, words), style=STYLES.get(states[folder].name))  # a Text's brackets are no markup
+    return table
+
+
+def counted(states: list[State]) -> str:
+    """`8 rows: 3 running, 5 waiting`."""
+    counts = Counter(state.name for state in states)
+    parts = [f"{counts[name]} {name}" for name in STATES if counts[name]]
+    return f"{len(states)} row{'s' * (len(states) > 1)}: {', '.join(parts)}"
+
+
+def _cells(folder: RunFolder, state: State) -> dict[str, str]:
+    progress = state.progress
+    is_running, is_silent = state.name == RUNNING, state.name == DEAD
+    error = folder.result.get("test_error") if state.name == FINISHED else progress and progress.test_error
+    place = [f"job {state.job}" if state.job else "", f"on {state.host}" if is_silent else "", state.reason or ""]
+    return {
+        "state": state.name,
+        "epoch": f"{progress.epoch}/{progress.epochs}" if progress else "starting" if is_running else "",
+        "error %": f"{error:.2f}" if isinstance(error, int | float) else "",
+        "images/s": f"{progress.images_per_second:,.0f}" if is_running and progress else "",
+        "left": str(timedelta(seconds=round(progress.seconds_left))) if is_running and progress else "",
+        "heartbeat": f"{timedelta(seconds=round(state.silent))} ago" if is_running or is_silent else "",
+        "remark": " ".join(filter(None, place)),
+    }
+
+
+def _follow(folders: list[RunFolder], console: Console) -> None:
+    """Until every row has ended; where there is no terminal, a line whenever the counts change."""
+    told = ""
+    with live_table(folders, console):
+        while True:
+            states = [read_state(folder) for folder in folders]
+            if not console.is_terminal and (now := counted(states)) != told:
+                print(told := now, flush=True)
+            if all(state.name in (FINISHED, DIVERGED, FAILED) for state in states):
+                return
+            time.sleep(REFRESH_SECONDS)

@@ -1,0 +1,115 @@
+"""From a configuration to the objects of a run."""
+
+import json
+import math
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import nn
+
+from deepnets.config.build import build
+from deepnets.config.schema import Config, Memory
+from deepnets.data.batches import EvaluationBatches, TrainingBatches
+from deepnets.data.dataset import Dataset, Splits
+from deepnets.distributed.world import ALONE, World
+from deepnets.errors import UserError
+from deepnets.models.batchnorm import synchronize
+from deepnets.training.fit import Training
+from deepnets.training.hardware import keep_freed_memory
+from deepnets.training.metrics import Sums
+
+
+def prepare(config: Config, device: torch.device, precision: torch.dtype, world: World = ALONE) -> Training:
+    """A run at its beginning, as this process of `world` sees it; every process has the same weights."""
+    if device.type == "cpu":
+        keep_freed_memory()
+    else:
+        torch.backends.cudnn.allow_tf32 = False  # precision=fp32 means float32, in convolutions too
+    dataset = dataset_of(config)
+    splits = splits_of(dataset, device)
+    torch.manual_seed(config.seed)
+    model = model_of(config, dataset.shape, dataset.classes).to(device, memory_format=torch.channels_last)
+    if world.size > 1 and config.sync_batchnorm:
+        model = synchronize(model, device)
+    if not world.is_first:  # what is drawn from now on, for dropout, differs
+        torch.manual_seed(int(np.random.SeedSequence((config.seed, world.rank)).generate_state(1)[0]))
+    optimizer = build("optimizer", config.optimizer, config.trusted_targets, model=model)
+    iterations = iterations_of(config, dataset)
+    schedule = build("schedule", config.schedule, config.trusted_targets, total=iterations)
+    evaluated = {"validation": splits.validation, "test": splits.test}
+    return Training(
+        model=model,
+        optimizer=optimizer,
+        schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, schedule),
+        batches=TrainingBatches(
+            splits.train,
+            splits.normalization,
+            pad=dataset.pad,
+            flip=dataset.flip,
+            batch_size=config.batch_size,
+            seed=config.seed,
+            world=world,
+        ),
+        evaluated={
+            name: EvaluationBatches(split, splits.normalization, batch_size=config.evaluation_batch_size, world=world)
+            for name, split in evaluated.items()
+            if split is not None
+        },
+        iterations=iterations,
+        device=device,
+        precision=precision,
+        sums=Sums(device),
+        world=world,
+        step=config.step.value,
+    )
+
+
+def model_of(config: Config, shape: tuple[int, int, int], classes: int) -> nn.Module:
+    model = build("model", config.model, config.trusted_targets, shape=shape, classes=classes)
+    if config.memory is not Memory.full:
+        if not hasattr(model, "keep"):
+            raise UserError(f"memory={config.memory.value}: {type(model).__name__} always keeps all; give memory=full")
+        model.keep(config.memory.value)
+    return model
+
+
+def dataset_of(config: Config) -> Dataset:
+    return _built(json.dumps([config.dataset, config.trusted_targets], sort_keys=True))
+
+
+@lru_cache(maxsize=4)
+def _built(key: str) -> Dataset:
+    node, trusted = json.loads(key)
+    return build("dataset", node, trusted)
+
+
+def splits_of(dataset: Dataset, device: torch.device) -> Splits:
+    """The images, shared by all rows of this process that name the same dataset node."""
+    splits = _read(dataset, device)
+    if isinstance(splits, UserError):
+        raise splits
+    return splits
+
+
+@lru_cache(maxsize=4)
+def _read(dataset: Dataset, device: torch.device) -> Splits | UserError:
+    try:
+        return dataset.load(device)
+    except UserError as error:  # kept, so that a grid does not look again for each of its rows
+        return error
+
+
+def iterations_of(config: Config, dataset: Dataset) -> int:
+    budgets = {"epochs": config.epochs, "iterations": config.iterations}
+    given = {name: value for name, value in budgets.items() if value is not None}
+    if len(given) != 1:
+        what = " and ".join(f"{name}={value}" for name, value in budgets.items())
+        raise UserError(f"{what}: give one of them and null for the other, as in 'epochs=null iterations=64000'")
+    ((name, value),) = given.items()
+    if value < 1:
+        raise UserError(f"{name}={value}: must be at least 1")
+    if not 0 < config.scale.budget <= 1:
+        raise UserError(f"scale.budget={config.scale.budget}: must be above 0 and at most 1, which is the whole budget")
+    iterations = value if name == "iterations" else value * math.ceil(dataset.training_size / config.batch_size)
+    return max(1, round(iterations * config.scale.budget))

@@ -1,0 +1,122 @@
+"""Whether a run can be executed, known before anything of it is written or trained."""
+
+import math
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from deepnets.config.build import build
+from deepnets.config.schema import Config, Selection
+from deepnets.data.dataset import Dataset
+from deepnets.errors import UserError
+from deepnets.models.batchnorm import GhostBatchNorm
+from deepnets.training.assembly import dataset_of, iterations_of, model_of, splits_of
+from deepnets.training.hardware import find_device
+from deepnets.training.step import check_network
+
+
+def check(config: Config) -> None:
+    """Whether a run can be executed: everything short of training it. Its data are read and stay in memory.
+
+    Raises:
+        UserError: names the first thing that is wrong.
+    """
+    dataset, _ = check_settings(config)
+    # Of several devices none is this process's: those that train read their own.
+    splits_of(dataset, find_device(config.device if config.devices == 1 else "cpu"))
+
+
+def check_settings(config: Config) -> tuple[Dataset, int]:
+    """Whether a run can be executed once its data are read; returns the data set and the budget in iterations.
+
+    Raises:
+        UserError: names the first thing that is wrong.
+    """
+    for name in (
+        "batch_size",
+        "evaluation_batch_size",
+        "log_iterations",
+        "threads",
+        "devices",
+        "runs_per_device",
+        "stacked",
+    ):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise UserError(f"{name}={value}: must be at least 1")
+    _check_devices(config)
+    if not 0 <= config.seed < 2**63:
+        raise UserError(f"seed={config.seed}: must not be negative, and be less than 2 ** 63")
+    if not 0 <= config.checkpoint_seconds < math.inf:
+        raise UserError(f"checkpoint_seconds={config.checkpoint_seconds}: must be a number of seconds, 0 or more")
+    build("optimizer", config.optimizer, config.trusted_targets, model=nn.Linear(1, 1))
+    build("schedule", config.schedule, config.trusted_targets, total=1)
+    dataset = dataset_of(config)
+    if config.selection is Selection.best_validation and not config.dataset["validation"]:
+        raise UserError("selection=best_validation: needs a validation split; add for example dataset.validation=5000")
+    with torch.device("meta"):
+        model = model_of(config, dataset.shape, dataset.classes)
+    if not config.trusted_targets:  # a user's own need not be able to compute without numbers
+        try_out(model, dataset.shape)
+    check_network(config.step.value, model, config.devices)
+    # The data come last: looking for them may mean a download.
+    iterations = iterations_of(config, dataset)
+    schedule = build("schedule", config.schedule, config.trusted_targets, total=iterations)
+    if (warmup := getattr(schedule, "warmup_iterations", 0)) >= iterations:
+        raise UserError(f"schedule.warmup_iterations={warmup}: the whole budget has but {iterations} iterations")
+    if config.batch_size > dataset.training_size:
+        raise UserError(
+            f"batch_size={config.batch_size}: larger than the training set of {dataset.training_size} images"
+        )
+    for images in (config.batch_size, dataset.training_size % config.batch_size or config.batch_size):
+        if images < config.devices:
+            raise UserError(
+                f"devices={config.devices}: a batch of {images} cannot be divided among them ({dataset.training_size} "
+                f"images in batches of {config.batch_size}); change batch_size or devices"
+            )
+        if images // config.devices == 1 and not (config.sync_batchnorm or config.trusted_targets):
+            _try_out_single(model, dataset.shape, images, config)
+    return dataset, iterations
+
+
+def _check_devices(config: Config) -> None:
+    device = find_device(config.device)
+    if config.sync_batchnorm and config.model.get("batchnorm_images") is not None:
+        raise UserError(
+            f"sync_batchnorm=true model.batchnorm_images={config.model['batchnorm_images']}: one normalises over the "
+            "whole batch, the other over parts of it; choose one"
+        )
+    if config.devices > 1 and device.type == "cuda":
+        if ":" in config.device:
+            raise UserError(f"devices={config.devices} device={config.device}: names one GPU; give device=cuda")
+        if config.devices > torch.cuda.device_count():
+            raise UserError(f"devices={config.devices}: this machine has {torch.cuda.device_count()}")
+
+
+def try_out(model: nn.Module, shape: tuple[int, int, int]) -> None:
+    """Compute the logits of one image without numbers, of a model on the meta device, which is left in evaluation mode.
+
+    Raises:
+        UserError: its parts do not fit together.
+    """
+    try:
+        with torch.no_grad():
+            model.eval()(torch.empty(1, *shape, device="meta"))
+    except (RuntimeError, ValueError) as error:
+        raise UserError(f"model: its layers, shortcuts and widths do not fit together: {error}") from error
+
+
+def _try_out_single(model: nn.Module, shape: tuple[int, int, int], images: int, config: Config) -> None:
+    """Normalise a single image without numbers, as a process must whose share of a batch is one."""
+    for module in model.modules():
+        if isinstance(module, _BatchNorm | GhostBatchNorm):
+            module.train()
+    try:
+        with torch.no_grad():
+            model(torch.empty(1, *shape, device="meta"))
+    except ValueError as error:
+        raise UserError(
+            f"batch_size={config.batch_size} devices={config.devices}: a process has one of a batch of {images} "
+            f"images, too few for batch normalisation of maps of 1 x 1 ({error}); change batch_size or devices"
+        ) from error

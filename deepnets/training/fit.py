@@ -1,0 +1,177 @@
+"""The training loop: a generator that knows no files and no configuration."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from deepnets.data.batches import EvaluationBatches, TrainingBatches
+from deepnets.distributed.world import ALONE, World
+from deepnets.training.metrics import Mean, Sums
+from deepnets.training.step import Kind, autocast, check_network, iteration_of
+
+
+@dataclass
+class Training:
+    """All that a run consists of while it trains, and where in its budget it stands.
+
+    `replica` is what training calls: `model`, or what averages the gradients of its copies in all processes of `world`.
+    `iterate` trains it on a batch, in the way that `step` names. `iterations` is the budget. `iteration`, `epoch`,
+    `batch` (within the epoch) and `images` count what is done. `sums` holds this process's part of this epoch's
+    training loss and error so far, `loss` the last batch's mean loss, both on the device. `completed` is set only in
+    the state that ends an epoch: the means over "train" and over each evaluated split.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LambdaLR
+    batches: TrainingBatches
+    evaluated: dict[str, EvaluationBatches]
+    iterations: int
+    device: torch.device
+    precision: torch.dtype
+    sums: Sums
+    world: World = ALONE
+    step: Kind = "eager"
+    iteration: int = 0
+    epoch: int = 0
+    batch: int = 0
+    images: int = 0
+    loss: Tensor | None = None
+    completed: dict[str, Mean] = field(default_factory=dict)
+    replica: nn.Module = field(init=False)
+    iterate: Callable[[Tensor, Tensor, float], Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        check_network(self.step, self.model, self.world.size)
+        self.replica = self.world.replica(self.model, self.device)
+        self.iterate = self._iterate()
+
+    def _iterate(self) -> Callable[[Tensor, Tensor, float], Tensor]:
+        return iteration_of(
+            self.step,
+            self.replica,
+            self.optimizer,
+            self.sums,
+            batch_size=self.batches.batch_size,
+            device=self.device,
+            precision=self.precision,
+        )
+
+    @property
+    def epochs(self) -> int:
+        """The budget in epochs; the last one may be shorter than the others."""
+        return math.ceil(self.iterations / len(self.batches))
+
+    @property
+    def learning_rate(self) -> float:
+        """The rate of the last iteration."""
+        return self.schedule.base_lrs[0] * self.schedule.lr_lambdas[0](max(self.iteration - 1, 0))
+
+    def end_step(self, total: Tensor) -> None:
+        """Count a batch that the optimiser and the sums have seen; `total` is its loss over this process's images."""
+        count = self.batches.images_in(self.batch)
+        self.loss = self.world.sum(total) / count
+        self.iteration += 1
+        self.batch += 1
+        self.images += count
+
+    def end_epoch(self, evaluated: dict[str, Mean]) -> None:
+        """Complete the epoch, with the means over each evaluated split, and stand at the next one's beginning."""
+        self.completed = {"train": self.sums.mean(self.world), **evaluated}
+        schedule = self.schedule.lr_lambdas[0]
+        if hasattr(schedule, "observe"):
+            schedule.observe(self.iteration, self.completed["train"].loss)
+        self.epoch, self.batch = self.epoch + 1, 0
+        self.sums.values.zero_()
+
+    @property
+    def is_going_on(self) -> bool:
+        """Whether the budget or an epoch has not ended."""
+        return self.iteration < self.iterations or self.batch > 0
+
+    @property
+    def _survival(self) -> torch.Generator | None:
+        return getattr(self.model, "draws", None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on from here to the same weights, bit by bit; every process of `world` must ask."""
+        on_gpu = self.device.type == "cuda"
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "iteration": self.iteration,
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "images": self.images,
+            "sums": self.world.gathered(self.sums.values),
+            "survival": self._survival.get_state() if self._survival else None,
+            "random": self.world.gathered(torch.get_rng_state()),
+            "random_cuda": self.world.gathered(torch.cuda.get_rng_state(self.device)) if on_gpu else None,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Stand where `state_dict` was taken, by as many processes."""
+        rank = self.world.rank
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.iterate = self._iterate()  # a captured graph would go on with the optimiser's former tensors
+        self.schedule.load_state_dict(state["schedule"])
+        self.iteration, self.epoch = state["iteration"], state["epoch"]
+        self.batch, self.images = state["batch"], state["images"]
+        self.sums.values.copy_(state["sums"][rank])
+        if self._survival:
+            self._survival.set_state(state["survival"])
+        torch.set_rng_state(state["random"][rank].clone())  # torch reads from the start of a storage
+        if self.device.type == "cuda" and state["random_cuda"] is not None:
+            torch.cuda.set_rng_state(state["random_cuda"][rank].clone(), self.device)
+
+
+def fit(training: Training) -> Iterator[Training]:
+    """Train to the end of the budget; yields the same object after each iteration, evaluated batch and epoch.
+
+    Whoever iterates may log, save `state_dict()` or stop at each yield, and decides when to read from the device:
+    nothing here waits for it except the end of an epoch. A budget that ends within an epoch ends that epoch.
+    """
+    t = training
+    while t.is_going_on:
+        t.model.train()
+        for images, labels in t.batches.epoch(t.epoch, start=t.batch):
+            if t.iteration == t.iterations:
+                break
+            _step(t, images, labels)
+            yield t
+        t.world.spread(t.model.buffers())  # each process has its own running statistics; the first one's are the net's
+        evaluated = {}
+        for name, batches in t.evaluated.items():
+            sums = Sums(t.device)
+            for _ in evaluate(t.model, batches, sums, t.precision):
+                yield t
+            evaluated[name] = sums.mean(t.world)
+        t.end_epoch(evaluated)
+        yield t
+        t.completed = {}
+
+
+def evaluate(model: nn.Module, batches: EvaluationBatches, sums: Sums, precision: torch.dtype) -> Iterator[Sums]:
+    """Add the loss and error of the whole split to `sums`, in evaluation mode; yields after each batch."""
+    model.eval()
+    for images, labels in batches:
+        if len(labels):
+            with torch.inference_mode(), autocast(images.device, precision):
+                logits = model(images).float()
+                sums.add(cross_entropy(logits, labels, reduction="sum"), logits, labels)
+        yield sums
+
+
+def _step(t: Training, images: Tensor, labels: Tensor) -> None:
+    count = t.batches.images_in(t.batch)
+    # Gradients are averaged over processes: this divisor makes them the whole batch's.
+    total = t.iterate(images, labels, count / t.world.size)
+    t.schedule.step()
+    t.end_step(total)

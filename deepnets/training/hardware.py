@@ -1,0 +1,71 @@
+"""Which device and arithmetic this machine offers."""
+
+import ctypes
+
+import torch
+
+from deepnets.config.schema import Precision
+from deepnets.errors import UserError
+
+# malloc.h of glibc; the largest thresholds it takes
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+LARGEST_TRIM, LARGEST_MMAP = 2**31 - 1, 32 * 2**20
+
+
+def find_device(name: str) -> torch.device:
+    """The device called `name` ("cpu", "cuda", "cuda:1"), or for "auto" the first GPU where there is one.
+
+    Raises:
+        UserError: the name is none, or this machine has no such device.
+    """
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    there = ", ".join(["cpu", *(f"cuda:{index}" for index in range(gpus))])
+    if name == "auto":
+        return torch.device("cuda", 0) if gpus else torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"device={name}: not the name of a device; this machine has: {there}") from None
+    if device.type == "cuda" and (device.index or 0) < gpus:
+        return torch.device("cuda", device.index or 0)
+    if device.type == "cpu":
+        return torch.device("cpu")
+    raise UserError(f"device={name}: not on this machine, which has: {there}")
+
+
+def choose_precision(precision: Precision, device: torch.device) -> torch.dtype:
+    """The dtype of the forward pass; for "auto" bfloat16 where the device computes in it rather than emulates it."""
+    if precision is Precision.auto:
+        native = _gpu_computes_bfloat16(device) if device.type == "cuda" else _cpu_computes_bfloat16()
+        return torch.bfloat16 if native else torch.float32
+    return torch.bfloat16 if precision is Precision.bf16 else torch.float32
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep what it frees, instead of giving the pages of large tensors back and mapping them anew.
+
+    Training on a CPU allocates the same tensors at each step. Does nothing where the C library is not glibc.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt:
+        mallopt(M_MMAP_THRESHOLD, LARGEST_MMAP)
+        mallopt(M_TRIM_THRESHOLD, LARGEST_TRIM)
+
+
+def describe(device: torch.device) -> str:
+    """The device's product name."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
+
+
+def _gpu_computes_bfloat16(device: torch.device) -> bool:
+    with torch.cuda.device(device):
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def _cpu_computes_bfloat16() -> bool:
+    capabilities = torch.cpu.get_capabilities()
+    return capabilities.get("avx512_bf16", False) or capabilities.get("amx_bf16", False)
+
+
+def _cpu_name() -> str:
+    return torch.cpu.get_capabilities().get("cpu_name", "cpu")

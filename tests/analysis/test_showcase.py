@@ -1,0 +1,165 @@
+"""The showcase: what its page is made of, and its knobs in a real browser, by keyboard and by mouse."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from selenium.webdriver import ActionChains, Chrome, Keys
+from selenium.webdriver.support.select import Select
+
+from deepnets.analysis.gradients import gradient_norms, with_batch_statistics
+from deepnets.analysis.walk import walk_of
+from deepnets.data.batches import EvaluationBatches
+from deepnets.results.showcase import Bars, Design, Showcase, shortcuts_of, write_showcase
+from deepnets.run import build_model
+from deepnets.training.assembly import dataset_of, splits_of
+from tests.analyzing import analyze
+from tests.browser import console_messages, missing_browser, open_browser, requested
+from tests.command import row
+
+DESIGNS = [
+    Design("original", ["conv", "bn", "relu", "conv", "bn"], ["relu"]),
+    Design("full_preactivation", ["bn", "relu", "conv", "bn", "relu", "conv"], []),
+]
+DEPTHS, SCALES, BIASES = [10, 20], [0.5, 1.0], [0.0, -6.0]
+
+
+def known() -> Showcase:
+    """Unit l of L has the gradient (10 d + s) / l with d and s the numbers of design and shortcut."""
+    bars = {}
+    for number, design in enumerate(DESIGNS):
+        for depth in DEPTHS:
+            for which, shortcut in enumerate(shortcuts_of(SCALES, BIASES)):
+                gradient = [(10 * (number + 1) + which) / unit for unit in range(1, depth + 1)]
+                bars[design.name, depth, shortcut] = Bars(gradient, [-1.0 * number] * depth, [0.5] * depth, [2] * depth)
+    return Showcase("Known </script> numbers.", DESIGNS, DEPTHS, SCALES, BIASES, bars)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("showcase") / "new" / "showcase.html"
+    write_showcase(file, known())
+    return file
+
+
+@pytest.fixture(scope="module", params=[(1200, False), (390, True)], ids=["desktop-light", "phone-dark"])
+def browser(page: Path, request: pytest.FixtureRequest) -> Iterator[Chrome]:
+    if reason := missing_browser():
+        pytest.skip(reason)
+    width, dark = request.param
+    with open_browser(width, 900, dark) as opened:
+        opened.get(page.as_uri())
+        yield opened
+
+
+def ratios(browser: Chrome) -> list[str]:
+    return [each.text for each in browser.find_elements("css selector", ".ratio b")]
+
+
+def test_a_page_asks_for_nothing_and_holds_every_number(page: Path) -> None:
+    text = page.read_text()
+    assert not re.search(r"""(src|href)\s*=\s*(?!["']?data:)|@import|url\(|fetch\(|XMLHttp""", text)
+    assert "Known &lt;/script&gt; numbers." in text
+    data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
+    assert data["bars"][1][0][3][0][:3] == [23.0, 11.5, 7.67]
+    assert [len(data["bars"][0][depth][0][0]) for depth in (0, 1)] == [10, 20]
+
+
+def test_the_page_starts_with_both_designs_and_no_complaint(browser: Chrome, page: Path) -> None:
+    assert console_messages(browser) == []
+    assert set(requested(browser)) <= {page.as_uri(), "data:,"}
+    assert ratios(browser) == ["20", "20"]
+    assert [
+        len(chart.find_elements("css selector", ".bar")) for chart in browser.find_elements("class name", "gradient")
+    ] == [20, 20]
+    top, bottom = browser.find_elements("class name", "diagram")
+    assert top.location["y"] < bottom.location["y"]
+    assert top.get_attribute("aria-label").endswith("behind the addition ReLU")
+    assert bottom.get_attribute("aria-label").endswith("behind the addition nothing")
+    assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth"), "nothing is cut off"
+
+
+def test_knobs_turn_by_keyboard(browser: Chrome) -> None:
+    depth, scale, gate = (browser.find_element("id", name) for name in ("depth", "scale", "gate"))
+    depth.send_keys(Keys.ARROW_LEFT)
+    assert ratios(browser) == ["10", "10"]
+    scale.send_keys(Keys.HOME)
+    first = browser.find_element("css selector", "#bottom .ratio .soft")
+    assert first.text == "20 / 2"
+    assert scale.get_attribute("aria-valuetext") == "0.5"
+    gate.send_keys(Keys.END)
+    assert first.text == "23 / 2.3"
+    assert not scale.is_enabled(), "a gate is the scale"
+    gate.send_keys(Keys.HOME)
+    assert scale.is_enabled()
+    scale.send_keys(Keys.END)
+    depth.send_keys(Keys.END)
+    assert ratios(browser) == ["20", "20"]
+    assert console_messages(browser) == []
+
+
+def test_knobs_turn_by_mouse(browser: Chrome) -> None:
+    gate = browser.find_element("id", "gate")
+    browser.execute_script("scrollTo(0, 0)")
+    ActionChains(browser).move_to_element_with_offset(gate, gate.size["width"] // 2 - 4, 0).click().perform()
+    assert browser.find_element("css selector", "#top .ratio .soft").text == "13 / 0.65"
+    ActionChains(browser).move_to_element_with_offset(gate, 4 - gate.size["width"] // 2, 0).click().perform()
+    assert browser.find_element("css selector", "#top .ratio .soft").text == "11 / 0.55"
+    Select(browser.find_element("id", "top-ordering")).select_by_index(1)
+    assert browser.find_element("css selector", "#top .ratio .soft").text == "21 / 1.05"
+    Select(browser.find_element("id", "top-ordering")).select_by_index(0)
+    heights = [bar.size["height"] for bar in browser.find_elements("css selector", "#top .bar")]
+    assert heights[0] / heights[1] == pytest.approx(2, rel=0.02)
+    browser.find_element("id", "log").click()
+    heights = [bar.size["height"] for bar in browser.find_elements("css selector", "#top .bar")]
+    assert heights[0] / heights[1] < 1.5
+    browser.find_element("id", "log").click()
+    assert console_messages(browser) == []
+
+
+def test_a_network_that_diverged_is_called_so_and_the_others_are_shown(tmp_path: Path) -> None:
+    showcase, nan = known(), float("nan")
+    bars = {
+        **showcase.bars,
+        ("original", 20, (1.0, None)): Bars([nan] * 20, [nan] * 20, [float("inf")] * 20, [1.0] * 20),
+    }
+    file = tmp_path / "showcase.html"
+    write_showcase(file, replace(showcase, bars=bars))
+    data = json.loads(re.search(r'id="data">(.*?)</script>', file.read_text(), re.DOTALL)[1])
+    assert [values[0] for values in data["bars"][0][1][1]] == [None, None, None, 1.0]
+    if reason := missing_browser():
+        pytest.skip(reason)
+    with open_browser(1200, 900, False) as opened:
+        opened.get(file.as_uri())
+        assert ratios(opened) == ["", "20"]
+        assert opened.find_element("css selector", "#top .ratio .soft").text == "diverged"
+        assert opened.find_element("css selector", "#top .gradient").text == "diverged"
+        assert not opened.find_elements("css selector", "#top .bar")
+        opened.find_element("id", "depth").send_keys(Keys.ARROW_LEFT)
+        assert ratios(opened) == ["10", "10"]
+        assert console_messages(opened) == []
+
+
+def test_the_command_measures_networks_of_the_runner(tmp_path: Path) -> None:
+    assert analyze("showcase", "--depths", 2, "--images", 8, "--draws", 1, "--output", tmp_path) == 0
+    text = (tmp_path / "showcase.html").read_text()
+    data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
+    assert [len(data["bars"]), len(data["bars"][0]), len(data["bars"][0][0])] == [5, 1, 9]
+    options = ["model=resnet", "model.depth=null", "model.units=[2]", "model.widths=[16]"]
+    model = build_model([*options, "model/ordering=full_preactivation", "model/shortcut=scaled_0.5_1"])
+    x, labels = first_digits(8, tmp_path)
+    norms = gradient_norms(walk_of(with_batch_statistics(model.eval())), x, labels)
+    np.testing.assert_allclose(data["bars"][4][0][1][0], norms, rtol=6e-3)
+    assert data["scales"][1] == 0.5
+    assert data["designs"][4]["name"] == "full_preactivation"
+
+
+def first_digits(images: int, root: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    splits = splits_of(dataset_of(row(root).config), torch.device("cpu"))
+    x, labels = next(iter(EvaluationBatches(splits.train, splits.normalization, batch_size=images)))
+    return x, labels

@@ -1,0 +1,115 @@
+"""Nodes are checked against signatures and the allowlist before anything is called."""
+
+import pytest
+
+from deepnets.config.build import TARGETS, build
+from deepnets.errors import UserError
+from deepnets.schedule import Step
+
+STEP = {
+    "_target_": "deepnets.schedule.Step", "milestones": [81, 122], "of": 164, "factor": 0.1,
+    "warmup_iterations": 0, "warmup_factor": 0.1,
+}  # fmt: skip
+
+
+def test_a_good_node_becomes_its_object() -> None:
+    schedule = build("schedule", STEP, total=164)
+    assert isinstance(schedule, Step)
+    assert schedule.milestones == [81, 122]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"factor": "abc"}, r"schedule\.factor: got 'abc'"),
+        ({"warmup_iterations": 1.5}, r"schedule\.warmup_iterations: got 1\.5"),
+        ({"milestones": [81, "x"]}, r"schedule\.milestones\[1\]: got 'x'"),
+        ({"milestones": 81}, r"schedule\.milestones: got 81"),
+        ({"milestone": [1]}, r"unknown key 'milestone'.*milestones, of, factor"),
+        ({"total": 5}, r"unknown key 'total'"),
+        ({"milestones": [9, 8]}, r"schedule: milestones \[9, 8\] of 164: must rise"),
+        ({"_args_": [1]}, r"unknown key '_args_'"),
+    ],
+)
+def test_a_wrong_argument_is_named(change: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build("schedule", STEP | change, total=164)
+
+
+def test_a_missing_argument_is_named() -> None:
+    with pytest.raises(UserError, match="not given: factor;"):
+        build("schedule", {key: value for key, value in STEP.items() if key != "factor"}, total=164)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "builtins.eval",
+        "os.system",
+        "torch.hub.load",
+        "torch.optim.optimizer.torch.hub.load",
+        "deepnets.schedule.bisect_right",
+        None,
+        ["deepnets.schedule.Step"],
+    ],
+)
+def test_a_target_off_the_list_is_refused_before_it_is_imported(target: str | None) -> None:
+    with pytest.raises(UserError, match="not one of the classes"):
+        build("schedule", {"_target_": target, "cmd": "true"})
+
+
+def test_a_nested_target_is_checked_too() -> None:
+    node = {"_target_": "deepnets.data.dataset.Dataset", "source": {"_target_": "os.system", "command": "true"}}
+    with pytest.raises(UserError, match=r"dataset\.source\._target_: 'os\.system'"):
+        build("dataset", node)
+
+
+def test_a_partial_node_leaves_one_argument_open() -> None:
+    source = {"_target_": "deepnets.data.sources.synthetic", "_partial_": True}
+    node = {"_target_": "deepnets.data.dataset.Dataset", "root": ".", "validation": 0, "pad": 0, "flip": False}
+    node |= {"normalization": "channel", "source": source}
+    with pytest.raises(UserError, match=r"dataset\.source: not given: root, classes, channels, size, train, test"):
+        build("dataset", node)
+    with pytest.raises(UserError, match=r"schedule\._partial_: only a nested node"):
+        build("schedule", STEP | {"_partial_": True}, total=164)
+
+
+def test_a_bug_in_a_target_keeps_its_own_exception() -> None:
+    with pytest.raises(ZeroDivisionError):
+        build("schedule", {"_target_": "fractions.Fraction", "numerator": 1, "denominator": 0}, ["fractions.Fraction"])
+
+
+def test_a_trusted_target_is_called() -> None:
+    assert build("schedule", {"_target_": "fractions.Fraction", "numerator": 3}, trusted=["fractions.Fraction"]) == 3
+
+
+def test_a_trusted_target_that_is_not_there_is_told() -> None:
+    with pytest.raises(UserError, match=r"schedule: no\.such\.module cannot be imported"):
+        build("schedule", {"_target_": "no.such.module"}, trusted=["no.such.module"])
+
+
+def test_every_target_on_the_list_exists() -> None:
+    import hydra
+
+    assert all(callable(hydra.utils.get_object(target)) for target in TARGETS)
+
+
+class Loose:
+    """A user's class whose annotations tell nothing."""
+
+    def __init__(self, parts, more=None) -> None:  # noqa: ANN001
+        self.parts, self.more = parts, more
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"parts": [{"_target_": "os.getpid"}]},
+        {"parts": 1, "more": {"a": {"_target_": "os.getpid"}}},
+        {"parts": [[{"deep": [{"_target_": "os.getpid"}]}]]},
+    ],
+)
+def test_a_target_off_the_list_is_refused_however_deep_it_lies(arguments: dict) -> None:
+    loose = f"{__name__}.Loose"
+    with pytest.raises(UserError, match=r"_target_: 'os\.getpid' is not one of the classes"):
+        build("model", {"_target_": loose, **arguments}, trusted=[loose])

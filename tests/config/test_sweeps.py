@@ -1,0 +1,215 @@
+"""Every committed table: its rows compose, are named as the paper's results are, and build; scales and random draws."""
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from statistics import correlation, mean
+from typing import Any
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf, open_dict
+from torch import nn
+
+from deepnets.config.build import build
+from deepnets.config.compose import register, typed
+from deepnets.config.resolvers import at_scale, case, choice, log_uniform, uniform
+from deepnets.config.schema import CONF, Config, Row
+from deepnets.errors import UserError
+from deepnets.run import build_model
+from deepnets.runs.naming import folder_of, folders_of
+from deepnets.training.assembly import dataset_of, model_of, prepare
+
+SWEEPS = sorted(path.stem for path in (CONF / "sweep").glob("*.yaml"))
+
+
+def composed(*overrides: str) -> Row:
+    register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        config = compose("train", list(overrides), return_hydra_config=True)
+    choices, task = dict(config.hydra.runtime.choices), tuple(config.hydra.overrides.task)
+    with open_dict(config):
+        del config["hydra"]
+    return Row(typed(config), choices, task)
+
+
+@cache
+def grid(sweep: str, scale: str = "full") -> list[list[str]]:
+    """The overrides of each row and seed, as Hydra's own sweeper multiplies them."""
+    register()
+    base = [f"sweep={sweep}", f"scale={scale}"] if scale != "full" else [f"sweep={sweep}"]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        axes = compose("train", base, return_hydra_config=True).hydra.sweeper.params
+    words = [f"{key}={value}" for key, value in axes.items()]
+    batches = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(words), max_batch_size=None)
+    return [[*base, *row] for batch in batches for row in batch]
+
+
+@cache
+def rows(sweep: str) -> list[Row]:
+    """Each row once, with its first seed; of a random search the first and the last setting."""
+    seen: dict[tuple[str, ...], list[str]] = {}
+    settings = [word for words in grid(sweep) for word in words if word.startswith("setting=")]
+    for words in grid(sweep):
+        if not any(word.startswith("setting=") and word not in (settings[0], settings[-1]) for word in words):
+            seen.setdefault(tuple(word for word in words if not word.startswith("seed=")), words)
+    return [composed(*words) for words in seen.values()]
+
+
+def seeds(sweep: str, scale: str = "full") -> list[str]:
+    return sorted({word for words in grid(sweep, scale) for word in words if word.startswith("seed=")})
+
+
+built: set[str] = set()
+
+
+def check_nodes(config: Config) -> None:
+    """What deepnets.run checks before it looks for data."""
+    assert (config.epochs is None) != (config.iterations is None)
+    build("optimizer", config.optimizer, model=nn.Linear(1, 1))
+    build("schedule", config.schedule, total=1000)
+    dataset = dataset_of(config)
+    architecture = OmegaConf.to_yaml({"model": config.model, "shape": dataset.shape})  # whatever the classes
+    if architecture not in built:
+        with torch.device("meta"):
+            model_of(config, dataset.shape, dataset.classes)
+    built.add(architecture)
+
+
+@pytest.mark.parametrize("sweep", SWEEPS)
+def test_the_rows_are_those_the_paper_reports_and_build_without_data(sweep: str) -> None:
+    folders = [folder.path for folder in folders_of(rows(sweep))]
+    names = [path.parent.name for path in folders]
+    assert len(names) == len(set(names))
+    assert {path.parents[1].name for path in folders} == {sweep}
+    table = rows(sweep)[0].config.sweep
+    if table.reported.test_error:
+        assert sorted(table.reported.test_error) == sorted(names)
+        assert table.reported.statistic
+    for error in table.reported.test_error.values():
+        assert error in (None, "fail") or 0 < error < 100, error
+    for further in (table.reported.mean, table.reported.std, table.reported.best):
+        assert set(further) <= set(names)
+    for axis in table.axes:  # or it would name no row
+        assert any(word.startswith(f"{axis}=") for word in grid(sweep)[0])
+    for row in rows(sweep):
+        check_nodes(row.config)
+    comment = (CONF / "sweep" / f"{sweep}.yaml").read_text().split("\nsweep:")[0]
+    assert f"python scripts/train.py sweep={sweep}" in comment
+    assert "# Protocol" in comment
+    if not sweep.startswith("digits"):
+        assert "Reported: " in comment
+        assert f" PFLOP in {len(grid(sweep))} run" in comment.replace("\n# ", " ")
+
+
+@pytest.mark.parametrize("sweep", SWEEPS)
+def test_mini_has_two_seeds_and_a_folder_of_its_own(sweep: str) -> None:
+    assert seeds(sweep, "mini") == ["seed=0", "seed=1"]
+    row = composed(*grid(sweep, "mini")[-1])
+    (folder,) = folders_of([row])
+    assert folder.path.parents[1].name == f"{sweep}+scale=mini"
+    assert row.config.scale.budget == 0.05
+    check_nodes(row.config)
+
+
+def test_a_network_of_a_table_is_built_by_name() -> None:
+    with torch.device("meta"):
+        model = build_model(["sweep=he2016_table1", "model/shortcut=exclusive_gating_b6", "dataset.root=/nowhere"])
+    assert sum(parameter.numel() for parameter in model.parameters()) == 1_824_186
+
+
+@pytest.mark.parametrize(
+    ("sweep", "settings", "runs"),
+    [
+        ("he2016_table1", 16, 5),
+        ("he2016_table2", 10, 5),
+        ("huang2016_table1_augmented", 4, 1),
+        ("balduzzi2017_fig6_deepest", 4, 10),
+        ("srivastava2015_fig1_highway", 400, 1),
+    ],
+)
+def test_tables_have_the_papers_settings_and_runs(sweep: str, settings: int, runs: int) -> None:
+    assert len(seeds(sweep)) == runs
+    assert len({tuple(words) for words in grid(sweep)}) == settings * runs
+
+
+def test_a_row_of_table_1_is_the_papers_network_and_protocol() -> None:
+    row = ("sweep=he2016_table1", "model/shortcut=exclusive_gating_b6")
+    config = composed(*row).config
+    assert (config.model["depth"], config.model["shortcut"]["bias"], config.iterations) == (110, -6.0, 64000)
+    assert config.schedule["warmup_iterations"] == 400
+    mini = composed(*row, "scale=mini").config
+    assert (mini.model["depth"], mini.iterations, mini.schedule["warmup_iterations"]) == (20, 64000, 20)
+
+
+def test_values_that_depend_on_the_row() -> None:
+    warmups = {row.choices["model"]: row.config.schedule["warmup_iterations"] for row in rows("he2015_table6")}
+    assert warmups == {"resnet110": 400, "resnet1202": 400} | {f"resnet{depth}": 0 for depth in (20, 32, 44, 56)}
+    replies = {row.choices["model"]: row.config.schedule["warmup_iterations"] for row in rows("srivastava2025_gates")}
+    assert replies == {"resnet110": 391, "highway110": 0}
+    heads = {row.choices["dataset"]: row.config.model["head_std"] for row in rows("srivastava2015_table3")}
+    assert heads == {"cifar10": 0.05, "cifar100": 0.1414}
+    ghosts = {row.config.batch_size: row.config.model["batchnorm_images"] for row in rows("he2016_table4")}
+    assert ghosts == {128: 64, 64: 32}
+
+
+@pytest.mark.parametrize(("budget", "iterations"), [(["epochs=100"], 60), (["epochs=null", "iterations=1000"], 50)])
+def test_mini_trains_a_twentieth_in_a_folder_of_its_own(budget: Sequence[str], iterations: int) -> None:
+    row = composed("scale=mini", *budget)
+    assert "scale=mini" in folder_of(row).path.parent.name
+    training = prepare(row.config, torch.device("cpu"), torch.float32)
+    assert training.iterations == iterations  # 12 an epoch
+    assert training.schedule.lr_lambdas[0].milestones == [80 * iterations // 164, 121 * iterations // 164]
+
+
+def test_a_share_of_the_budget_beyond_it_is_refused() -> None:
+    for budget in (0.0, 1.5):
+        with pytest.raises(UserError, match=r"scale\.budget=.*above 0 and at most 1"):
+            prepare(composed(f"scale.budget={budget}").config, torch.device("cpu"), torch.float32)
+
+
+def drawn(kind: str, depth: int, setting: int) -> tuple[Any, ...]:
+    config = composed(f"sweep=srivastava2015_fig1_{kind}", f"model={kind}_fc{depth}", f"setting={setting}").config
+    optimizer, schedule = config.optimizer, config.schedule
+    return config.model["layer"][1], optimizer["lr"], optimizer["momentum"], schedule["final_factor"]
+
+
+def test_a_setting_is_the_same_for_every_depth_and_kind() -> None:
+    assert drawn("highway", 10, 7) == drawn("highway", 100, 7) == drawn("plain", 50, 7) != drawn("highway", 10, 8)
+
+
+def test_draws_are_the_same_everywhere_and_spread_over_their_range() -> None:
+    lrs = [log_uniform(setting, "lr", 1e-3, 1.0) for setting in range(100)]
+    biases = [uniform(setting, "gate_bias", -10, -1) for setting in range(100)]
+    layers = [choice(setting, "activation", "relu", "tanh") for setting in range(100)]
+    assert (lrs[:2], biases[:2], layers[:4]) == ([0.8636, 0.00125], [-7.609, -4.157], ["relu", "relu", "relu", "tanh"])
+    assert all(1e-3 <= lr <= 1 for lr in lrs)
+    assert all(-10 <= bias <= -1 for bias in biases)
+    assert mean(map(math.log10, lrs)) == pytest.approx(-1.5, abs=0.26)  # three standard errors
+    assert mean(biases) == pytest.approx(-5.5, abs=0.78)
+    assert abs(correlation(list(map(math.log10, lrs)), biases)) < 0.3
+    assert 35 <= layers.count("relu") <= 65
+
+
+def test_a_searched_value_can_be_set_by_hand() -> None:
+    row = composed("sweep=srivastava2015_fig1_plain", "setting=3", "optimizer.lr=0.25")
+    assert row.config.optimizer["lr"] == 0.25
+    assert folder_of(row).path.parent.name == "plain_fc10,3"
+    assert folder_of(row).path.parents[1].name == "srivastava2015_fig1_plain+optimizer.lr=0.25"
+
+
+def test_without_a_setting_nothing_is_drawn_and_the_run_is_refused() -> None:
+    config = composed("sweep=srivastava2015_fig1_plain").config
+    with pytest.raises(UserError, match=r"optimizer\.lr: got None"):
+        check_nodes(config)
+
+
+def test_values_by_scale_and_by_another_value() -> None:
+    node = OmegaConf.create({"scale": {"name": "mini"}})
+    assert at_scale(110, 20, _root_=node) == 20
+    node.scale.name = "full"
+    assert at_scale(110, 20, _root_=node) == 110
+    assert [case(depth, {110: 400}, 0) for depth in (110, 56)] == [400, 0]

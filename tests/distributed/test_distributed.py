@@ -1,0 +1,278 @@
+"""Runs of two processes, on the CPU by gloo: their numbers against one process, and how they end."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from deepnets.config.schema import Config
+from deepnets.distributed.spawn import start
+from deepnets.distributed.world import ALONE, World, joined, surroundings
+from deepnets.runs import checkpoint
+from deepnets.runs.execute import run
+from deepnets.runs.folder import RunFolder
+from deepnets.training.assembly import prepare
+from deepnets.training.fit import fit
+from tests.command import ENVIRONMENT, ROOT, TRAIN, metrics, row
+
+CPU = torch.device("cpu")
+TINY = ["model.depth=8", "model.widths=[4,4,4]", "precision=fp32", "device=cpu", "devices=2", "threads=2"]
+# Dropout draws other numbers in each process, survival the same in both; all must come back.
+RUN = [*TINY, "model/shortcut=dropout_inverted", "model/survival=linear_decay", "epochs=12", "checkpoint_seconds=1000"]
+# 1437 images: eleven batches of 128 and one of 29, which are divided into 15 and 14.
+NETS = {
+    "without batch normalisation": ["model/ordering=conv_relu", "sync_batchnorm=false"],
+    "with synchronised batch normalisation": ["sync_batchnorm=true"],
+    "with batch normalisation of its own": ["sync_batchnorm=false"],
+}
+
+
+def trained(config: Config, world: World) -> dict[str, Any]:
+    """What one process sees of 14 iterations, which end in the second epoch."""
+    training = prepare(config, CPU, torch.float32, world)
+    seen: dict[str, Any] = {"yields": 0, "completed": [], "losses": []}
+    for state in fit(training):
+        seen["yields"] += 1
+        seen["losses"].append(state.loss.item())
+        if state.iteration == 1:
+            seen["gradients"] = [parameter.grad.numpy().copy() for parameter in state.model.parameters()]
+        if state.completed:
+            seen["completed"].append([vars(mean) for mean in state.completed.values()])
+    seen["weights"] = {name: value.numpy() for name, value in training.model.state_dict().items()}
+    return seen
+
+
+def part(configs: list[Config]) -> list[dict[str, Any]]:
+    """What each of two processes does in the tests of numbers: one start serves them all."""
+    torch.set_num_threads(1)
+    world = surroundings()
+    with joined(world, CPU):
+        return [trained(config, world) for config in configs]
+
+
+@pytest.fixture(scope="module")
+def configs(tmp_path_factory: pytest.TempPathFactory) -> list[Config]:
+    root = tmp_path_factory.getbasetemp()
+    return [row(root, *TINY, "epochs=null", "iterations=14", *overrides).config for overrides in NETS.values()]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    folder = RunFolder(tmp_path_factory.mktemp("undisturbed"))
+    folder.freeze(row(folder.path, *RUN).config, {})
+    run(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def together(configs: list[Config]) -> list[list[dict[str, Any]]]:
+    """By rank, and by net."""
+    return start(2, 1, part, configs)
+
+
+@pytest.mark.parametrize(("number", "rounding"), [(0, 1e-5), (1, 2e-3)])  # normalisation makes more of it
+def test_two_processes_train_as_one_does_with_the_whole_batch(
+    together: list[list[dict[str, Any]]], configs: list[Config], number: int, rounding: float
+) -> None:
+    alone = trained(configs[number], ALONE)
+    for rank in (0, 1):
+        seen = together[rank][number]
+        torch.testing.assert_close(seen["gradients"], alone["gradients"], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(seen["weights"], alone["weights"], rtol=0, atol=rounding)
+        torch.testing.assert_close(seen["completed"], alone["completed"], rtol=0, atol=rounding)
+        torch.testing.assert_close(seen["losses"], alone["losses"], rtol=0, atol=rounding)
+
+
+def test_without_synchronisation_each_process_normalises_its_share(together: list[list[dict[str, Any]]]) -> None:
+    synchronised, own = (together[0][number]["weights"] for number in (1, 2))
+    assert max(abs(own[name] - synchronised[name]).max() for name in own) > 0.01
+    # After the evaluation the running statistics are the first one's in both.
+    assert all((value == own[name]).all() for name, value in together[1][2]["weights"].items())
+
+
+def test_all_processes_see_the_same_yields_losses_and_errors(together: list[list[dict[str, Any]]]) -> None:
+    for first, second in zip(*together, strict=True):
+        assert {key: first[key] for key in ("yields", "completed", "losses")} == {
+            key: second[key] for key in ("yields", "completed", "losses")
+        }
+        assert first["yields"] == 14 + 2 * 1 + 2  # 360 test images: 180 each
+        for _, test in first["completed"]:
+            assert round(test["error"] * 3.6, 6) == round(test["error"] * 3.6)  # percent of 360 images
+
+
+def command(folder: RunFolder, *words: str) -> subprocess.Popen[str]:
+    """`python -m deepnets.run FOLDER`, or another command in `words`, in a session of its own."""
+    return subprocess.Popen(
+        words or [sys.executable, "-m", "deepnets.run", str(folder.path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        start_new_session=True,
+    )
+
+
+def processes(session: int) -> dict[int, str]:
+    """The command lines of the session's living processes."""
+    there = {}
+    for process in Path("/proc").iterdir():
+        try:
+            fields = (process / "stat").read_text().rpartition(")")[2].split()
+            line = (process / "cmdline").read_text().replace("\0", " ")
+        except OSError:
+            continue
+        if process.name.isdigit() and int(fields[3]) == session and fields[0] != "Z":
+            there[int(process.name)] = line
+    return there
+
+
+def ranks(session: int) -> list[int]:
+    """The processes that train."""
+    return sorted(pid for pid, line in processes(session).items() if "multiprocessing.spawn" in line)
+
+
+def wait_until(condition: Callable[[], object], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"not within {seconds} s"
+        time.sleep(0.01)
+
+
+def assert_ended(session: int) -> None:
+    """No process is left, but that multiprocessing's tracker ends a moment after the others."""
+    wait_until(lambda: processes(session) == {}, 60)
+
+
+def read_until(process: subprocess.Popen[str], pattern: str) -> str:
+    told = ""
+    for line in process.stdout:
+        told += line
+        if re.match(pattern, line):
+            return told
+    raise AssertionError(f"ended before {pattern}: {told}")
+
+
+def frozen(folder: Path, *overrides: str) -> RunFolder:
+    run_folder = RunFolder(folder)
+    run_folder.freeze(row(folder, *RUN, *overrides).config, {})
+    return run_folder
+
+
+def test_a_stopped_run_continues_to_the_same_bits_under_torchrun_too(undisturbed: RunFolder, tmp_path: Path) -> None:
+    folder = frozen(tmp_path)
+    process = command(folder)
+    wait_until(lambda: len(ranks(process.pid)) == 2, 300)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does; the two still import torch
+    told, _ = process.communicate(timeout=300)
+    assert process.returncode == 130, told
+    assert told.count("stopped by SIGINT") == 1
+    assert "Traceback" not in told
+    assert_ended(process.pid)
+    assert checkpoint.load(folder.path)[0]["training"]["iteration"] < 12
+
+    process = command(folder)
+    read_until(process, "epoch 3/")
+    process.send_signal(signal.SIGUSR1)  # to the parent alone, as a batch script does
+    told, _ = process.communicate(timeout=300)
+    assert process.returncode == 138, told
+    assert told.count("stopped by SIGUSR1") == 1
+    assert_ended(process.pid)
+    assert not (tmp_path / "result.json").exists()
+    assert folder.read_json("status.json")["state"] == "preempted"
+
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m"]
+    process = command(folder, *torchrun, "deepnets.run", str(tmp_path))
+    told, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, told
+    assert told.count("continuing at iteration") == 1
+    assert metrics(folder.path) == metrics(undisturbed.path)
+    assert len(metrics(folder.path)) == 12
+    ours, theirs = (checkpoint.load(path)[0]["training"] for path in (folder.path, undisturbed.path))
+    for name, weight in theirs["model"].items():
+        assert torch.equal(ours["model"][name], weight), name
+    assert torch.equal(ours["random"], theirs["random"])
+    assert not torch.equal(ours["random"][0], ours["random"][1])
+    assert torch.equal(ours["survival"], theirs["survival"])
+
+
+def test_a_killed_process_ends_the_row_and_a_killed_parent_leaves_no_orphan(tmp_path: Path) -> None:
+    folder = frozen(tmp_path, "epochs=2000")
+    process = command(folder)
+    read_until(process, "epoch 2/")
+    killed_at = time.monotonic()
+    os.kill(ranks(process.pid)[1], signal.SIGKILL)
+    told, _ = process.communicate(timeout=300)
+    assert time.monotonic() - killed_at < 60
+    assert process.returncode == 1
+    assert_ended(process.pid)
+    assert re.search(r"process [01] of 2: killed by SIGKILL", told)
+    assert re.fullmatch(r"process [01] of 2: killed by SIGKILL", folder.result["reason"])
+    assert folder.result["reason"] in (tmp_path / "log.txt").read_text()
+
+    process = command(folder)
+    read_until(process, "epoch 2/")
+    assert folder.result is None
+    os.kill(ranks(process.pid)[1], signal.SIGSTOP)  # the other one hangs, waiting for it
+    time.sleep(0.5)
+    process.kill()
+    assert_ended(process.pid)
+    process.communicate()
+
+
+def test_a_process_that_raises_ends_the_row_with_its_traceback(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import os\n\ndef cliff(total):\n    def factor(iteration):\n"
+        "        if iteration == 20 and os.environ.get('RANK') == '1':\n"
+        "            raise ArithmeticError('over the edge')\n        return 1.0\n    return factor\n"
+    )
+    words = [*TRAIN, *RUN, "schedule=cosine", "schedule._target_=mine.cliff", "trusted_targets=[mine.cliff]"]
+    environment = {**ENVIRONMENT, "PYTHONPATH": str(tmp_path)}
+    process = subprocess.Popen(
+        [*words, f"output_root={tmp_path / 'out'}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+    told, _ = process.communicate(timeout=300)
+    assert process.returncode == 1
+    assert_ended(process.pid)
+    (path,) = (tmp_path / "out").glob("runs/*/seed0")
+    assert RunFolder(path).result["reason"] == "ArithmeticError: over the edge (process 1 of 2)"
+    for text in (told, (path / "log.txt").read_text()):
+        assert "in factor" in text
+        assert "ArithmeticError: over the edge" in text
+        assert "peer" not in text
+
+
+@pytest.mark.gpu(devices=2)
+@pytest.mark.parametrize("synchronised", ["true", "false"])
+def test_two_gpus_train_by_nccl_and_continue(tmp_path: Path, synchronised: str) -> None:
+    folder = frozen(tmp_path, "device=cuda", f"sync_batchnorm={synchronised}")
+    process = command(folder)
+    read_until(process, "epoch 3/")
+    process.send_signal(signal.SIGTERM)
+    told, _ = process.communicate(timeout=300)
+    assert process.returncode == 143, told
+    process = command(folder)
+    told, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, told
+    assert "continuing at iteration" in told
+    assert len(metrics(folder.path)) == 12
+
+
+def test_other_than_the_frozen_number_of_processes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = frozen(tmp_path)
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(ValueError, match="devices=2, but 3 processes were started"):
+        run(folder)

@@ -1,0 +1,80 @@
+"""Signals: noted, raised before there is something to save, and not lost while nobody can note them."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from deepnets.distributed.signals import SIGNALS, Interrupted, Interruption, hold_back
+from deepnets.runs.folder import RunFolder
+from tests.command import ENVIRONMENT, ROOT, row
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_first_signal_is_noted_and_handlers_come_back(number: signal.Signals) -> None:
+    before = [signal.getsignal(each) for each in SIGNALS]
+    with Interruption() as interruption:
+        assert interruption.received is None
+        signal.raise_signal(number)
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGUSR1)
+        assert interruption.received == number
+    assert [signal.getsignal(each) for each in SIGNALS] == before
+
+
+def test_a_second_ctrl_c_acts_as_always_except_among_others() -> None:
+    with Interruption():
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    before = [signal.getsignal(each) for each in SIGNALS]
+    with Interruption(among_others=True) as interruption:
+        for _ in range(3):
+            signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(signal.SIGTERM)  # after it has ended, too
+    assert interruption.received == signal.SIGINT
+    for number, handler in zip(SIGNALS, before, strict=True):
+        signal.signal(number, handler)
+
+
+def test_while_there_is_nothing_to_save_a_signal_ends_the_run_at_once() -> None:
+    with Interruption(at_once=True) as interruption:
+        with pytest.raises(Interrupted) as stop:
+            signal.raise_signal(signal.SIGUSR1)
+        assert stop.value.exit_code == 138
+        assert str(stop.value) == "SIGUSR1"
+        interruption.at_once = False
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_what_was_held_back_is_noted() -> None:
+    hold_back()
+    signal.raise_signal(signal.SIGTERM)
+    with Interruption() as interruption:
+        assert interruption.received == signal.SIGTERM
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(SIGNALS)
+
+
+def test_a_signal_while_torch_is_imported_ends_the_command_as_a_later_one_does(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.freeze(row(tmp_path, "epochs=1").config, {})
+    command = [sys.executable, "-m", "deepnets.run", str(tmp_path)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=ENVIRONMENT)
+    while not is_held_back(process.pid, signal.SIGINT):
+        time.sleep(0.001)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "stopped by SIGINT" in told
+    assert "Traceback" not in told
+    assert not (tmp_path / "result.json").exists()
+
+
+def is_held_back(pid: int, number: signal.Signals) -> bool:
+    """Whether the process lets the signal wait."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    blocked = next(line for line in status.splitlines() if line.startswith("SigBlk")).split()[1]
+    return bool(int(blocked, 16) >> (number - 1) & 1)

@@ -1,0 +1,99 @@
+"""How work is divided among the processes of a run, and what cannot be."""
+
+import pytest
+import torch
+
+from deepnets.data.batches import EvaluationBatches, TrainingBatches
+from deepnets.data.normalization import fit
+from deepnets.data.source import Split
+from deepnets.distributed.world import ALONE, World, lost_another, surroundings
+from deepnets.errors import UserError
+from deepnets.training.assembly import prepare
+from deepnets.training.checks import check_settings
+from tests.command import row
+
+SPLIT = Split(torch.arange(29 * 4, dtype=torch.uint8).view(29, 2, 2, 1), torch.arange(29))
+
+
+@pytest.mark.parametrize(("count", "size"), [(128, 2), (29, 2), (29, 3), (7, 8), (0, 3), (16, 1)])
+def test_shares_are_contiguous_and_near_equal_the_larger_first(count: int, size: int) -> None:
+    shares = [World(rank, size).share(count) for rank in range(size)]
+    assert [index for share in shares for index in range(count)[share]] == list(range(count))
+    lengths = [len(range(count)[share]) for share in shares]
+    assert max(lengths) - min(lengths) <= 1
+    assert lengths == sorted(lengths, reverse=True)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_batch_of_one_process_is_divided_in_its_order(size: int) -> None:
+    def batches(world: World) -> TrainingBatches:
+        normalization = fit("channel", SPLIT.images)
+        return TrainingBatches(SPLIT, normalization, pad=1, flip=True, batch_size=8, seed=3, world=world)
+
+    alone = list(batches(ALONE).epoch(5, start=1))
+    parts = [list(batches(World(rank, size)).epoch(5, start=1)) for rank in range(size)]
+    assert [batches(World(0, size)).images_in(number) for number in range(4)] == [8, 8, 8, 5]
+    for number, (x, y) in enumerate(alone):
+        assert torch.equal(torch.cat([part[number][0] for part in parts]), x)
+        assert torch.equal(torch.cat([part[number][1] for part in parts]), y)
+
+
+@pytest.mark.parametrize(("size", "batch_size"), [(2, 5), (3, 10), (4, 8), (2, 100)])
+def test_every_image_is_evaluated_once_in_as_many_batches_by_all(size: int, batch_size: int) -> None:
+    normalization = fit("channel", SPLIT.images)
+    batches = [
+        EvaluationBatches(SPLIT, normalization, batch_size=batch_size, world=World(r, size)) for r in range(size)
+    ]
+    labels = [[y for _, y in mine] for mine in batches]
+    assert torch.equal(torch.cat([torch.cat(mine) for mine in labels]), SPLIT.labels)
+    assert {len(mine) for mine in labels} == {len(batches[0])} == {len(mine) for mine in batches}
+
+
+def test_the_environment_tells_which_process_this_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert surroundings() == ALONE
+    for name, value in (("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1")):
+        monkeypatch.setenv(name, value)
+    assert surroundings() == World(rank=5, size=8, local_rank=1)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert surroundings() == ALONE
+
+
+def test_the_loss_of_another_process_is_told_from_an_error_of_ones_own() -> None:
+    assert lost_another(RuntimeError("[third_party/gloo/gloo/transport/tcp/pair.cc:545] Connection reset by peer"))
+    assert lost_another(torch.distributed.DistBackendError("NCCL error"))
+    assert not lost_another(RuntimeError("shape mismatch"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["devices=0"], "devices=0: must be at least 1"),
+        (["devices=4", "batch_size=2"], "a batch of 2 cannot be divided among them"),
+        (["devices=8", "batch_size=359"], r"a batch of 1 cannot .* \(1437 images in batches of 359\)"),
+        (["devices=2", "sync_batchnorm=true", "model.batchnorm_images=32"], "choose one"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(
+    tmp_path_factory: pytest.TempPathFactory, overrides: list[str], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        check_settings(row(tmp_path_factory.getbasetemp(), *overrides).config)
+
+
+def test_processes_begin_with_equal_weights_and_draws_of_survival_but_other_dropout(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(World, "replica", lambda world, model, device: model)  # which would ask the others
+    overrides = ["model.depth=14", "model.widths=[4,4,4]", "model/survival=linear_decay", "devices=2"]
+    config = row(tmp_path_factory.getbasetemp(), *overrides).config
+    seen = []
+    for world in (ALONE, World(0, 2), World(1, 2)):
+        training = prepare(config, torch.device("cpu"), torch.float32, world)
+        weights = torch.cat([parameter.flatten() for parameter in training.model.parameters()])
+        draws = [training.model.survival.drawn(6, training.model.draws) for _ in range(20)]
+        seen.append((weights, draws, torch.rand(5)))
+    (weights, draws, random), *others = seen
+    assert all(torch.equal(weights, theirs) and draws == drawn for theirs, drawn, _ in others)
+    assert len({tuple(draw) for draw in draws}) > 5
+    assert torch.equal(random, others[0][2])
+    assert not torch.equal(random, others[1][2])

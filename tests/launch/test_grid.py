@@ -1,0 +1,151 @@
+"""Checking, freezing and executing a grid: what stops it, what does not, and two commands at the same moment."""
+
+import json
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from deepnets.errors import UserError
+from deepnets.launch.grid import launch
+from deepnets.runs.folder import Locked, RunFolder
+from deepnets.runs.naming import folder_of
+from deepnets.runs.status import state_of
+from tests.command import ENVIRONMENT, ROOT, TRAIN, row
+
+NET = ["model.depth=8", "model.widths=[4,4,4]", "epochs=1", "device=cpu", "precision=fp32"]
+NET += ["schedule=cosine", "schedule._target_=tests.paced.Paced", "trusted_targets=[tests.paced.Paced]"]
+
+
+@pytest.fixture(autouse=True)
+def pace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACE", str(tmp_path))
+
+
+def states_of(output_root: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(output_root)): state_of(RunFolder(path)).name
+        for path in sorted(output_root.glob("runs/*/*"))
+    }
+
+
+def test_a_failing_row_is_told_with_its_reason_and_only_fail_fast_stops_the_grid(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "150")
+    root = tmp_path / "outputs"
+
+    def rows(*more: str) -> list:
+        return [row(root, *NET, f"+schedule.name={name}", *more) for name in ("a", "b", "c")]
+
+    (tmp_path / "broken_b").touch()
+    for fail_fast, last in (("true", "waiting"), ("false", "finished")):
+        capsys.readouterr()
+        assert launch(rows(f"fail_fast={fail_fast}")) == 1
+        assert list(states_of(root).values()) == ["finished", "failed", last]
+        told, errors = capsys.readouterr()
+        assert [line.split()[1] for line in told.splitlines() if line.startswith(" digits")] == [
+            "finished",
+            "failed",
+            last,
+        ]
+        assert "1 of 3 rows failed" in errors
+        assert errors.count("seed0: RuntimeError: b is broken") == 1
+    failed = folder_of(rows()[1])
+    assert failed.result == {"status": "failed", "reason": "RuntimeError: b is broken"}
+    assert "Traceback" in (failed.path / "log.txt").read_text()
+    (tmp_path / "broken_b").unlink()
+    assert launch(rows()) == 0
+    assert set(states_of(root).values()) == {"finished"}
+
+
+def test_a_row_that_runs_elsewhere_is_left_alone_even_by_overwrite(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [row(tmp_path, *NET, "+schedule.name=a", f"seed={seed}", "overwrite=true") for seed in range(2)]
+    folder = folder_of(rows[0])
+    folder.freeze(rows[0].config, {"commit": "theirs"})
+    for change in ([], ["launcher=pool"]):
+        rows = [row(tmp_path, *NET, "+schedule.name=a", f"seed={s}", "overwrite=true", *change) for s in range(2)]
+        with folder.lock():
+            (folder.path / "metrics.csv").write_text("epoch\n")
+            if change:
+                rows = rows[:1]
+            assert launch(rows) == 0
+        told = capsys.readouterr().out
+        assert f"{folder}: running in another process; left alone" in told
+        assert (folder.path / "metrics.csv").read_text() == "epoch\n"
+        assert folder.origin == {"commit": "theirs"}
+    assert state_of(folder_of(row(tmp_path, *NET, "+schedule.name=a", "seed=1"))).name == "finished"
+
+
+def test_overwrite_does_not_continue_what_ran_while_the_grid_was_written_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_of(row(tmp_path, *NET, "+schedule.name=a"))
+    theirs = row(tmp_path, *NET, "+schedule.name=a", "optimizer.lr=0.5").config
+    folder.freeze(theirs, {})
+
+    def freeze(folder: RunFolder, *_: object) -> None:
+        raise Locked(f"{folder}: running in another process")
+
+    monkeypatch.setattr(RunFolder, "freeze", freeze)  # and it ends before its turn comes
+    assert launch([row(tmp_path, *NET, "+schedule.name=a", "overwrite=true")]) == 0
+    assert state_of(folder).name == "waiting"
+    assert folder.config.optimizer == theirs.optimizer
+
+
+def test_two_commands_at_the_same_moment_share_the_grid(tmp_path: Path) -> None:
+    grid = ["-m", *NET, "+schedule.name=a", "seed=range(4)", f"output_root={tmp_path}/outputs"]
+    environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT), "PACE": str(tmp_path)}
+    (tmp_path / "slow").touch()
+    both = [
+        subprocess.Popen([*TRAIN, *grid], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+        for _ in range(2)
+    ]
+    try:
+        while sorted(states_of(tmp_path / "outputs").values()).count("running") < 2:
+            assert all(process.poll() is None for process in both), [process.communicate()[0] for process in both]
+            time.sleep(0.05)
+        (tmp_path / "slow").unlink()
+        told = [process.communicate(timeout=600)[0] for process in both]
+    finally:
+        for process in both:
+            process.kill()
+    assert [process.returncode for process in both] == [0, 0], told
+    assert set(states_of(tmp_path / "outputs").values()) == {"finished"}
+    assert sum(text.count("running in another process; left alone") for text in told) >= 1
+    assert sum(text.count("protocol: ") for text in told) == 4  # which whoever trains a row tells
+    for seed in range(4):
+        (folder,) = tmp_path.glob(f"outputs/runs/*/seed{seed}")
+        assert (folder / "log.txt").read_text().count("epoch 1/1") == 1
+        assert json.loads((folder / "result.json").read_text())["iterations"] == 12
+
+
+def test_where_and_how_rows_are_launched_is_not_part_of_their_name(tmp_path: Path) -> None:
+    usual = folder_of(row(tmp_path, "epochs=2")).path
+    changes = ["launcher=slurm", "launcher.time=30", "runs_per_device=3", "wait=true", "retry=failed", "fail_fast=true"]
+    assert folder_of(row(tmp_path, "epochs=2", *changes)).path == usual
+    assert folder_of(row(tmp_path, "epochs=2", "devices=2")).path != usual
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["runs_per_device=0"], "runs_per_device=0: must be at least 1"),
+        (["runs_per_device=4"], "runs_per_device=4: only launcher=pool"),
+        (["devices=0"], "devices=0: must be at least 1"),
+        (["launcher=pool", "device=cuda:7"], "device=cuda:7: not on this machine"),
+        (["launcher=pool", "+launcher.slots=4"], "launcher: unknown key 'slots'"),
+        (["launcher._target_=os.system"], "launcher._target_: 'os.system' is not one of the classes"),
+    ],
+)
+def test_a_launch_that_cannot_be_is_refused_before_anything_is_written(
+    tmp_path: Path, overrides: list[str], message: str
+) -> None:
+    rows = [row(tmp_path / "outputs", *NET, "+schedule.name=a", *overrides, f"seed={seed}") for seed in range(2)]
+    with pytest.raises(UserError) as refused:
+        launch(rows)
+    assert message in str(refused.value)
+    assert not (tmp_path / "outputs").exists()

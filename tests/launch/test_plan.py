@@ -1,0 +1,192 @@
+"""plan=true: the grid, its cost and its state, before anything runs."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+
+from deepnets.config.compose import register, typed
+from deepnets.config.schema import CONF, Config
+from deepnets.launch.cost import Pace, pace_of, size_of
+from deepnets.launch.plan import makespan, show_plan
+from deepnets.training.assembly import prepare
+from deepnets.training.checks import check_settings
+from deepnets.training.fit import fit
+from deepnets.training.hardware import find_device
+from tests.command import row, train
+
+SMALL = ["model.depth=8", "model.widths=[4,8,16]", "epochs=2"]
+GRID = ["-m", *SMALL, "seed=0,1,2"]
+
+
+def config(*overrides: str) -> Config:
+    register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return typed(compose("train", list(overrides)))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parameters", "millions"),
+    [
+        (["model=resnet20"], 269_722, 40.55),
+        (["model=resnet56"], 853_018, 125.49),
+        (["model=resnet110"], 1_727_962, 252.89),
+        (["model=resnet110", "dataset=cifar100"], 1_733_812, 252.89),
+        (["model=preact164"], 1_703_258, 244.5),
+        (["model=preact1001"], 10_327_706, 1487.8),
+    ],
+)
+def test_networks_cost_what_their_papers_architectures_cost(
+    overrides: list[str], parameters: int, millions: float
+) -> None:
+    row = config("dataset=cifar10", "dataset.root=/nowhere", *overrides)
+    dataset, _ = check_settings(row)
+    size = size_of(row, dataset)
+    assert size.parameters == parameters
+    digits = len(str(millions).partition(".")[2])
+    assert round(size.macs / 1e6, digits) == millions
+
+
+def test_equal_architectures_are_timed_once_and_others_anew() -> None:
+    paces: dict[str, Pace] = {}
+    for shortcut in ("exclusive_gating_b0", "exclusive_gating_b6", "identity"):
+        row = config(*SMALL, f"model/shortcut={shortcut}")
+        dataset, _ = check_settings(row)
+        pace = pace_of(row, dataset, size_of(row, dataset), paces)
+        assert 0 < pace.evaluation < pace.training
+    assert len(paces) == 2
+
+
+def test_a_plan_writes_nothing_and_reports_the_whole_grid(tmp_path: Path) -> None:
+    done = train("sweep=digits_shortcuts", "plan=true", f"output_root={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    rows = re.findall(r"^(\S+) +2 +([\d,]+) +(\S+M) +(\d+ MB) +new +\d+(?:\.\d)? (?:s|min)$", done.stdout, re.MULTILINE)
+    assert [name for name, *_ in rows] == ["identity", "none", "scaled_0.5_0.5", "exclusive_gating_b6"]
+    assert "runs       8: 8 new" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_finished_resumable_and_new_rows_are_named(tmp_path: Path) -> None:
+    assert train("-m", *SMALL, "seed=0,1", f"output_root={tmp_path}").returncode == 0
+    (folder,) = tmp_path.glob("runs/*/seed1")
+    (folder / "result.json").unlink()
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    planned = train(*GRID, "plan=true", f"output_root={tmp_path}")
+    assert planned.returncode == 0, planned.stderr
+    assert "runs       3: 1 finished, 1 resumable, 1 new" in planned.stdout
+    # One of three runs is left, as the resumable one has trained all of its budget.
+    total, left = map(float, re.search(r"compute +(\S+) PFLOP in all, (\S+) left", planned.stdout).groups())
+    assert left == pytest.approx(total / 3, rel=0.01)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    anew = train(*GRID, "plan=true", "overwrite=true", f"output_root={tmp_path}")
+    assert "runs       3: 3 new" in anew.stdout
+
+
+def test_compute_is_six_times_the_macs_of_all_training_images(tmp_path: Path) -> None:
+    overrides = ["model=resnet20", "dataset=synthetic", "epochs=null", "iterations=40", "batch_size=300"]
+    done = train(*overrides, "plan=true", f"output_root={tmp_path}")
+    images = 5 * 2000 + 5 * 300  # 7 batches an epoch, of which the last holds 200
+    flops = 6 * 40_551_040 * images
+    assert f"compute    {flops / 1e15:.3g} PFLOP in all" in done.stdout, done.stderr
+
+
+def test_an_illegal_row_is_given_with_its_reason_beside_the_legal_ones(tmp_path: Path) -> None:
+    done = train("-m", "model.depth=8,9,14", "plan=true", f"output_root={tmp_path}")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "runs       3: 2 new, 1 illegal" in done.stdout
+    assert "1 of 3 runs cannot start" in done.stdout
+    assert "depth=9/seed0: model: depth is 9" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rows_of_several_folders_are_told_apart_and_the_seeds_of_each_put_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "150")
+    table = ["sweep=digits_shortcuts", "model/shortcut=identity"]
+    changes = [(f"model.depth={depth}", f"seed={seed}") for seed in (0, 1) for depth in (8, 14)]
+    assert show_plan([row(tmp_path, *table, *change) for change in changes]) == 0
+    rows = re.findall(r"^(\S+/identity) +(\d+) ", capsys.readouterr().out, re.MULTILINE)
+    assert rows == [("digits_shortcuts/identity", "2"), ("digits_shortcuts+model.depth=14/identity", "2")]
+
+
+def test_a_plan_refuses_what_the_launch_refuses(tmp_path: Path) -> None:
+    done = train("-m", *SMALL, "seed=0,1", "stacked=2", "launcher=pool", "plan=true", f"output_root={tmp_path}")
+    assert done.returncode == 1
+    assert "2 of 2 runs cannot start" in done.stdout
+    assert "stacked=2: rows are stacked in one process only" in done.stdout
+
+
+def test_rows_for_a_device_that_is_elsewhere_are_planned_without_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sbatch").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert show_plan([row(tmp_path, *SMALL, "launcher=slurm", "device=cuda:9", "step=graphed")]) == 0
+    told = capsys.readouterr().out
+    assert "1 new" in told
+    assert "time left  not measured: device=cuda:9 is not on this machine" in told
+    assert "memory  " not in told.split("runs  ")[-1]
+
+
+def test_a_row_whose_data_are_missing_is_planned_but_not_downloaded(tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    done = train("model=resnet20", "dataset=mnist", f"dataset.root={root}", "plan=true", f"output_root={tmp_path}")
+    assert done.returncode == 1
+    assert f"no mnist in {root}: training would first download https://" in done.stdout
+    assert "269,434" in done.stdout
+    assert not root.exists()
+
+
+def test_a_table_fits_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import tests.command
+
+    monkeypatch.setitem(tests.command.ENVIRONMENT, "COLUMNS", "80")
+    done = train(*GRID, "optimizer.weight_decay=0.0002", "batch_size=64", "plan=true", f"output_root={tmp_path}")
+    table = done.stdout.split("\n\n")[0].splitlines()
+    assert max(map(len, table)) <= 80
+    assert "".join(line[:34].strip() for line in table[1:]).startswith("digits_resnet,digits,")
+
+
+def test_the_next_free_device_takes_the_next_run() -> None:
+    runs = [(3.0, 1), (1.0, 1), (1.0, 1), (4.0, 2), (1.0, 1)]
+    assert makespan(runs, 2) == 3 + 4 / 2 + 1  # the run on two devices waits for both
+    assert makespan(runs, 8) == 3
+    assert makespan([], 1) == 0
+    with pytest.raises(ValueError, match="needs 2 devices of 1"):
+        makespan(runs, 1)
+
+
+def test_memory_is_the_weights_and_what_a_step_makes() -> None:
+    row = config("model=resnet20", "dataset=synthetic", "precision=fp32", "batch_size=16")
+    dataset, _ = check_settings(row)
+    training = prepare(row, find_device("cpu"), torch.float32)
+    steps = fit(training)
+    next(steps)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        kept: list[torch.Tensor] = []
+        next(steps)
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in kept}
+    weights = {p.untyped_storage().data_ptr() for p in training.model.parameters()}
+    saved = sum(size for pointer, size in storages.items() if pointer not in weights)
+    held = 2 * 4 * 269_722  # weights and momentum; gradients are made in the step
+    pace = pace_of(row, dataset, size_of(row, dataset), {})
+    assert held + saved < pace.memory < 1.3 * (held + saved)
+    less = config("model=resnet20", "dataset=synthetic", "precision=fp32", "batch_size=16", "memory=recompute_segments")
+    assert pace_of(less, dataset, size_of(less, dataset), {}).memory < 0.6 * pace.memory
+
+
+def test_a_run_divided_among_devices_needs_less_on_each(tmp_path: Path) -> None:
+    done = train("devices=2", "plan=true", "threads=2", f"output_root={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    assert " on 8, " in done.stdout
+    assert " on 1, " not in done.stdout
+    assert "devices=N is taken to be N times as fast" in done.stdout
+    one, two = (config("model=resnet20", "dataset=synthetic", f"devices={count}") for count in (1, 2))
+    dataset, _ = check_settings(one)
+    size = size_of(one, dataset)
+    whole, half = (pace_of(row, dataset, size, {}).memory for row in (one, two))
+    assert whole / 2 < half < 0.6 * whole

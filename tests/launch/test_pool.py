@@ -1,0 +1,237 @@
+"""A grid over a pool of devices: real processes, of which some are stopped and some are killed."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from deepnets.errors import UserError
+from deepnets.launch.grid import launch
+from deepnets.launch.launcher import pool
+from deepnets.launch.pool import Pool
+from deepnets.runs.folder import RunFolder
+from deepnets.runs.naming import folders_of
+from deepnets.runs.status import state_of
+from tests.command import ENVIRONMENT, ROOT, TRAIN, row
+
+GRID = ["-m", "seed=range(8)", "model.depth=8", "model.widths=[4,4,4]", "epochs=3", "device=cpu", "precision=fp32"]
+GRID += ["schedule=cosine", "schedule._target_=tests.paced.Paced", "+schedule.name=a"]
+GRID += ["trusted_targets=[tests.paced.Paced]", "launcher=pool", "runs_per_device=2"]
+
+
+class Grid:
+    """The same command again and again, and the folders it fills; its rows do not end while `slow` is there."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.slow = root, root / "slow"
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self) -> subprocess.Popen[str]:
+        self.slow.touch()
+        # Two threads for two slots; a group of its own, as a terminal gives it.
+        environment = {**ENVIRONMENT, "PACE": str(self.root), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2"}
+        self.process = subprocess.Popen(
+            [*TRAIN, *GRID, f"output_root={self.root / 'outputs'}"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+            process_group=0,
+        )
+        return self.process
+
+    def folder(self, seed: int) -> RunFolder:
+        (folder,) = self.root.glob(f"outputs/runs/*/seed{seed}")
+        return RunFolder(folder)
+
+    def states(self) -> list[str]:
+        return [state_of(self.folder(seed)).name for seed in range(8)]
+
+    def in_flight(self, count: int) -> dict[int, int]:
+        """Waits until so many rows train; the process of each by its seed."""
+
+        def training() -> dict[int, int]:
+            found = {}
+            for path in self.root.glob("outputs/runs/*/*"):
+                status = RunFolder(path).read_json("status.json")
+                if status.get("state") == "running" and is_alive(status["pid"]):
+                    found[int(path.name.removeprefix("seed"))] = status["pid"]
+            return found
+
+        until(lambda: len(training()) == count or self.process.poll() is not None)
+        return training()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 600
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grid]:
+    grid = Grid(tmp_path_factory.mktemp("pool"))
+    yield grid
+    if grid.process and grid.process.poll() is None:
+        grid.process.kill()
+        grid.process.communicate()
+
+
+def test_a_grid_is_stopped_killed_and_continued(grid: Grid) -> None:
+    one_ctrl_c_saves_the_rows_in_flight_and_starts_no_other(grid)
+    a_row_that_is_killed_fails_alone_and_the_others_finish(grid)
+    the_death_of_the_pool_ends_its_rows_which_save(grid)
+
+
+def one_ctrl_c_saves_the_rows_in_flight_and_starts_no_other(grid: Grid) -> None:
+    process = grid.start()
+    pids = grid.in_flight(2)
+    assert sorted(pids) == [0, 1], process.communicate()
+    assert grid.states() == ["running"] * 2 + ["waiting"] * 6
+    os.killpg(process.pid, signal.SIGINT)
+    told, errors = process.communicate(timeout=600)
+    assert process.returncode == 130, errors
+    assert grid.states() == ["preempted"] * 2 + ["waiting"] * 6
+    assert not any(map(is_alive, pids.values()))
+    assert "stopped by SIGINT" in errors
+    assert "Traceback" not in told + errors + (grid.folder(0).path / "output.txt").read_text()
+    assert re.findall(r"^seed\d +(\w+)", told.replace(" seed", "seed"), re.MULTILINE) == grid.states()
+
+
+def a_row_that_is_killed_fails_alone_and_the_others_finish(grid: Grid) -> None:
+    process = grid.start()
+    pids = grid.in_flight(2)
+    assert sorted(pids) == [0, 1], process.communicate()
+    assert Path(f"/proc/{pids[0]}/environ").read_bytes().split(b"\0").count(b"OMP_NUM_THREADS=1") == 1
+    os.kill(pids[0], signal.SIGKILL)
+    grid.slow.unlink()
+    told, errors = process.communicate(timeout=600)
+    assert process.returncode == 1, errors
+    assert grid.states() == ["failed"] + ["finished"] * 7
+    result = grid.folder(0).result
+    assert result == {"status": "failed", "reason": "killed by SIGKILL, as the system does when memory runs out"}
+    assert (grid.folder(0).path / "log.txt").read_text().endswith(result["reason"] + "\n")
+    assert "1 of 8 rows failed" in errors
+    assert f"{grid.folder(0)}: killed by SIGKILL" in errors
+    for seed in (0, 1):
+        assert "continuing at iteration" in (grid.folder(seed).path / "output.txt").read_text()
+    for seed in range(1, 8):
+        assert grid.folder(seed).result["threads"] == 1
+    # Never more than two at once: a third starts when one has ended.
+    starts = [line for line in told.splitlines() if line.startswith("[") or ": finished" in line]
+    running = 0
+    for line in [*starts[:2], "killed", *starts[2:]]:
+        running += 1 if line.startswith("[") else -1
+        assert 0 <= running <= 2, told
+    assert Counter(line.startswith("[") for line in starts) == {True: 8, False: 7}
+
+
+def the_death_of_the_pool_ends_its_rows_which_save(grid: Grid) -> None:
+    process = grid.start()
+    pids = grid.in_flight(1)
+    assert sorted(pids) == [0], process.communicate()  # the failed row is tried again, the finished ones are not
+    process.kill()
+    told, _ = process.communicate()
+    assert told.count("already finished") == 7
+    until(lambda: not is_alive(pids[0]))
+    assert grid.states() == ["preempted"] + ["finished"] * 7
+
+
+def test_fail_fast_stops_the_rows_in_flight_and_starts_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PACE", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (tmp_path / "slow").touch()
+    (tmp_path / "broken_b").touch()
+    settings = [word for word in GRID[2:] if "schedule.name" not in word]
+    rows = [row(tmp_path / "outputs", *settings, f"+schedule.name={name}", "fail_fast=true") for name in "abc"]
+    # The check of row b passes, as that of a row does which fails only where it runs.
+    monkeypatch.setattr("tests.paced.Paced.__call__", lambda schedule, iteration: 1.0)
+    assert launch(rows) == 1
+    states = [state_of(folder) for folder in folders_of(rows)]
+    assert (states[1].name, states[1].reason) == ("failed", "RuntimeError: b is broken")
+    assert states[0].name in ("preempted", "waiting")  # as far as it had come
+    assert states[2].name == "waiting"
+    assert "1 of 3 rows failed" in capsys.readouterr().err
+
+
+def test_a_row_of_several_gpus_takes_a_share_of_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pool, "_devices", lambda name: ["3", "5", "7"])
+    taken = []
+
+    class Started:
+        """Ends at the second look."""
+
+        returncode = 1
+
+        def __init__(self, folder: RunFolder, environment: dict[str, str]) -> None:
+            taken.append((folder.path.name, environment["CUDA_VISIBLE_DEVICES"]))
+            self.looks = iter([None])
+
+        def poll(self) -> int | None:
+            return next(self.looks, 1)
+
+    monkeypatch.setattr(pool, "start", lambda folder, trusted, environment: Started(folder, environment))
+    monkeypatch.setattr(pool, "note_crash", lambda folder, code: "as this test wants")
+    folders = []
+    for name, devices in {"a": 2, "b": 1, "c": 2, "d": 3}.items():
+        folders.append(RunFolder(tmp_path / name))
+        folders[-1].freeze(replace(row(tmp_path).config, devices=devices), {})
+    execution = pool._Execution(folders, replace(row(tmp_path).config, runs_per_device=1))
+    execution.has_gpus = True
+    together = []
+    while execution.is_going_on:
+        execution.step()
+        together.append([child.folder.path.name for child in execution.running])
+    assert taken == [("a", "3,5"), ("b", "7"), ("c", "3,5"), ("d", "3,5,7")]
+    assert [names for index, names in enumerate(together) if names != together[index - 1]] == [
+        ["a", "b"],
+        ["c"],
+        ["d"],
+        [],
+    ]
+
+
+def test_what_a_pool_cannot_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="device=cuda:7: not on this machine"):
+        Pool().check(row(tmp_path, "device=cuda:7").config)
+    Pool().check(row(tmp_path, "device=cpu", "devices=2").config)
+
+
+def test_output_of_a_run_that_dies_early_is_told(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "a")
+    folder.freeze(row(tmp_path, "device=cpu").config, {})
+    (folder.path / "config.yaml").write_text("epochs: [")
+    status = pool.start(folder, [], dict(os.environ)).wait()
+    assert status == 1
+    reason = pool.note_crash(folder, status)
+    assert reason.startswith("ended with exit code 1: ")
+    assert json.loads((folder.path / "result.json").read_text()) == {"status": "failed", "reason": reason}
+
+
+def test_rows_go_on_when_the_reader_of_the_output_leaves(tmp_path: Path) -> None:
+    short = ["model.depth=8", "model.widths=[4,4,4]", "epochs=1", "device=cpu", "precision=fp32", "seed=range(3)"]
+    command = shlex.join([*TRAIN, "-m", *short, "launcher=pool", f"output_root={tmp_path}"])
+    subprocess.run(f"{command} | head -1", shell=True, check=True, env=ENVIRONMENT, capture_output=True)
+    states = [state_of(RunFolder(path)).name for path in tmp_path.glob("runs/*/seed*")]
+    assert states == ["finished"] * 3

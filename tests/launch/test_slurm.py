@@ -1,0 +1,377 @@
+"""Grids on a real SLURM, which runs on this machine alone: see one_node_slurm.sh."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import filelock
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+
+from deepnets.config.compose import register
+from deepnets.errors import UserError
+from deepnets.launch.grid import launch
+from deepnets.launch.slurm import Slurm
+from deepnets.runs import checkpoint
+from deepnets.runs.folder import RunFolder
+from deepnets.runs.status import DEAD, FAILED, PREEMPTED, state_of
+from tests.command import ROOT, metrics, row
+
+SCRIPT = ROOT / "tests" / "one_node_slurm.sh"
+PATIENCE = 240  # seconds for anything that must happen
+NET = ["model.depth=8", "model.widths=[4,4,4]", "schedule=cosine", "schedule._target_=tests.paced.Paced"]
+NET += ["trusted_targets=[tests.paced.Paced]", "device=cpu"]
+SLURM = ["launcher=slurm", "launcher.cpus=1"]
+OPTIONS = {"partition": None, "account": None, "time": None, "nodes": 1, "gpus": None, "cpus": None}
+OPTIONS |= {"at_once": None, "warning": 120, "options": None}
+
+
+def missing() -> str | None:
+    """Why SLURM cannot be started here."""
+    if absent := [name for name in ("munged", "slurmctld", "slurmd", "sbatch") if not shutil.which(name)]:
+        return f"no {absent[0]} here: apt-get install slurm-wlm munge"
+    return None if os.geteuid() == 0 else "starting SLURM takes root"
+
+
+@contextmanager
+def slurm() -> Iterator[Path]:
+    """SLURM runs; yields the folder whose files steer what tests/paced.py does in its jobs."""
+    if reason := missing():
+        pytest.skip(reason)
+    with tempfile.TemporaryDirectory(prefix="slurm", ignore_cleanup_errors=True) as folder:
+        started = subprocess.run(
+            [SCRIPT, "start", folder, str(free_port())], capture_output=True, text=True, check=False
+        )
+        pace = Path(folder, "pace")
+        pace.mkdir()
+        try:
+            if started.returncode:
+                pytest.skip(f"SLURM does not start here: {started.stderr}")
+            with pytest.MonkeyPatch.context() as patch:
+                for name, value in {"SLURM_CONF": f"{folder}/slurm.conf", "PYTHONPATH": ROOT, "PACE": pace}.items():
+                    patch.setenv(name, str(value))
+                yield pace
+        finally:
+            subprocess.run([SCRIPT, "stop", folder], check=True)
+
+
+def free_port() -> int:
+    """The first of three that no server has, below those that the kernel deals out."""
+    for port in range(20000 + os.getpid() % 3000 * 3, 32000):
+        with ExitStack() as sockets, suppress(OSError):
+            for number in range(port, port + 3):
+                sockets.enter_context(socket.socket()).bind(("", number))
+            return port
+    raise AssertionError("no port is free")
+
+
+def once(factory: pytest.TempPathFactory, scenario: Callable[[Path, Path], dict[str, Any]]) -> dict[str, Any]:
+    """What the scenario found out, also where two workers of pytest-xdist share its tests."""
+    shared = factory.getbasetemp()
+    shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
+    root, facts = shared / scenario.__name__, shared / f"{scenario.__name__}.json"
+    with filelock.FileLock(f"{root}.lock"):
+        if not facts.is_file():
+            shutil.rmtree(root, ignore_errors=True)
+            with slurm() as pace:
+                facts.write_text(json.dumps(scenario(root, pace)))
+    return {"root": root, **json.loads(facts.read_text())}
+
+
+def until(condition: Callable[[], Any], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"in vain: {what}"
+        time.sleep(0.1)
+
+
+def queue() -> dict[str, str]:
+    """State and reason, as in `PENDING BeginTime`, of each task of an array."""
+    lines = answer("squeue", "--noheader", "--array", "--format=%F_%K %T %r").splitlines()
+    return dict(line.split(" ", 1) for line in lines if "N/A" not in line)
+
+
+def answer(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
+
+
+def job(folder: Path) -> str:
+    return json.loads((folder / "job.json").read_text())["job"]
+
+
+def ending(task: str) -> str:
+    """`FAILED 1:0 0`: SLURM's state, exit code and number of restarts."""
+    shown = answer("scontrol", "show", "job", "--oneliner", task)
+    return " ".join(re.search(rf"{key}=(\S+)", shown)[1] for key in ("JobState", "ExitCode", "Restarts"))
+
+
+def start_again(task: str, *updates: str) -> None:
+    """End the two minutes for which SLURM holds what was queued again; within a second a node would refuse it."""
+    until(lambda: queue().get(task) in ("PENDING BeginTime", "PENDING None"), f"{task} is queued again")
+    answer("scontrol", "update", f"jobid={task}", "StartTime=now+2", *updates)
+
+
+def launched(root: Path, names: str, *changes: str) -> tuple[int, str]:
+    """The exit code of the grid of these schedules, launched from this process, and what it printed."""
+    rows = [row(root, *NET, *SLURM, *changes, f"+schedule.name={name}") for name in names]
+    with redirect_stdout(StringIO()) as printed, redirect_stderr(printed):
+        code = launch(rows)
+    return code, printed.getvalue()
+
+
+def folder_of(root: Path, name: str, devices: int = 1) -> Path:
+    folders = [folder for folder in root.glob("runs/*/seed0") if f"schedule.name={name}" in str(folder)]
+    (folder,) = [folder for folder in folders if RunFolder(folder).config.devices == devices]
+    return folder
+
+
+def six_rows(root: Path, pace: Path) -> dict[str, Any]:
+    """A grid is submitted, its YAML edited, and the command repeated while it is held, after a failure, and at once."""
+    facts: dict[str, Any] = {}
+    for part in ("conf", "deepnets", "scripts"):
+        shutil.copytree(ROOT / part, root / "tree" / part)
+    answer("sbatch", "--hold", "--wrap=true")  # not one of ours
+    outputs, grid = root / "outputs", "abcdef"
+    changes = ["epochs=2", f"output_root={outputs}", f"+schedule.name={','.join(grid)}", "launcher.options={hold:true}"]
+    command = [sys.executable, "scripts/train.py", "-m", *NET, *SLURM, *changes]
+    master = subprocess.Popen(
+        [*command, "wait=true"],
+        cwd=root / "tree",
+        env={**os.environ, "PYTHONPATH": f"{root / 'tree'}:{ROOT}"},  # the jobs take it over
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    lines = [master.stdout.readline() for _ in range(5)]
+    master.send_signal(signal.SIGINT)
+    facts["waiting"] = "".join(lines) + master.communicate(timeout=PATIENCE)[0]
+    facts["waiting_code"] = master.returncode
+    facts["held"] = queue()
+    facts["held_states"] = [state_of(RunFolder(folder_of(outputs, name))).name for name in grid]
+
+    optimizer = root / "tree" / "conf" / "optimizer" / "sgd.yaml"
+    optimizer.write_text(optimizer.read_text().replace("lr: 0.1", "lr: 0.2"))
+    register()
+    with initialize_config_dir(str(root / "tree" / "conf"), version_base="1.3"):
+        facts["edited"] = compose("train").optimizer.lr
+
+    facts["again"] = launched(outputs, grid, "epochs=2")
+    (pace / "broken_f").touch()
+    array = job(folder_of(outputs, "a")).split("_")[0]
+    answer("scontrol", "release", array)
+    facts["followed"] = launched(outputs, grid, "epochs=2", "wait=true")
+    facts["endings"] = [ending(job(folder_of(outputs, name))) for name in grid]
+    facts["log_of_f"] = (folder_of(outputs, "f") / "log.txt").read_text()
+
+    (pace / "broken_f").unlink()
+    facts["failed"] = launched(outputs, grid, "epochs=2")
+    folders = [RunFolder(folder_of(outputs, name)) for name in grid]
+    config = row(outputs, *NET, *SLURM, "retry=failed").config
+    options = {key: value for key, value in config.launcher.items() if key != "_target_"}
+    with ThreadPoolExecutor() as parents, redirect_stdout(StringIO()) as printed:
+        both = [parents.submit(Slurm(**options).execute, folders, config) for _ in range(2)]
+        facts["two_codes"] = [parent.result() for parent in both]
+    facts["two_parents"] = printed.getvalue()
+    facts["retried"] = launched(outputs, grid, "epochs=2", "wait=true")
+
+    launched(outputs, "i", "epochs=2", "launcher.options={hold:true}")
+    unreadable = folder_of(outputs, "i")
+    first = job(unreadable)
+    answer("scancel", first)
+    until(lambda: first not in queue(), "it is cancelled")
+    RunFolder(unreadable).write_json("result.json", {"status": FAILED, "reason": "of an earlier attempt", "job": first})
+    launched(outputs, "i", "epochs=2", "retry=failed", "launcher.options={hold:true}")
+    i = job(unreadable)
+    (unreadable / "config.yaml").write_text("")
+    answer("scontrol", "release", i)
+    (pace / "broken_g").touch()
+    facts["fail_fast"] = launched(
+        outputs, "gh", "epochs=2", "launcher.at_once=1", "fail_fast=true", "wait=true", "launcher.gpus=2"
+    )
+    task = job(folder_of(outputs, "h"))
+    until(lambda: not queue(), "all end")
+    state = state_of(RunFolder(unreadable))
+    facts["i"] = [ending(i), state.name, state.reason]
+    facts["h"] = [ending(task), answer("scontrol", "show", "job", task)]
+    return facts
+
+
+def one_run_stopped_in_many_ways(root: Path, pace: Path) -> dict[str, Any]:
+    """Undisturbed; warned, preempted or killed; at its time limit; on two nodes. All but the first go slowly."""
+    run = ["epochs=8", "batch_size=256", "checkpoint_seconds=1000"]
+    twins = [sys.executable, "scripts/train.py", "-m", *NET, *run, "+schedule.name=t", "devices=1,2"]
+    undisturbed = subprocess.Popen([*twins, f"output_root={root}"], cwd=ROOT, env={**os.environ, "PACE": str(root)})
+    (pace / "slow").touch()
+    launched(root, "wpl", *run)
+    launched(root, "k", *run, "checkpoint_seconds=1")
+    launched(root, "l", *run, "devices=2")
+    launched(root, "n", *run, "devices=2", "launcher.nodes=2", "launcher.partition=two")
+    warned, preempted, limited, killed = (folder_of(root, name) for name in "wplk")
+    limited_ddp, spread = folder_of(root, "l", devices=2), folder_of(root, "n", devices=2)
+    stopped = [warned, preempted, limited, limited_ddp, spread]
+    facts: dict[str, Any] = {}
+
+    for folder in (*stopped, killed):
+        until(lambda folder=folder: (folder / "metrics.csv").is_file(), f"{folder} has an epoch")
+    for folder in (limited, limited_ddp):  # in one to two minutes, of which the warning comes two before
+        elapsed = time.time() - (folder / "job.json").stat().st_mtime
+        answer("scontrol", "update", f"jobid={job(folder)}", f"TimeLimit={int(elapsed / 60) + 2}")
+    answer("scancel", "--batch", "--signal=USR1", job(warned), job(spread))
+    answer("scontrol", "requeue", job(preempted))  # what SLURM does when another job takes the node
+    until((killed / "checkpoint.pt").is_file, "the first checkpoint")
+    os.kill(json.loads((killed / "status.json").read_text())["pid"], signal.SIGKILL)
+    until(lambda: job(killed) not in queue(), "the killed one ends")
+    facts["killed"] = [ending(job(killed)), state_of(RunFolder(killed), dead_after=0).name]
+    facts["resubmitted"] = launched(root, "k", *run, "checkpoint_seconds=1")
+    for folder in stopped:
+        until(lambda folder=folder: state_of(RunFolder(folder)).name == PREEMPTED, f"{folder} is saved")
+    (pace / "slow").unlink()
+    for folder in stopped:
+        start_again(job(folder), "TimeLimit=10")
+    until(lambda: not queue(), "all end")
+    facts["endings"] = [ending(job(folder)) for folder in stopped]
+    assert undisturbed.wait(timeout=PATIENCE) == 0
+    return facts
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return once(tmp_path_factory, six_rows)
+
+
+@pytest.fixture(scope="module")
+def stops(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return once(tmp_path_factory, one_run_stopped_in_many_ways)
+
+
+def test_a_grid_becomes_one_array_and_ctrl_c_leaves_it(grid: dict[str, Any]) -> None:
+    assert grid["waiting_code"] == 130
+    array = next(iter(grid["held"])).split("_")[0]
+    assert "6 of 6 rows submitted; 0 in the queue before" in grid["waiting"]
+    assert f"cancel  scancel {array}\n" in grid["waiting"]
+    assert f"the jobs go on; cancel them with: scancel {array}\n" in grid["waiting"]
+    assert grid["held"] == {f"{array}_{task}": "PENDING JobHeldUser" for task in range(6)}
+    assert grid["held_states"] == ["queued"] * 6
+
+
+def test_yaml_edited_meanwhile_does_not_reach_queued_rows(grid: dict[str, Any]) -> None:
+    assert grid["edited"] == 0.2
+    assert str(grid["root"] / "tree" / "deepnets") in grid["log_of_f"]  # whose conf/ was edited is what the jobs ran
+    for name in "abcdef":
+        assert [epoch["learning_rate"] for epoch in metrics(folder_of(grid["root"] / "outputs", name))] == [
+            "0.1",
+            "0.1",
+        ]
+
+
+def test_a_row_that_fails_fails_in_slurm_and_only_it(grid: dict[str, Any]) -> None:
+    code, printed = grid["followed"]
+    assert code == 1
+    assert "1 of 6 rows failed" in printed
+    assert "RuntimeError: f is broken" in printed
+    assert grid["endings"] == ["COMPLETED 0:0 0"] * 5 + ["FAILED 1:0 0"]
+    assert "Traceback" in grid["log_of_f"]
+
+
+def test_the_same_command_again_leaves_alone_what_is_queued_complete_or_failed(grid: dict[str, Any]) -> None:
+    code, printed = grid["again"]
+    assert code == 0
+    assert "0 of 6 rows submitted; 6 in the queue before" in printed
+    code, printed = grid["failed"]
+    assert code == 1
+    assert "0 of 6 rows submitted; 0 in the queue before, 0 running elsewhere, 1 failed before, 5 complete" in printed
+
+
+def test_of_two_parents_at_once_one_submits_what_failed(grid: dict[str, Any]) -> None:
+    assert grid["two_codes"] == [0, 0]
+    assert grid["two_parents"].count("1 of 6 rows submitted; 0 in the queue before") == 1
+    assert grid["two_parents"].count("0 of 6 rows submitted; 1 in the queue before") == 1
+    assert grid["retried"][0] == 0
+    assert len(metrics(folder_of(grid["root"] / "outputs", "f"))) == 2
+
+
+def test_fail_fast_cancels_what_has_not_started(grid: dict[str, Any]) -> None:
+    code, printed = grid["fail_fast"]
+    assert code == 1
+    assert "g is broken" in printed
+    assert "queued, and no longer in the queue" in printed
+    assert grid["h"][0].startswith("CANCELLED")
+
+
+def test_a_row_that_cannot_even_start_is_noted_as_failed(grid: dict[str, Any]) -> None:
+    assert grid["i"] == ["FAILED 1:0 0", FAILED, "exit code 1; see output.txt"]
+
+
+def test_a_row_asks_for_gpus(grid: dict[str, Any]) -> None:
+    assert "TresPerNode=gres:gpu:2" in grid["h"][1]
+
+
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    [("w", 1), ("p", 1), ("l", 1), ("k", 1), ("l", 2), ("n", 2)],
+    ids=["warned", "preempted", "time limit", "killed", "time limit, two devices", "two nodes"],
+)
+def test_a_row_that_was_stopped_ends_bit_by_bit_as_undisturbed(stops: dict[str, Any], name: str, devices: int) -> None:
+    folder, twin = (folder_of(stops["root"], which, devices) for which in (name, "t"))
+    assert "continuing at iteration" in (folder / "log.txt").read_text()
+    assert metrics(folder) == metrics(twin)
+    assert len(metrics(folder)) == 8
+    ours, theirs = (checkpoint.load(path)[0]["training"]["model"] for path in (folder, twin))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+
+
+def test_what_saved_itself_is_queued_again_and_what_was_killed_is_submitted_again(stops: dict[str, Any]) -> None:
+    assert stops["endings"] == ["COMPLETED 0:0 1"] * 5
+    assert stops["killed"] == ["FAILED 137:0 0", DEAD]
+    assert "1 of 1 rows submitted" in stops["resubmitted"][1]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"gpus": -1}, "launcher.gpus=-1: must be at least 0"),
+        ({"nodes": 3}, "devices=4: cannot be divided among launcher.nodes=3"),
+        ({"gpus": 2}, "launcher.gpus=2: devices=4 needs 4 on each node"),
+        ({"time": 2}, "launcher.time=2: leaves no time to train"),
+        ({"time": "2:59"}, "launcher.time=2:59: leaves no time to train"),
+        ({"time": "0:02:59"}, "launcher.time=0:02:59: leaves no time to train"),
+        ({"time": "0-0:02"}, "launcher.time=0-0:02: leaves no time to train"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(tmp_path: Path, options: dict[str, Any], words: str) -> None:
+    config = row(tmp_path, "devices=4").config
+    with pytest.raises(UserError, match=re.escape(words)):
+        Slurm(**{**OPTIONS, **options}).check(config)
+
+
+def test_without_slurm_the_grid_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for limit in (3, "3:00", "0:03:00", "1-0", "UNLIMITED"):
+        with pytest.raises(UserError, match="no sbatch on this machine"):
+            Slurm(**{**OPTIONS, "time": limit}).check(row(tmp_path).config)
+
+
+def test_what_a_row_needs_is_asked_of_slurm(tmp_path: Path) -> None:
+    grid = tmp_path / "grid"
+    several = Slurm(**{**OPTIONS, "nodes": 2, "cpus": 6, "at_once": 3, "options": {"mem": "16G", "exclusive": True}})
+    asked = several.directives(grid / ".slurm" / "1", 10, row(tmp_path, "devices=8").config)
+    expected = {"--job-name=deepnets:grid", "--array=0-9%3", "--nodes=2", "--ntasks-per-node=4", "--cpus-per-task=6"}
+    expected |= {"--gpus-per-node=4", "--mem=16G", "--exclusive", "--requeue", "--open-mode=append"}
+    assert expected < set(asked)
+    one = Slurm(**{**OPTIONS, "cpus": 6}).directives(grid / ".slurm" / "1", 1, row(tmp_path, "devices=8").config)
+    assert {"--array=0-0", "--nodes=1", "--ntasks-per-node=1", "--cpus-per-task=48", "--gpus-per-node=8"} < set(one)

@@ -1,0 +1,99 @@
+"""A checkpoint is whole or refused."""
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from deepnets.runs import checkpoint
+
+
+def state(value: float) -> dict:
+    return {"weights": torch.full((50, 40), value), "iteration": int(value), "history": [{"epoch": 1, "loss": 0.5}]}
+
+
+def saved_twice(folder: Path) -> None:
+    checkpoint.save(folder, state(1))
+    checkpoint.save(folder, state(2))
+
+
+def test_the_last_one_is_loaded_and_the_one_before_is_kept(tmp_path: Path) -> None:
+    saved_twice(tmp_path)
+    loaded, damaged = checkpoint.load(tmp_path)
+    assert loaded["iteration"] == 2
+    assert torch.equal(loaded["weights"], torch.full((50, 40), 2.0))
+    assert damaged == {}
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["checkpoint.previous.pt", "checkpoint.pt"]
+
+
+def test_without_checkpoint_there_is_nothing(tmp_path: Path) -> None:
+    assert checkpoint.load(tmp_path) == (None, {})
+
+
+@pytest.mark.parametrize("kept", [0, 1, 100, 4000, -1])
+def test_a_truncated_one_is_told_and_the_previous_used(tmp_path: Path, kept: int) -> None:
+    saved_twice(tmp_path)
+    file = tmp_path / checkpoint.LAST
+    file.write_bytes(file.read_bytes()[:kept])
+    loaded, damaged = checkpoint.load(tmp_path)
+    assert loaded["iteration"] == 1
+    assert list(damaged) == ["checkpoint.pt"]
+
+
+def test_no_flipped_bit_changes_what_is_loaded(tmp_path: Path) -> None:
+    saved_twice(tmp_path)
+    file = tmp_path / checkpoint.LAST
+    whole = file.read_bytes()
+    draw = random.Random(0)
+    refused = 0
+    for position in draw.sample(range(len(whole)), 1500):
+        flipped = bytearray(whole)
+        flipped[position] ^= 1 << draw.randrange(8)
+        file.write_bytes(flipped)
+        loaded, damaged = checkpoint.load(tmp_path)
+        refused += bool(damaged)
+        expected = 1 if damaged else 2
+        assert loaded["iteration"] == expected
+        assert torch.equal(loaded["weights"], torch.full((50, 40), float(expected)))
+        assert loaded["history"] == [{"epoch": 1, "loss": 0.5}]
+    assert refused > 1000  # the rest hit padding between the records
+
+
+def test_two_damaged_ones_leave_nothing(tmp_path: Path) -> None:
+    saved_twice(tmp_path)
+    for name in (checkpoint.LAST, checkpoint.PREVIOUS):
+        (tmp_path / name).write_bytes(b"damaged")
+    loaded, damaged = checkpoint.load(tmp_path)
+    assert loaded is None
+    assert len(damaged) == 2
+
+
+def test_a_full_disk_leaves_the_old_checkpoints(tmp_path: Path) -> None:
+    saved_twice(tmp_path)
+    program = (
+        "import resource, signal, sys, torch, pathlib\n"
+        "from deepnets import checkpoint\n"
+        "from deepnets.errors import UserError\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+        "try:\n"
+        "    checkpoint.save(pathlib.Path(sys.argv[1]), {'weights': torch.zeros(1_000_000)})\n"
+        "except UserError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert "cannot be written" in done.stdout
+    assert "what was there before is intact" in done.stdout
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["checkpoint.previous.pt", "checkpoint.pt"]
+    assert checkpoint.load(tmp_path)[0]["iteration"] == 2
+
+
+def test_one_that_cannot_be_read_is_not_taken_for_damaged(tmp_path: Path) -> None:
+    saved_twice(tmp_path)
+    (tmp_path / checkpoint.LAST).unlink()
+    (tmp_path / checkpoint.LAST).mkdir()  # which opens as badly as a file on a server that is gone
+    with pytest.raises(OSError, match="directory"):
+        checkpoint.load(tmp_path)

@@ -1,0 +1,142 @@
+"""Identity, refusal and locking of run folders, on composed configurations."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from deepnets.config.identity import identity, identity_hash
+from deepnets.config.schema import CONF, Config
+from deepnets.errors import UserError
+from deepnets.runs.folder import RunFolder
+from tests.command import row
+
+
+def test_where_a_run_executes_is_not_its_identity(tmp_path: Path) -> None:
+    same = row(
+        tmp_path, "device=cpu", "threads=1", "dataset.root=/elsewhere", "checkpoint_seconds=1", "log_iterations=7"
+    )
+    assert identity(same.config) == identity(row(tmp_path).config)
+    assert identity_hash(same.config) == identity_hash(row(tmp_path).config)
+    assert identity_hash(row(tmp_path, "seed=1").config) != identity_hash(row(tmp_path).config)
+
+
+def test_a_frozen_configuration_reads_back_equal(tmp_path: Path) -> None:
+    config = row(tmp_path, "precision=bf16", "optimizer=adam").config
+    folder = RunFolder(tmp_path / "run")
+    folder.freeze(config, {"commit": "abc"})
+    assert folder.config == config
+    assert folder.config.dataset["root"] == str(CONF.parent / "data")
+    assert isinstance(folder.config, Config)
+    assert folder.origin == {"commit": "abc"}
+
+
+def test_a_folder_from_before_a_key_was_there_runs_as_it_did_then(tmp_path: Path) -> None:
+    config = row(tmp_path).config
+    folder = RunFolder(tmp_path / "run")
+    folder.freeze(config, {})
+    file = folder.path / "config.yaml"
+    frozen = OmegaConf.load(file)
+    for key in ("devices", "sync_batchnorm", "memory", "launcher"):
+        del frozen[key]
+    OmegaConf.save(frozen, file)
+    assert identity_hash(folder.config) == identity_hash(config)
+    folder.check(config)
+    with pytest.raises(UserError, match="devices: 1 there, 2 here"):
+        folder.check(row(tmp_path, "devices=2").config)
+
+
+def test_other_settings_are_refused_with_the_differing_keys(tmp_path: Path) -> None:
+    config = row(tmp_path).config
+    folder = RunFolder(tmp_path / "run")
+    folder.freeze(config, {})
+    folder.check(config)
+    other = row(tmp_path, "optimizer.lr=0.05", "batch_size=64").config
+    with pytest.raises(UserError) as refused:
+        folder.check(other)
+    assert "batch_size: 128 there, 64 here" in str(refused.value)
+    assert "optimizer.lr: 0.1 there, 0.05 here" in str(refused.value)
+    assert "momentum" not in str(refused.value)
+    folder.check(replace(other, overwrite=True))
+
+
+def test_trust_and_overwrite_are_not_written_down(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.freeze(row(tmp_path, "trusted_targets=[a.b]", "overwrite=true").config, {})
+    assert folder.config.trusted_targets == []
+    assert folder.config.overwrite is False
+
+
+def test_a_run_continues_with_the_data_where_they_now_lie(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.freeze(row(tmp_path, "dataset.root=/before").config, {})
+    folder.freeze(row(tmp_path, "dataset.root=/now").config, {})
+    assert folder.config.dataset["root"] == "/now"
+
+
+def test_freezing_again_keeps_the_first_and_overwrite_clears(tmp_path: Path) -> None:
+    config = row(tmp_path).config
+    folder = RunFolder(tmp_path / "run")
+    folder.freeze(config, {"commit": "first"})
+    (folder.path / "metrics.csv").write_text("epoch\n")
+    folder.freeze(config, {"commit": "second"})
+    assert folder.origin == {"commit": "first"}
+    folder.freeze(replace(config, overwrite=True), {"commit": "third"})
+    assert folder.origin == {"commit": "third"}
+    assert not (folder.path / "metrics.csv").exists()
+
+
+@pytest.mark.parametrize("deleted", range(5))
+def test_a_kill_while_a_run_is_deleted_leaves_no_checkpoint_without_its_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deleted: int
+) -> None:
+    config = row(tmp_path).config
+    folder = RunFolder(tmp_path / "run")
+    folder.freeze(config, {})
+    for name in ("checkpoint.pt", "checkpoint.previous.pt", "metrics.csv"):
+        (folder.path / name).touch()
+    left, unlink = iter(range(deleted)), Path.unlink
+
+    def unlink_until_killed(path: Path) -> None:
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        unlink(path)
+
+    monkeypatch.setattr(Path, "unlink", unlink_until_killed)
+    with pytest.raises(KeyboardInterrupt):
+        folder.freeze(replace(config, overwrite=True, epochs=3), {})
+    with pytest.raises(UserError, match="epochs"):
+        folder.check(replace(config, epochs=3))
+
+
+def test_a_folder_is_written_by_one_process_at_a_time(tmp_path: Path) -> None:
+    holder = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import sys, time\nfrom deepnets.runs.folder import RunFolder\n"
+            "with RunFolder(sys.argv[1]).lock():\n    print('held', flush=True)\n    time.sleep(60)",
+            str(tmp_path),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(UserError, match="another process"), RunFolder(tmp_path).lock():
+            pass
+    finally:
+        holder.kill()
+        holder.wait()
+    with RunFolder(tmp_path).lock():
+        pass
+
+
+def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
+    (tmp_path / "outputs").write_text("")
+    config = row(tmp_path).config
+    with pytest.raises(UserError, match="cannot be written"):
+        RunFolder(tmp_path / "outputs" / "runs" / "a").check(config)

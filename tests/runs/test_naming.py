@@ -1,0 +1,153 @@
+"""Folders are named by what a run is."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from deepnets.errors import UserError
+from deepnets.runs.naming import folder_of, folders_of
+from tests.command import row
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        ([], "runs/digits_resnet,digits/seed0"),
+        (["seed=3"], "runs/digits_resnet,digits/seed3"),
+        (["epochs=5", "device=cpu", "threads=1", "overwrite=true"], "runs/digits_resnet,digits,epochs=5/seed0"),
+        (["model=resnet20", "dataset=synthetic"], "runs/resnet20,synthetic/seed0"),
+        (
+            ["optimizer.lr=0.05", "model/ordering=full_preactivation"],
+            "runs/digits_resnet,digits,model.ordering=full_preactivation,optimizer.lr=0.05/seed0",
+        ),
+        (["epochs=null", "iterations=50"], "runs/digits_resnet,digits,iterations=50/seed0"),
+        (["precision=fp32"], "runs/digits_resnet,digits,precision=fp32/seed0"),
+        (["schedule.milestones=[1,2]"], "runs/digits_resnet,digits,schedule.milestones=1,2/seed0"),
+    ],
+)
+def test_the_name_is_a_function_of_the_run(tmp_path: Path, overrides: list[str], name: str) -> None:
+    assert folder_of(row(tmp_path, *overrides)).path == tmp_path / name
+
+
+def test_the_order_of_overrides_does_not_matter(tmp_path: Path) -> None:
+    one, other = row(tmp_path, "epochs=5", "batch_size=64"), row(tmp_path, "batch_size=64", "epochs=5")
+    assert folder_of(one).path == folder_of(other).path
+
+
+def test_a_long_name_is_cut_but_stays_its_own(tmp_path: Path) -> None:
+    def long(last: int) -> Path:
+        return folder_of(row(tmp_path, f"schedule.milestones=[{','.join(str(i) for i in range(1, 81))},{last}]")).path
+
+    assert len(long(90).parent.name) <= 160
+    assert long(90) != long(91)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["epochs=164"],
+        ["optimizer.lr=1e-1"],
+        ["optimizer=nesterov", "model/ordering=original"],
+        ["model=digits_resnet", "dataset=digits", "scale=full"],
+        ["model.widths=[16,32,64]"],
+    ],
+)
+def test_what_is_so_anyway_does_not_change_the_name(tmp_path: Path, overrides: list[str]) -> None:
+    assert folder_of(row(tmp_path, *overrides)).path == folder_of(row(tmp_path)).path
+
+
+def test_equal_values_have_equal_names(tmp_path: Path) -> None:
+    names = {folder_of(row(tmp_path, f"optimizer.lr={rate}")).path for rate in ("0.05", "5e-2", "5.0e-02")}
+    assert len(names) == 1
+
+
+def test_rows_that_would_share_a_folder_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="several rows would share the folder"):
+        folders_of([row(tmp_path, "epochs=164"), row(tmp_path)])
+
+
+def test_a_row_of_a_table_is_named_by_its_axes(tmp_path: Path) -> None:
+    overrides = ["sweep=digits_shortcuts", "model/shortcut=none", "seed=1"]
+    assert folder_of(row(tmp_path, *overrides)).path == tmp_path / "digits_shortcuts" / "none" / "seed1"
+    changed = folder_of(row(tmp_path, *overrides, "epochs=3", "optimizer=adam", "batch_size=128"))
+    assert changed.path == tmp_path / "digits_shortcuts+epochs=3+optimizer=adam" / "none" / "seed1"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "changes"),
+    [
+        (["epochs=10"], ""),  # as the table says
+        (["epochs=164"], "+epochs=164"),  # as conf/train.yaml says, and the table does not
+        (["optimizer=nesterov", "dataset=digits"], ""),
+        (["model.batchnorm_images=32"], "+model.batchnorm_images=32"),
+    ],
+)
+def test_a_change_of_a_table_is_what_differs_from_the_table(tmp_path: Path, overrides: list[str], changes: str) -> None:
+    folder = folder_of(row(tmp_path, "sweep=digits_shortcuts", "model/shortcut=none", *overrides))
+    assert folder.path == tmp_path / f"digits_shortcuts{changes}" / "none" / "seed0"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "changes"),
+    [
+        (["iterations=64000", "optimizer=sgd", "schedule=he_warmup", "dataset=cifar10", "scale=full"], ""),
+        (["dataset=digits"], "+dataset=digits"),
+        (["optimizer=nesterov"], "+optimizer=nesterov"),
+        (["epochs=164", "iterations=null"], "+epochs=164"),
+        (["dataset.normalization=channel"], "+dataset.normalization=channel"),
+        (["model.batchnorm_images=null"], "+model.batchnorm_images=null"),
+        (["scale=mini", "model.depth=20"], "+scale=mini"),
+    ],
+)
+def test_no_other_protocol_lies_in_the_folder_of_a_published_one(
+    tmp_path: Path, overrides: list[str], changes: str
+) -> None:
+    folder = folder_of(row(tmp_path, "sweep=he2016_table1", "model/shortcut=identity", *overrides))
+    assert folder.path == tmp_path / f"he2016_table1{changes}" / "identity" / "seed0"
+
+
+def test_a_value_that_a_search_would_draw_is_named_beside_the_draw(tmp_path: Path) -> None:
+    folder = folder_of(row(tmp_path, "sweep=srivastava2015_fig1_plain", "setting=3", "optimizer.lr=0.1"))
+    assert folder.path.parent.parent.name == "srivastava2015_fig1_plain+optimizer.lr=0.1"
+
+
+def test_a_part_that_is_left_out_is_named(tmp_path: Path) -> None:
+    assert folder_of(row(tmp_path, "model=imagenet_resnet18", "model.stem=null")).path != (
+        folder_of(row(tmp_path, "model=imagenet_resnet18")).path
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["sweep=he2016_table1", "model=resnet56"], "model.depth (56 of the option, 110 here). Add model.depth=56,"),
+        (["sweep=he2016_table1", "scale=mini", "model=resnet56"], "model.depth (56 of the option, 20 here)"),
+        (["sweep=srivastava2025_gates", "model=resnet56"], "model.depth (56 of the option, 110 here)"),
+        (
+            ["sweep=srivastava2015_table1", "schedule=constant"],
+            "schedule.milestones ([] of the option, [100, 200] here)",
+        ),
+        (["sweep=srivastava2015_table1", "optimizer=adam"], "optimizer.lr (0.001 of the option, 0.01 here)"),
+        (["sweep=he2015_table6", "schedule=cosine"], "(0 here). Add ~schedule.warmup_iterations,"),
+    ],
+)
+def test_an_option_that_a_table_would_overrule_is_refused(tmp_path: Path, overrides: list[str], told: str) -> None:
+    with pytest.raises(UserError, match=re.escape(told)):
+        folders_of([row(tmp_path, *overrides)])
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["sweep=he2016_table1", "model=resnet56", "model.depth=56"],
+        ["sweep=he2016_table1", "scale=mini", "model=resnet20"],
+        ["sweep=he2016_table1", "model=preact110", "schedule=cosine", "dataset=cifar100"],
+        ["sweep=srivastava2025_gates", "scale=mini", "model=highway110"],
+        ["sweep=he2015_table6", "schedule=cosine", "~schedule.warmup_iterations"],
+        ["sweep=srivastava2015_table1", "model=highway_mnist_w32", "dataset=image_folder", "dataset.root=/data/cats"],
+    ],
+)
+def test_an_option_is_free_where_the_table_leaves_it_what_it_is(tmp_path: Path, overrides: list[str]) -> None:
+    (folder,) = folders_of([row(tmp_path, *overrides)])
+    assert folder.path.parts[-3].startswith(overrides[0].removeprefix("sweep="))

@@ -1,0 +1,278 @@
+"""Folders of a grid that are trained at once: what they leave behind, and what stops or fails among them."""
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from deepnets.config.schema import Config
+from deepnets.launch.grid import launch
+from deepnets.models.fully_connected import FullyConnected
+from deepnets.monitor.dashboard import Dashboard
+from deepnets.runs import checkpoint
+from deepnets.runs.execute import run
+from deepnets.runs.folder import RunFolder
+from deepnets.runs.grouping import groups_of
+from deepnets.runs.together import run_together
+from tests.command import metrics, row, start, train
+
+NET = ["model=highway_fc10", "model.depth=4", "model.width=10", "optimizer=sgd", "device=cpu", "threads=1"]
+SHORT = [*NET, "epochs=2", "precision=fp32"]
+RATES = ("0.1", "0.05", "1e30", "0.2")
+DIVERGING = 2
+
+
+def frozen(path: Path, *overrides: str) -> RunFolder:
+    folder = RunFolder(path)
+    folder.freeze(row(path, *SHORT, *overrides).config, {})
+    return folder
+
+
+def search(root: Path, *overrides: str) -> list[RunFolder]:
+    return [frozen(root / str(n), f"optimizer.lr={rate}", f"seed={n}", *overrides) for n, rate in enumerate(RATES)]
+
+
+def weights(folder: RunFolder) -> dict[str, torch.Tensor]:
+    return checkpoint.load(folder.path)[0]["training"]["model"]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[RunFolder]:
+    folders = search(tmp_path_factory.mktemp("alone"), "batch_size=20")
+    for folder in folders:
+        run(folder)
+    return folders
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> list[RunFolder]:
+    folders = search(tmp_path_factory.mktemp("together"), "batch_size=20")
+    endings = run_together(folders)
+    assert endings == {folder: folder.result for folder in folders}
+    return folders
+
+
+def test_each_folder_holds_what_its_run_alone_does(alone: list[RunFolder], together: list[RunFolder]) -> None:
+    times = {"seconds", "images_per_second", "identity"}
+    for ours, theirs in zip(together, alone, strict=True):
+        assert {file.name for file in ours.path.iterdir() if "tfevents" not in file.name} == {
+            file.name for file in theirs.path.iterdir() if "tfevents" not in file.name
+        }
+        for mine, other in zip(metrics(ours.path), metrics(theirs.path), strict=True):
+            assert {name: float(value) for name, value in mine.items()} == pytest.approx(
+                {name: float(value) for name, value in other.items()}, rel=1e-3, abs=0.3
+            )
+            assert float(mine["train_loss"]) == pytest.approx(float(other["train_loss"]), rel=1e-4)
+        assert {name: value for name, value in ours.result.items() if name not in times and "error" not in name} == {
+            name: value for name, value in theirs.result.items() if name not in times and "error" not in name
+        }
+        assert "epoch 2/2" in (ours.path / "log.txt").read_text() or ours.result["status"] == "diverged"
+        assert ours.read_json("status.json")["state"] == "ended"
+
+
+def test_a_row_diverges_where_it_does_alone(alone: list[RunFolder], together: list[RunFolder]) -> None:
+    statuses = [folder.result["status"] for folder in together]
+    assert statuses == ["finished", "finished", "diverged", "finished"]
+    assert together[DIVERGING].result["iterations"] == alone[DIVERGING].result["iterations"] == 50
+
+
+def test_a_row_that_leaves_disturbs_no_other_by_a_bit(together: list[RunFolder], tmp_path: Path) -> None:
+    broken = search(tmp_path, "batch_size=20")
+    (broken[1].path / "metrics.csv").mkdir()  # what is to be written there at an epoch's end cannot be
+    endings = run_together(broken)
+    assert isinstance(endings[broken[1]], Exception)
+    assert broken[1].result["status"] == "failed"
+    for place in (0, 3):
+        assert metrics(broken[place].path) == metrics(together[place].path)
+        for name, weight in weights(together[place]).items():
+            assert torch.equal(weights(broken[place])[name], weight), name
+
+
+def test_a_row_whose_events_cannot_be_written_disturbs_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = search(tmp_path)[:3]
+
+    def breaking(act: Callable[[Dashboard], None]) -> Callable[[Dashboard], None]:
+        def act_or_fail(dashboard: Dashboard) -> None:
+            if str(folders[1].path) in dashboard.writer.log_dir:
+                raise OSError("no space left")
+            act(dashboard)
+
+        return act_or_fail
+
+    for name in ("flush", "close"):  # TensorBoard's writer raises its first error again and again
+        monkeypatch.setattr(Dashboard, name, breaking(getattr(Dashboard, name)))
+    endings = run_together(folders)
+    assert [isinstance(endings[folder], dict) for folder in folders] == [True, False, True]
+    assert "no space left" in folders[1].result["reason"]
+
+
+def test_a_locked_folder_is_left_to_who_has_it(tmp_path: Path) -> None:
+    folders = search(tmp_path)[:3]
+    with folders[1].lock():
+        endings = run_together(folders)
+    assert [isinstance(endings[folder], dict) for folder in folders] == [True, False, True]
+    assert not (folders[1].path / "result.json").exists()
+
+
+def test_a_row_elsewhere_in_its_training_is_left_out(tmp_path: Path) -> None:
+    folders = search(tmp_path, "optimizer.lr=0.1")[:3]
+    state = half_done(folders[1])
+    assert state["training"]["iteration"] > 0
+    endings = run_together(folders)
+    assert set(endings) == {folders[0], folders[2]}
+    assert checkpoint.load(folders[1].path)[0]["training"]["iteration"] == state["training"]["iteration"]
+
+
+def half_done(folder: RunFolder) -> dict:
+    """The state of a run stopped in its second epoch, as its folder then holds it."""
+    run(folder)
+    previous = checkpoint.load(folder.path)[0]
+    previous["training"] |= {"iteration": 12, "epoch": 1, "batch": 0}
+    (folder.path / "result.json").unlink()
+    checkpoint.save(folder.path, previous)
+    return previous
+
+
+def config_of(*overrides: str) -> Config:
+    return row(Path("/nowhere"), *SHORT, *overrides).config
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (["seed=3", "optimizer.lr=0.3", "optimizer.momentum=0.1", "model.shortcut.bias=-7"], None),
+        (["schedule=cosine"], None),
+        (["model.layer=[linear,tanh]"], "no other row"),
+        (["model.depth=5"], "no other row"),
+        (["batch_size=64"], "no other row"),
+        (["epochs=3"], "no other row"),
+        (["dataset.validation=10"], "no other row"),
+        (["optimizer=adam"], "only SGD"),
+        (["devices=2"], "only runs of one process"),
+        (["model/shortcut=dropout"], "not Dropped"),
+    ],
+)
+def test_rows_are_grouped_by_what_they_compute(tmp_path: Path, overrides: list[str], reason: str | None) -> None:
+    folders = [frozen(tmp_path / "a"), frozen(tmp_path / "b", *overrides), frozen(tmp_path / "c")]
+    groups, alone = groups_of(folders, most=3)
+    if reason is None:
+        assert groups == [folders]
+        assert not alone
+    else:
+        assert groups == [[folders[0], folders[2]], [folders[1]]]
+        assert reason in alone[folders[1]]
+
+
+class OwnNet(FullyConnected):
+    """As a user may write one: nothing is known of what it computes."""
+
+
+def test_networks_of_your_own_are_trained_alone(tmp_path: Path) -> None:
+    target = f"{__name__}.{OwnNet.__name__}"
+    folders = [frozen(tmp_path / str(number), f"model._target_={target}") for number in range(2)]
+    groups, alone = groups_of(folders, 2, trusted=[target])
+    assert groups == [[folder] for folder in folders]
+    assert "not OwnNet" in alone[folders[1]]
+
+
+def test_groups_have_at_most_so_many_rows_and_equal_iterations(tmp_path: Path) -> None:
+    folders = [frozen(tmp_path / str(number), f"seed={number}") for number in range(5)]
+    assert groups_of(folders, most=2)[0] == [folders[:2], folders[2:4], folders[4:]]
+    assert groups_of(folders, most=1)[0] == [[folder] for folder in folders]
+    half_done(folders[0])
+    half_done(folders[3])
+    groups, alone = groups_of(folders, most=4)
+    assert groups == [[folders[0], folders[3]], [folders[1], folders[2], folders[4]]]
+    assert not alone
+
+
+GRID = ["-m", *SHORT, "optimizer.lr=0.1,0.02", "seed=0,1", "batch_size=40", "stacked=10", "checkpoint_seconds=0"]
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("grid")
+    done = train(*GRID, f"output_root={root}")
+    assert done.returncode == 0, done.stderr
+    assert "4 rows at once" in done.stdout
+    return root
+
+
+def folders_in(root: Path) -> list[Path]:
+    return sorted(root.glob("runs/*/seed*"))
+
+
+def assert_equal_grids(root: Path, reference: Path, exactly: bool) -> None:
+    assert len(folders_in(root)) == 4
+    for ours, theirs in zip(folders_in(root), folders_in(reference), strict=True):
+        assert json.loads((ours / "result.json").read_text())["status"] == "finished"
+        if exactly:
+            assert metrics(ours) == metrics(theirs)
+        tolerance = {"rtol": 0, "atol": 0} if exactly else {"rtol": 1e-3, "atol": 2e-5}
+        for name, weight in weights(RunFolder(theirs)).items():
+            torch.testing.assert_close(weights(RunFolder(ours))[name], weight, **tolerance, msg=name)
+
+
+def test_the_same_command_finds_everything_finished(grid: Path) -> None:
+    done = train(*GRID, f"output_root={grid}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("nothing to train") == 4
+
+
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGKILL])
+def test_a_stopped_group_goes_on_to_the_same_bits(grid: Path, tmp_path: Path, by: signal.Signals) -> None:
+    process = start(*GRID, f"output_root={tmp_path}")
+    for line in process.stdout:
+        if "epoch 1/2" in line:
+            break
+    process.send_signal(by)
+    told, _ = process.communicate(timeout=60)
+    assert not list(tmp_path.glob("runs/*/*/result.json"))
+    if by == signal.SIGINT:
+        assert process.returncode == 130
+        assert "4 rows trained at once are saved" in told
+        states = {json.loads((folder / "status.json").read_text())["state"] for folder in folders_in(tmp_path)}
+        assert states == {"preempted"}
+    done = train(*GRID, f"output_root={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    assert "continuing at iteration" in done.stdout
+    # A kill may hit between the checkpoints of two rows, which then go on in other groups.
+    assert by == signal.SIGKILL or "4 rows at once" in done.stdout
+    assert_equal_grids(tmp_path, grid, exactly="4 rows at once" in done.stdout)
+
+
+def test_what_cannot_be_stacked_is_trained_alone_and_told(tmp_path: Path) -> None:
+    few = ["-m", "model.depth=8", "model.widths=[2,2,2]", "epochs=null", "iterations=2", "seed=0,1", "stacked=4"]
+    done = train(*few, f"output_root={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    assert "stacked=4: every row is trained alone" in done.stdout
+    assert "only fully connected networks can be stacked, not BatchNorm2d" in done.stdout
+    assert done.stdout.count("finished") >= 2
+
+
+def test_other_launchers_do_not_stack(tmp_path: Path) -> None:
+    done = train(*SHORT, "launcher=pool", "stacked=2", f"output_root={tmp_path}")
+    assert done.returncode == 1
+    assert "stacked=2: rows are stacked in one process only" in done.stderr
+    assert train(*SHORT, "stacked=0", f"output_root={tmp_path}").stderr.count("stacked=0: must be at least 1") == 1
+
+
+def test_a_grid_goes_on_behind_a_group_with_a_failure(tmp_path: Path) -> None:
+    rows = [row(tmp_path, *SHORT, f"seed={seed}", "stacked=2") for seed in range(3)]
+    first = tmp_path / "runs"
+    launch(rows[:1])
+    (folder,) = first.glob("*/seed0")
+    assert RunFolder(folder).result["status"] == "finished"
+    (folder.parent / "seed1").mkdir()
+    (folder.parent / "seed1" / "metrics.csv").mkdir()
+    assert launch(rows) == 1
+    assert [RunFolder(folder.parent / f"seed{n}").result["status"] for n in range(3)] == [
+        "finished",
+        "failed",
+        "finished",
+    ]

@@ -1,0 +1,192 @@
+"""scripts/bench.py: every bench runs and hands out ratios of what it says it measures. No time is asserted."""
+
+import importlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from deepnets.errors import UserError
+from deepnets.training.fit import fit
+from tests.command import ROOT
+
+TINY = ["dataset=synthetic", "dataset.source.train=64", "dataset.source.test=40", "model.depth=8", "batch_size=16"]
+BENCHES = {
+    "training": [*TINY, "--iterations", "2", "--peers", "plain", "--workers", "0"],
+    "evaluation": [*TINY, "--sizes", "10,40", "--images", "30", "--workers", "0"],
+    "checkpoint": ["--models", "resnet20,digits_resnet"],
+    "ddp": [*TINY, "--iterations", "1"],
+    "memory": ["--model", "resnet32", "--iterations", "1", "--modes", "full,recompute_segments"],
+    "data": [*TINY, "--iterations", "1", "--workers", "0"],
+    "startup": [*TINY],
+    "logging": ["--iterations", "1"],
+    "grid": ["--rows", "2", "--iterations", "1"],
+    "stacked": [*TINY[:3], "model.depth=3", "--rows", "2", "--iterations", "2"],
+    "lesion": [*TINY, "dataset.source.test=512", "--images", "20"],
+}
+PEER = """
+def prepare(task):
+    task.model(task.images[:2].permute(0, 3, 1, 2).float())
+    return lambda iterations: iterations / 100
+"""
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Callable[..., dict[str, Any]]]:
+    """bench(file, "data", "--iterations", "1"): the tables it writes, by their title."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "scripts"))
+        main = importlib.import_module("bench").main
+
+        def run(file: Path, *words: str) -> dict[str, Any]:
+            assert main([*words, "--repeats", "1", "--json", str(file)]) == 0
+            return json.loads(file.read_text())["tables"]
+
+        yield run
+
+
+@pytest.fixture(scope="module")
+def part(bench: Callable[..., dict[str, Any]]) -> Callable[[str], ModuleType]:
+    """A module of scripts/benches by its name."""
+    return lambda name: importlib.import_module(f"deepnets.bench.{name}")
+
+
+def test_all_benches_are_tried_here(part: Callable[[str], ModuleType]) -> None:
+    assert set(BENCHES) == set(importlib.import_module("bench").BENCHES)
+
+
+@pytest.mark.parametrize("name", BENCHES)
+def test_each_bench_prints_and_writes_ratios(
+    bench: Callable[..., dict[str, Any]], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tables = bench(tmp_path / "figures.json", name, *BENCHES[name])
+    if name == "memory":
+        assert tables["memory of resnet32, batches of 128"]["candidates"]["recompute_segments"]["ratio_median"] > 1.3
+    printed = capsys.readouterr().out
+    for title, table in tables.items():
+        assert title in printed
+        first, *others = table["candidates"].values()
+        assert first["ratio_median"] == 1
+        assert others
+        for other in others:
+            assert other["ratio_median"] == pytest.approx(first["median"] / other["median"])
+
+
+def test_a_ratio_is_of_the_same_repeat(part: Callable[[str], ModuleType]) -> None:
+    figures = part("figures").Figures("speed", "images/s", {"a": [2.0, 8.0, 3.0], "b": [1.0, 2.0, 3.0]})
+    b = figures.summary()["b"]
+    assert (b["ratio_median"], b["ratio_low"], b["ratio_high"]) == (2, 1, 4)
+    assert (b["median"], b["low"], b["high"]) == (2, 1, 3)
+
+
+def test_candidates_take_turns_after_one_round_to_warm_up(part: Callable[[str], ModuleType]) -> None:
+    calls: list[str] = []
+    candidates = {name: lambda name=name: float(calls.append(name) or len(calls)) for name in "ab"}
+    assert part("turns").in_turns(candidates, 2) == {"a": [3, 6], "b": [4, 5]}
+    assert calls == ["a", "b", "a", "b", "b", "a"]
+
+
+def test_the_floor_is_the_arithmetic_of_a_training_step(part: Callable[[str], ModuleType]) -> None:
+    subject = part("subject").subject_of(["model=digits_resnet", "precision=fp32", "device=cpu"])
+    ours, floor = subject.training(), subject.training()
+    next(fit(ours))
+    next(part("floor").arithmetic(floor))
+    for expected, weight in zip(ours.model.parameters(), floor.model.parameters(), strict=True):
+        torch.testing.assert_close(weight, expected)
+
+
+def test_bytes_kept_are_the_activations_that_a_backward_pass_reads(part: Callable[[str], ModuleType]) -> None:
+    model = nn.Sequential(nn.Linear(30, 20), nn.ReLU(), nn.Linear(20, 10))
+    training = SimpleNamespace(model=model, precision=torch.float32, device=torch.device("cpu"))
+    # The first layer's input, and the ReLU's output, which is also the second layer's input.
+    assert part("floor").kept_bytes(training, torch.zeros(7, 30)) == 4 * 7 * (30 + 20)
+
+
+def test_the_least_bytes_grow_with_the_batch_and_the_parameters(part: Callable[[str], ModuleType]) -> None:
+    def moved(batch: int) -> int:
+        return part("floor").bytes_of(part("subject").subject_of([*TINY, "model=resnet20", f"batch_size={batch}"]))
+
+    subject = part("subject").subject_of([*TINY, "model=resnet20"])
+    parameters = sum(parameter.numel() for parameter in subject.training().model.parameters())
+    assert moved(32) - 24 * parameters == 2 * (moved(16) - 24 * parameters)
+
+
+def test_steps_without_end_are_iterations_only(part: Callable[[str], ModuleType]) -> None:
+    training = part("subject").subject_of([*TINY, "model=resnet20", "epochs=1"]).training()
+    steps = part("training").endless(training)
+    seen = [(next(steps).iteration, training.epoch, training.batch) for _ in range(6)]
+    assert seen == [(1, 0, 1), (2, 0, 2), (3, 0, 3), (4, 0, 4), (5, 1, 1), (6, 1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("name", "library", "extra"), [("plain", "torch", 0), ("timm", "timm", 0), ("lightning", "lightning", 3)]
+)
+def test_peers_train_as_many_iterations_as_they_are_asked(
+    part: Callable[[str], ModuleType], name: str, library: str, extra: int
+) -> None:
+    pytest.importorskip(library, reason=f"{library} is not installed: it is only compared with")
+    subject = part("subject").subject_of([*TINY, "model=resnet20"])
+    task = part("task").task_of(subject, subject.training().batches.split, 4, True, workers=0)
+    before = [parameter.clone() for parameter in task.model.parameters()]
+    assert part("task").bundled(name).prepare(task)(5) > 0
+    assert any(not torch.equal(a, b) for a, b in zip(before, task.model.parameters(), strict=True))
+    (norm, *_) = (module for module in task.model.modules() if isinstance(module, nn.BatchNorm2d))
+    assert norm.num_batches_tracked == 5 + extra  # 4 batches an epoch: it goes on into the next
+
+
+def test_a_peer_in_a_file_is_measured_and_absent_ones_are_named(
+    bench: Callable[..., dict[str, Any]],
+    part: Callable[[str], ModuleType],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "fast_peer.py").write_text(PEER)
+    monkeypatch.setitem(sys.modules, "timm", None)
+    monkeypatch.setitem(sys.modules, "deepnets.bench.peers.timm", None)
+    words = [*TINY, "--iterations", "1", "--peers", "timm", "--peer", str(tmp_path / "fast_peer.py")]
+    (table,) = bench(tmp_path / "figures.json", "training", *words).values()
+    assert table["candidates"]["fast_peer"]["median"] == pytest.approx(1600)
+    assert "timm" in table["absent"]["timm"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["training", *TINY, "--peers", "none", "--peer", "nowhere.py"], "--peer nowhere.py: no such file"),
+        (["training", *TINY, "--peers", "none", "--peer", __file__], "defines no prepare"),
+        (["ddp", *TINY, "--processes", "1"], "--processes 1: give 2 or more, among which a batch of 16"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    bench: Callable[..., dict[str, Any]], words: list[str], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError) as error:
+        bench(tmp_path / "figures.json", *words)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["training", "--peers", "keras"], "--peers: keras: choose from plain, timm, lightning, none"),
+        (["training", "--iterations", "0"], "--iterations: 0: give a whole number, 1 or more"),
+        (["evaluation", "--sizes", "10,x"], "--sizes: x: give a whole number, 1 or more"),
+        (["memory", "--modes", "none"], "--modes: none: choose from full, recompute_activations"),
+    ],
+)
+def test_wrong_values_are_refused_with_what_is_right(
+    bench: Callable[..., dict[str, Any]],
+    words: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        bench(tmp_path / "figures.json", *words)
+    assert message in capsys.readouterr().err

@@ -1,0 +1,139 @@
+"""The loop against the same training written out by hand."""
+
+import io
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from deepnets.data.batches import EvaluationBatches, TrainingBatches
+from deepnets.data.normalization import Normalization
+from deepnets.data.source import Split
+from deepnets.optimizer import sgd
+from deepnets.schedule import Plateau, Step
+from deepnets.training.fit import Training, fit
+from deepnets.training.metrics import Sums
+from deepnets.training.step import Kind
+
+CPU = torch.device("cpu")
+IMAGES = torch.randint(0, 256, (10, 4, 4, 1), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+LABELS = torch.arange(10) % 3
+
+
+def small_net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3))
+
+
+def training(iterations: int, schedule: Callable[[int], float] | None = None, step: Kind = "eager") -> Training:
+    """Batches of 4, 4 and 2 images; rate 0.5, without another schedule 0.05 from the middle on."""
+    split = Split(IMAGES, LABELS)
+    normalization = Normalization(torch.zeros(4, 4, 1), torch.full((4, 4, 1), 1 / 255))
+    model = small_net()
+    optimizer = sgd(model, lr=0.5, momentum=0.9, nesterov=True, weight_decay=0.01, decayed="all")
+    halves = Step(iterations, milestones=[1], of=2, factor=0.1, warmup_iterations=0, warmup_factor=1.0)
+    return Training(
+        model=model,
+        optimizer=optimizer,
+        schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, schedule or halves),
+        batches=TrainingBatches(split, normalization, pad=0, flip=False, batch_size=4, seed=0),
+        evaluated={"test": EvaluationBatches(split, normalization, batch_size=3)},
+        iterations=iterations,
+        device=CPU,
+        precision=torch.float32,
+        sums=Sums(CPU),
+        step=step,
+    )
+
+
+def by_hand(iterations: int, epochs: int) -> tuple[nn.Sequential, list[tuple[float, float, float, float]]]:
+    """Nesterov momentum written out, and (train loss, train error, test loss, test error) of each epoch."""
+    model, batches = small_net(), training(iterations).batches
+    velocity = [torch.zeros_like(parameter) for parameter in model.parameters()]
+    done, numbers = 0, []
+    for epoch in range(epochs):
+        model.train()
+        losses, wrong, seen = 0.0, 0, 0
+        for x, y in batches.epoch(epoch):
+            if done == iterations:
+                break
+            logits = model(x)
+            loss = cross_entropy(logits, y)
+            gradients = torch.autograd.grad(loss, list(model.parameters()))
+            rate = 0.5 if done < iterations // 2 else 0.05
+            with torch.no_grad():
+                for parameter, gradient, v in zip(model.parameters(), gradients, velocity, strict=True):
+                    gradient = gradient + 0.01 * parameter
+                    v.mul_(0.9).add_(gradient)
+                    parameter.sub_(rate * (gradient + 0.9 * v))
+            losses, seen = losses + loss.item() * len(y), seen + len(y)
+            wrong += (logits.argmax(1) != y).sum().item()
+            done += 1
+        model.eval()
+        with torch.no_grad():
+            logits = model(IMAGES.permute(0, 3, 1, 2) / 255)
+        test = (cross_entropy(logits, LABELS).item(), 100 * (logits.argmax(1) != LABELS).float().mean().item())
+        numbers.append((losses / seen, 100 * wrong / seen, *test))
+    return model, numbers
+
+
+def test_training_is_the_formula_with_short_batches_and_a_cut_epoch() -> None:
+    ours = training(iterations=8)
+    numbers = [
+        (*vars(state.completed["train"]).values(), *vars(state.completed["test"]).values())
+        for state in fit(ours)
+        if state.completed
+    ]
+    model, expected = by_hand(iterations=8, epochs=3)
+    assert ours.images == 10 + 10 + 8
+    torch.testing.assert_close(torch.tensor(numbers), torch.tensor(expected), rtol=1e-4, atol=1e-5)
+    for name, weight in model.state_dict().items():
+        torch.testing.assert_close(ours.model.state_dict()[name], weight, rtol=1e-4, atol=1e-5)
+
+
+def test_a_state_taken_anywhere_continues_to_the_same_weights() -> None:
+    whole = training(iterations=8)
+    files = [as_file(state.state_dict()) for state in fit(whole)]
+    assert len(files) == 8 + 3 * 4 + 3  # iterations, evaluated batches, epochs
+    for file in files:
+        resumed = training(iterations=8)
+        resumed.load_state_dict(torch.load(file, weights_only=True))
+        for _ in fit(resumed):
+            pass
+        for name, weight in whole.model.state_dict().items():
+            assert torch.equal(resumed.model.state_dict()[name], weight), name
+
+
+def test_a_schedule_that_observes_the_loss_continues_anywhere() -> None:
+    def plateau() -> Plateau:
+        return Plateau(18, window=1, patience=2, threshold=0.99, factor=0.5)  # every epoch is slow
+
+    whole, states = training(18, plateau()), []
+    for state in fit(whole):
+        states.append((as_file(state.state_dict()), state.learning_rate, state.optimizer.param_groups[0]["lr"]))
+    by_iteration = {
+        3: (0.5, 0.5),
+        9: (0.5, 0.5),
+        10: (0.5, 0.25),
+        11: (0.25, 0.25),
+        15: (0.25, 0.25),
+        18: (0.125, 0.125),
+    }
+    ends = {torch.load(file, weights_only=True)["iteration"]: rates for file, *rates in states}
+    assert {iteration: tuple(ends[iteration]) for iteration in by_iteration} == by_iteration
+    for file, *_ in states:
+        resumed = training(18, plateau())
+        file.seek(0)
+        resumed.load_state_dict(torch.load(file, weights_only=True))
+        rates = [state.learning_rate for state in fit(resumed)]
+        assert rates == [rate for _, rate, _ in states][len(states) - len(rates) :]
+        for name, weight in whole.model.state_dict().items():
+            assert torch.equal(resumed.model.state_dict()[name], weight), name
+
+
+def as_file(state: dict) -> io.BytesIO:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return file

@@ -1,0 +1,67 @@
+"""Devices and arithmetic."""
+
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from deepnets.config.schema import Precision
+from deepnets.errors import UserError
+from deepnets.training.hardware import choose_precision, describe, find_device
+
+CPU = torch.device("cpu")
+
+
+def test_automatic_choice_takes_the_first_gpu_or_the_cpu() -> None:
+    expected = torch.device("cuda", 0) if torch.cuda.is_available() else CPU
+    assert find_device("auto") == expected
+    assert find_device("cpu") == CPU
+
+
+@pytest.mark.parametrize("name", ["cuda:99", "abacus", "meta", "mps"])
+def test_a_device_that_is_not_there_is_told_with_those_that_are(name: str) -> None:
+    with pytest.raises(UserError, match=r"this machine.* has: cpu"):
+        find_device(name)
+
+
+def test_precision_is_as_asked_or_as_the_hardware_computes() -> None:
+    assert choose_precision(Precision.fp32, CPU) is torch.float32
+    assert choose_precision(Precision.bf16, CPU) is torch.bfloat16
+
+
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="reads the CPU's flags from Linux")
+def test_automatic_precision_is_bfloat16_where_the_cpu_computes_in_it() -> None:
+    flags = Path("/proc/cpuinfo").read_text()
+    native = "avx512_bf16" in flags or "amx_bf16" in flags
+    assert choose_precision(Precision.auto, CPU) is (torch.bfloat16 if native else torch.float32)
+
+
+def test_a_device_has_a_name() -> None:
+    assert describe(CPU)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc of glibc only")
+def test_memory_that_was_freed_is_used_again_without_new_pages() -> None:
+    code = """
+import resource, sys, torch
+from deepnets.hardware import keep_freed_memory
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    tensors = [torch.ones(2**22) for _ in range(8)]
+    del tensors
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+if "keep" in sys.argv:
+    keep_freed_memory()
+faults()
+print(faults())
+"""
+
+    def second_time(*arguments: str) -> int:
+        command = [sys.executable, "-c", code, *arguments]
+        return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+    # Not none: where something small took a freed chunk's end, one of the eight tensors no longer fits and moves.
+    assert second_time("keep") < second_time() // 2
