@@ -18,7 +18,7 @@ from torch import nn
 from deepnets.command import run_command
 from deepnets.config.compose import compose
 from deepnets.config.schema import Config
-from deepnets.distributed.world import surroundings
+from deepnets.distributed.world import world_from_env
 from deepnets.errors import UserError
 from deepnets.runs import checkpoint
 from deepnets.runs.console import describe_result
@@ -71,11 +71,11 @@ def main() -> int:
     folder, code = RunFolder(arguments.folder), 0
     try:
         result = run(folder, arguments.trust)
-        if surroundings().is_first:
+        if world_from_env().is_first:
             print(f"{folder}: {describe_result(result)}")
     except Interrupted as stop:
         code = 0 if folder.is_complete else stop.exit_code
-    if surroundings().size > 1:
+    if world_from_env().size > 1:
         # As the interpreter ends, a thread of gloo's that still holds a tensor would now and then abort the process.
         sys.stdout.flush()
         os._exit(code)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from deepnets.config.schema import Reported, Row, Sweep
+from deepnets.config.schema import Published, Row, Sweep
 from deepnets.launch.grid import launch
 from deepnets.results.read import read_runs
 from deepnets.results.table import tables_of
@@ -104,7 +104,7 @@ def _age(folder: RunFolder) -> None:
 def _publish(path: Path) -> None:
     """Let a paper print about the rows what leads to each of the verdicts."""
     errors = {name: [run.error for run in read_runs([path / name])] for name in ("identity", "none")}
-    reported = Reported(
+    reported = Published(
         statistic="median of 5",
         test_error={
             "identity": median(errors["identity"]),

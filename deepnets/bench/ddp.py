@@ -19,7 +19,7 @@ from deepnets.bench.subject import add_subject, chosen, subject_of, words_of
 from deepnets.bench.training import endless
 from deepnets.bench.turns import Candidates, Measurement, in_turns, seconds_of
 from deepnets.distributed.spawn import end_with_parent, start
-from deepnets.distributed.world import ALONE, World, joined, surroundings
+from deepnets.distributed.world import ALONE, World, joined, world_from_env
 from deepnets.errors import UserError
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import Training
@@ -81,7 +81,7 @@ def _told(percent: Sequence[float]) -> str:
 def measured(words: Sequence[str], threads: int, iterations: int, repeats: int) -> Measurement:
     """What each process does; seconds an iteration takes the slowest of those that train."""
     end_with_parent()
-    world = surroundings()
+    world = world_from_env()
     device = find_device(subject_of(words).config.device)
     if device.type == "cuda":
         device = find_device(f"cuda:{world.local_rank}")
@@ -101,8 +101,8 @@ def _candidates(words: Sequence[str], world: World, device: torch.device, thread
     steps = {id(one): endless(one) for one in (alone, strong, weak)}
 
     def pace(batches: Iterator) -> float:
-        world.wait()
-        return world.largest([seconds_of(batches, iterations, device) / iterations])[0]
+        world.barrier()
+        return world.all_reduce_max([seconds_of(batches, iterations, device) / iterations])[0]
 
     def one_process(count: int) -> float:
         torch.set_num_threads(count)

@@ -10,7 +10,7 @@ import time
 import torch
 
 from deepnets.analysis import lesion
-from deepnets.analysis.settling import settle
+from deepnets.analysis.recalibration import recalibrate_batchnorm
 from deepnets.analysis.walk import Walk, walk_of
 from deepnets.bench.figures import Figures
 from deepnets.bench.options import count
@@ -35,7 +35,7 @@ def measure(arguments: argparse.Namespace) -> list[Figures]:
     subject = chosen(arguments)
     model = build_model(list(subject.overrides)).eval().to(subject.device, memory_format=torch.channels_last)
     splits, walk = splits_of(dataset_of(subject.config), subject.device), walk_of(model)
-    settle(model, next(iter(_batches(splits, subject.config.evaluation_batch_size, SHARED)))[0])
+    recalibrate_batchnorm(model, next(iter(_batches(splits, subject.config.evaluation_batch_size, SHARED)))[0])
     precisions = dict.fromkeys((subject.precision, torch.float32))
     return [_in(precision, subject, splits, walk, arguments) for precision in precisions]
 

@@ -54,7 +54,7 @@ class Retry(Enum):
 
 
 @dataclass
-class Reported:
+class Published:
     """What a paper prints, in percent, by row; rows are named as folders are: the values of `Sweep.axes` with commas.
 
     `statistic` says what `test_error` is, as in "median of 5" or "single". An error is a number, `fail` (non-finite or
@@ -74,7 +74,7 @@ class Sweep:
     """A table: `axes` are the choices that name a row, `reported` is what the paper prints about the rows."""
 
     axes: list[str] = MISSING
-    reported: Reported = field(default_factory=Reported)
+    reported: Published = field(default_factory=Published)
 
 
 @dataclass

@@ -15,7 +15,7 @@ import torch
 from filelock import FileLock
 
 from deepnets.data.cache import cached, fingerprint
-from deepnets.data.source import Found, Split
+from deepnets.data.source import DataFiles, Split
 from deepnets.errors import UserError
 
 PATIENCE = 4.0  # seconds until a host that does not answer counts as unreachable
@@ -70,7 +70,7 @@ def obtain(archive: Archive, root: Path) -> None:
         raise UserError(_advice(archive, root, str(error))) from error
 
 
-def official(archive: Archive, root: Path, sizes: tuple[int, int]) -> Found:
+def official(archive: Archive, root: Path, sizes: tuple[int, int]) -> DataFiles:
     """The official archive of 32x32 colour images in `root`; `read` obtains it and verifies the checksums."""
 
     def read() -> tuple[Split, Split]:
@@ -80,7 +80,7 @@ def official(archive: Archive, root: Path, sizes: tuple[int, int]) -> Found:
         key = fingerprint(((path, s.st_size, s.st_mtime_ns) for path, s in stats), "official")
         return cached(root, f"deepnets-{archive.name}-{sizes[0]}.npz", key, lambda: _read(archive, root))
 
-    return Found(sizes, read, missing(archive, root))
+    return DataFiles(sizes, read, missing(archive, root))
 
 
 def missing(archive: Archive, root: Path) -> str | None:

@@ -48,7 +48,7 @@ class TrainingBatches:
         draws = _moved(self._draws(epoch), self.split.labels.device)  # the epoch's only copy from the host
         for number in range(start, len(self)):
             whole = draws[:, number * self.batch_size :][:, : self.batch_size]
-            order, mirrored, top, left = whole[:, self.world.share(whole.shape[1])]
+            order, mirrored, top, left = whole[:, self.world.shard(whole.shape[1])]
             batch = self.split.select(order)
             x = self.normalization(batch.images)
             if self.pad or self.flip:
@@ -72,7 +72,7 @@ class EvaluationBatches:
     def __init__(self, split: Split, normalization: Normalization, *, batch_size: int, world: World = ALONE) -> None:
         self.normalization, self.batch_size = normalization, batch_size
         self.largest_share = ceil(len(split) / world.size)
-        mine = world.share(len(split))
+        mine = world.shard(len(split))
         self.split = Split(split.images[mine], split.labels[mine])
 
     def __len__(self) -> int:

@@ -28,7 +28,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Found:
+class DataFiles:
     """The images in (train, test), and how to read both; what is unreadable is a `UserError`.
 
     Where a published set is not there, `missing` says so, and `read` downloads it first.
@@ -37,6 +37,9 @@ class Found:
     sizes: tuple[int, int]
     read: Callable[[], tuple[Split, Split]]
     missing: str | None = None
+
+
+Found = DataFiles  # the name that sources of users import
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,8 @@ class Source:
     name: str
     shape: tuple[int, int, int]
     classes: tuple[str, ...]
-    find: Callable[[], Found]
+    find: Callable[[], DataFiles]
 
     @cached_property
-    def found(self) -> Found:
+    def found(self) -> DataFiles:
         return self.find()

@@ -8,7 +8,7 @@ import torch
 
 from deepnets.data.archives import Archive, missing, obtain, official
 from deepnets.data.idx import find_idx, idx_shape, read_idx
-from deepnets.data.source import Found, Source, Split
+from deepnets.data.source import DataFiles, Source, Split
 from deepnets.data.trees import is_tree, tree
 from deepnets.errors import UserError
 
@@ -41,7 +41,7 @@ def digits(root: Path) -> Source:
         train_images, test_images, train_labels, test_labels = map(torch.from_numpy, halves)
         return Split(train_images, train_labels), Split(test_images, test_labels)
 
-    return Source("digits", (1, 8, 8), DIGITS, lambda: Found((1437, 360), read))
+    return Source("digits", (1, 8, 8), DIGITS, lambda: DataFiles((1437, 360), read))
 
 
 def mnist(root: Path) -> Source:
@@ -91,10 +91,10 @@ def synthetic(root: Path, *, classes: int, channels: int, size: int, train: int,
         return split(train, 1, patterns), split(test, 2, patterns)
 
     names = tuple(str(label) for label in range(classes))
-    return Source("synthetic", (channels, size, size), names, lambda: Found((train, test), read))
+    return Source("synthetic", (channels, size, size), names, lambda: DataFiles((train, test), read))
 
 
-def _find_mnist(root: Path) -> Found:
+def _find_mnist(root: Path) -> DataFiles:
     if (folder := _tree_in(root, "mnist")) is not None:
         return tree("mnist", folder, classes=10, shape=MNIST_SHAPE).found
     raw, own = root / "MNIST" / "raw", root / "mnist"
@@ -107,7 +107,7 @@ def _find_mnist(root: Path) -> Found:
             obtain(archive, root)
             return _find_mnist(root).read()
 
-        return Found((60_000, 10_000), download, missing(archive, root))
+        return DataFiles((60_000, 10_000), download, missing(archive, root))
     (train, *size), labels, (test, *test_size), test_labels = map(idx_shape, files)
     if (train, test) != (*labels, *test_labels) or not size == test_size == list(MNIST_SHAPE[1:]):
         raise UserError(f"the idx files in {files[0].parent} contradict each other or MNIST: replace or delete them")
@@ -118,10 +118,10 @@ def _find_mnist(root: Path) -> Found:
             raise UserError(f"the labels in {files[0].parent} are not all 0 to 9: replace or delete them")
         return Split(images[..., None], labels.long()), Split(test_images[..., None], test_labels.long())
 
-    return Found((train, test), read)
+    return DataFiles((train, test), read)
 
 
-def _find_cifar(root: Path, classes: int, unpacked: str) -> Found:
+def _find_cifar(root: Path, classes: int, unpacked: str) -> DataFiles:
     name, packed = f"cifar{classes}", f"cifar-{classes}-python.tar.gz"
     if (folder := _tree_in(root, name)) is not None:
         return tree(name, folder, classes=classes, shape=COLOUR_SHAPE).found
@@ -130,7 +130,7 @@ def _find_cifar(root: Path, classes: int, unpacked: str) -> Found:
     return official(archive, root, (50_000, 10_000))
 
 
-def _find_svhn(root: Path, extra: bool) -> Found:
+def _find_svhn(root: Path, extra: bool) -> DataFiles:
     training = ("train", "extra") if extra else ("train",)
     if (folder := _tree_in(root, "svhn")) is not None:
         return tree("svhn", folder, training=training, classes=10, shape=COLOUR_SHAPE).found

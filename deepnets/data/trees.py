@@ -9,7 +9,7 @@ import torch
 
 from deepnets.data.cache import cached, fingerprint
 from deepnets.data.decode import SUFFIXES, decode, shape_of
-from deepnets.data.source import Found, Source, Split
+from deepnets.data.source import DataFiles, Source, Split
 from deepnets.errors import UserError
 
 Files = dict[str, list[os.DirEntry[str]]]  # by class, both sorted by name
@@ -63,7 +63,7 @@ def tree(
 
     file = f"deepnets-{'-'.join(training)}{'' if size is None else f'-{size}'}.npz"
     held_out = sum(map(len, test.values()))
-    there = Found((len(found) - held_out, held_out), partial(cached, folder, file, key, read))
+    there = DataFiles((len(found) - held_out, held_out), partial(cached, folder, file, key, read))
     return Source(name, shape, names, lambda: there)
 
 

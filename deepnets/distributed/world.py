@@ -32,20 +32,20 @@ class World:
         """Whether this process is the one that writes."""
         return self.rank == 0
 
-    def share(self, count: int) -> slice:
+    def shard(self, count: int) -> slice:
         """This process's part of `count` things: contiguous, as equal as possible, the larger parts first."""
         each, rest = divmod(count, self.size)
         start = self.rank * each + min(self.rank, rest)
         return slice(start, start + each + (self.rank < rest))
 
-    def sum(self, values: Tensor) -> Tensor:
+    def all_reduce_sum(self, values: Tensor) -> Tensor:
         """Of `values` over all processes; does not wait for the device."""
         if self.size > 1:
             values = values.clone()
             dist.all_reduce(values)
         return values
 
-    def largest(self, values: list[float]) -> list[float]:
+    def all_reduce_max(self, values: list[float]) -> list[float]:
         """Of each value over all processes. Not for the device: this waits for the other processes."""
         if self.size == 1:
             return values
@@ -53,7 +53,7 @@ class World:
         dist.all_reduce(together, dist.ReduceOp.MAX)
         return together.tolist()
 
-    def gathered(self, values: Tensor) -> Tensor:
+    def all_gather(self, values: Tensor) -> Tensor:
         """`values` of every process, by rank: (size, *shape)."""
         if self.size == 1:
             return values[None]
@@ -61,13 +61,13 @@ class World:
         dist.all_gather(parts, values)
         return torch.stack(parts)
 
-    def spread(self, tensors: Iterator[Tensor]) -> None:
+    def broadcast(self, tensors: Iterator[Tensor]) -> None:
         """Give the tensors the values that they have in the first process."""
         if self.size > 1:
             for tensor in tensors:
                 dist.broadcast(tensor, src=0)
 
-    def shared(self, value: T) -> T:
+    def broadcast_object(self, value: T) -> T:
         """The `value` of the first process."""
         if self.size == 1:
             return value
@@ -75,9 +75,9 @@ class World:
         dist.broadcast_object_list(there, src=0, device=torch.device("cpu"))
         return there[0]
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """Until all processes are here."""
-        self.largest([0])
+        self.all_reduce_max([0])
 
     def replica(self, model: nn.Module, device: torch.device) -> nn.Module:
         """What training is to call: the model, which gets gradients that are the mean over all processes."""
@@ -96,7 +96,7 @@ class World:
 ALONE = World()
 
 
-def surroundings() -> World:
+def world_from_env() -> World:
     """What torchrun, or whoever started this process among others, has told it."""
     rank, size, local_rank = (int(os.environ.get(name, 0)) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     return World(rank, size, local_rank) if size > 1 else ALONE

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Column, Table
 
-from deepnets.runs.console import tell
+from deepnets.runs.console import print_line
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.status import state_of
 
@@ -34,8 +34,8 @@ def print_ending(
             row = str(folder.path.resolve().relative_to(grid))
             table.add_row(row, status, *("" if cell is None else f"{cell:.2f}" for cell in cells))
         Console(highlight=False).print(table)
-    tell(f"results      {RunFolder(together)}")
-    tell(f"TensorBoard  tensorboard --logdir {shlex.quote(str(RunFolder(grid)))}")
+    print_line(f"results      {RunFolder(together)}")
+    print_line(f"TensorBoard  tensorboard --logdir {shlex.quote(str(RunFolder(grid)))}")
     if failed:
         print("\n".join([f"{len(failed)} of {len(folders)} rows failed", *lines_of(failed)]), file=sys.stderr)
     return 1 if failed else 0

@@ -12,7 +12,7 @@ from deepnets.config.schema import Config, Row
 from deepnets.errors import UserError
 from deepnets.launch.ending import lines_of
 from deepnets.launch.launcher import Launcher
-from deepnets.runs.console import tell
+from deepnets.runs.console import print_line
 from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.naming import folders_of
 from deepnets.runs.revision import git_commit
@@ -47,7 +47,7 @@ def launch(rows: list[Row]) -> int:
                 folder.freeze(row.config, _origin(row))
         except Locked as error:  # another process is running it, and was checked to run the same,
             if row.config.overwrite:  # or else may leave behind what is not this row's
-                tell(f"{error}; left alone")
+                print_line(f"{error}; left alone")
                 continue
         ours.append(folder)
     return launcher.execute(ours, first) if ours else 0
@@ -73,7 +73,7 @@ def _check(row: Row, folder: RunFolder, launcher: Launcher) -> None:
     if row.config.overwrite or not folder.is_complete:
         check(launchable(row.config, launcher))
     elif folder.config.dataset.get("root") != row.config.dataset.get("root"):
-        tell(f"{folder}: was trained on the data in {folder.config.dataset.get('root')}")
+        print_line(f"{folder}: was trained on the data in {folder.config.dataset.get('root')}")
 
 
 def _origin(row: Row) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from deepnets.config.schema import Config
 from deepnets.errors import UserError
 from deepnets.launch.ending import lines_of, print_ending
-from deepnets.runs.console import describe_result, tell
+from deepnets.runs.console import describe_result, print_line
 from deepnets.runs.execute import run
 from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.grouping import groups_of
@@ -61,7 +61,7 @@ class _Execution:
         left = [folder for folder in self.folders if not folder.is_complete]
         groups, alone = groups_of(left, self.config.stacked, self.config.trusted_targets)
         if left and len(left) == len(alone):
-            tell("\n".join([f"stacked={self.config.stacked}: every row is trained alone", *lines_of(alone)]))
+            print_line("\n".join([f"stacked={self.config.stacked}: every row is trained alone", *lines_of(alone)]))
         complete = [[folder] for folder in self.folders if folder.is_complete]
         waiting = deque(sorted(complete + groups, key=lambda group: self.folders.index(group[0])))
         while waiting and not (self.failed and self.config.fail_fast):
@@ -74,9 +74,9 @@ class _Execution:
     def _train(self, folder: RunFolder) -> None:
         heading = self._heading(folder)
         if folder.is_complete:
-            tell(f"{heading}: already {describe_result(folder.result)}; nothing to train")
+            print_line(f"{heading}: already {describe_result(folder.result)}; nothing to train")
             return
-        tell(heading)
+        print_line(heading)
         try:
             self._note(folder, run(folder, self.config.trusted_targets))
         except Exception as error:
@@ -86,7 +86,7 @@ class _Execution:
 
     def _train_together(self, group: list[RunFolder]) -> list[list[RunFolder]]:
         """Those that were left out, to be trained alone."""
-        tell("\n".join([f"{len(group)} rows at once", *map(self._heading, group)]))
+        print_line("\n".join([f"{len(group)} rows at once", *map(self._heading, group)]))
         endings = run_together(group, self.config.trusted_targets)
         for folder, ending in endings.items():
             self._note(folder, ending)
@@ -99,11 +99,11 @@ class _Execution:
 
     def _note(self, folder: RunFolder, ending: dict[str, Any] | Exception) -> None:
         if isinstance(ending, Locked):
-            tell(f"{ending}; left alone")
+            print_line(f"{ending}; left alone")
             self.elsewhere.add(folder)
             return
         if not isinstance(ending, Exception):
-            tell(f"{folder}: {describe_result(ending)}")
+            print_line(f"{folder}: {describe_result(ending)}")
             return
         if isinstance(ending, UserError):
             print(f"error: {ending}", file=sys.stderr)

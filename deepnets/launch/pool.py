@@ -18,7 +18,7 @@ from deepnets.distributed.signals import SIGNALS, Interrupted, Interruption
 from deepnets.errors import UserError
 from deepnets.launch.child import note_crash, start
 from deepnets.launch.ending import print_ending
-from deepnets.runs.console import describe_result, tell
+from deepnets.runs.console import describe_result, print_line
 from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.watch import live_table
 from deepnets.training.hardware import find_device
@@ -60,7 +60,7 @@ class Pool:
         with Interruption() as interruption:
             try:
                 with live_table(folders, console) if has_display else nullcontext():
-                    while pool.is_going_on:
+                    while pool.in_progress:
                         pool.step()
                         if interruption.received:
                             pool.stop(interruption.received)
@@ -104,7 +104,7 @@ class _Execution:
         self.stopped_by: int | None = None
 
     @property
-    def is_going_on(self) -> bool:
+    def in_progress(self) -> bool:
         return bool(self.waiting or self.running)
 
     def step(self) -> None:
@@ -135,7 +135,7 @@ class _Execution:
         """Whether nothing is left to do for the row but to wait for its end; False when it must wait for devices."""
         heading = f"[{self.folders.index(folder) + 1}/{len(self.folders)}] {folder}"
         if folder.is_complete:
-            tell(f"{heading}: already {describe_result(folder.result)}; nothing to train")
+            print_line(f"{heading}: already {describe_result(folder.result)}; nothing to train")
             return True
         wanted = folder.config.devices if self.has_gpus else 1  # all processes of a run share the CPU
         devices = [device for device, shares in self.free.most_common() if shares][:wanted]
@@ -144,7 +144,7 @@ class _Execution:
         try:
             folder.forget_failure()
         except Locked as error:
-            tell(f"{error}; left alone")
+            print_line(f"{error}; left alone")
             self.elsewhere.add(folder)
             return True
         environment = {**os.environ, "OMP_NUM_THREADS": str(self.threads * len(devices))}
@@ -152,7 +152,7 @@ class _Execution:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(sorted(devices))
         self.free.subtract(devices)
         self.running.append(_Child(folder, start(folder, self.config.trusted_targets, environment), devices))
-        tell(heading + (f" on GPU {', '.join(sorted(devices))}" if devices != [None] else ""))
+        print_line(heading + (f" on GPU {', '.join(sorted(devices))}" if devices != [None] else ""))
         return True
 
     def _end(self, folder: RunFolder, code: int) -> None:
@@ -163,10 +163,10 @@ class _Execution:
                 try:
                     self.failed[folder] = note_crash(folder, code)
                 except Locked as error:  # taken between our look and the child's start
-                    tell(f"{error}; left alone")
+                    print_line(f"{error}; left alone")
                     self.elsewhere.add(folder)
         if folder.is_complete:
-            tell(f"{folder}: {describe_result(folder.result)}")
+            print_line(f"{folder}: {describe_result(folder.result)}")
         elif folder.result:
             self.failed[folder] = folder.result["reason"]
         if folder in self.failed:

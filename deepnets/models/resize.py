@@ -31,7 +31,7 @@ class ZeroPadding(nn.Module):
 
 
 @dataclass(frozen=True)
-class Ends:
+class ShortcutShape:
     """The two ends of a shortcut: x with `inputs` channels, and F(x), behind the branch's `convs`, with `outputs`.
 
     Raises ValueError for another `resize`, and when zero padding would have to remove channels.
@@ -72,3 +72,6 @@ class Ends:
     def projected(self) -> nn.Module:
         """Wx, a 1x1 convolution (and what follows it in F's last layer)."""
         return self.layers.sequence(self.projection, self.inputs, [Conv(self.outputs, kernel=1, stride=self.stride)])
+
+
+Ends = ShortcutShape  # the name that shortcuts of users import

@@ -22,7 +22,7 @@ class ResNet(nn.Module):
     He et al. 2015, section 4; 2016, sections 3 to 5.
 
     Raises ValueError for sizes below 1, survival or looks_linear where it makes no sense, and what units_of_stages,
-    Ordering, Block, Layers and Ends refuse.
+    Ordering, Block, Layers and ShortcutShape refuse.
     """
 
     def __init__(

@@ -8,13 +8,13 @@ from torch.nn.functional import dropout
 
 from deepnets.models.batchnorm import GhostBatchNorm
 from deepnets.models.layers import Conv
-from deepnets.models.resize import Ends
+from deepnets.models.resize import ShortcutShape
 
 
 class Identity(nn.Module):
     """y = x + r: He et al. 2015, Eq. 1; 2016, Fig. 2(a)."""
 
-    def __init__(self, *, ends: Ends) -> None:
+    def __init__(self, *, ends: ShortcutShape) -> None:
         super().__init__()
         self.resize = ends.resized()
 
@@ -25,7 +25,7 @@ class Identity(nn.Module):
 class Scaled(nn.Module):
     """y = a x + b r with constants a and b; (0, 1) is the plain net: He et al. 2016, Fig. 2(b)."""
 
-    def __init__(self, *, shortcut_scale: float, branch_scale: float, ends: Ends) -> None:
+    def __init__(self, *, shortcut_scale: float, branch_scale: float, ends: ShortcutShape) -> None:
         super().__init__()
         self.shortcut_scale = shortcut_scale
         self.branch_scale = branch_scale
@@ -52,7 +52,9 @@ class Gated(nn.Module):
     layer of Srivastava et al. 2015. Raises ValueError for an even kernel.
     """
 
-    def __init__(self, *, bias: float, exclusive: bool, kernel: int | None, batchnorm: bool, ends: Ends) -> None:
+    def __init__(
+        self, *, bias: float, exclusive: bool, kernel: int | None, batchnorm: bool, ends: ShortcutShape
+    ) -> None:
         super().__init__()
         if kernel is not None and (kernel < 1 or kernel % 2 == 0):
             raise ValueError(f"a gate's kernel is {kernel}; it must be odd and positive, or null for the branch's own")
@@ -82,7 +84,7 @@ class Gated(nn.Module):
 class Projected(nn.Module):
     """y = W x + r in every unit: option C of He et al. 2015, 3.3; the 1x1 conv shortcut of 2016, Fig. 2(e)."""
 
-    def __init__(self, *, ends: Ends) -> None:
+    def __init__(self, *, ends: ShortcutShape) -> None:
         super().__init__()
         self.projection = ends.projected()
 
@@ -97,7 +99,7 @@ class Dropped(nn.Module):
     Inverted dropout, PyTorch's and Caffe's, scales the survivors up instead, so that E[dropout(x)] = x.
     """
 
-    def __init__(self, *, rate: float, inverted: bool, ends: Ends) -> None:
+    def __init__(self, *, rate: float, inverted: bool, ends: ShortcutShape) -> None:
         super().__init__()
         if not 0 <= rate < 1:
             raise ValueError(f"dropout rate is {rate}; it must be at least 0 and below 1")

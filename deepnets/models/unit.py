@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from deepnets.models.layers import Conv, Layers, channels_behind
 from deepnets.models.ordering import Ordering
 from deepnets.models.recomputation import Branch
-from deepnets.models.resize import Ends, Resize
+from deepnets.models.resize import Resize, ShortcutShape
 from deepnets.models.shortcuts import Scaled
 
 
@@ -84,7 +84,7 @@ class UnitDesign:
         before = () if activated else before
         split = channels_behind(before, inputs)
         outputs = channels_behind(branch, split, convs)
-        ends = Ends(split, outputs, tuple(convs), self.resize, self.ordering.projection, self.layers)
+        ends = ShortcutShape(split, outputs, tuple(convs), self.resize, self.ordering.projection, self.layers)
         return Unit(
             before=self.layers.sequence(before, inputs),
             branch=Branch(*self.layers.sequence(branch, split, convs)),

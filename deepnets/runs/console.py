@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 
-def tell(line: str) -> None:
+def print_line(line: str) -> None:
     """Print a line at once; where the reader of our output has left, what we do goes on."""
     try:
         print(line, flush=True)

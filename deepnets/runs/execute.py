@@ -12,7 +12,7 @@ from typing import Any
 from deepnets.config.schema import Config
 from deepnets.distributed.signals import Interrupted, Interruption
 from deepnets.distributed.spawn import ProcessFailed, end_with_parent, start
-from deepnets.distributed.world import World, joined, lost_another, surroundings
+from deepnets.distributed.world import World, joined, lost_another, world_from_env
 from deepnets.errors import UserError
 from deepnets.runs.execution import Execution, train
 from deepnets.runs.folder import Locked, RunFolder
@@ -37,7 +37,7 @@ def run(folder: RunFolder, trusted: Sequence[str] = ()) -> dict[str, Any]:
     """
     if folder.is_complete:
         return folder.result
-    config, world = replace(folder.config, trusted_targets=list(trusted)), surroundings()
+    config, world = replace(folder.config, trusted_targets=list(trusted)), world_from_env()
     if world.size == 1 < config.devices:
         return _run_in_processes(folder, config)
     if world.size != config.devices:
@@ -94,16 +94,16 @@ def _take_part(
             of_run.enter_context(folder.lock(STARTING_SECONDS))
         except Locked as error:
             locked = error
-    if locked := world.shared(locked):
+    if locked := world.broadcast_object(locked):
         raise locked
-    if world.shared(folder.is_complete):  # by another process, a moment ago
-        return world.shared(folder.result)
+    if world.broadcast_object(folder.is_complete):  # by another process, a moment ago
+        return world.broadcast_object(folder.result)
     if world.is_first:
         (folder.path / "result.json").unlink(missing_ok=True)
         heartbeat = of_run.enter_context(Heartbeat(folder))
     execution = Execution(folder, config, world, device, heartbeat, of_run)
     train([execution], fit(execution.training), interruption)
-    return world.shared(execution.result)
+    return world.broadcast_object(execution.result)
 
 
 def _run_in_processes(folder: RunFolder, config: Config) -> dict[str, Any]:

@@ -45,10 +45,12 @@ class Execution:
         name: str | None = None,
     ) -> None:
         self.folder, self.config, self.heartbeat, self.held, self.name = folder, config, heartbeat, held, name
-        saved, damaged = world.shared(_loaded(folder) if world.is_first else ({}, {}))
+        saved, damaged = world.broadcast_object(_loaded(folder) if world.is_first else ({}, {}))
         _read_in_turn(config, world, device)
         # Older checkpoints know of no other step.
-        self.frozen = {"step": "eager", **saved["frozen"]} if saved else world.shared(environment_of(config, device))
+        self.frozen = (
+            {"step": "eager", **saved["frozen"]} if saved else world.broadcast_object(environment_of(config, device))
+        )
         if saved and (difference := differing(self.frozen["data"], data_of(config, device))):
             raise UserError(f"{folder}: began on other data than those in {config.dataset.get('root')}: {difference}")
         torch.set_num_threads(self.frozen["threads"])
@@ -149,7 +151,7 @@ def train(
             each(Execution.save)
             decide.saved_at = time.monotonic()
         if stop:
-            world.wait()  # for the first to have saved: the end of one process can be the end of all
+            world.barrier()  # for the first to have saved: the end of one process can be the end of all
             raise Interrupted(stop)
     each(Execution.finish)
 
@@ -169,10 +171,10 @@ def _loaded(folder: RunFolder) -> tuple[dict[str, Any] | None, dict[str, str]]:
 def _read_in_turn(config: Config, world: World, device: torch.device) -> None:
     """The first process of each machine downloads and decodes; the others find it done."""
     if world.local_rank:
-        world.wait()
+        world.barrier()
     splits_of(dataset_of(config), device)
     if not world.local_rank:
-        world.wait()
+        world.barrier()
 
 
 def _is_non_finite(state: Training) -> bool:
@@ -181,7 +183,7 @@ def _is_non_finite(state: Training) -> bool:
         return not all(math.isfinite(mean.loss) for mean in state.completed.values())
     if state.iteration % FINITE_CHECK_ITERATIONS:
         return False
-    return not state.world.sum(state.sums.values[0]).isfinite().item()
+    return not state.world.all_reduce_sum(state.sums.values[0]).isfinite().item()
 
 
 def _progress(training: Training, log: Log) -> Progress:

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from deepnets.config.schema import Config
 from deepnets.monitor.dashboard import Dashboard
-from deepnets.runs.console import duration, tell
+from deepnets.runs.console import duration, print_line
 from deepnets.runs.folder import RunFolder, write_atomically
 from deepnets.training.fit import Training
 
@@ -142,7 +142,7 @@ class Log:
             file.write(line + "\n")
 
     def _print(self, line: str) -> None:
-        tell(self.prefix + line)
+        print_line(self.prefix + line)
 
     def time_left(self, training: Training) -> float:
         """Seconds to the end of the budget at the pace of this execution."""

@@ -75,7 +75,7 @@ class Training:
     def end_step(self, total: Tensor) -> None:
         """Count a batch that the optimiser and the sums have seen; `total` is its loss over this process's images."""
         count = self.batches.images_in(self.batch)
-        self.loss = self.world.sum(total) / count
+        self.loss = self.world.all_reduce_sum(total) / count
         self.iteration += 1
         self.batch += 1
         self.images += count
@@ -90,7 +90,7 @@ class Training:
         self.sums.values.zero_()
 
     @property
-    def is_going_on(self) -> bool:
+    def in_progress(self) -> bool:
         """Whether the budget or an epoch has not ended."""
         return self.iteration < self.iterations or self.batch > 0
 
@@ -109,10 +109,10 @@ class Training:
             "epoch": self.epoch,
             "batch": self.batch,
             "images": self.images,
-            "sums": self.world.gathered(self.sums.values),
+            "sums": self.world.all_gather(self.sums.values),
             "survival": self._survival.get_state() if self._survival else None,
-            "random": self.world.gathered(torch.get_rng_state()),
-            "random_cuda": self.world.gathered(torch.cuda.get_rng_state(self.device)) if on_gpu else None,
+            "random": self.world.all_gather(torch.get_rng_state()),
+            "random_cuda": self.world.all_gather(torch.cuda.get_rng_state(self.device)) if on_gpu else None,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -139,14 +139,16 @@ def fit(training: Training) -> Iterator[Training]:
     nothing here waits for it except the end of an epoch. A budget that ends within an epoch ends that epoch.
     """
     t = training
-    while t.is_going_on:
+    while t.in_progress:
         t.model.train()
         for images, labels in t.batches.epoch(t.epoch, start=t.batch):
             if t.iteration == t.iterations:
                 break
             _step(t, images, labels)
             yield t
-        t.world.spread(t.model.buffers())  # each process has its own running statistics; the first one's are the net's
+        t.world.broadcast(
+            t.model.buffers()
+        )  # each process has its own running statistics; the first one's are the net's
         evaluated = {}
         for name, batches in t.evaluated.items():
             sums = Sums(t.device)

@@ -25,7 +25,7 @@ class Sums:
 
     def mean(self, world: World = ALONE) -> "Mean":
         """The means so far, over all processes of `world`, by default over this one's. Waits for the device."""
-        loss, wrong, images = world.sum(self.values).tolist()
+        loss, wrong, images = world.all_reduce_sum(self.values).tolist()
         return Mean(loss=loss / max(images, 1), error=100 * wrong / max(images, 1))
 
 

@@ -98,7 +98,7 @@ class Stack:
 def fit_together(stack: Stack) -> Iterator[None]:
     """`fit` of all trainings of the stack; yields whenever each of them stands where `fit` would yield it."""
     trainings, first = stack.trainings, stack.trainings[0]
-    while first.is_going_on:
+    while first.in_progress:
         epochs = [training.batches.epoch(training.epoch, start=training.batch) for training in trainings]
         for batches in zip(*epochs, strict=True):
             if first.iteration == first.iterations:

@@ -17,7 +17,7 @@ import torchvision
 
 from deepnets.data import archives
 from deepnets.data.archives import Archive, official
-from deepnets.data.source import Found
+from deepnets.data.source import DataFiles
 from deepnets.errors import UserError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 10, 3, 32, 32), dtype=np.uint8)  # batch, image, C, H, W
@@ -63,7 +63,7 @@ def server(packed: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     http.server_close()
 
 
-def cifar(root: Path, url: str = DEAD) -> Found:
+def cifar(root: Path, url: str = DEAD) -> DataFiles:
     archive = Archive(
         "cifar10",
         url,
@@ -76,7 +76,7 @@ def cifar(root: Path, url: str = DEAD) -> Found:
     return official(archive, root, (50, 10))
 
 
-def assert_read(source: Found) -> None:
+def assert_read(source: DataFiles) -> None:
     train, test = source.read()
     assert np.array_equal(train.images, PIXELS[:5].reshape(50, 3, 32, 32).transpose(0, 2, 3, 1))
     assert np.array_equal(test.images, PIXELS[5].transpose(0, 2, 3, 1))
@@ -118,7 +118,7 @@ def test_the_second_start_needs_no_torchvision(packed: Path, monkeypatch: pytest
 
 
 def test_two_threads_that_download_at_once_both_read(server: str, tmp_path: Path) -> None:
-    sources: list[Found] = []
+    sources: list[DataFiles] = []
     threads = [threading.Thread(target=lambda: sources.append(cifar(tmp_path / "root", server))) for _ in range(2)]
     for thread in threads:
         thread.start()

@@ -15,7 +15,7 @@ import torch
 
 from deepnets.config.schema import Config
 from deepnets.distributed.spawn import start
-from deepnets.distributed.world import ALONE, World, joined, surroundings
+from deepnets.distributed.world import ALONE, World, joined, world_from_env
 from deepnets.runs import checkpoint
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
@@ -53,7 +53,7 @@ def trained(config: Config, world: World) -> dict[str, Any]:
 def part(configs: list[Config]) -> list[dict[str, Any]]:
     """What each of two processes does in the tests of numbers: one start serves them all."""
     torch.set_num_threads(1)
-    world = surroundings()
+    world = world_from_env()
     with joined(world, CPU):
         return [trained(config, world) for config in configs]
 

@@ -6,7 +6,7 @@ import torch
 from deepnets.data.batches import EvaluationBatches, TrainingBatches
 from deepnets.data.normalization import fit
 from deepnets.data.source import Split
-from deepnets.distributed.world import ALONE, World, lost_another, surroundings
+from deepnets.distributed.world import ALONE, World, lost_another, world_from_env
 from deepnets.errors import UserError
 from deepnets.training.assembly import prepare
 from deepnets.training.checks import check_settings
@@ -17,7 +17,7 @@ SPLIT = Split(torch.arange(29 * 4, dtype=torch.uint8).view(29, 2, 2, 1), torch.a
 
 @pytest.mark.parametrize(("count", "size"), [(128, 2), (29, 2), (29, 3), (7, 8), (0, 3), (16, 1)])
 def test_shares_are_contiguous_and_near_equal_the_larger_first(count: int, size: int) -> None:
-    shares = [World(rank, size).share(count) for rank in range(size)]
+    shares = [World(rank, size).shard(count) for rank in range(size)]
     assert [index for share in shares for index in range(count)[share]] == list(range(count))
     lengths = [len(range(count)[share]) for share in shares]
     assert max(lengths) - min(lengths) <= 1
@@ -50,12 +50,12 @@ def test_every_image_is_evaluated_once_in_as_many_batches_by_all(size: int, batc
 
 
 def test_the_environment_tells_which_process_this_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert surroundings() == ALONE
+    assert world_from_env() == ALONE
     for name, value in (("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1")):
         monkeypatch.setenv(name, value)
-    assert surroundings() == World(rank=5, size=8, local_rank=1)
+    assert world_from_env() == World(rank=5, size=8, local_rank=1)
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert surroundings() == ALONE
+    assert world_from_env() == ALONE
 
 
 def test_the_loss_of_another_process_is_told_from_an_error_of_ones_own() -> None:

@@ -180,7 +180,7 @@ def test_a_row_of_several_gpus_takes_a_share_of_each(
     taken = []
 
     class Started:
-        """Ends at the second look."""
+        """ShortcutShape at the second look."""
 
         returncode = 1
 
@@ -200,7 +200,7 @@ def test_a_row_of_several_gpus_takes_a_share_of_each(
     execution = pool._Execution(folders, replace(row(tmp_path).config, runs_per_device=1))
     execution.has_gpus = True
     together = []
-    while execution.is_going_on:
+    while execution.in_progress:
         execution.step()
         together.append([child.folder.path.name for child in execution.running])
     assert taken == [("a", "3,5"), ("b", "7"), ("c", "3,5"), ("d", "3,5,7")]

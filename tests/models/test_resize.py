@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from deepnets.models.layers import Conv, Layers
-from deepnets.models.resize import Ends, ZeroPadding
+from deepnets.models.resize import ShortcutShape, ZeroPadding
 
 LAYERS = Layers(conv_bias=False, batchnorm_images=None)
 
@@ -17,7 +17,7 @@ def test_option_a_keeps_every_second_pixel_and_puts_zeros_behind() -> None:
 
 
 def test_average_pooling_keeps_the_mean_of_four_pixels() -> None:
-    resized = Ends(1, 2, (Conv(2, 3, 2),), "average_pooling", ("conv",), LAYERS).resized()
+    resized = ShortcutShape(1, 2, (Conv(2, 3, 2),), "average_pooling", ("conv",), LAYERS).resized()
     x = torch.arange(1.0, 13.0).view(1, 1, 3, 4)
     assert torch.equal(resized(x)[0], torch.tensor([[[3.5, 5.5], [9.5, 11.5]], [[0, 0], [0, 0]]]))
 
@@ -32,14 +32,14 @@ def test_option_a_stays_channels_last_forward_and_backward(extra: int) -> None:
 
 
 def test_nothing_is_resized_where_the_shapes_agree() -> None:
-    assert isinstance(Ends(4, 4, (Conv(4, 3, 1),), "projection", ("conv",), LAYERS).resized(), nn.Identity)
+    assert isinstance(ShortcutShape(4, 4, (Conv(4, 3, 1),), "projection", ("conv",), LAYERS).resized(), nn.Identity)
 
 
 def test_zero_padding_cannot_remove_channels() -> None:
     with pytest.raises(ValueError, match=r"zero padding cannot bring 8 channels to 4.*projection"):
-        Ends(8, 4, (Conv(4, 3, 1),), "zero_padding", ("conv",), LAYERS).resized()
+        ShortcutShape(8, 4, (Conv(4, 3, 1),), "zero_padding", ("conv",), LAYERS).resized()
 
 
 def test_an_unknown_resize_is_refused() -> None:
     with pytest.raises(ValueError, match="resize is 'pad'; choose zero_padding, average_pooling or projection"):
-        Ends(4, 8, (Conv(8, 3, 2),), "pad", ("conv",), LAYERS).resized()
+        ShortcutShape(4, 8, (Conv(8, 3, 2),), "pad", ("conv",), LAYERS).resized()

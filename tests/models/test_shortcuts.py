@@ -9,17 +9,21 @@ from torch import Tensor, nn
 from torch.nn.functional import batch_norm, conv2d
 
 from deepnets.models.layers import Conv, Layers
-from deepnets.models.resize import Ends
+from deepnets.models.resize import ShortcutShape
 from deepnets.models.resnet import ResNet
 from deepnets.models.shortcuts import Dropped, Gated, Identity, Projected, Scaled
 
 LAYERS = Layers(conv_bias=False, batchnorm_images=None)
-SAME = Ends(6, 6, (Conv(6, 3, 1), Conv(6, 3, 1)), resize="zero_padding", projection=("conv", "bn"), layers=LAYERS)
-HALVED = Ends(4, 6, (Conv(6, 3, 2), Conv(6, 3, 1)), resize="zero_padding", projection=("conv", "bn"), layers=LAYERS)
+SAME = ShortcutShape(
+    6, 6, (Conv(6, 3, 1), Conv(6, 3, 1)), resize="zero_padding", projection=("conv", "bn"), layers=LAYERS
+)
+HALVED = ShortcutShape(
+    4, 6, (Conv(6, 3, 2), Conv(6, 3, 1)), resize="zero_padding", projection=("conv", "bn"), layers=LAYERS
+)
 BOTH = pytest.mark.parametrize("ends", [SAME, HALVED], ids=["same shape", "halved"])
 
 
-def x_and_r(ends: Ends) -> tuple[Tensor, Tensor]:
+def x_and_r(ends: ShortcutShape) -> tuple[Tensor, Tensor]:
     torch.manual_seed(0)
     return torch.randn(3, ends.inputs, 8, 8), torch.randn(3, ends.outputs, 8 // ends.stride, 8 // ends.stride)
 
@@ -30,14 +34,14 @@ def padded(x: Tensor, r: Tensor) -> Tensor:
 
 
 @BOTH
-def test_identity(ends: Ends) -> None:
+def test_identity(ends: ShortcutShape) -> None:
     x, r = x_and_r(ends)
     torch.testing.assert_close(Identity(ends=ends)(x, r), padded(x, r) + r)
 
 
 @BOTH
 @pytest.mark.parametrize(("a", "b"), [(0.0, 1.0), (0.5, 1.0), (0.5, 0.5), (0.0, 0.25)])
-def test_scaled(ends: Ends, a: float, b: float) -> None:
+def test_scaled(ends: ShortcutShape, a: float, b: float) -> None:
     x, r = x_and_r(ends)
     y = Scaled(shortcut_scale=a, branch_scale=b, ends=ends)(x, r)
     torch.testing.assert_close(y, a * padded(x, r) + b * r)
@@ -45,7 +49,7 @@ def test_scaled(ends: Ends, a: float, b: float) -> None:
 
 @BOTH
 @pytest.mark.parametrize("exclusive", [True, False])
-def test_gated(ends: Ends, exclusive: bool) -> None:
+def test_gated(ends: ShortcutShape, exclusive: bool) -> None:
     x, r = x_and_r(ends)
     shortcut = Gated(bias=-1.0, exclusive=exclusive, kernel=1, batchnorm=False, ends=ends)
     conv = shortcut.gate[0]
@@ -55,7 +59,7 @@ def test_gated(ends: Ends, exclusive: bool) -> None:
 
 
 @BOTH
-def test_a_gate_like_its_branch(ends: Ends) -> None:
+def test_a_gate_like_its_branch(ends: ShortcutShape) -> None:
     x, r = x_and_r(ends)
     shortcut = Gated(bias=-6.0, exclusive=True, kernel=None, batchnorm=True, ends=ends)
     shortcut.reset_bias()
@@ -79,7 +83,7 @@ def test_an_even_gate_is_refused(kernel: int) -> None:
 def test_a_nearly_closed_gate_survives_bfloat16() -> None:
     """1 - sigmoid(-6) is 0.9975; rounded to bfloat16 by itself it would be 0.9961: 0.81, not 0.87, in 54 units."""
     torch.manual_seed(0)
-    ends = Ends(1, 1, (Conv(1, 3, 1),), resize="zero_padding", projection=("conv",), layers=LAYERS)
+    ends = ShortcutShape(1, 1, (Conv(1, 3, 1),), resize="zero_padding", projection=("conv",), layers=LAYERS)
     for exclusive in (True, False):
         shortcut = Gated(bias=-6.0, exclusive=exclusive, kernel=1, batchnorm=False, ends=ends)
         nn.init.zeros_(shortcut.gate[0].weight)
@@ -92,7 +96,7 @@ def test_a_nearly_closed_gate_survives_bfloat16() -> None:
 
 
 @BOTH
-def test_projected_is_a_1x1_convolution_and_bn_even_where_the_shape_agrees(ends: Ends) -> None:
+def test_projected_is_a_1x1_convolution_and_bn_even_where_the_shape_agrees(ends: ShortcutShape) -> None:
     x, r = x_and_r(ends)
     shortcut = Projected(ends=ends).eval()
     conv, bn = shortcut.projection
@@ -105,7 +109,7 @@ def test_projected_is_a_1x1_convolution_and_bn_even_where_the_shape_agrees(ends:
 
 @BOTH
 @pytest.mark.parametrize(("inverted", "survivor", "at_test"), [(False, 1.0, 0.75), (True, 4 / 3, 1.0)])
-def test_dropped(ends: Ends, inverted: bool, survivor: float, at_test: float) -> None:
+def test_dropped(ends: ShortcutShape, inverted: bool, survivor: float, at_test: float) -> None:
     x, r = x_and_r(ends)
     shortcut = Dropped(rate=0.25, inverted=inverted, ends=ends)
     h = padded(x, r)
@@ -117,7 +121,9 @@ def test_dropped(ends: Ends, inverted: bool, survivor: float, at_test: float) ->
 
 
 def test_a_plain_net_has_no_projection_that_never_learns() -> None:
-    ends = Ends(4, 6, (Conv(6, 3, 2), Conv(6, 3, 1)), resize="projection", projection=("conv", "bn"), layers=LAYERS)
+    ends = ShortcutShape(
+        4, 6, (Conv(6, 3, 2), Conv(6, 3, 1)), resize="projection", projection=("conv", "bn"), layers=LAYERS
+    )
     assert list(Scaled(shortcut_scale=0.0, branch_scale=1.0, ends=ends).parameters()) == []
 
 

@@ -177,7 +177,7 @@ def test_a_state_taken_anywhere_continues_elsewhere_and_in_place(step: str, opti
     changes = [f"optimizer={optimizer}", "optimizer.lr=0.0078125", "model/shortcut=dropout", f"step={step}"]
     whole, file = prepared("cuda:0", *changes), io.BytesIO()
     for state in fit(whole):
-        if state.iteration == EPOCH + 3 and not file.tell():  # between two replays
+        if state.iteration == EPOCH + 3 and not file.print_line():  # between two replays
             torch.save(state.state_dict(), file)
     expected = {name: value.clone() for name, value in whole.model.state_dict().items()}
     for resumed in (prepared("cuda:0", *changes), whole):  # `whole` has a graph that holds its former tensors

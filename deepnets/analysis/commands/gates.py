@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         outcome.figure("blocks", _four_panels(panels))
         if shown:
             outcome.figure("routing", _routing_figure({subject.classes[label]: routing[label] for label in shown}))
-        outcome.tell(_finding(subject, walk.units[0].shortcut.bias, bias, mean, routing[images > 0]))
+        outcome.print_line(_finding(subject, walk.units[0].shortcut.bias, bias, mean, routing[images > 0]))
     return 0
 
 

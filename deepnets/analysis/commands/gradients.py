@@ -55,13 +55,13 @@ def run(arguments: argparse.Namespace) -> int:
         states = [state for subject, label in pairs for state in _states(subject, label, arguments)]
         _write_states(states, outcome)
         for subject in subjects:
-            outcome.tell(_finding(subject, [state for state in states if state.run == subject.name]))
+            outcome.print_line(_finding(subject, [state for state in states if state.run == subject.name]))
         if arguments.epochs > 0:
             _follow(subjects[0], arguments, outcome)
         try:
             compare(subjects[0], orderings, sizes, arguments, outcome)
         except UserError as error:
-            outcome.tell(f"orderings are not compared: {error}")
+            outcome.print_line(f"orderings are not compared: {error}")
     return 0
 
 
@@ -165,7 +165,7 @@ def _follow(subject: Subject, arguments: argparse.Namespace, outcome: Outcome) -
     outcome.table("training", {"epoch": epoch.ravel(), "unit": unit.ravel() + 1, "gradient_norm": norms.ravel()})
     outcome.figure("training", figures.training(norms))
     ratios = [first_to_last(row) for row in norms]
-    outcome.tell(
+    outcome.print_line(
         f"{subject.name}: in {len(norms) - 1} epochs that ratio went from {ratios[0]:.3g} to {ratios[-1]:.3g}, "
         f"between {min(ratios):.3g} and {max(ratios):.3g}"
     )

@@ -48,9 +48,9 @@ def run(arguments: argparse.Namespace) -> int:
     with Outcome("lesion", subjects[0].folder, arguments) as outcome:
         for part, chosen in able.items():
             for finding in PARTS[part](chosen, outcome, arguments) if chosen else ():
-                outcome.tell(finding)
+                outcome.print_line(finding)
         for reason in left_out:
-            outcome.tell(reason)
+            outcome.print_line(reason)
     return 0
 
 

@@ -70,4 +70,6 @@ def compare(
         ratios = [
             f"{np.mean([first_to_last(row) for row in norms]):.3g} of {units}" for units, norms in by_units.items()
         ]
-        outcome.tell(f"{name}, at initialisation: first unit's gradient over the last one's {', '.join(ratios)} units")
+        outcome.print_line(
+            f"{name}, at initialisation: first unit's gradient over the last one's {', '.join(ratios)} units"
+        )

@@ -85,7 +85,7 @@ class Outcome:
         pixels = np.asarray(canvas.buffer_rgba())[..., :3]
         self.writer.add_image(f"analysis/{self.analysis}_{name}", pixels, dataformats="HWC")
 
-    def tell(self, finding: str) -> None:
+    def print_line(self, finding: str) -> None:
         """Print the finding, in a line."""
         print(f"{self.analysis}: {finding}", flush=True)
 

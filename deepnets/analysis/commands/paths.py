@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     with Outcome("paths", subject.folder, arguments) as outcome:
         outcome.table("lengths", columns)
         outcome.figure("lengths", _figure(columns, first, last))
-        outcome.tell(_finding(subject, columns, (first, last), summed, effective))
+        outcome.print_line(_finding(subject, columns, (first, last), summed, effective))
     return 0
 
 

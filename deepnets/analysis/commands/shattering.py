@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         outcome.figure("correlation", _correlations(correlations))
         deepest = max(depths)
         first = {key: found[:, 1].mean() for key, found in curves.items()}
-        outcome.tell(
+        outcome.print_line(
             f"autocorrelation of the gradient at lag 1, mean of {draws} nets of {deepest} layers: centred feed-forward "
             f"{first['feedforward', 1.0, deepest]:.2f}"
             + "".join(f", resnet with beta {beta:g} {first['resnet', beta, deepest]:.2f}" for beta in betas)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from deepnets.analysis.commands.variants import fresh
-from deepnets.analysis.settling import settle
+from deepnets.analysis.recalibration import recalibrate_batchnorm
 from deepnets.config.compose import compose
 from deepnets.config.schema import CONF, Config
 from deepnets.data.batches import EvaluationBatches
@@ -51,7 +51,7 @@ class Subject:
     def settled(self) -> nn.Module:
         """The network; where it has not trained, normalised by the statistics of one batch of the training images."""
         if not self.trained and any(isinstance(module, nn.BatchNorm2d) for module in self.model.modules()):
-            settle(self.model, next(iter(self.batches("train", self.config.evaluation_batch_size)))[0])
+            recalibrate_batchnorm(self.model, next(iter(self.batches("train", self.config.evaluation_batch_size)))[0])
         return self.model
 
     @property

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 
-def settle(model: nn.Module, x: Tensor) -> None:
+def recalibrate_batchnorm(model: nn.Module, x: Tensor) -> None:
     """Set the running statistics of every batch normalisation to those of the images x (N, C, H, W), all together.
 
     Before training they are 0 and 1: a fresh network in evaluation mode is one without normalisation. Expects

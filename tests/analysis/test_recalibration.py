@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from deepnets.analysis.settling import settle
+from deepnets.analysis.recalibration import recalibrate_batchnorm
 from deepnets.run import build_model
 
 
@@ -14,7 +14,7 @@ def test_a_settled_net_evaluates_images_as_training_mode_does(images: str) -> No
     torch.manual_seed(0)
     x = torch.randn(64, 1, 8, 8)
     unsettled = model(x)
-    settle(model, x)
+    recalibrate_batchnorm(model, x)
     layers = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     assert not any(module.training for module in model.modules())
     assert {layer.momentum for layer in layers} == {0.1}
