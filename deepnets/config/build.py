@@ -2,11 +2,10 @@
 
 import inspect
 from collections.abc import Callable, Collection
-from functools import cache
+from functools import cache, partial
 from typing import Any, get_type_hints
 
 import hydra
-from hydra.errors import InstantiationException
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from deepnets.errors import UserError
@@ -58,12 +57,24 @@ def build(where: str, node: dict[str, Any], trusted: Collection[str] = (), **run
         raise UserError(f"{where}={node}: choose one of its options")
     _check(where, node, trusted, runtime)
     try:
-        return hydra.utils.instantiate(node, _convert_="all", **runtime)
-    except InstantiationException as error:
-        cause = error.__cause__
-        if isinstance(cause, ValueError) and not isinstance(cause, UserError):
-            raise UserError(f"{where}: {cause}") from cause
-        raise (cause or error) from None  # a bug in the target, whose own traceback tells most
+        return _built(node, runtime)
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(f"{where}: {error}") from error
+
+
+def _built(node: Any, runtime: dict[str, Any]) -> Any:
+    """The call itself, of a node whose every target and argument has been checked; strings are not looked into."""
+    if isinstance(node, list):
+        return [_built(value, {}) for value in node]
+    if not isinstance(node, dict):
+        return node
+    if "_target_" not in node:
+        return {key: _built(value, {}) for key, value in node.items()}
+    called = hydra.utils.get_object(node["_target_"])
+    arguments = {key: _built(value, {}) for key, value in node.items() if key not in ("_target_", "_partial_")}
+    return partial(called, **arguments) if node.get("_partial_") else called(**arguments, **runtime)
 
 
 def _check(

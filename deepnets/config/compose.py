@@ -13,6 +13,7 @@ from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from deepnets.config.frozen import refuse_interpolations
 from deepnets.config.resolvers import at_scale, case, choice, log_uniform, uniform
 from deepnets.config.schema import CONF, REPOSITORY, Config, Row
 from deepnets.errors import UserError
@@ -26,6 +27,10 @@ def typed(composed: DictConfig) -> Config:
         UserError: a key is none of those above.
     """
     config: Config = OmegaConf.to_object(composed)
+    try:
+        refuse_interpolations(OmegaConf.to_container(composed, resolve=True))
+    except ValueError as error:
+        raise UserError(f"a value is written with a backslash in front of ${{: {error}") from error
     for place, schema in {"": config, "scale.": config.scale, "sweep.": config.sweep}.items():
         # What a + in front has added, where no class checks it.
         unknown = schema and vars(schema).keys() - {key.name for key in fields(schema)}

@@ -13,8 +13,10 @@ from typing import Any
 import filelock
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
-from deepnets.config.identity import flat, identity, upgrade
+from deepnets.config.frozen import read_frozen
+from deepnets.config.identity import flat, identity
 from deepnets.config.schema import Config
 from deepnets.errors import UserError
 
@@ -52,10 +54,11 @@ class RunFolder:
         if not file.is_file():
             raise UserError(f"{self}: not a run folder (no config.yaml in it)")
         try:
-            frozen = OmegaConf.create(upgrade(OmegaConf.to_container(OmegaConf.load(file))))
+            frozen = OmegaConf.create(read_frozen(file.read_text()))
             return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), frozen))
-        except OmegaConfBaseException as error:
-            raise UserError(f"{file}: not a configuration of this version of deepnets: {error}") from error
+        except (OmegaConfBaseException, YAMLError, ValueError, OSError) as error:
+            reason = " ".join(str(error).split())
+            raise UserError(f"{file}: not a configuration of this version of deepnets: {reason}") from error
 
     @property
     def origin(self) -> dict[str, Any]:

@@ -1,0 +1,58 @@
+"""A run folder's `config.yaml` read as data: plain values, bounded in size, nothing in it resolved or called."""
+
+from typing import Any
+
+import yaml
+
+from deepnets.config.identity import upgrade
+
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, ten times as fast, where PyYAML has it
+LONGEST = 1_000_000  # characters; a configuration has a few thousand
+DEEPEST = 20  # nested nodes; a configuration has five
+
+
+def read_frozen(text: str) -> dict[str, Any]:
+    """The settings in a frozen `config.yaml`, as this version writes them.
+
+    Raises:
+        ValueError: as `plain_yaml`, or it holds no settings. yaml.YAMLError: as `plain_yaml`.
+    """
+    frozen = plain_yaml(text)
+    if not isinstance(frozen, dict) or not all(isinstance(key, str) for key in frozen):
+        raise ValueError("it holds no settings by name")
+    return upgrade(frozen)
+
+
+def plain_yaml(text: str) -> Any:
+    """The values of a YAML text.
+
+    Raises:
+        ValueError: it is longer or nested deeper than any configuration, has aliases, which can make a small text
+            large, or holds an interpolation (`${...}`), which somebody may resolve.
+        yaml.YAMLError: it is no YAML of plain values.
+    """
+    if len(text) > LONGEST:
+        raise ValueError(f"{len(text)} characters, at most {LONGEST} are read")
+    depth = 0
+    for event in yaml.parse(text, LOADER):
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError(f"line {event.start_mark.line + 1}: an alias (*{event.anchor}); write the value itself")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise ValueError(f"line {event.start_mark.line + 1}: nested deeper than {DEEPEST} nodes")
+    values = yaml.load(text, LOADER)
+    refuse_interpolations(values)
+    return values
+
+
+def refuse_interpolations(values: Any) -> None:
+    """Raise ValueError where a string, or a key, of nested values holds `${`."""
+    if isinstance(values, dict):
+        for key, value in values.items():
+            refuse_interpolations(key)
+            refuse_interpolations(value)
+    elif isinstance(values, list | tuple):
+        for value in values:
+            refuse_interpolations(value)
+    elif isinstance(values, str) and "${" in values:
+        raise ValueError(f"{values!r}: an interpolation; a configuration that is frozen holds plain values only")
