@@ -70,6 +70,7 @@ def test_a_page_asks_for_nothing_and_holds_every_number(page: Path) -> None:
     assert [len(data["bars"][0][depth][0][0]) for depth in (0, 1)] == [10, 20]
 
 
+@pytest.mark.slow
 def test_the_page_starts_with_both_designs_and_no_complaint(browser: Chrome, page: Path) -> None:
     assert console_messages(browser) == []
     assert set(requested(browser)) <= {page.as_uri(), "data:,"}
@@ -84,6 +85,7 @@ def test_the_page_starts_with_both_designs_and_no_complaint(browser: Chrome, pag
     assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth"), "nothing is cut off"
 
 
+@pytest.mark.slow
 def test_knobs_turn_by_keyboard(browser: Chrome) -> None:
     depth, scale, gate = (browser.find_element("id", name) for name in ("depth", "scale", "gate"))
     depth.send_keys(Keys.ARROW_LEFT)
@@ -103,6 +105,7 @@ def test_knobs_turn_by_keyboard(browser: Chrome) -> None:
     assert console_messages(browser) == []
 
 
+@pytest.mark.slow
 def test_knobs_turn_by_mouse(browser: Chrome) -> None:
     gate = browser.find_element("id", "gate")
     browser.execute_script("scrollTo(0, 0)")
@@ -122,6 +125,7 @@ def test_knobs_turn_by_mouse(browser: Chrome) -> None:
     assert console_messages(browser) == []
 
 
+@pytest.mark.slow
 def test_a_network_that_diverged_is_called_so_and_the_others_are_shown(tmp_path: Path) -> None:
     showcase, nan = known(), float("nan")
     bars = {

@@ -23,6 +23,8 @@ from deepnets.training.assembly import prepare
 from deepnets.training.fit import fit
 from tests.command import ENVIRONMENT, ROOT, TRAIN, metrics, row
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 TINY = ["model.depth=8", "model.widths=[4,4,4]", "precision=fp32", "device=cpu", "devices=2", "threads=2"]
 # Dropout draws other numbers in each process, survival the same in both; all must come back.

@@ -15,13 +15,15 @@ from pathlib import Path
 import pytest
 
 from deepnets.errors import UserError
+from deepnets.launch import pool
 from deepnets.launch.grid import launch
-from deepnets.launch.launcher import pool
 from deepnets.launch.pool import Pool
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.naming import folders_of
 from deepnets.runs.status import state_of
 from tests.command import ENVIRONMENT, ROOT, TRAIN, row
+
+pytestmark = pytest.mark.slow
 
 GRID = ["-m", "seed=range(8)", "model.depth=8", "model.widths=[4,4,4]", "epochs=3", "device=cpu", "precision=fp32"]
 GRID += ["schedule=cosine", "schedule._target_=tests.paced.Paced", "+schedule.name=a"]

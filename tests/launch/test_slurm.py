@@ -31,6 +31,8 @@ from deepnets.runs.folder import RunFolder
 from deepnets.runs.status import DEAD, FAILED, PREEMPTED, state_of
 from tests.command import ROOT, metrics, row
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = ROOT / "tests" / "one_node_slurm.sh"
 PATIENCE = 240  # seconds for anything that must happen
 NET = ["model.depth=8", "model.widths=[4,4,4]", "schedule=cosine", "schedule._target_=tests.paced.Paced"]

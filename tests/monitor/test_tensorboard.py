@@ -18,6 +18,8 @@ from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
 from tests.command import row
 
+pytestmark = pytest.mark.slow
+
 SMALL = ["sweep=digits_shortcuts", "model.depth=8", "model.widths=[4,4,4]", "epochs=2", "batch_size=512", "device=cpu"]
 ROWS = {
     "identity/seed0": ["model/shortcut=identity"],

@@ -17,7 +17,6 @@ from tests.command import ENVIRONMENT, ROOT
 from tests.trained import Trained
 
 FIGURES = ["bars", "curves", "schedule"]
-in_browser = pytest.mark.skipif(missing_browser() is not None, reason=str(missing_browser()))
 
 
 @dataclass(frozen=True)
@@ -123,13 +122,15 @@ def test_a_place_that_cannot_be_written_is_named(trained: Trained, tmp_path: Pat
 
 @pytest.fixture(scope="module", params=[(1400, False), (390, True)], ids=["desktop-light", "phone-dark"])
 def page(request: pytest.FixtureRequest, written: Written) -> Iterator[object]:
+    if reason := missing_browser():
+        pytest.skip(reason)
     width, dark = request.param
     with open_browser(width, 900, dark) as browser:
         browser.get((written.folder / "report.html").as_uri())
         yield browser
 
 
-@in_browser
+@pytest.mark.slow
 def test_the_page_shows_the_table_and_all_figures(page: object, written: Written) -> None:
     table = page.find_element("css selector", "table")
     rows = [row.text.split("\n") for row in table.find_elements("css selector", "tbody th")]
@@ -154,7 +155,7 @@ def test_the_page_shows_the_table_and_all_figures(page: object, written: Written
     ]
 
 
-@in_browser
+@pytest.mark.slow
 def test_the_page_fits_its_window_and_follows_the_scheme(page: object) -> None:
     inner, content = page.execute_script("return [window.innerWidth, document.documentElement.scrollWidth]")
     assert content <= inner
@@ -166,15 +167,17 @@ def test_the_page_fits_its_window_and_follows_the_scheme(page: object) -> None:
     }[inner]
 
 
-@in_browser
+@pytest.mark.slow
 def test_the_page_needs_nothing_else(page: object, written: Written) -> None:
     page.get((written.folder / "report.html").as_uri())
     assert console_messages(page) == []
     assert set(requested(page)) == {(written.folder / "report.html").as_uri()}
 
 
-@in_browser
+@pytest.mark.slow
 def test_what_looks_like_markup_is_text(trained: Trained, tmp_path: Path) -> None:
+    if reason := missing_browser():
+        pytest.skip(reason)
     row = tmp_path / "table" / "<img src=x onerror=alert(1)>" / "seed0"
     row.mkdir(parents=True)
     for name in ("config.yaml", "result.json", "metrics.csv"):

@@ -16,6 +16,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from deepnets.runs import checkpoint
 from tests.command import ENVIRONMENT, ROOT, metrics, start, train
 
+pytestmark = pytest.mark.slow
+
 # Dropout draws from the generator whose state must come back; a checkpoint is written at every opportunity.
 RUN = ["model.depth=8", "model.widths=[8,16,32]", "model/shortcut=dropout_inverted", "epochs=6", "threads=1"]
 RUN += ["checkpoint_seconds=0", "evaluation_batch_size=100", "device=cpu"]

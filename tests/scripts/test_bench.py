@@ -16,6 +16,8 @@ from deepnets.errors import UserError
 from deepnets.training.fit import fit
 from tests.command import ROOT
 
+pytestmark = pytest.mark.slow
+
 TINY = ["dataset=synthetic", "dataset.source.train=64", "dataset.source.test=40", "model.depth=8", "batch_size=16"]
 BENCHES = {
     "training": [*TINY, "--iterations", "2", "--peers", "plain", "--workers", "0"],

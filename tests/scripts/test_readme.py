@@ -12,6 +12,8 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.test_fit import CPU, as_file, training
 from torch import Tensor, nn
 
 from deepnets.errors import UserError
@@ -19,6 +18,7 @@ from deepnets.training.checks import check
 from deepnets.training.fit import fit
 from deepnets.training.step import compiled, forward_of
 from tests.command import metrics, row
+from tests.training.test_fit import CPU, as_file, training
 
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
 
