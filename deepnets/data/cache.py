@@ -47,9 +47,15 @@ def _load(path: Path, key: str) -> tuple[Split, Split] | None:
                 Split(torch.from_numpy(file[f"{split}_images"]), torch.from_numpy(file[f"{split}_labels"]))
                 for split in ("train", "test")
             )
-            return train, test
+            return (train, test) if all(map(_is_whole, (train, test))) else None
     except Exception:  # a damaged zip raises nearly anything, and the remedy is always the same
         return None
+
+
+def _is_whole(split: Split) -> bool:
+    images, labels = split.images, split.labels
+    fits = images.dtype == torch.uint8 and images.ndim == 4 and labels.dtype == torch.int64 and labels.ndim == 1
+    return fits and len(images) == len(labels) > 0 and bool((labels >= 0).all())
 
 
 def _save(path: Path, key: str, splits: tuple[Split, Split]) -> bool:

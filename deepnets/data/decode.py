@@ -20,10 +20,11 @@ CHUNK = 100  # files per task: small images decode faster than a task is handed 
 
 
 def shape_of(path: Path) -> tuple[int, int, int]:
-    """(C, H, W) from the file's header: one channel for a greyscale image, else three."""
+    """(C, H, W) as the image is shown, from the file's header: one channel for a greyscale image, else three."""
     try:
         with Image.open(path) as image:
-            return 1 if image.mode in GREY else 3, image.height, image.width
+            width, height = ImageOps.exif_transpose(image).size
+            return 1 if image.mode in GREY else 3, height, width
     except Exception as error:
         raise _unreadable(path, error) from error
 
@@ -31,8 +32,9 @@ def shape_of(path: Path) -> tuple[int, int, int]:
 def decode(paths: Sequence[Path], shape: tuple[int, int, int], fit: bool) -> np.ndarray:
     """All images as (N, H, W, C) uint8; with `fit`, the shorter side is scaled to the shape and the centre cut out.
 
-    Greyscale files among coloured ones get three equal channels and transparency is dropped. A file that is
-    unreadable, deeper than 8 bits, coloured where C = 1 or (without `fit`) of another size is a `UserError`.
+    Images are turned as their EXIF orientation says. Greyscale files among coloured ones get three equal channels,
+    transparency is dropped, and of an animated file the first picture is used, which a warning says. A `UserError` for
+    a file that is unreadable, deeper than 8 bits per channel, coloured where C = 1 or (without `fit`) of another size.
     """
     channels, height, width = shape
     images = np.empty((len(paths), height, width, channels), np.uint8)
@@ -40,26 +42,46 @@ def decode(paths: Sequence[Path], shape: tuple[int, int, int], fit: bool) -> np.
     # Processes, as Pillow decodes small files under the interpreter's lock; forked where safe, to import nothing again.
     count = min(8, os.cpu_count() or 1, len(chunks))
     start = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    animated: list[Path] = []
     with ProcessPoolExecutor(count, start) as workers:
         decoded = workers.map(partial(_decode_all, shape=shape, fit=fit), chunks)  # the first failure cancels the rest
-        for first, chunk in zip(range(0, len(paths), CHUNK), decoded, strict=True):
+        for first, (chunk, found) in zip(range(0, len(paths), CHUNK), decoded, strict=True):
             images[first : first + CHUNK] = chunk
+            animated += found
+    if animated:
+        others = f" and {len(animated) - 1} more are" if len(animated) > 1 else " is"
+        print(f"warning: {animated[0]}{others} animated; the first picture is used", file=sys.stderr)
     return images
 
 
-def _decode_all(paths: Sequence[Path], shape: tuple[int, int, int], fit: bool) -> np.ndarray:
-    return np.stack([_decode(path, shape, fit) for path in paths])
+def _decode_all(paths: Sequence[Path], shape: tuple[int, int, int], fit: bool) -> tuple[np.ndarray, list[Path]]:
+    """The images, and which of the files are animated."""
+    decoded = [_decode(path, shape, fit) for path in paths]
+    return np.stack([image for image, _ in decoded]), [
+        path for path, (_, moves) in zip(paths, decoded, strict=True) if moves
+    ]
 
 
-def _decode(path: Path, shape: tuple[int, int, int], fit: bool) -> np.ndarray:
+def _is_deep(image: Image.Image) -> bool:
+    """Whether a file that is open but not loaded has more than 8 bits per channel, which Pillow cuts off in colours."""
+    arguments = [part for tile in image.tile for part in (tile[3] if isinstance(tile[3], tuple) else (tile[3],))]
+    return image.mode in DEEP or any(
+        "16" in part if isinstance(part, str) else isinstance(part, int) and image.format == "PPM" and part > 255
+        for part in arguments
+    )
+
+
+def _decode(path: Path, shape: tuple[int, int, int], fit: bool) -> tuple[np.ndarray, bool]:
     channels, height, width = shape
     try:
         with Image.open(path) as image:
+            is_deep, is_animated = _is_deep(image), getattr(image, "is_animated", False)
             image.load()
+            image = ImageOps.exif_transpose(image)
     except Exception as error:  # decoders raise many kinds on damaged files
         raise _unreadable(path, error) from error
-    if image.mode in DEEP:
-        raise UserError(f"{path} has more than 8 bits per pixel (mode {image.mode}): save it with 8 bits per channel")
+    if is_deep:
+        raise UserError(f"{path} has more than 8 bits per channel (mode {image.mode}): save it with 8 bits per channel")
     if channels == 1 and image.mode not in GREY:
         raise UserError(
             f"{path} has colours (mode {image.mode}) but the first image is greyscale: make all of one kind"
@@ -72,7 +94,7 @@ def _decode(path: Path, shape: tuple[int, int, int], fit: bool) -> np.ndarray:
             f"{path} is {image.width}x{image.height} (width x height), the data set {width}x{height}: make all images "
             "one size, or use dataset=image_folder dataset.source.size=PIXELS, which scales and cuts them"
         )
-    return np.asarray(image).reshape(height, width, channels)
+    return np.asarray(image).reshape(height, width, channels), is_animated
 
 
 def _unreadable(path: Path, error: Exception) -> UserError:

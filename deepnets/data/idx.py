@@ -20,7 +20,10 @@ def idx_shape(path: Path) -> tuple[int, ...]:
     if len(head) < 4 or head[:3] != b"\x00\x00\x08":
         raise UserError(f"{path} is not an idx file of bytes (it starts with {head.hex(' ')}): replace or delete it")
     dimensions = head[3]
-    return tuple(int(size) for size in np.frombuffer(_bytes(path, 4 + 4 * dimensions)[4:], ">u4"))
+    sizes = _bytes(path, 4 + 4 * dimensions)[4:]
+    if len(sizes) < 4 * dimensions or not dimensions or 0 in (shape := np.frombuffer(sizes, ">u4")):
+        raise UserError(f"{path} has an idx header that is cut short or holds nothing: replace or delete it")
+    return tuple(map(int, shape))
 
 
 def read_idx(path: Path) -> np.ndarray:

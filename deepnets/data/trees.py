@@ -55,7 +55,7 @@ def tree(
         shape = shape_of(Path(train[0][names[0]][0].path))
     if size is not None:
         shape = (shape[0], size, size)
-    form = f"uint8 {shape} fit={size is not None}"
+    form = f"uint8 upright {shape} fit={size is not None}"
     key = fingerprint(((path, stat.st_size, stat.st_mtime_ns) for path, stat in stats), form)
 
     def read() -> tuple[Split, Split]:
@@ -78,7 +78,14 @@ def _files(folder: Path) -> Files:
         raise UserError(f"{folder} has no class folders: put the images of each class in a folder of its own there")
     files: Files = {}
     for name in classes:
-        entries = [e for e in os.scandir(folder / name) if e.name.lower().endswith(SUFFIXES) and e.name[0] != "."]
+        seen = [entry for entry in os.scandir(folder / name) if entry.name[0] != "."]
+        if inner := sorted(entry.name for entry in seen if entry.is_dir()):
+            raise UserError(
+                f"{folder / name / inner[0]} is a folder among the images of a class: move its images up, or remove it"
+            )
+        entries = [entry for entry in seen if entry.name.lower().endswith(SUFFIXES)]
+        if odd := sorted(entry.name for entry in entries if entry.stat() and not entry.is_file()):
+            raise UserError(f"{folder / name / odd[0]} is no file: replace or remove it")
         if not entries:
             raise UserError(f"no images in {folder / name}: put some there ({' '.join(SUFFIXES)}) or remove the folder")
         files[name] = sorted(entries, key=lambda entry: entry.name)

@@ -36,3 +36,14 @@ def test_damaged_files_are_named(tmp_path: Path, name: str, content: bytes, mess
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=f"{name}.*{message}"):
         read_idx(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [CONTENT[:7], CONTENT[:10], bytes([0, 0, 8, 0]), bytes([0, 0, 8, 1]) + bytes(4)],
+    ids=["half a size", "half of the sizes", "no dimensions", "nothing in it"],
+)
+def test_a_header_that_is_cut_short_or_empty_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x").write_bytes(content)
+    with pytest.raises(UserError, match="x has an idx header that is cut short or holds nothing"):
+        idx_shape(tmp_path / "x")

@@ -1,5 +1,7 @@
 import os
 import shutil
+import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -175,3 +177,62 @@ def test_a_known_set_with_too_few_classes_is_refused(write_tree: WriteTree) -> N
 def test_a_size_that_is_not_positive_is_refused(write_tree: WriteTree, size: int) -> None:
     with pytest.raises(UserError, match=f"size={size} pixels"):
         tree("x", write_tree(), size=size)
+
+
+def test_a_folder_among_images_is_refused_by_name(write_tree: WriteTree) -> None:
+    folder = write_tree()
+    (folder / "train" / "1" / "more").mkdir()
+    with pytest.raises(UserError, match="train/1/more is a folder among the images"):
+        tree("x", folder)
+
+
+def test_a_pipe_that_is_called_like_an_image_is_refused_by_name(write_tree: WriteTree) -> None:
+    folder = write_tree()
+    os.mkfifo(folder / "test" / "0" / "pipe.png")
+    with pytest.raises(UserError, match=r"test/0/pipe\.png is no file"):
+        tree("x", folder)
+
+
+def save_deep(path: Path, kind: str) -> None:
+    """An 8x8 image of 16 bits per channel, written by hand: Pillow cannot."""
+    if kind == "ppm":
+        path.write_bytes(b"P6 8 8 65535\n" + bytes(8 * 8 * 3 * 2))
+        return
+    rows = b"".join(b"\0" + bytes(8 * 3 * 2) for _ in range(8))
+    parts = {b"IHDR": struct.pack(">IIBBBBB", 8, 8, 16, 2, 0, 0, 0), b"IDAT": zlib.compress(rows), b"IEND": b""}
+    chunks = (struct.pack(">I", len(d)) + n + d + struct.pack(">I", zlib.crc32(n + d)) for n, d in parts.items())
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
+
+
+@pytest.mark.parametrize("kind", ["png", "ppm"])
+def test_colours_of_16_bits_are_refused_and_not_cut(write_tree: WriteTree, kind: str) -> None:
+    folder = write_tree()
+    for path in (folder / "train").rglob("*.png"):
+        Image.open(path).convert("RGB").save(path)
+    save_deep(folder / "train" / "2" / f"zzz.{kind}", kind)
+    with pytest.raises(UserError, match=rf"zzz\.{kind} has more than 8 bits per channel"):
+        tree("x", folder).found.read()
+
+
+def test_images_are_turned_as_their_orientation_says(write_tree: WriteTree) -> None:
+    folder = write_tree()
+    path = folder / "train" / "0" / "000.png"
+    pixels = np.array(Image.open(path))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be shown turned by 90 degrees clockwise
+    Image.fromarray(pixels).save(path, exif=exif)
+    assert np.array_equal(tree("x", folder).found.read()[0].images[0, ..., 0], np.rot90(pixels, -1))
+
+
+def test_the_first_picture_of_an_animated_file_is_used_and_said_once(
+    write_tree: WriteTree, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_tree()
+    pictures = [Image.fromarray(np.full((8, 8), value, np.uint8)) for value in (10, 200)]
+    for name in ("x.gif", "y.gif"):
+        pictures[0].save(folder / "test" / "0" / name, save_all=True, append_images=pictures[1:])
+    for path in (*(folder / "train").rglob("*.png"), *(folder / "test").rglob("*.png")):
+        Image.open(path).convert("RGB").save(path)
+    test = tree("x", folder).found.read()[1]
+    assert (test.images[2:4] == 10).all()
+    assert capsys.readouterr().err.count("x.gif and 1 more are animated") == 1
