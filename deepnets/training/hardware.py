@@ -1,12 +1,15 @@
 """Which device and arithmetic this machine offers."""
 
 import ctypes
+import os
+from pathlib import Path
 
 import torch
 
 from deepnets.config.schema import Precision
 from deepnets.errors import UserError
 
+DEVICE_FILES = Path("/dev")  # where NVIDIA's driver puts a file for each GPU
 # malloc.h of glibc; the largest thresholds it takes
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 LARGEST_TRIM, LARGEST_MMAP = 2**31 - 1, 32 * 2**20
@@ -16,11 +19,18 @@ def find_device(name: str) -> torch.device:
     """The device called `name` ("cpu", "cuda", "cuda:1"), or for "auto" the first GPU where there is one.
 
     Raises:
-        UserError: the name is none, or this machine has no such device.
+        UserError: the name is none, this machine has no such device, or "auto" where there is a GPU that torch cannot
+            use: it would train on the CPU, and nobody would know why it is slow.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     there = ", ".join(["cpu", *(f"cuda:{index}" for index in range(gpus))])
     if name == "auto":
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")  # by the user
+        if not gpus and not hidden and torch.version.cuda and (files := sorted(DEVICE_FILES.glob("nvidia[0-9]*"))):
+            raise UserError(
+                f"device=auto: {files[0]} is a GPU, but CUDA {torch.version.cuda} of this torch does not start "
+                f"({_why_cuda_fails()}); install a driver and a torch that fit, or train on the CPU by device=cpu"
+            )
         return torch.device("cuda", 0) if gpus else torch.device("cpu")
     try:
         device = torch.device(name)
@@ -31,6 +41,14 @@ def find_device(name: str) -> torch.device:
     if device.type == "cpu":
         return torch.device("cpu")
     raise UserError(f"device={name}: not on this machine, which has: {there}")
+
+
+def _why_cuda_fails() -> str:
+    try:
+        torch.cuda.init()
+    except Exception as error:  # torch raises several kinds, by what is wrong
+        return " ".join(str(error).split())
+    return "it shows no device"
 
 
 def choose_precision(precision: Precision, device: torch.device) -> torch.dtype:

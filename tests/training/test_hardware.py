@@ -10,6 +10,7 @@ import torch
 
 from deepnets.config.schema import Precision
 from deepnets.errors import UserError
+from deepnets.training import hardware
 from deepnets.training.hardware import choose_precision, describe, find_device
 
 CPU = torch.device("cpu")
@@ -19,6 +20,22 @@ def test_automatic_choice_takes_the_first_gpu_or_the_cpu() -> None:
     expected = torch.device("cuda", 0) if torch.cuda.is_available() else CPU
     assert find_device("auto") == expected
     assert find_device("cpu") == CPU
+
+
+@pytest.mark.skipif(torch.cuda.is_available() or not torch.version.cuda, reason="needs a CUDA build without a GPU")
+def test_a_gpu_that_cuda_cannot_use_is_an_error_and_not_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (tmp_path / "nvidiactl").touch()
+    monkeypatch.setattr(hardware, "DEVICE_FILES", tmp_path)
+    assert find_device("auto") == CPU
+    (tmp_path / "nvidia0").touch()
+    with pytest.raises(UserError, match=r"nvidia0 is a GPU, but CUDA .* does not start \(.+\); .*device=cpu"):
+        find_device("auto")
+    assert find_device("cpu") == CPU
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert find_device("auto") == CPU
 
 
 @pytest.mark.parametrize("name", ["cuda:99", "abacus", "meta", "mps"])
