@@ -64,7 +64,7 @@ def test_a_device_has_a_name() -> None:
 def test_memory_that_was_freed_is_used_again_without_new_pages() -> None:
     code = """
 import resource, sys, torch
-from deepnets.hardware import keep_freed_memory
+from deepnets.training.hardware import keep_freed_memory
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     tensors = [torch.ones(2**22) for _ in range(8)]
