@@ -6,7 +6,7 @@ and batch normalisation, are constants of the derivative: each input's gradient 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -90,7 +90,7 @@ def _output(net: Net, x: Tensor, generator: torch.Generator) -> Tensor:
             case "resnet_centred":
                 x = x + net.beta * (relu(_centred(x)) @ normal(UNITS, UNITS, 2 / UNITS))
             case "resnet" if layer > 0:
-                x = x + net.beta * (relu(_normalized(x)) @ normal(UNITS, UNITS, 2 / UNITS))
+                x = x + net.beta * (relu(_batch_normalized(x)) @ normal(UNITS, UNITS, 2 / UNITS))
     readout = normal(UNITS, 1, 1 / UNITS)
     x = _looks_linear(x, readout) if net.kind == "looks_linear" else x @ readout
     return x[..., 0]
@@ -100,7 +100,7 @@ def _centred(x: Tensor) -> Tensor:
     return x - x.detach().mean(1, keepdim=True)
 
 
-def _normalized(x: Tensor) -> Tensor:
+def _batch_normalized(x: Tensor) -> Tensor:
     return _centred(x) / (x.detach().var(1, unbiased=False, keepdim=True) + EPS).sqrt()
 
 
@@ -143,24 +143,40 @@ def covariance_picture(g: np.ndarray) -> np.ndarray:
     return np.abs(np.outer(centred, centred)) / max(float((centred**2).mean()), np.finfo(float).tiny)
 
 
-def correlation(g: np.ndarray) -> float:
-    """Of gradients (draws, M, D) at two inputs: the mean of <g_i, g_j> over pairs i < j, over the mean of |g_i|^2."""
+class Moments(NamedTuple):
+    """Of the gradient at two far inputs: its mean square, and the mean product at one and the other."""
+
+    variance: float
+    covariance: float
+
+    @property
+    def correlation(self) -> float:
+        return self.covariance / self.variance
+
+
+def moments(g: np.ndarray) -> Moments:
+    """Of gradients (draws, M, D): the mean of |g_i|^2, and of <g_i, g_j> over pairs i < j."""
     g = g.astype(np.float64)
     points = g.shape[1]
     squares = (g**2).sum((1, 2))
     pairs = (g.sum(1) ** 2).sum(1) - squares
-    return float((pairs.mean() / (points - 1)) / squares.mean())
+    return Moments(float(squares.mean() / points), float(pairs.mean() / (points * (points - 1))))
 
 
-def _normalized_product(depth: int, beta: float) -> float:
-    variances = [beta**2 * (layer - 1) + 1 for layer in range(1, depth + 1)]
-    return float(np.prod([1 + beta**2 / (2 * v) for v in variances[:-1]]) / variances[-1])
+def _normalized(depth: int, beta: float) -> Moments:
+    """Products of 1 + beta^2 / v_l and of 1 + beta^2 / (2 v_l) over the depth - 1 blocks.
+
+    v_l is the variance that batch normalisation divides by. The paper's 1 + beta^2 (l - 1) counts the second moment of
+    a branch; the mean of its rectified signal, 1 / pi of that, is removed: v_l = 1 + beta^2 (1 - 1 / pi)(l - 1).
+    """
+    v = 1 + beta**2 * (1 - 1 / np.pi) * np.arange(depth - 1)
+    return Moments(float(np.prod(1 + beta**2 / v)), float(np.prod(1 + beta**2 / (2 * v))))
 
 
-# The correlation of the gradients at two far inputs, at which a quarter of the units are active in common: the products
+# At initialisation, where half of the units are active at an input and a quarter at both of two far ones: the products
 # behind the paper's theorems, of which it prints the first and the asymptotic form 1 / (beta sqrt(L)) of the last.
-THEORY: dict[Kind, Callable[[int, float], float]] = {
-    "feedforward": lambda depth, beta: 0.5**depth,  # Theorem 1
-    "resnet_centred": lambda depth, beta: ((1 + beta**2 / 2) / (1 + beta**2)) ** depth,  # Theorem 2
-    "resnet": _normalized_product,  # Theorem 3
+THEORY: dict[Kind, Callable[[int, float], Moments]] = {
+    "feedforward": lambda depth, beta: Moments(1.0, 0.5**depth),  # Theorem 1
+    "resnet_centred": lambda depth, beta: Moments((1 + beta**2) ** depth, (1 + beta**2 / 2) ** depth),  # Theorem 2
+    "resnet": _normalized,  # Theorem 3
 }

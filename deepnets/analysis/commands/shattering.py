@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     far = shattering.far_inputs(FAR_POINTS, generator)
     correlations = {
-        (kind, beta, depth): shattering.correlation(shattering.gradients(Net(kind, depth, beta), far, draws, generator))
+        (kind, beta, depth): shattering.moments(shattering.gradients(Net(kind, depth, beta), far, draws, generator))
         for kind, beta in [("feedforward", 1.0), ("resnet_centred", 1.0), *(("resnet", beta) for beta in betas)]
         for depth in depths
     }
@@ -79,7 +79,10 @@ def run(arguments: argparse.Namespace) -> int:
         kinds, betas_of, depths_of = zip(*correlations, strict=True)
         theory = [shattering.THEORY[kind](depth, beta) for kind, beta, depth in correlations]
         columns = {"net": kinds, "beta": betas_of, "depth": depths_of}
-        outcome.table("correlation", columns | {"measured": list(correlations.values()), "theory": theory})
+        for name in ("variance", "covariance", "correlation"):
+            columns[name] = [getattr(found, name) for found in correlations.values()]
+            columns[f"{name}_theory"] = [getattr(found, name) for found in theory]
+        outcome.table("correlation", columns)
         outcome.figure("gradients", _pictures(grid[:, 0].numpy(), pictures))
         outcome.figure("autocorrelation", _autocorrelations(curves, noise))
         outcome.figure("correlation", _correlations(correlations))
@@ -172,7 +175,7 @@ def _shades(count: int) -> list[str]:
     return [COLORS[index % len(COLORS)] for index in range(count)]
 
 
-def _correlations(correlations: Mapping[tuple[str, float, int], float]) -> Figure:
+def _correlations(correlations: Mapping[tuple[str, float, int], shattering.Moments]) -> Figure:
     figure = new_figure(5.5, 3.4)
     axes = figure.subplots()
     families = list(dict.fromkeys((kind, beta) for kind, beta, _ in correlations))
@@ -180,12 +183,12 @@ def _correlations(correlations: Mapping[tuple[str, float, int], float]) -> Figur
     every = np.arange(1, max(depths) + 1)
     for index, ((kind, beta), color) in enumerate(zip(families, COLORS, strict=False)):
         label = NAMES[kind] + (f", β = {beta:g}" if kind != "feedforward" else "")
-        measured = np.array([correlations[kind, beta, depth] for depth in depths])
+        measured = np.array([correlations[kind, beta, depth].correlation for depth in depths])
         is_lost = measured < LOWEST
         axes.plot(np.array(depths)[~is_lost], measured[~is_lost], "o", color=color, markersize=4)
         lost = {"fillstyle": "none", "markersize": 5 + 2 * index, "clip_on": False}  # several may lie in one place
         axes.plot(np.array(depths)[is_lost], [LOWEST] * is_lost.sum(), "v", color=color, **lost)
-        theory = [shattering.THEORY[kind](int(depth), beta) for depth in every]
+        theory = [shattering.THEORY[kind](int(depth), beta).correlation for depth in every]
         axes.plot(every, theory, color=color, linewidth=1, label=label)
     axes.set(xlabel="depth L", ylabel="correlation at two far inputs", xscale="log", yscale="log", ylim=(LOWEST, 1.3))
     axes.set_xticks(depths, [str(depth) for depth in depths], minor=False)
