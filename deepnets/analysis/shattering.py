@@ -176,7 +176,8 @@ def _normalized(depth: int, beta: float) -> Moments:
 # At initialisation, where half of the units are active at an input and a quarter at both of two far ones: the products
 # behind the paper's theorems, of which it prints the first and the asymptotic form 1 / (beta sqrt(L)) of the last.
 THEORY: dict[Kind, Callable[[int, float], Moments]] = {
-    "feedforward": lambda depth, beta: Moments(1.0, 0.5**depth),  # Theorem 1
+    # Theorem 1; half of what it has, for both moments: the readout behind the last ReLU has variance 1 / N.
+    "feedforward": lambda depth, beta: Moments(0.5, 0.5 ** (depth + 1)),
     "resnet_centred": lambda depth, beta: Moments((1 + beta**2) ** depth, (1 + beta**2 / 2) ** depth),  # Theorem 2
     "resnet": _normalized,  # Theorem 3
 }

@@ -113,6 +113,9 @@ def test_correlations_at_far_inputs_are_those_of_the_theory(net: Net, relative: 
 
 def test_moments_of_a_deep_normalised_net_are_those_without_the_rectified_mean() -> None:
     """Variance and covariance apart, at a depth where the paper's v_l is half of what is measured."""
+    far = shattering.far_inputs(64, generator())
+    shallow = shattering.moments(shattering.gradients(Net("feedforward", 4), far, 40, generator(1)))
+    assert shallow.variance == pytest.approx(THEORY["feedforward"](4, 1.0).variance, rel=0.1)
     net, theory = Net("resnet", 24, 1.0), THEORY["resnet"](24, 1.0)
     found = shattering.moments(shattering.gradients(net, shattering.far_inputs(256, generator()), 40, generator(1)))
     assert found.variance == pytest.approx(theory.variance, rel=0.25)
