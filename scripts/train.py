@@ -10,7 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from deepnets.command import run_command
-from deepnets.config.compose import register, typed
+from deepnets.config.compose import register, renamed, typed
 from deepnets.config.schema import Row
 from deepnets.errors import UserError
 
@@ -28,6 +28,10 @@ def main() -> int:
     sys.argv[1:] = [
         re.sub(r"^([\w.]+=)(~/)", lambda found: found[1] + expanduser(found[2]), word) for word in sys.argv[1:]
     ]
+    for place, word in enumerate(sys.argv):
+        if (now := renamed(word)) != word:
+            print(f"{word}: read as {now}, its name since it belongs to the launcher", file=sys.stderr)
+            sys.argv[place] = now
     try:
         compose()
     except ValueError as error:  # Hydra's own flags do not go together

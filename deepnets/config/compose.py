@@ -1,6 +1,7 @@
 """From YAML and overrides to a configuration."""
 
 import os
+import re
 import tempfile
 from collections.abc import Sequence
 from copy import deepcopy
@@ -40,6 +41,11 @@ def typed(composed: DictConfig) -> Config:
     if isinstance(config.dataset.get("root"), str):
         config.dataset["root"] = os.path.abspath(os.path.expanduser(config.dataset["root"]))
     return config
+
+
+def renamed(word: str) -> str:
+    """A word of the command line, whose key is a launcher's argument now where it once stood at the top."""
+    return re.sub(r"^(\+\+)?(?=(runs_per_device|stacked|wait|retry)=)", r"\1launcher.", word)
 
 
 def register() -> None:

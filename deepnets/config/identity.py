@@ -19,10 +19,6 @@ EXECUTION_KEYS = frozenset(
         "memory",
         "step",
         "launcher",
-        "runs_per_device",
-        "stacked",
-        "wait",
-        "retry",
         "fail_fast",
         "device",
         "threads",
@@ -104,17 +100,23 @@ def _added(key: str, neutral: Any) -> Callable[[Frozen], Frozen]:
     return step
 
 
+def _dropped(key: str) -> Callable[[Frozen], Frozen]:
+    """A key without which the run is the same."""
+    return lambda frozen: {name: value for name, value in frozen.items() if name != key}
+
+
 STEPS: tuple[Callable[[Frozen], Frozen], ...] = (
     _added("setting", None),
     _added("plan", False),
     _added("devices", 1),
     _added("sync_batchnorm", False),
     _added("launcher", {}),
-    _added("runs_per_device", 1),
-    _added("wait", False),
-    _added("retry", None),
     _added("fail_fast", False),
     _added("memory", "full"),
-    _added("stacked", 1),
     _added("step", "eager"),
+    # Arguments of the launchers that they mean something to.
+    _dropped("runs_per_device"),
+    _dropped("stacked"),
+    _dropped("wait"),
+    _dropped("retry"),
 )

@@ -47,12 +47,6 @@ class Step(Enum):
     compiled_graphed = "compiled_graphed"
 
 
-class Retry(Enum):
-    """Which rows that have ended without a result are trained again."""
-
-    failed = "failed"
-
-
 @dataclass
 class Published:
     """What a paper prints, in percent, by row; rows are named as folders are: the values of `Sweep.axes` with commas.
@@ -107,10 +101,6 @@ class Config:
     devices: int = MISSING
     sync_batchnorm: bool = MISSING
     launcher: dict[str, Any] = MISSING
-    runs_per_device: int = MISSING
-    stacked: int = MISSING
-    wait: bool = MISSING
-    retry: Optional[Retry] = MISSING
     fail_fast: bool = MISSING
     device: str = MISSING
     threads: Optional[int] = MISSING

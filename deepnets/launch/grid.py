@@ -60,10 +60,6 @@ def launchable(config: Config, launcher: Launcher) -> Config:
         UserError: the launcher does not execute such a row.
     """
     launcher.check(config)
-    if config.stacked > 1 and not launcher.in_process:
-        raise UserError(f"stacked={config.stacked}: rows are stacked in one process only; give launcher=local")
-    if config.runs_per_device > 1 and not launcher.shares_devices:
-        raise UserError(f"runs_per_device={config.runs_per_device}: only launcher=pool runs several on a device")
     # What runs elsewhere needs neither the devices of this process nor its data on one of them.
     return config if launcher.in_process else replace(config, device="cpu")
 

@@ -9,12 +9,10 @@ from deepnets.runs.folder import RunFolder
 class Launcher(Protocol):
     """What `launcher=` chooses; each executes `python -m deepnets.run FOLDER` or what that calls.
 
-    `in_process` tells whether rows run in this very process, so that what is read while they are checked is used again,
-    `shares_devices` whether several may run on one device at once.
+    `in_process` is whether rows run in this very process, so that what is read while they are checked is used again.
     """
 
     in_process: ClassVar[bool]
-    shares_devices: ClassVar[bool]
 
     def check(self, config: Config) -> None:
         """Whether this row can be executed so; called for each before any is written down.
@@ -26,5 +24,5 @@ class Launcher(Protocol):
     def execute(self, folders: list[RunFolder], config: Config) -> int:
         """Execute the frozen folders, finished ones among them; returns the exit code.
 
-        `config` is the first row's, for what is the same in all: `fail_fast`, `wait`, `trusted_targets` and their like.
+        `config` is the first row's, for what is the same in all: `fail_fast`, `trusted_targets` and their like.
         """

@@ -27,14 +27,17 @@ class Local:
     """
 
     in_process: ClassVar[bool] = True
-    shares_devices: ClassVar[bool] = False
+
+    stacked: int
 
     def check(self, config: Config) -> None:
         """Whether the device of a row executes its steps.
 
         Raises:
-            UserError: it does not.
+            UserError: it does not, or `stacked` is out of range.
         """
+        if self.stacked < 1:
+            raise UserError(f"launcher.stacked={self.stacked}: must be at least 1")
         check_device(config.step.value, find_device(config.device))
 
     def execute(self, folders: list[RunFolder], config: Config) -> int:
@@ -43,7 +46,7 @@ class Local:
         Raises:
             Interrupted: a signal came; the rows in flight are saved and the others do not start.
         """
-        execution = _Execution(folders, config)
+        execution = _Execution(folders, config, self.stacked)
         execution.run()
         return print_ending(folders, execution.failed, execution.elsewhere)
 
@@ -54,14 +57,15 @@ class _Execution:
 
     folders: list[RunFolder]
     config: Config
+    stacked: int
     failed: dict[RunFolder, str] = field(default_factory=dict)
     elsewhere: set[RunFolder] = field(default_factory=set)
 
     def run(self) -> None:
         left = [folder for folder in self.folders if not folder.is_complete]
-        groups, alone = groups_of(left, self.config.stacked, self.config.trusted_targets)
+        groups, alone = groups_of(left, self.stacked, self.config.trusted_targets)
         if left and len(left) == len(alone):
-            print_line("\n".join([f"stacked={self.config.stacked}: every row is trained alone", *lines_of(alone)]))
+            print_line("\n".join([f"launcher.stacked={self.stacked}: every row is trained alone", *lines_of(alone)]))
         complete = [[folder] for folder in self.folders if folder.is_complete]
         waiting = deque(sorted(complete + groups, key=lambda group: self.folders.index(group[0])))
         while waiting and not (self.failed and self.config.fail_fast):

@@ -143,7 +143,8 @@ def _times(entries: Sequence[Entry], config: Config) -> list[str]:
     most = max((devices for _, devices in runs), default=1)
     told = [f"{_duration(makespan(runs, count))} on {count}" for count in DEVICES if count >= most]
     divided = "; devices=N is taken to be N times as fast" if most > 1 else ""
-    one_by_one = f" (alone; not of stacked={config.stacked})" if config.stacked > 1 else ""
+    is_stacked = config.launcher.get("stacked", 1) > 1
+    one_by_one = f" (alone; not of launcher.stacked={config.launcher['stacked']})" if is_stacked else ""
     return [
         f"time left  {', '.join(told) or f'for runs on {most} devices'} x {describe(find_device(config.device))}",
         f"           seconds measured per image{one_by_one} x images left; a device that is free takes the next run"

@@ -35,14 +35,17 @@ class Pool:
     """
 
     in_process: ClassVar[bool] = False
-    shares_devices: ClassVar[bool] = True
+
+    runs_per_device: int
 
     def check(self, config: Config) -> None:
         """Whether the devices of a row are there.
 
         Raises:
-            UserError: says how many there are, or that they do not execute its steps.
+            UserError: says how many there are, or that they do not execute its steps; or `runs_per_device` is below 1.
         """
+        if self.runs_per_device < 1:
+            raise UserError(f"launcher.runs_per_device={self.runs_per_device}: must be at least 1")
         device, devices = find_device(config.device), _devices(config.device)
         check_device(config.step.value, device)
         if config.devices > len(devices) and device.type == "cuda":
@@ -54,7 +57,7 @@ class Pool:
         Raises:
             Interrupted: a signal came; the rows in flight are saved and the others do not start.
         """
-        pool = _Execution(folders, config)
+        pool = _Execution(folders, config, self.runs_per_device)
         console = Console(highlight=False)
         has_display = console.is_terminal and not console.is_dumb_terminal
         with Interruption() as interruption:
@@ -92,13 +95,14 @@ class _Execution:
 
     folders: list[RunFolder]
     config: Config
+    runs_per_device: int
     failed: dict[RunFolder, str] = field(default_factory=dict)
     elsewhere: set[RunFolder] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.waiting = deque(self.folders)
         self.running: list[_Child] = []
-        self.free = Counter(dict.fromkeys(_devices(self.config.device), self.config.runs_per_device))
+        self.free = Counter(dict.fromkeys(_devices(self.config.device), self.runs_per_device))
         self.threads = max(1, torch.get_num_threads() // self.free.total())
         self.has_gpus = find_device(self.config.device).type == "cuda"
         self.stopped_by: int | None = None

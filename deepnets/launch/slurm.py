@@ -20,7 +20,7 @@ from deepnets.config.schema import Config
 from deepnets.errors import UserError
 from deepnets.launch.batch_script import batch_script
 from deepnets.launch.ending import lines_of, print_ending
-from deepnets.launch.slurm_queue import ROWS, key_of, queued_rows, rows_of, slurm_answer
+from deepnets.launch.slurm_queue import ROWS, Retry, key_of, queued_rows, rows_of, slurm_answer
 from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.status import state_of
 from deepnets.runs.watch import counted, live_table
@@ -37,7 +37,6 @@ class Slurm:
     """
 
     in_process: ClassVar[bool] = False
-    shares_devices: ClassVar[bool] = False
 
     partition: str | None
     account: str | None
@@ -48,6 +47,8 @@ class Slurm:
     at_once: int | None
     warning: int
     options: dict[str, bool | int | str] | None
+    wait: bool
+    retry: Retry | None
 
     def check(self, config: Config) -> None:
         """Whether rows like this one can be submitted from here.
@@ -86,7 +87,7 @@ class Slurm:
             UserError: SLURM refuses the job, or does not answer.
         """
         with filelock.FileLock(Path(config.output_root) / ".slurm.lock"):  # whoever comes second finds it in the queue
-            rows = rows_of(folders, config.retry)
+            rows = rows_of(folders, self.retry)
             arrays = [self._submit(alike, config) for alike in _by_devices(rows.new)]
         arrays += sorted({task.split("_")[0] for task in rows.queued.values()}, key=int)
         complete = sum(folder.is_complete for folder in folders)
@@ -95,12 +96,14 @@ class Slurm:
             f"{len(rows.elsewhere)} running elsewhere, {len(rows.failed)} failed before, {complete} complete"
         )
         if rows.failed:
-            print("\n".join(["retry=failed submits again what failed:", *lines_of(rows.failed)]), file=sys.stderr)
+            print(
+                "\n".join(["launcher.retry=failed submits again what failed:", *lines_of(rows.failed)]), file=sys.stderr
+            )
         if arrays:
             print(f"cancel  scancel {' '.join(arrays)}")
         grid = RunFolder(folders[0].path.parents[1])
         print(f"status  python scripts/report.py {shlex.quote(str(grid))} --status", flush=True)
-        if not config.wait:
+        if not self.wait:
             return 1 if rows.failed else 0
         try:
             _follow(folders)

@@ -4,12 +4,13 @@ import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from deepnets.config.schema import Retry
 from deepnets.errors import UserError
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.status import FAILED, RUNNING, state_of
 
+Retry = Literal["failed"]  # which rows that have ended without a result are submitted again
 ROWS = "rows.txt"  # beside the script of an array: the folder of task i in line i
 
 
@@ -40,7 +41,7 @@ def rows_of(folders: list[RunFolder], retry: Retry | None) -> Rows:
             rows.queued[folder] = task
         elif state.name == RUNNING and (not state.job or state.job in tasks):  # in a job that has gone it was killed
             rows.elsewhere.append(folder)
-        elif state.name == FAILED and retry is not Retry.failed:
+        elif state.name == FAILED and retry != FAILED:
             rows.failed[folder] = state.reason or ""
         else:
             rows.new.append(folder)

@@ -33,15 +33,7 @@ def check_settings(config: Config) -> tuple[Dataset, int]:
     Raises:
         UserError: names the first thing that is wrong.
     """
-    for name in (
-        "batch_size",
-        "evaluation_batch_size",
-        "log_iterations",
-        "threads",
-        "devices",
-        "runs_per_device",
-        "stacked",
-    ):
+    for name in ("batch_size", "evaluation_batch_size", "log_iterations", "threads", "devices"):
         value = getattr(config, name)
         if value is not None and value < 1:
             raise UserError(f"{name}={value}: must be at least 1")

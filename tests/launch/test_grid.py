@@ -125,7 +125,7 @@ def test_two_commands_at_the_same_moment_share_the_grid(tmp_path: Path) -> None:
 
 def test_where_and_how_rows_are_launched_is_not_part_of_their_name(tmp_path: Path) -> None:
     usual = folder_of(row(tmp_path, "epochs=2")).path
-    changes = ["launcher=slurm", "launcher.time=30", "runs_per_device=3", "wait=true", "retry=failed", "fail_fast=true"]
+    changes = ["launcher=slurm", "launcher.time=30", "launcher.wait=true", "launcher.retry=failed", "fail_fast=true"]
     assert folder_of(row(tmp_path, "epochs=2", *changes)).path == usual
     assert folder_of(row(tmp_path, "epochs=2", "devices=2")).path != usual
 
@@ -133,8 +133,9 @@ def test_where_and_how_rows_are_launched_is_not_part_of_their_name(tmp_path: Pat
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["runs_per_device=0"], "runs_per_device=0: must be at least 1"),
-        (["runs_per_device=4"], "runs_per_device=4: only launcher=pool"),
+        (["launcher=pool", "launcher.runs_per_device=0"], "launcher.runs_per_device=0: must be at least 1"),
+        (["+launcher.runs_per_device=4"], "launcher: unknown key 'runs_per_device'"),
+        (["launcher=slurm", "launcher.retry=finished"], "launcher.retry: got 'finished'"),
         (["devices=0"], "devices=0: must be at least 1"),
         (["launcher=pool", "device=cuda:7"], "device=cuda:7: not on this machine"),
         (["launcher=pool", "+launcher.slots=4"], "launcher: unknown key 'slots'"),

@@ -114,10 +114,11 @@ def test_rows_of_several_folders_are_told_apart_and_the_seeds_of_each_put_togeth
 
 
 def test_a_plan_refuses_what_the_launch_refuses(tmp_path: Path) -> None:
-    done = train("-m", *SMALL, "seed=0,1", "stacked=2", "launcher=pool", "plan=true", f"output_root={tmp_path}")
+    changes = ["launcher=pool", "launcher.runs_per_device=0", "plan=true", f"output_root={tmp_path}"]
+    done = train("-m", *SMALL, "seed=0,1", *changes)
     assert done.returncode == 1
     assert "2 of 2 runs cannot start" in done.stdout
-    assert "stacked=2: rows are stacked in one process only" in done.stdout
+    assert "runs_per_device=0: must be at least 1" in done.stdout
 
 
 def test_rows_for_a_device_that_is_elsewhere_are_planned_without_a_time(

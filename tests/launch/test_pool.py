@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 GRID = ["-m", "seed=range(8)", "model.depth=8", "model.widths=[4,4,4]", "epochs=3", "device=cpu", "precision=fp32"]
 GRID += ["schedule=cosine", "schedule._target_=tests.paced.Paced", "+schedule.name=a"]
-GRID += ["trusted_targets=[tests.paced.Paced]", "launcher=pool", "runs_per_device=2"]
+GRID += ["trusted_targets=[tests.paced.Paced]", "launcher=pool", "launcher.runs_per_device=2"]
 
 
 class Grid:
@@ -199,7 +199,7 @@ def test_a_row_of_several_gpus_takes_a_share_of_each(
     for name, devices in {"a": 2, "b": 1, "c": 2, "d": 3}.items():
         folders.append(RunFolder(tmp_path / name))
         folders[-1].freeze(replace(row(tmp_path).config, devices=devices), {})
-    execution = pool._Execution(folders, replace(row(tmp_path).config, runs_per_device=1))
+    execution = pool._Execution(folders, row(tmp_path).config, runs_per_device=1)
     execution.has_gpus = True
     together = []
     while execution.in_progress:
@@ -216,8 +216,8 @@ def test_a_row_of_several_gpus_takes_a_share_of_each(
 
 def test_what_a_pool_cannot_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="device=cuda:7: not on this machine"):
-        Pool().check(row(tmp_path, "device=cuda:7").config)
-    Pool().check(row(tmp_path, "device=cpu", "devices=2").config)
+        Pool(runs_per_device=1).check(row(tmp_path, "device=cuda:7").config)
+    Pool(runs_per_device=1).check(row(tmp_path, "device=cpu", "devices=2").config)
 
 
 def test_output_of_a_run_that_dies_early_is_told(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ NET = ["model.depth=8", "model.widths=[4,4,4]", "schedule=cosine", "schedule._ta
 NET += ["trusted_targets=[tests.paced.Paced]", "device=cpu"]
 SLURM = ["launcher=slurm", "launcher.cpus=1"]
 OPTIONS = {"partition": None, "account": None, "time": None, "nodes": 1, "gpus": None, "cpus": None}
-OPTIONS |= {"at_once": None, "warning": 120, "options": None}
+OPTIONS |= {"at_once": None, "warning": 120, "options": None, "wait": False, "retry": None}
 
 
 def missing() -> str | None:
@@ -151,7 +151,7 @@ def six_rows(root: Path, pace: Path) -> dict[str, Any]:
     changes = ["epochs=2", f"output_root={outputs}", f"+schedule.name={','.join(grid)}", "launcher.options={hold:true}"]
     command = [sys.executable, "scripts/train.py", "-m", *NET, *SLURM, *changes]
     master = subprocess.Popen(
-        [*command, "wait=true"],
+        [*command, "launcher.wait=true"],
         cwd=root / "tree",
         env={**os.environ, "PYTHONPATH": f"{root / 'tree'}:{ROOT}"},  # the jobs take it over
         stdout=subprocess.PIPE,
@@ -175,20 +175,20 @@ def six_rows(root: Path, pace: Path) -> dict[str, Any]:
     (pace / "broken_f").touch()
     array = job(folder_of(outputs, "a")).split("_")[0]
     answer("scontrol", "release", array)
-    facts["followed"] = launched(outputs, grid, "epochs=2", "wait=true")
+    facts["followed"] = launched(outputs, grid, "epochs=2", "launcher.wait=true")
     facts["endings"] = [ending(job(folder_of(outputs, name))) for name in grid]
     facts["log_of_f"] = (folder_of(outputs, "f") / "log.txt").read_text()
 
     (pace / "broken_f").unlink()
     facts["failed"] = launched(outputs, grid, "epochs=2")
     folders = [RunFolder(folder_of(outputs, name)) for name in grid]
-    config = row(outputs, *NET, *SLURM, "retry=failed").config
+    config = row(outputs, *NET, *SLURM, "launcher.retry=failed").config
     options = {key: value for key, value in config.launcher.items() if key != "_target_"}
     with ThreadPoolExecutor() as parents, redirect_stdout(StringIO()) as printed:
         both = [parents.submit(Slurm(**options).execute, folders, config) for _ in range(2)]
         facts["two_codes"] = [parent.result() for parent in both]
     facts["two_parents"] = printed.getvalue()
-    facts["retried"] = launched(outputs, grid, "epochs=2", "wait=true")
+    facts["retried"] = launched(outputs, grid, "epochs=2", "launcher.wait=true")
 
     launched(outputs, "i", "epochs=2", "launcher.options={hold:true}")
     unreadable = folder_of(outputs, "i")
@@ -196,13 +196,13 @@ def six_rows(root: Path, pace: Path) -> dict[str, Any]:
     answer("scancel", first)
     until(lambda: first not in queue(), "it is cancelled")
     RunFolder(unreadable).write_json("result.json", {"status": FAILED, "reason": "of an earlier attempt", "job": first})
-    launched(outputs, "i", "epochs=2", "retry=failed", "launcher.options={hold:true}")
+    launched(outputs, "i", "epochs=2", "launcher.retry=failed", "launcher.options={hold:true}")
     i = job(unreadable)
     (unreadable / "config.yaml").write_text("")
     answer("scontrol", "release", i)
     (pace / "broken_g").touch()
     facts["fail_fast"] = launched(
-        outputs, "gh", "epochs=2", "launcher.at_once=1", "fail_fast=true", "wait=true", "launcher.gpus=2"
+        outputs, "gh", "epochs=2", "launcher.at_once=1", "fail_fast=true", "launcher.wait=true", "launcher.gpus=2"
     )
     task = job(folder_of(outputs, "h"))
     until(lambda: not queue(), "all end")

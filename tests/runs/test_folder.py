@@ -49,6 +49,17 @@ def test_a_folder_from_before_a_key_was_there_runs_as_it_did_then(tmp_path: Path
         folder.check(row(tmp_path, "devices=2").config)
 
 
+def test_a_folder_from_before_launchers_had_their_arguments_is_the_same_run(tmp_path: Path) -> None:
+    config = row(tmp_path).config
+    folder = RunFolder(tmp_path / "run")
+    folder.freeze(config, {})
+    file = folder.path / "config.yaml"
+    of_then = {"runs_per_device": 2, "stacked": 10, "wait": True, "retry": "failed"}
+    OmegaConf.save({**OmegaConf.load(file), **of_then}, file)
+    assert identity_hash(folder.config) == identity_hash(config)
+    folder.check(config)
+
+
 def test_other_settings_are_refused_with_the_differing_keys(tmp_path: Path) -> None:
     config = row(tmp_path).config
     folder = RunFolder(tmp_path / "run")

@@ -213,7 +213,15 @@ def test_a_graph_is_captured_on_the_gpu_of_its_run() -> None:
 
 @pytest.mark.gpu
 def test_seeds_side_by_side_on_one_gpu(tmp_path: Path) -> None:
-    changes = [*TINY, *NET, "device=cuda:0", "launcher=pool", "runs_per_device=4", "step=graphed", "seed=0,1,2,3"]
+    changes = [
+        *TINY,
+        *NET,
+        "device=cuda:0",
+        "launcher=pool",
+        "launcher.runs_per_device=4",
+        "step=graphed",
+        "seed=0,1,2,3",
+    ]
     done = train("-m", *changes, f"output_root={tmp_path}")
     assert done.returncode == 0, done.stderr
     results = [RunFolder(path.parent).result for path in sorted(tmp_path.glob("runs/*/seed*/result.json"))]
