@@ -53,11 +53,48 @@ def shortcut_factors(walk: Walk, x: Tensor, generator: torch.Generator) -> np.nd
     """By how much each unit's h scales a gradient that passes it, (units,), measured: 0 for plain units.
 
     ||J' v|| over the batch x (N, C, H, W) for v ~ N(0, 1) and the Jacobian J of h, over the same of h's change of shape
-    alone. The product over units is what is left of a gradient that takes no branch: He et al. 2016, Eq. 7.
+    alone. He et al. 2016, Eq. 7, where this product over units is all that a gradient meets that takes no branch; see
+    `bypass_factors` for what else it meets.
     """
     with torch.no_grad():
         inputs = walk.inputs(x)[:-1]
     return np.array([_factor(unit, state, generator) for unit, state in zip(walk.units, inputs, strict=True)])
+
+
+def bypass_factors(walk: Walk, x: Tensor, generator: torch.Generator) -> np.ndarray:
+    """By how much each unit scales a gradient that passes all units without their branches, (units,).
+
+    v ~ N(0, 1) behind the last unit is pulled back through one unit f(h(e(x)) + b r) after the other, with r = F(e(x))
+    held constant: e is what stands before the split, f what follows the addition. A factor is the norm in front of a
+    unit over what its change of shape alone would leave; their product is the whole way's. J = f' h' e', so a ReLU
+    behind the additions, or a normalisation in front of a stage, is part of it. 0 from a plain unit on. He et al. 2016,
+    section 3.
+    """
+    with torch.no_grad():
+        inputs = walk.inputs(x)[:-1]
+        output = walk.units[-1](inputs[-1], walk.b[-1])
+    gradient = torch.randn(output.shape, generator=generator, dtype=output.dtype).to(output.device)
+    factors = []
+    for unit, state, b in reversed(list(zip(walk.units, inputs, walk.b, strict=True))):
+        gradient, factor = _past_branch(unit, state, b, gradient)
+        factors.append(factor)
+    return np.array(factors[::-1])
+
+
+def _past_branch(unit: Unit, x: Tensor, b: float, gradient: Tensor) -> tuple[Tensor, float]:
+    """The gradient in front of a unit, and its norm over what the change of shape alone would leave."""
+    with torch.no_grad():
+        split = unit.before(x)
+        r = b * unit.branch(split)
+    if unit.is_plain:
+        return torch.zeros_like(x), 0.0
+    x, split = x.detach().requires_grad_(), split.detach().requires_grad_()
+    with torch.enable_grad():
+        (pulled,) = torch.autograd.grad(unit.after(unit.shortcut(unit.before(x), r)), x, gradient)
+        resize = getattr(unit.shortcut, "resize", None)
+        reference = gradient if resize is None else torch.autograd.grad(resize(split), split, gradient)[0]
+    norm = reference.double().norm().item()
+    return pulled, pulled.double().norm().item() / norm if norm else 0.0
 
 
 def _factor(unit: Unit, x: Tensor, generator: torch.Generator) -> float:

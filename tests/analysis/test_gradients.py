@@ -130,6 +130,43 @@ def test_a_learned_projection_has_no_formula_but_a_factor() -> None:
     assert gradients.shortcut_factors(walk, small_batch(2)[0], generator())[0] == pytest.approx(3)
 
 
+@pytest.mark.parametrize("ordering", ["original", "full_preactivation", "bn_after_addition"])
+def test_the_way_past_all_branches_is_the_gradient_with_branches_held_constant(ordering: str) -> None:
+    """By finite differences of all units, their branches' outputs fixed, on a net of one stage that keeps its shape."""
+    walk = walk_of(
+        small_network("model.depth=8", "model.widths=[2]", "model.stem_width=2", f"model/ordering={ordering}")
+    )
+    x = small_batch(1)[0]
+    states = walk.inputs(x)[:-1]
+    r = [unit.branch(unit.before(state)) for unit, state in zip(walk.units, states, strict=True)]
+
+    def way(x: torch.Tensor) -> torch.Tensor:
+        for unit, constant in zip(walk.units, r, strict=True):
+            x = unit.after(unit.shortcut(unit.before(x), constant))
+        return x
+
+    start = states[0]
+    v = torch.randn(way(start).shape, generator=generator(), dtype=x.dtype)
+    pulled = torch.zeros_like(start)
+    for index in range(start.numel()):
+        step = torch.zeros_like(start)
+        step.view(-1)[index] = 1e-7
+        pulled.view(-1)[index] = ((way(start + step) - way(start - step)) / 2e-7 * v).sum()
+    found = np.prod(gradients.bypass_factors(walk, x, generator()))
+    assert found == pytest.approx((pulled.norm() / v.norm()).item(), rel=1e-5)
+
+
+def test_only_stage_openings_break_the_way_of_a_preactivated_net() -> None:
+    walk = walk_of(
+        gradients.with_batch_statistics(small_network("model.depth=26", "model/ordering=full_preactivation"))
+    )
+    found = gradients.bypass_factors(walk, small_batch(8)[0], generator())
+    openings = [stage != before for stage, before in zip(walk.stages, [-1, *walk.stages], strict=False)]
+    assert np.flatnonzero(np.abs(found - 1) > 1e-6).tolist() == np.flatnonzero(openings).tolist()
+    clipped = walk_of(gradients.with_batch_statistics(small_network("model.depth=26")))
+    assert (gradients.bypass_factors(clipped, small_batch(8)[0], generator()) < 0.999).all()
+
+
 def test_signals_are_those_of_the_outputs() -> None:
     model, (x, _) = small_network("model.depth=14", "model/ordering=full_preactivation"), small_batch()
     found = signals(walk_of(model), x)

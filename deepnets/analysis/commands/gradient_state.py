@@ -22,6 +22,7 @@ class State:
     signals: Signals
     factors: np.ndarray
     formula: np.ndarray
+    bypass: np.ndarray
     below: np.ndarray
     values: np.ndarray
     responses: dict[str, float]

@@ -25,6 +25,9 @@ from deepnets.training.assembly import prepare
 from deepnets.training.fit import fit
 from deepnets.training.hardware import choose_precision
 
+CHANGED = 0.01  # a factor that differs by more is named
+MOST_NAMED = 5  # units by name
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What can be chosen besides the subject."""
@@ -92,6 +95,7 @@ def _states(subject: Subject, label: str, arguments: argparse.Namespace) -> list
                 signals=signals(walk, x),
                 factors=gradients.shortcut_factors(walk, x, generator),
                 formula=gradients.shortcut_formula(walk),
+                bypass=gradients.bypass_factors(walk, x, generator),
                 below=below,
                 values=values,
                 responses=responses(tested, progress(batches, f"responses of {subject.name}")),
@@ -113,6 +117,7 @@ def _write_states(states: list[State], outcome: Outcome) -> None:
             "gradient_norm": state.norms,
             "shortcut_factor": state.factors,
             "shortcut_formula": state.formula,
+            "bypass_factor": state.bypass,
             "clipped_share": state.clipped,
         }
         values |= {f"signal_{name}": array for name, array in vars(state.signals).items()}
@@ -135,6 +140,7 @@ def _finding(subject: Subject, states: list[State]) -> str:
     text = f"{subject.name}: gradient of the first of {len(state.walk)} units over that of the last {ratios}; "
     text += f"product of {len(start.walk)} shortcuts {np.prod(start.factors):.4g} {_when(start)}"
     text += "" if np.isnan(formula) else f" (formula {formula:.4g})"
+    text += f"; past all branches, with what precedes and follows the additions, {_bypass(start)}"
     if state.values.any():
         share = 100 * state.clipped
         total = 100 * state.below.sum() / state.values.sum()
@@ -143,6 +149,18 @@ def _finding(subject: Subject, states: list[State]) -> str:
     else:
         text += "; no ReLU behind the additions clips anything"
     return text
+
+
+def _bypass(state: State) -> str:
+    """The product over units, and which of them are not those of the shortcut alone."""
+    text = f"{np.prod(state.bypass):.4g}"
+    changed = np.flatnonzero(~np.isclose(state.bypass, state.factors, rtol=CHANGED))
+    if not len(changed):
+        return text
+    if len(changed) > MOST_NAMED:
+        return f"{text}: {len(changed)} of {len(state.walk)} units scale it beyond their shortcuts"
+    names = ", ".join(f"{index + 1} ({state.bypass[index]:.3g})" for index in changed)
+    return f"{text}: of {len(state.walk)} units {names} scale it beyond their shortcuts"
 
 
 def _when(state: State) -> str:
