@@ -33,31 +33,30 @@ class TrainingBatches:
         world: World = ALONE,
     ) -> None:
         self.split, self.normalization, self.world = split, normalization, world
+        self.images = len(split)
         self.pad, self.flip, self.batch_size, self.seed = pad, flip, batch_size, seed
 
     def __len__(self) -> int:
         """Batches per epoch; the last may be short."""
-        return ceil(len(self.split) / self.batch_size)
+        return ceil(self.images / self.batch_size)
 
     def images_in(self, batch: int) -> int:
         """Of that batch of an epoch, over all processes."""
-        return min(self.batch_size, len(self.split) - batch * self.batch_size)
+        return min(self.batch_size, self.images - batch * self.batch_size)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """That epoch from batch `start` on: x (n, C, H, W) float32 with channels_last strides, y (n,) int64."""
         draws = _moved(self._draws(epoch), self.split.labels.device)  # the epoch's only copy from the host
-        for number in range(start, len(self)):
-            whole = draws[:, number * self.batch_size :][:, : self.batch_size]
-            order, mirrored, top, left = whole[:, self.world.shard(whole.shape[1])]
-            batch = self.split.select(order)
-            x = self.normalization(batch.images)
+        shares = [whole[:, self.world.shard(whole.shape[1])] for whole in draws.split(self.batch_size, dim=1)]
+        for order, mirrored, top, left in shares[start:]:
+            x = self.normalization(self.split.images.index_select(0, order))
             if self.pad or self.flip:
                 x = cut(x, self.pad, mirrored, top, left)
-            yield x.permute(0, 3, 1, 2), batch.labels
+            yield x.permute(0, 3, 1, 2), self.split.labels.index_select(0, order)
 
     def _draws(self, epoch: int) -> Tensor:
         """Which image, mirrored or not, top and left of the cut: (4, N) int64."""
-        n = len(self.split)
+        n = self.images
         generator = np.random.default_rng((self.seed, epoch))
         order, mirrored = generator.permutation(n), generator.integers(2, size=n) * self.flip
         return torch.from_numpy(np.stack((order, mirrored, *generator.integers(2 * self.pad + 1, size=(2, n)))))

@@ -19,7 +19,6 @@ from deepnets.launch.memory import PeakMemory
 from deepnets.runs.record import threads_of
 from deepnets.training.assembly import prepare
 from deepnets.training.checks import try_out
-from deepnets.training.cuda_graph import WARM_UP
 from deepnets.training.fit import Training, evaluate, fit
 from deepnets.training.hardware import choose_precision, describe, find_device
 from deepnets.training.metrics import Sums
@@ -116,11 +115,10 @@ def _measured(config: Config, dataset: Dataset, size: Size) -> Pace:
             for _ in evaluate(training.model, batches, Sums(device), training.precision):
                 pass
 
-        train()  # which makes the optimiser's state
-        memory = _held(training) + _peak(train, device) * share / images  # before a capture: a replay allocates nothing
-        if "graphed" in training.step:
-            for _ in range(WARM_UP - 2):  # what `_seconds` leaves out is then the capture
-                train()
+        # The first iteration makes the optimiser's state, compiles and captures; a replay allocates nothing.
+        memory = _held(training) + _peak(train, device)
+        if "graphed" not in training.step:
+            memory = _held(training) + _peak(train, device) * share / images
         return Pace(_seconds(train, device) / images, _seconds(test, device) / images, round(memory))
     except torch.OutOfMemoryError as error:
         raise UserError(

@@ -1,7 +1,7 @@
 """The training loop: a generator that knows no files and no configuration."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,18 +12,18 @@ from torch.nn.functional import cross_entropy
 from deepnets.data.batches import EvaluationBatches, TrainingBatches
 from deepnets.distributed.world import ALONE, World
 from deepnets.training.metrics import Mean, Sums
-from deepnets.training.step import Kind, autocast, check_network, iteration_of
+from deepnets.training.step import Forward, Kind, check_device, check_network, forward_of
 
 
 @dataclass
 class Training:
     """All that a run consists of while it trains, and where in its budget it stands.
 
-    `replica` is what training calls: `model`, or what averages the gradients of its copies in all processes of `world`.
-    `iterate` trains it on a batch, in the way that `step` names. `iterations` is the budget. `iteration`, `epoch`,
-    `batch` (within the epoch) and `images` count what is done. `sums` holds this process's part of this epoch's
-    training loss and error so far, `loss` the last batch's mean loss, both on the device. `completed` is set only in
-    the state that ends an epoch: the means over "train" and over each evaluated split.
+    `replica` is `model`, or what averages the gradients of its copies in all processes of `world`; `forward` is its
+    forward pass, executed in the way that `step` names. `iterations` is the budget. `iteration`, `epoch`, `batch`
+    (within the epoch) and `images` count what is done. `sums` holds this process's part of this epoch's training loss
+    and error so far, `loss` the last batch's mean loss, both on the device. `completed` is set only in the state that
+    ends an epoch: the means over "train" and over each evaluated split.
     """
 
     model: nn.Module
@@ -44,23 +44,13 @@ class Training:
     loss: Tensor | None = None
     completed: dict[str, Mean] = field(default_factory=dict)
     replica: nn.Module = field(init=False)
-    iterate: Callable[[Tensor, Tensor, float], Tensor] = field(init=False)
+    forward: Forward = field(init=False)
 
     def __post_init__(self) -> None:
         check_network(self.step, self.model, self.world.size)
+        check_device(self.step, self.device)
         self.replica = self.world.replica(self.model, self.device)
-        self.iterate = self._iterate()
-
-    def _iterate(self) -> Callable[[Tensor, Tensor, float], Tensor]:
-        return iteration_of(
-            self.step,
-            self.replica,
-            self.optimizer,
-            self.sums,
-            batch_size=self.batches.batch_size,
-            device=self.device,
-            precision=self.precision,
-        )
+        self.forward = forward_of(self.step, self.replica, self.batches.batch_size)
 
     @property
     def epochs(self) -> int:
@@ -72,10 +62,16 @@ class Training:
         """The rate of the last iteration."""
         return self.schedule.base_lrs[0] * self.schedule.lr_lambdas[0](max(self.iteration - 1, 0))
 
-    def end_step(self, total: Tensor) -> None:
-        """Count a batch that the optimiser and the sums have seen; `total` is its loss over this process's images."""
+    @property
+    def divisor(self) -> float:
+        """Of the loss summed over this process's images: gradients, averaged over processes, are the whole batch's."""
+        return self.batches.images_in(self.batch) / self.world.size
+
+    def end_step(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
+        """Count a batch that the optimiser has seen; `loss` is the sum over this process's images."""
+        self.sums.add(loss, logits, labels)
         count = self.batches.images_in(self.batch)
-        self.loss = self.world.all_reduce_sum(total) / count
+        self.loss = (self.world.all_reduce_sum(loss) if self.world.size > 1 else loss) / count
         self.iteration += 1
         self.batch += 1
         self.images += count
@@ -120,7 +116,6 @@ class Training:
         rank = self.world.rank
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.iterate = self._iterate()  # a captured graph would go on with the optimiser's former tensors
         self.schedule.load_state_dict(state["schedule"])
         self.iteration, self.epoch = state["iteration"], state["epoch"]
         self.batch, self.images = state["batch"], state["images"]
@@ -144,11 +139,16 @@ def fit(training: Training) -> Iterator[Training]:
         for images, labels in t.batches.epoch(t.epoch, start=t.batch):
             if t.iteration == t.iterations:
                 break
-            _step(t, images, labels)
+            with autocast(t.device, t.precision):
+                logits = t.forward(images).float()
+            loss = cross_entropy(logits, labels, reduction="sum")
+            t.optimizer.zero_grad()
+            (loss / t.divisor).backward()
+            t.optimizer.step()
+            t.schedule.step()
+            t.end_step(loss.detach(), logits.detach(), labels)
             yield t
-        t.world.broadcast(
-            t.model.buffers()
-        )  # each process has its own running statistics; the first one's are the net's
+        t.world.broadcast(t.model.buffers())  # of running statistics those of the first process are the net's
         evaluated = {}
         for name, batches in t.evaluated.items():
             sums = Sums(t.device)
@@ -171,9 +171,9 @@ def evaluate(model: nn.Module, batches: EvaluationBatches, sums: Sums, precision
         yield sums
 
 
-def _step(t: Training, images: Tensor, labels: Tensor) -> None:
-    count = t.batches.images_in(t.batch)
-    # Gradients are averaged over processes: this divisor makes them the whole batch's.
-    total = t.iterate(images, labels, count / t.world.size)
-    t.schedule.step()
-    t.end_step(total)
+def autocast(device: torch.device, precision: torch.dtype) -> torch.autocast:
+    """bfloat16 where the arithmetic allows it, for `precision` bfloat16; nothing for float32.
+
+    No weight is read twice in a pass, so nothing is cached, which a CUDA graph could not hold.
+    """
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == torch.bfloat16, cache_enabled=False)

@@ -1,92 +1,86 @@
-"""How an iteration is executed: operation by operation, from compiled code, or as a CUDA graph."""
+"""How the forward pass of training is executed: operation by operation, from compiled code, or as a CUDA graph."""
 
 from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from deepnets.errors import UserError
 from deepnets.models.recomputation import draws
-from deepnets.training.cuda_graph import CudaGraphs, Graphed
-from deepnets.training.metrics import Sums
 
 Kind = Literal["eager", "compiled", "graphed", "compiled_graphed"]
-Forward = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # images, labels -> loss summed over the images, logits
+Forward = Callable[[Tensor], Tensor]  # images (N, C, H, W) -> logits (N, classes)
 BATCH_SIZES = 2  # of a run: code is compiled for each, that of the epoch's short last batch included
 
 
-class Iteration:
-    """Forward and backward pass, an optimiser step, and the addition to the sums; nothing waits for the device."""
+def forward_of(kind: Kind, model: nn.Module, batch_size: int) -> Forward:
+    """What executes the forward pass of `model` in that way; its backward pass follows.
 
-    def __init__(self, forward: Forward, optimizer: torch.optim.Optimizer, sums: Sums) -> None:
-        self.forward, self.optimizer, self.sums = forward, optimizer, sums
-
-    def __call__(self, images: Tensor, labels: Tensor, divisor: float) -> Tensor:
-        """Train on images (N, C, H, W) and labels (N,) by the gradient of their summed loss / `divisor`; that sum."""
-        total, logits = self.forward(images, labels)
-        self.optimizer.zero_grad()
-        (total / divisor).backward()
-        self.optimizer.step()
-        self.sums.add(total, logits, labels)
-        return total.detach()
-
-
-def iteration_of(
-    kind: Kind,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    sums: Sums,
-    *,
-    batch_size: int,
-    device: torch.device,
-    precision: torch.dtype,
-) -> Callable[[Tensor, Tensor, float], Tensor]:
-    """What executes an iteration in that way; to be made anew when the optimiser has loaded another state.
+    With graphs an epoch's short last batch is executed operation by operation.
 
     Raises:
-        UserError: not on this device.
+        UserError: compilation is switched off.
     """
-    check_device(kind, device)
-    forward = forward_of(model, precision)
-    iteration = Iteration(compiled(forward) if "compiled" in kind else forward, optimizer, sums)
-    return Graphed(iteration, optimizer, batch_size, CudaGraphs(device)) if "graphed" in kind else iteration
+    if kind == "eager":
+        return model
+    executed = compiled(model, graphed="graphed" in kind) if "compiled" in kind else Captured(model)
+    return executed if kind == "compiled" else lambda images: (executed if len(images) == batch_size else model)(images)
 
 
-def forward_of(model: nn.Module, precision: torch.dtype) -> Forward:
-    """The network in `precision`, its logits and loss in float32."""
+class Captured:
+    """`model` on batches like the first one, its forward and backward pass replayed from CUDA graphs.
 
-    def forward(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        with autocast(images.device, precision):
-            logits = model(images)
-        logits = logits.float()
-        return cross_entropy(logits, labels, reduction="sum"), logits
+    The next call overwrites the logits. The graphs read the tensors of parameters and statistics, which loading a state
+    overwrites and does not replace.
+    """
 
-    return forward
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.graphs: Forward | None = None
+
+    def __call__(self, images: Tensor) -> Tensor:
+        if self.graphs is None:
+            self.graphs = self._capture(images.clone())
+        return self.graphs(images)
+
+    def _capture(self, images: Tensor) -> Forward:
+        """Torch runs both passes some times first: running statistics and random states are restored."""
+        statistics = [buffer.clone() for buffer in self.model.buffers()]
+        network = nn.Sequential(self.model)  # torch replaces its `forward`; the model's own is still needed
+        with torch.cuda.device_of(images), torch.random.fork_rng([images.device] if images.is_cuda else []):
+            graphs = torch.cuda.make_graphed_callables(network, (images,), allow_unused_input=True)
+        for buffer, before in zip(self.model.buffers(), statistics, strict=True):
+            buffer.copy_(before)
+        return graphs
 
 
-def compiled(forward: Forward) -> Forward:
-    """`forward` compiled in one piece for each of at most `BATCH_SIZES` shapes; drops what was compiled before.
+def compiled(model: nn.Module, *, graphed: bool = False) -> Forward:
+    """`model` compiled in one piece for each of at most `BATCH_SIZES` shapes; drops what was compiled before.
 
-    Random numbers are those of `forward`. Whatever torch.compile would leave to Python without a word is an error.
+    Random numbers are those of `model`. What torch.compile would silently leave to Python, or with `graphed` out of its
+    CUDA graphs, is an error.
 
     Raises:
-        UserError: compilation is switched off, or, when called, `forward` cannot be compiled.
+        UserError: compilation is switched off, or, when called, `model` cannot be compiled.
     """
     torch.compiler.reset()
-    code = torch.compile(forward, fullgraph=True, dynamic=False, options={"fallback_random": True})
-    if code is forward or torch._dynamo.config.disable:
+    # `mode="reduce-overhead"` would exclude `fallback_random`.
+    graphs = {"triton.cudagraphs": True, "triton.cudagraph_or_error": True} if graphed else {}
+    code = torch.compile(model, fullgraph=True, dynamic=False, options={"fallback_random": True, **graphs})
+    if code is model or torch._dynamo.config.disable:
         raise UserError("step=compiled: TORCHDYNAMO_DISABLE or TORCH_COMPILE_DISABLE turns it off; unset both")
     failures = torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit
     strictly = torch._dynamo.config.patch(
         recompile_limit=BATCH_SIZES, fail_on_recompile_limit_hit=True, suppress_errors=False
     )
 
-    def call(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def call(images: Tensor) -> Tensor:
+        if graphed:
+            torch.compiler.cudagraph_mark_step_begin()  # the former iteration's logits may be overwritten
         with strictly:
             try:
-                return code(images, labels)
+                return code(images)
             except failures as error:
                 reason = str(error).partition("\n")[0]  # the rest is in log.txt
                 raise UserError(
@@ -129,8 +123,3 @@ def check_device(kind: Kind, device: torch.device) -> None:
     """
     if "graphed" in kind and device.type != "cuda":
         raise UserError(f"step={kind}: CUDA graphs need a GPU, the device is {device}; give step=eager or compiled")
-
-
-def autocast(device: torch.device, precision: torch.dtype) -> torch.autocast:
-    """bfloat16 where the arithmetic allows it, for `precision` bfloat16; nothing for float32."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == torch.bfloat16)

@@ -1,22 +1,21 @@
-"""Replayed iterations against plain ones: the parts that need no GPU here, and on a GPU (mark `gpu`) the graphs."""
+"""Replayed forward passes against plain ones: the parts that need no GPU here, and on a GPU (mark `gpu`) the graphs."""
 
 import io
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from deepnets.runs.folder import RunFolder
 from deepnets.training.assembly import prepare
-from deepnets.training.cuda_graph import Graphed
 from deepnets.training.fit import Training, fit
-from deepnets.training.step import Iteration, forward_of
+from deepnets.training.step import forward_of
 from tests.command import row, train
 
-# Three epochs of five batches of 256 and one of 157; rates that are exact in float32 too.
+# Three epochs of five batches of 256 and one of 157; learning rates that are exact in float32 too.
 TINY = ["dataset=digits", "batch_size=256", "epochs=3", "evaluation_batch_size=100", "optimizer.lr=0.03125"]
 FALLING = ["schedule.milestones=[1,2]", "schedule.of=3", "schedule.factor=0.5"]
 EPOCH, EVALUATION = 6, 4  # batches
@@ -38,74 +37,97 @@ def trained(training: Training) -> dict[str, Any]:
         rates.append(state.learning_rate)
         gradients.append(sum(p.grad.double().square().sum() for p in state.model.parameters()))
         means += [(mean.loss, mean.error) for mean in state.completed.values()]
-    optimizer = training.optimizer.state_dict()
     return {
         "losses": torch.stack(losses),
         "gradients": torch.stack(gradients),
         "means": torch.tensor(means),
         "rates": rates,
-        "groups": optimizer["param_groups"],
-        "optimizer": optimizer["state"],
+        "optimizer": training.optimizer.state_dict()["state"],
         "model": training.model.state_dict(),
         "draws": torch.rand(1, device=training.device),
     }
 
 
 def assert_equal(ours: dict[str, Any], plain: dict[str, Any], rtol: float = 1e-3, atol: float = 1e-4) -> None:
-    for what in ("rates", "groups"):  # plain numbers, as schedules and checkpoints know them
-        assert ours[what] == plain[what], what
-    for what in ("losses", "means", "optimizer", "model", "draws"):
+    assert ours["rates"] == plain["rates"]
+    for what in ("losses", "gradients", "means", "optimizer", "model", "draws"):
         torch.testing.assert_close(ours[what], plain[what], rtol=rtol, atol=atol, msg=lambda m, what=what: what + m)
 
 
-class CalledAgain:
-    """In place of a graph: the same call, on the same tensors, at every replay."""
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """In place of torch's captures, which need a GPU: warm-up passes as torch runs them, and one module for all calls.
 
-    aside = nullcontext
+    Holds the number of images of each capture, and a 0 for each call of what it returned.
+    """
+    seen: list[int] = []
 
-    def __call__(self, function: Callable[[], None]) -> Callable[[], None]:
-        return function
+    def capture(network: nn.Module, sample: tuple[Tensor], allow_unused_input: bool) -> Callable[[Tensor], Tensor]:
+        assert not (torch.is_autocast_enabled("cpu") and torch.is_autocast_cache_enabled())
+        assert allow_unused_input
+        seen.append(len(sample[0]))
+        for _ in range(3):
+            logits = network(*sample)
+            torch.autograd.grad(logits, list(network.parameters()), torch.empty_like(logits))
+        parameters = list(network.parameters())
+        plainly = network.forward
+
+        def replay(images: Tensor) -> Tensor:
+            seen.append(0)
+            assert images.shape == sample[0].shape
+            assert all(now is then for now, then in zip(network.parameters(), parameters, strict=True))
+            return plainly(sample[0].copy_(images))
+
+        network.forward = replay
+        return network
+
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", capture)
+    return seen
+
+
+def graphed(*changes: str, precision: torch.dtype = torch.float32) -> Training:
+    """As `step=graphed` has it, on the CPU."""
+    training = prepared("cpu", *changes, precision=precision)
+    training.forward = forward_of("graphed", training.model, training.batches.batch_size)
+    return training
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         ["optimizer=nesterov"],
-        ["optimizer=caffe_nesterov"],
-        ["optimizer=adam", "optimizer.lr=0.0078125"],
+        ["optimizer=adam", "optimizer.lr=0.0078125", "model.batchnorm_images=64"],
         ["optimizer=sgd", "optimizer.momentum=0", "model/shortcut=dropout"],
     ],
     ids="+".join,
 )
-def test_kept_tensors_carry_batches_rates_and_sums_to_every_replay(changes: list[str]) -> None:
+def test_a_capture_leaves_no_trace_in_statistics_and_draws(captures: list[int], changes: list[str]) -> None:
     plain = trained(prepared("cpu", *changes))
-    ours = prepared("cpu", *changes)
-    iteration = Iteration(forward_of(ours.model, torch.float32), ours.optimizer, ours.sums)
-    ours.iterate = Graphed(iteration, ours.optimizer, ours.batches.batch_size, CalledAgain())
     assert len(set(plain["rates"])) == 3
-    assert_equal(trained(ours), plain, rtol=1e-5, atol=1e-6)
+    assert_equal(trained(graphed(*changes)), plain, rtol=0, atol=0)
+    assert captures == [256, *[0] * 15]  # of the 18 batches three are short
 
 
-def test_iterations_before_the_capture_short_batches_and_replays_are_told_apart() -> None:
-    did = []
+def test_a_capture_computes_in_bfloat16(captures: list[int]) -> None:
+    plain = trained(prepared("cpu", precision=torch.bfloat16))
+    assert_equal(trained(graphed(precision=torch.bfloat16)), plain, rtol=0, atol=0)
+    assert captures
 
-    class Noted:
-        def aside(self) -> nullcontext:
-            did.append("aside")
-            return nullcontext()
 
-        def __call__(self, function: Callable[[], None]) -> Callable[[], None]:
-            did.append("captured")
-            function()
-            return lambda: did.append("replayed")
-
-    ours = prepared("cpu")
-    plainly = ours.iterate
-    ours.iterate = Graphed(lambda *batch: did.append(len(batch[0])) or plainly(*batch), ours.optimizer, 256, Noted())
-    for state in fit(ours):
-        if state.iteration == EPOCH + 2:
-            break
-    assert did == [*["aside", 256] * 3, "captured", 256, *["replayed"] * 2, 157, *["replayed"] * 2]
+def test_a_loaded_state_needs_no_new_capture(captures: list[int]) -> None:
+    changes = ["optimizer=nesterov", "model/shortcut=dropout"]
+    whole, file = graphed(*changes), io.BytesIO()
+    for state in fit(whole):
+        if state.iteration == EPOCH + 3 and not file.tell():
+            torch.save(state.state_dict(), file)
+    expected = {name: value.clone() for name, value in whole.model.state_dict().items()}
+    for resumed in (graphed(*changes), whole):
+        file.seek(0)
+        resumed.load_state_dict(torch.load(file, weights_only=True))
+        for _ in fit(resumed):
+            pass
+        torch.testing.assert_close(resumed.model.state_dict(), expected, rtol=0, atol=0)
+    assert captures.count(256) == 2
 
 
 @pytest.fixture
@@ -137,8 +159,7 @@ def exact() -> Iterator[None]:
 def test_every_step_is_the_plain_one(changes: list[str], step: str) -> None:
     """Schedule, short batches, dropout, statistics, gradients left behind, and the next random number."""
     plain = trained(prepared("cuda:0", *changes))
-    training = prepared("cuda:0", *changes, f"step={step}")
-    ours = trained(training)
+    ours = trained(prepared("cuda:0", *changes, f"step={step}"))
     if step == "graphed":
         assert_equal(ours, plain)
     # Compiled code rounds otherwise: where that turns the sign of a ReLU's input, training carries it on.
@@ -147,9 +168,6 @@ def test_every_step_is_the_plain_one(changes: list[str], step: str) -> None:
     torch.testing.assert_close(ours["gradients"][:EPOCH], plain["gradients"][:EPOCH], rtol=0.1, atol=0)
     assert ours["rates"] == plain["rates"]
     assert torch.equal(ours["draws"], plain["draws"])
-    assert isinstance(training.iterate, Graphed) == (step in GRAPHS)
-    if step in GRAPHS:
-        assert isinstance(training.iterate.replay.__self__, torch.cuda.CUDAGraph)
 
 
 @pytest.mark.gpu
@@ -177,7 +195,7 @@ def test_a_state_taken_anywhere_continues_elsewhere_and_in_place(step: str, opti
     changes = [f"optimizer={optimizer}", "optimizer.lr=0.0078125", "model/shortcut=dropout", f"step={step}"]
     whole, file = prepared("cuda:0", *changes), io.BytesIO()
     for state in fit(whole):
-        if state.iteration == EPOCH + 3 and not file.print_line():  # between two replays
+        if state.iteration == EPOCH + 3 and not file.tell():  # between two replays
             torch.save(state.state_dict(), file)
     expected = {name: value.clone() for name, value in whole.model.state_dict().items()}
     for resumed in (prepared("cuda:0", *changes), whole):  # `whole` has a graph that holds its former tensors

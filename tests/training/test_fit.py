@@ -1,8 +1,12 @@
 """The loop against the same training written out by hand."""
 
 import io
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
 
+import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -12,9 +16,11 @@ from deepnets.data.normalization import Normalization
 from deepnets.data.source import Split
 from deepnets.optimizer import sgd
 from deepnets.schedule import Plateau, Step
+from deepnets.training.assembly import prepare
 from deepnets.training.fit import Training, fit
 from deepnets.training.metrics import Sums
 from deepnets.training.step import Kind
+from tests.command import ROOT, row
 
 CPU = torch.device("cpu")
 IMAGES = torch.randint(0, 256, (10, 4, 4, 1), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -90,6 +96,62 @@ def test_training_is_the_formula_with_short_batches_and_a_cut_epoch() -> None:
     torch.testing.assert_close(torch.tensor(numbers), torch.tensor(expected), rtol=1e-4, atol=1e-5)
     for name, weight in model.state_dict().items():
         torch.testing.assert_close(ours.model.state_dict()[name], weight, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["model=resnet20"],
+        ["model=resnet20", "model/survival=linear_decay"],
+        ["model=resnet20", "memory=recompute_segments", "model.batchnorm_images=16"],
+        ["model=highway_fc10", "optimizer=caffe_nesterov"],
+    ],
+    ids="+".join,
+)
+def test_training_is_a_plain_loop_to_the_last_bit(changes: list[str]) -> None:
+    """Two epochs of 80 noise images, the last batch of each short."""
+    noise = ["dataset=synthetic", "dataset.source.train=80", "dataset.source.test=8", "batch_size=32", "epochs=2"]
+
+    def prepared() -> Training:
+        return prepare(row(Path("unused"), *noise, *changes).config, CPU, torch.float32)
+
+    ours = prepared()
+    losses = [state.loss.item() for state in fit(ours) if state.model.training]
+    plain, expected = prepared(), []
+    for epoch in range(2):
+        for x, y in plain.batches.epoch(epoch):
+            loss = cross_entropy(plain.model(x), y, reduction="sum") / len(y)
+            plain.optimizer.zero_grad()
+            loss.backward()
+            plain.optimizer.step()
+            plain.schedule.step()
+            expected.append(loss.item())
+    assert losses == expected
+    for name, weight in plain.model.state_dict().items():
+        assert torch.equal(ours.model.state_dict()[name], weight), name
+
+
+def test_an_iteration_crosses_few_files() -> None:
+    """Outside of the networks' own."""
+    config = row(Path("unused"), "model=resnet20", "dataset=synthetic", "batch_size=8", "precision=fp32").config
+    states = fit(prepare(config, CPU, torch.float32))
+    next(states)
+    files = set()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            files.add(Path(frame.f_code.co_filename))
+
+    before = sys.gettrace()
+    sys.settrace(note)
+    try:
+        next(states)
+    finally:
+        sys.settrace(before)
+    ours = {file for file in files if file.is_relative_to(ROOT / "deepnets")}
+    crossed = {file for file in ours if not file.is_relative_to(ROOT / "deepnets" / "models")}
+    assert {file.name for file in crossed} >= {"fit.py", "batches.py"}
+    assert len(crossed) <= 5
 
 
 def test_a_state_taken_anywhere_continues_to_the_same_weights() -> None:

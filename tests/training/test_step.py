@@ -1,4 +1,4 @@
-"""Compiled iterations against plain ones, and what is refused instead of being executed in another way unsaid."""
+"""Compiled and captured forward passes against plain ones, and what is refused instead of being executed otherwise."""
 
 import shutil
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from deepnets.errors import UserError
 from deepnets.launch.local import Local
@@ -15,8 +16,8 @@ from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
 from deepnets.training.assembly import prepare
 from deepnets.training.checks import check
-from deepnets.training.fit import fit
-from deepnets.training.step import compiled, forward_of
+from deepnets.training.fit import autocast, fit
+from deepnets.training.step import compiled
 from tests.command import metrics, row
 from tests.training.test_fit import CPU, as_file, training
 
@@ -38,9 +39,9 @@ def test_compiled_loss_gradients_statistics_and_draws_are_the_plain_ones(overrid
 
     def passed(compile_it: bool) -> dict[str, Tensor]:
         model = build_model(["dataset=digits", *overrides]).to(memory_format=torch.channels_last)
-        forward = forward_of(model, torch.float32)
         torch.manual_seed(2)
-        loss, logits = (compiled(forward) if compile_it else forward)(images, labels)
+        logits = (compiled(model) if compile_it else model)(images)
+        loss = cross_entropy(logits, labels)
         loss.backward()
         gradients = {f"{name}.grad": parameter.grad for name, parameter in model.named_parameters()}
         return {"loss": loss, "logits": logits, "next": torch.rand(1), **gradients, **model.state_dict()}
@@ -56,11 +57,10 @@ def test_compiled_loss_gradients_statistics_and_draws_are_the_plain_ones(overrid
 def test_compiled_arithmetic_is_autocast_as_the_plain_one_is() -> None:
     x = torch.randn(8, 8)
     model = nn.Sequential(nn.Flatten(), nn.Linear(8, 3))
-    loss, logits = compiled(forward_of(model, torch.bfloat16))(x, torch.arange(8) % 3)
-    assert loss.dtype is logits.dtype is torch.float32
-    plain = forward_of(model, torch.bfloat16)(x, torch.arange(8) % 3)
-    torch.testing.assert_close(logits, plain[1], rtol=0.01, atol=0.01)
-    assert torch.equal(logits, logits.bfloat16().float())  # the last layer computed in bfloat16
+    with autocast(CPU, torch.bfloat16):
+        logits, plain = compiled(model)(x), model(x)
+    assert logits.dtype is plain.dtype is torch.bfloat16
+    torch.testing.assert_close(logits, plain, rtol=0.01, atol=0.01)
 
 
 @needs_compiler
@@ -84,9 +84,8 @@ def test_compiled_training_is_the_plain_one_and_continues_bit_by_bit() -> None:
 def test_each_network_is_compiled_anew() -> None:
     """More networks in a process than a run has batch sizes."""
     for features in (2, 3, 4):
-        forward = forward_of(nn.Sequential(nn.Flatten(), nn.Linear(features, 3)), torch.float32)
-        x, labels = torch.randn(6, features), torch.arange(6) % 3
-        torch.testing.assert_close(compiled(forward)(x, labels), forward(x, labels))
+        model, x = nn.Sequential(nn.Flatten(), nn.Linear(features, 3)), torch.randn(6, features)
+        torch.testing.assert_close(compiled(model)(x), model(x))
 
 
 @needs_compiler
@@ -113,21 +112,21 @@ class Asking(nn.Module):
 
 @pytest.mark.parametrize("suppressed", [False, True])
 def test_what_falls_back_to_python_is_refused(suppressed: bool) -> None:
-    forward = compiled(forward_of(Asking(), torch.float32))
+    forward = compiled(Asking())
     with (
         torch._dynamo.config.patch(suppress_errors=suppressed),
         pytest.raises(UserError, match=r"cannot be compiled in one piece; give step=eager \(.+\)"),
     ):
-        forward(torch.randn(4, 1, 2, 2), torch.zeros(4, dtype=torch.int64))
+        forward(torch.randn(4, 1, 2, 2))
 
 
 @needs_compiler
 def test_more_batch_sizes_than_a_run_has_are_refused() -> None:
-    forward = compiled(forward_of(nn.Flatten(), torch.float32))
+    forward = compiled(nn.Flatten())
     for images in (4, 2):
-        forward(torch.randn(images, 1, 2, 2), torch.zeros(images, dtype=torch.int64))
+        forward(torch.randn(images, 1, 2, 2))
     with pytest.raises(UserError, match="cannot be compiled in one piece"):
-        forward(torch.randn(3, 1, 2, 2), torch.zeros(3, dtype=torch.int64))
+        forward(torch.randn(3, 1, 2, 2))
 
 
 def test_compilation_that_is_switched_off_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
