@@ -65,5 +65,6 @@ def adam(
     """Adam (Kingma and Ba 2015)."""
     if len(betas) != 2:
         raise ValueError(f"betas {list(betas)}: must be two numbers")
+    beta1, beta2 = betas
     groups = parameter_groups(model, weight_decay, decayed)
-    return torch.optim.Adam(groups, lr=lr, betas=tuple(betas), eps=eps, fused=True)
+    return torch.optim.Adam(groups, lr=lr, betas=(beta1, beta2), eps=eps, fused=True)

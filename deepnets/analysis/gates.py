@@ -12,14 +12,12 @@ from torch import Tensor
 
 from deepnets.analysis.walk import Walk
 from deepnets.errors import UserError
-from deepnets.models.batchnorm import GhostBatchNorm
 from deepnets.models.shortcuts import Gated
 
 
 def biases(walk: Walk) -> np.ndarray:
     """The bias of every block's gate, as it is now. Raises a UserError for a net without gates."""
-    last = [shortcut.gate[-2] for shortcut in gates_of(walk)]
-    return _padded([(layer.bn if isinstance(layer, GhostBatchNorm) else layer).bias for layer in last])
+    return _padded([shortcut.gate_bias for shortcut in gates_of(walk)])
 
 
 def activity_by_class(
@@ -30,14 +28,14 @@ def activity_by_class(
     Raises a UserError for a net without gates.
     """
     shortcuts = gates_of(walk)
-    sums: list[Tensor] | None = None
+    sums: list[Tensor] = []
     images = torch.zeros(classes, dtype=torch.float64)
     for x, labels in batches:
         member = torch.nn.functional.one_hot(labels, classes).double()
         images += member.sum(0).cpu()
         with torch.inference_mode():
             found = [member.T @ gates for gates, _ in _responses(walk, shortcuts, x)]
-            sums = found if sums is None else [total + more for total, more in zip(sums, found, strict=True)]
+            sums = [total + more for total, more in zip(sums, found, strict=True)] if sums else found
     means = [total.cpu() / images[:, None] for total in sums]
     return np.stack([_padded([layer[label] for layer in means]) for label in range(classes)]), images.numpy()
 
@@ -66,9 +64,9 @@ def of_one(walk: Walk, x: Tensor) -> tuple[np.ndarray, np.ndarray]:
 
 def gates_of(walk: Walk) -> list[Gated]:
     """The gated shortcut of every unit. Raises a UserError for a net without gates."""
-    shortcuts = [unit.shortcut for unit in walk.units]
-    if not all(isinstance(shortcut, Gated) for shortcut in shortcuts):
-        kinds = ", ".join(sorted({type(shortcut).__name__ for shortcut in shortcuts}))
+    shortcuts = [unit.shortcut for unit in walk.units if isinstance(unit.shortcut, Gated)]
+    if len(shortcuts) < len(walk.units):
+        kinds = ", ".join(sorted({type(unit.shortcut).__name__ for unit in walk.units}))
         raise UserError(
             f"this network has shortcuts without gates ({kinds}): choose for example model/shortcut=highway_b2"
         )

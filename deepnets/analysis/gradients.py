@@ -136,11 +136,12 @@ def layers_with_weights(model: nn.Module) -> dict[str, nn.Module]:
 
     By name of the convolution or linear layer, in the order of the net.
     """
-    found = {}
+    found: dict[str, nn.Module] = {}
     for name, parent in model.named_modules():
         if isinstance(parent, nn.Sequential) and "shortcut" not in name.split("."):
             for (child, layer), (_, following) in pairwise([*parent.named_children(), ("", None)]):
                 if isinstance(layer, nn.Conv2d | nn.Linear):
-                    normed = isinstance(following, _BatchNorm | GhostBatchNorm)
-                    found[f"{name}.{child}"] = following if normed else layer
+                    found[f"{name}.{child}"] = (
+                        following if isinstance(following, _BatchNorm | GhostBatchNorm) else layer
+                    )
     return found

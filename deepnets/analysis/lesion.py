@@ -42,18 +42,14 @@ def without_branch(unit: Unit, x: Tensor) -> Tensor:
     """
     if unit.is_plain:
         return x
-    if _is_exclusive(unit):
+    if isinstance(unit.shortcut, Gated) and unit.shortcut.exclusive:
         return unit.after(unit.shortcut.resize(unit.before(x)))
     return unit(x, 0.0)
 
 
 def closes_gates(walk: Walk) -> bool:
     """Whether deleting any unit means to force its gates to 0."""
-    return all(map(_is_exclusive, walk.units))
-
-
-def _is_exclusive(unit: Unit) -> bool:
-    return isinstance(unit.shortcut, Gated) and unit.shortcut.exclusive
+    return all(isinstance(unit.shortcut, Gated) and unit.shortcut.exclusive for unit in walk.units)
 
 
 def scores(

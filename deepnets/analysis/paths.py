@@ -105,7 +105,7 @@ def _pulled_back_by_term(
     return through_h, through_branch
 
 
-def path_share(units: int, lengths: Sequence[int]) -> np.ndarray:
+def path_share(units: int, lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     """Which share of all 2^n paths has each length: Fig. 6a, Binomial(n, 1/2)."""
     return binom.pmf(lengths, units, 0.5)
 

@@ -48,14 +48,14 @@ def clipped(walk: Walk, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[np.nd
     Raises:
         UserError: no unit has one.
     """
-    if not any(isinstance(layer, nn.ReLU) for unit in walk.units for layer in unit.after):
+    if not any(isinstance(layer, nn.ReLU) for unit in walk.units for layer in unit.after.children()):
         raise UserError("no ReLU stands behind an addition here: choose for example model/ordering=original")
     below, values = np.zeros(len(walk)), np.zeros(len(walk))
     with torch.inference_mode():
         for x, _ in batches:
             for index, (unit, before, b) in enumerate(zip(walk.units, walk.before, walk.b, strict=True)):
                 _, x = terms(unit, before(x), b)
-                for layer in unit.after:
+                for layer in unit.after.children():
                     if isinstance(layer, nn.ReLU):
                         below[index] += (x < 0).sum().item()
                         values[index] += x.numel()

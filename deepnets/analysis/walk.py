@@ -45,6 +45,8 @@ def walk_of(model: nn.Module) -> Walk:
     """
     if model.training:
         raise UserError("this network is in training mode, where its output depends on the batch: call model.eval()")
+    modules: list[nn.Module]
+    ends: list[Callable[[Tensor], Tensor]]
     match model:
         case ResNet():
             modules, ends = [model.stem, *model.stages], [model.tail, _average, model.head]
@@ -54,7 +56,11 @@ def walk_of(model: nn.Module) -> Walk:
             modules, ends = [nn.Flatten(), model.stem, model.stages], [model.head]
         case _:
             raise UserError(f"{type(model).__name__}: only ResNet, Highway and FullyConnected are made of known units")
-    units, before, stages, pending, stage = [], [], [], [], -1
+    units: list[Unit] = []
+    before: list[Callable[[Tensor], Tensor]] = []
+    stages: list[int] = []
+    pending: list[Callable[[Tensor], Tensor]] = []
+    stage = -1
     for module in modules:
         has_units = any(isinstance(part, Unit) for part in module.children())
         stage += has_units

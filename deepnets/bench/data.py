@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -27,11 +28,14 @@ def measure(arguments: argparse.Namespace) -> list[Figures]:
     subject, iterations = chosen(arguments), arguments.iterations
     batches, dataset, host = subject.training().batches, dataset_of(subject.config), torch.device("cpu")
     images = iterations * subject.config.batch_size
-    ours = _endless(batches)
-    candidates: Candidates = {"deepnets": lambda: images / seconds_of(ours, iterations, subject.device)}
+
+    def rate(endless: Iterator, device: torch.device) -> float:
+        return images / seconds_of(endless, iterations, device)
+
+    candidates: Candidates = {"deepnets": partial(rate, _endless(batches), subject.device)}
     for workers in dict.fromkeys((0, arguments.workers)):
-        theirs = plain.forever(plain.loader(task_of(subject, batches.split, dataset.pad, dataset.flip, workers)))
-        candidates[f"torchvision, {workers} workers"] = lambda them=theirs: images / seconds_of(them, iterations, host)
+        loader = plain.loader(task_of(subject, batches.split, dataset.pad, dataset.flip, workers))
+        candidates[f"torchvision, {workers} workers"] = partial(rate, plain.forever(loader), host)
     return [
         Figures(
             "data pipeline",

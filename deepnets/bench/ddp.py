@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from deepnets.bench.figures import Figures
 from deepnets.bench.options import count
@@ -111,6 +112,7 @@ def _candidates(words: Sequence[str], world: World, device: torch.device, thread
         return taken
 
     def without_gradients(one: Training) -> float:
+        assert isinstance(one.replica, DistributedDataParallel)
         with one.replica.no_sync():
             return pace(steps[id(one)])
 

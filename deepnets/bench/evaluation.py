@@ -3,6 +3,7 @@
 import argparse
 import time
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch.utils.data import DataLoader
@@ -41,17 +42,23 @@ def measure(arguments: argparse.Namespace) -> list[Figures]:
     images = min(arguments.images or len(splits.test), len(splits.test))
     test = splits.test.select(torch.arange(images, device=subject.device))
     training, own = subject.training(), subject.config.evaluation_batch_size
-    candidates: Candidates = {
-        f"batches of {size}": lambda size=size: images / _seconds(training, test, splits.normalization, size)
-        for size in dict.fromkeys((own, *arguments.sizes))
-    }
+
+    def in_batches_of(size: int) -> float:
+        return images / _seconds(training, test, splits.normalization, size)
+
+    sizes = dict.fromkeys((own, *arguments.sizes))
+    candidates: Candidates = {f"batches of {size}": partial(in_batches_of, size) for size in sizes}
     task = replace(task_of(subject, test, 0, False, arguments.workers), batch_size=own)
     as_usual = replace(
         task, model=build_model(list(subject.overrides)), precision=torch.float32, layout=torch.contiguous_format
     )
+
+    def plainly(loop: _PlainLoop) -> float:
+        return images / loop.seconds()
+
     for loop in (_PlainLoop(as_usual), _PlainLoop(task)):
         name = f"plain loop, batches of {own}, {told(loop.task.precision, loop.task.layout)}"
-        candidates[name] = lambda loop=loop: images / loop.seconds()
+        candidates[name] = partial(plainly, loop)
     title = f"evaluation of {arguments.model}, {images} images"
     return [
         Figures(title, "images/s", in_turns(candidates, arguments.repeats, SETTLE_SECONDS if arguments.workers else 0))
@@ -73,7 +80,7 @@ class _PlainLoop:
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        self.model = task.model.to(task.device, memory_format=task.layout).eval()
+        self.model = task.model.to(task.device).to(memory_format=task.layout).eval()
         self.loader = DataLoader(
             plain.PlainImages(task.images, task.labels, plain.normalization(task)),
             task.batch_size,

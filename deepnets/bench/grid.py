@@ -32,8 +32,8 @@ def measure(arguments: argparse.Namespace) -> list[Figures]:
                 [sys.executable, str(REPOSITORY / "scripts/train.py"), *grid], check=True, stdout=subprocess.DEVNULL
             )
             seconds = time.perf_counter() - started
-            folders = [RunFolder(path.parent) for path in Path(outputs).glob("runs/*/*/result.json")]
-            training = sum(folder.result["seconds"] for folder in folders)
+            results_of = [RunFolder(path.parent).result for path in Path(outputs).glob("runs/*/*/result.json")]
+            training = sum(result["seconds"] for result in results_of if result is not None)
         results["beyond training"].append((seconds - training) / arguments.rows)
         results["training"].append(training / arguments.rows)
     return [Figures(f"a row of {arguments.rows}", "seconds", results)]

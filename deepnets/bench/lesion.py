@@ -33,7 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def measure(arguments: argparse.Namespace) -> list[Figures]:
     """Score by turns; raises RuntimeError where an error differs."""
     subject = chosen(arguments)
-    model = build_model(list(subject.overrides)).eval().to(subject.device, memory_format=torch.channels_last)
+    model = build_model(list(subject.overrides)).eval().to(subject.device).to(memory_format=torch.channels_last)
     splits, walk = splits_of(dataset_of(subject.config), subject.device), walk_of(model)
     recalibrate_batchnorm(model, next(iter(_batches(splits, subject.config.evaluation_batch_size, SHARED)))[0])
     precisions = dict.fromkeys((subject.precision, torch.float32))

@@ -79,7 +79,7 @@ def given(path: Path) -> ModuleType:
     if not path.is_file():
         raise UserError(f"--peer {path}: no such file")
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None:
+    if spec is None or spec.loader is None:
         raise UserError(f"--peer {path}: give a Python file")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -14,7 +14,9 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -49,11 +51,14 @@ def measure(arguments: argparse.Namespace) -> list[Figures]:
     """Train by turns."""
     subject, iterations = chosen(arguments), arguments.iterations
     images = iterations * subject.config.batch_size
+
+    def rate(seconds: Callable[[int], float]) -> float:
+        return images / seconds(iterations)
+
     with ExitStack() as held:
         candidates = _own(subject, iterations, held)
         peers, absent = _peers(arguments, subject)
-        for name, seconds in peers.items():
-            candidates[name] = lambda seconds=seconds: images / seconds(iterations)
+        candidates |= {name: partial(rate, seconds) for name, seconds in peers.items()}
         best, notes = floor.at_best(subject)
         values = in_turns(candidates | best, arguments.repeats, SETTLE_SECONDS if peers and arguments.workers else 0)
     notes = [f"where no arithmetic is named: {told(subject.precision, torch.channels_last)}", *notes]
@@ -75,10 +80,12 @@ def _own(subject: Subject, iterations: int, held: ExitStack) -> Candidates:
     images = iterations * subject.config.batch_size
     bare, logged = endless(subject.training()), _logged(subject, held)
     least = floor.arithmetic(subject.training())
-    return {
-        name: lambda steps=steps: images / seconds_of(steps, iterations, subject.device)
-        for name, steps in {"deepnets": bare, "deepnets with its log": logged, "floor": least}.items()
-    }
+
+    def rate(steps: Iterator) -> float:
+        return images / seconds_of(steps, iterations, subject.device)
+
+    trained = {"deepnets": bare, "deepnets with its log": logged, "floor": least}
+    return {name: partial(rate, steps) for name, steps in trained.items()}
 
 
 def _logged(subject: Subject, held: ExitStack) -> Iterator[Training]:
@@ -94,7 +101,7 @@ def _peers(arguments: argparse.Namespace, subject: Subject) -> tuple[dict[str, C
     dataset, split = dataset_of(subject.config), subject.training().batches.split
     task = task_of(subject, split, dataset.pad, dataset.flip, arguments.workers)
 
-    def another(**changes: object) -> Task:
+    def another(**changes: Any) -> Task:
         return replace(task, model=build_model(list(subject.overrides)), **changes)
 
     peers, absent = {}, {}

@@ -27,15 +27,15 @@ def typed(composed: DictConfig) -> Config:
         OmegaConfBaseException: a value is missing, or an interpolation leads nowhere.
         UserError: a key is none of those above.
     """
-    config: Config = OmegaConf.to_object(composed)
+    config = OmegaConf.to_object(composed)
+    assert isinstance(config, Config)
     try:
         refuse_interpolations(OmegaConf.to_container(composed, resolve=True))
     except ValueError as error:
         raise UserError(f"a value is written with a backslash in front of ${{: {error}") from error
-    for place, schema in {"": config, "scale.": config.scale, "sweep.": config.sweep}.items():
+    for place, schema in (("", config), ("scale.", config.scale), ("sweep.", config.sweep)):
         # What a + in front has added, where no class checks it.
-        unknown = schema and vars(schema).keys() - {key.name for key in fields(schema)}
-        if unknown:
+        if schema and (unknown := vars(schema).keys() - {key.name for key in fields(schema)}):
             raise UserError(f"unknown key {place + min(unknown)!r}; --cfg job prints those there are")
     config.output_root = os.path.abspath(os.path.expanduser(config.output_root))
     if isinstance(config.dataset.get("root"), str):

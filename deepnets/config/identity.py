@@ -40,7 +40,7 @@ def is_execution(key: str) -> bool:
 
 def identity(config: Config) -> dict[str, Any]:
     """The settings that make the run what it is: all but `EXECUTION_KEYS`."""
-    plain = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
+    plain: Any = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
     for key in EXECUTION_KEYS:
         *path, last = key.split(".")
         node = plain

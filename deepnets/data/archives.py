@@ -7,6 +7,7 @@ import tempfile
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,8 +34,8 @@ class Archive:
     name: str
     url: str
     kind: str
-    train: tuple[dict[str, bool | str], ...]
-    test: tuple[dict[str, bool | str], ...]
+    train: Sequence[Mapping[str, bool | str]]
+    test: Sequence[Mapping[str, bool | str]]
     files: tuple[str, ...]
     packed: str | None = None
     labels: str = "targets"

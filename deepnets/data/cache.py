@@ -60,14 +60,19 @@ def _is_whole(split: Split) -> bool:
 
 def _save(path: Path, key: str, splits: tuple[Split, Split]) -> bool:
     """False where the place cannot be written or is full; nothing is left there then."""
-    arrays = {"key": np.array(key)}
-    for split, name in zip(splits, ("train", "test"), strict=True):
-        arrays |= {f"{name}_images": split.images.numpy(), f"{name}_labels": split.labels.numpy()}
+    train, test = splits
     temporary = path.with_name(f".{path.name}-{uuid4().hex}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
-            np.savez(file, **arrays)
+            np.savez(
+                file,
+                key=np.array(key),
+                train_images=train.images.numpy(),
+                train_labels=train.labels.numpy(),
+                test_images=test.images.numpy(),
+                test_labels=test.labels.numpy(),
+            )
         temporary.replace(path)
         return True
     except OSError:

@@ -13,8 +13,8 @@ def hold_out(labels: Tensor, count: int, classes: int) -> tuple[Tensor, Tensor]:
     Shares are rounded by the largest remainder. No seed: every run of a table is selected by the same images. A class
     that would lose all its training images is a `UserError`.
     """
-    labels = labels.cpu().numpy()
-    sizes = np.bincount(labels, minlength=classes)
+    of_class = labels.cpu().numpy()
+    sizes = np.bincount(of_class, minlength=classes)
     shares, remainders = np.divmod(sizes * count, len(labels))
     shares[np.argsort(-remainders, kind="stable")[: count - shares.sum()]] += 1
     if (lost := np.flatnonzero(shares >= sizes)).size:
@@ -24,6 +24,6 @@ def hold_out(labels: Tensor, count: int, classes: int) -> tuple[Tensor, Tensor]:
         )
     generator = np.random.default_rng(0)
     held = np.sort(
-        np.concatenate([generator.permutation(np.flatnonzero(labels == c))[:n] for c, n in enumerate(shares)])
+        np.concatenate([generator.permutation(np.flatnonzero(of_class == c))[:n] for c, n in enumerate(shares)])
     )
     return torch.from_numpy(np.setdiff1d(np.arange(len(labels)), held)), torch.from_numpy(held)

@@ -84,7 +84,9 @@ def pixel_mean_scalar_std(images: Tensor) -> Normalization:
 
 def contrast_mean(images: Tensor) -> Normalization:
     """Global contrast normalisation of each image, then the mean image is subtracted (Srivastava et al., 19 layers)."""
-    sums = sum(global_contrast(chunk.to(torch.float32)).sum(0, dtype=torch.float64) for chunk in images.split(CHUNK))
+    sums = torch.zeros(images.shape[1:], dtype=torch.float64, device=images.device)
+    for chunk in images.split(CHUNK):
+        sums += global_contrast(chunk.to(torch.float32)).sum(0, dtype=torch.float64)
     return Normalization(sums / len(images), torch.tensor(1.0), global_contrast)
 
 

@@ -24,7 +24,7 @@ CIFAR100 = tuple(
     squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle
     wardrobe whale willow_tree wolf woman worm""".split()  # noqa: SIM905 (one name a line would fill the page)
 )
-HALVES = {"train": ({"train": True},), "test": ({"train": False},)}
+HALVES = ({"train": True},), ({"train": False},)
 MNIST_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
 
@@ -98,10 +98,11 @@ def _find_mnist(root: Path) -> DataFiles:
     if (folder := _tree_in(root, "mnist")) is not None:
         return tree("mnist", folder, classes=10, shape=MNIST_SHAPE).found
     raw, own = root / "MNIST" / "raw", root / "mnist"
-    files = next((files for f in (raw, own) if None not in (files := [find_idx(f, n) for n in MNIST_FILES])), None)
+    found = ([path for name in MNIST_FILES if (path := find_idx(folder, name))] for folder in (raw, own))
+    files = next((paths for paths in found if len(paths) == len(MNIST_FILES)), None)
     if files is None:
         url = "https://ossci-datasets.s3.amazonaws.com/mnist/train-images-idx3-ubyte.gz"
-        archive = Archive("mnist", url, "MNIST", **HALVES, files=tuple(f"MNIST/raw/{name}" for name in MNIST_FILES))
+        archive = Archive("mnist", url, "MNIST", *HALVES, files=tuple(f"MNIST/raw/{name}" for name in MNIST_FILES))
 
         def download() -> tuple[Split, Split]:
             obtain(archive, root)
@@ -126,7 +127,7 @@ def _find_cifar(root: Path, classes: int, unpacked: str) -> DataFiles:
     if (folder := _tree_in(root, name)) is not None:
         return tree(name, folder, classes=classes, shape=COLOUR_SHAPE).found
     url = f"https://www.cs.toronto.edu/~kriz/{packed}"
-    archive = Archive(name, url, name.upper(), **HALVES, files=(unpacked,), packed=packed)
+    archive = Archive(name, url, name.upper(), *HALVES, files=(unpacked,), packed=packed)
     return official(archive, root, (50_000, 10_000))
 
 

@@ -29,8 +29,9 @@ class Decisions:
         if self.left and not has_turned:
             return None, False
         now = time.monotonic()
-        due, pace = now - self.saved_at >= self.checkpoint_seconds, (now - self.asked_at) / self.intervals[trains]
-        stop, due, pace = self.world.all_reduce_max([self.interruption.received or 0, due, pace])
+        pace = (now - self.asked_at) / self.intervals[trains]
+        own = [self.interruption.received or 0, now - self.saved_at >= self.checkpoint_seconds, pace]
+        stop, due, pace = self.world.all_reduce_max(own)
         if self.world.size > 1 and not has_turned:
             self.intervals[trains] = max(1, min(int(DECISION_SECONDS / pace), LONGEST_INTERVAL))
         self.left, self.asked_at = self.intervals[trains], now

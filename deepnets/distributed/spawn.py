@@ -107,7 +107,7 @@ def _watch(ended: Future[Any], interruption: Interruption, others: set[Any]) -> 
 
 def _signal(others: set[Any], number: int, told: set[int]) -> None:
     for process in set(multiprocessing.active_children()) - others:
-        if process.pid not in told:
+        if process.pid is not None and process.pid not in told:
             told.add(process.pid)
             with suppress(ProcessLookupError):  # it has just ended
                 os.kill(process.pid, number)

@@ -34,6 +34,7 @@ class GhostBatchNorm(nn.Module):
 
     def _normalised(self, group: Tensor, share: float) -> Tensor:
         bn = self.bn
+        assert bn.momentum is not None
         statistics = bn.running_mean, bn.running_var
         return batch_norm(group, *statistics, bn.weight, bn.bias, True, share * bn.momentum, bn.eps)
 
@@ -67,6 +68,9 @@ class SynchronizedBatchNorm(nn.BatchNorm2d):
     def _keep(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
         if self.num_batches_tracked is not None:  # it is None while recomputation lets the statistics be
             self.num_batches_tracked.add_(1)
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.momentum is not None
         self.running_mean.lerp_(mean, self.momentum)
         self.running_var.lerp_(variance * count / (count - 1), self.momentum)
 

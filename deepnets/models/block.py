@@ -46,10 +46,10 @@ def units_of_stages(depth: int | None, units: Sequence[int] | None, stages: int,
     Raises ValueError unless exactly one of both is given; for numbers of units that are not one per stage and at least
     1; for a depth without such an n, naming the nearest depths.
     """
-    if (depth is None) == (units is None):
-        raise ValueError(f"depth={depth}, units={units}: give one of them, and null for the other")
-    if units is None:
+    if depth is not None and units is None:
         return [_equal_units(depth, stages, kernels)] * stages
+    if depth is not None or units is None:
+        raise ValueError(f"depth={depth}, units={units}: give one of them, and null for the other")
     if len(units) != stages or min(units) < 1:
         raise ValueError(f"units: {list(units)} given; needs {stages} numbers, one per stage, at least 1 each")
     return list(units)

@@ -47,7 +47,7 @@ class FullyConnected(nn.Module):
     @property
     def units(self) -> list[Unit]:
         """All units, from the first layer to the head."""
-        return list(self.stages)
+        return [unit for unit in self.stages if isinstance(unit, Unit)]
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.stages(self.stem(x.flatten(-3))))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -64,7 +65,8 @@ class Highway(nn.Module):
                 convs = [Conv(width, kernels[index % len(kernels)], stride=1)]
                 stage.append(design.unit(width, convs))
             if pool is not None:
-                stage.append(nn.MaxPool2d(*pool, ceil_mode=True))
+                size, stride = pool
+                stage.append(nn.MaxPool2d(size, stride, ceil_mode=True))
             stage.append(nn.Dropout(dropout))
             self.stages.append(stage)
             channels = width
@@ -81,7 +83,7 @@ class Highway(nn.Module):
     @property
     def units(self) -> list[Unit]:
         """All highway layers, from the images to the head."""
-        return [module for stage in self.stages for module in stage if isinstance(module, Unit)]
+        return [module for stage in self.stages for module in stage.children() if isinstance(module, Unit)]
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.tail(self.stages(self.stem(x))))
@@ -95,7 +97,7 @@ def _features(body: nn.Module, shape: tuple[int, int, int]) -> int:
         raise ValueError(f"images of {shape[1]}x{shape[2]} are too small for these entries and pools") from error
 
 
-def _check_stages(**lists: Sequence[object]) -> None:
+def _check_stages(**lists: Sequence[Any]) -> None:
     if not lists["widths"] or len({len(entries) for entries in lists.values()}) != 1:
         lengths = ", ".join(f"{name} {len(entries)}" for name, entries in lists.items())
         raise ValueError(f"{lengths} entries given; each needs one per stage")

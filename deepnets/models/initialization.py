@@ -54,8 +54,11 @@ def _draw(weight: Tensor, initialization: Initialization) -> None:
         case "he_fan_in":
             nn.init.kaiming_normal_(weight, mode="fan_in", nonlinearity="relu")
         case "looks_linear":
-            outputs, inputs, *kernel = weight.shape
+            outputs, inputs = weight.shape[:2]
             if outputs < inputs:
                 raise ValueError(f"looks_linear keeps all of its input, but a layer goes from {inputs} to {outputs}")
             nn.init.zeros_(weight)
-            nn.init.orthogonal_(weight[(..., *(size // 2 for size in kernel))])
+            centre = weight
+            for size in weight.shape[2:]:
+                centre = centre.select(2, size // 2)
+            nn.init.orthogonal_(centre)

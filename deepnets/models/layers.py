@@ -68,16 +68,18 @@ class Layers:
         modules: list[nn.Module] = []
         for name in names:
             own = [next(coming)] if name in WEIGHTS else []
-            modules.append(self._layer(name, channels, *own))
+            modules.append(self._weights(name, channels, *own) if own else self._layer(name, channels))
             channels = channels_behind([name], channels, own)
         return nn.Sequential(*modules)
 
-    def _layer(self, name: str, channels: int, conv: Conv | None = None) -> nn.Module:
+    def _weights(self, name: str, channels: int, conv: Conv) -> nn.Module:
+        if name == "linear":
+            return nn.Linear(channels, conv.outputs)
+        padding = conv.kernel // 2 if conv.padding is None else conv.padding
+        return nn.Conv2d(channels, conv.outputs, conv.kernel, conv.stride, padding, bias=self.conv_bias)
+
+    def _layer(self, name: str, channels: int) -> nn.Module:
         match name:
-            case "conv":
-                return self._convolution(channels, conv)
-            case "linear":
-                return nn.Linear(channels, conv.outputs)
             case "bn":
                 images = self.batchnorm_images
                 return nn.BatchNorm2d(channels) if images is None else GhostBatchNorm(channels, images=images)
@@ -93,7 +95,3 @@ class Layers:
                     kernel_size=3, stride=2, padding=1
                 )  # He et al. 2015, Table 1; padding as fb.resnet.torch
         raise ValueError(f"unknown layer {name!r}; choose from conv, linear, bn, relu, crelu, tanh and max_pool")
-
-    def _convolution(self, channels: int, conv: Conv) -> nn.Conv2d:
-        padding = conv.kernel // 2 if conv.padding is None else conv.padding
-        return nn.Conv2d(channels, conv.outputs, conv.kernel, conv.stride, padding, bias=self.conv_bias)

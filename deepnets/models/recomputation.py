@@ -76,7 +76,8 @@ def _still(within: nn.Module) -> Iterator[None]:
     for norm in norms:
         norm.momentum = 0.0
         # SyncBatchNorm insists on a count; this one is thrown away.
-        norm.num_batches_tracked = norm.num_batches_tracked.clone() if isinstance(norm, nn.SyncBatchNorm) else None
+        count = norm.num_batches_tracked
+        norm.num_batches_tracked = count.clone() if isinstance(norm, nn.SyncBatchNorm) and count is not None else None
     try:
         yield
     finally:

@@ -86,7 +86,7 @@ class ResNet(nn.Module):
     @property
     def units(self) -> list[Unit]:
         """All units, from the stem to the head."""
-        return [unit for stage in self.stages for unit in stage]
+        return [unit for stage in self.stages for unit in stage.children() if isinstance(unit, Unit)]
 
     def keep(self, memory: Memory) -> None:
         """What of the units the backward pass finds kept, and what it computes again; `full` at first.

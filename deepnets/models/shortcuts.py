@@ -67,10 +67,17 @@ class Gated(nn.Module):
         layers = replace(ends.layers, conv_bias=not batchnorm)
         self.gate = layers.sequence(names[:-1], ends.inputs, convs).append(nn.Sigmoid())
 
+    @property
+    def gate_bias(self) -> Tensor:
+        """b, as it is now: of the last weights, or of the batch normalisation behind them."""
+        last = self.gate[-2]
+        bias = (last.bn if isinstance(last, GhostBatchNorm) else last).bias
+        assert isinstance(bias, Tensor)
+        return bias
+
     def reset_bias(self) -> None:
         """Set the gate's bias to its initial value."""
-        last = self.gate[-2]
-        nn.init.constant_(last.bn.bias if isinstance(last, GhostBatchNorm) else last.bias, self.bias)
+        nn.init.constant_(self.gate_bias, self.bias)
 
     def forward(self, x: Tensor, r: Tensor) -> Tensor:
         # Never forms 1 - g: in bfloat16 that has one significant bit at g = sigmoid(-6).

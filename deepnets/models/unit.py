@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ class Unit(nn.Module):
     b = 0, F is not computed, its batch statistics stay as they are, and its parameters get gradients of zero.
     """
 
-    def __init__(self, *, before: nn.Module, branch: nn.Module, shortcut: nn.Module, after: nn.Module) -> None:
+    def __init__(self, *, before: nn.Module, branch: Branch, shortcut: nn.Module, after: nn.Module) -> None:
         super().__init__()
         self.before = before
         self.branch = branch
@@ -54,12 +55,12 @@ class Idle(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor, *parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, *parameters: Tensor) -> Tensor:
         ctx.save_for_backward(*parameters)
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
         return gradient, *map(torch.zeros_like, ctx.saved_tensors)
 
 

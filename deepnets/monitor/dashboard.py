@@ -97,20 +97,23 @@ class Dashboard:
         content = HParamsPluginData.FromString(plugin_data.content)
         content.session_end_info.status = Status.Value("STATUS_SUCCESS" if finished else "STATUS_FAILURE")
         plugin_data.content = content.SerializeToString()
-        self.writer.file_writer.add_summary(ending)
+        self._add(ending)
 
     def close(self) -> None:
         """Put on disk what was noted and end the file."""
         self.writer.close()
 
+    def _add(self, summary: Any) -> None:
+        self.writer.file_writer.add_summary(summary)  # type: ignore[attr-defined]  # torch types the open file as None
+
     def _begin(self, choices: dict[str, str | float | None], is_table: bool) -> None:
         given = {name: value for name, value in choices.items() if value is not None}
         _, session, _ = hparams(given, {})
-        self.writer.file_writer.add_summary(session)
+        self._add(session)
         if is_table:  # TensorBoard takes the columns of the first row for all; without, it joins those of all runs
             columns = {name: 0.0 if value is None else value for name, value in choices.items()}
             experiment, _, _ = hparams(columns, {self.metric: None})
-            self.writer.file_writer.add_summary(experiment)
+            self._add(experiment)
         self.writer.add_custom_scalars(
             {
                 category: {chart: ["Multiline", tags] for chart, tags in charts.items()}
@@ -136,11 +139,11 @@ class Dashboard:
             self._scalar("gates/highest_unit", max(gates), training)
 
     def _draw(self, training: Training) -> None:
-        names = tuple(f"epoch {self.observed[index]['epoch']}" for index in (0, -1))
+        first, last = (f"epoch {self.observed[index]['epoch']}" for index in (0, -1))
         for what, title in TITLES.items():
             curves = [observation[what] for observation in self.observed]
             if any(curves):
-                picture = profile(title, curves, names)
+                picture = profile(title, curves, (first, last))
                 self.writer.add_image(f"{what}/by_unit", picture, training.iteration, dataformats="HWC")
         height, width, channels = training.batches.split.images.shape[1:]
         filters = first_filters(training.model, (channels, height, width))

@@ -75,7 +75,7 @@ def tiles(filters: Tensor) -> np.ndarray:
 
 
 @cache
-def _font(size: int) -> ImageFont.FreeTypeFont:
+def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     return ImageFont.load_default(size)
 
 

@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     mean, routing = gates.mean_activity(by_class, images), gates.routing(by_class, images)
     one = whole.select(whole.labels.new_tensor([index]))
     sampled, outputs = gates.of_one(walk, training.normalization(one.images).permute(0, 3, 1, 2))
-    label = subject.classes[one.labels.item()]
+    label = subject.classes[int(one.labels)]
     panels = {"bias": bias, "mean gate": mean, f"gate, image {index} ({label})": sampled, "output y": outputs}
     with Outcome("gates", subject.folder, arguments) as outcome:
         layer, block = np.nonzero(~np.isnan(bias))
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         outcome.figure("blocks", _four_panels(panels))
         if shown:
             outcome.figure("routing", _routing_figure({subject.classes[label]: routing[label] for label in shown}))
-        outcome.print_line(_finding(subject, walk.units[0].shortcut.bias, bias, mean, routing[images > 0]))
+        outcome.print_line(_finding(subject, gates.gates_of(walk)[0].bias, bias, mean, routing[images > 0]))
     return 0
 
 

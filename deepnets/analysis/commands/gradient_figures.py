@@ -87,16 +87,18 @@ def depth(found: Mapping[str, Mapping[int, np.ndarray]]) -> Figure:
     grid = figure.add_gridspec(len(found), 2, width_ratios=[2, 1])
     right = figure.add_subplot(grid[:, 1])
     deepest = max(units for by_units in found.values() for units in by_units)
-    shared: Axes | None = None
+    lefts: list[Axes] = []
     for row, ((name, by_units), color) in enumerate(zip(found.items(), COLORS * len(found), strict=False)):
-        shared = left = figure.add_subplot(grid[row, 0], sharex=shared, sharey=shared)
+        shared = lefts[0] if lefts else None
+        left = figure.add_subplot(grid[row, 0], sharex=shared, sharey=shared)
+        lefts.append(left)
         norms = by_units[deepest]
         left.bar(_numbers(norms[0]), norms.mean(0), color=color)
         left.set(title=f"{name}, {deepest} units", ylabel="gradient norm")
         ratios = np.array([[first_to_last(row) for row in norms] for norms in by_units.values()])
         right.plot(list(by_units), ratios.mean(1), "o-", color=color, markersize=3, label=name)
         right.fill_between(list(by_units), ratios.min(1), ratios.max(1), color=color, alpha=0.2, linewidth=0)
-    shared.set_xlabel("unit")
+    lefts[-1].set_xlabel("unit")
     right.axhline(1, color=GREY, linewidth=0.7, linestyle="--")
     counts = list(next(iter(found.values())))
     right.plot(counts, np.sqrt(counts), color=GREY, linewidth=0.7, linestyle=":", label="√units")

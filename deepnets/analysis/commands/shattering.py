@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from deepnets.analysis import shattering
 from deepnets.analysis.commands.outcome import COLORS, GREY, Outcome, new_figure
-from deepnets.analysis.shattering import Net
+from deepnets.analysis.shattering import Kind, Net
 from deepnets.config.schema import REPOSITORY
 from deepnets.errors import UserError
 
@@ -52,11 +52,14 @@ def run(arguments: argparse.Namespace) -> int:
     }
     pictures |= {"brown noise": brown[0], "white noise": white[0]}
     betas = list(dict.fromkeys((1.0, arguments.beta)))
+    residual: list[tuple[Kind, float]] = [("resnet", beta) for beta in betas]
+    by_lag: list[tuple[Kind, float]] = [("feedforward", 1.0), *residual]
+    by_depth: list[tuple[Kind, float]] = [("feedforward", 1.0), ("resnet_centred", 1.0), *residual]
     curves = {
         (kind, beta, depth): shattering.autocorrelation(
             shattering.gradients(Net(kind, depth, beta), grid, draws, generator)[..., 0], LAGS
         )
-        for kind, beta in [("feedforward", 1.0), *(("resnet", beta) for beta in betas)]
+        for kind, beta in by_lag
         for depth in depths
     }
     noise = {name: shattering.autocorrelation(g, LAGS) for name, g in (("brown", brown), ("white", white))}
@@ -69,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     far = shattering.far_inputs(FAR_POINTS, generator)
     correlations = {
         (kind, beta, depth): shattering.moments(shattering.gradients(Net(kind, depth, beta), far, draws, generator))
-        for kind, beta in [("feedforward", 1.0), ("resnet_centred", 1.0), *(("resnet", beta) for beta in betas)]
+        for kind, beta in by_depth
         for depth in depths
     }
     seconds = time.monotonic() - started
@@ -111,7 +114,7 @@ def _depths(arguments: argparse.Namespace) -> list[int]:
 
 
 def _long(
-    curves: Mapping[tuple[str, float, int], np.ndarray], noise: Mapping[str, np.ndarray]
+    curves: Mapping[tuple[Kind, float, int], np.ndarray], noise: Mapping[str, np.ndarray]
 ) -> dict[str, Sequence[str | float]]:
     found = [(*key, curve) for key, curve in curves.items()] + [(name, "", "", curve) for name, curve in noise.items()]
     rows = [
@@ -146,7 +149,7 @@ def _pictures(x: np.ndarray, pictures: Mapping[str, np.ndarray]) -> Figure:
     return figure
 
 
-def _autocorrelations(curves: Mapping[tuple[str, float, int], np.ndarray], noise: Mapping[str, np.ndarray]) -> Figure:
+def _autocorrelations(curves: Mapping[tuple[Kind, float, int], np.ndarray], noise: Mapping[str, np.ndarray]) -> Figure:
     panels: dict[str, dict[str, np.ndarray]] = {}
     for (kind, beta, depth), curve in curves.items():
         name = "centred feed-forward" if kind == "feedforward" else f"resnet, β = {beta:g}"
@@ -175,7 +178,7 @@ def _shades(count: int) -> list[str]:
     return [COLORS[index % len(COLORS)] for index in range(count)]
 
 
-def _correlations(correlations: Mapping[tuple[str, float, int], shattering.Moments]) -> Figure:
+def _correlations(correlations: Mapping[tuple[Kind, float, int], shattering.Moments]) -> Figure:
     figure = new_figure(5.5, 3.4)
     axes = figure.subplots()
     families = list(dict.fromkeys((kind, beta) for kind, beta, _ in correlations))
@@ -186,8 +189,9 @@ def _correlations(correlations: Mapping[tuple[str, float, int], shattering.Momen
         measured = np.array([correlations[kind, beta, depth].correlation for depth in depths])
         is_lost = measured < LOWEST
         axes.plot(np.array(depths)[~is_lost], measured[~is_lost], "o", color=color, markersize=4)
-        lost = {"fillstyle": "none", "markersize": 5 + 2 * index, "clip_on": False}  # several may lie in one place
-        axes.plot(np.array(depths)[is_lost], [LOWEST] * is_lost.sum(), "v", color=color, **lost)
+        lost = np.array(depths)[is_lost]
+        size = 5 + 2 * index  # several may lie in one place
+        axes.plot(lost, [LOWEST] * len(lost), "v", color=color, fillstyle="none", markersize=size, clip_on=False)
         theory = [shattering.THEORY[kind](int(depth), beta).correlation for depth in every]
         axes.plot(every, theory, color=color, linewidth=1, label=label)
     axes.set(xlabel="depth L", ylabel="correlation at two far inputs", xscale="log", yscale="log", ylim=(LOWEST, 1.3))

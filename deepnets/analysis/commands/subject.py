@@ -142,4 +142,4 @@ def _fresh(overrides: Sequence[str], arguments: argparse.Namespace) -> Subject:
 
 def _placed(model: nn.Module, device: torch.device) -> nn.Module:
     torch.backends.cudnn.allow_tf32 = False  # float32 is float32, in convolutions too
-    return model.to(device, memory_format=torch.channels_last).requires_grad_(False)
+    return model.to(device).to(memory_format=torch.channels_last).requires_grad_(False)

@@ -23,7 +23,8 @@ def chosen(group: str, name: str) -> dict[str, Any]:
     names = sorted(file.stem for file in folder.glob("*.yaml"))
     if name not in names:
         raise UserError(f"model/{group}={name}: no such option; choose from {', '.join(names)}")
-    return OmegaConf.to_container(OmegaConf.load(folder / f"{name}.yaml"))
+    option: Any = OmegaConf.to_container(OmegaConf.load(folder / f"{name}.yaml"))
+    return option
 
 
 def fresh(config: Config, changes: Mapping[str, Any], seed: int) -> nn.Module:

@@ -64,7 +64,7 @@ def forever(batches: DataLoader) -> Iterator[tuple[Tensor, Tensor]]:
 
 def steps(task: Task) -> Iterator[None]:
     """The usual loop, without reading a loss; in float32 autocast is off, as in the script that knows none."""
-    model = task.model.to(task.device, memory_format=task.layout).train()
+    model = task.model.to(task.device).to(memory_format=task.layout).train()
     optimizer = torch.optim.SGD(
         model.parameters(), lr=task.lr, momentum=task.momentum, nesterov=True, weight_decay=task.weight_decay
     )

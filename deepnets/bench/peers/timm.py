@@ -36,7 +36,7 @@ def loader(task: Task) -> PrefetchLoader:
 
 def steps(task: Task) -> Iterator[None]:
     """train.py's loop for one process, with --amp in bfloat16 and --channels-last; it reads the loss every time."""
-    model = task.model.to(task.device, memory_format=task.layout).train()
+    model = task.model.to(task.device).to(memory_format=task.layout).train()
     optimizer = create_optimizer_v2(
         model, opt="sgd", lr=task.lr, weight_decay=task.weight_decay, momentum=task.momentum, filter_bias_and_bn=False
     )
