@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageOps
+from PIL.ImageFile import ImageFile
 
 from deepnets.errors import UserError
 
@@ -62,7 +63,7 @@ def _decode_all(paths: Sequence[Path], shape: tuple[int, int, int], fit: bool) -
     ]
 
 
-def _is_deep(image: Image.Image) -> bool:
+def _is_deep(image: ImageFile) -> bool:
     """Whether a file that is open but not loaded has more than 8 bits per channel, which Pillow cuts off in colours."""
     arguments = [part for tile in image.tile for part in (tile[3] if isinstance(tile[3], tuple) else (tile[3],))]
     return image.mode in DEEP or any(
@@ -74,10 +75,10 @@ def _is_deep(image: Image.Image) -> bool:
 def _decode(path: Path, shape: tuple[int, int, int], fit: bool) -> tuple[np.ndarray, bool]:
     channels, height, width = shape
     try:
-        with Image.open(path) as image:
-            is_deep, is_animated = _is_deep(image), getattr(image, "is_animated", False)
-            image.load()
-            image = ImageOps.exif_transpose(image)
+        with Image.open(path) as file:
+            is_deep, is_animated = _is_deep(file), getattr(file, "is_animated", False)
+            file.load()
+            image = ImageOps.exif_transpose(file)
     except Exception as error:  # decoders raise many kinds on damaged files
         raise _unreadable(path, error) from error
     if is_deep:

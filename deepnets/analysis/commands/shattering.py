@@ -4,6 +4,7 @@ import argparse
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -81,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         outcome.table("autocorrelation", _long(curves, noise))
         kinds, betas_of, depths_of = zip(*correlations, strict=True)
         theory = [shattering.THEORY[kind](depth, beta) for kind, beta, depth in correlations]
-        columns = {"net": kinds, "beta": betas_of, "depth": depths_of}
+        columns: dict[str, Sequence[Any]] = {"net": kinds, "beta": betas_of, "depth": depths_of}
         for name in ("variance", "covariance", "correlation"):
             columns[name] = [getattr(found, name) for found in correlations.values()]
             columns[f"{name}_theory"] = [getattr(found, name) for found in theory]
