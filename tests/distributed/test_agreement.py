@@ -13,7 +13,7 @@ from deepnets.distributed.world import World
 class Agreeing(World):
     """Two processes that have measured and received the same."""
 
-    def largest(self, values: list[float]) -> list[float]:
+    def all_reduce_max(self, values: list[float]) -> list[float]:
         return values
 
 
@@ -55,7 +55,7 @@ def test_fast_iterations_are_asked_about_twice_a_second(monkeypatch: pytest.Monk
         loop.goes(333, 0.01, trains=True)
         loop.goes(3, 0.3, trains=False)
     asked: list[float] = []
-    monkeypatch.setattr(Agreeing, "largest", lambda _, values: asked.append(loop.now) or values)
+    monkeypatch.setattr(Agreeing, "all_reduce_max", lambda _, values: asked.append(loop.now) or values)
     loop.goes(501, 0.01, trains=True)
     assert asked[-1] - asked[0] == pytest.approx(5, abs=DECISION_SECONDS)
     assert 9 <= len(asked) <= 12
