@@ -8,7 +8,7 @@ from typing import NoReturn
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from deepnets.distributed.signals import Interrupted
+from deepnets.distributed.signals import RESUME, Interrupted
 from deepnets.errors import UserError
 
 
@@ -27,5 +27,5 @@ def run_command(command: Callable[[], int]) -> NoReturn:
     except Interrupted as stop:
         sys.exit(stop.exit_code)
     except KeyboardInterrupt:
-        print("stopped; the same command again continues", file=sys.stderr)
+        print(f"Stopped. {RESUME}.", file=sys.stderr)
         sys.exit(130)

@@ -22,9 +22,10 @@ from deepnets.distributed.world import world_from_env
 from deepnets.errors import UserError
 from deepnets.runs import checkpoint
 from deepnets.runs.console import describe_result
-from deepnets.runs.execute import run
+from deepnets.runs.execute import LOCKED, run
 from deepnets.runs.execution import told
-from deepnets.runs.folder import RunFolder
+from deepnets.runs.folder import Locked, RunFolder
+from deepnets.runs.session import AnotherFailed
 from deepnets.training.assembly import dataset_of, model_of
 
 
@@ -67,15 +68,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Start or continue a run folder.")
     parser.add_argument("folder", help="a folder that scripts/train.py has set up")
     parser.add_argument("--trust", action="append", default=[], metavar="TARGET", help="a class of your own it may use")
+    parser.add_argument("--quiet", action="store_true", help="print neither the result nor why it cannot go on")
     arguments = parser.parse_args()
-    folder, code = RunFolder(arguments.folder), 0
+    folder, world, code = RunFolder(arguments.folder), world_from_env(), 0
     try:
         result = run(folder, arguments.trust)
-        if world_from_env().is_first:
+        if world.is_first and not arguments.quiet:
             print(f"{folder}: {describe_result(result)}")
     except Interrupted as stop:
         code = 0 if folder.is_complete else stop.exit_code
-    if world_from_env().size > 1:
+    except AnotherFailed:
+        code = 1
+    except UserError as error:
+        if not arguments.quiet:
+            raise
+        code = LOCKED if isinstance(error, Locked) else 1
+    if world.size > 1:
         # As the interpreter ends, a thread of gloo's that still holds a tensor would now and then abort the process.
         sys.stdout.flush()
         os._exit(code)

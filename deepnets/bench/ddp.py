@@ -7,8 +7,12 @@ hidden behind the backward pass.
 """
 
 import argparse
+import json
 import statistics
+import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 import torch.distributed as dist
@@ -19,7 +23,9 @@ from deepnets.bench.options import count
 from deepnets.bench.subject import add_subject, chosen, subject_of, words_of
 from deepnets.bench.training import endless
 from deepnets.bench.turns import Candidates, Measurement, in_turns, seconds_of
-from deepnets.distributed.spawn import end_with_parent, start
+from deepnets.command import run_command
+from deepnets.distributed.signals import Interrupted, Interruption
+from deepnets.distributed.spawn import how_it_ended, processes
 from deepnets.distributed.world import ALONE, World, joined, world_from_env
 from deepnets.errors import UserError
 from deepnets.training.assembly import prepare
@@ -39,23 +45,32 @@ def measure(arguments: argparse.Namespace) -> list[Figures]:
     """Start the processes, which measure.
 
     Raises:
-        UserError: fewer than two, or a batch that cannot be divided among them.
+        Interrupted: a signal came. UserError: fewer than two, a batch that cannot be divided, or one has failed.
     """
-    processes, batch = arguments.processes, chosen(arguments).config.batch_size
-    if not 2 <= processes <= batch:
-        raise UserError(f"--processes {processes}: give 2 or more, among which a batch of {batch} can be divided")
-    given = words_of(arguments), arguments.threads, arguments.iterations, arguments.repeats
-    seconds: Measurement = start(processes, arguments.threads, measured, *given)[0]
-    batches = {"alone": batch, "alone, all threads": batch, "strong": batch, "weak": batch * processes}
+    count, batch = arguments.processes, chosen(arguments).config.batch_size
+    if not 2 <= count <= batch:
+        raise UserError(f"--processes {count}: give 2 or more, among which a batch of {batch} can be divided")
+    with TemporaryDirectory() as place:
+        file = Path(place, "seconds.json")
+        given = [file, arguments.iterations, arguments.repeats, *words_of(arguments)]
+        command = [sys.executable, "-m", __name__, *map(str, given)]
+        with processes(command, count, arguments.threads) as group:
+            failure = group.first_failure()
+        if stop := group.stopped_by(failure):
+            raise Interrupted(stop)
+        if failure:
+            raise UserError(f"process {failure[0]} of {count} {how_it_ended(failure[1])}")
+        seconds: Measurement = json.loads(file.read_text())
+    batches = {"alone": batch, "alone, all threads": batch, "strong": batch, "weak": batch * count}
     names = {
         "alone": f"1 process, {arguments.threads} threads",
-        "alone, all threads": f"1 process, {arguments.threads * processes} threads",
-        "strong": f"{processes} processes share a batch of {batch}",
-        "weak": f"{processes} processes, a batch of {batch} each",
+        "alone, all threads": f"1 process, {arguments.threads * count} threads",
+        "strong": f"{count} processes share a batch of {batch}",
+        "weak": f"{count} processes, a batch of {batch} each",
     }
     rates = {names[key]: [size / value for value in seconds[key]] for key, size in batches.items()}
-    each = {name: [value / processes for value in rates[name]] for name in (names["strong"], names["weak"])}
-    title = f"{arguments.model} in {processes} processes"
+    each = {name: [value / count for value in rates[name]] for name in (names["strong"], names["weak"])}
+    title = f"{arguments.model} in {count} processes"
     return [
         Figures(f"{title}, all together", "images/s", rates),
         Figures(f"{title}, each", "images/s", {names["alone"]: rates[names["alone"]], **each}),
@@ -79,15 +94,21 @@ def _told(percent: Sequence[float]) -> str:
     return f"{statistics.median(percent):.1f} % ({min(percent):.1f} to {max(percent):.1f})"
 
 
-def measured(words: Sequence[str], threads: int, iterations: int, repeats: int) -> Measurement:
-    """What each process does; seconds an iteration takes the slowest of those that train."""
-    end_with_parent()
+def main() -> int:
+    """What each process does; the first writes seconds an iteration takes the slowest of those that train."""
+    file, iterations, repeats, *words = sys.argv[1:]
     world = world_from_env()
-    device = find_device(subject_of(words).config.device)
-    if device.type == "cuda":
-        device = find_device(f"cuda:{world.local_rank}")
-    with joined(world, device):
-        return in_turns(_candidates(words, world, device, threads, iterations), repeats)
+    with Interruption(at_once=True):
+        device = find_device(subject_of(words).config.device)
+        if device.type == "cuda":
+            device = find_device(f"cuda:{world.local_rank}")
+        with joined(world, device):
+            seconds = in_turns(
+                _candidates(words, world, device, torch.get_num_threads(), int(iterations)), int(repeats)
+            )
+    if world.is_first:
+        Path(file).write_text(json.dumps(seconds))
+    return 0
 
 
 def _candidates(words: Sequence[str], world: World, device: torch.device, threads: int, iterations: int) -> Candidates:
@@ -131,3 +152,7 @@ def _reductions(gradients: torch.Tensor) -> Iterator[None]:
     while True:
         dist.all_reduce(gradients)
         yield
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,15 +1,18 @@
 """The signals that ask a run to stop, as a note to do so between two iterations."""
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Self
 
 # Ctrl-C; the end of a job; a warning ahead of it, which SLURM can be asked for.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+RESUME = "Run the same command again to resume"
 
 
 class Interrupted(BaseException):
-    """The run was asked to stop and has saved its state. Not an `Exception`: it ends a whole grid, not one row."""
+    """The run was asked to stop and has saved its state. Not an `Exception`: it ends a whole sweep, not one run."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -57,5 +60,15 @@ class Interruption:
 
 
 def hold_back() -> None:
-    """Let signals to this thread, and to processes it starts, wait until an `Interruption` can note them."""
+    """Let signals to this process wait until an `Interruption` can note them."""
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Let signals to processes that are started meanwhile wait until an `Interruption` there can note them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,163 +1,123 @@
-"""A function in several processes of this machine, by torch.distributed.elastic."""
+"""Processes of this machine that end with the one that started them: a single one, or several of one `World`."""
 
-import ctypes
-import logging
-import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
-import uuid
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
-from contextlib import contextmanager, suppress
-from multiprocessing import resource_tracker
-from tempfile import TemporaryDirectory
-from threading import Thread
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.distributed import TCPStore
 
-from deepnets.distributed.signals import Interrupted, Interruption, hold_back
+from deepnets.distributed.signals import SIGNALS, Interruption, held_back
 
+HERE = "127.0.0.1"
 WATCH_SECONDS = 0.1
-KILL_SECONDS = 3.0
-SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl
+GRACE_SECONDS = 30.0  # for the others to end, once one has failed: one of them may be saving
+# What a process does before it becomes its command: it asks the kernel (Linux's prctl, option 1) for a signal when its
+# parent dies, however that dies; a parent that is dead already is noticed.
+BOUND = (
+    "import ctypes, os, sys; getattr(ctypes.CDLL(None), 'prctl', lambda *_: 0)(1, int(sys.argv[2])); "
+    "os.getppid() == int(sys.argv[1]) or os._exit(1); os.execv(sys.argv[3], sys.argv[3:])"
+)
 
 
-class ProcessFailed(Exception):
-    """One of several processes raised or died, which ended the others.
+def start(
+    command: Sequence[str], environment: Mapping[str, str], at_parents_death: signal.Signals, output: Path | None = None
+) -> subprocess.Popen[bytes]:
+    """`command` in a process that gets the signal `at_parents_death`; its output is added to the file `output`.
 
-    `reason` is what it raised, as in "ValueError: ...", or that it was killed. Its traceback is attached as a note.
+    Signals wait until an `Interruption` in it can note them. It is to be called from the main thread: the kernel takes
+    the end of the thread that forked for the parent's.
     """
+    bound = [sys.executable, "-I", "-S", "-c", BOUND, str(os.getpid()), str(int(at_parents_death)), *command]
+    with held_back():
+        if output is None:
+            return subprocess.Popen(bound, stdin=subprocess.DEVNULL, env=environment)
+        with output.open("ab") as file:
+            # A group of its own: Ctrl-C in the terminal reaches it through its parent, once.
+            return subprocess.Popen(
+                bound, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, process_group=0
+            )
 
-    def __init__(self, process: str, reason: str, was_killed: bool) -> None:
-        super().__init__(f"{process}: {reason}")
-        self.reason, self.was_killed = reason, was_killed
+
+def how_it_ended(code: int) -> str:
+    """A process's exit code in words."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    killed = f"killed by {signal.Signals(-code).name}"
+    return f"{killed}, as the system does when memory runs out" if -code == signal.SIGKILL else killed
 
 
-def start(count: int, threads: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """`function(*arguments)` in `count` new processes of one `World`; what each returns, by rank.
+class Processes:
+    """Several processes, by rank; each gets the first signal that reaches this one."""
 
-    The function must be importable by its name. Signals that reach this process are passed on to the others once, held
-    back until they can note them; a second Ctrl-C kills them. `threads` is OMP_NUM_THREADS of each.
+    def __init__(self, interruption: Interruption) -> None:
+        self.started: list[subprocess.Popen[bytes]] = []
+        self._interruption, self._is_passed_on = interruption, False
 
-    Raises:
-        Interrupted: a signal came, and they have ended.
-        ProcessFailed: one of them raised or died; none is left.
+    def first_failure(self) -> tuple[int, int] | None:
+        """Rank and exit code of the first that does not end well; None when all have ended well."""
+        while True:
+            codes = self._codes()
+            if failed := [(code, rank) for rank, code in enumerate(codes) if code]:
+                code, rank = min(failed)  # one that was killed before one that lost it
+                return rank, code
+            if None not in codes:
+                return None
+            time.sleep(WATCH_SECONDS)
+
+    def stopped_by(self, failure: tuple[int, int] | None) -> int | None:
+        """The signal that reached this process, or ended one of them as `Interrupted`."""
+        if failure and failure[1] - 128 in SIGNALS:
+            return failure[1] - 128
+        return self._interruption.received
+
+    def wait(self) -> None:
+        """Until all have ended, `GRACE_SECONDS` at most."""
+        end = time.monotonic() + GRACE_SECONDS
+        while None in self._codes() and time.monotonic() < end:
+            time.sleep(WATCH_SECONDS)
+
+    def kill(self) -> None:
+        for process in self.started:
+            process.kill()
+        for process in self.started:
+            process.wait()
+
+    def _codes(self) -> list[int | None]:
+        if self._interruption.received and not self._is_passed_on:
+            self._is_passed_on = True
+            for process in self.started:
+                process.send_signal(self._interruption.received)
+        return [process.poll() for process in self.started]
+
+
+@contextmanager
+def processes(command: Sequence[str], count: int, threads: int) -> Iterator[Processes]:
+    """`command` in `count` processes of one `World`, all of which have ended when the context is left.
+
+    A second Ctrl-C kills them. `threads` is OMP_NUM_THREADS of each.
     """
-    others = set(multiprocessing.active_children())
-    with (
-        TemporaryDirectory() as errors,
-        _quiet(),
-        _environment(OMP_NUM_THREADS=str(threads)),
-        Interruption() as interruption,
-    ):
-        config = LaunchConfig(
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=count,
-            logs_specs=DefaultLogsSpecs(log_dir=errors),
-            run_id=uuid.uuid4().hex,
-            rdzv_backend="c10d",
-            rdzv_endpoint="127.0.0.1:0",
-            local_addr="127.0.0.1",
-            max_restarts=0,
-        )
-        ended: Future[dict[int, Any]] = Future()
-        # In the main thread the agent would take over the signals, and signals held back there would not be noted. A
-        # daemon, because the agent waits for ever for processes that are killed as they end.
-        Thread(target=_launch, args=(elastic_launch(config, function), arguments, ended), daemon=True).start()
-        _watch(ended, interruption, others)
+    # As torchrun does it: they meet in a store of the parent's, at a port that the kernel has chosen.
+    store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
+    of_all = {
+        **os.environ,
+        "MASTER_ADDR": HERE,
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "WORLD_SIZE": str(count),
+        "OMP_NUM_THREADS": str(threads),
+    }
+    with Interruption() as interruption:
+        group = Processes(interruption)
         try:
-            returned = ended.result()
-        except ChildFailedError as failed:
-            error = _told(failed, count)
-            if interruption.received:  # whatever failed while it saved, what follows the run must stop
-                raise Interrupted(interruption.received) from error
-            raise error from None
-        if interruption.received:
-            raise Interrupted(interruption.received)
-    return [returned[rank] for rank in range(count)]
-
-
-def end_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent dies, however that dies: it may hang and notice nothing."""
-    if prctl := getattr(ctypes.CDLL(None), "prctl", None):
-        prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-    parent = multiprocessing.parent_process()
-    if parent and os.getppid() != parent.pid:  # it died while this process imported torch
-        os._exit(1)
-
-
-def _watch(ended: Future[Any], interruption: Interruption, others: set[Any]) -> None:
-    """Pass signals on until all is over; each process hears of them once."""
-    told: set[int] = set()
-    try:
-        while not wait([ended], WATCH_SECONDS).done:
-            if interruption.received:
-                _signal(others, interruption.received, told)
-    except KeyboardInterrupt:
-        end = time.monotonic() + KILL_SECONDS
-        while not wait([ended], WATCH_SECONDS).done and time.monotonic() < end:
-            _signal(others, signal.SIGKILL, set())
-        raise
-
-
-def _signal(others: set[Any], number: int, told: set[int]) -> None:
-    for process in set(multiprocessing.active_children()) - others:
-        if process.pid is not None and process.pid not in told:
-            told.add(process.pid)
-            with suppress(ProcessLookupError):  # it has just ended
-                os.kill(process.pid, number)
-
-
-def _told(failed: ChildFailedError, count: int) -> ProcessFailed:
-    rank, failure = failed.get_first_failure()
-    process, told = f"process {rank} of {count}", failure.error_file_data["message"]
-    if failure.exitcode < 0:
-        return ProcessFailed(process, f"killed by {failure.signal_name()}", was_killed=True)
-    if isinstance(told, str):  # that it did not tell
-        return ProcessFailed(process, f"ended with exit code {failure.exitcode}", was_killed=True)
-    error = ProcessFailed(process, told["message"], was_killed=False)
-    error.add_note(f"In {process}:\n{told['extraInfo']['py_callstack']}")
-    return error
-
-
-def _launch(elastic: elastic_launch, arguments: tuple[Any, ...], ended: Future[dict[int, Any]]) -> None:
-    # Held back for the processes that this thread starts; the start of the tracker among them lets some through.
-    hold_back()
-    resource_tracker.ensure_running()
-    hold_back()
-    try:
-        ended.set_result(elastic(*arguments))
-    except BaseException as error:
-        ended.set_exception(error)
-
-
-@contextmanager
-def _environment(**variables: str) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without what the agent tells of its own doings, which stands between the lines of a run."""
-    talkative = ("torch.distributed.elastic", "torch.multiprocessing")
-    names = [name for name in logging.root.manager.loggerDict if name.startswith(talkative)]
-    loggers = [logging.getLogger(name) for name in names]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, before, strict=True):
-            logger.setLevel(level)
+            for rank in map(str, range(count)):
+                # SIGKILL, because one that hangs notices nothing else.
+                group.started.append(start(command, {**of_all, "RANK": rank, "LOCAL_RANK": rank}, signal.SIGKILL))
+            yield group
+            group.wait()
+        finally:
+            group.kill()

@@ -37,7 +37,7 @@ def print_ending(
     print_line(f"results      {RunFolder(together)}")
     print_line(f"TensorBoard  tensorboard --logdir {shlex.quote(str(RunFolder(grid)))}")
     if failed:
-        print("\n".join([f"{len(failed)} of {len(folders)} rows failed", *lines_of(failed)]), file=sys.stderr)
+        print("\n".join([f"{len(failed)} of {len(folders)} runs failed", *lines_of(failed)]), file=sys.stderr)
     return 1 if failed else 0
 
 

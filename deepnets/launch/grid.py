@@ -39,7 +39,7 @@ def launch(rows: list[Row]) -> int:
         raise next(iter(wrong.values()))
     if wrong:
         reasons = lines_of({folder: str(error) for folder, error in wrong.items()})
-        raise UserError("\n".join([f"{len(wrong)} of {len(rows)} rows cannot run; none was started", *reasons]))
+        raise UserError("\n".join([f"{len(wrong)} of {len(rows)} runs cannot start; none was started", *reasons]))
     ours = []
     for row, folder in zip(rows, folders, strict=True):
         try:
@@ -47,7 +47,7 @@ def launch(rows: list[Row]) -> int:
                 folder.freeze(row.config, _origin(row))
         except Locked as error:  # another process is running it, and was checked to run the same,
             if row.config.overwrite:  # or else may leave behind what is not this row's
-                print_line(f"{error}; left alone")
+                print_line(f"{error}; skipped")
                 continue
         ours.append(folder)
     return launcher.execute(ours, first) if ours else 0

@@ -65,7 +65,7 @@ class _Execution:
         left = [folder for folder in self.folders if not folder.is_complete]
         groups, alone = groups_of(left, self.stacked, self.config.trusted_targets)
         if left and len(left) == len(alone):
-            print_line("\n".join([f"launcher.stacked={self.stacked}: every row is trained alone", *lines_of(alone)]))
+            print_line("\n".join([f"launcher.stacked={self.stacked}: every run is trained alone", *lines_of(alone)]))
         complete = [[folder] for folder in self.folders if folder.is_complete]
         waiting = deque(sorted(complete + groups, key=lambda group: self.folders.index(group[0])))
         while waiting and not (self.failed and self.config.fail_fast):
@@ -90,7 +90,7 @@ class _Execution:
 
     def _train_together(self, group: list[RunFolder]) -> list[list[RunFolder]]:
         """Those that were left out, to be trained alone."""
-        print_line("\n".join([f"{len(group)} rows at once", *map(self._heading, group)]))
+        print_line("\n".join([f"{len(group)} runs at once", *map(self._heading, group)]))
         endings = run_together(group, self.config.trusted_targets)
         for folder, ending in endings.items():
             self._note(folder, ending)
@@ -103,7 +103,7 @@ class _Execution:
 
     def _note(self, folder: RunFolder, ending: dict[str, Any] | Exception) -> None:
         if isinstance(ending, Locked):
-            print_line(f"{ending}; left alone")
+            print_line(f"{ending}; skipped")
             self.elsewhere.add(folder)
             return
         if not isinstance(ending, Exception):

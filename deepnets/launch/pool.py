@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 from deepnets.config.schema import Config
-from deepnets.distributed.signals import SIGNALS, Interrupted, Interruption
+from deepnets.distributed.signals import RESUME, SIGNALS, Interrupted, Interruption
 from deepnets.errors import UserError
 from deepnets.launch.child import note_crash, start
 from deepnets.launch.ending import print_ending
@@ -77,7 +77,7 @@ class Pool:
         exit_code = print_ending(folders, pool.failed, pool.elsewhere)
         if interruption.received:
             stop = Interrupted(interruption.received)
-            print(f"stopped by {stop}; what ran is saved. The same command again continues", file=sys.stderr)
+            print(f"Stopped by {stop}; the runs in flight are saved. {RESUME}.", file=sys.stderr)
             raise stop
         return exit_code
 
@@ -146,9 +146,10 @@ class _Execution:
         if len(devices) < wanted:
             return False
         try:
-            folder.forget_failure()
+            with folder.claim():
+                pass
         except Locked as error:
-            print_line(f"{error}; left alone")
+            print_line(f"{error}; skipped")
             self.elsewhere.add(folder)
             return True
         environment = {**os.environ, "OMP_NUM_THREADS": str(self.threads * len(devices))}
@@ -167,7 +168,7 @@ class _Execution:
                 try:
                     self.failed[folder] = note_crash(folder, code)
                 except Locked as error:  # taken between our look and the child's start
-                    print_line(f"{error}; left alone")
+                    print_line(f"{error}; skipped")
                     self.elsewhere.add(folder)
         if folder.is_complete:
             print_line(f"{folder}: {describe_result(folder.result)}")

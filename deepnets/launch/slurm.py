@@ -92,7 +92,7 @@ class Slurm:
         arrays += sorted({task.split("_")[0] for task in rows.queued.values()}, key=int)
         complete = sum(folder.is_complete for folder in folders)
         print(
-            f"{len(rows.new)} of {len(folders)} rows submitted; {len(rows.queued)} in the queue before, "
+            f"{len(rows.new)} of {len(folders)} runs submitted; {len(rows.queued)} in the queue before, "
             f"{len(rows.elsewhere)} running elsewhere, {len(rows.failed)} failed before, {complete} complete"
         )
         if rows.failed:
@@ -108,7 +108,7 @@ class Slurm:
         try:
             _follow(folders)
         except KeyboardInterrupt:
-            print(f"\nthe jobs go on; cancel them with: scancel {' '.join(arrays)}", file=sys.stderr)
+            print(f"\nThe jobs continue; to cancel them: scancel {' '.join(arrays)}", file=sys.stderr)
             return 130
         ended = {folder: state_of(folder) for folder in folders if folder not in rows.elsewhere}
         missing = {row: state for row, state in ended.items() if not row.is_complete}
@@ -128,13 +128,13 @@ class Slurm:
         )
         (directory / "rows.sh").write_text(script)
         for folder in rows:
-            with suppress(Locked):  # by who has begun to run it a moment ago
-                folder.forget_failure()
+            with suppress(Locked), folder.claim():  # by who has begun to run it a moment ago
+                pass
         submitted = datetime.now(UTC).isoformat(timespec="milliseconds")  # before, as a task may start at once
         array = slurm_answer("sbatch", "--parsable", str(directory / "rows.sh")).strip().split(";")[0]
         for task, folder in enumerate(rows):
             folder.write_json("job.json", {"job": f"{array}_{task}", "submitted": submitted})
-        print(f"job     {array}: {len(rows)} rows", flush=True)
+        print(f"job     {array}: {len(rows)} runs", flush=True)
         return array
 
     def directives(self, directory: Path, rows: int, config: Config) -> list[str]:

@@ -1,28 +1,29 @@
 """Execute one run folder, in this process or in several."""
 
-import os
 import shlex
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
 from deepnets.config.schema import Config
-from deepnets.distributed.signals import Interrupted, Interruption
-from deepnets.distributed.spawn import ProcessFailed, end_with_parent, start
-from deepnets.distributed.world import World, joined, lost_another, world_from_env
+from deepnets.distributed.signals import RESUME, SIGNALS, Interrupted, Interruption
+from deepnets.distributed.spawn import how_it_ended, processes
+from deepnets.distributed.world import world_from_env
 from deepnets.errors import UserError
 from deepnets.runs.execution import Execution, train
 from deepnets.runs.folder import Locked, RunFolder
-from deepnets.runs.record import THREADS, note, note_failure
-from deepnets.runs.status import Heartbeat
+from deepnets.runs.record import THREADS
+from deepnets.runs.session import STARTING_SECONDS, note_failure, session
 from deepnets.training.fit import fit
-from deepnets.training.hardware import find_device
 
-STARTING_SECONDS = 2.0  # a parent that writes the folder down anew holds its lock for much less
-LOST_SECONDS = 2.0  # the agent of several processes looks every 0.1 s which of them ended
+LOCKED = 75  # exit code of `python -m deepnets.run FOLDER --quiet` where another process is running the folder
+
+
+def command_of(folder: RunFolder, trusted: Sequence[str], python: str = sys.executable) -> list[str]:
+    """The words that start or continue the folder's run from here."""
+    return [python, "-m", "deepnets.run", str(folder), *(f"--trust={target}" for target in trusted)]
 
 
 def run(folder: RunFolder, trusted: Sequence[str] = ()) -> dict[str, Any]:
@@ -33,6 +34,7 @@ def run(folder: RunFolder, trusted: Sequence[str] = ()) -> dict[str, Any]:
     Raises:
         Interrupted: a signal came; the state is saved, or the run complete.
         Locked: another process is running the folder.
+        AnotherFailed: this is one of several processes, of which another failed first.
         UserError: it cannot go on; this and any other failure is also noted in result.json.
     """
     if folder.is_complete:
@@ -45,31 +47,29 @@ def run(folder: RunFolder, trusted: Sequence[str] = ()) -> dict[str, Any]:
             f"{folder}: devices={config.devices}, but {world.size} processes were started: start {config.devices}, "
             "or one that starts the others itself"
         )
-    if "TORCHELASTIC_RUN_ID" in os.environ and world.size > 1:
-        end_with_parent()
-    among_others = world.size > 1
-    interruption = Interruption(at_once=not among_others, among_others=among_others)
+    is_alone = world.size == 1
+    interruption = Interruption(at_once=is_alone, among_others=not is_alone)
     with ExitStack() as held:
         try:
             held.enter_context(interruption)
-            result = _take_part(folder, config, world, interruption, held)
-            if interruption.received and not among_others:  # too late for this run, but what follows it must stop
+            result = None
+            with ExitStack() as of_run:
+                if opened := of_run.enter_context(session(folder, config, world)):
+                    execution = Execution(folder, config, world, opened, of_run)
+                    train([execution], fit(execution.training), interruption)
+                    result = execution.result
+            if interruption.received and is_alone:  # too late for this run, but what follows it must stop
                 raise Interrupted(interruption.received)
-            return result
+            return result or folder.result
         except Interrupted as stop:
             if world.is_first:
-                command = ["python", "-m", "deepnets.run", str(folder), *(f"--trust={target}" for target in trusted)]
+                again = shlex.join(command_of(folder, trusted, "python"))
                 with suppress(BrokenPipeError):  # the reader of our output has left
-                    print(f"\nstopped by {stop}; {folder} is saved. Continue with the same command", file=sys.stderr)
-                    print(f"or with: {shlex.join(command)}", file=sys.stderr, flush=True)
-            raise
-        except Locked:
+                    print(f"\nStopped by {stop}; {folder} is saved. {RESUME}, or", file=sys.stderr)
+                    print(again, file=sys.stderr, flush=True)
             raise
         except Exception as error:
-            note_failure(folder, error, world)
-            if among_others and lost_another(error):
-                time.sleep(LOST_SECONDS)  # so that whoever watches sees first which process it was
-            if interruption.received and not among_others:  # the row failed as it saved; what follows it must stop
+            if interruption.received and is_alone:  # the run failed as it saved; what follows it must stop
                 print(f"{folder}: {error}", file=sys.stderr)
                 raise Interrupted(interruption.received) from error
             if isinstance(error, OSError):
@@ -77,61 +77,25 @@ def run(folder: RunFolder, trusted: Sequence[str] = ()) -> dict[str, Any]:
             raise
 
 
-def _take_part(
-    folder: RunFolder, config: Config, world: World, interruption: Interruption, held: ExitStack
-) -> dict[str, Any]:
-    """What one process does of the run, the first one holding its lock; the result, in all of them."""
-    if world.size == 1:  # before anything that may fail: only who holds the folder notes a failure in it
-        held.enter_context(folder.lock(STARTING_SECONDS))
-    device = find_device(config.device)
-    if world.size > 1 and device.type == "cuda":
-        device = find_device(f"cuda:{world.local_rank}")
-    held.enter_context(joined(world, device))
-    of_run = held.enter_context(ExitStack())
-    locked, heartbeat = None, None
-    if world.size > 1 and world.is_first:
-        try:
-            of_run.enter_context(folder.lock(STARTING_SECONDS))
-        except Locked as error:
-            locked = error
-    if locked := world.broadcast_object(locked):
-        raise locked
-    if world.broadcast_object(folder.is_complete):  # by another process, a moment ago
-        return world.broadcast_object(folder.result)
-    if world.is_first:
-        (folder.path / "result.json").unlink(missing_ok=True)
-        heartbeat = of_run.enter_context(Heartbeat(folder))
-    execution = Execution(folder, config, world, device, heartbeat, of_run)
-    train([execution], fit(execution.training), interruption)
-    return world.broadcast_object(execution.result)
-
-
 def _run_in_processes(folder: RunFolder, config: Config) -> dict[str, Any]:
-    with folder.lock(STARTING_SECONDS):
-        if folder.is_complete:  # by another process, a moment ago
+    with folder.claim(STARTING_SECONDS) as is_left:
+        if not is_left:  # another process completed it a moment ago
             return folder.result
-        (folder.path / "result.json").unlink(missing_ok=True)  # an old failure is not why it may fail now
     threads = max(1, (config.threads or THREADS) // config.devices)
-    try:
-        ends = start(config.devices, threads, _end_of_part, str(folder.path), config.trusted_targets)
-    except ProcessFailed as failed:
-        if folder.is_complete:  # one died after all was written down
-            return folder.result
-        if failed.was_killed:  # it could not note that, and the others noted only that they lost one
-            with suppress(Locked), folder.lock():
-                note(folder, str(failed), f"{failed}\n")
-        kind, _, message = failed.reason.partition(": ")
-        if kind == UserError.__name__:
-            raise UserError(message) from None
-        raise
-    if isinstance(ends[0], BaseException):
-        raise ends[0]
-    return ends[0]
-
-
-def _end_of_part(path: str, trusted: Sequence[str]) -> dict[str, Any] | Interrupted | Locked:
-    """`run` in one of several processes; an end that is no failure is handed back, for what is raised is one."""
-    try:
-        return run(RunFolder(path), trusted)
-    except (Interrupted, Locked) as end:
-        return end
+    command = [*command_of(folder, config.trusted_targets), "--quiet"]
+    with processes(command, config.devices, threads) as group:
+        failure = group.first_failure()
+        if failure and failure[1] != LOCKED and failure[1] - 128 not in SIGNALS:
+            rank, code = failure
+            reason = f"process {rank} of {config.devices}: {how_it_ended(code)}"
+            note_failure(folder, reason, f"{reason}\n")  # unless it did so itself
+    result = folder.result
+    if stop := group.stopped_by(failure):
+        if result and not folder.is_complete:  # whatever failed while it saved, what follows the run must stop
+            print(f"{folder}: {result['reason']}", file=sys.stderr)
+        raise Interrupted(stop)
+    if folder.is_complete:  # even if one died after all was written down
+        return result
+    if result is None:
+        raise Locked(folder)
+    raise UserError(result["reason"].removeprefix(f"{UserError.__name__}: "))

@@ -17,7 +17,8 @@ from deepnets.runs import checkpoint
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.log import Log
 from deepnets.runs.record import changes_since, data_of, differing, environment_of, protocol_of, result_of
-from deepnets.runs.status import Heartbeat, Progress
+from deepnets.runs.session import Session
+from deepnets.runs.status import Progress
 from deepnets.training.assembly import dataset_of, prepare, splits_of
 from deepnets.training.fit import Training
 
@@ -39,12 +40,12 @@ class Execution:
         folder: RunFolder,
         config: Config,
         world: World,
-        device: torch.device,
-        heartbeat: Heartbeat | None,
+        session: Session,
         held: ExitStack,
         name: str | None = None,
     ) -> None:
-        self.folder, self.config, self.heartbeat, self.held, self.name = folder, config, heartbeat, held, name
+        self.folder, self.config, self.heartbeat, self.held, self.name = folder, config, session.heartbeat, held, name
+        device = session.device
         saved, damaged = world.broadcast_object(_loaded(folder) if world.is_first else ({}, {}))
         _read_in_turn(config, world, device)
         # Older checkpoints know of no other step.
@@ -106,6 +107,7 @@ class Execution:
             self.result = result_of(self.config, self.training, self.history, self.log.seconds, status, self.frozen)
             self.logging.close()
             self.folder.write_json("result.json", self.result)
+        self.result = self.training.world.broadcast_object(self.result)
         self.held.close()
 
 

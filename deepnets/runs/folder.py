@@ -24,7 +24,10 @@ FREEZING_SECONDS = 10.0  # more than writing a configuration takes anywhere
 
 
 class Locked(UserError):
-    """Another process is running the folder."""
+    """Another process is running the folder, which is the argument."""
+
+    def __str__(self) -> str:
+        return f"{self.args[0]}: already running in another process"
 
 
 class RunFolder:
@@ -134,15 +137,20 @@ class RunFolder:
             if item.name != ".lock":
                 shutil.rmtree(item) if item.is_dir() else item.unlink()
 
-    def forget_failure(self) -> None:
-        """Delete the result of a run that failed: why it did is not why it may fail when it is tried again.
+    @contextmanager
+    def claim(self, patience: float = 0) -> Iterator[bool]:
+        """Hold the lock, without the result of a run that failed; yields whether anything is left to train.
+
+        Why a run failed is not why it may fail when it is tried again.
 
         Raises:
             Locked: another process is running it.
         """
-        with self.lock():
-            if not self.is_complete:
+        with self.lock(patience):
+            is_complete = self.is_complete
+            if not is_complete:
                 (self.path / "result.json").unlink(missing_ok=True)
+            yield not is_complete
 
     @contextmanager
     def lock(self, patience: float = 0) -> Iterator[None]:
@@ -157,7 +165,7 @@ class RunFolder:
         try:
             lock.acquire()
         except filelock.Timeout:
-            raise Locked(f"{self}: running in another process") from None
+            raise Locked(self) from None
         try:
             yield
         finally:

@@ -2,7 +2,6 @@
 
 import math
 import sys
-import traceback
 import zlib
 from importlib.metadata import version
 from typing import Any
@@ -11,10 +10,8 @@ import torch
 
 from deepnets.config.identity import identity_hash
 from deepnets.config.schema import Config, Selection
-from deepnets.distributed.world import World
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.revision import git_commit
-from deepnets.runs.status import slurm_task
 from deepnets.training.assembly import dataset_of, splits_of
 from deepnets.training.fit import Training
 from deepnets.training.hardware import choose_precision, describe
@@ -142,28 +139,3 @@ def differing(before: dict[str, Any], now: dict[str, Any]) -> str:
     """What of `before`, in which an older version noted less, is otherwise now, with both values; or nothing."""
     keys = [key for key in before if before[key] != now.get(key)]
     return ", ".join(f"{key} {before[key]} then, {now.get(key)} now" for key in keys)
-
-
-def note_failure(folder: RunFolder, error: Exception, world: World) -> None:
-    """Why the run failed, in result.json, and the traceback in log.txt.
-
-    Of several processes the first that fails has the word: the others fail because it is gone.
-    """
-    reason = f"{type(error).__name__}: {error}"
-    try:
-        if world.size > 1:
-            reason += f" (process {world.rank} of {world.size})"
-            (folder.path / "result.json").open("x").close()
-        note(folder, reason, "".join(traceback.format_exception(error)))
-    except FileExistsError:
-        pass
-    except OSError as unwritable:  # the disk that is full may be what failed: the first error is the one to show
-        print(f"{folder}: the failure could not be noted there ({unwritable})", file=sys.stderr)
-
-
-def note(folder: RunFolder, reason: str, text: str) -> None:
-    """Add `text` to log.txt and `reason` to result.json."""
-    with (folder.path / "log.txt").open("a") as file:
-        file.write(text)
-    job = {"job": task} if (task := slurm_task()) else {}
-    folder.write_json("result.json", {"status": "failed", "reason": reason, **job})

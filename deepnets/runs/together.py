@@ -6,15 +6,12 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
-from deepnets.distributed.signals import Interrupted, Interruption
+from deepnets.distributed.signals import RESUME, Interrupted, Interruption
 from deepnets.distributed.world import ALONE
 from deepnets.errors import UserError
-from deepnets.runs.execute import STARTING_SECONDS
 from deepnets.runs.execution import Execution, train
-from deepnets.runs.folder import Locked, RunFolder
-from deepnets.runs.record import note_failure
-from deepnets.runs.status import Heartbeat
-from deepnets.training.hardware import find_device
+from deepnets.runs.folder import RunFolder
+from deepnets.runs.session import session
 from deepnets.training.stack import Stack, fit_together
 
 Ending = dict[str, Any] | Exception
@@ -34,9 +31,7 @@ def run_together(folders: Sequence[RunFolder], trusted: Sequence[str] = ()) -> d
     going: list[Execution] = []
 
     def fail(execution: Execution, error: Exception) -> None:
-        endings[execution.folder] = _noted(execution.folder, error)
-        with suppress(OSError):  # where writing has failed so does closing
-            execution.held.close()
+        endings[execution.folder] = _ended_by(error, execution.folder, execution.held)
 
     def unfinished() -> list[Execution]:
         return [each for each in going if each.result is None and each.folder not in endings]
@@ -56,8 +51,8 @@ def run_together(folders: Sequence[RunFolder], trusted: Sequence[str] = ()) -> d
                 train(going, fit_together(stack), interruption, fail)
         except Interrupted as stop:
             with suppress(BrokenPipeError):  # the reader of our output has left
-                saved = f"{len(unfinished())} rows trained at once are saved"
-                print(f"\nstopped by {stop}; {saved}. Continue with the same command", file=sys.stderr, flush=True)
+                saved = f"{len(unfinished())} runs trained at once are saved"
+                print(f"\nStopped by {stop}; {saved}. {RESUME}.", file=sys.stderr, flush=True)
             raise
         except Exception as error:  # of the network that they share
             for execution in unfinished():
@@ -72,26 +67,21 @@ def _opened(folder: RunFolder, trusted: Sequence[str], held: ExitStack) -> Execu
     """The folder locked and read; or its result, if it has one by now, or why it cannot be trained."""
     of_run = held.enter_context(ExitStack())
     try:
-        of_run.enter_context(folder.lock(STARTING_SECONDS))
-        if folder.is_complete:
+        config = replace(folder.config, trusted_targets=list(trusted))
+        opened = of_run.enter_context(session(folder, config))
+        if opened is None:
             of_run.close()
             return folder.result
-        (folder.path / "result.json").unlink(missing_ok=True)
-        config = replace(folder.config, trusted_targets=list(trusted))
-        heartbeat = of_run.enter_context(Heartbeat(folder))
         name = f"{folder.path.parent.name}/{folder.path.name}"
-        return Execution(folder, config, ALONE, find_device(config.device), heartbeat, of_run, name)
-    except Locked as error:
-        return error
+        return Execution(folder, config, ALONE, opened, of_run, name)
     except Exception as error:
-        error = _noted(folder, error)
-        of_run.close()
-        return error
+        return _ended_by(error, folder, of_run)
 
 
-def _noted(folder: RunFolder, error: Exception) -> Exception:
-    """The failure written down, and as it is to be shown."""
-    note_failure(folder, error, ALONE)
+def _ended_by(error: Exception, folder: RunFolder, held: ExitStack) -> Exception:
+    """The folder's session ended by the error, which it notes; and the error as it is to be shown."""
+    with suppress(Exception):  # the error itself, or that where writing has failed so does closing
+        held.__exit__(type(error), error, error.__traceback__)
     return UserError(f"{folder}: {error}") if isinstance(error, OSError) else error
 
 

@@ -68,7 +68,7 @@ def test_a_signal_while_torch_is_imported_ends_the_command_as_a_later_one_does(t
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "stopped by SIGINT" in told
+    assert "SIGINT" in told
     assert "Traceback" not in told
     assert not (tmp_path / "result.json").exists()
 

@@ -50,7 +50,7 @@ def test_a_failing_row_is_told_with_its_reason_and_only_fail_fast_stops_the_grid
             "failed",
             last,
         ]
-        assert "1 of 3 rows failed" in errors
+        assert "1 of 3 runs failed" in errors
         assert errors.count("seed0: RuntimeError: b is broken") == 1
     failed = folder_of(rows()[1])
     assert failed.result == {"status": "failed", "reason": "RuntimeError: b is broken"}
@@ -74,7 +74,7 @@ def test_a_row_that_runs_elsewhere_is_left_alone_even_by_overwrite(
                 rows = rows[:1]
             assert launch(rows) == 0
         told = capsys.readouterr().out
-        assert f"{folder}: running in another process; left alone" in told
+        assert f"{folder}: already running in another process; skipped" in told
         assert (folder.path / "metrics.csv").read_text() == "epoch\n"
         assert folder.origin == {"commit": "theirs"}
     assert state_of(folder_of(row(tmp_path, *NET, "+schedule.name=a", "seed=1"))).name == "finished"
@@ -88,7 +88,7 @@ def test_overwrite_does_not_continue_what_ran_while_the_grid_was_written_down(
     folder.freeze(theirs, {})
 
     def freeze(folder: RunFolder, *_: object) -> None:
-        raise Locked(f"{folder}: running in another process")
+        raise Locked(folder)
 
     monkeypatch.setattr(RunFolder, "freeze", freeze)  # and it ends before its turn comes
     assert launch([row(tmp_path, *NET, "+schedule.name=a", "overwrite=true")]) == 0
@@ -115,7 +115,7 @@ def test_two_commands_at_the_same_moment_share_the_grid(tmp_path: Path) -> None:
             process.kill()
     assert [process.returncode for process in both] == [0, 0], told
     assert set(states_of(tmp_path / "outputs").values()) == {"finished"}
-    assert sum(text.count("running in another process; left alone") for text in told) >= 1
+    assert sum(text.count("already running in another process; skipped") for text in told) >= 1
     assert sum(text.count("protocol: ") for text in told) == 4  # which whoever trains a row tells
     for seed in range(4):
         (folder,) = tmp_path.glob(f"outputs/runs/*/seed{seed}")

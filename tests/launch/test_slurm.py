@@ -263,9 +263,9 @@ def stops(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_a_grid_becomes_one_array_and_ctrl_c_leaves_it(grid: dict[str, Any]) -> None:
     assert grid["waiting_code"] == 130
     array = next(iter(grid["held"])).split("_")[0]
-    assert "6 of 6 rows submitted; 0 in the queue before" in grid["waiting"]
+    assert "6 of 6 runs submitted; 0 in the queue before" in grid["waiting"]
     assert f"cancel  scancel {array}\n" in grid["waiting"]
-    assert f"the jobs go on; cancel them with: scancel {array}\n" in grid["waiting"]
+    assert f"cancel them: scancel {array}\n" in grid["waiting"]
     assert grid["held"] == {f"{array}_{task}": "PENDING JobHeldUser" for task in range(6)}
     assert grid["held_states"] == ["queued"] * 6
 
@@ -283,7 +283,7 @@ def test_yaml_edited_meanwhile_does_not_reach_queued_rows(grid: dict[str, Any]) 
 def test_a_row_that_fails_fails_in_slurm_and_only_it(grid: dict[str, Any]) -> None:
     code, printed = grid["followed"]
     assert code == 1
-    assert "1 of 6 rows failed" in printed
+    assert "1 of 6 runs failed" in printed
     assert "RuntimeError: f is broken" in printed
     assert grid["endings"] == ["COMPLETED 0:0 0"] * 5 + ["FAILED 1:0 0"]
     assert "Traceback" in grid["log_of_f"]
@@ -292,16 +292,16 @@ def test_a_row_that_fails_fails_in_slurm_and_only_it(grid: dict[str, Any]) -> No
 def test_the_same_command_again_leaves_alone_what_is_queued_complete_or_failed(grid: dict[str, Any]) -> None:
     code, printed = grid["again"]
     assert code == 0
-    assert "0 of 6 rows submitted; 6 in the queue before" in printed
+    assert "0 of 6 runs submitted; 6 in the queue before" in printed
     code, printed = grid["failed"]
     assert code == 1
-    assert "0 of 6 rows submitted; 0 in the queue before, 0 running elsewhere, 1 failed before, 5 complete" in printed
+    assert "0 of 6 runs submitted; 0 in the queue before, 0 running elsewhere, 1 failed before, 5 complete" in printed
 
 
 def test_of_two_parents_at_once_one_submits_what_failed(grid: dict[str, Any]) -> None:
     assert grid["two_codes"] == [0, 0]
-    assert grid["two_parents"].count("1 of 6 rows submitted; 0 in the queue before") == 1
-    assert grid["two_parents"].count("0 of 6 rows submitted; 1 in the queue before") == 1
+    assert grid["two_parents"].count("1 of 6 runs submitted; 0 in the queue before") == 1
+    assert grid["two_parents"].count("0 of 6 runs submitted; 1 in the queue before") == 1
     assert grid["retried"][0] == 0
     assert len(metrics(folder_of(grid["root"] / "outputs", "f"))) == 2
 
@@ -340,7 +340,7 @@ def test_a_row_that_was_stopped_ends_bit_by_bit_as_undisturbed(stops: dict[str, 
 def test_what_saved_itself_is_queued_again_and_what_was_killed_is_submitted_again(stops: dict[str, Any]) -> None:
     assert stops["endings"] == ["COMPLETED 0:0 1"] * 5
     assert stops["killed"] == ["FAILED 137:0 0", DEAD]
-    assert "1 of 1 rows submitted" in stops["resubmitted"][1]
+    assert "1 of 1 runs submitted" in stops["resubmitted"][1]
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,7 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("grid")
     done = train(*GRID, f"output_root={root}")
     assert done.returncode == 0, done.stderr
-    assert "4 rows at once" in done.stdout
+    assert "4 runs at once" in done.stdout
     return root
 
 
@@ -243,15 +243,15 @@ def test_a_stopped_group_goes_on_to_the_same_bits(grid: Path, tmp_path: Path, by
     assert not list(tmp_path.glob("runs/*/*/result.json"))
     if by == signal.SIGINT:
         assert process.returncode == 130
-        assert "4 rows trained at once are saved" in told
+        assert "4 runs trained at once are saved" in told
         states = {json.loads((folder / "status.json").read_text())["state"] for folder in folders_in(tmp_path)}
         assert states == {"preempted"}
     done = train(*GRID, f"output_root={tmp_path}")
     assert done.returncode == 0, done.stderr
     assert "continuing at iteration" in done.stdout
     # A kill may hit between the checkpoints of two rows, which then go on in other groups.
-    assert by == signal.SIGKILL or "4 rows at once" in done.stdout
-    assert_equal_grids(tmp_path, grid, exactly="4 rows at once" in done.stdout)
+    assert by == signal.SIGKILL or "4 runs at once" in done.stdout
+    assert_equal_grids(tmp_path, grid, exactly="4 runs at once" in done.stdout)
 
 
 def test_what_cannot_be_stacked_is_trained_alone_and_told(tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_what_cannot_be_stacked_is_trained_alone_and_told(tmp_path: Path) -> Non
     ]
     done = train(*few, f"output_root={tmp_path}")
     assert done.returncode == 0, done.stderr
-    assert "stacked=4: every row is trained alone" in done.stdout
+    assert "stacked=4: every run is trained alone" in done.stdout
     assert "only fully connected networks can be stacked, not BatchNorm2d" in done.stdout
     assert done.stdout.count("finished") >= 2
 

@@ -113,7 +113,7 @@ def test_a_failing_row_does_not_stop_the_others(tmp_path: Path) -> None:
     (blocked / "checkpoint.pt.new").mkdir(parents=True)
     done = train(*grid)
     assert done.returncode == 1
-    assert "1 of 2 rows failed" in done.stderr
+    assert "1 of 2 runs failed" in done.stderr
     assert json.loads((blocked / "result.json").read_text())["status"] == "failed"
     assert "Traceback" in (blocked / "log.txt").read_text()
     assert json.loads((blocked.parent / "seed1" / "result.json").read_text())["status"] == "finished"
@@ -127,7 +127,7 @@ def test_a_failing_row_does_not_stop_the_others(tmp_path: Path) -> None:
 def test_an_illegal_row_stops_the_grid_before_anything_is_written(tmp_path: Path) -> None:
     done = train("-m", "model.depth=8,9,14", f"output_root={tmp_path}")
     assert done.returncode == 1
-    assert "1 of 3 rows cannot run" in done.stderr
+    assert "1 of 3 runs cannot start" in done.stderr
     assert "8 and 14" in done.stderr
     assert list(tmp_path.iterdir()) == []
 

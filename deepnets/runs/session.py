@@ -1,0 +1,100 @@
+"""One life of a run: one process at a time holds its folder, its heart beats, and why it failed is noted there."""
+
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from deepnets.config.schema import Config
+from deepnets.distributed.world import ALONE, World, joined, lost_another
+from deepnets.runs.folder import Locked, RunFolder
+from deepnets.runs.status import Heartbeat, slurm_task
+from deepnets.training.hardware import find_device
+
+STARTING_SECONDS = 2.0  # a parent that writes the folder down anew holds its lock for much less
+LOST_SECONDS = 2.0  # whoever watches several processes looks every 0.1 s which of them ended
+
+
+class AnotherFailed(Exception):
+    """Another process of the run failed before this one, and has said why."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a process trains a run with; the first process alone has a heartbeat."""
+
+    device: torch.device
+    heartbeat: Heartbeat | None
+
+
+@contextmanager
+def session(folder: RunFolder, config: Config, world: World = ALONE) -> Iterator[Session | None]:
+    """Hold the folder while its run is trained, as one process of `world`; None where the run is complete by now.
+
+    What is raised meanwhile is the run's failure, and noted; a signal is none.
+
+    Raises:
+        Locked: another process is running the folder.
+        AnotherFailed: another process of `world` failed first.
+    """
+    with ExitStack() as held:
+        # Alone, before anything that may fail: only who holds the folder notes a failure in it.
+        is_left = world.size > 1 or held.enter_context(folder.claim(STARTING_SECONDS))
+        try:
+            device = find_device(config.device)
+            if world.size > 1 and device.type == "cuda":
+                device = find_device(f"cuda:{world.local_rank}")
+            held.enter_context(joined(world, device))
+            if world.size > 1:
+                is_left = _claimed_by_first(folder, world, held)
+            heartbeat = held.enter_context(Heartbeat(folder)) if is_left and world.is_first else None
+            yield Session(device, heartbeat) if is_left else None
+        except (Locked, AnotherFailed):
+            raise
+        except Exception as error:
+            is_lost = world.size > 1 and lost_another(error)
+            if is_lost:
+                time.sleep(LOST_SECONDS)  # so that the other one, or whoever watches, notes first what it was
+            reason = f"{type(error).__name__}: {error}"
+            if world.size > 1:
+                reason += f" (process {world.rank} of {world.size})"
+            is_first = note_failure(folder, reason, "".join(traceback.format_exception(error)))
+            if is_lost or not is_first:
+                raise AnotherFailed from error
+            raise
+
+
+def _claimed_by_first(folder: RunFolder, world: World, held: ExitStack) -> bool:
+    """Whether anything is left to train, in every process."""
+    found: bool | Locked = False
+    if world.is_first:
+        try:
+            found = held.enter_context(folder.claim(STARTING_SECONDS))
+        except Locked as error:
+            found = error
+    found = world.broadcast_object(found)
+    if isinstance(found, Locked):
+        raise found
+    return found
+
+
+def note_failure(folder: RunFolder, reason: str, details: str) -> bool:
+    """Write the reason into result.json and the details into log.txt, unless the run has a result; whether it had none.
+
+    Of several processes the first that fails has the word: the others fail because it is gone.
+    """
+    try:
+        (folder.path / "result.json").open("x").close()
+        with (folder.path / "log.txt").open("a") as file:
+            file.write(details)
+        job = {"job": task} if (task := slurm_task()) else {}
+        folder.write_json("result.json", {"status": "failed", "reason": reason, **job})
+    except FileExistsError:
+        return False
+    except OSError as unwritable:  # the disk that is full may be what failed: the first error is the one to show
+        print(f"{folder}: the failure could not be noted there ({unwritable})", file=sys.stderr)
+    return True
