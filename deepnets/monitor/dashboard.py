@@ -12,13 +12,13 @@ from torch.utils.tensorboard.summary import hparams
 
 from deepnets.config.schema import Config, Selection
 from deepnets.monitor.choices import choices_of
-from deepnets.monitor.pictures import profile, tiles
+from deepnets.monitor.pictures import pixels, profile, tiles
 from deepnets.monitor.units import first_filters, gate_activity, gradient_norms, probe
 from deepnets.training.fit import Training
 
 OBSERVATIONS = 20  # of the units, spread over a run; the first and last epoch are always observed
 PICTURE_SHARE = 0.01  # of the time of a run may be spent on drawing, besides the pictures of the last epoch
-PICTURE_SECONDS = 0.1  # how long drawing takes, generously
+PICTURE_SECONDS = 0.1  # how long drawing takes at most, on one core
 TITLES = {
     "gradients": "norm of the gradient of each unit's weights",
     "gates": "mean transform gate of each unit",
@@ -143,7 +143,11 @@ class Dashboard:
         for what, title in TITLES.items():
             curves = [observation[what] for observation in self.observed]
             if any(curves):
+<<<<<<< HEAD
                 picture = profile(title, curves, (first, last))
+=======
+                picture = pixels(profile(title, curves, names))
+>>>>>>> d8b10a2 (wip)
                 self.writer.add_image(f"{what}/by_unit", picture, training.iteration, dataformats="HWC")
         height, width, channels = training.batches.split.images.shape[1:]
         filters = first_filters(training.model, (channels, height, width))

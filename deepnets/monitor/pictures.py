@@ -2,58 +2,55 @@
 
 import math
 from collections.abc import Sequence
-from functools import cache
-from itertools import pairwise
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from matplotlib import colormaps
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, NullLocator
 from torch import Tensor
 
-# Drawn at twice the size, then halved. TensorBoard shows a picture about 350 pixels wide by repeating or leaving out
-# pixels: a larger one would lose strokes of its letters.
-WIDTH, HEIGHT = 640, 432
-LEFT, RIGHT, TOP, BOTTOM = 92, 16, 96, 74  # margins of the plot
-SMALL, LARGE = 24, 26  # pixels of the letters
-TEXT, GRID, PAPER = (40, 40, 40), (224, 224, 224), (255, 255, 255)
-FIRST, LAST = np.array((158, 202, 225)), np.array((8, 69, 148))  # earliest to latest curve, light to dark blue
-THIN, BOLD = 3, 6  # pixels of a line
+from deepnets.style import styled
+
+# TensorBoard shows a picture about 350 pixels wide by repeating or leaving out pixels: a larger one would lose strokes
+# of its letters.
+SIZE, DPI = (3.4, 2.3), 100  # inches, dots per inch
 DOTTED_UNITS = 60  # more have no room for a dot each
 SHOWN_FILTERS = 64
 PIXELS_ACROSS = 320  # of the picture of the filters
 
 
-def profile(title: str, curves: Sequence[Sequence[float]], names: tuple[str, str]) -> np.ndarray:
+def profile(title: str, curves: Sequence[Sequence[float]], names: tuple[str, str]) -> Figure:
     """Curves over units 1, 2, ... on a logarithmic axis, the earliest light, the latest dark and bold.
 
     `names` are those of the first and last curve. Values that have no logarithm leave a gap.
     """
-    image = Image.new("RGB", (WIDTH, HEIGHT), PAPER)
-    draw = ImageDraw.Draw(image)
-    exponents = [math.log10(value) for curve in curves for value in curve if 0 < value < math.inf]
-    low, high = math.floor(min(exponents, default=-1)), math.ceil(max(exponents, default=0))
-    high = max(high, low + 1)
-    units = max(map(len, curves))
+    with styled():
+        figure = Figure(figsize=SIZE, dpi=DPI)
+        axes = figure.subplots(gridspec_kw={"left": 0.18, "right": 0.97, "bottom": 0.19, "top": 0.8})
+        shades = colormaps["Blues"](np.linspace(0.4, 1, len(curves)) if len(curves) > 1 else [1.0])
+        for index, (curve, colour) in enumerate(zip(curves, shades, strict=True)):
+            values = [value if 0 < value < math.inf else math.nan for value in curve]
+            is_last = index == len(curves) - 1
+            label = names[1] if is_last else names[0] if index == 0 else None
+            marker = "." if is_last and len(curve) <= DOTTED_UNITS else ""
+            width = 2 if is_last else 1
+            axes.plot(range(1, len(curve) + 1), values, color=colour, linewidth=width, marker=marker, label=label)
+        axes.set(yscale="log", xlabel="unit, from the images to the head")
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter("{x:g}")  # a power as a formula takes half of the time
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        figure.suptitle(title, fontsize=9, y=0.99)
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 0.98), ncols=2, borderpad=0)
+    return figure
 
-    def across(unit: float) -> float:
-        return LEFT + (unit - 0.5) / units * (WIDTH - LEFT - RIGHT)
 
-    def up(exponent: float) -> float:
-        return HEIGHT - BOTTOM - (exponent - low) / (high - low) * (HEIGHT - TOP - BOTTOM)
-
-    for exponent in range(low, high + 1, math.ceil((high - low) / 6)):
-        draw.line([(LEFT, up(exponent)), (WIDTH - RIGHT, up(exponent))], fill=GRID, width=2)
-        draw.text((LEFT - 10, up(exponent)), f"{10.0**exponent:g}", TEXT, _font(SMALL), anchor="rm")
-    for unit in _ticks(units):
-        draw.text((across(unit), HEIGHT - BOTTOM + 8), str(unit), TEXT, _font(SMALL), anchor="ma")
-    draw.text(((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8), "unit, from the images to the head", TEXT, _font(SMALL), "md")
-    draw.text((WIDTH / 2, 8), title, TEXT, _font(LARGE), anchor="ma")
-    for number, curve in enumerate(curves):
-        latest = number == len(curves) - 1
-        color = tuple(np.linspace(LAST, FIRST, len(curves))[-1 - number].astype(int).tolist())
-        points = [(across(unit), up(math.log10(v)) if 0 < v < math.inf else None) for unit, v in enumerate(curve, 1)]
-        _draw_curve(draw, points, color, width=BOLD if latest else THIN)
-    _draw_key(draw, names, single=len(curves) == 1)
-    return np.asarray(image.reduce(2))
+def pixels(figure: Figure) -> np.ndarray:
+    """The figure as it is shown."""
+    with styled():
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        return np.asarray(canvas.buffer_rgba())[..., :3]
 
 
 def tiles(filters: Tensor) -> np.ndarray:
@@ -72,6 +69,7 @@ def tiles(filters: Tensor) -> np.ndarray:
         top, left = gap + index // columns * down, gap + index % columns * across
         picture[top : top + height * scale, left : left + width * scale] = tile
     return picture
+<<<<<<< HEAD
 
 
 @cache
@@ -104,3 +102,5 @@ def _draw_key(draw: ImageDraw.ImageDraw, names: tuple[str, str], single: bool) -
         draw.line([(x, y), (x + 32, y)], fill=tuple(color.tolist()), width=BOLD)
         draw.text((x + 42, y), name, TEXT, _font(SMALL), anchor="lm")
         x += 80 + draw.textlength(name, _font(SMALL))
+=======
+>>>>>>> d8b10a2 (wip)

@@ -5,12 +5,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from matplotlib.colors import to_rgb
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from deepnets.config.schema import Row
 from deepnets.monitor.choices import choices_of
-from deepnets.monitor.pictures import BOTTOM, HEIGHT, LAST, LEFT, RIGHT, TOP, WIDTH, profile, tiles
+from deepnets.monitor.pictures import pixels, profile, tiles
 from deepnets.monitor.units import first_filters, gate_activity, gradient_norms, units_of
 from deepnets.run import build_model
 from tests.command import row
@@ -100,31 +101,33 @@ def test_first_filters_are_the_weights_as_pictures() -> None:
     assert first_filters(nn.ReLU(), (3, 8, 8)) is None
 
 
-def dark_rows(picture: np.ndarray, column: float) -> list[int]:
-    """Where the latest curve is, in that column of the picture before it was halved."""
-    return np.flatnonzero(np.abs(picture[:, round(column / 2)].astype(int) - LAST).sum(-1) < 30).tolist()
+def test_a_profile_has_a_curve_for_each_observation_the_last_bold() -> None:
+    figure = profile("title", [[1.0, 1.0, 1.0], [1.0, 0.1, 0.01]], ("epoch 1", "epoch 2"))
+    first, last = figure.axes[0].get_lines()
+    assert (list(last.get_xdata()), list(last.get_ydata())) == ([1, 2, 3], [1.0, 0.1, 0.01])
+    assert last.get_linewidth() > first.get_linewidth()
+    assert sum(to_rgb(last.get_color())) < sum(to_rgb(first.get_color()))
+    assert [first.get_label(), last.get_label()] == ["epoch 1", "epoch 2"]
+    assert figure.axes[0].get_yscale() == "log"
 
 
-def test_a_profile_puts_decades_at_equal_distances() -> None:
-    picture = profile("title", [[1.0, 1.0, 1.0], [1.0, 0.1, 0.01]], ("epoch 1", "epoch 2"))
-    assert picture.shape == (HEIGHT // 2, WIDTH // 2, 3)
-    span = WIDTH - LEFT - RIGHT
-    for unit, height in enumerate((TOP, (TOP + HEIGHT - BOTTOM) / 2, HEIGHT - BOTTOM)):
-        rows = dark_rows(picture, LEFT + (unit + 0.5) / 3 * span)
-        assert np.mean([row for row in rows if row > (TOP - 16) / 2]) == pytest.approx(height / 2, abs=2)
+def test_a_profile_is_as_wide_as_tensorboard_shows_it() -> None:
+    picture = pixels(profile("title", [[1.0, 0.1]], ("epoch 1", "epoch 1")))
+    assert (picture.shape, picture.dtype) == ((230, 340, 3), np.uint8)
+    assert picture.std() > 0
 
 
 @pytest.mark.parametrize("gap", [0.0, math.nan, math.inf])
 def test_a_profile_leaves_out_what_has_no_logarithm(gap: float) -> None:
-    picture = profile("title", [[0.1, gap, 0.1]], ("epoch 1", "epoch 1"))
-    span = WIDTH - LEFT - RIGHT
-    there = [bool(dark_rows(picture[TOP // 2 - 4 :], LEFT + (unit + 0.5) / 3 * span)) for unit in range(3)]
-    assert there == [True, False, True]
+    (line,) = profile("title", [[0.1, gap, 0.1]], ("epoch 1", "epoch 1")).axes[0].get_lines()
+    assert np.isnan(line.get_ydata()).tolist() == [False, True, False]
 
 
 def test_a_profile_of_600_units_and_of_nothing_but_zeros_can_be_drawn() -> None:
-    assert profile("title", [[1e-9 * 1.05**unit for unit in range(600)]], ("", "")).std() > 0
-    assert profile("title", [[], [0.0]], ("", "")).std() > 0
+    many = profile("title", [[1e-9 * 1.05**unit for unit in range(600)]], ("", ""))
+    assert pixels(many).std() > 0
+    assert many.axes[0].get_lines()[0].get_marker() == ""
+    assert pixels(profile("title", [[], [0.0]], ("", ""))).std() > 0
 
 
 def test_tiles_scale_each_filter_to_its_largest_weight() -> None:

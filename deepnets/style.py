@@ -1,0 +1,71 @@
+"""How every figure looks, of a report, of an analysis and on TensorBoard; the colour-blind can tell its colours apart.
+
+It stands on the ground, since what draws while a net trains lies below reports and analyses.
+"""
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+# Okabe and Ito 2008, without black and yellow, which vanish on one of the two backgrounds.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
+DASHES = ("solid", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
+# In a page these three follow its text, its lines and its background, light or dark.
+INK, FAINT, PAPER = "#1b1c1d", "#c3c4c5", "#fefefe"
+GREY = "#777777"  # reference lines, on both backgrounds
+WIDTH = 6.4  # inches
+STYLE = {
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": FAINT,
+    "grid.linewidth": 0.5,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "figure.facecolor": PAPER,
+    "axes.facecolor": PAPER,
+    "savefig.facecolor": PAPER,
+}
+
+
+def styled() -> AbstractContextManager[None]:
+    """While it lasts, matplotlib draws in this style: its ticks ask for it as late as when a figure is written."""
+    return matplotlib.rc_context(STYLE)
+
+
+def new_figure(height: float, width: float = WIDTH) -> Figure:
+    """An empty figure in inches, whose parts do not overlap."""
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def new_panels(height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, list[Axes]]:
+    """A figure and its panels from the top left; all panels share both scales."""
+    figure = new_figure(height)
+    return figure, list(figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flat)
+
+
+def look(index: int) -> dict[str, Any]:
+    """Colour and dash of the line number `index`; the colours come again with other dashes."""
+    return {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[index // len(COLOURS) % len(DASHES)]}
+
+
+def name_lines(figure: Figure, *panels: Axes) -> None:
+    """The names of the panels' lines above them, where they cover nothing; none for a single line."""
+    named = {
+        label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    if len(named) > 1:
+        columns = max(1, min(len(named), 100 // (max(map(len, named)) + 8)))
+        figure.legend(named.values(), named.keys(), loc="outside upper left", ncols=columns)
