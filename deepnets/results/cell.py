@@ -7,23 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean, median, stdev
 
-from deepnets.results.read import Run
+from deepnets.results.published import FAIL, PublishedRow
+from deepnets.results.read import Run, example
+from deepnets.results.sheet import NOTHING, percent, signed
 from deepnets.results.statistics import FEWEST_SEEDS, median_interval
 from deepnets.runs.status import DIVERGED, FINISHED
 
 FAIL_ABOVE = 20.0  # percent; He et al. 2016, Table 1
-FAIL = "fail"
 AGREES, DIFFERS, TOO_FEW = "agrees", "differs", f"n < {FEWEST_SEEDS}"
-
-
-@dataclass(frozen=True)
-class Published:
-    """What the paper prints about a row, in percent; `test_error` may be "fail", or None where it is only drawn."""
-
-    test_error: float | str | None = None
-    mean: float | None = None
-    std: float | None = None
-    best: float | None = None
 
 
 @dataclass(frozen=True)
@@ -31,13 +22,19 @@ class Cell:
     """A row in a column: final test errors in percent of the runs that ended, a diverged one infinite."""
 
     runs: tuple[Run, ...]
-    published: Published
+    published: PublishedRow
     is_published_protocol: bool
     fail_above: float  # infinite where only a non-finite error is a fail
 
     @cached_property
     def errors(self) -> list[float]:
         return [run.error for run in self.runs if run.error is not None]
+
+    @property
+    def example(self) -> Run | None:
+        """The run that stands for the row in figures; None where no configuration can be read."""
+        runs = [run for run in self.runs if run.config]
+        return example(runs) if runs else None
 
     @property
     def median(self) -> float | None:
@@ -58,6 +55,12 @@ class Cell:
     def best(self) -> float | None:
         return min(self.errors, default=None)
 
+    @property
+    def train_median(self) -> float | None:
+        """The median training error of the last epoch, in percent, of the runs that finished."""
+        ended = [run.result.get("train_error") for run in self.runs if run.state.name == FINISHED]
+        return middle([error for error in ended if error is not None])
+
     @cached_property
     def interval(self) -> tuple[float, float] | None:
         return median_interval(self.errors)
@@ -68,11 +71,11 @@ class Cell:
 
     @property
     def difference(self) -> float | None:
-        """Our median minus the published value, where both are numbers."""
-        theirs = self.published.test_error
-        if theirs in (None, FAIL) or self.median is None or math.isinf(self.median):
+        """The median minus the published value, where both are numbers."""
+        published = self.published.test_error
+        if published in (None, FAIL) or self.median is None or math.isinf(self.median):
             return None
-        return self.median - theirs
+        return self.median - published
 
     @property
     def verdict(self) -> str:
@@ -91,25 +94,45 @@ class Cell:
         return AGREES if low <= self.published.test_error <= high else DIFFERS
 
     @property
-    def states(self) -> dict[str, int]:
-        """How many runs have not simply finished, by state."""
-        return dict(Counter(run.state.name for run in self.runs if run.state.name != FINISHED))
-
-    @property
     def remarks(self) -> str:
         """What is missing, running or failed, with the reason of a failure."""
         if not self.runs:
             return "missing"
-        words = [f"{count} {state}" for state, count in self.states.items() if state != DIVERGED]
-        if diverged := self.states.get(DIVERGED):
-            words.insert(0, f"{diverged} of {len(self.errors)} diverged")
+        states = Counter(run.state.name for run in self.runs)
+        words = [f"{states[DIVERGED]} of {len(self.errors)} diverged"] if DIVERGED in states else []
+        words += [f"{count} {state}" for state, count in states.items() if state not in (FINISHED, DIVERGED)]
         running = [run.state.progress for run in self.runs if run.state.name == "running" and run.state.progress]
         words += [f"at epoch {progress.epoch} of {progress.epochs}" for progress in running[:1]]
-        return ", ".join(words) + "".join(f"; {reason}" for reason in dict.fromkeys(self.reasons))
+        reasons = dict.fromkeys(run.state.reason for run in self.runs if run.state.reason)
+        return ", ".join(words) + "".join(f"; {reason}" for reason in reasons)
 
     @property
-    def reasons(self) -> list[str]:
-        return [run.state.reason for run in self.runs if run.state.reason]
+    def headline(self) -> str:
+        """The number that stands for the row beside other columns: `18.59 (n = 2)`."""
+        return f"{self._median_text} (n = {len(self.errors)})" if self.errors else self.remarks
+
+    def facts(self) -> dict[str, str]:
+        """The row's line, by the name of the column; the verdict first, where a narrow window shows it too."""
+        difference = signed(self.difference)
+        return {
+            "verdict": self.verdict,
+            "median": self._median_text,
+            "published": self.published.text,
+            "difference": f"({difference})" if self.difference and not self.is_published_protocol else difference,
+            "n": str(len(self.errors)),
+            "mean ± std": percent(self.mean) + (f" ± {percent(self.std)}" if self.std is not None else ""),
+            "95% interval": f"{percent(self.interval[0])} to {percent(self.interval[1])}" if self.interval else NOTHING,
+            "best": percent(self.best),
+            "training": percent(self.train_median),
+            "also published": self.published.others,
+            "state": self.remarks,
+        }
+
+    @property
+    def _median_text(self) -> str:
+        if not self.is_fail:
+            return percent(self.median)
+        return FAIL if math.isinf(self.median) else f"{FAIL} ({percent(self.median)})"
 
 
 def middle(errors: Sequence[float]) -> float | None:

@@ -11,7 +11,7 @@ from deepnets.results.read import Run
 from deepnets.results.sheet import short_commit
 from deepnets.runs.folder import RunFolder
 
-OURS = "ours"  # the label of the column that follows the table's own protocol
+FULL = "full"  # the label of the column that follows the table's own protocol
 # Two rows of a table that differ in these, unless they are its axes, stand in separate columns.
 PROTOCOL = ("scale.name", "batch_size", "devices", "sync_batchnorm", "selection")
 # Two rows that differ in these may still be compared, if the reader knows.
@@ -59,7 +59,7 @@ def columns_of(runs: Sequence[Run]) -> list[Column]:
             scale = next((run.settings.get("scale.name") for run in members if run.config), "full")
             if scale != "full" and not any(word.startswith("scale") for word in words):
                 words.insert(0, f"scale={scale}")
-            columns.append(Column(" ".join(words) or OURS, scale == "full" and not changes, tuple(members)))
+            columns.append(Column(" ".join(words) or FULL, scale == "full" and not changes, tuple(members)))
     return columns
 
 
@@ -80,8 +80,8 @@ def warnings_of(column: Column) -> list[str]:
             warnings.append(_mixture(f"{column.label}: rows differ in {key}", values))
     for row, runs in column.rows.items():
         data = [run.result["data"] for run in runs if run.result.get("data")]
-        noted = set.intersection(*map(set, data)) if data else ()  # older results tell less of theirs
-        data = [json.dumps({name: told[name] for name in sorted(noted)}) for told in data]
+        known = set.intersection(*map(set, data)) if data else ()  # older results name fewer facts
+        data = [json.dumps({name: facts[name] for name in sorted(known)}) for facts in data]
         warnings.append(_mixture(f"{column.label}: {row} was trained on different data", data))
     return [warning for warning in warnings if warning]
 

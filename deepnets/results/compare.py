@@ -9,16 +9,16 @@ from pathlib import Path
 from deepnets.results.cell import middle
 from deepnets.results.columns import Column, columns_of, warnings_of
 from deepnets.results.figures.curves import MOST_PANELS, curves_beside
-from deepnets.results.figures.style import Picture, styled
-from deepnets.results.page import Section, write_page
+from deepnets.results.figures.picture import Picture
+from deepnets.results.page import Section, write_report_page
 from deepnets.results.provenance import environment_sheet
 from deepnets.results.read import Run, example, read_runs
 from deepnets.results.sheet import NOTHING, Sheet, percent, setting_text, signed
 from deepnets.results.sheets import comparison_sheet
 from deepnets.results.statistics import Errors, compare_pairs
 from deepnets.results.terminal import console_for, print_sheet
-from deepnets.results.writing import writing
 from deepnets.runs.folder import RunFolder
+from deepnets.style import styled
 
 Pairs = dict[str, tuple[list[Run], list[Run]]]
 
@@ -31,57 +31,53 @@ def compare(first: Path, second: Path, output: Path | None, logarithmic: bool) -
     Raises:
         UserError: a folder has no runs, or a file cannot be written.
     """
-    sides = read_runs([first]), read_runs([second])
-    pairs, warnings = _pairs(*sides)
+    sides = dict(zip("AB", (read_runs([first]), read_runs([second])), strict=True))
+    pairs, warnings = _pairs(*sides.values())
     warnings += [
-        f"{letter}: {mixture}" for letter, side in zip("AB", sides, strict=True) for mixture in _mixtures(side)
+        f"{letter}: {warning}"
+        for letter, runs in sides.items()
+        for column in columns_of(runs)
+        for warning in warnings_of(column)
     ]
-    names = [f"{letter}: {RunFolder(path)}" for letter, path in zip("AB", (first, second), strict=True)]
+    names = [f"A: {RunFolder(first)}", f"B: {RunFolder(second)}"]
     settings, results = _settings(pairs), [_results(pairs), _tests(pairs)]
     console = console_for()
-    for line in (*names, *(f"mind: {warning}" for warning in warnings), ""):
+    for line in (*names, *(f"warning: {warning}" for warning in warnings), ""):
         console.print(line, soft_wrap=True, markup=False)
     for sheet in (settings, *results):
         print_sheet(console, sheet)
-    folder = output or first / "report"
-    pictures = _pictures(pairs, logarithmic)
-    environments = [
-        replace(environment_sheet(side), title=f"Environment of {letter}")
-        for letter, side in zip("AB", sides, strict=True)
-    ]
+    file = (output or first / "report") / "compare.html"
+    environments = [replace(environment_sheet(runs), title=f"Environment of {side}") for side, runs in sides.items()]
     sections = [
         Section("What differs", [settings]),
         Section("Results", results),
-        Section("Curves", pictures=pictures),
+        Section("Curves", pictures=_pictures(pairs, logarithmic)),
         Section("Environment", environments),
     ]
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        for picture in pictures:
-            picture.save(folder)
-        write_page(folder / "compare.html", "A beside B", names, warnings, sections)
-    console.print(f"page         {RunFolder(folder / 'compare.html')}", soft_wrap=True, markup=False)
+    write_report_page(file, "A beside B", names, warnings, sections)
+    console.print(f"page         {RunFolder(file)}", soft_wrap=True, markup=False)
     return 0
 
 
 def _pairs(first: Sequence[Run], second: Sequence[Run]) -> tuple[Pairs, list[str]]:
-    """Rows of one name, of one protocol a side; where each side has but one row, these two. And what is alone.
+    """Rows of one name and protocol on both sides; where each side has but one row, these two. And what is unpaired.
 
-    Several protocols of a side are told apart as columns of a table are: they stand beside those of the same label on
+    Several protocols of a side are separate as the columns of a table are: each is beside that of the same label on
     the other side, or all beside its only one.
     """
-    ours, theirs = columns_of(first), columns_of(second)
-    if len(ours) == len(theirs) == len(ours[0].rows) == len(theirs[0].rows) == 1:
-        (row, runs), (other, others) = *ours[0].rows.items(), *theirs[0].rows.items()
+    a_columns, b_columns = columns_of(first), columns_of(second)
+    if len(a_columns) == len(b_columns) == len(a_columns[0].rows) == len(b_columns[0].rows) == 1:
+        (row, runs), (other, others) = *a_columns[0].rows.items(), *b_columns[0].rows.items()
         return {row if row == other else f"{row} | {other}": (runs, others)}, []
-    is_one, is_other_one = len(ours) == 1, len(theirs) == 1
-    matched = [(a, b) for a in ours for b in theirs if is_one or is_other_one or a.label == b.label]
+    a_is_one, b_is_one = len(a_columns) == 1, len(b_columns) == 1
     pairs: Pairs = {}
-    for a, b in matched:
-        label = "" if is_one and is_other_one else f" ({a.label if is_other_one else b.label})"
-        pairs |= {f"{row}{label}": (a.rows[row], b.rows[row]) for row in a.rows if row in b.rows}
+    for a in a_columns:
+        for b in b_columns:
+            if a_is_one or b_is_one or a.label == b.label:
+                label = "" if a_is_one and b_is_one else f" ({a.label if b_is_one else b.label})"
+                pairs |= {f"{row}{label}": (a.rows[row], b.rows[row]) for row in a.rows if row in b.rows}
     paired = {id(run) for both in pairs.values() for runs in both for run in runs}
-    alone = {side: _alone(columns, paired) for side, columns in (("A", ours), ("B", theirs))}
+    alone = {side: _alone(columns, paired) for side, columns in (("A", a_columns), ("B", b_columns))}
     return pairs, [f"only in {side}: {', '.join(rows)}" for side, rows in alone.items() if rows]
 
 
@@ -94,16 +90,11 @@ def _alone(columns: Sequence[Column], paired: Collection[int]) -> list[str]:
     ]
 
 
-def _mixtures(runs: Sequence[Run]) -> list[str]:
-    """What within a side should not have been averaged."""
-    return [warning for column in columns_of(runs) for warning in warnings_of(column)]
-
-
 def _settings(pairs: Pairs) -> Sheet:
     """A line for each setting and fact that differs; rows that differ alike share it."""
     found: dict[tuple[str, str, str], list[str]] = defaultdict(list)
-    for row, (ours, theirs) in pairs.items():
-        a, b = _values(ours), _values(theirs)
+    for row, (a_runs, b_runs) in pairs.items():
+        a, b = _values(a_runs), _values(b_runs)
         for key in {**a, **b}:
             if a.get(key, NOTHING) != b.get(key, NOTHING):
                 found[key, a.get(key, NOTHING), b.get(key, NOTHING)].append(row)
@@ -133,12 +124,12 @@ def _results(pairs: Pairs) -> Sheet:
     lines = []
     for row, both in pairs.items():
         errors = [[run.error for run in runs if run.error is not None] for runs in both]
-        ours, theirs = map(middle, errors)
-        known = ours is not None and theirs is not None and math.isfinite(ours) and math.isfinite(theirs)
-        difference = signed(ours - theirs) if known else NOTHING
+        a, b = map(middle, errors)
+        known = a is not None and b is not None and math.isfinite(a) and math.isfinite(b)
+        difference = signed(a - b) if known else NOTHING
         states = [", ".join(dict.fromkeys(run.state.name for run in runs)) for runs in both]
         lines.append(
-            (row, str(len(errors[0])), percent(ours), str(len(errors[1])), percent(theirs), difference, *states)
+            (row, str(len(errors[0])), percent(a), str(len(errors[1])), percent(b), difference, *states)
         )
     return Sheet("Final test errors in percent", header, tuple(lines), frozenset(header[1:6]))
 
@@ -161,7 +152,7 @@ def _names(row: str, both: tuple[list[Run], list[Run]]) -> tuple[str, str]:
 
 
 def _pictures(pairs: Pairs, logarithmic: bool) -> list[Picture]:
-    examples = {row: (example(ours), example(theirs)) for row, (ours, theirs) in pairs.items()}
+    examples = {row: (example(a_runs), example(b_runs)) for row, (a_runs, b_runs) in pairs.items()}
     drawn = {row: both for row, both in examples.items() if any(run.history for run in both)}
     if not drawn:
         return []

@@ -1,4 +1,4 @@
-"""The table of the paper and ours for other programs: CSV, Markdown, LaTeX."""
+"""Tables for other programs: CSV, Markdown, LaTeX."""
 
 import csv
 import io
@@ -24,29 +24,33 @@ LATEX = {
 
 
 def to_csv(tables: Sequence[Table]) -> str:
-    """A line for each row of each column, errors in percent, unrounded; `inf` is a divergence."""
+    """A line for each row of each column, errors in percent, unrounded; `inf` is a divergence; of a search its trials."""
     text = io.StringIO()
-    names = ["table", "column", "row", "n", "median", "low", "high", "mean", "std", "best"]
+    names = ["table", "column", "row", "n", "median", "low", "high", "mean", "std", "best", "training"]
     names += ["published", "statistic", "difference", "verdict", "state", "errors"]
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(names)
-    for table in tables:
+    for table in [table.trials or table for table in tables]:
         for index, column in enumerate(table.columns):
-            for row in table.rows:
-                cell = table.cells[row, index]
+            for row, cell in table.column(index).items():
                 numbers = [cell.median, *(cell.interval or (None, None)), cell.mean, cell.std, cell.best]
-                theirs = [cell.published.test_error, table.statistic if row in table.published else None]
+                statistic = table.published.statistic if row in table.published.rows else None
+                judged = [cell.published.test_error, statistic, cell.difference, cell.verdict, cell.remarks]
                 errors = " ".join(map(str, cell.errors))
-                said = [cell.difference, cell.verdict, cell.remarks, errors]
-                writer.writerow([table.name, column.label, row, len(cell.errors), *numbers, *theirs, *said])
+                writer.writerow(
+                    [table.name, column.label, row, len(cell.errors), *numbers, cell.train_median, *judged, errors]
+                )
     return text.getvalue()
 
 
 def to_markdown(tables: Sequence[Table]) -> str:
     """A table for each column, with the rule of the verdicts below."""
-    return "\n".join(
-        _markdown(sheet.without_empty_columns()) for table in tables for sheet in result_sheets(table)
-    ) + _notes(tables, "\n{}\n")
+    return "\n".join(map(markdown_sheets, tables)) + _notes(tables, "\n{}\n")
+
+
+def markdown_sheets(table: Table) -> str:
+    """The table alone, in Markdown."""
+    return "\n".join(_markdown(sheet.without_empty_columns()) for sheet in result_sheets(table))
 
 
 def to_latex(tables: Sequence[Table]) -> str:

@@ -32,7 +32,7 @@ def keep(paths: Sequence[Path], into: Path) -> int:
         there = RunFolder(folder).read_json("result.json").get("identity")
         other = records[folder].folder if folder in records else RunFolder(folder)
         if folder in records or there not in (None, run.result.get("identity")):
-            raise UserError(f"{run.folder}: its record would replace that of another run, {other}; keep it elsewhere")
+            raise UserError(f"{run.folder}: its record would replace that of another run, {other}; name another folder")
         records[folder] = run
     for folder, run in records.items():
         with writing(into):

@@ -12,12 +12,12 @@ from rich.text import Text
 
 from deepnets.results.export import to_csv, to_latex, to_markdown
 from deepnets.results.figures.choose import pictures_of
-from deepnets.results.figures.style import Picture
-from deepnets.results.page import Section, write_page
+from deepnets.results.figures.picture import Picture
+from deepnets.results.page import Section, write_report_page
 from deepnets.results.provenance import command_sheet, difference_sheet, environment_sheet
-from deepnets.results.read import Run, read_runs
+from deepnets.results.read import read_runs
 from deepnets.results.sheet import Sheet
-from deepnets.results.sheets import column_title, comparison_sheets, draw_sheets, overview_sheet, result_sheets
+from deepnets.results.sheets import comparison_sheets, overview_sheet, result_sheets
 from deepnets.results.table import Table, tables_of
 from deepnets.results.terminal import console_for, print_sheet
 from deepnets.results.writing import writing
@@ -36,8 +36,7 @@ def report(paths: Sequence[Path], output: Path | None, exports: dict[str, Path],
     Raises:
         UserError: a folder has no runs, or a file cannot be written.
     """
-    runs = read_runs(paths)
-    tables = tables_of(runs)
+    tables = tables_of(read_runs(paths))
     console = console_for(STANDARD_OUTPUT in exports.values())
     comparisons = [comparison_sheets(table) for table in tables]  # every pair of rows is tested but once
     for table, sheets in zip(tables, comparisons, strict=True):
@@ -53,17 +52,12 @@ def report(paths: Sequence[Path], output: Path | None, exports: dict[str, Path],
             console.print(f"{kind:<12} {RunFolder(file)}", soft_wrap=True, markup=False)
     folder = output or paths[0] / "report"
     pictures = pictures_of(tables, logarithmic)
+    pairs = [sheet.cut(MOST_ON_PAGE) for sheets in comparisons for sheet in sheets]
     title = " and ".join(dict.fromkeys(table.name for table in tables))
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        for picture in pictures:
-            picture.save(folder)
-        pairs = [sheet.cut(MOST_ON_PAGE) for sheets in comparisons for sheet in sheets]
-        sections = _sections(tables, pairs, pictures)
-        write_page(folder / "report.html", title, _summary(tables, runs), _warnings(tables), sections)
+    warnings = [f"{table.name}: {warning}" for table in tables for warning in table.warnings]
+    write_report_page(folder / "report.html", title, _summary(tables), warnings, _sections(tables, pairs, pictures))
     console.print(f"page         {RunFolder(folder / 'report.html')}", soft_wrap=True, markup=False)
-    told = f"figures      {len(pictures)} as PNG and SVG in {RunFolder(folder)}"
-    console.print(told, soft_wrap=True, markup=False)
+    console.print(f"figures      {len(pictures)} as PNG and SVG in {RunFolder(folder)}", soft_wrap=True, markup=False)
     return 0
 
 
@@ -73,7 +67,7 @@ def _print_table(console: Console, table: Table, comparisons: Sequence[Sheet]) -
     for note in table.notes:
         console.print(Text(note, style="dim"))
     for warning in table.warnings:
-        console.print(Text(f"mind: {warning}", style="yellow"))
+        console.print(Text(f"warning: {warning}", style="yellow"))
     console.print()
     for sheet in comparisons:
         print_sheet(console, sheet, MOST_COMPARISONS)
@@ -84,22 +78,15 @@ def _results(table: Table) -> list[Sheet]:
     return [*([overview] if overview else []), *result_sheets(table)]
 
 
-def _in_order(table: Table, column: int) -> list[Run]:
-    return [run for row in table.rows for run in table.cells[row, column].runs]
-
-
 def _sections(tables: Sequence[Table], pairs: Sequence[Sheet], pictures: Sequence[Picture]) -> list[Section]:
-    runs = [run for table in tables for column in range(len(table.columns)) for run in _in_order(table, column)]
-    sections = [Section(f"Results: {table.name}", _results(table), notes=table.notes) for table in tables]
-    differences = [
-        difference_sheet(_in_order(table, column), column_title(table, column))
-        for table in tables
-        for column in range(len(table.columns))
-    ]
+    columns = [(table, index) for table in tables for index in range(len(table.columns))]
+    runs = [run for table, index in columns for run in table.runs(index)]
+    trials = [sheet for table in tables if table.trials for sheet in result_sheets(table.trials)]
+    differences = [difference_sheet(table.runs(index), table.title(index)) for table, index in columns]
     return [
-        *sections,
+        *(Section(f"Results: {table.name}", _results(table), notes=table.notes) for table in tables),
         Section("Figures", pictures=pictures),
-        Section("Draws", [sheet for table in tables for sheet in draw_sheets(table)], folded=True),
+        Section("Trials", trials, folded=True),
         Section("Statistics", pairs, folded=True),
         Section("Settings that differ between rows", differences, folded=True),
         Section("Environment", [environment_sheet(runs)]),
@@ -107,7 +94,8 @@ def _sections(tables: Sequence[Table], pairs: Sequence[Sheet], pictures: Sequenc
     ]
 
 
-def _summary(tables: Sequence[Table], runs: Sequence[Run]) -> list[str]:
+def _summary(tables: Sequence[Table]) -> list[str]:
+    runs = [run for table in tables for column in table.columns for run in column.runs]
     states = Counter(run.state.name for run in runs)
     verdicts = Counter(cell.verdict for table in tables for cell in table.cells.values() if cell.verdict)
     counted = ", ".join(f"{count} {state}" for state, count in states.most_common())
@@ -115,7 +103,3 @@ def _summary(tables: Sequence[Table], runs: Sequence[Run]) -> list[str]:
     lines = [f"{len(runs)} runs: {counted}." + (f" Against the published values: {judged}." if judged else "")]
     command = shlex.join(["python", "scripts/report.py", *sys.argv[1:]])
     return [*lines, f"Written {datetime.now().astimezone():%Y-%m-%d %H:%M %Z} by {command}"]
-
-
-def _warnings(tables: Sequence[Table]) -> list[str]:
-    return [f"{table.name}: {warning}" for table in tables for warning in table.warnings]

@@ -1,93 +1,100 @@
-"""A random search: how well the best of its draws are optimised (Srivastava et al. 2015, 3.1 and Fig. 1)."""
+"""A random search: its trials summed up as one row for each net (Srivastava et al. 2015, 3.1 and Fig. 1)."""
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 
-from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
-
-from deepnets.results.figures.style import look, name_lines, new_figure
+from deepnets.results.cell import Cell
 from deepnets.results.read import Run, example
-from deepnets.results.series import DEPTH, SETTING, lines_over
-from deepnets.results.sheet import NOTHING, Sheet, percent
+from deepnets.results.sheet import NOTHING, percent
 from deepnets.runs.status import FINISHED
 
-SHARE = 10  # the mean is that of the best tenth: of 10 among 100 draws, as in the paper
+TRIAL = "setting"  # the key, and the axis, that numbers the trials
+SHARE = 10  # the mean is that of the best tenth: of 10 among 100 trials, as in the paper
 LOSS = "train_loss"
-SEARCHED = ("net", "draws", "best", "its setting", "its test error", "mean of best tenth", "median of all", "state")
+NOTE = "Training loss of the last epoch, by which the best trial is chosen; test error in percent."
+SEEDS_NOTE = " Of several seeds of a trial the run of median loss counts, of two the worse."
+
+
+@dataclass(frozen=True)
+class Net(Cell):
+    """A net of a search as a row: of each trial that ended the run of median loss, the lowest loss first."""
+
+    trials: tuple[Run, ...] = ()
+
+    @property
+    def errors(self) -> list[float]:
+        """None: trials are no sample of one thing."""
+        return []
+
+    @property
+    def losses(self) -> list[float]:
+        """Final training losses in rising order."""
+        return [final_loss(run) for run in self.trials]
+
+    @property
+    def best_tenth(self) -> float:
+        return fmean(self.losses[: max(1, len(self.losses) // SHARE)])
+
+    @property
+    def example(self) -> Run | None:
+        """The best trial, as a run of the net itself; None where all diverged."""
+        if not self.trials or math.isinf(self.losses[0]):
+            return None
+        best = self.trials[0]
+        axes = [axis for axis in best.sweep["axes"] if axis != TRIAL]
+        return replace(best, config={**best.config, "sweep": {**best.sweep, "axes": axes}})
+
+    @property
+    def remarks(self) -> str:
+        states = Counter(run.state.name for run in self.runs if run.state.name != FINISHED)
+        return ", ".join(f"{count} {name}" for name, count in states.items()) if self.runs else "missing"
+
+    @property
+    def headline(self) -> str:
+        return f"{_loss(self.losses[0])} ({len(self.trials)} trials)" if self.trials else self.remarks
+
+    def facts(self) -> dict[str, str]:
+        best = self.example
+        return {
+            "trials": str(len(self.trials)),
+            "best loss": _loss(self.losses[0]) if self.trials else NOTHING,
+            "its trial": str(best.config[TRIAL]) if best else NOTHING,
+            "its test error": percent(best.error) if best else NOTHING,
+            "mean of best tenth": _loss(self.best_tenth) if self.trials else NOTHING,
+            "median of all": _loss(median(self.losses)) if self.trials else NOTHING,
+            "state": self.remarks,
+        }
 
 
 def is_search(runs: Iterable[Run]) -> bool:
-    """Whether the rows of a table are draws: whether `setting` is one of its axes."""
-    return any(SETTING in run.sweep.get("axes", []) for run in runs)
+    """Whether the rows of a table are trials: whether the trial is one of its axes."""
+    return any(TRIAL in run.sweep.get("axes", []) for run in runs)
 
 
-def search_sheet(title: str, rows: Mapping[str, Sequence[Run]]) -> Sheet:
-    """A line for each net: the final training losses of its best draw, of its best tenth and of all."""
-    nets: dict[str, list[str]] = defaultdict(list)
-    for row, runs in rows.items():
-        nets[_net(row, runs[0])].append(row)
-    lines = tuple((net, *_summary([rows[row] for row in draws])) for net, draws in nets.items())
-    note = "Training loss of the last epoch, by which the best draw is chosen; test error in percent."
-    if any(len(runs) > 1 for runs in rows.values()):
-        note += " Of several seeds of a draw the run of median loss counts, of two the worse."
-    return Sheet(title, SEARCHED, lines, frozenset(SEARCHED[1:-1]), note)
+def nets_of(trials: Mapping[str, Cell]) -> dict[str, Net]:
+    """The nets of a column, whose rows are trials."""
+    grouped: dict[str, list[Cell]] = defaultdict(list)
+    for row, cell in trials.items():
+        if cell.runs:
+            grouped[_net(row, cell.runs[0])].append(cell)
+    return {
+        net: Net(
+            tuple(run for cell in cells for run in cell.runs),
+            cells[0].published,
+            cells[0].is_published_protocol,
+            cells[0].fail_above,
+            _ended(cells),
+        )
+        for net, cells in grouped.items()
+    }
 
 
-def best_curves(runs: Mapping[str, Run]) -> Figure | None:
-    """The training loss of each depth's best draw over the epochs, a panel for each kind of net (Fig. 1 left).
-
-    None unless draws were made at two depths.
-    """
-    lines = lines_over(DEPTH, runs)
-    if not lines:
-        return None
-    figure, panels = new_figure(3.2, 1, len(lines))
-    depths = sorted({depth for places in lines.values() for depth in places})
-    for axes, (name, places) in zip(panels, lines.items(), strict=True):
-        for depth, draws in places.items():
-            best = min((runs[row] for row in draws), key=final_loss)
-            if math.isinf(final_loss(best)):
-                continue
-            epochs = [epoch for epoch in best.history if LOSS in epoch]
-            x, y = [epoch["epoch"] for epoch in epochs], [epoch[LOSS] for epoch in epochs]
-            axes.plot(x, y, label=f"{depth:g} layers", **look(depths.index(depth)))
-        axes.set(title=name, yscale="log")
-        axes.xaxis.get_major_locator().set_params(integer=True)
-    handles = {text: line for axes in panels for line, text in zip(*axes.get_legend_handles_labels(), strict=True)}
-    names = [name for depth in depths if (name := f"{depth:g} layers") in handles]
-    figure.legend([handles[name] for name in names], names, loc="outside upper left", ncols=len(depths))
-    figure.supxlabel("epoch", fontsize=9)
-    figure.supylabel("training loss of the best draw", fontsize=9)
-    return figure
-
-
-def losses_over_depth(runs: Mapping[str, Run]) -> Figure | None:
-    """Final training losses over depth: every draw that did not diverge a point, the mean of the best tenth a line
-    (Fig. 1 right).
-
-    None unless draws were made at two depths.
-    """
-    lines = lines_over(DEPTH, runs)
-    if not lines:
-        return None
-    figure, (axes,) = new_figure(3.2)
-    for index, (name, places) in enumerate(lines.items()):
-        beside = 1 + 0.06 * (index - (len(lines) - 1) / 2)  # a factor, as the scale is logarithmic
-        means = []
-        for depth, draws in places.items():
-            losses = sorted(final_loss(runs[row]) for row in draws)
-            axes.plot([depth * beside] * len(losses), losses, ".", color=look(index)["color"], alpha=0.5)
-            means.append(_mean_of_best(losses))
-        axes.plot([depth * beside for depth in places], means, marker="o", markersize=5, label=name, **look(index))
-    depths = sorted({depth for places in lines.values() for depth in places})
-    axes.set(xlabel="depth (layers)", ylabel="final training loss", xscale="log", yscale="log")
-    axes.set_xticks(depths, [f"{depth:g}" for depth in depths])
-    axes.xaxis.set_minor_locator(NullLocator())
-    name_lines(figure, axes)
-    return figure
+def search_note(trials: Iterable[Cell]) -> str:
+    """By which number trials are compared."""
+    return NOTE + SEEDS_NOTE * any(len(cell.runs) > 1 for cell in trials)
 
 
 def final_loss(run: Run) -> float:
@@ -98,28 +105,17 @@ def final_loss(run: Run) -> float:
     return loss if math.isfinite(loss) else math.inf
 
 
-def _summary(draws: Sequence[Sequence[Run]]) -> tuple[str, ...]:
-    states = Counter(run.state.name for runs in draws for run in runs if run.state.name != FINISHED)
-    state = ", ".join(f"{count} {name}" for name, count in states.items())
-    ended = sorted((run for runs in draws if (run := example(runs, final_loss)).error is not None), key=final_loss)
-    losses = [final_loss(run) for run in ended]
-    if not ended:
-        return "0", *[NOTHING] * 5, state
-    which = (str(ended[0].config[SETTING]), percent(ended[0].error)) if math.isfinite(losses[0]) else (NOTHING,) * 2
-    return str(len(ended)), _loss(losses[0]), *which, _loss(_mean_of_best(losses)), _loss(median(losses)), state
-
-
-def _mean_of_best(losses: Sequence[float]) -> float:
-    """Of losses in rising order."""
-    return fmean(losses[: max(1, len(losses) // SHARE)])
+def _ended(cells: Iterable[Cell]) -> tuple[Run, ...]:
+    runs = [example(cell.runs, final_loss) for cell in cells]
+    return tuple(sorted((run for run in runs if run.error is not None), key=final_loss))
 
 
 def _net(row: str, run: Run) -> str:
-    """The row's name without the number of its draw."""
+    """The row's name without the number of its trial."""
     axes, parts = run.sweep.get("axes", []), row.split(",")
-    if SETTING in axes and len(parts) == len(axes):
-        parts.pop(axes.index(SETTING))
-    return ",".join(parts) or "draws"
+    if TRIAL in axes and len(parts) == len(axes):
+        parts.pop(axes.index(TRIAL))
+    return ",".join(parts) or "all trials"
 
 
 def _loss(value: float) -> str:

@@ -1,69 +1,61 @@
-"""The results of a table as sheets: ours beside the published, our columns side by side, rows compared."""
+"""The results of a table as sheets: rows beside the published numbers, columns side by side, rows compared."""
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from deepnets.results.cell import FAIL, Cell, Published
-from deepnets.results.columns import OURS
-from deepnets.results.search import is_search, search_sheet
-from deepnets.results.sheet import MINUS, NOTHING, Sheet, percent, signed
+from deepnets.results.published import FAIL
+from deepnets.results.search import search_note
+from deepnets.results.sheet import MINUS, Sheet, signed
 from deepnets.results.statistics import CONFIDENCE, Comparison, Errors, compare_rows, rank_agreement
 from deepnets.results.table import Table
 
-# The verdict comes first, where a narrow window shows it too.
-RESULTS = ("row", "verdict", "median", "published", "difference", "n", "mean ± std", "95% interval", "best")
-RESULTS += ("also published", "state")
-RESULT_NUMBERS = frozenset(RESULTS[2:9])
+TEXT = frozenset({"row", "verdict", "also published", "state"})  # all other columns are numbers
 
 
 def result_sheets(table: Table) -> list[Sheet]:
-    """The table of the paper with our column; one sheet for each of our columns. Draws of a search are summed up."""
-    sheets = []
-    for index, column in enumerate(table.columns):
-        if is_search(column.runs):
-            draws = {row: runs for row in table.rows if (runs := column.rows.get(row))}
-            sheets.append(search_sheet(column_title(table, index), draws))
-        else:
-            sheets.append(_rows_sheet(table, index, column_title(table, index)))
-    return sheets
+    """Every row beside what is published about it; one sheet for each column of the table."""
+    return [result_sheet(table, index) for index in range(len(table.columns))]
 
 
-def draw_sheets(table: Table) -> list[Sheet]:
-    """The single draws of the columns that are searches."""
-    searches = [index for index, column in enumerate(table.columns) if is_search(column.runs)]
-    return [_rows_sheet(table, index, f"{column_title(table, index)}: draws") for index in searches]
-
-
-def column_title(table: Table, index: int) -> str:
-    """The table's name and what is special about the column."""
-    label = table.columns[index].label
-    return table.name if label == OURS else f"{table.name}, {label}"
+def result_sheet(table: Table, index: int) -> Sheet:
+    """The rows of the column `index`, with a note on what the numbers are."""
+    lines = {row: cell.facts() for row, cell in table.column(index).items()}
+    header = ("row", *next(iter(lines.values()), ()))
+    if table.trials:
+        notes = [search_note(table.trials.column(index).values())]
+    else:
+        notes = ["Test error in percent; training: median error of the last epoch, augmented images."]
+        notes += [f"Published: {table.published.statistic}."] if table.published.statistic else []
+        notes += _rankings(table, index)
+    counts = Counter(run.result["precision"] for run in table.columns[index].runs if "precision" in run.result)
+    if counts:
+        words = [f"{name}{f' ({count} runs)' * (len(counts) > 1)}" for name, count in counts.most_common()]
+        notes.append(f"Arithmetic: {', '.join(words)}.")
+    cells = tuple((row, *facts.values()) for row, facts in lines.items())
+    return Sheet(table.title(index), header, cells, frozenset(header) - TEXT, " ".join(notes))
 
 
 def overview_sheet(table: Table) -> Sheet | None:
-    """Our columns beside one another: the medians; None where there is but one."""
+    """The columns beside one another; None where there is but one."""
     if len(table.columns) < 2:
         return None
     header = ("row", "published", *(column.label for column in table.columns))
     lines = []
     for row in table.rows:
         cells = [table.cells[row, index] for index in range(len(table.columns))]
-        words = [f"{_median(cell)} (n = {len(cell.errors)})" if cell.errors else cell.remarks for cell in cells]
-        lines.append((row, published_text(cells[0].published), *words))
-    title = f"{table.name}: medians of the columns, which are never averaged with one another"
+        lines.append((row, cells[0].published.text, *(cell.headline for cell in cells)))
+    title = f"{table.name}: one number of each column; columns are never averaged with one another"
     return Sheet(title, header, tuple(lines), frozenset(header[1:]))
 
 
 def comparison_sheets(table: Table) -> list[Sheet]:
     """Every pair of rows of a column."""
     sheets = []
-    for index, column in enumerate(table.columns):
-        if is_search(column.runs):  # its rows are draws of one thing, not things to compare
-            continue
-        errors = [Errors(row, tuple(errors)) for row in table.rows if (errors := table.cells[row, index].errors)]
+    for index in range(len(table.columns)):
+        errors = [Errors(row, tuple(cell.errors)) for row, cell in table.column(index).items() if cell.errors]
         if len(errors) > 1:
-            sheets.append(comparison_sheet(f"{column_title(table, index)}: do rows differ?", compare_rows(errors)))
+            sheets.append(comparison_sheet(f"{table.title(index)}: do rows differ?", compare_rows(errors)))
     return sheets
 
 
@@ -83,74 +75,24 @@ def comparison_sheet(title: str, comparisons: Sequence[Comparison]) -> Sheet:
     return Sheet(title, header, tuple(map(_comparison, tested)), frozenset(header[1:7]), " ".join(notes))
 
 
-def published_text(published: Published) -> str:
-    """The number that ours is compared with."""
-    value = published.test_error
-    return value if isinstance(value, str) else percent(value)
-
-
-def _rows_sheet(table: Table, index: int, title: str) -> Sheet:
-    lines = [(row, *_result(table.cells[row, index])) for row in table.rows]
-    notes = ["Test error in percent."]
-    if table.statistic:
-        notes.append(f"Published: {table.statistic}.")
-    notes += _rankings({row: table.cells[row, index] for row in table.rows})
-    note = " ".join(notes)
-    return Sheet(title, RESULTS, tuple(lines), RESULT_NUMBERS, note)
-
-
-def _rankings(cells: Mapping[str, Cell]) -> list[str]:
-    """How far our medians rank the rows as the paper does, fails last; only what varies in the last axis is ranked.
+def _rankings(table: Table, index: int) -> list[str]:
+    """How far the medians rank the rows as the paper does, fails last; only what varies in the last axis is ranked.
 
     So that blocks, depths or data sets, which a first axis sets, are not compared with one another.
     """
     groups = defaultdict(list)
-    for row, cell in cells.items():
+    for row, cell in table.column(index).items():
         if cell.median is not None and cell.published.test_error is not None:
             groups[row.rpartition(",")[0]].append(cell)
     rankings = []
-    for group, printed in groups.items():
-        ours = [math.inf if cell.is_fail else cell.median for cell in printed]
-        theirs = [math.inf if cell.published.test_error == FAIL else cell.published.test_error for cell in printed]
-        if agreement := rank_agreement(ours, theirs):
+    for group, cells in groups.items():
+        measured = [math.inf if cell.is_fail else cell.median for cell in cells]
+        printed = [cell.published.test_error for cell in cells]
+        if agreement := rank_agreement(measured, [math.inf if error == FAIL else error for error in printed]):
             tau, p = agreement
-            of = f"{len(printed)} rows{group and f' of {group}'}"
+            of = f"{len(cells)} rows{group and f' of {group}'}"
             rankings.append(f"Ranking of {of}: Kendall's τ = {signed(tau)} with the published one (p = {p:.2g}).")
     return rankings
-
-
-def _result(cell: Cell) -> tuple[str, ...]:
-    spread = f"{percent(cell.mean)} ± {percent(cell.std)}" if cell.std is not None else percent(cell.mean)
-    difference = signed(cell.difference)
-    interval = f"{percent(cell.interval[0])} to {percent(cell.interval[1])}" if cell.interval else NOTHING
-    return (
-        cell.verdict,
-        _median(cell),
-        published_text(cell.published),
-        difference if cell.is_published_protocol or difference == NOTHING else f"({difference})",
-        str(len(cell.errors)),
-        spread,
-        interval,
-        percent(cell.best),
-        _also_published(cell.published),
-        cell.remarks,
-    )
-
-
-def _also_published(published: Published) -> str:
-    """`mean 7.69 ± 0.12, best 7.60`."""
-    words = []
-    if published.mean is not None:
-        words.append(f"mean {published.mean:.2f}" + (f" ± {published.std:.2f}" if published.std is not None else ""))
-    if published.best is not None:
-        words.append(f"best {published.best:.2f}")
-    return ", ".join(words)
-
-
-def _median(cell: Cell) -> str:
-    if cell.is_fail:
-        return FAIL if math.isinf(cell.median) else f"{FAIL} ({percent(cell.median)})"
-    return percent(cell.median)
 
 
 def _comparison(pair: Comparison) -> tuple[str, ...]:

@@ -6,10 +6,7 @@ from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-from deepnets.results.writing import writing
-from deepnets.runs.folder import write_atomically
+from deepnets.results.page import write_page
 
 DIGITS = 3  # significant: more than a bar shows
 
@@ -73,13 +70,8 @@ def write_showcase(file: Path, showcase: Showcase) -> None:
             for design in showcase.designs
         ],
     }
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
-    )
     text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    with writing(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, environment.get_template("showcase.html").render(about=showcase.about, data=text))
+    write_page(file, "showcase.html", about=showcase.about, data=text)
 
 
 def _short(bars: Bars) -> list[list[float | None]]:

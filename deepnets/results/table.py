@@ -1,20 +1,20 @@
-"""Ours beside the paper's: the rows of a table, and what was published about them."""
+"""The rows of a table beside what was published about them."""
 
 import math
 import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
 
-from deepnets.config.identity import plain
-from deepnets.results.cell import FAIL, FAIL_ABOVE, Cell, Published
-from deepnets.results.columns import Column, columns_of, warnings_of
+from deepnets.results.cell import FAIL_ABOVE, Cell
+from deepnets.results.columns import FULL, Column, columns_of, warnings_of
+from deepnets.results.published import FAIL, SWEEPS, Published, PublishedRow, published_of
 from deepnets.results.read import Run
-from deepnets.results.search import is_search
+from deepnets.results.search import Net, is_search, nets_of
 
 RULE = (
-    "agrees: the published value lies inside the bootstrap 95% interval of our median, from 3 seeds on; "
+    "agrees: the published value lies inside the bootstrap 95% interval of the median, from 3 seeds on; "
     "differs: it does not. A diverged run counts as the largest error. Of 3 to 5 seeds the interval is their range. "
     "The chance in the published number is left out: of rows with 5 seeds that come from the very same distribution, "
     "one in six differs from a median of 5, and one in three from a single run."
@@ -30,28 +30,44 @@ LARGE = "The paper itself prints errors above 20%: only a non-finite median is a
 
 @dataclass(frozen=True)
 class Table:
-    """A table of conf/sweep/, or the single runs of outputs/runs; `cells` by row and column."""
+    """A table of conf/sweep/, or the single runs of outputs/runs; `cells` by row and column.
+
+    The rows of a random search are its nets; `trials` is the same table with a row for each trial.
+    """
 
     name: str
-    statistic: str | None
+    published: Published
     rows: tuple[str, ...]
     columns: tuple[Column, ...]
-    published: dict[str, Published]
     cells: dict[tuple[str, int], Cell] = field(repr=False)
+    trials: "Table | None" = None
+
+    def title(self, index: int) -> str:
+        """The table's name and what is special about the column."""
+        label = self.columns[index].label
+        return self.name if label == FULL else f"{self.name}, {label}"
+
+    def column(self, index: int) -> dict[str, Cell]:
+        """The cells of a column by row."""
+        return {row: self.cells[row, index] for row in self.rows}
+
+    def runs(self, index: int) -> list[Run]:
+        """The runs of a column in the order of the rows."""
+        return [run for cell in self.column(index).values() for run in cell.runs]
 
     @property
     def warnings(self) -> list[str]:
         """What a reader must know before comparing; see `warnings_of`."""
-        return [warning for column in self.columns for warning in warnings_of(column)]
+        return [*self.published.warnings, *(warning for column in self.columns for warning in warnings_of(column))]
 
     @property
     def notes(self) -> list[str]:
         """How the verdicts and fails came about."""
-        printed = [row.test_error for row in self.published.values() if row.test_error is not None]
+        printed = [row.test_error for row in self.published.rows.values() if row.test_error is not None]
         notes = [RULE] if printed else []
         if FAIL in printed:
             notes.append(FAILS)
-        elif any(cell.is_fail for cell in self.cells.values()) and not any(is_search(c.runs) for c in self.columns):
+        elif any(cell.is_fail for cell in self.cells.values()):
             notes.append(DIVERGED)
         if printed and not all(column.is_published_protocol for column in self.columns):
             notes.append(CHANGED)
@@ -60,19 +76,22 @@ class Table:
         return notes
 
 
-def tables_of(runs: Sequence[Run]) -> list[Table]:
-    """One table for each sweep; the folders, scales and protocols it was trained in are its columns."""
+def tables_of(runs: Sequence[Run], sweeps: Path = SWEEPS) -> list[Table]:
+    """One table for each sweep; the folders, scales and protocols it was trained in are its columns.
+
+    Published numbers are those of the files in `sweeps`; raises as `published_of` does.
+    """
     by_name: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
         by_name[run.grid.name.split("+")[0]].append(run)
-    return [_table(name, members) for name, members in by_name.items()]
+    return [_table(name, members, sweeps) for name, members in by_name.items()]
 
 
-def _table(name: str, runs: Sequence[Run]) -> Table:
-    reported = [run.sweep.get("reported") or {} for run in runs]
-    published = _published(reported)
-    trained = sorted({run.row for run in runs} - published.keys(), key=_natural)
-    rows, columns = (*published, *trained), columns_of(runs)
+def _table(name: str, runs: Sequence[Run], sweeps: Path) -> Table:
+    swept = [run.sweep.get("reported") or {} for run in runs if run.sweep]
+    published = published_of(name, swept, sweeps) if swept else Published()
+    trained = sorted({run.row for run in runs} - published.rows.keys(), key=_natural)
+    rows, columns = (*published.rows, *trained), tuple(columns_of(runs))
     cells = {}
     for index, column in enumerate(columns):
         # The bound of a paper's full protocol; a shorter one, or a single run of one's own, is not measured by it.
@@ -80,26 +99,23 @@ def _table(name: str, runs: Sequence[Run]) -> Table:
         bound = _fail_above(published) if is_table and column.is_published_protocol else math.inf
         of_row = column.rows
         for row in rows:
-            printed = published.get(row, Published())
-            members = tuple(of_row.get(row, ()))
+            printed, members = published.rows.get(row, PublishedRow()), tuple(of_row.get(row, ()))
             cells[row, index] = Cell(members, printed, column.is_published_protocol, bound)
-    statistic = next((each["statistic"] for each in reported if each.get("statistic")), None)
-    return Table(name, statistic, rows, tuple(columns), published, cells)
+    table = Table(name, published, rows, columns, cells)
+    return _by_net(table) if is_search(runs) else table
 
 
-def _published(reported: Sequence[dict[str, Any]]) -> dict[str, Published]:
-    """By row, named as folders are; where runs were frozen with different tables the first word counts."""
-    found: dict[str, dict[str, Any]] = defaultdict(dict)
-    for table in reported:
-        for statistic in ("test_error", "mean", "std", "best"):
-            for row, value in (table.get(statistic) or {}).items():
-                found[plain(str(row))].setdefault(statistic, value)
-    return {row: Published(**statistics) for row, statistics in found.items()}
+def _by_net(trials: Table) -> Table:
+    nets = [nets_of(trials.column(index)) for index in range(len(trials.columns))]
+    rows = tuple(dict.fromkeys(net for column in nets for net in column))
+    missing = Net((), PublishedRow(), True, math.inf)
+    cells = {(row, i): column.get(row, missing) for i, column in enumerate(nets) for row in rows}
+    return Table(trials.name, trials.published, rows, trials.columns, cells, trials)
 
 
-def _fail_above(published: dict[str, Published]) -> float:
+def _fail_above(published: Published) -> float:
     """`FAIL_ABOVE` where the paper prints fails, and no larger errors that are none to it; infinite elsewhere."""
-    printed = [row.test_error for row in published.values()]
+    printed = [row.test_error for row in published.rows.values()]
     is_large = any(isinstance(error, int | float) and error > FAIL_ABOVE for error in printed)
     return FAIL_ABOVE if FAIL in printed and not is_large else math.inf
 

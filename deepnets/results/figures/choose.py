@@ -5,106 +5,96 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from matplotlib.figure import Figure
+
 from deepnets.results.cell import Cell
-from deepnets.results.columns import OURS
+from deepnets.results.columns import FULL
 from deepnets.results.figures.curves import MOST_IN_PANEL, MOST_PANELS, degradation, learning_rates, training_curves
+from deepnets.results.figures.picture import Picture
 from deepnets.results.figures.points import bars, error_over
-from deepnets.results.figures.style import Picture, styled
-from deepnets.results.read import Run, example
-from deepnets.results.search import best_curves, final_loss, is_search, losses_over_depth
-from deepnets.results.series import DEPTH, swept
-from deepnets.results.sheets import column_title
+from deepnets.results.figures.searches import best_curves, losses_over, losses_over_depth
+from deepnets.results.read import Run
+from deepnets.results.search import TRIAL, Net
+from deepnets.results.series import DEPTH, swept, varying
 from deepnets.results.table import Table
+from deepnets.style import styled
 
 MOST_SWEPT = 4
+
+Drawn = Iterator[tuple[str, str, Figure | None]]  # name, caption, figure if there are numbers for it
 
 
 def pictures_of(tables: Sequence[Table], logarithmic: bool = False) -> list[Picture]:
     """All pictures of a report; every file name is another."""
-    with styled():
-        pictures = list(_of_depth(tables, logarithmic))
-        pictures += [
-            replace(picture, name=f"{_file_name(table.name)}-{picture.name}" if len(tables) > 1 else picture.name)
-            for table in tables
-            for picture in _of_table(table, logarithmic)
-        ]
     named: dict[str, Picture] = {}
-    for picture in pictures:
-        name, number = picture.name, 2
-        while name in named:
-            name, number = f"{picture.name}-{number}", number + 1
-        named[name] = replace(picture, name=name)
+    with styled():
+        for picture in (*_of_depth(tables, logarithmic), *_of_tables(tables, logarithmic)):
+            name, number = picture.name, 2
+            while name in named:
+                name, number = f"{picture.name}-{number}", number + 1
+            named[name] = replace(picture, name=name)
     return list(named.values())
 
 
-def _of_table(table: Table, logarithmic: bool) -> Iterator[Picture]:
-    for index, column in enumerate(table.columns):
-        where = column_title(table, index) if len(table.columns) > 1 else table.name
-        cells = {row: table.cells[row, index] for row in table.rows}
-        runs = {row: example([run for run in cell.runs if run.config]) for row, cell in cells.items() if _known(cell)}
-        is_searched = is_search(column.runs)  # one panel tells enough of its draws
-        trained = {row: run for row, run in runs.items() if run.history}
-        curves = _best(trained, table, index, MOST_IN_PANEL if is_searched else MOST_PANELS)
-        drawn = []
-        if not is_searched:
-            drawn.append(("bars", f"{where}: final test errors and the published values", bars(cells)))
-        if curves:
-            caption = f"{where}: error of each row's run of median result (of two the worse)"
-            if len(curves) < len(trained):
-                caption += f"; the best {len(curves)} of {len(trained)} rows"
-            drawn.append(("curves", caption, training_curves(curves, logarithmic)))
-        drawn.append(("depth", f"{where}: test error over depth", error_over(DEPTH, runs, cells)))
-        for key in swept(runs)[:MOST_SWEPT]:
-            drawn.append((key.replace(".", "-"), f"{where}: test error over {key}", error_over(key, runs, cells)))
-        drawn.append(("schedule", f"{where}: learning rate", learning_rates(curves)))
-        for what, caption, figure in drawn:
-            if figure is not None:
-                label = column.label if len(table.columns) > 1 else OURS
-                yield Picture(_file_name(f"{what}-{label}"), caption, figure)
+def _of_tables(tables: Sequence[Table], logarithmic: bool) -> Iterator[Picture]:
+    for table in tables:
+        for index, column in enumerate(table.columns):
+            for what, caption, figure in _of_column(table, index, logarithmic):
+                if figure is not None:
+                    name = _file_name(what, column.label if len(table.columns) > 1 else FULL)
+                    prefix = f"{_file_name(table.name)}-" if len(tables) > 1 else ""
+                    yield Picture(prefix + name, f"{table.title(index)}: {caption}", figure)
+
+
+def _of_column(table: Table, index: int, logarithmic: bool) -> Drawn:
+    cells = table.column(index)
+    nets = {row: cell for row, cell in cells.items() if isinstance(cell, Net)}
+    runs = {row: run for row, cell in cells.items() if (run := cell.example)}
+    trained = {row: run for row, run in runs.items() if run.history}
+    curves = _best(trained, cells, MOST_IN_PANEL if nets else MOST_PANELS)
+    if not nets:
+        yield "bars", "final test errors and the published values", bars(cells)
+    if curves:
+        which = "best trial" if nets else "run of median result (of two the worse)"
+        rest = f"; the best {len(curves)} of {len(trained)} rows" if len(curves) < len(trained) else ""
+        yield "curves", f"error of each row's {which}{rest}", training_curves(curves, logarithmic)
+    if nets:
+        searched = varying(run for net in nets.values() for run in net.trials)
+        for key in [key for key in searched if key not in (DEPTH, TRIAL)][:MOST_SWEPT]:
+            yield key.replace(".", "-"), f"final training loss over {key}", losses_over(key, nets)
+    else:
+        for key in (DEPTH, *swept(runs)[:MOST_SWEPT]):
+            what = "depth" if key == DEPTH else key
+            yield what.replace(".", "-"), f"test error over {what}", error_over(key, runs, cells)
+    yield "schedule", "learning rate", learning_rates(curves)
 
 
 def _of_depth(tables: Sequence[Table], logarithmic: bool) -> Iterator[Picture]:
     """Plain and residual nets may stand in two tables of the paper; columns of one protocol go together."""
-    labels = list(dict.fromkeys(column.label for table in tables for column in table.columns))
+    columns = [(column.label, table.column(index)) for table in tables for index, column in enumerate(table.columns)]
+    labels = list(dict.fromkeys(label for label, _ in columns))
     for label in labels:
-        columns = [column for table in tables for column in table.columns if column.label == label]
-        trained = {
-            row: known
-            for column in columns
-            for row, runs in column.rows.items()
-            if (known := [run for run in runs if run.history])
-        }
-        if any(is_search(column.runs) for column in columns):
-            draws = {row: example(runs, final_loss) for row, runs in trained.items()}
-            drawn = [
-                ("search", "Depth: training loss of the best draws", best_curves(draws)),
-                (
-                    "search-depth",
-                    "Depth: final training loss of all draws, and the mean of the best tenth",
-                    losses_over_depth(draws),
-                ),
-            ]
-        else:
-            curves = {row: example(runs) for row, runs in trained.items()}
-            drawn = [("degradation", "Depth: plain nets beside nets with shortcuts", degradation(curves, logarithmic))]
-        for what, caption, figure in drawn:
+        cells = {row: cell for other, column in columns if other == label for row, cell in column.items()}
+        nets = {row: cell for row, cell in cells.items() if isinstance(cell, Net)}
+        runs = {row: run for row, cell in cells.items() if row not in nets and (run := cell.example) and run.history}
+        for what, caption, figure in (
+            ("degradation", "plain nets beside nets with shortcuts", degradation(runs, logarithmic)),
+            ("search", "training loss of the best trials", best_curves(nets)),
+            ("search-depth", "final training loss of trials, and the mean of the best tenth", losses_over_depth(nets)),
+        ):
             if figure is not None:
-                name = _file_name(f"{what}-{label if len(labels) > 1 else OURS}")
-                yield Picture(name, caption + f" ({label})" * (label != OURS), figure)
+                name = _file_name(what, label if len(labels) > 1 else FULL)
+                yield Picture(name, f"Depth: {caption}" + f" ({label})" * (label != FULL), figure)
 
 
-def _known(cell: Cell) -> bool:
-    return any(run.config for run in cell.runs)
-
-
-def _best(runs: dict[str, Run], table: Table, index: int, most: int) -> dict[str, Run]:
+def _best(runs: dict[str, Run], cells: dict[str, Cell], most: int) -> dict[str, Run]:
     """In the table's order, unless there are more than `most` rows: then those of the lowest medians."""
     if len(runs) <= most:
         return runs
-    medians = {row: table.cells[row, index].median for row in runs}
+    medians = {row: cells[row].median for row in runs}
     order = sorted(runs, key=lambda row: math.inf if medians[row] is None else medians[row])
     return {row: runs[row] for row in order[:most]}
 
 
-def _file_name(name: str) -> str:
-    return re.sub(r"[^\w.=-]+", "_", name.removesuffix(f"-{OURS}"))[:80]
+def _file_name(what: str, label: str = FULL) -> str:
+    return re.sub(r"[^\w.=-]+", "_", what if label == FULL else f"{what}-{label}")[:80]

@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from deepnets.results.figures.style import FAINT, INK, look, name_lines, new_figure
 from deepnets.results.read import Run
 from deepnets.results.series import DEPTH, is_plain, lines_over
+from deepnets.style import FAINT, INK, look, name_lines, new_panels
 
 MOST_IN_PANEL = 6
 MOST_PANELS = 24
@@ -27,14 +27,14 @@ def training_curves(runs: Mapping[str, Run], logarithmic: bool) -> Figure:
     runs = dict(list(runs.items())[:MOST_PANELS])
     unit = _unit(runs)
     if len(runs) <= MOST_IN_PANEL:
-        figure, (axes,) = new_figure(3.6)
+        figure, (axes,) = new_panels(3.6)
         for index, (row, run) in enumerate(runs.items()):
             _errors(axes, run, unit, row, **look(index))
         name_lines(figure, axes)
         panels = [axes]
     else:
         down = math.ceil(len(runs) / ACROSS)
-        figure, panels = new_figure(0.8 + 1.35 * down, down, ACROSS)
+        figure, panels = new_panels(0.8 + 1.35 * down, down, ACROSS)
         for axes, (row, run) in zip(panels, runs.items(), strict=False):
             for other in runs.values():
                 axes.plot(_values(other, unit), _values(other, "test_error"), color=FAINT, linewidth=0.7, zorder=1)
@@ -52,7 +52,7 @@ def curves_beside(pairs: Mapping[str, tuple[Run, Run]], logarithmic: bool) -> Fi
     unit = _unit(runs)
     across = min(len(pairs), ACROSS)
     down = math.ceil(len(pairs) / across)
-    figure, panels = new_figure(3.6 if down == 1 else 0.8 + 1.5 * down, down, across)
+    figure, panels = new_panels(3.6 if down == 1 else 0.8 + 1.5 * down, down, across)
     for axes, (row, both) in zip(panels, pairs.items(), strict=False):
         for index, (name, run) in enumerate(zip("AB", both, strict=True)):
             _errors(axes, run, unit, name, **look(index))
@@ -69,16 +69,12 @@ def degradation(runs: Mapping[str, Run], logarithmic: bool) -> Figure | None:
     None unless both are there in two depths.
     """
     lines = lines_over(DEPTH, runs)
-    lines = {
-        name: {depth: min(rows, key=lambda row: _error(runs[row])) for depth, rows in depths.items()}
-        for name, depths in lines.items()
-    }
     plain = {name: depths for name, depths in lines.items() if is_plain(runs[next(iter(depths.values()))])}
     others = {name: depths for name, depths in lines.items() if name not in plain}
     if not plain or not others:
         return None
     shown = {**plain, **others}
-    figure, panels = new_figure(3.4, 1, len(shown))
+    figure, panels = new_panels(3.4, 1, len(shown))
     drawn = {row: runs[row] for depths in shown.values() for row in depths.values()}
     unit = _unit(drawn)
     all_depths = sorted({depth for depths in shown.values() for depth in depths})
@@ -86,11 +82,7 @@ def degradation(runs: Mapping[str, Run], logarithmic: bool) -> Figure | None:
         for depth, row in depths.items():
             _errors(axes, runs[row], unit, f"{depth:g} layers", **look(all_depths.index(depth)))
         axes.set_title(f"{name} (plain)" if name in plain and "plain" not in name else name)
-    handles = {
-        label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
-    ordered = sorted(handles, key=lambda label: float(label.split()[0]))
-    figure.legend([handles[label] for label in ordered], ordered, loc="outside upper left", ncols=len(ordered))
+    name_lines(figure, *panels)
     _scale(figure, panels, list(drawn.values()), unit, logarithmic)
     return figure
 
@@ -111,7 +103,7 @@ def learning_rates(runs: Mapping[str, Run]) -> Figure | None:
         else:
             groups.append((run, [row]))
     groups = [(run, [row for row in runs if row in rows]) for run, rows in groups][:MOST_PANELS]
-    figure, (axes,) = new_figure(2.6)
+    figure, (axes,) = new_panels(2.6)
     for index, (run, rows) in enumerate(groups):
         rates = _values(run, "learning_rate")
         label = ", ".join(rows) if len(rows) <= 3 else f"{', '.join(rows[:2])} and {len(rows) - 2} more"
@@ -165,10 +157,6 @@ def _scale(figure: Figure, panels: list[Axes], runs: Sequence[Run], unit: str, l
     panels[0].xaxis.get_major_locator().set_params(integer=True)
     figure.supxlabel(f"{unit}   (thin: training, bold: test)", fontsize=9, color=INK)
     figure.supylabel("error (%)", fontsize=9, color=INK)
-
-
-def _error(run: Run) -> float:
-    return math.inf if run.error is None else run.error
 
 
 def _unit(runs: Mapping[str, Run]) -> str:

@@ -3,14 +3,14 @@
 import math
 from collections.abc import Mapping
 from itertools import pairwise
-from statistics import median
 
 from matplotlib.figure import Figure
 
-from deepnets.results.cell import FAIL, Cell
-from deepnets.results.figures.style import COLOURS, INK, PAPER, look, name_lines, new_figure
+from deepnets.results.cell import Cell
+from deepnets.results.published import FAIL
 from deepnets.results.read import Run
-from deepnets.results.series import DEPTH, SETTING, lines_over
+from deepnets.results.series import DEPTH, lines_over
+from deepnets.style import COLOURS, INK, PAPER, look, name_lines, new_panels
 
 MOST_BARS = 60
 CLOSE = 0.06  # of the scale's length: nearer values cannot be written below it side by side
@@ -25,27 +25,27 @@ def bars(cells: Mapping[str, Cell]) -> Figure | None:
     cells = {row: cell for row, cell in cells.items() if cell.errors or cell.published.test_error is not None}
     if not any(cell.errors for cell in cells.values()) or len(cells) > MOST_BARS:
         return None
-    figure, (axes,) = new_figure(1.1 + 0.27 * len(cells))
+    figure, (axes,) = new_panels(1.1 + 0.27 * len(cells))
     edge = 1.15 * max(_numbers(cells), default=100.0) or 1.0  # all rows may be perfect
     for place, cell in enumerate(cells.values()):
-        ours, theirs = cell.median, cell.published.test_error
-        if ours is not None:
-            drawn = edge if cell.is_fail else ours
+        measured, published = cell.median, cell.published.test_error
+        if measured is not None:
+            drawn = edge if cell.is_fail else measured
             axes.barh(place, drawn, height=0.62, color=COLOURS[4], alpha=0.45 if cell.is_fail else 0.8, zorder=2)
         if cell.is_fail:
-            told = "diverged" if math.isinf(ours) else f"{ours:.1f}"
-            axes.text(edge * 0.985, place, f"fail: {told}", ha="right", va="center", fontsize=8, zorder=5)
+            number = "diverged" if math.isinf(measured) else f"{measured:.1f}"
+            axes.text(edge * 0.985, place, f"fail: {number}", ha="right", va="center", fontsize=8, zorder=5)
         elif cell.interval:
             axes.hlines(place, *(min(end, edge) for end in cell.interval), color=INK, linewidth=1.4, zorder=4)
             axes.plot([min(end, edge) for end in cell.interval], [place] * 2, "|", color=INK, markersize=7, zorder=4)
-        elif ours is not None:
+        elif measured is not None:
             points = [error for error in cell.errors if math.isfinite(error)]
             axes.plot(points, [place] * len(points), "o", color=INK, markersize=3, zorder=4)
-        if isinstance(theirs, int | float):
-            axes.plot(theirs, place, "D", color=COLOURS[1], markeredgecolor=PAPER, markersize=6, zorder=6)
-        elif theirs == FAIL:
+        if isinstance(published, int | float):
+            axes.plot(published, place, "D", color=COLOURS[1], markeredgecolor=PAPER, markersize=6, zorder=6)
+        elif published == FAIL:
             axes.plot(edge, place, ">", color=COLOURS[1], markersize=7, zorder=6, clip_on=False)
-    axes.barh([], [], color=COLOURS[4], alpha=0.8, label="ours: median")
+    axes.barh([], [], color=COLOURS[4], alpha=0.8, label="median")
     axes.plot([], [], color=INK, marker="|", markersize=7, label="95% interval (points: single runs)")
     if any(isinstance(cell.published.test_error, int | float) for cell in cells.values()):
         axes.plot([], [], "D", color=COLOURS[1], markersize=6, label=_published(cells))
@@ -60,29 +60,20 @@ def bars(cells: Mapping[str, Cell]) -> Figure | None:
 
 def error_over(key: str, runs: Mapping[str, Run], cells: Mapping[str, Cell]) -> Figure | None:
     """Median test error over a number, a line for rows that differ in nothing else, with 95% intervals and what is
-    published; where several rows share a value, as draws of a search do, the line is through the best.
-
-    None where no two rows that ended differ in it.
+    published; None where no two rows that ended differ in it.
     """
-    lines = lines_over(key, {row: run for row, run in runs.items() if _finite(cells[row])})
+    lines = lines_over(key, {row: run for row, run in runs.items() if _is_finite(cells[row])})
     if not lines:
         return None
-    figure, (axes,) = new_figure(3.4)
+    figure, (axes,) = new_panels(3.4)
     is_published = False
-    # Draws of a search differ in other numbers too: a line from one to the next would say nothing.
-    are_draws = key != DEPTH and any(SETTING in run.sweep.get("axes", []) for run in runs.values())
     for index, (name, places) in enumerate(lines.items()):
         style = look(index)
-        best = {value: min(rows, key=lambda row: cells[row].median) for value, rows in places.items()}
-        medians = [cells[row].median for row in best.values()]
-        line = "none" if are_draws else style["linestyle"]
-        axes.plot(list(best), medians, marker="o", markersize=4, label=name, color=style["color"], linestyle=line)
-        for value, rows in places.items():
-            others = [cells[row].median for row in rows if row != best[value]]
-            axes.plot([value] * len(others), others, ".", color=style["color"], alpha=0.5)
-            if interval := cells[best[value]].interval:
+        axes.plot(list(places), [cells[row].median for row in places.values()], marker="o", markersize=4, label=name, **style)
+        for value, row in places.items():
+            if interval := cells[row].interval:
                 axes.vlines(value, *interval, color=style["color"], linewidth=1.2)
-        printed = {value: cells[row].published.test_error for value, row in best.items()}
+        printed = {value: cells[row].published.test_error for value, row in places.items()}
         printed = {value: error for value, error in printed.items() if isinstance(error, int | float)}
         axes.plot(list(printed), list(printed.values()), "D", color=PAPER, markeredgecolor=style["color"], markersize=6)
         is_published = is_published or bool(printed)
@@ -107,10 +98,10 @@ def _published(cells: Mapping[str, Cell]) -> str:
 def _numbers(cells: Mapping[str, Cell]) -> list[float]:
     """What the scale of the bars must show."""
     shown = [cell for cell in cells.values() if not cell.is_fail and cell.errors]
-    ours = [cell.interval[1] if cell.interval else max(filter(math.isfinite, cell.errors)) for cell in shown]
-    theirs = [cell.published.test_error for cell in cells.values()]
-    return [*ours, *(value for value in theirs if isinstance(value, int | float))]
+    measured = [cell.interval[1] if cell.interval else max(filter(math.isfinite, cell.errors)) for cell in shown]
+    published = [cell.published.test_error for cell in cells.values()]
+    return [*measured, *(value for value in published if isinstance(value, int | float))]
 
 
-def _finite(cell: Cell) -> bool:
-    return bool(cell.errors) and math.isfinite(median(cell.errors))
+def _is_finite(cell: Cell) -> bool:
+    return cell.median is not None and math.isfinite(cell.median)

@@ -1,0 +1,130 @@
+"""The page of records: README.md of a folder of records, every number of it from the files beside it."""
+
+import csv
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from jinja2 import StrictUndefined, TemplateError
+from jinja2.sandbox import SandboxedEnvironment
+
+from deepnets.errors import UserError
+from deepnets.results.export import markdown_sheets
+from deepnets.results.published import SWEEPS
+from deepnets.results.read import Run, read_runs
+from deepnets.results.sheet import MINUS
+from deepnets.results.table import Table, tables_of
+from deepnets.results.writing import writing
+from deepnets.runs.folder import RunFolder, run_folders, write_atomically
+
+ABOUT = "about.md"  # what a person writes about a table; {{ table }} is where its numbers stand
+
+
+def write_records(folder: Path) -> int:
+    """Write `folder`/README.md and print where it is; returns 0.
+
+    Raises:
+        UserError: as `records_page`, or the file cannot be written.
+    """
+    page = folder / "README.md"
+    text = records_page(folder)
+    with writing(page):
+        write_atomically(page, text)
+    print(f"page         {RunFolder(page)}")
+    return 0
+
+
+def records_page(folder: Path) -> str:
+    """What `folder`/about.md says, how to read the tables, and a section for each table, in the order of its name.
+
+    A section is the table's about.md, a Jinja template with the functions of `numbers_of`, or a heading without one.
+
+    Raises:
+        UserError: there are no records, or an about.md names what is not there.
+    """
+    if not folder.is_dir() or not (runs := run_folders(folder)):
+        raise UserError(f"{folder}: no records; --keep DIR copies those of ended runs there")
+    tables = {place: tables_of(read_runs([place]))[0] for place in sorted({run.path.parents[1] for run in runs})}
+    places = sorted({*tables, *(file.parent for file in folder.glob(f"*/{ABOUT}"))})
+    notes = dict.fromkeys(note for table in tables.values() for note in table.notes)
+    sections = [_about(folder, ""), "\n".join(f"* {note}" for note in notes)]
+    sections += [_section(folder, place.name, tables.get(place)) for place in places]
+    return "\n\n".join(section.strip() for section in sections if section.strip()) + "\n"
+
+
+def numbers_of(records: Path, here: str) -> SandboxedEnvironment:
+    """Templates whose functions read numbers from the records; `table` is `here` where it is left out.
+
+    `test_error(row, table)`, the median in percent; `result(row, key, seed, table)`, a value of result.json;
+    `column(file, name, table, **where)`, numbers of a CSV file, of the lines that hold these values. Filters: `median`,
+    `mean`, and `number(digits)`.
+    """
+    environment = SandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
+
+    def result(row: str, key: str, seed: int = 0, table: str = here) -> Any:
+        return RunFolder(records / table / row / f"seed{seed}").read_json("result.json")[key]
+
+    def test_error(row: str, table: str = here) -> str:
+        return _number(median(run.error for run in read_runs([records / table / row]) if run.error is not None))
+
+    def column(file: str, name: str, table: str = here, **where: str) -> list[float]:
+        with (records / table / file).open() as lines:
+            return [
+                float(line[name])
+                for line in csv.DictReader(lines)
+                if line[name] and all(line[key] == str(value) for key, value in where.items())
+            ]
+
+    environment.globals |= {"test_error": test_error, "result": result, "column": column}
+    environment.filters |= {"median": median, "mean": fmean, "number": _number}
+    return environment
+
+
+def _section(folder: Path, name: str, table: Table | None) -> str:
+    about = _about(folder, name, table=_table_text(table) if table else "")
+    return about or f"## {name}\n\n{_table_text(table) if table else ''}"
+
+
+def _about(folder: Path, name: str, **values: str) -> str:
+    file = folder / name / ABOUT
+    if not file.is_file():
+        return ""
+    try:
+        return numbers_of(folder, name).from_string(file.read_text()).render(values)
+    except (TemplateError, OSError, KeyError, ValueError) as error:
+        raise UserError(f"{file}: {type(error).__name__}: {error}; correct it") from error
+
+
+def _table_text(table: Table) -> str:
+    """Sweep file, protocol, seeds, arithmetic and the numbers."""
+    runs = [run for column in table.columns for run in column.runs]
+    file = SWEEPS / f"{table.name}.yaml"
+    facts = {
+        "Protocol": _several(run.result["protocol"].removeprefix("protocol: ") for run in runs),
+        "Sweep file": f"`conf/sweep/{file.name}`" if file.is_file() else "",
+        "Runs": f"{len(runs)}, seeds {_listed(run.seed for run in runs)}, {_hours(runs)}",
+        "Arithmetic": _listed(f"{run.result['precision']} on {run.result['device']}" for run in runs),
+    }
+    lines = "\n".join(f"* {name}: {text}" for name, text in facts.items() if text)
+    warnings = "".join(f"\n* Warning: {warning}" for warning in table.warnings)
+    return f"{lines}{warnings}\n\n{markdown_sheets(table)}".strip()
+
+
+def _several(protocols: Iterable[str]) -> str:
+    """The one most runs have, with the number of others."""
+    counts = Counter(protocols).most_common()
+    return counts[0][0] + (f"; one of {len(counts)}, those of the others in result.json" if len(counts) > 1 else "")
+
+
+def _listed(values: Iterable[Any]) -> str:
+    return ", ".join(map(str, sorted(set(values))))
+
+
+def _hours(runs: Iterable[Run]) -> str:
+    return f"{sum(run.result['seconds'] for run in runs) / 3600:.2g} hours"
+
+
+def _number(value: float, digits: int = 2) -> str:
+    return f"{value:.{digits}f}".replace("-", MINUS)
