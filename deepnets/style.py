@@ -7,8 +7,10 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 
 # Okabe and Ito 2008, without black and yellow, which vanish on one of the two backgrounds.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
@@ -56,6 +58,12 @@ def new_panels(height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, 
     return figure, list(figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flat)
 
 
+def show_array(axes: Axes, array: np.ndarray, **how: Any) -> AxesImage:
+    """An array as coloured cells, without the grid that lines of numbers have."""
+    axes.grid(visible=False)
+    return axes.imshow(array, aspect="auto", interpolation="nearest", **how)
+
+
 def look(index: int) -> dict[str, Any]:
     """Colour and dash of the line number `index`; the colours come again with other dashes."""
     return {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[index // len(COLOURS) % len(DASHES)]}
@@ -63,9 +71,7 @@ def look(index: int) -> dict[str, Any]:
 
 def name_lines(figure: Figure, *panels: Axes) -> None:
     """The names of the panels' lines above them, where they cover nothing; none for a single line."""
-    named = {
-        label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
+    named = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     if len(named) > 1:
         columns = max(1, min(len(named), 100 // (max(map(len, named)) + 8)))
         figure.legend(named.values(), named.keys(), loc="outside upper left", ncols=columns)

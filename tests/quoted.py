@@ -1,4 +1,4 @@
-"""Numbers quoted in prose, each marked with where it is on record: `8.36<!-- test_error("resnet20", "he2015_table6") -->`.
+"""Numbers quoted in prose, each with where it is on record: `8.36<!-- cell("resnet20", "median", "he2015_table6") -->`.
 
 A mark stands right behind its number and is an expression of `deepnets.results.records.numbers_of`.
 """

@@ -143,11 +143,7 @@ class Dashboard:
         for what, title in TITLES.items():
             curves = [observation[what] for observation in self.observed]
             if any(curves):
-<<<<<<< HEAD
-                picture = profile(title, curves, (first, last))
-=======
-                picture = pixels(profile(title, curves, names))
->>>>>>> d8b10a2 (wip)
+                picture = pixels(profile(title, curves, (first, last)))
                 self.writer.add_image(f"{what}/by_unit", picture, training.iteration, dataformats="HWC")
         height, width, channels = training.batches.split.images.shape[1:]
         filters = first_filters(training.model, (channels, height, width))

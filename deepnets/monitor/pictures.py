@@ -69,38 +69,3 @@ def tiles(filters: Tensor) -> np.ndarray:
         top, left = gap + index // columns * down, gap + index % columns * across
         picture[top : top + height * scale, left : left + width * scale] = tile
     return picture
-<<<<<<< HEAD
-
-
-@cache
-def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    return ImageFont.load_default(size)
-
-
-def _ticks(units: int) -> list[int]:
-    """1 and round numbers up to `units`, about six."""
-    step = next(step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if units / step <= 7)
-    return sorted({1, *range(step, units + 1, step)} - ({2} if step > 2 else set()))
-
-
-def _draw_curve(
-    draw: ImageDraw.ImageDraw, points: list[tuple[float, float | None]], color: tuple[int, ...], width: int
-) -> None:
-    for (x, y), (next_x, next_y) in pairwise(points):
-        if y is not None and next_y is not None:
-            draw.line([(x, y), (next_x, next_y)], fill=color, width=width)
-    if width == BOLD and len(points) <= DOTTED_UNITS:
-        for x, y in points:
-            if y is not None:
-                draw.circle((x, y), width, fill=color)
-
-
-def _draw_key(draw: ImageDraw.ImageDraw, names: tuple[str, str], single: bool) -> None:
-    shown = [(names[1], LAST)] if single else [(names[0], FIRST), (names[1], LAST)]
-    x, y = float(LEFT), TOP - 28
-    for name, color in shown:
-        draw.line([(x, y), (x + 32, y)], fill=tuple(color.tolist()), width=BOLD)
-        draw.text((x + 42, y), name, TEXT, _font(SMALL), anchor="lm")
-        x += 80 + draw.textlength(name, _font(SMALL))
-=======
->>>>>>> d8b10a2 (wip)

@@ -114,11 +114,13 @@ class Cell:
     def facts(self) -> dict[str, str]:
         """The row's line, by the name of the column; the verdict first, where a narrow window shows it too."""
         difference = signed(self.difference)
+        if self.difference is not None and not self.is_published_protocol:
+            difference = f"({difference})"
         return {
             "verdict": self.verdict,
             "median": self._median_text,
             "published": self.published.text,
-            "difference": f"({difference})" if self.difference and not self.is_published_protocol else difference,
+            "difference": difference,
             "n": str(len(self.errors)),
             "mean ± std": percent(self.mean) + (f" ± {percent(self.std)}" if self.std is not None else ""),
             "95% interval": f"{percent(self.interval[0])} to {percent(self.interval[1])}" if self.interval else NOTHING,

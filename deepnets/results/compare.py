@@ -128,9 +128,7 @@ def _results(pairs: Pairs) -> Sheet:
         known = a is not None and b is not None and math.isfinite(a) and math.isfinite(b)
         difference = signed(a - b) if known else NOTHING
         states = [", ".join(dict.fromkeys(run.state.name for run in runs)) for runs in both]
-        lines.append(
-            (row, str(len(errors[0])), percent(a), str(len(errors[1])), percent(b), difference, *states)
-        )
+        lines.append((row, str(len(errors[0])), percent(a), str(len(errors[1])), percent(b), difference, *states))
     return Sheet("Final test errors in percent", header, tuple(lines), frozenset(header[1:6]))
 
 

@@ -24,7 +24,7 @@ LATEX = {
 
 
 def to_csv(tables: Sequence[Table]) -> str:
-    """A line for each row of each column, errors in percent, unrounded; `inf` is a divergence; of a search its trials."""
+    """A line for each row of each column, in a search each trial: errors in percent, unrounded, `inf` if diverged."""
     text = io.StringIO()
     names = ["table", "column", "row", "n", "median", "low", "high", "mean", "std", "best", "training"]
     names += ["published", "statistic", "difference", "verdict", "state", "errors"]

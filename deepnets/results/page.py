@@ -38,7 +38,7 @@ def write_page(file: Path, template: str, **content: Any) -> None:
     Raises:
         UserError: it cannot be written there.
     """
-    with writing(file):
+    with writing(file.parent):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, TEMPLATES.get_template(template).render(content))
 
@@ -47,7 +47,7 @@ def write_report_page(
     file: Path, title: str, paragraphs: Sequence[str], warnings: Sequence[str], sections: Sequence[Section]
 ) -> None:
     """Write a page of sections, and beside it each picture as PNG and SVG; raises as `write_page`."""
-    with writing(file):
+    with writing(file.parent):
         for section in sections:
             for picture in section.pictures:
                 picture.save(file.parent)

@@ -93,6 +93,4 @@ def _read(file: Path) -> dict[str, Any]:
 
 def _numbers(reported: dict[str, Any]) -> dict[tuple[str, str], Any]:
     """Each value by row and statistic."""
-    return {
-        (plain(str(row)), name): value for name in STATISTICS for row, value in (reported.get(name) or {}).items()
-    }
+    return {(plain(str(row)), name): value for name in STATISTICS for row, value in (reported.get(name) or {}).items()}

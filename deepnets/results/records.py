@@ -3,6 +3,7 @@
 import csv
 from collections import Counter
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -11,6 +12,7 @@ from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import SandboxedEnvironment
 
 from deepnets.errors import UserError
+from deepnets.results.cell import Cell
 from deepnets.results.export import markdown_sheets
 from deepnets.results.published import SWEEPS
 from deepnets.results.read import Run, read_runs
@@ -57,17 +59,21 @@ def records_page(folder: Path) -> str:
 def numbers_of(records: Path, here: str) -> SandboxedEnvironment:
     """Templates whose functions read numbers from the records; `table` is `here` where it is left out.
 
-    `test_error(row, table)`, the median in percent; `result(row, key, seed, table)`, a value of result.json;
-    `column(file, name, table, **where)`, numbers of a CSV file, of the lines that hold these values. Filters: `median`,
-    `mean`, and `number(digits)`.
+    `cell(row, column, table)`, a text of the table as it is printed; `result(row, key, seed, table)`, a value of
+    result.json; `column(file, name, table, **where)`, numbers of a CSV file, of the lines that hold these values.
+    Filters: `median`, `mean`, and `number(digits)`.
     """
     environment = SandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
 
     def result(row: str, key: str, seed: int = 0, table: str = here) -> Any:
         return RunFolder(records / table / row / f"seed{seed}").read_json("result.json")[key]
 
-    def test_error(row: str, table: str = here) -> str:
-        return _number(median(run.error for run in read_runs([records / table / row]) if run.error is not None))
+    @cache
+    def cells(table: str) -> dict[str, Cell]:
+        return tables_of(read_runs([records / table]))[0].column(0)
+
+    def cell(row: str, column: str, table: str = here) -> str:
+        return cells(table)[row].facts()[column]
 
     def column(file: str, name: str, table: str = here, **where: str) -> list[float]:
         with (records / table / file).open() as lines:
@@ -77,7 +83,7 @@ def numbers_of(records: Path, here: str) -> SandboxedEnvironment:
                 if line[name] and all(line[key] == str(value) for key, value in where.items())
             ]
 
-    environment.globals |= {"test_error": test_error, "result": result, "column": column}
+    environment.globals |= {"cell": cell, "result": result, "column": column}
     environment.filters |= {"median": median, "mean": fmean, "number": _number}
     return environment
 
@@ -105,7 +111,7 @@ def _table_text(table: Table) -> str:
         "Protocol": _several(run.result["protocol"].removeprefix("protocol: ") for run in runs),
         "Sweep file": f"`conf/sweep/{file.name}`" if file.is_file() else "",
         "Runs": f"{len(runs)}, seeds {_listed(run.seed for run in runs)}, {_hours(runs)}",
-        "Arithmetic": _listed(f"{run.result['precision']} on {run.result['device']}" for run in runs),
+        "Hardware": _listed(_hardware(run.result) for run in runs),
     }
     lines = "\n".join(f"* {name}: {text}" for name, text in facts.items() if text)
     warnings = "".join(f"\n* Warning: {warning}" for warning in table.warnings)
@@ -120,6 +126,10 @@ def _several(protocols: Iterable[str]) -> str:
 
 def _listed(values: Iterable[Any]) -> str:
     return ", ".join(map(str, sorted(set(values))))
+
+
+def _hardware(result: dict[str, Any]) -> str:
+    return f"{result['device']}, {result['threads']} thread{'s' * (result['threads'] > 1)}"
 
 
 def _hours(runs: Iterable[Run]) -> str:

@@ -28,7 +28,9 @@ def answer(given: argparse.Namespace) -> int:
         if given.folders:
             raise UserError("--compare takes two folders, A and B, and no others")
         if exports:
-            raise UserError(f"--compare writes a page; it does not go with {', '.join(f'--{kind}' for kind in exports)}")
+            raise UserError(
+                f"--compare writes a page; it does not go with {', '.join(f'--{kind}' for kind in exports)}"
+            )
         return compare(*given.compare, given.output, given.log)
     if not given.folders:
         raise UserError("give the folder of a table, as in outputs/<sweep>; --help lists all options")

@@ -25,7 +25,7 @@ def result_sheet(table: Table, index: int) -> Sheet:
     if table.trials:
         notes = [search_note(table.trials.column(index).values())]
     else:
-        notes = ["Test error in percent; training: median error of the last epoch, augmented images."]
+        notes = ["Test error in percent; training: median error of the last epoch, on augmented images."]
         notes += [f"Published: {table.published.statistic}."] if table.published.statistic else []
         notes += _rankings(table, index)
     counts = Counter(run.result["precision"] for run in table.columns[index].runs if "precision" in run.result)

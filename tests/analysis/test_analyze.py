@@ -16,9 +16,11 @@ import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from deepnets.analysis.commands.outcome import mark_stages
 from deepnets.errors import UserError
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
+from deepnets.style import new_figure
 from tests.command import ROOT, row
 
 SMALL = ("model.depth=14", "model.widths=[4,4,4]", "epochs=2", "precision=fp32", "device=cpu")
@@ -185,10 +187,9 @@ def test_the_epochs_of_one_run_are_repeated(analyze: Analyze, residual: RunFolde
 
 
 def test_stages_are_marked_where_they_are_those_of_all_nets(analyze: Analyze) -> None:
-    outcome = importlib.import_module("deepnets.analysis.commands.outcome")
     for nets, lines in (([[0, 0, 1, 1, 2, 2]] * 2, [2.5, 4.5]), ([[0, 0, 1, 1], [0, 1]], [])):
-        axes = outcome.new_figure(1, 1).subplots()
-        outcome.mark_stages(axes, nets)
+        axes = new_figure(1, 1).subplots()
+        mark_stages(axes, nets)
         assert [line.get_xdata()[0] for line in axes.lines] == lines
 
 

@@ -124,10 +124,10 @@ def test_a_profile_leaves_out_what_has_no_logarithm(gap: float) -> None:
 
 
 def test_a_profile_of_600_units_and_of_nothing_but_zeros_can_be_drawn() -> None:
-    many = profile("title", [[1e-9 * 1.05**unit for unit in range(600)]], ("", ""))
+    many = profile("title", [[1e-9 * 1.05**unit for unit in range(600)]], ("a", "b"))
     assert pixels(many).std() > 0
     assert many.axes[0].get_lines()[0].get_marker() == ""
-    assert pixels(profile("title", [[], [0.0]], ("", ""))).std() > 0
+    assert pixels(profile("title", [[], [0.0]], ("a", "b"))).std() > 0
 
 
 def test_tiles_scale_each_filter_to_its_largest_weight() -> None:

@@ -46,7 +46,7 @@ def test_two_rows(trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_rows_of_no_common_name_are_not_called_alike(
     trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other = tmp_path / "digits_shortcuts"
+    other = tmp_path / "shortcuts_on_digits"
     for row in ("x", "y"):
         shutil.copytree(trained.path / "none", other / row)
     compare(trained.path, other, tmp_path / "report", False)
@@ -57,7 +57,7 @@ def test_rows_of_no_common_name_are_not_called_alike(
 
 
 def test_protocols_are_never_averaged(trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first, second = tmp_path / "a" / "digits_shortcuts", tmp_path / "b" / "digits_shortcuts"
+    first, second = tmp_path / "a" / "shortcuts_on_digits", tmp_path / "b" / "shortcuts_on_digits"
     for table in (first, second):
         shutil.copytree(trained.path / "none", table / "none")
     for seed in (1, 2):
@@ -76,7 +76,7 @@ def test_protocols_are_never_averaged(trained: Trained, tmp_path: Path, capsys: 
 
 
 def test_two_sweeps_row_by_row(trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    other = tmp_path / "digits_shortcuts"
+    other = tmp_path / "shortcuts_on_digits"
     for row in ("identity", "none"):
         shutil.copytree(trained.path / row, other / row)
     for config in other.glob("none/seed*/config.yaml"):

@@ -29,7 +29,7 @@ def test_csv_holds_all_numbers_unrounded(trained: Trained, tables: list[Table]) 
     assert [float(error) for error in none["errors"].split()] == errors
     assert float(none["mean"]) == pytest.approx(sum(errors) / 3)
     assert float(none["published"]) == pytest.approx(min(errors) - 5)
-    assert (none["column"], none["verdict"], none["statistic"]) == ("ours", "differs", "median of 5")
+    assert (none["column"], none["verdict"], none["statistic"]) == ("full", "differs", "median of 5")
     assert (rows["projection"]["median"], rows["projection"]["mean"]) == ("inf", "")
     assert math.isinf(float(rows["projection"]["errors"].split()[0]))
     assert rows["shortcut_only_gating_b6"]["state"] == "missing"

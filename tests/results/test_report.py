@@ -65,8 +65,8 @@ def test_what_cannot_be_done_is_said_in_a_line() -> None:
         ([], "give the folder of a table"),
         (["--compare", "a", "b", "c"], "--compare takes two folders"),
         (["--compare", "a", "b", "--csv", "c"], "does not go with --csv"),
-        (["a", "--keep", "b", "--watch"], "does not go with --watch"),
-        (["a", "--status", "--csv", "b"], "make no report"),
+        (["a", "--keep", "b", "--watch"], "does not go with --keep"),
+        (["a", "--status", "--csv", "b"], "makes no report"),
     ],
 )
 def test_words_that_do_not_go_together(words: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,7 @@ def test_the_status_of_a_table(
 def test_a_report_goes_into_the_folder_of_the_table_and_can_be_written_again(
     trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    row = tmp_path / "digits_shortcuts" / "none"
+    row = tmp_path / "shortcuts_on_digits" / "none"
     row.parent.mkdir()
     row.symlink_to(trained.path / "none")
     single = trained.path / "none" / "seed0"
@@ -146,7 +146,7 @@ def test_the_page_shows_the_table_and_all_figures(page: object, written: Written
         assert figure.find_elements("css selector", "svg path")
     headings = [heading.text for heading in page.find_elements("css selector", "h2")]
     assert headings == [
-        "Results: digits_shortcuts",
+        "Results: shortcuts_on_digits",
         "Figures",
         "Statistics",
         "Settings that differ between rows",

@@ -18,15 +18,15 @@ def runs(axes: list[str], rows: dict[str, dict[str, float]]) -> dict[str, Run]:
 def test_depth_named_within_a_model() -> None:
     rows = {f"{kind}{depth}": {"model": {"depth": depth}} for kind in ("plain", "resnet") for depth in (20, 110)}
     assert lines_over("model.depth", runs(["model"], rows)) == {
-        "plain": {20: ["plain20"], 110: ["plain110"]},
-        "resnet": {20: ["resnet20"], 110: ["resnet110"]},
+        "plain": {20: "plain20", 110: "plain110"},
+        "resnet": {20: "resnet20", 110: "resnet110"},
     }
 
 
 def test_depth_as_an_axis_of_its_own() -> None:
     rows = {f"thin_relu,{depth}": {"model": {"depth": depth}} for depth in (10, 26)}
     assert lines_over("model.depth", runs(["model", "model.depth"], rows)) == {
-        "thin_relu": {10: ["thin_relu,10"], 26: ["thin_relu,26"]}
+        "thin_relu": {10: "thin_relu,10", 26: "thin_relu,26"}
     }
 
 
@@ -35,9 +35,7 @@ def test_a_gate_bias_which_names_give_without_its_sign() -> None:
     rows["identity"] = {"model": {"shortcut": {}}}
     found = runs(["model/shortcut"], rows)
     assert swept(found) == ["model.shortcut.bias"]
-    assert lines_over("model.shortcut.bias", found) == {
-        "gating_b": {-6: ["gating_b6"], -1: ["gating_b1"], 0: ["gating_b0"]}
-    }
+    assert lines_over("model.shortcut.bias", found) == {"gating_b": {-6: "gating_b6", -1: "gating_b1", 0: "gating_b0"}}
 
 
 def test_a_number_that_follows_from_another_makes_no_line() -> None:
@@ -46,20 +44,6 @@ def test_a_number_that_follows_from_another_makes_no_line() -> None:
         for depth, warmup in ((20, 0), (110, 400), (1202, 500))
     }
     assert swept(runs(["model"], rows)) == []
-
-
-def test_draws_of_a_search_share_lines() -> None:
-    rows = {
-        f"fc{depth},{draw}": {"model": {"depth": depth}, "optimizer": {"lr": 0.1 + draw}, "setting": draw}
-        for depth in (10, 20)
-        for draw in (0, 1, 2)
-    }
-    found = runs(["model", "setting"], rows)
-    assert lines_over("model.depth", found) == {
-        "fc": {10: ["fc10,0", "fc10,1", "fc10,2"], 20: ["fc20,0", "fc20,1", "fc20,2"]}
-    }
-    assert swept(found) == ["optimizer.lr"]
-    assert list(lines_over("optimizer.lr", found)) == ["fc10", "fc20"]
 
 
 @pytest.mark.parametrize(("depths", "lines"), [((20,), 0), ((20, 32), 1)])
@@ -71,10 +55,10 @@ def test_a_line_over_depth_has_two_points(depths: tuple[int, ...], lines: int) -
 def test_single_runs_make_a_line_with_the_one_that_was_not_changed() -> None:
     epochs = {"digits_resnet,digits": 10, "digits_resnet,digits,epochs=8": 8, "digits_resnet,digits,epochs=20": 20}
     found = runs([], {row: {"model": {"depth": 8}, "epochs": epochs[row]} for row in epochs})
-    assert lines_over("epochs", found) == {"digits_resnet,digits": {epochs[row]: [row] for row in epochs}}
+    assert lines_over("epochs", found) == {"digits_resnet,digits": {epochs[row]: row for row in epochs}}
     depths = {"resnet20,cifar10": 20, "resnet20,cifar10,model.depth=8": 8, "resnet110,cifar10": 110}
     assert lines_over("model.depth", runs([], {row: {"model": {"depth": depth}} for row, depth in depths.items()})) == {
-        "resnet20,cifar10": {8: ["resnet20,cifar10,model.depth=8"], 20: ["resnet20,cifar10"]}
+        "resnet20,cifar10": {8: "resnet20,cifar10,model.depth=8", 20: "resnet20,cifar10"}
     }
 
 

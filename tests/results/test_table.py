@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deepnets.results.cell import Cell, Published
+from deepnets.results.cell import Cell
 from deepnets.results.provenance import environment_sheet
+from deepnets.results.published import PublishedRow
 from deepnets.results.read import Run, read_runs
 from deepnets.results.sheet import MINUS, short_commit
 from deepnets.results.sheets import overview_sheet, result_sheets
@@ -70,7 +71,7 @@ def test_each_verdict(table: Table) -> None:
         "dropout": "",
         "scaled_0.5_1": "",
     }
-    assert table.notes[0].startswith("agrees: the published value lies inside the bootstrap 95% interval of our median")
+    assert table.notes[0].startswith("agrees: the published value lies inside the bootstrap 95% interval of the median")
 
 
 def test_a_row_that_diverged_is_a_fail_without_a_mean(trained: Trained, table: Table) -> None:
@@ -93,7 +94,7 @@ def test_rows_that_have_no_result_say_why(trained: Trained, table: Table) -> Non
 
 
 def test_what_else_the_paper_prints_is_shown(table: Table) -> None:
-    assert table.statistic == "median of 5"
+    assert table.published.statistic == "median of 5"
     assert line(table, "identity")["also published"] == "mean 50.25 ± 0.16, best 40.12"
 
 
@@ -121,7 +122,7 @@ def test_the_rule(errors: list[float], published: float | str | None, full: bool
     runs = [
         Run(RunFolder("run"), {}, {}, {"test_error": error}, state) for error, state in zip(errors, states, strict=True)
     ]
-    cell = Cell(tuple(runs), Published(published), full, 20.0 if full else math.inf)
+    cell = Cell(tuple(runs), PublishedRow(published), full, 20.0 if full else math.inf)
     assert cell.verdict == verdict
 
 
@@ -177,18 +178,18 @@ def test_a_short_commit_keeps_that_it_was_dirty(commit: str | None, short: str) 
 
 
 def test_mini_and_full_are_separate_columns(trained: Trained, tmp_path: Path) -> None:
-    full, mini = tmp_path / "digits_shortcuts", tmp_path / "digits_shortcuts+scale=mini"
+    full, mini = tmp_path / "shortcuts_on_digits", tmp_path / "shortcuts_on_digits+scale=mini"
     shutil.copytree(trained.path / "identity", full / "identity")
     shutil.copytree(trained.path / "identity" / "seed0", mini / "identity" / "seed0")
     config = mini / "identity" / "seed0" / "config.yaml"
     config.write_text(config.read_text().replace("name: full\n  budget: 1.0", "name: mini\n  budget: 0.05"))
     (table,) = tables_of(read_runs([full, mini]))
-    assert [column.label for column in table.columns] == ["ours", "scale=mini"]
+    assert [column.label for column in table.columns] == ["full", "scale=mini"]
     assert [len(table.cells["identity", index].errors) for index in (0, 1)] == [4, 1]
     assert ["(" in line(table, "identity", index)["difference"] for index in (0, 1)] == [False, True]
     errors = trained.errors("identity")
     sheet = overview_sheet(table)
-    assert sheet.header == ("row", "published", "ours", "scale=mini")
+    assert sheet.header == ("row", "published", "full", "scale=mini")
     assert sheet.lines[0][2:] == (f"{np.median(errors):.2f} (n = 4)", f"{errors[0]:.2f} (n = 1)")
 
 
@@ -203,7 +204,7 @@ def test_mini_and_full_are_separate_columns(trained: Trained, tmp_path: Path) ->
 def test_seeds_of_a_row_with_other_settings_are_not_averaged(
     trained: Trained, tmp_path: Path, before: str, after: str, labels: list[str]
 ) -> None:
-    path = shutil.copytree(trained.path, tmp_path / "digits_shortcuts")
+    path = shutil.copytree(trained.path, tmp_path / "shortcuts_on_digits")
     for seed in (2, 3):
         config = path / "identity" / f"seed{seed}" / "config.yaml"
         assert before in config.read_text()
@@ -216,7 +217,7 @@ def test_seeds_of_a_row_with_other_settings_are_not_averaged(
 
 
 def test_a_row_with_another_batch_size_stands_in_another_column(trained: Trained, tmp_path: Path) -> None:
-    path = shutil.copytree(trained.path, tmp_path / "digits_shortcuts")
+    path = shutil.copytree(trained.path, tmp_path / "shortcuts_on_digits")
     for config in (path / "none").glob("seed*/config.yaml"):
         config.write_text(config.read_text().replace("batch_size: 128", "batch_size: 64"))
     (table,) = tables_of(read_runs([path]))
@@ -225,7 +226,7 @@ def test_a_row_with_another_batch_size_stands_in_another_column(trained: Trained
 
 
 def test_versions_of_the_code_that_are_averaged_are_told(trained: Trained, tmp_path: Path, table: Table) -> None:
-    path = shutil.copytree(trained.path, tmp_path / "digits_shortcuts")
+    path = shutil.copytree(trained.path, tmp_path / "shortcuts_on_digits")
     file = path / "identity" / "seed3" / "result.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"commit": "0123456789abcdef", "precision": "float64"}))
     (mixed,) = tables_of(read_runs([path]))

@@ -7,10 +7,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from deepnets.analysis import gates
-from deepnets.analysis.commands.outcome import Outcome, new_figure, progress
+from deepnets.analysis.commands.outcome import Outcome, progress
 from deepnets.analysis.commands.subject import Subject, subject_of
 from deepnets.analysis.walk import walk_of
 from deepnets.errors import UserError
+from deepnets.style import new_figure, show_array
 
 ABSENT = "0.85"  # where a layer has fewer blocks than others
 
@@ -90,9 +91,9 @@ def _finding(subject: Subject, start: float, bias: np.ndarray, mean: np.ndarray,
 
 def _four_panels(panels: Mapping[str, np.ndarray]) -> Figure:
     layers = len(next(iter(panels.values())))
-    figure = new_figure(10, 1.8 + min(max(0.09 * layers, 1.2), 5))
+    figure = new_figure(1.8 + min(max(0.09 * layers, 1.2), 5), 10)
     for axes, (title, array) in zip(figure.subplots(1, len(panels), sharey=True), panels.items(), strict=True):
-        image = axes.imshow(array, aspect="auto", interpolation="nearest", extent=_extent(array))
+        image = show_array(axes, array, extent=_extent(array))
         axes.set(title=title, xlabel="block", facecolor=ABSENT)
         figure.colorbar(image, ax=axes, orientation="horizontal", shrink=0.9)
     figure.axes[0].set_ylabel("layer")
@@ -103,14 +104,14 @@ def _routing_figure(by_class: Mapping[str, np.ndarray]) -> Figure:
     columns = min(len(by_class), 5)
     rows = -(-len(by_class) // columns)
     layers = len(next(iter(by_class.values())))
-    figure = new_figure(1.2 + 1.8 * columns, 0.9 + rows * (0.4 + min(max(0.05 * layers, 1.2), 3)))
+    figure = new_figure(0.9 + rows * (0.4 + min(max(0.05 * layers, 1.2), 3)), 1.2 + 1.8 * columns)
     grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     limit = max(float(np.nanmax(np.abs(array))) for array in by_class.values())
     for axes in grid.flat[len(by_class) :]:
         axes.set_visible(False)
     for axes, (name, array) in zip(grid.flat, by_class.items(), strict=False):
         limits = {"vmin": -limit, "vmax": limit, "cmap": "RdBu_r"}
-        image = axes.imshow(array, aspect="auto", interpolation="nearest", extent=_extent(array), **limits)
+        image = show_array(axes, array, extent=_extent(array), **limits)
         axes.set(title=f"class {name}", facecolor=ABSENT)
     figure.supxlabel("block", fontsize=9)
     figure.supylabel("layer", fontsize=9)

@@ -8,20 +8,21 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from deepnets.analysis.commands.gradient_state import State
-from deepnets.analysis.commands.outcome import COLORS, GREY, mark_stages, new_figure
+from deepnets.analysis.commands.outcome import mark_stages
 from deepnets.analysis.gradients import first_to_last
+from deepnets.style import COLOURS, GREY, new_figure, show_array
 
 
 def units(states: Sequence[State]) -> Figure:
     """Per unit: gradient norm, forward signal (10th percentile, mean, 90th), and share that the last ReLU clips."""
     clips = any(not np.isnan(state.clipped).all() for state in states)
     panels = 2 + clips
-    figure = new_figure(7.5, 0.5 + 2.1 * panels)
+    figure = new_figure(0.5 + 2.1 * panels, 7.5)
     axes = figure.subplots(panels, 1, sharex=True)
     labels = list(dict.fromkeys(state.label for state in states))
     for state in states:
         style = {
-            "color": COLORS[labels.index(state.label) % len(COLORS)],
+            "color": COLOURS[labels.index(state.label) % len(COLOURS)],
             "linestyle": "--" if state.time == "initial" else "-",
             "marker": "o",
             "markersize": 3,
@@ -52,9 +53,9 @@ def units(states: Sequence[State]) -> Figure:
 
 def responses(by_run: Mapping[str, Sequence[float]]) -> Figure:
     """Standard deviations of layer responses, in the order of layers and by size: He et al. 2015, Fig. 7."""
-    figure = new_figure(7.5, 4.2)
+    figure = new_figure(4.2, 7.5)
     upper, lower = figure.subplots(2, 1, sharex=True, sharey=True)
-    for (label, values), color in zip(by_run.items(), COLORS * len(by_run), strict=False):
+    for (label, values), color in zip(by_run.items(), COLOURS * len(by_run), strict=False):
         upper.plot(_numbers(values), values, "o-", color=color, markersize=3, linewidth=1, label=label)
         lower.plot(_numbers(values), sorted(values, reverse=True), "o-", color=color, markersize=3, linewidth=1)
     upper.set(ylabel="deviation of the response", xlabel="layer", ylim=(0, None))
@@ -66,16 +67,16 @@ def responses(by_run: Mapping[str, Sequence[float]]) -> Figure:
 
 def training(norms: np.ndarray) -> Figure:
     """Gradient norms (epochs + 1, units) while a run trains, and the ratio of the first to the last."""
-    figure = new_figure(7.5, 3)
+    figure = new_figure(3, 7.5)
     left, right = figure.subplots(1, 2, width_ratios=[2, 1])
-    image = left.imshow(
-        np.log10(norms.T), aspect="auto", origin="lower", extent=(-0.5, len(norms) - 0.5, 0.5, norms.shape[1] + 0.5)
+    image = show_array(
+        left, np.log10(norms.T), origin="lower", extent=(-0.5, len(norms) - 0.5, 0.5, norms.shape[1] + 0.5)
     )
     left.set(xlabel="epoch", ylabel="unit")
     for axis in (left.xaxis, left.yaxis, right.xaxis):
         axis.set_major_locator(MaxNLocator(integer=True))
     figure.colorbar(image, ax=left, label="log10 of the gradient norm")
-    right.plot([first_to_last(row) for row in norms], "o-", color=COLORS[0], markersize=3)
+    right.plot([first_to_last(row) for row in norms], "o-", color=COLOURS[0], markersize=3)
     right.axhline(1, color=GREY, linewidth=0.7, linestyle="--")
     right.set(xlabel="epoch", ylabel="first unit's gradient over the last one's", ylim=(0, None))
     return figure
@@ -83,12 +84,12 @@ def training(norms: np.ndarray) -> Figure:
 
 def depth(found: Mapping[str, Mapping[int, np.ndarray]]) -> Figure:
     """Gradient norms (draws, units) by ordering and number of units: bars of the deepest nets, ratios of all."""
-    figure = new_figure(10, 1 + 1.7 * len(found))
+    figure = new_figure(1 + 1.7 * len(found), 10)
     grid = figure.add_gridspec(len(found), 2, width_ratios=[2, 1])
     right = figure.add_subplot(grid[:, 1])
     deepest = max(units for by_units in found.values() for units in by_units)
     lefts: list[Axes] = []
-    for row, ((name, by_units), color) in enumerate(zip(found.items(), COLORS * len(found), strict=False)):
+    for row, ((name, by_units), color) in enumerate(zip(found.items(), COLOURS * len(found), strict=False)):
         shared = lefts[0] if lefts else None
         left = figure.add_subplot(grid[row, 0], sharex=shared, sharey=shared)
         lefts.append(left)

@@ -17,9 +17,10 @@ from scipy.stats import kendalltau
 
 from deepnets.analysis import lesion
 from deepnets.analysis.commands.lesioned import Lesioned
-from deepnets.analysis.commands.outcome import COLORS, Outcome, mark_stages, new_figure
+from deepnets.analysis.commands.outcome import Outcome, mark_stages
 from deepnets.analysis.commands.subject import names_apart, subjects_of
 from deepnets.errors import UserError
+from deepnets.style import COLOURS, new_figure
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.most < 1 or arguments.draws < 1:
         raise UserError(f"--most {arguments.most} --draws {arguments.draws}: both must be at least 1")
     subjects = subjects_of(arguments)
-    nets = [Lesioned(subject, color, arguments) for subject, color in zip(subjects, cycle(COLORS), strict=False)]
+    nets = [Lesioned(subject, color, arguments) for subject, color in zip(subjects, cycle(COLOURS), strict=False)]
     _name_apart(nets)
     able, left_out = {}, []
     for part in [arguments.only] if arguments.only else PARTS:
@@ -67,7 +68,7 @@ def _able(part: str, nets: Sequence[Lesioned]) -> tuple[list[Lesioned], list[str
 
 
 def _single(nets: Sequence[Lesioned], outcome: Outcome, arguments: argparse.Namespace) -> list[str]:
-    figure = new_figure(7.5, 3.2)
+    figure = new_figure(3.2, 7.5)
     axes = figure.subplots()
     rows, findings = [], []
     for net in nets:
@@ -95,7 +96,7 @@ def _single(nets: Sequence[Lesioned], outcome: Outcome, arguments: argparse.Name
 
 
 def _random(nets: Sequence[Lesioned], outcome: Outcome, arguments: argparse.Namespace) -> list[str]:
-    figure = new_figure(5, 3.2)
+    figure = new_figure(3.2, 5)
     axes = figure.subplots()
     rows, findings = [], []
     for net in nets:
@@ -117,7 +118,7 @@ def _random(nets: Sequence[Lesioned], outcome: Outcome, arguments: argparse.Name
 
 
 def _order(nets: Sequence[Lesioned], outcome: Outcome, arguments: argparse.Namespace) -> list[str]:
-    figure = new_figure(5, 3.2)
+    figure = new_figure(3.2, 5)
     axes = figure.subplots()
     rows, findings = [], []
     for net in nets:

@@ -7,37 +7,20 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from PIL import Image
 from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
 from deepnets.data.batches import EvaluationBatches
+from deepnets.results.figures.picture import Picture
 from deepnets.runs.folder import RunFolder
+from deepnets.style import GREY, styled
 
-# Equal numbers make equal files, and text in SVG stays text.
-matplotlib.rcParams.update(
-    {
-        "svg.hashsalt": "deepnets",
-        "svg.fonttype": "none",
-        "font.size": 9,
-        "axes.titlesize": 9,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": False,
-        "grid.alpha": 0.3,
-        "legend.frameon": False,
-        "figure.dpi": 150,
-    }
-)
-# Apart for the colour-blind: Okabe and Ito.
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-GREY = "#777777"
 Part = TypeVar("Part")
 
 
@@ -60,6 +43,7 @@ class Outcome:
                 stack.enter_context(RunFolder(self.events).lock())
             self.folder.mkdir(parents=True, exist_ok=True)
             self.writer = stack.enter_context(closing(SummaryWriter(str(self.events))))
+            stack.enter_context(styled())
             self.held = stack.pop_all()
         return self
 
@@ -70,7 +54,7 @@ class Outcome:
 
     def table(self, name: str, columns: Mapping[str, Sequence[Any] | np.ndarray]) -> None:
         """Write the columns, of equal length, as CSV; numbers to six significant digits."""
-        with self._path(name, "csv").open("w", newline="") as file:
+        with (self.folder / f"{self.analysis}_{name}.csv").open("w", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(columns)
             for row in zip(*columns.values(), strict=True):
@@ -78,24 +62,14 @@ class Outcome:
 
     def figure(self, name: str, figure: Figure) -> None:
         """Write the figure as PNG and SVG, and as an image for TensorBoard."""
-        canvas = FigureCanvasAgg(figure)
-        figure.savefig(self._path(name, "svg"), metadata={"Date": None})
-        figure.savefig(self._path(name, "png"))
-        canvas.draw()
-        pixels = np.asarray(canvas.buffer_rgba())[..., :3]
+        png, _ = Picture(f"{self.analysis}_{name}", name, figure).save(self.folder)
+        with Image.open(png) as image:
+            pixels = np.asarray(image.convert("RGB"))
         self.writer.add_image(f"analysis/{self.analysis}_{name}", pixels, dataformats="HWC")
 
     def print_line(self, finding: str) -> None:
         """Print the finding, in a line."""
         print(f"{self.analysis}: {finding}", flush=True)
-
-    def _path(self, name: str, ending: str) -> Path:
-        return self.folder / f"{self.analysis}_{name}.{ending}"
-
-
-def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of that many inches, whose parts do not overlap."""
-    return Figure(figsize=(width, height), layout="constrained")
 
 
 def mark_stages(axes: Axes, nets: Iterable[Sequence[int]]) -> None:

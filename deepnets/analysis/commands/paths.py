@@ -7,10 +7,11 @@ import torch
 from matplotlib.figure import Figure
 
 from deepnets.analysis import paths
-from deepnets.analysis.commands.outcome import COLORS, GREY, Outcome, new_figure
+from deepnets.analysis.commands.outcome import Outcome
 from deepnets.analysis.commands.subject import Subject, subject_of
 from deepnets.analysis.walk import walk_of
 from deepnets.errors import UserError
+from deepnets.style import COLOURS, GREY, new_figure
 
 RESAMPLES = 1000
 
@@ -78,18 +79,18 @@ def _finding(
 
 def _figure(columns: dict[str, np.ndarray], first: int, last: int) -> Figure:
     lengths = columns["length"]
-    figure = new_figure(10, 3.2)
+    figure = new_figure(3.2, 10)
     a, b, c = figure.subplots(1, 3)
     a.bar(lengths, 100 * columns["share_of_paths"], color=GREY)
     a.set(title="how many paths there are", ylabel="share of all paths (%)")
-    b.errorbar(lengths, columns["mean_norm"], columns["standard_error"], fmt="o-", color=COLORS[0], markersize=3)
+    b.errorbar(lengths, columns["mean_norm"], columns["standard_error"], fmt="o-", color=COLOURS[0], markersize=3)
     b.set(title="what one path carries", ylabel="gradient norm at the input", yscale="log")
     for name, label, color in (
-        ("count_times_norm", "count times mean norm", COLORS[0]),
-        ("norm_of_sum", "norm of their exact sum", COLORS[1]),
+        ("count_times_norm", "count times mean norm", COLOURS[0]),
+        ("norm_of_sum", "norm of their exact sum", COLOURS[1]),
     ):
         c.plot(lengths, 100 * columns[name] / columns[name].sum(), "o-", color=color, markersize=3, label=label)
-    c.axvspan(first - 0.5, last + 0.5, color=COLORS[0], alpha=0.1, linewidth=0)
+    c.axvspan(first - 0.5, last + 0.5, color=COLOURS[0], alpha=0.1, linewidth=0)
     c.set(title="what all paths of a length carry", ylabel="share of the sum over lengths (%)")
     c.set_ylim(bottom=0, top=1.3 * c.get_ylim()[1])
     c.legend(loc="upper right", fontsize=7)

@@ -12,10 +12,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from deepnets.analysis import shattering
-from deepnets.analysis.commands.outcome import COLORS, GREY, Outcome, new_figure
+from deepnets.analysis.commands.outcome import Outcome
 from deepnets.analysis.shattering import Kind, Net
 from deepnets.config.schema import REPOSITORY
 from deepnets.errors import UserError
+from deepnets.style import COLOURS, GREY, new_figure, show_array
 
 LAGS = 15
 FAR_POINTS = 256  # inputs whose gradients are correlated with one another
@@ -127,12 +128,12 @@ def _long(
 
 
 def _pictures(x: np.ndarray, pictures: Mapping[str, np.ndarray]) -> Figure:
-    figure = new_figure(2.1 * len(pictures), 3.9)
+    figure = new_figure(3.9, 2.1 * len(pictures))
     upper, lower = figure.subplots(2, len(pictures), squeeze=False)
     for index, (name, g) in enumerate(pictures.items()):
         is_net = "noise" not in name
         top, bottom = upper[index], lower[index]
-        top.plot(x if is_net else np.arange(len(g)), g, color=COLORS[0] if is_net else GREY, linewidth=0.7)
+        top.plot(x if is_net else np.arange(len(g)), g, color=COLOURS[0] if is_net else GREY, linewidth=0.7)
         top.set(title=name, xlabel="x" if is_net else "step")
         top.ticklabel_format(useOffset=False)
         if np.ptp(g) < 1e-5 * np.abs(g).max():  # rounding is no structure to zoom into
@@ -142,7 +143,7 @@ def _pictures(x: np.ndarray, pictures: Mapping[str, np.ndarray]) -> Figure:
             bottom.set_facecolor("0.9")
         else:
             extent = (x[0], x[-1], x[-1], x[0]) if is_net else (0, len(g), len(g), 0)
-            bottom.imshow(shattering.covariance_picture(g), cmap="magma", vmin=0, vmax=3, extent=extent)
+            show_array(bottom, shattering.covariance_picture(g), cmap="magma", vmin=0, vmax=3, extent=extent)
         bottom.set(xticks=[], yticks=[])
         bottom.set_box_aspect(1)
     upper[0].set_ylabel("df/dx")
@@ -156,7 +157,7 @@ def _autocorrelations(curves: Mapping[tuple[Kind, float, int], np.ndarray], nois
         name = "centred feed-forward" if kind == "feedforward" else f"resnet, β = {beta:g}"
         panels.setdefault(name, {})[str(depth)] = curve
     panels["noise, and a looks-linear net"] = dict(noise)
-    figure = new_figure(2.6 * len(panels), 2.9)
+    figure = new_figure(2.9, 2.6 * len(panels))
     for axes, (name, lines) in zip(figure.subplots(1, len(panels), sharey=True), panels.items(), strict=True):
         for (label, curve), color in zip(lines.items(), _shades(len(lines)), strict=True):
             _band(axes, curve, label, color)
@@ -176,16 +177,16 @@ def _band(axes: Axes, curve: np.ndarray, label: str, color: str) -> None:
 
 
 def _shades(count: int) -> list[str]:
-    return [COLORS[index % len(COLORS)] for index in range(count)]
+    return [COLOURS[index % len(COLOURS)] for index in range(count)]
 
 
 def _correlations(correlations: Mapping[tuple[Kind, float, int], shattering.Moments]) -> Figure:
-    figure = new_figure(5.5, 3.4)
+    figure = new_figure(3.4, 5.5)
     axes = figure.subplots()
     families = list(dict.fromkeys((kind, beta) for kind, beta, _ in correlations))
     depths = sorted({depth for _, _, depth in correlations})
     every = np.arange(1, max(depths) + 1)
-    for index, ((kind, beta), color) in enumerate(zip(families, COLORS, strict=False)):
+    for index, ((kind, beta), color) in enumerate(zip(families, COLOURS, strict=False)):
         label = NAMES[kind] + (f", β = {beta:g}" if kind != "feedforward" else "")
         measured = np.array([correlations[kind, beta, depth].correlation for depth in depths])
         is_lost = measured < LOWEST

@@ -45,7 +45,7 @@ def bars(cells: Mapping[str, Cell]) -> Figure | None:
             axes.plot(published, place, "D", color=COLOURS[1], markeredgecolor=PAPER, markersize=6, zorder=6)
         elif published == FAIL:
             axes.plot(edge, place, ">", color=COLOURS[1], markersize=7, zorder=6, clip_on=False)
-    axes.barh([], [], color=COLOURS[4], alpha=0.8, label="median")
+    axes.plot([], [], color=COLOURS[4], alpha=0.8, linewidth=8, label="median")
     axes.plot([], [], color=INK, marker="|", markersize=7, label="95% interval (points: single runs)")
     if any(isinstance(cell.published.test_error, int | float) for cell in cells.values()):
         axes.plot([], [], "D", color=COLOURS[1], markersize=6, label=_published(cells))
@@ -69,7 +69,9 @@ def error_over(key: str, runs: Mapping[str, Run], cells: Mapping[str, Cell]) -> 
     is_published = False
     for index, (name, places) in enumerate(lines.items()):
         style = look(index)
-        axes.plot(list(places), [cells[row].median for row in places.values()], marker="o", markersize=4, label=name, **style)
+        axes.plot(
+            list(places), [cells[row].median for row in places.values()], marker="o", markersize=4, label=name, **style
+        )
         for value, row in places.items():
             if interval := cells[row].interval:
                 axes.vlines(value, *interval, color=style["color"], linewidth=1.2)
