@@ -3,16 +3,19 @@
 import os
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import fields
+from enum import Enum
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from omegaconf import DictConfig, OmegaConf, open_dict
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 
 from deepnets.config.frozen import refuse_interpolations
 from deepnets.config.resolvers import at_scale, case, choice, log_uniform, uniform
@@ -25,7 +28,7 @@ def typed(composed: DictConfig) -> Config:
 
     Raises:
         OmegaConfBaseException: a value is missing, or an interpolation leads nowhere.
-        UserError: a key is none of those above.
+        UserError: a key is none of `Config`'s, or one of its keys has no value.
     """
     config = OmegaConf.to_object(composed)
     assert isinstance(config, Config)
@@ -34,9 +37,15 @@ def typed(composed: DictConfig) -> Config:
     except ValueError as error:
         raise UserError(f"a value is written with a backslash in front of ${{: {error}") from error
     for place, schema in (("", config), ("scale.", config.scale), ("sweep.", config.sweep)):
-        # What a + in front has added, where no class checks it.
-        if schema and (unknown := vars(schema).keys() - {key.name for key in fields(schema)}):
+        if schema is None:
+            continue
+        # What a + in front has added and a ~ has taken away, where no class checks it.
+        known, found = {key.name for key in fields(schema)}, vars(schema)
+        unknown, missing = found.keys() - known, {key for key in known if found.get(key) == MISSING}
+        if unknown:
             raise UserError(f"unknown key {place + min(unknown)!r}; --cfg job prints those there are")
+        if missing:
+            raise UserError(f"{place + min(missing)}: needs a value")
     config.output_root = os.path.abspath(os.path.expanduser(config.output_root))
     if isinstance(config.dataset.get("root"), str):
         config.dataset["root"] = os.path.abspath(os.path.expanduser(config.dataset["root"]))
@@ -46,6 +55,22 @@ def typed(composed: DictConfig) -> Config:
 def renamed(word: str) -> str:
     """A word of the command line, whose key is a launcher's argument now where it once stood at the top."""
     return re.sub(r"^(\+\+)?(?=(runs_per_device|stacked|wait|retry)=)", r"\1launcher.", word)
+
+
+def check_words(words: Iterable[str]) -> None:
+    """Refuse what Hydra takes as a group's option without being a name.
+
+    Raises:
+        UserError: as for `model=null` or `scale=0.5`. OverrideParseException: a word that cannot be read.
+    """
+    for word in words:
+        group, equals, _ = word.lstrip("+").partition("=")
+        if equals and not group:
+            raise UserError(f"{word}: needs a key in front of the =")
+        if equals and (CONF / group).is_dir():
+            (override,) = OverridesParser.create().parse_overrides([word])
+            if not override.is_sweep_override() and not isinstance(override.value(), str):
+                raise UserError(f"{word}: {group} needs the name of an option; --help lists all")
 
 
 def register() -> None:
@@ -73,13 +98,22 @@ def compose(overrides: Sequence[str]) -> Row:
     config = deepcopy(cached)
     with open_dict(config):
         del config["hydra"]
-    return Row(typed(config), choices, tuple(overrides))
+    return Row(typed(config), choices, tuple(cached.hydra.overrides.task))
 
 
 @cache
 def composed(overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
     """The configuration and Hydra's own node as they are composed, and the option chosen in every group."""
     register()
+    check_words(overrides)
     with initialize_config_dir(str(CONF), version_base="1.3"):
         config = hydra.compose("train", list(overrides), return_hydra_config=True)
     return config, dict(config.hydra.runtime.choices)
+
+
+def selected(config: DictConfig, key: str, otherwise: Any = None, resolve: bool = True) -> Any:
+    """The plain value that stands under a dotted key, `otherwise` where there is no such key."""
+    value = OmegaConf.select(config, key, default=otherwise)
+    if OmegaConf.is_config(value):
+        return OmegaConf.to_container(value, resolve=resolve)
+    return value.name if isinstance(value, Enum) else value

@@ -1,6 +1,5 @@
 """Folders are named by what a run is."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -119,35 +118,21 @@ def test_a_part_that_is_left_out_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
-    [
-        (["sweep=he2016_table1", "model=resnet56"], "model.depth (56 of the option, 110 here). Add model.depth=56,"),
-        (["sweep=he2016_table1", "scale=mini", "model=resnet56"], "model.depth (56 of the option, 20 here)"),
-        (["sweep=srivastava2025_gates", "model=resnet56"], "model.depth (56 of the option, 110 here)"),
-        (
-            ["sweep=srivastava2015_table1", "schedule=constant"],
-            "schedule.milestones ([] of the option, [100, 200] here)",
-        ),
-        (["sweep=srivastava2015_table1", "optimizer=adam"], "optimizer.lr (0.001 of the option, 0.01 here)"),
-        (["sweep=he2015_table6", "schedule=cosine"], "(0 here). Add ~schedule.warmup_iterations,"),
-    ],
+    "override", ["hydra.run.dir=/elsewhere", "hydra.job.name=other", "hydra.verbose=true", "hydra.output_subdir=x"]
 )
-def test_an_option_that_a_table_would_overrule_is_refused(tmp_path: Path, overrides: list[str], told: str) -> None:
-    with pytest.raises(UserError, match=re.escape(told)):
-        folders_of([row(tmp_path, *overrides)])
+def test_where_hydra_writes_is_no_part_of_the_name(tmp_path: Path, override: str) -> None:
+    for overrides in (["epochs=5"], ["sweep=digits_shortcuts", "model/shortcut=none", "epochs=5"]):
+        assert folder_of(row(tmp_path, *overrides, override)).path == folder_of(row(tmp_path, *overrides)).path
 
 
 @pytest.mark.parametrize(
-    "overrides",
+    ("overrides", "name"),
     [
-        ["sweep=he2016_table1", "model=resnet56", "model.depth=56"],
-        ["sweep=he2016_table1", "scale=mini", "model=resnet20"],
-        ["sweep=he2016_table1", "model=preact110", "schedule=cosine", "dataset=cifar100"],
-        ["sweep=srivastava2025_gates", "scale=mini", "model=highway110"],
-        ["sweep=he2015_table6", "schedule=cosine", "~schedule.warmup_iterations"],
-        ["sweep=srivastava2015_table1", "model=highway_mnist_w32", "dataset=image_folder", "dataset.root=/data/cats"],
+        (["protocol=he2016", "model=resnet110"], "runs/resnet110,cifar10,protocol=he2016"),
+        (["protocol=he2016", "optimizer=sgd", "iterations=64000"], "runs/digits_resnet,cifar10,protocol=he2016"),
+        (["protocol=he2016", "optimizer=adam"], "runs/digits_resnet,cifar10,optimizer=adam,protocol=he2016"),
+        (["sweep=he2016_table1", "model/shortcut=none", "protocol=he2015"], "he2016_table1+protocol=he2015/none"),
     ],
 )
-def test_an_option_is_free_where_the_table_leaves_it_what_it_is(tmp_path: Path, overrides: list[str]) -> None:
-    (folder,) = folders_of([row(tmp_path, *overrides)])
-    assert folder.path.parts[-3].startswith(overrides[0].removeprefix("sweep="))
+def test_a_protocol_is_named_where_it_is_another_one(tmp_path: Path, overrides: list[str], name: str) -> None:
+    assert folder_of(row(tmp_path, *overrides)).path == tmp_path / name / "seed0"

@@ -1,0 +1,74 @@
+"""Options typed beside a sweep or a protocol that sets values of theirs."""
+
+import json
+import re
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from deepnets.config.compose import composed, selected
+from deepnets.config.identity import flat, is_execution
+from deepnets.config.schema import Row
+from deepnets.errors import UserError
+
+ABSENT = object()
+NODES = ("model", "dataset", "optimizer", "schedule")
+PAGES = ("sweep", "protocol")  # the groups whose files set values of other groups' options
+
+
+def check_options(row: Row) -> None:
+    """Refuse an option that would be trained with a value of another one, set by the row's sweep or protocol.
+
+    `model=resnet56` in a sweep that sets `model.depth` to 110 would be a net of 110 layers by the name of another. Free
+    are the options that the sweep has on its axes, values in which an option is like the one it replaces, and options
+    beside which every such value is typed.
+
+    Raises:
+        UserError: names the values, ready to paste.
+    """
+    pages = [f"{group}={row.choices[group]}" for group in PAGES if row.choices.get(group)]
+    if not pages:
+        return
+    scale = f"scale={row.choices['scale']}"
+    page, own = composed((*pages, scale))
+    axes = page.hydra.sweeper.params or {}
+    typed = {word.partition("=")[0].lstrip("+~") for word in row.overrides}
+    for group in sorted(typed & own.keys() - {*PAGES, "scale"}):
+        option = row.choices[group]
+        if is_execution(group) or option in (own[group], *re.split(r"[,\s]+", str(axes.get(group)))):
+            continue
+        replaced, chosen = _words({**row.choices, **own}), _words(row.choices)
+        alike, alone, here = (composed((*words, scale))[0] for words in (replaced, chosen, (*chosen, *pages)))
+        others = tuple(f"{key.replace('/', '.')}." for key in typed - {group})
+        overruled = {
+            key: (selected(OmegaConf.structured(row.config), key), selected(alone, key, ABSENT))
+            for key in _differing(group.replace("/", "."), alike, alone, here)
+            if not f"{key}.".startswith(others)
+        }
+        if overruled := {key: values for key, values in overruled.items() if values[0] != values[1]}:
+            raise UserError(_message(f"{group}={option}", " ".join(pages), overruled))
+
+
+def _words(choices: dict[str, str]) -> list[str]:
+    return sorted(f"{group}={option}" for group, option in choices.items() if group.split("/")[0] in NODES)
+
+
+def _differing(node: str, *configs: DictConfig) -> list[str]:
+    """The keys below `node` in which the second configuration differs from the first and the third from the second."""
+    before, usual, after = (flat(selected(config, node, resolve=False), node) for config in configs)
+    return [key for key in after if after[key] != usual.get(key, ABSENT) != before.get(key, ABSENT)]
+
+
+def _message(option: str, pages: str, overruled: dict[str, tuple[Any, Any]]) -> str:
+    found = [
+        f"{key} ({'' if own is ABSENT else f'{json.dumps(own)} of the option, '}{json.dumps(value)} here)"
+        for key, (value, own) in overruled.items()
+    ]
+    remedy = [
+        f"~{key}" if own is ABSENT else f"{key}={json.dumps(own, separators=(',', ':'))}"
+        for key, (_, own) in overruled.items()
+    ]
+    return (
+        f"{option}: {pages} sets some of its values whichever option is chosen: {', '.join(found)}. "
+        f"Add {' '.join(remedy)}, or other values, or leave {option} out"
+    )

@@ -1,0 +1,52 @@
+"""What Hydra refuses is said in a line: the word, what is wrong with it, and what there is."""
+
+import pytest
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from deepnets.command import in_short
+from deepnets.config.compose import compose
+from deepnets.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("model=resnet21", "model=resnet21: no such option; the nearest: resnet32, resnet20, resnet, resnet164"),
+        ("launcher=foo", "launcher=foo: no such option; one of local, pool, slurm"),
+        ("sweep=nope", "sweep=nope: no such option; --help lists all"),
+        ("epoch=3", "epoch: no such key; the nearest: epochs"),
+        ("model.shorcut.rate=0.5", "model.shorcut.rate: no such key; the nearest: shortcut"),
+        ("epochs=abc", "epochs=abc: Value 'abc' of type 'str' could not be converted to Integer"),
+        ("precision=fp8", "precision=fp8: Invalid value 'fp8', expected one of [auto, fp32, bf16]"),
+        ("+epochs=3", "+epochs: it is there already; leave out the +"),
+        ("+model=resnet20", "+model: it is there already; leave out the +"),
+        ("~foo", "~foo: no such key"),
+        ("seed=1,2", "seed=1,2: add -m to train a run with each value, or [ ] around a list"),
+        ("model.depth=[1", "model.depth=[1: cannot be read: no viable alternative at input '[1'"),
+        ("model=resnet", "model.depth: needs a value"),
+        ("dataset=image_folder", "dataset.root: needs a value"),
+        ("device=${foo}", "device: Interpolation key 'foo' not found"),
+    ],
+)
+def test_what_hydra_refuses_is_one_line(word: str, message: str) -> None:
+    with pytest.raises((HydraException, OmegaConfBaseException)) as caught:
+        compose([word])
+    assert in_short(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("~epochs", "epochs: needs a value"),
+        ("~output_root", "output_root: needs a value"),
+        ("model=null", "model=null: model needs the name of an option; --help lists all"),
+        ("scale=1e30", "scale=1e30: scale needs the name of an option; --help lists all"),
+        ("optimizer=[sgd]", "optimizer=[sgd]: optimizer needs the name of an option; --help lists all"),
+        ("=3", "=3: needs a key in front of the ="),
+    ],
+)
+def test_what_hydra_lets_through_is_refused(word: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        compose([word])
+    assert str(caught.value) == message
