@@ -46,6 +46,8 @@ def typed(composed: DictConfig) -> Config:
             raise UserError(f"unknown key {place + min(unknown)!r}; --cfg job prints those there are")
         if missing:
             raise UserError(f"{place + min(missing)}: needs a value")
+    if config.scale.name == "deep" and config.sweep and not config.sweep.deep:
+        raise UserError("scale=deep suits none of this sweep's networks: use scale=mini or scale=full")
     config.output_root = os.path.abspath(os.path.expanduser(config.output_root))
     if isinstance(config.dataset.get("root"), str):
         config.dataset["root"] = os.path.abspath(os.path.expanduser(config.dataset["root"]))

@@ -87,15 +87,20 @@ def upgrade(frozen: Frozen) -> Frozen:
     return frozen
 
 
-def _added(key: str, neutral: Any) -> Callable[[Frozen], Frozen]:
-    """A key that did not exist gets the value that does what was done without it; its node must be there."""
+def _added(key: str, neutral: Any, target: str | None = None) -> Callable[[Frozen], Frozen]:
+    """A key that did not exist gets the value that does what was done without it.
+
+    Its node must be there and, where one is named, have that `_target_`.
+    """
 
     def step(frozen: Frozen) -> Frozen:
         node, _, name = key.rpartition(".")
         if not node:
             return {name: neutral, **frozen}
         inner = frozen.get(node)
-        return {**frozen, node: {name: neutral, **inner}} if isinstance(inner, dict) else frozen
+        if not isinstance(inner, dict) or target not in (None, inner.get("_target_")):
+            return frozen
+        return {**frozen, node: {name: neutral, **inner}}
 
     return step
 
@@ -119,4 +124,5 @@ STEPS: tuple[Callable[[Frozen], Frozen], ...] = (
     _dropped("stacked"),
     _dropped("wait"),
     _dropped("retry"),
+    _added("dataset.reduce", 1, target="deepnets.data.dataset.Dataset"),
 )

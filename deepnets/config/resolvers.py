@@ -8,9 +8,9 @@ from typing import Any
 from omegaconf import DictConfig
 
 
-def at_scale(full: Any, mini: Any, *, _root_: DictConfig) -> Any:
-    """`${at_scale:110,20}`: the first value, or with scale=mini the second."""
-    return mini if _root_.scale.name == "mini" else full
+def at_scale(full: Any, mini: Any, *deep: Any, _root_: DictConfig) -> Any:
+    """`${at_scale:110,20}`: the first value, or with scale=mini the second; a third one is that of scale=deep."""
+    return {"mini": mini, "deep": (*deep, full)[0]}.get(_root_.scale.name, full)
 
 
 def case(value: Any, cases: Mapping[Any, Any], otherwise: Any) -> Any:

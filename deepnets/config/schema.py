@@ -65,9 +65,13 @@ class Published:
 
 @dataclass
 class Sweep:
-    """A table: `axes` are the choices that name a row, `reported` is what the paper prints about the rows."""
+    """A table: `axes` are the choices that name a row, `reported` is what the paper prints about the rows.
+
+    `deep` states that scale=deep suits its networks.
+    """
 
     axes: list[str] = MISSING
+    deep: bool = False
     reported: Published = field(default_factory=Published)
 
 

@@ -10,6 +10,7 @@ import torch
 
 from deepnets.data.holdout import hold_out
 from deepnets.data.normalization import KINDS, Kind, Normalization, fit
+from deepnets.data.reduction import reduced
 from deepnets.data.source import Source, Split
 from deepnets.errors import UserError
 
@@ -27,8 +28,9 @@ class Splits:
 class Dataset:
     """The images under `root`, of which `validation` training images are held out, and how they are augmented.
 
-    Training images are shifted by up to `pad` pixels and mirrored with `flip`. Files are looked for by `training_size`
-    and read by `load`, so that a network can be built for data that are elsewhere.
+    Squares of `reduce` x `reduce` pixels are averaged to one; then training images are shifted by up to `pad` pixels
+    and mirrored with `flip`. Files are looked for by `training_size` and read by `load`, so that a network can be built
+    for data that are elsewhere.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class Dataset:
         normalization: Kind,
         pad: int,
         flip: bool,
+        reduce: int = 1,  # what a user's own data set of before `reduce` is read with
     ) -> None:
         if pad < 0:
             raise UserError(f"pad={pad} pixels: give 0 (no shifts) or more")
@@ -50,12 +53,20 @@ class Dataset:
         if validation < 0:
             raise UserError(f"validation={validation}: hold out 0 training images or more")
         self.source = source(folder)
+        _, *sides = self.source.shape
+        if reduce < 1 or any(side % reduce for side in sides):
+            raise UserError(
+                f"reduce={reduce}: give a whole number of pixels that divides both sides of the images of "
+                f"{self.source.name} ({' x '.join(map(str, sides))}), or 1 to use them as they are"
+            )
         self.validation, self.normalization, self.pad, self.flip = validation, normalization, pad, flip
+        self.reduce = reduce
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(C, H, W)"""
-        return self.source.shape
+        """(C, H, W) of the reduced images."""
+        channels, height, width = self.source.shape
+        return channels, height // self.reduce, width // self.reduce
 
     @property
     def classes(self) -> int:
@@ -82,7 +93,8 @@ class Dataset:
         Raises:
             UserError: they do not fit into the memory of the GPU, or what reading them raises.
         """
-        train, test = self.source.found.read()
+        # Reduced anew in each process: that takes less time than reading a second cache would save.
+        train, test = (reduced(split, self.reduce) for split in self.source.found.read())
         if device.type == "cuda" and (size := train.images.nbytes + test.images.nbytes) > (
             free := torch.cuda.mem_get_info(device)[0]
         ):

@@ -24,6 +24,14 @@ from deepnets.runs.naming import folder_of, folders_of
 from deepnets.training.assembly import dataset_of, model_of, prepare
 
 SWEEPS = sorted(path.stem for path in (CONF / "sweep").glob("*.yaml"))
+DEEP = (
+    "he2015_fig6",
+    "he2015_table6",
+    "he2016_table1",
+    "he2016_table2",
+    "he2016_table3_cifar10",
+    "huang2016_table1_augmented",
+)
 
 
 def composed(*overrides: str) -> Row:
@@ -49,11 +57,11 @@ def grid(sweep: str, scale: str = "full") -> list[list[str]]:
 
 
 @cache
-def rows(sweep: str) -> list[Row]:
+def rows(sweep: str, scale: str = "full") -> list[Row]:
     """Each row once, with its first seed; of a random search the first and the last setting."""
     seen: dict[tuple[str, ...], list[str]] = {}
-    settings = [word for words in grid(sweep) for word in words if word.startswith("setting=")]
-    for words in grid(sweep):
+    settings = [word for words in grid(sweep, scale) for word in words if word.startswith("setting=")]
+    for words in grid(sweep, scale):
         if not any(word.startswith("setting=") and word not in (settings[0], settings[-1]) for word in words):
             seen.setdefault(tuple(word for word in words if not word.startswith("seed=")), words)
     return [composed(*words) for words in seen.values()]
@@ -113,6 +121,34 @@ def test_mini_has_two_seeds_and_a_folder_of_its_own(sweep: str) -> None:
     assert folder.path.parents[1].name == f"{sweep}+scale=mini"
     assert row.config.scale.budget == 0.05
     check_nodes(row.config)
+
+
+@pytest.mark.parametrize("sweep", DEEP)
+def test_deep_keeps_the_depth_in_a_folder_of_its_own(sweep: str) -> None:
+    assert seeds(sweep, "deep") == ["seed=0", "seed=1", "seed=2"]
+    full = {path_name(row): row.config for row in rows(sweep)}
+    deep = {path_name(row): row.config for row in rows(sweep, "deep")}
+    assert set(full) - set(deep) == ({"resnet1202"} if sweep == "he2015_table6" else set())
+    assert {row.parents[1].name for row in (folder.path for folder in folders_of(rows(sweep, "deep")))} == {
+        f"{sweep}+scale=deep"
+    }
+    for name, config in deep.items():
+        for what in ("depth", "units", "kernels"):
+            assert config.model[what] == full[name].model[what]
+        assert dataset_of(config).shape == (3, 16, 16)
+        check_nodes(config)
+        iterations = config.iterations or config.epochs * 352  # of 45,000 images in batches of 128
+        assert round(iterations * config.scale.budget, -1) == 1600
+
+
+@pytest.mark.parametrize("sweep", sorted({*SWEEPS} - {*DEEP}))
+def test_deep_is_refused_where_it_suits_no_network(sweep: str) -> None:
+    with pytest.raises(UserError, match="scale=deep suits none of this sweep's networks"):
+        composed(f"sweep={sweep}", "scale=deep")
+
+
+def path_name(row: Row) -> str:
+    return folder_of(row).path.parent.name
 
 
 def test_a_network_of_a_table_is_built_by_name() -> None:
@@ -210,6 +246,9 @@ def test_without_a_setting_nothing_is_drawn_and_the_run_is_refused() -> None:
 def test_values_by_scale_and_by_another_value() -> None:
     node = OmegaConf.create({"scale": {"name": "mini"}})
     assert at_scale(110, 20, _root_=node) == 20
-    node.scale.name = "full"
-    assert at_scale(110, 20, _root_=node) == 110
+    assert at_scale(400, 20, 100, _root_=node) == 20
+    for name in ("full", "deep", "a user's own"):
+        node.scale.name = name
+        assert at_scale(110, 20, _root_=node) == 110
+        assert at_scale(400, 20, 100, _root_=node) == (100 if name == "deep" else 400)
     assert [case(depth, {110: 400}, 0) for depth in (110, 56)] == [400, 0]

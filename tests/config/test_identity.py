@@ -1,0 +1,38 @@
+"""A folder frozen by an earlier version is the same run as the command that made it is today."""
+
+import pytest
+import yaml
+
+from deepnets.config.compose import compose
+from deepnets.config.frozen import read_frozen
+from deepnets.config.identity import identity
+from deepnets.runs.folder import RunFolder, run_folders
+from tests.command import ROOT
+
+RECORDS = ROOT / "outputs" / "records"
+FIRST = {folder.path.parents[1].name: folder for folder in run_folders(RECORDS) if "+" in str(folder)}
+
+
+def command_of(folder: RunFolder) -> list[str]:
+    """The overrides that a record's path names, of a sweep at another scale."""
+    sweep, scale = folder.path.parents[1].name.split("+")
+    axes = folder.config.sweep.axes
+    row = [f"{axis}={value}" for axis, value in zip(axes, folder.path.parent.name.split(","), strict=True)]
+    return [f"sweep={sweep}", scale, *row, f"seed={folder.path.name.removeprefix('seed')}"]
+
+
+@pytest.mark.parametrize("folder", FIRST.values(), ids=FIRST)
+def test_a_record_is_the_run_of_its_command(folder: RunFolder) -> None:
+    assert identity(folder.config) == identity(compose(command_of(folder)).config)
+
+
+def frozen(record: str) -> str:
+    return (RECORDS / record / "config.yaml").read_text()
+
+
+def test_images_were_not_reduced() -> None:
+    text = frozen("he2016_table1+scale=mini/identity/seed0")
+    assert "reduce" not in yaml.safe_load(text)["dataset"]
+    assert read_frozen(text)["dataset"]["reduce"] == 1
+    of_a_user = text.replace("deepnets.data.dataset.Dataset", "photos.Photos")
+    assert "reduce" not in read_frozen(of_a_user)["dataset"]
