@@ -60,13 +60,19 @@ def renamed(word: str) -> str:
 
 
 def check_words(words: Iterable[str]) -> None:
-    """Refuse what Hydra takes as a group's option without being a name.
+    """Refuse what Hydra takes as a group's option without being a name, and a key that was dropped.
 
     Raises:
-        UserError: as for `model=null` or `scale=0.5`. OverrideParseException: a word that cannot be read.
+        UserError: as for `model=null`, `scale=0.5` or `sync_batchnorm=true`.
+        OverrideParseException: a word that cannot be read.
     """
     for word in words:
         group, equals, _ = word.lstrip("+").partition("=")
+        if group == "sync_batchnorm":
+            raise UserError(
+                "sync_batchnorm: batch statistics are over the whole batch on any number of devices; "
+                "model.batchnorm_images=N makes them those of groups of at most N images"
+            )
         if equals and not group:
             raise UserError(f"{word}: needs a key in front of the =")
         if equals and (CONF / group).is_dir():

@@ -16,6 +16,8 @@ LONGEST_NAME = 160  # bytes; file systems allow 255
 EXECUTION_KEYS = frozenset(
     {
         "dataset.root",
+        "evaluation_batch_size",
+        "devices",
         "memory",
         "step",
         "launcher",
@@ -110,11 +112,20 @@ def _dropped(key: str) -> Callable[[Frozen], Frozen]:
     return lambda frozen: {name: value for name, value in frozen.items() if name != key}
 
 
+def _batch_statistics(frozen: Frozen) -> Frozen:
+    """`devices` made another run: each process normalised its share of a batch, unless `sync_batchnorm` was true."""
+    if "batchnorm_processes" in frozen:
+        return frozen
+    rest = {key: value for key, value in frozen.items() if key != "sync_batchnorm"}
+    processes = 1 if frozen.get("sync_batchnorm") else frozen.get("devices", 1)
+    return {**rest, "batchnorm_processes": None if processes == 1 else processes}
+
+
 STEPS: tuple[Callable[[Frozen], Frozen], ...] = (
     _added("setting", None),
     _added("plan", False),
     _added("devices", 1),
-    _added("sync_batchnorm", False),
+    _batch_statistics,
     _added("launcher", {}),
     _added("fail_fast", False),
     _added("memory", "full"),

@@ -95,15 +95,15 @@ class Config:
     iterations: Optional[int] = MISSING
     scale: Scale = MISSING
     batch_size: int = MISSING
-    evaluation_batch_size: int = MISSING
     seed: int = MISSING
     setting: Optional[int] = MISSING
     precision: Precision = MISSING
     memory: Memory = MISSING
     step: Step = MISSING
     selection: Selection = MISSING
+    batchnorm_processes: Optional[int] = MISSING
+    evaluation_batch_size: int = MISSING
     devices: int = MISSING
-    sync_batchnorm: bool = MISSING
     launcher: dict[str, Any] = MISSING
     fail_fast: bool = MISSING
     device: str = MISSING

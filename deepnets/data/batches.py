@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from deepnets.data.normalization import Normalization
 from deepnets.data.source import Split
 from deepnets.distributed.world import ALONE, World
+from deepnets.models.share import Share
 
 
 class TrainingBatches:
@@ -18,7 +19,7 @@ class TrainingBatches:
 
     After the normalisation zero is the mean colour, so the border carries no signal (fb.resnet.torch,
     datasets/cifar10.lua). Order, mirroring and shifts are a function of (seed, epoch): drawn at once on the host,
-    independent of batch size, device and number of processes.
+    independent of batch size, device and number of processes. `share` says which part of the batch the last one is.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class TrainingBatches:
     ) -> None:
         self.split, self.normalization, self.world = split, normalization, world
         self.images = len(split)
+        self.share = Share(world.rank)
         self.pad, self.flip, self.batch_size, self.seed = pad, flip, batch_size, seed
 
     def __len__(self) -> int:
@@ -47,8 +49,10 @@ class TrainingBatches:
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """That epoch from batch `start` on: x (n, C, H, W) float32 with channels_last strides, y (n,) int64."""
         draws = _moved(self._draws(epoch), self.split.labels.device)  # the epoch's only copy from the host
-        shares = [whole[:, self.world.shard(whole.shape[1])] for whole in draws.split(self.batch_size, dim=1)]
-        for order, mirrored, top, left in shares[start:]:
+        whole_batches = draws.split(self.batch_size, dim=1)[start:]
+        shards = [self.world.shards(whole.shape[1]) for whole in whole_batches]
+        for whole, self.share.parts in zip(whole_batches, shards, strict=True):
+            order, mirrored, top, left = whole[:, self.share.own]
             x = self.normalization(self.split.images.index_select(0, order))
             if self.pad or self.flip:
                 x = cut(x, self.pad, mirrored, top, left)

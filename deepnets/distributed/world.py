@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
+from itertools import pairwise
 from typing import TypeVar
 
 import torch
@@ -33,10 +34,14 @@ class World:
         return self.rank == 0
 
     def shard(self, count: int) -> slice:
-        """This process's part of `count` things: contiguous, as equal as possible, the larger parts first."""
+        """This process's part of `count` things."""
+        return self.shards(count)[self.rank]
+
+    def shards(self, count: int) -> list[slice]:
+        """The parts of all processes, by rank: contiguous, as equal as possible, the larger ones first."""
         each, rest = divmod(count, self.size)
-        start = self.rank * each + min(self.rank, rest)
-        return slice(start, start + each + (self.rank < rest))
+        starts = [rank * each + min(rank, rest) for rank in range(self.size + 1)]
+        return [slice(start, stop) for start, stop in pairwise(starts)]
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:
         """Of `values` over all processes; does not wait for the device."""

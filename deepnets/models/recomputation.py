@@ -75,9 +75,7 @@ def _still(within: nn.Module) -> Iterator[None]:
     kept = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
         norm.momentum = 0.0
-        # SyncBatchNorm insists on a count; this one is thrown away.
-        count = norm.num_batches_tracked
-        norm.num_batches_tracked = count.clone() if isinstance(norm, nn.SyncBatchNorm) and count is not None else None
+        norm.num_batches_tracked = None
     try:
         yield
     finally:

@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import dropout
 
 from deepnets.models.batchnorm import GhostBatchNorm
+from deepnets.models.dropout import dropout
 from deepnets.models.layers import Conv
 from deepnets.models.resize import ShortcutShape
+from deepnets.models.share import Share
 
 
 class Identity(nn.Module):
@@ -112,11 +113,12 @@ class Dropped(nn.Module):
             raise ValueError(f"dropout rate is {rate}; it must be at least 0 and below 1")
         self.rate = rate
         self.inverted = inverted
+        self.share: Share | None = None
         self.resize = ends.resized()
 
     def forward(self, x: Tensor, r: Tensor) -> Tensor:
         scale = 1.0 if self.inverted else 1.0 - self.rate
-        return torch.add(r, dropout(self.resize(x), self.rate, self.training), alpha=scale)
+        return torch.add(r, dropout(self.resize(x), self.rate, self.training, self.share), alpha=scale)
 
     def extra_repr(self) -> str:
         return f"rate={self.rate}, inverted={self.inverted}"

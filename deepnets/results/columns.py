@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deepnets.config.identity import is_execution
 from deepnets.results.read import Run
 from deepnets.results.sheet import short_commit
 from deepnets.runs.folder import RunFolder
 
 FULL = "full"  # the label of the column that follows the table's own protocol
 # Two rows of a table that differ in these, unless they are its axes, stand in separate columns.
-PROTOCOL = ("scale.name", "batch_size", "devices", "sync_batchnorm", "selection")
+PROTOCOL = ("scale.name", "batch_size", "selection")
 # Two rows that differ in these may still be compared, if the reader knows.
 BUDGET = ("epochs", "iterations")
+APART = "batchnorm_processes"  # runs that have it stand in columns of their own
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ def columns_of(runs: Sequence[Run]) -> list[Column]:
     grids: dict[Path, list[Run]] = defaultdict(list)
     for run in runs:
         grids[run.grid].append(run)
-    names = Counter(grid.name for grid in grids)
+    names = Counter(_name(grid) for grid in grids)
     columns = []
     for grid, inside in grids.items():
         keys = _separating(inside)
@@ -47,19 +49,20 @@ def columns_of(runs: Sequence[Run]) -> list[Column]:
         broken = [run for run in inside if not run.config]
         for run in inside:
             if run.config:
-                parts[tuple((key, _text(run.settings.get(key))) for key in keys)].append(run)
+                parts[tuple((key, _text(run.settings.get(key))) for key in [*keys, *_apart(run)])].append(run)
         if not parts:
             parts[()] = []
         next(iter(parts.values())).extend(broken)
-        changes = grid.name.split("+")[1:]
+        changes = _name(grid)[1:]
         for settings, members in parts.items():
             words = [*changes, *(f"{key}={value}" for key, value in settings)]
-            if names[grid.name] > 1:
+            if names[_name(grid)] > 1:
                 words.append(f"in {RunFolder(grid)}")
             scale = next((run.settings.get("scale.name") for run in members if run.config), "full")
             if scale != "full" and not any(word.startswith("scale") for word in words):
                 words.insert(0, f"scale={scale}")
-            columns.append(Column(" ".join(words) or FULL, scale == "full" and not changes, tuple(members)))
+            is_published = scale == "full" and not changes and APART not in dict(settings)
+            columns.append(Column(" ".join(words) or FULL, is_published, tuple(members)))
     return columns
 
 
@@ -86,6 +89,17 @@ def warnings_of(column: Column) -> list[str]:
     return [warning for warning in warnings if warning]
 
 
+def _name(grid: Path) -> tuple[str, ...]:
+    """The table, and what the command changed of it; an earlier version named what is no part of a run too."""
+    table, *changes = grid.name.split("+")
+    keys = {change: change.partition("=")[0] for change in changes}
+    return table, *(change for change, key in keys.items() if key != "sync_batchnorm" and not is_execution(key))
+
+
+def _apart(run: Run) -> list[str]:
+    return [] if run.settings.get(APART) is None else [APART]
+
+
 def _separating(runs: Sequence[Run]) -> list[str]:
     """The settings that differ within a row, and what of the protocol differs between rows."""
     axes = {axis for run in runs for axis in run.sweep.get("axes", [])}
@@ -96,7 +110,7 @@ def _separating(runs: Sequence[Run]) -> list[str]:
     keys = {key for same in rows.values() for key in _differing(same)}
     if axes:  # single runs share a folder, not a protocol
         keys |= {key for key in _differing([run for same in rows.values() for run in same]) if key in PROTOCOL}
-    return sorted(keys - axes)
+    return sorted(keys - axes - {APART})
 
 
 def _differing(runs: Sequence[Run]) -> set[str]:

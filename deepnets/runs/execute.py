@@ -16,6 +16,7 @@ from deepnets.runs.execution import Execution, train
 from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.record import THREADS
 from deepnets.runs.session import STARTING_SECONDS, note_failure, session
+from deepnets.training.checks import check_processes
 from deepnets.training.fit import fit
 
 LOCKED = 75  # exit code of `python -m deepnets.run FOLDER --quiet` where another process is running the folder
@@ -29,7 +30,7 @@ def command_of(folder: RunFolder, trusted: Sequence[str], python: str = sys.exec
 def run(folder: RunFolder, trusted: Sequence[str] = ()) -> dict[str, Any]:
     """Train the folder's run to its end, from its last checkpoint if it has one, and return its result.
 
-    With devices=N this starts N processes, unless it is one of N already, as torchrun starts them.
+    With devices=N this starts N processes, unless it is one of several already, as torchrun or SLURM starts them.
 
     Raises:
         Interrupted: a signal came; the state is saved, or the run complete.
@@ -42,11 +43,8 @@ def run(folder: RunFolder, trusted: Sequence[str] = ()) -> dict[str, Any]:
     config, world = replace(folder.config, trusted_targets=list(trusted)), world_from_env()
     if world.size == 1 < config.devices:
         return _run_in_processes(folder, config)
-    if world.size != config.devices:
-        raise UserError(
-            f"{folder}: devices={config.devices}, but {world.size} processes were started: start {config.devices}, "
-            "or one that starts the others itself"
-        )
+    config = replace(config, devices=world.size)
+    check_processes(config)
     is_alone = world.size == 1
     interruption = Interruption(at_once=is_alone, among_others=not is_alone)
     with ExitStack() as held:

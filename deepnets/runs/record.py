@@ -10,6 +10,7 @@ import torch
 
 from deepnets.config.identity import identity_hash
 from deepnets.config.schema import Config, Selection
+from deepnets.models.batchnorm import group_sizes
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.revision import git_commit
 from deepnets.training.assembly import dataset_of, splits_of
@@ -44,11 +45,11 @@ def threads_of(config: Config) -> int:
 def protocol_of(config: Config, training: Training) -> str:
     """What was trained, in a line: what a reader of the result compares first with a paper's protocol."""
     images = f"batches of {config.batch_size}"
-    if config.devices > 1:
-        images += f" on {config.devices} devices" + (", normalised together" if config.sync_batchnorm else "")
+    processes = config.batchnorm_processes or 1
+    if processes > 1:
+        images += f" on {processes} devices, each normalised apart"
     if together := config.model.get("batchnorm_images"):
-        share = math.ceil(config.batch_size / config.devices)
-        images += f", normalised over {math.ceil(share / math.ceil(share / together))} images"
+        images += f", normalised over {group_sizes(math.ceil(config.batch_size / processes), together)[0]} images"
     schedule = training.schedule.lr_lambdas[0]
     is_described = type(schedule).__str__ is not object.__str__  # a class of the user's own may say nothing
     settings = ", ".join(

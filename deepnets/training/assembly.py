@@ -14,7 +14,7 @@ from deepnets.data.batches import EvaluationBatches, TrainingBatches
 from deepnets.data.dataset import Dataset, Splits
 from deepnets.distributed.world import ALONE, World
 from deepnets.errors import UserError
-from deepnets.models.batchnorm import synchronize
+from deepnets.models.division import divide
 from deepnets.training.fit import Training
 from deepnets.training.hardware import keep_freed_memory
 from deepnets.training.metrics import Sums
@@ -28,12 +28,21 @@ def prepare(config: Config, device: torch.device, precision: torch.dtype, world:
         torch.backends.cudnn.allow_tf32 = False  # precision=fp32 means float32, in convolutions too
     dataset = dataset_of(config)
     splits = splits_of(dataset, device)
+    batches = TrainingBatches(
+        splits.train,
+        splits.normalization,
+        pad=dataset.pad,
+        flip=dataset.flip,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        world=world,
+    )
     torch.manual_seed(config.seed)
     model = model_of(config, dataset.shape, dataset.classes).to(device, memory_format=torch.channels_last)
-    if world.size > 1 and config.sync_batchnorm:
-        model = synchronize(model, device)
-    if not world.is_first:  # what is drawn from now on, for dropout, differs
-        torch.manual_seed(int(np.random.SeedSequence((config.seed, world.rank)).generate_state(1)[0]))
+    if config.batchnorm_processes is not None:
+        _draw_apart(config.seed, world)
+    elif world.size > 1:
+        divide(model, batches.share)
     optimizer = build("optimizer", config.optimizer, config.trusted_targets, model=model)
     iterations = iterations_of(config, dataset)
     schedule = build("schedule", config.schedule, config.trusted_targets, total=iterations)
@@ -42,15 +51,7 @@ def prepare(config: Config, device: torch.device, precision: torch.dtype, world:
         model=model,
         optimizer=optimizer,
         schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, schedule),
-        batches=TrainingBatches(
-            splits.train,
-            splits.normalization,
-            pad=dataset.pad,
-            flip=dataset.flip,
-            batch_size=config.batch_size,
-            seed=config.seed,
-            world=world,
-        ),
+        batches=batches,
         evaluated={
             name: EvaluationBatches(split, splits.normalization, batch_size=config.evaluation_batch_size, world=world)
             for name, split in evaluated.items()
@@ -62,7 +63,14 @@ def prepare(config: Config, device: torch.device, precision: torch.dtype, world:
         sums=Sums(device),
         world=world,
         step=config.step.value,
+        is_divided=config.batchnorm_processes is None,
     )
+
+
+def _draw_apart(seed: int, world: World) -> None:
+    """Let each process draw other random numbers from here on, as runs with `batchnorm_processes` began."""
+    if not world.is_first:
+        torch.manual_seed(int(np.random.SeedSequence((seed, world.rank)).generate_state(1)[0]))
 
 
 def model_of(config: Config, shape: tuple[int, int, int], classes: int) -> nn.Module:

@@ -10,7 +10,7 @@ from deepnets.config.build import build
 from deepnets.config.schema import Config, Selection
 from deepnets.data.dataset import Dataset
 from deepnets.errors import UserError
-from deepnets.models.batchnorm import GhostBatchNorm
+from deepnets.models.batchnorm import GhostBatchNorm, group_sizes
 from deepnets.training.assembly import dataset_of, iterations_of, model_of, splits_of
 from deepnets.training.hardware import find_device
 from deepnets.training.step import check_network
@@ -67,23 +67,34 @@ def check_settings(config: Config) -> tuple[Dataset, int]:
                 f"devices={config.devices}: a batch of {images} cannot be divided among them ({dataset.training_size} "
                 f"images in batches of {config.batch_size}); change batch_size or devices"
             )
-        if images // config.devices == 1 and not (config.sync_batchnorm or config.trusted_targets):
-            _try_out_single(model, dataset.shape, images, config)
+        part = images // (config.batchnorm_processes or 1)
+        if group_sizes(part, config.model.get("batchnorm_images") or part)[-1] == 1 and not config.trusted_targets:
+            _try_out_single(model, dataset.shape, images)
     return dataset, iterations
 
 
 def _check_devices(config: Config) -> None:
+    check_processes(config)
     device = find_device(config.device)
-    if config.sync_batchnorm and config.model.get("batchnorm_images") is not None:
-        raise UserError(
-            f"sync_batchnorm=true model.batchnorm_images={config.model['batchnorm_images']}: one normalises over the "
-            "whole batch, the other over parts of it; choose one"
-        )
     if config.devices > 1 and device.type == "cuda":
         if ":" in config.device:
             raise UserError(f"devices={config.devices} device={config.device}: names one GPU; give device=cuda")
         if config.devices > torch.cuda.device_count():
             raise UserError(f"devices={config.devices}: this machine has {torch.cuda.device_count()}")
+
+
+def check_processes(config: Config) -> None:
+    """Whether so many processes can train the run.
+
+    Raises:
+        UserError: it has statistics of each of another number of processes.
+    """
+    wanted = config.batchnorm_processes
+    if wanted not in (None, config.devices):
+        raise UserError(
+            f"batchnorm_processes={wanted} devices={config.devices}: each of {wanted} processes has batch statistics "
+            f"of its own; set devices={wanted}"
+        )
 
 
 def try_out(model: nn.Module, shape: tuple[int, int, int]) -> None:
@@ -99,8 +110,8 @@ def try_out(model: nn.Module, shape: tuple[int, int, int]) -> None:
         raise UserError(f"model: its layers, shortcuts and widths do not fit together: {error}") from error
 
 
-def _try_out_single(model: nn.Module, shape: tuple[int, int, int], images: int, config: Config) -> None:
-    """Normalise a single image without numbers, as a process must whose share of a batch is one."""
+def _try_out_single(model: nn.Module, shape: tuple[int, int, int], images: int) -> None:
+    """Normalise a single image without numbers, which a batch of `images` leaves for one group."""
     for module in model.modules():
         if isinstance(module, _BatchNorm | GhostBatchNorm):
             module.train()
@@ -109,6 +120,6 @@ def _try_out_single(model: nn.Module, shape: tuple[int, int, int], images: int, 
             model(torch.empty(1, *shape, device="meta"))
     except ValueError as error:
         raise UserError(
-            f"batch_size={config.batch_size} devices={config.devices}: a process has one of a batch of {images} "
-            f"images, too few for batch normalisation of maps of 1 x 1 ({error}); change batch_size or devices"
+            f"a batch of {images} images leaves one image alone for batch normalisation, too few for maps of 1 x 1 "
+            f"({error}); change batch_size or model.batchnorm_images"
         ) from error

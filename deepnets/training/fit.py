@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from deepnets.data.batches import EvaluationBatches, TrainingBatches
 from deepnets.distributed.world import ALONE, World
+from deepnets.models.division import mean_statistics, named_statistics, set_statistics, statistics_of
 from deepnets.training.metrics import Mean, Sums
 from deepnets.training.step import Forward, Kind, check_device, check_network, forward_of
 
@@ -23,7 +24,9 @@ class Training:
     forward pass, executed in the way that `step` names. `iterations` is the budget. `iteration`, `epoch`, `batch`
     (within the epoch) and `images` count what is done. `sums` holds this process's part of this epoch's training loss
     and error so far, `loss` the last batch's mean loss, both on the device. `completed` is set only in the state that
-    ends an epoch: the means over "train" and over each evaluated split.
+    ends an epoch: the means over "train" and over each evaluated split. `is_divided` says that the processes train as
+    one would with the whole batch; otherwise each has statistics and random numbers of its own, and the first one's
+    statistics are the net's.
     """
 
     model: nn.Module
@@ -37,6 +40,7 @@ class Training:
     sums: Sums
     world: World = ALONE
     step: Kind = "eager"
+    is_divided: bool = True
     iteration: int = 0
     epoch: int = 0
     batch: int = 0
@@ -90,15 +94,31 @@ class Training:
         """Whether the budget or an epoch has not ended."""
         return self.iteration < self.iterations or self.batch > 0
 
+    def gather_statistics(self) -> None:
+        """Let the running statistics of batch normalisation be the whole batch's, in all processes."""
+        if not self.is_divided:
+            self.world.broadcast(self.model.buffers())
+        elif self.world.size > 1:
+            set_statistics(self.model, mean_statistics(self.world.all_gather(statistics_of(self.model))))
+
     @property
     def _survival(self) -> torch.Generator | None:
         return getattr(self.model, "draws", None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on from here to the same weights, bit by bit; every process of `world` must ask."""
+        """Everything needed to go on from here, by as many processes to the same weights, bit by bit.
+
+        Every process of `world` must ask. What they have of their own lies by rank: sums, running statistics, and, of
+        runs that are not divided, random numbers.
+        """
         on_gpu = self.device.type == "cuda"
+        model, statistics = self.model.state_dict(), None
+        if self.is_divided and self.world.size > 1:
+            statistics = self.world.all_gather(statistics_of(self.model))
+            model |= named_statistics(self.model, mean_statistics(statistics))
         return {
-            "model": self.model.state_dict(),
+            "model": model,
+            "statistics": statistics,
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
             "iteration": self.iteration,
@@ -112,19 +132,25 @@ class Training:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Stand where `state_dict` was taken, by as many processes."""
-        rank = self.world.rank
+        """Stand where `state_dict` was taken, by however many processes; by as many if the run is not divided."""
+        rank, is_alike = self.world.rank, len(state["sums"]) == self.world.size
+        random = 0 if self.is_divided else rank
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
         self.iteration, self.epoch = state["iteration"], state["epoch"]
         self.batch, self.images = state["batch"], state["images"]
-        self.sums.values.copy_(state["sums"][rank])
+        if is_alike:
+            self.sums.values.copy_(state["sums"][rank])
+        else:
+            self.sums.values.copy_(state["sums"].sum(0) if self.world.is_first else torch.zeros(3))
+        if is_alike and state.get("statistics") is not None:  # older checkpoints have none
+            set_statistics(self.model, state["statistics"][rank])
         if self._survival:
             self._survival.set_state(state["survival"])
-        torch.set_rng_state(state["random"][rank].clone())  # torch reads from the start of a storage
+        torch.set_rng_state(state["random"][random].clone())  # torch reads from the start of a storage
         if self.device.type == "cuda" and state["random_cuda"] is not None:
-            torch.cuda.set_rng_state(state["random_cuda"][rank].clone(), self.device)
+            torch.cuda.set_rng_state(state["random_cuda"][random].clone(), self.device)
 
 
 def fit(training: Training) -> Iterator[Training]:
@@ -148,7 +174,7 @@ def fit(training: Training) -> Iterator[Training]:
             t.schedule.step()
             t.end_step(loss.detach(), logits.detach(), labels)
             yield t
-        t.world.broadcast(t.model.buffers())  # of running statistics those of the first process are the net's
+        t.gather_statistics()
         evaluated = {}
         for name, batches in t.evaluated.items():
             sums = Sums(t.device)

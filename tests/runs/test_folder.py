@@ -17,7 +17,14 @@ from tests.command import row
 
 def test_where_a_run_executes_is_not_its_identity(tmp_path: Path) -> None:
     same = row(
-        tmp_path, "device=cpu", "threads=1", "dataset.root=/elsewhere", "checkpoint_seconds=1", "log_iterations=7"
+        tmp_path,
+        "device=cpu",
+        "threads=1",
+        "dataset.root=/elsewhere",
+        "checkpoint_seconds=1",
+        "log_iterations=7",
+        "devices=2",
+        "evaluation_batch_size=7",
     )
     assert identity(same.config) == identity(row(tmp_path).config)
     assert identity_hash(same.config) == identity_hash(row(tmp_path).config)
@@ -40,12 +47,25 @@ def test_a_folder_from_before_a_key_was_there_runs_as_it_did_then(tmp_path: Path
     folder.freeze(config, {})
     file = folder.path / "config.yaml"
     frozen = OmegaConf.load(file)
-    for key in ("devices", "sync_batchnorm", "memory", "launcher"):
+    for key in ("devices", "batchnorm_processes", "memory", "launcher"):
         del frozen[key]
     OmegaConf.save(frozen, file)
     assert identity_hash(folder.config) == identity_hash(config)
     folder.check(config)
-    with pytest.raises(UserError, match="devices: 1 there, 2 here"):
+
+
+def test_a_folder_of_several_processes_from_before_is_what_its_statistics_are(tmp_path: Path) -> None:
+    config = row(tmp_path).config
+    folder = RunFolder(tmp_path / "run")
+    folder.freeze(config, {})
+    file = folder.path / "config.yaml"
+    frozen = OmegaConf.load(file)
+    del frozen["batchnorm_processes"]
+    OmegaConf.save({**frozen, "devices": 2, "sync_batchnorm": True}, file)
+    assert identity_hash(folder.config) == identity_hash(config)
+    OmegaConf.save({**frozen, "devices": 2, "sync_batchnorm": False}, file)
+    assert folder.config.batchnorm_processes == 2
+    with pytest.raises(UserError, match="batchnorm_processes: 2 there, None here"):
         folder.check(row(tmp_path, "devices=2").config)
 
 

@@ -163,8 +163,11 @@ def test_who_finds_a_folder_taken_writes_nothing_there(tmp_path: Path) -> None:
         (["seed=-1"], "seed=-1: must not be negative"),
         ([f"seed={2**63}"], f"seed={2**63}: must .* be less than"),
         (["schedule=he_warmup", "epochs=30"], "warmup_iterations=400: the whole budget has but 360 iterations"),
-        (["batch_size=4", "model.widths=[4,8,16,32]", "model.depth=10"], "a process has one of a batch of 1 images"),
-        (["model.widths=[4,8,16,32]", "model.depth=10", "devices=8", "batch_size=13"], "one of a batch of 13 images"),
+        (["batch_size=4", "model.widths=[4,8,16,32]", "model.depth=10"], "a batch of 1 images leaves one image alone"),
+        (
+            ["model.widths=[4,8,16,32]", "model.depth=10", "model.batchnorm_images=2", "batch_size=13"],
+            "one image alone",
+        ),
         (["checkpoint_seconds=nan"], "checkpoint_seconds=nan: must be"),
         (["dataset.root=null"], r"dataset\.root: got None"),
         (["dataset.source=null"], r"dataset\.source: got None"),

@@ -1,0 +1,97 @@
+"""The same training on 1, 2 and 4 processes, in float64, on the CPU by gloo."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from deepnets.config.compose import compose
+from deepnets.distributed.spawn import start
+from deepnets.distributed.world import ALONE, World, joined, world_from_env
+from deepnets.models.division import statistics_of
+from deepnets.training.assembly import prepare
+
+CPU = torch.device("cpu")
+DIGITS = ["model.depth=8", "model.widths=[4,4,4]", "device=cpu"]
+UNEVEN = [*DIGITS, "batch_size=158"]  # 1437 images: nine batches of 158, which 4 does not divide, and one of 15
+NETS = {
+    "whole batch": UNEVEN,
+    "groups within processes": [*DIGITS, "batch_size=128", "model.batchnorm_images=32"],  # the last batch: one of 29
+    "groups across processes": [*UNEVEN, "model.batchnorm_images=60"],
+    "stochastic depth": [*UNEVEN, "model.depth=14", "model/survival=linear_decay"],
+    "dropout on shortcuts": [*UNEVEN, "model/shortcut=dropout"],
+    "recomputation": [*UNEVEN, "model/shortcut=dropout", "model.batchnorm_images=60", "memory=recompute_units"],
+    "dropout behind layers": [
+        *("model=highway_cifar19", "model.widths=[4,4,4,10]", "model.units=[1,1,1,0]", "model.layer=[conv,bn,relu]"),
+        *("dataset=synthetic", "dataset.source.size=16", "dataset.source.train=50", "batch_size=18", "device=cpu"),
+    ],
+}
+
+
+def trained(overrides: list[str], world: World) -> dict[str, Any]:
+    """Gradients of the first batch and of the epoch's short last one, and what has changed behind them."""
+    torch.set_default_dtype(torch.float64)
+    training = prepare(compose([*overrides, "optimizer.lr=0.01"]).config, CPU, torch.float64, world)
+    training.model.train()
+    gradients, labels = [], []
+    for batch in (0, len(training.batches) - 1):
+        x, y = next(training.batches.epoch(0, start=batch))
+        loss = cross_entropy(training.replica(x.double()), y, reduction="sum")
+        training.optimizer.zero_grad()
+        (loss * world.size / training.batches.images_in(batch)).backward()
+        training.optimizer.step()
+        gradients += [parameter.grad.numpy().copy() for parameter in training.model.parameters()]
+        labels.append(y.numpy())
+    own = statistics_of(training.model)
+    training.gather_statistics()
+    draws = getattr(training.model, "draws", None)
+    return {
+        "gradients": gradients,
+        "labels": labels,
+        "own statistics": own.numpy(),
+        "statistics": statistics_of(training.model).numpy().copy(),
+        "draws": [torch.get_rng_state().numpy(), draws.get_state().numpy() if draws else None],
+    }
+
+
+def part() -> dict[str, Any]:
+    """What each of several processes does: one start serves all nets."""
+    world = world_from_env()
+    with joined(world, CPU):
+        return {name: trained(overrides, world) for name, overrides in NETS.items()}
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    try:
+        return {name: trained(overrides, ALONE) for name, overrides in NETS.items()}
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def processes(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """By rank."""
+    return start(request.param, 1, part)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETS)
+def test_gradients_statistics_and_draws_are_of_the_whole_batch(
+    alone: dict[str, Any], processes: list[dict[str, Any]], name: str
+) -> None:
+    expected, seen = alone[name], [process[name] for process in processes]
+    for number, labels in enumerate(expected["labels"]):
+        assert [label for process in seen for label in process["labels"][number]] == list(labels)
+    for process in seen:
+        torch.testing.assert_close(process["gradients"], expected["gradients"], rtol=0, atol=1e-10)
+        torch.testing.assert_close(process["statistics"], expected["statistics"], rtol=0, atol=1e-10)
+        for drawn, alone_drawn in zip(process["draws"], expected["draws"], strict=True):
+            assert (drawn == alone_drawn).all() if alone_drawn is not None else drawn is None
+
+
+@pytest.mark.slow
+def test_groups_within_processes_need_no_communication(processes: list[dict[str, Any]]) -> None:
+    first, second, *_ = (process["groups within processes"]["own statistics"] for process in processes)
+    assert abs(first - second).max() > 1e-4  # each saw its own groups only
