@@ -42,12 +42,12 @@ TABLE_1 = "python scripts/train.py sweep=he2016_table1"
 SEARCH = "python scripts/train.py sweep=srivastava2015_fig1_highway scale=mini"
 CLUSTER = "a cluster; tests/launch/test_slurm.py submits to a SLURM of its own"
 ADDED = {
-    f"{TABLE_1} dataset.root=DIR plan=true": (ONE_ROW, "16 architectures of 110 layers are timed"),
     f"{TABLE_1} dataset.root=DIR": (ONE_ROW, "80 runs of 64,000 iterations"),
     "python scripts/train.py protocol=he2016 model=preact110 dataset.root=DIR": (
         "plan=true model.depth=8",
         "64,000 iterations of 110 layers",
     ),
+    f"{TABLE_1} scale=deep dataset.root=DIR threads=1": (ONE_ROW, "48 runs of six minutes"),
     f"{TABLE_1} scale=mini dataset.root=DIR": (ONE_ROW, "32 runs of 3,200 iterations"),
     f"{TABLE_1} dataset.root=DIR launcher=slurm launcher.partition=gpu launcher.time=240": (ONE_ROW, CLUSTER),
     f"{TABLE_1} dataset.root=DIR launcher=slurm launcher.nodes=2 devices=16": (ONE_ROW, CLUSTER),
@@ -190,6 +190,7 @@ def test_exceptions_are_of_commands_that_are_there() -> None:
 
 def test_every_block_is_run_written_to_a_file_or_shows_text() -> None:
     for page in PAGES:
+        assert not re.search(r"^ {4}\S*(python|torchrun) ", EXAMPLE.sub("", page.read_text()), re.MULTILINE), page.name
         for file, language, text in examples(page):
             assert language in ("sh", "python", "text") or file, f"{page.name}: {text}"
             assert language != "text" or "python scripts/" not in text, (
