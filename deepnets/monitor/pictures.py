@@ -36,7 +36,9 @@ def profile(title: str, curves: Sequence[Sequence[float]], names: tuple[str, str
             marker = "." if is_last and len(curve) <= DOTTED_UNITS else ""
             width = 2 if is_last else 1
             axes.plot(range(1, len(curve) + 1), values, color=colour, linewidth=width, marker=marker, label=label)
-        axes.set(yscale="log", xlabel="unit, from the images to the head")
+        values = [value for curve in curves for value in curve if 0 < value < math.inf] or [1.0]
+        decades = 10.0 ** math.floor(math.log10(min(values))), 10.0 ** math.ceil(math.log10(max(values) * 1.01))
+        axes.set(yscale="log", ylim=decades, xlabel="unit, from the images to the head")
         axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter("{x:g}")  # a power as a formula takes half of the time
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))

@@ -1,24 +1,25 @@
 """Pictures of what users look at: TensorBoard's pages over a sweep, and its report, in headless Chromium."""
 
-import base64
-import json
 import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+
+from PIL import Image, ImageChops
 
 from deepnets.errors import UserError
 from deepnets.results.writing import writing
 
 PAGES = ("timeseries", "scalars", "custom_scalars", "hparams", "images")
-WINDOWS = {"desktop": (1400, 1600), "phone": (390, 844)}
-NAMES = (("chromium", "chromium-browser", "google-chrome"), ("chromedriver", "chromium.chromedriver"))
-SETTLE_SECONDS, LONGEST_SECONDS = 2.0, 60.0  # TensorBoard fetches in steps, and says nowhere when it is done
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+WINDOW = (1400, 1600)  # CSS pixels
+REPORTS = {"desktop": (1400, 12000), "phone": (390, 24000)}  # longer than a page, which is cropped to its end
+SCHEMES = {"light": 1, "dark": 0}
+FETCH_MILLISECONDS = 20000  # of the page's own clock, which stands still while something is fetched
+LONGEST_SECONDS = 120
 
 
 def take_screenshots(folder: Path, into: Path) -> int:
@@ -27,29 +28,24 @@ def take_screenshots(folder: Path, into: Path) -> int:
     Returns 0.
 
     Raises:
-        UserError: no such folder; no chromium, chromedriver or selenium; or `into` cannot be written.
+        UserError: no such folder, no Chromium, or `into` cannot be written.
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; give one that scripts/train.py has written")
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        raise UserError(f"none of {', '.join(BROWSERS)} is on the PATH; install one (Debian: apt install chromium)")
     with writing(into):
         into.mkdir(parents=True, exist_ok=True)
-    with _tensorboard(folder) as address, _chromium(*WINDOWS["desktop"]) as browser:
+    with _tensorboard(folder) as address:
         for page in PAGES:
-            browser.get("about:blank")  # or a change behind the # alone would load nothing
-            browser.get_log("performance")  # what the page before left behind
-            browser.get(f"{address}#{page}")
-            _wait_until_quiet(browser)
-            _write(into / f"tensorboard_{page}.png", browser.get_screenshot_as_png())
+            print(_shot(browser, f"{address}#{page}", into / f"tensorboard_{page}.png", WINDOW, "light"))
     report = folder.resolve() / "report" / "report.html"
-    for window, size in WINDOWS.items() if report.is_file() else ():
-        for scheme in ("light", "dark"):
-            with _chromium(*size, scheme) as browser:
-                browser.get(report.as_uri())
-                whole = browser.execute_cdp_cmd("Page.getLayoutMetrics", {})["cssContentSize"]
-                clip = {"x": 0, "y": 0, "width": whole["width"], "height": whole["height"], "scale": 1}
-                shot = {"captureBeyondViewport": True, "clip": clip}
-                picture = browser.execute_cdp_cmd("Page.captureScreenshot", shot)["data"]
-                _write(into / f"report_{window}_{scheme}.png", base64.b64decode(picture))
+    for window, size in REPORTS.items() if report.is_file() else ():
+        for scheme in SCHEMES:
+            file = _shot(browser, report.as_uri(), into / f"report_{window}_{scheme}.png", size, scheme)
+            _crop(file)
+            print(file)
     return 0
 
 
@@ -57,64 +53,34 @@ def take_screenshots(folder: Path, into: Path) -> int:
 def _tensorboard(folder: Path) -> Iterator[str]:
     """TensorBoard over the folder, on a free port; its address."""
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(folder), "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    try:
-        lines = []
-        for line in process.stderr:
-            lines.append(line)
-            if address := re.search(r"at (http://\S+)", line):
-                break
-        else:
-            raise UserError(f"TensorBoard ended before it was ready: {''.join(lines)}")
-        yield address[1]
-    finally:
-        process.terminate()
-        process.wait()
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            lines = []
+            for line in process.stderr or ():
+                lines.append(line)
+                if address := re.search(r"at (http://\S+)", line):
+                    break
+            else:
+                raise UserError(f"TensorBoard ended before it was ready: {''.join(lines)}")
+            yield address[1]
+        finally:
+            process.terminate()
 
 
-@contextmanager
-def _chromium(width: int, height: int, scheme: str = "light") -> Iterator[Any]:
-    """A browser with a window of that size in CSS pixels."""
-    try:
-        from selenium.webdriver import Chrome, ChromeOptions, ChromeService
-    except ImportError as error:
-        raise UserError("--screenshots needs selenium; pip install selenium") from error
-    places = [next(filter(None, map(shutil.which, names)), None) for names in NAMES]
-    if None in places:
-        raise UserError("chromium and chromedriver must be on the PATH (Debian: apt install chromium chromium-driver)")
-    options = ChromeOptions()
-    options.binary_location = places[0]
-    for argument in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "disable-gpu", "hide-scrollbars"):
-        options.add_argument(f"--{argument}")
-    options.set_capability("goog:loggingPrefs", {"performance": "ALL"})
-    browser = Chrome(options, ChromeService(places[1]))
-    try:
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-        yield browser
-    finally:
-        browser.quit()
+def _shot(browser: str, address: str, file: Path, window: tuple[int, int], scheme: str) -> Path:
+    words = ["headless", "no-sandbox", "disable-dev-shm-usage", "disable-gpu", "hide-scrollbars"]
+    words += [f"window-size={window[0]},{window[1]}", f"blink-settings=preferredColorScheme={SCHEMES[scheme]}"]
+    words += [f"virtual-time-budget={FETCH_MILLISECONDS}", f"screenshot={file.resolve()}"]
+    command = [browser, *(f"--{word}" for word in words), address]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_SECONDS, check=False)
+    if done.returncode or not file.is_file():
+        raise UserError(f"{browser}: no picture of {address} ({done.stderr.strip()})")
+    return file
 
 
-def _wait_until_quiet(browser: Any) -> None:
-    """Until nothing is being fetched and nothing has been for a while."""
-    fetching: set[str] = set()
-    quiet_since = begun = time.monotonic()
-    while time.monotonic() - quiet_since < SETTLE_SECONDS and time.monotonic() - begun < LONGEST_SECONDS:
-        for entry in browser.get_log("performance"):
-            event = json.loads(entry["message"])["message"]
-            if event["method"] == "Network.requestWillBeSent":
-                fetching.add(event["params"]["requestId"])
-            elif event["method"] in ("Network.loadingFinished", "Network.loadingFailed"):
-                fetching.discard(event["params"]["requestId"])
-            quiet_since = time.monotonic()
-        if fetching:
-            quiet_since = time.monotonic()
-        time.sleep(SETTLE_SECONDS / 10)
-
-
-def _write(file: Path, picture: bytes) -> None:
-    file.write_bytes(picture)
-    print(file)
+def _crop(file: Path) -> None:
+    """Cut what is empty below the page."""
+    image = Image.open(file).convert("RGB")
+    empty = Image.new("RGB", image.size, image.getpixel((0, image.height - 1)))
+    _, margin, _, bottom = ImageChops.difference(image, empty).getbbox() or (0, 0, *image.size)
+    image.crop((0, 0, image.width, min(bottom + margin, image.height))).save(file)

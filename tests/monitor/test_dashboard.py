@@ -108,7 +108,7 @@ def test_a_profile_has_a_curve_for_each_observation_the_last_bold() -> None:
     assert last.get_linewidth() > first.get_linewidth()
     assert sum(to_rgb(last.get_color())) < sum(to_rgb(first.get_color()))
     assert [first.get_label(), last.get_label()] == ["epoch 1", "epoch 2"]
-    assert figure.axes[0].get_yscale() == "log"
+    assert (figure.axes[0].get_yscale(), figure.axes[0].get_ylim()) == ("log", (0.01, 10.0))
 
 
 def test_a_profile_is_as_wide_as_tensorboard_shows_it() -> None:

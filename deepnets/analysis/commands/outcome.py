@@ -77,9 +77,10 @@ def mark_stages(axes: Axes, nets: Iterable[Sequence[int]]) -> None:
     stages, *others = dict.fromkeys(map(tuple, nets))
     if others:
         return
+    axes.grid(visible=False, axis="x")  # or the lines would be lost in it
     for unit in range(1, len(stages)):
         if stages[unit] != stages[unit - 1]:
-            axes.axvline(unit + 0.5, color=GREY, linewidth=0.5, linestyle=":")
+            axes.axvline(unit + 0.5, color=GREY, linewidth=0.8, linestyle=":")
 
 
 def progress(batches: EvaluationBatches, what: str) -> Iterable[tuple[Tensor, Tensor]]:
