@@ -23,7 +23,7 @@ from deepnets.errors import UserError
 from deepnets.runs import checkpoint
 from deepnets.runs.console import describe_result
 from deepnets.runs.execute import LOCKED, run
-from deepnets.runs.execution import told
+from deepnets.runs.execution import described
 from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.session import AnotherFailed
 from deepnets.training.assembly import dataset_of, model_of
@@ -56,7 +56,7 @@ def load_run(folder: str | Path, trusted: Sequence[str] = ()) -> tuple[nn.Module
     config = replace(run_folder.config, trusted_targets=list(trusted))
     state, damaged = checkpoint.load(run_folder.path)
     if state is None:
-        raise UserError("\n".join([f"{run_folder}: no checkpoint to load", *told(damaged)]))
+        raise UserError("\n".join([f"{run_folder}: no checkpoint to load", *described(damaged)]))
     with torch.device("meta"):
         model = model_of(config, tuple(state["frozen"]["shape"]), state["frozen"]["classes"])
     model.load_state_dict(state["training"]["model"], assign=True)

@@ -102,7 +102,7 @@ ALONE = World()
 
 
 def world_from_env() -> World:
-    """What torchrun, or whoever started this process among others, has told it."""
+    """As torchrun, or whoever started this process among others, has set it."""
     rank, size, local_rank = (int(os.environ.get(name, 0)) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     return World(rank, size, local_rank) if size > 1 else ALONE
 

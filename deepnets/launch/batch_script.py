@@ -1,4 +1,4 @@
-"""What SLURM runs for a row: the run folder's command, and what becomes of its exit code."""
+"""The script of a SLURM job: the run folder's command, and what becomes of its exit code."""
 
 import shlex
 import sys
@@ -9,7 +9,7 @@ from deepnets.launch.child import OUTPUT
 
 # SLURM's warning goes to this shell alone (--signal=B:), the SIGTERM that ends a job to this shell and on some clusters
 # to all below it. Both are passed on, and a wait that a signal broke off is taken up again. Exit code 138 is
-# 128 + SIGUSR1: the row is saved and its time limit is near. A command that could not even start leaves no word of its
+# 128 + SIGUSR1: the run is saved and its time limit is near. A command that could not even start leaves no word of its
 # own; what was killed is no failure, and is submitted again.
 BODY = """
 mapfile -t rows <{rows}
@@ -56,7 +56,7 @@ def batch_script(
 ) -> str:
     """The script of an array whose task i executes the folder in line i of the file `rows`.
 
-    A row that saved because its limit is near is queued again; any other exit code becomes the task's.
+    A run that saved because its limit is near is queued again; any other exit code becomes the task's.
     """
     trust = [f"--trust={target}" for target in trusted]
     run = " ".join([shlex.join([sys.executable, "-m", "deepnets.run"]), '"$row"', *map(shlex.quote, trust)])

@@ -1,44 +1,67 @@
-"""What a grid ended as: a table of its rows, and what failed and why."""
+"""What became of the runs of a sweep: a table of them, and what failed and why."""
 
 import os
 import shlex
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Column, Table
 
-from deepnets.runs.console import print_line
-from deepnets.runs.folder import RunFolder
+from deepnets.runs.console import describe_result, print_line
+from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.status import state_of
 
 
-def print_ending(
-    folders: list[RunFolder], failed: Mapping[RunFolder, str], elsewhere: Collection[RunFolder] = ()
-) -> int:
-    """Print the table, where the results are, and why rows failed; returns the exit code: 1 when one did.
+@dataclass
+class Tally:
+    """The runs of a sweep: those that `failed` just now and why, and those `elsewhere`, in another process."""
 
-    `failed` holds the rows that failed just now, `elsewhere` those left to another process.
-    """
-    together = Path(os.path.commonpath([folder.path.resolve() for folder in folders]))
-    grid = together if len(folders) > 1 else together.parents[1]
-    if len(folders) > 1:
-        table = Table(Column("row", overflow="fold"), "status", "test error %", "train error %", "seconds", box=None)
-        for folder in folders:
+    folders: list[RunFolder]
+    failed: dict[RunFolder, str] = field(default_factory=dict)
+    elsewhere: set[RunFolder] = field(default_factory=set)
+
+    def heading(self, folder: RunFolder) -> str:
+        """The run's place in the sweep, where there are several."""
+        number = f"[{self.folders.index(folder) + 1}/{len(self.folders)}] " if len(self.folders) > 1 else ""
+        return f"{number}{folder}"
+
+    def is_complete(self, folder: RunFolder) -> bool:
+        """Whether nothing is left to train, which is printed then."""
+        if folder.is_complete:
+            print_line(f"{self.heading(folder)}: already {describe_result(folder.result)}; nothing to train")
+        return folder.is_complete
+
+    def skip(self, folder: RunFolder, error: Locked) -> None:
+        print_line(f"{error}; skipped")
+        self.elsewhere.add(folder)
+
+    def print(self) -> int:
+        """Print the table, where the results are, and why runs failed; returns the exit code: 1 when one did."""
+        together = Path(os.path.commonpath([folder.path.resolve() for folder in self.folders]))
+        above = together if len(self.folders) > 1 else together.parents[1]
+        if len(self.folders) > 1:
+            self._print_table(above)
+        print_line(f"results      {RunFolder(together)}")
+        print_line(f"TensorBoard  tensorboard --logdir {shlex.quote(str(RunFolder(above)))}")
+        if self.failed:
+            count = f"{len(self.failed)} of {len(self.folders)} runs failed"
+            print("\n".join([count, *lines_of(self.failed)]), file=sys.stderr)
+        return 1 if self.failed else 0
+
+    def _print_table(self, above: Path) -> None:
+        table = Table(Column("run", overflow="fold"), "status", "test error %", "train error %", "seconds", box=None)
+        for folder in self.folders:
             result = folder.result or {}
-            status = "failed" if folder in failed else state_of(folder).name
-            if folder in elsewhere and not folder.is_complete:
+            status = "failed" if folder in self.failed else state_of(folder).name
+            if folder in self.elsewhere and not folder.is_complete:
                 status = "running in another process"
             cells = [result.get(name) for name in ("test_error", "train_error", "seconds")]
-            row = str(folder.path.resolve().relative_to(grid))
-            table.add_row(row, status, *("" if cell is None else f"{cell:.2f}" for cell in cells))
+            name = str(folder.path.resolve().relative_to(above))
+            table.add_row(name, status, *("" if cell is None else f"{cell:.2f}" for cell in cells))
         Console(highlight=False).print(table)
-    print_line(f"results      {RunFolder(together)}")
-    print_line(f"TensorBoard  tensorboard --logdir {shlex.quote(str(RunFolder(grid)))}")
-    if failed:
-        print("\n".join([f"{len(failed)} of {len(folders)} runs failed", *lines_of(failed)]), file=sys.stderr)
-    return 1 if failed else 0
 
 
 def lines_of(reasons: Mapping[RunFolder, str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Check the rows of a grid, freeze them into their folders, and hand the folders to the launcher."""
+"""Check the runs of a sweep, freeze them into their folders, and pass the folders to the launcher."""
 
 import os
 import shlex
@@ -20,12 +20,12 @@ from deepnets.training.checks import check
 
 
 def launch(rows: list[Row]) -> int:
-    """Train every row that is not finished, by the launcher they choose; returns the exit code: 1 when a row failed.
+    """Train every run that is not finished, by the launcher they choose; returns the exit code: 1 when one failed.
 
-    All rows are checked before the first is written down, and all are written down before the first trains.
+    All runs are checked before the first is written down, and all are written down before the first trains.
 
     Raises:
-        UserError: names every row that cannot run.
+        UserError: names every run that cannot start.
     """
     folders, first = folders_of(rows), rows[0].config
     launcher: Launcher = build("launcher", first.launcher, first.trusted_targets)
@@ -40,24 +40,24 @@ def launch(rows: list[Row]) -> int:
     if wrong:
         reasons = lines_of({folder: str(error) for folder, error in wrong.items()})
         raise UserError("\n".join([f"{len(wrong)} of {len(rows)} runs cannot start; none was started", *reasons]))
-    ours = []
+    to_execute = []
     for row, folder in zip(rows, folders, strict=True):
         try:
             if row.config.overwrite or not folder.is_complete:
                 folder.freeze(row.config, _origin(row))
         except Locked as error:  # another process is running it, and was checked to run the same,
-            if row.config.overwrite:  # or else may leave behind what is not this row's
+            if row.config.overwrite:  # or else may leave behind what is not this run's
                 print_line(f"{error}; skipped")
                 continue
-        ours.append(folder)
-    return launcher.execute(ours, first) if ours else 0
+        to_execute.append(folder)
+    return launcher.execute(to_execute, first) if to_execute else 0
 
 
 def launchable(config: Config, launcher: Launcher) -> Config:
     """The configuration as far as this process can check it, for `deepnets.training.checks`.
 
     Raises:
-        UserError: the launcher does not execute such a row.
+        UserError: the launcher does not execute such a run.
     """
     launcher.check(config)
     # What runs elsewhere needs neither the devices of this process nor its data on one of them.

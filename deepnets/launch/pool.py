@@ -1,4 +1,4 @@
-"""Rows as processes over the devices of this machine, several at once on each."""
+"""Runs as processes over the devices of this machine, several at once on each."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter, deque
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -17,7 +17,7 @@ from deepnets.config.schema import Config
 from deepnets.distributed.signals import RESUME, SIGNALS, Interrupted, Interruption
 from deepnets.errors import UserError
 from deepnets.launch.child import note_crash, start
-from deepnets.launch.ending import print_ending
+from deepnets.launch.ending import Tally
 from deepnets.runs.console import describe_result, print_line
 from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.watch import live_table
@@ -29,7 +29,7 @@ POLL_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Pool:
-    """Trains `runs_per_device` rows at once on each device; a row that crashes disturbs no other.
+    """Trains `runs_per_device` runs at once on each device; one that crashes does not affect the others.
 
     The devices are the GPUs that CUDA shows, or the CPU as one; `device=cuda:1` is that one alone.
     """
@@ -39,7 +39,7 @@ class Pool:
     runs_per_device: int
 
     def check(self, config: Config) -> None:
-        """Whether the devices of a row are there.
+        """Whether the devices of a run are there.
 
         Raises:
             UserError: says how many there are, or that they do not execute its steps; or `runs_per_device` is below 1.
@@ -52,12 +52,12 @@ class Pool:
             raise UserError(f"devices={config.devices}: device={config.device} offers {len(devices)} on this machine")
 
     def execute(self, folders: list[RunFolder], config: Config) -> int:
-        """Returns 1 when a row failed or was stopped.
+        """Returns 1 when a run failed or was stopped.
 
         Raises:
-            Interrupted: a signal came; the rows in flight are saved and the others do not start.
+            Interrupted: a signal came; the runs in flight are saved and the others do not start.
         """
-        pool = _Execution(folders, config, self.runs_per_device)
+        pool = _Execution(Tally(folders), config, self.runs_per_device)
         console = Console(highlight=False)
         has_display = console.is_terminal and not console.is_dumb_terminal
         with Interruption() as interruption:
@@ -74,7 +74,7 @@ class Pool:
             except BaseException:
                 pool.end(signal.SIGTERM)  # which they save at
                 raise
-        exit_code = print_ending(folders, pool.failed, pool.elsewhere)
+        exit_code = pool.tally.print()
         if interruption.received:
             stop = Interrupted(interruption.received)
             print(f"Stopped by {stop}; the runs in flight are saved. {RESUME}.", file=sys.stderr)
@@ -91,16 +91,14 @@ class _Child:
 
 @dataclass
 class _Execution:
-    """The rows that wait, those that run, and what is free for them: each device as often as rows may share it."""
+    """The runs that wait, those in flight, and what is free for them: each device as often as runs may share it."""
 
-    folders: list[RunFolder]
+    tally: Tally
     config: Config
     runs_per_device: int
-    failed: dict[RunFolder, str] = field(default_factory=dict)
-    elsewhere: set[RunFolder] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.waiting = deque(self.folders)
+        self.waiting = deque(self.tally.folders)
         self.running: list[_Child] = []
         self.free = Counter(dict.fromkeys(_devices(self.config.device), self.runs_per_device))
         self.threads = max(1, torch.get_num_threads() // self.free.total())
@@ -112,7 +110,7 @@ class _Execution:
         return bool(self.waiting or self.running)
 
     def step(self) -> None:
-        """Note which children have ended, and start rows, in their order, while devices are free."""
+        """Note which children have ended, and start runs, in their order, while devices are free."""
         for child in [child for child in self.running if child.process.poll() is not None]:
             self.running.remove(child)
             self.free.update(child.devices)
@@ -121,7 +119,7 @@ class _Execution:
             self.waiting.popleft()
 
     def stop(self, number: int) -> None:
-        """Hand the signal on once to each row in flight, which saves it; no other starts."""
+        """Pass the signal on once to each run in flight, which saves it; no other starts."""
         if self.stopped_by is None:
             self.stopped_by = number
             self.waiting.clear()
@@ -129,17 +127,15 @@ class _Execution:
                 child.process.send_signal(number)
 
     def end(self, number: int) -> None:
-        """Send the signal to all rows in flight and wait for their end."""
+        """Send the signal to all runs in flight and wait for their end."""
         for child in self.running:
             child.process.send_signal(number)
         for child in self.running:
             child.process.wait()
 
     def _start(self, folder: RunFolder) -> bool:
-        """Whether nothing is left to do for the row but to wait for its end; False when it must wait for devices."""
-        heading = f"[{self.folders.index(folder) + 1}/{len(self.folders)}] {folder}"
-        if folder.is_complete:
-            print_line(f"{heading}: already {describe_result(folder.result)}; nothing to train")
+        """Whether nothing is left to do for the run but to wait for its end; False when it must wait for devices."""
+        if self.tally.is_complete(folder):
             return True
         wanted = folder.config.devices if self.has_gpus else 1  # all processes of a run share the CPU
         devices = [device for device, shares in self.free.most_common() if shares][:wanted]
@@ -149,33 +145,32 @@ class _Execution:
             with folder.claim():
                 pass
         except Locked as error:
-            print_line(f"{error}; skipped")
-            self.elsewhere.add(folder)
+            self.tally.skip(folder, error)
             return True
         environment = {**os.environ, "OMP_NUM_THREADS": str(self.threads * len(devices))}
         if devices != [None]:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(sorted(devices))
         self.free.subtract(devices)
         self.running.append(_Child(folder, start(folder, self.config.trusted_targets, environment), devices))
-        print_line(heading + (f" on GPU {', '.join(sorted(devices))}" if devices != [None] else ""))
+        print_line(self.tally.heading(folder) + (f" on GPU {', '.join(sorted(devices))}" if devices != [None] else ""))
         return True
 
     def _end(self, folder: RunFolder, code: int) -> None:
+        failed = self.tally.failed
         if folder.result is None and self.stopped_by is None:
             if code - 128 in SIGNALS:
-                self.failed[folder] = f"stopped by {signal.Signals(code - 128).name} and saved"
+                failed[folder] = f"stopped by {signal.Signals(code - 128).name} and saved"
             else:
                 try:
-                    self.failed[folder] = note_crash(folder, code)
+                    failed[folder] = note_crash(folder, code)
                 except Locked as error:  # taken between our look and the child's start
-                    print_line(f"{error}; skipped")
-                    self.elsewhere.add(folder)
+                    self.tally.skip(folder, error)
         if folder.is_complete:
             print_line(f"{folder}: {describe_result(folder.result)}")
-        elif folder.result:
-            self.failed[folder] = folder.result["reason"]
-        if folder in self.failed:
-            print(f"{folder}: failed: {self.failed[folder]}", file=sys.stderr, flush=True)
+        elif folder.result and folder not in self.tally.elsewhere:
+            failed[folder] = folder.result["reason"]
+        if folder in failed:
+            print(f"{folder}: failed: {failed[folder]}", file=sys.stderr, flush=True)
             if self.config.fail_fast:
                 self.stop(signal.SIGTERM)
 

@@ -1,4 +1,4 @@
-"""The rows of a grid as a job array of SLURM, which alone schedules, requeues and cancels them."""
+"""The runs of a sweep as a job array of SLURM, which alone schedules, requeues and cancels them."""
 
 import math
 import shlex
@@ -19,7 +19,7 @@ from rich.console import Console
 from deepnets.config.schema import Config
 from deepnets.errors import UserError
 from deepnets.launch.batch_script import batch_script
-from deepnets.launch.ending import lines_of, print_ending
+from deepnets.launch.ending import Tally, lines_of
 from deepnets.launch.slurm_queue import ROWS, Retry, key_of, queued_rows, rows_of, slurm_answer
 from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.status import state_of
@@ -31,9 +31,9 @@ EARLY_SECONDS = 60  # SLURM signals up to this much earlier than asked
 
 @dataclass(frozen=True)
 class Slurm:
-    """`sbatch` with these options: a task for each row that is neither complete nor in the queue; see conf/launcher/.
+    """`sbatch` with these options: a task for each run that is neither complete nor in the queue; see conf/launcher/.
 
-    A row that is warned of its time limit saves, is queued again and goes on where it was; so does a preempted one.
+    A run that is warned of its time limit saves, is queued again and resumes; so does a preempted one.
     """
 
     in_process: ClassVar[bool] = False
@@ -51,7 +51,7 @@ class Slurm:
     retry: Retry | None
 
     def check(self, config: Config) -> None:
-        """Whether rows like this one can be submitted from here.
+        """Whether runs like this one can be submitted from here.
 
         Raises:
             UserError: an option is out of range, or there is no SLURM here.
@@ -69,7 +69,7 @@ class Slurm:
             )
         if self.time is not None and _seconds(self.time) < self.warning + EARLY_SECONDS:
             raise UserError(
-                f"launcher.time={self.time}: leaves no time to train; a row saves and is queued again "
+                f"launcher.time={self.time}: leaves no time to train; a run saves and is queued again "
                 f"{self.warning} to {self.warning + EARLY_SECONDS} seconds before its limit. Give more, or a shorter "
                 "launcher.warning"
             )
@@ -79,9 +79,9 @@ class Slurm:
             )
 
     def execute(self, folders: list[RunFolder], config: Config) -> int:
-        """Submit what is to be trained and return at once, or with `wait` when no row is in the queue any more.
+        """Submit what is to be trained and return at once, or with `wait` when no run is in the queue any more.
 
-        Returns 1 when a row has failed and is not tried again, 130 on Ctrl-C while waiting: the jobs go on.
+        Returns 1 when a run has failed and is not submitted again, 130 on Ctrl-C while waiting: the jobs continue.
 
         Raises:
             UserError: SLURM refuses the job, or does not answer.
@@ -101,8 +101,8 @@ class Slurm:
             )
         if arrays:
             print(f"cancel  scancel {' '.join(arrays)}")
-        grid = RunFolder(folders[0].path.parents[1])
-        print(f"status  python scripts/report.py {shlex.quote(str(grid))} --status", flush=True)
+        sweep = RunFolder(folders[0].path.parents[1])
+        print(f"status  python scripts/report.py {shlex.quote(str(sweep))} --status", flush=True)
         if not self.wait:
             return 1 if rows.failed else 0
         try:
@@ -113,10 +113,10 @@ class Slurm:
         ended = {folder: state_of(folder) for folder in folders if folder not in rows.elsewhere}
         missing = {row: state for row, state in ended.items() if not row.is_complete}
         reasons = {row: state.reason or f"{state.name}, and no longer in the queue" for row, state in missing.items()}
-        return print_ending(folders, reasons, rows.elsewhere)
+        return Tally(folders, reasons, set(rows.elsewhere)).print()
 
     def _submit(self, rows: list[RunFolder], config: Config) -> str:
-        """The number of the array that executes these rows, which are alike in what they need."""
+        """The number of the array that executes these runs, which are alike in what they need."""
         directory = _new_directory(rows[0].path.parents[1] / ".slurm")
         (directory / ROWS).write_text("".join(f"{key_of(folder)}\n" for folder in rows))
         script = batch_script(
@@ -138,9 +138,9 @@ class Slurm:
         return array
 
     def directives(self, directory: Path, rows: int, config: Config) -> list[str]:
-        """What sbatch is told for an array of so many rows like this one, recorded in `directory`."""
+        """The options of sbatch for an array of so many runs like this one, recorded in `directory`."""
         processes = config.devices // self.nodes
-        tasks = processes if self.nodes > 1 else 1  # on one node the row starts its processes itself
+        tasks = processes if self.nodes > 1 else 1  # on one node the run starts its processes itself
         gpus = (0 if config.device == "cpu" else processes) if self.gpus is None else self.gpus
         given = {
             "job-name": f"deepnets:{directory.parents[1].name}",
@@ -159,13 +159,13 @@ class Slurm:
             **(self.options or {}),
         }
         if self.gpus is None and {"gres", "gpus", "gpus-per-task", "gpus-per-node"} & (self.options or {}).keys():
-            given["gpus-per-node"] = (self.options or {}).get("gpus-per-node")  # they are asked for in other words
+            given["gpus-per-node"] = (self.options or {}).get("gpus-per-node")  # they are asked for by another option
         given = {name: value for name, value in given.items() if value is not None and value is not False}
         return [f"--{name}" if value is True else f"--{name}={value}" for name, value in given.items()]
 
 
 def _by_devices(folders: Collection[RunFolder]) -> list[list[RunFolder]]:
-    """The rows by what an array gives to each of its tasks: mostly all in one."""
+    """The runs by what each task of an array gets: mostly all in one."""
     devices = {folder: folder.config.devices for folder in folders}
     return [list(rows) for _, rows in groupby(sorted(folders, key=devices.__getitem__), key=devices.__getitem__)]
 
@@ -179,16 +179,16 @@ def _new_directory(parent: Path) -> Path:
 
 
 def _follow(folders: list[RunFolder]) -> None:
-    """Show the rows until none is in the queue: a table on a terminal, elsewhere their states whenever one changes."""
+    """Show the runs until none is in the queue: a table on a terminal, elsewhere their states whenever one changes."""
     console = Console(highlight=False)
     has_display = console.is_terminal and not console.is_dumb_terminal
-    told, queued = "", True
+    shown, queued = "", True
     with live_table(folders, console) if has_display else nullcontext():
         while queued:
             with suppress(UserError):  # the controller is busy for a moment
                 queued = not queued_rows().keys().isdisjoint(key_of(folder) for folder in folders)
-            if not has_display and (now := counted([state_of(folder) for folder in folders])) != told:
-                print(told := now, flush=True)
+            if not has_display and (now := counted([state_of(folder) for folder in folders])) != shown:
+                print(shown := now, flush=True)
             if queued:
                 time.sleep(POLL_SECONDS)
 

@@ -1,4 +1,4 @@
-"""SLURM's queue: which rows it holds, and which are left to submit."""
+"""SLURM's queue: which runs it holds, and which are left to submit."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ from deepnets.errors import UserError
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.status import FAILED, RUNNING, state_of
 
-Retry = Literal["failed"]  # which rows that have ended without a result are submitted again
+Retry = Literal["failed"]  # which runs that have ended without a result are submitted again
 ROWS = "rows.txt"  # beside the script of an array: the folder of task i in line i
 
 
@@ -21,7 +21,7 @@ def key_of(folder: RunFolder) -> str:
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows that are not complete: `queued` with their tasks, running `elsewhere`, `failed` and why, and `new`."""
+    """The runs that are not complete: `queued` with their tasks, running `elsewhere`, `failed` and why, and `new`."""
 
     queued: dict[RunFolder, str]
     elsewhere: list[RunFolder]
@@ -30,7 +30,7 @@ class Rows:
 
 
 def rows_of(folders: list[RunFolder], retry: Retry | None) -> Rows:
-    """What is to be done about each row; what has failed is new only where `retry` says so."""
+    """What is to be done about each run; what has failed is new only where `retry` says so."""
     tasks, rows = _tasks(), Rows({}, [], {}, [])
     queue = _rows_in(tasks)
     for folder in folders:
@@ -49,7 +49,7 @@ def rows_of(folders: list[RunFolder], retry: Retry | None) -> Rows:
 
 
 def queued_rows() -> dict[str, str]:
-    """The rows that SLURM holds for this user, running or to be run, and their tasks as in `123_4`."""
+    """The runs that SLURM holds for this user, running or to be run, and their tasks as in `123_4`."""
     return _rows_in(_tasks())
 
 

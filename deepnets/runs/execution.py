@@ -56,7 +56,7 @@ class Execution:
             raise UserError(f"{folder}: began on other data than those in {config.dataset.get('root')}: {difference}")
         torch.set_num_threads(self.frozen["threads"])
         self.training = prepare(config, device, getattr(torch, self.frozen["precision"]), world)
-        self.remarks, self.history, self.seconds = [protocol_of(config, self.training), *told(damaged)], [], 0.0
+        self.remarks, self.history, self.seconds = [protocol_of(config, self.training), *described(damaged)], [], 0.0
         self.observed: list[dict[str, Any]] = []
         if saved:
             self.training.load_state_dict(saved["training"])
@@ -68,7 +68,7 @@ class Execution:
         self.result: dict[str, Any] | None = None
 
     def begin(self) -> None:
-        """Open the log and let the heartbeat tell how far the run is."""
+        """Open the log and let the heartbeat write how far the run is."""
         if not self.training.world.is_first:
             return
         self.log = self.logging.enter_context(
@@ -119,7 +119,7 @@ def train(
 ) -> None:
     """Train to the end of all: `steps` is `fit` of the only training, or what lets several step together.
 
-    Where there are several, `failed` is told of one that cannot be written down, and the others go on.
+    Where there are several, `failed` is called for one that cannot be written, and the others go on.
 
     Raises:
         Interrupted: a signal came, to whichever process; the state is saved.
@@ -158,7 +158,7 @@ def train(
     each(Execution.finish)
 
 
-def told(damaged: dict[str, str]) -> list[str]:
+def described(damaged: dict[str, str]) -> list[str]:
     """A line about each file that `checkpoint.load` found damaged."""
     return [f"{name} is damaged and was not used ({damage})" for name, damage in damaged.items()]
 

@@ -75,7 +75,7 @@ class RunFolder:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing is left to train: the run finished or diverged. A failed run may be tried again."""
+        """Whether nothing is left to train: the run finished or diverged. A failed run may be started again."""
         result = self.result
         return result is not None and result["status"] in ("finished", "diverged")
 
@@ -97,11 +97,11 @@ class RunFolder:
             UserError: another run lives here (names the differing keys), or the folder cannot be written.
         """
         if (self.path / "config.yaml").is_file() and not config.overwrite:
-            ours, theirs = flat(identity(config)), flat(identity(self.config))
-            if ours != theirs:
-                keys = sorted(key for key in {*ours, *theirs} if ours.get(key, "absent") != theirs.get(key, "absent"))
+            here, there = flat(identity(config)), flat(identity(self.config))
+            if here != there:
+                keys = sorted(key for key in {*here, *there} if here.get(key, "absent") != there.get(key, "absent"))
                 lines = [
-                    f"  {key}: {theirs.get(key, 'absent')!r} there, {ours.get(key, 'absent')!r} here" for key in keys
+                    f"  {key}: {there.get(key, 'absent')!r} there, {here.get(key, 'absent')!r} here" for key in keys
                 ]
                 raise UserError(
                     "\n".join([f"{self} holds a run with other settings:", *lines])
@@ -116,7 +116,7 @@ class RunFolder:
     def freeze(self, config: Config, origin: dict[str, Any]) -> None:
         """Write down what the run is and where it executes now; `overwrite` deletes what was there first.
 
-        Trust is not written down: who executes a folder must give it anew.
+        Trust is not frozen: it must be given anew wherever the folder is executed.
 
         Raises:
             Locked: another process is running it.
@@ -199,7 +199,7 @@ def folders_in(paths: Sequence[Path]) -> list[RunFolder]:
     found: dict[Path, RunFolder] = {}
     for path in paths:
         if not path.is_dir():
-            raise UserError(f"{path}: no such folder; give a table's folder, as in outputs/<sweep>, or a run's")
+            raise UserError(f"{path}: no such folder; name a sweep's folder, as in outputs/<sweep>, or a run's")
         below = run_folders(path.resolve())
         if not below:
             raise UserError(f"{path}: no run in it (a run folder holds a config.yaml)")

@@ -1,4 +1,4 @@
-"""What a run tells while it trains: metrics.csv, log.txt and the console; the rest is TensorBoard's."""
+"""What a run records while it trains: metrics.csv, log.txt and the console; the rest is TensorBoard's."""
 
 import csv
 import io

@@ -44,9 +44,9 @@ class Progress:
 
 @dataclass(frozen=True)
 class State:
-    """What a row is doing: `name` is one of `STATES`.
+    """What a run is doing: `name` is one of `STATES`.
 
-    `progress` is the last that was told, None while a run starts. `silent` are the seconds since the last heartbeat,
+    `progress` is the last that was written, None while a run starts. `silent` are the seconds since the last heartbeat,
     `job` SLURM's name of the task that runs, ran or will run it, `reason` why it failed, in a line.
     """
 
@@ -59,13 +59,13 @@ class State:
 
 
 def state_of(folder: RunFolder, dead_after: float = DEAD_SECONDS) -> State:
-    """The state of the folder's row, from its files alone; running without a beat for `dead_after` seconds is dead.
+    """The state of the folder's run, from its files alone; running without a beat for `dead_after` seconds is dead.
 
-    queued is a row with a job.json, `{"job": "123_4", "submitted": ISO time}`, that is newer than its last execution.
+    queued is a run with a job.json, `{"job": "123_4", "submitted": ISO time}`, that is newer than its last execution.
     """
     result, status, job = folder.result, folder.read_json("status.json"), folder.read_json("job.json")
-    told = status.get("progress")
-    progress = Progress(**told) if told else None
+    written = status.get("progress")
+    progress = Progress(**written) if written else None
     beat = datetime.fromisoformat(status["heartbeat"]) if status else None
     silent = (datetime.now(UTC) - beat).total_seconds() if beat else None
     known = {"progress": progress, "silent": silent, "host": status.get("host"), "job": status.get("job")}

@@ -20,8 +20,8 @@ Ending = dict[str, Any] | Exception
 def run_together(folders: Sequence[RunFolder], trusted: Sequence[str] = ()) -> dict[RunFolder, Ending]:
     """Train the folders of a group of `grouping.groups_of`, and return the result of each, or what it failed by.
 
-    A row that fails or diverges disturbs no other, to the bit: it is computed further, unseen. Where the group forms
-    again after an interruption, it goes on bit by bit; in another group, or alone, a row goes on but for rounding.
+    A run that fails or diverges disturbs no other, to the bit: it is computed further, unseen. Where the group forms
+    again after an interruption, it goes on bit by bit; in another group, or alone, a run goes on but for rounding.
     One that has meanwhile been trained elsewhere, and so stands at another iteration, is left out.
 
     Raises:

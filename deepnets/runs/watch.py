@@ -1,4 +1,4 @@
-"""A table of what every row of a grid is doing, once or refreshed; read from files alone."""
+"""A table of what every run of a sweep is doing, once or refreshed; read from files alone."""
 
 import os
 import time
@@ -30,7 +30,7 @@ from deepnets.runs.status import (
 
 REFRESH_SECONDS = 2.0
 STYLES = {FINISHED: "green", RUNNING: "cyan", PREEMPTED: "yellow", DIVERGED: "yellow", FAILED: "red", DEAD: "bold red"}
-# Where not all rows fit on the screen: what somebody may want to act on comes first.
+# Where not all runs fit on the screen: what somebody may want to act on comes first.
 URGENCY = (RUNNING, DEAD, FAILED, PREEMPTED, QUEUED, WAITING, DIVERGED, FINISHED)
 COLUMNS: dict[str, dict[str, Any]] = {
     "state": {"no_wrap": True},
@@ -45,7 +45,7 @@ AROUND_TABLE = 4  # lines of the screen for its header, its caption, and what st
 
 
 def show(paths: list[Path], watch: bool) -> int:
-    """Print the states of all run folders below `paths`; `watch` refreshes them until every row has ended, or Ctrl-C.
+    """Print the states of all run folders below `paths`; `watch` refreshes them until every run has ended, or Ctrl-C.
 
     Raises:
         UserError: a folder is not there, or has no run in it.
@@ -70,7 +70,7 @@ def live_table(folders: list[RunFolder], console: Console) -> Live:
 
 
 def table_of(folders: list[RunFolder], most: int | None = None) -> Table:
-    """A line per row, the most urgent of them where there are more than `most`; the caption counts all by state."""
+    """A line per run, the most urgent of them where there are more than `most`; the caption counts all by state."""
     states = {folder: read_state(folder) for folder in folders}
     shown = folders
     if most is not None and len(folders) > most:
@@ -83,22 +83,22 @@ def table_of(folders: list[RunFolder], most: int | None = None) -> Table:
         caption=counted(list(states.values())) + (f"; {len(shown)} of them shown" if shown is not folders else ""),
         caption_justify="left",
     )
-    table.add_column("row", overflow="fold", min_width=20)
-    told = [name for name in COLUMNS if any(row[name] for row in cells.values())]
-    for name in told:
+    table.add_column("run", overflow="fold", min_width=20)
+    columns = [name for name in COLUMNS if any(row[name] for row in cells.values())]
+    for name in columns:
         table.add_column(name, **COLUMNS[name])
     for folder, row in cells.items():
         name = str(folder.path.resolve().relative_to(grid))
-        words = [name, *(row[column] for column in told)]
+        words = [name, *(row[column] for column in columns)]
         table.add_row(*map(Text, words), style=STYLES.get(states[folder].name))  # a Text's brackets are no markup
     return table
 
 
 def counted(states: list[State]) -> str:
-    """`8 rows: 3 running, 5 waiting`."""
+    """`8 runs: 3 running, 5 waiting`."""
     counts = Counter(state.name for state in states)
     parts = [f"{counts[name]} {name}" for name in STATES if counts[name]]
-    return f"{len(states)} row{'s' * (len(states) > 1)}: {', '.join(parts)}"
+    return f"{len(states)} run{'s' * (len(states) > 1)}: {', '.join(parts)}"
 
 
 def _cells(folder: RunFolder, state: State) -> dict[str, str]:
@@ -118,13 +118,13 @@ def _cells(folder: RunFolder, state: State) -> dict[str, str]:
 
 
 def _follow(folders: list[RunFolder], console: Console) -> None:
-    """Until every row has ended; where there is no terminal, a line whenever the counts change."""
-    told = ""
+    """Until every run has ended; where there is no terminal, a line whenever the counts change."""
+    shown = ""
     with live_table(folders, console):
         while True:
             states = [read_state(folder) for folder in folders]
-            if not console.is_terminal and (now := counted(states)) != told:
-                print(told := now, flush=True)
+            if not console.is_terminal and (now := counted(states)) != shown:
+                print(shown := now, flush=True)
             if all(state.name in (FINISHED, DIVERGED, FAILED) for state in states):
                 return
             time.sleep(REFRESH_SECONDS)

@@ -16,6 +16,7 @@ import pytest
 
 from deepnets.errors import UserError
 from deepnets.launch import pool
+from deepnets.launch.ending import Tally
 from deepnets.launch.grid import launch
 from deepnets.launch.pool import Pool
 from deepnets.runs.folder import RunFolder
@@ -199,7 +200,7 @@ def test_a_row_of_several_gpus_takes_a_share_of_each(
     for name, devices in {"a": 2, "b": 1, "c": 2, "d": 3}.items():
         folders.append(RunFolder(tmp_path / name))
         folders[-1].freeze(replace(row(tmp_path).config, devices=devices), {})
-    execution = pool._Execution(folders, row(tmp_path).config, runs_per_device=1)
+    execution = pool._Execution(Tally(folders), row(tmp_path).config, runs_per_device=1)
     execution.has_gpus = True
     together = []
     while execution.in_progress:

@@ -84,7 +84,7 @@ def test_a_broken_result_is_a_failure_that_names_its_file(
     assert warning.startswith(f"cannot be read: {file}: {reason}")
     assert report([table], tmp_path, {}, False) == 0
     assert show([table], False) == 0
-    assert "2 rows:" in capsys.readouterr().out
+    assert "2 runs:" in capsys.readouterr().out
 
 
 def test_the_good_epochs_of_a_broken_history_are_kept(trained: Trained, tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def test_every_row_is_shown_with_what_it_is_doing(
     monkeypatch.setenv("COLUMNS", "120")
     assert show([grid], watch=False) == 0
     header, *rows, counts = capsys.readouterr().out.splitlines()
-    assert header.split() == ["row", "state", "epoch", "error", "%", "images/s", "left", "heartbeat", "remark"]
+    assert header.split() == ["run", "state", "epoch", "error", "%", "images/s", "left", "heartbeat", "remark"]
     assert [line.split()[:2] for line in rows if "seed" in line] == [
         ["seed0", "waiting"],
         ["seed5", "running"],
@@ -176,7 +176,7 @@ def test_every_row_is_shown_with_what_it_is_doing(
     assert running[2:6] == ["3/9", "5.25", "1,234", "0:01:01"]
     assert next(line for line in rows if "finished" in line).split()[2:] == ["3/9", "4.50"]
     assert "OSError:" in next(line for line in rows if "failed" in line)
-    assert counts.strip() == "4 rows: 1 waiting, 1 running, 1 failed, 1 finished"
+    assert counts.strip() == "4 runs: 1 waiting, 1 running, 1 failed, 1 finished"
 
 
 def test_what_needs_somebody_is_shown_first_where_not_all_fits(grid: Path) -> None:
@@ -189,7 +189,7 @@ def test_watching_ends_with_the_last_row(grid: Path, capsys: pytest.CaptureFixtu
     for number in (0, 5):
         RunFolder(grid / "row" / f"seed{number}").write_json("result.json", {"status": "diverged"})
     assert show([grid], watch=True) == 0
-    assert "4 rows: 1 failed, 2 diverged, 1 finished" in capsys.readouterr().out
+    assert "4 runs: 1 failed, 2 diverged, 1 finished" in capsys.readouterr().out
 
 
 def test_the_command_shows_states(grid: Path) -> None:
@@ -208,6 +208,6 @@ def test_a_folder_named_twice_is_shown_once_and_one_that_is_not_there_is_told(
     grid: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     show([grid, grid / "row"], watch=False)
-    assert "4 rows:" in capsys.readouterr().out
+    assert "4 runs:" in capsys.readouterr().out
     with pytest.raises(UserError, match="no such folder"):
         show([grid, grid / "typo"], watch=False)
