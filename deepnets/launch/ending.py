@@ -30,9 +30,9 @@ class Tally:
 
     def is_complete(self, folder: RunFolder) -> bool:
         """Whether nothing is left to train, which is printed then."""
-        if folder.is_complete:
-            print_line(f"{self.heading(folder)}: already {describe_result(folder.result)}; nothing to train")
-        return folder.is_complete
+        if result := folder.completed:
+            print_line(f"{self.heading(folder)}: already {describe_result(result)}; nothing to train")
+        return bool(result)
 
     def skip(self, folder: RunFolder, error: Locked) -> None:
         print_line(f"{error}; skipped")

@@ -91,8 +91,8 @@ def _state(config: Config, folder: RunFolder) -> str:
     """`new`, `resumable`, or what a complete run ended as: `finished` or `diverged`."""
     if config.overwrite:
         return "new"
-    if folder.is_complete:
-        return folder.result["status"]
+    if result := folder.completed:
+        return result["status"]
     return "resumable" if (folder.path / LAST).is_file() else "new"
 
 

@@ -148,11 +148,12 @@ class _Execution:
             self.tally.skip(folder, error)
             return True
         environment = {**os.environ, "OMP_NUM_THREADS": str(self.threads * len(devices))}
-        if devices != [None]:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(sorted(devices))
+        gpus = sorted(device for device in devices if device is not None)
+        if gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         self.free.subtract(devices)
         self.running.append(_Child(folder, start(folder, self.config.trusted_targets, environment), devices))
-        print_line(self.tally.heading(folder) + (f" on GPU {', '.join(sorted(devices))}" if devices != [None] else ""))
+        print_line(self.tally.heading(folder) + (f" on GPU {', '.join(gpus)}" if gpus else ""))
         return True
 
     def _end(self, folder: RunFolder, code: int) -> None:
@@ -165,8 +166,8 @@ class _Execution:
                     failed[folder] = note_crash(folder, code)
                 except Locked as error:  # taken between our look and the child's start
                     self.tally.skip(folder, error)
-        if folder.is_complete:
-            print_line(f"{folder}: {describe_result(folder.result)}")
+        if result := folder.completed:
+            print_line(f"{folder}: {describe_result(result)}")
         elif folder.result and folder not in self.tally.elsewhere:
             failed[folder] = folder.result["reason"]
         if folder in failed:
@@ -180,4 +181,4 @@ def _devices(name: str) -> list[str | None]:
     if find_device(name).type == "cpu" or ":" in name:
         return [None]
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return shown.split(",") if shown else [str(index) for index in range(torch.cuda.device_count())]
+    return [*shown.split(",")] if shown else [str(index) for index in range(torch.cuda.device_count())]

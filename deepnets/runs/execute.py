@@ -38,8 +38,8 @@ def run(folder: RunFolder, trusted: Sequence[str] = ()) -> dict[str, Any]:
         AnotherFailed: this is one of several processes, of which another failed first.
         UserError: it cannot go on; this and any other failure is also noted in result.json.
     """
-    if folder.is_complete:
-        return folder.result
+    if result := folder.completed:
+        return result
     config, world = replace(folder.config, trusted_targets=list(trusted)), world_from_env()
     if world.size == 1 < config.devices:
         return _run_in_processes(folder, config)
@@ -50,15 +50,15 @@ def run(folder: RunFolder, trusted: Sequence[str] = ()) -> dict[str, Any]:
     with ExitStack() as held:
         try:
             held.enter_context(interruption)
-            result = None
             with ExitStack() as of_run:
                 if opened := of_run.enter_context(session(folder, config, world)):
                     execution = Execution(folder, config, world, opened, of_run)
                     train([execution], fit(execution.training), interruption)
-                    result = execution.result
+                result = execution.result if opened else folder.completed
             if interruption.received and is_alone:  # too late for this run, but what follows it must stop
                 raise Interrupted(interruption.received)
-            return result or folder.result
+            assert result
+            return result
         except Interrupted as stop:
             if world.is_first:
                 again = shlex.join(command_of(folder, trusted, "python"))
@@ -76,9 +76,9 @@ def run(folder: RunFolder, trusted: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _run_in_processes(folder: RunFolder, config: Config) -> dict[str, Any]:
-    with folder.claim(STARTING_SECONDS) as is_left:
-        if not is_left:  # another process completed it a moment ago
-            return folder.result
+    with folder.claim(STARTING_SECONDS):
+        if result := folder.completed:  # by another process, a moment ago
+            return result
     threads = max(1, (config.threads or THREADS) // config.devices)
     command = [*command_of(folder, config.trusted_targets), "--quiet"]
     with processes(command, config.devices, threads) as group:
@@ -87,13 +87,13 @@ def _run_in_processes(folder: RunFolder, config: Config) -> dict[str, Any]:
             rank, code = failure
             reason = f"process {rank} of {config.devices}: {how_it_ended(code)}"
             note_failure(folder, reason, f"{reason}\n")  # unless it did so itself
-    result = folder.result
+    noted = (folder.result or {}).get("reason")
     if stop := group.stopped_by(failure):
-        if result and not folder.is_complete:  # whatever failed while it saved, what follows the run must stop
-            print(f"{folder}: {result['reason']}", file=sys.stderr)
+        if noted:  # whatever failed while it saved, what follows the run must stop
+            print(f"{folder}: {noted}", file=sys.stderr)
         raise Interrupted(stop)
-    if folder.is_complete:  # even if one died after all was written down
+    if result := folder.completed:  # even if one died after all was written down
         return result
-    if result is None:
+    if noted is None:
         raise Locked(folder)
-    raise UserError(result["reason"].removeprefix(f"{UserError.__name__}: "))
+    raise UserError(noted.removeprefix(f"{UserError.__name__}: "))

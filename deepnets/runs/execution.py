@@ -69,14 +69,13 @@ class Execution:
 
     def begin(self) -> None:
         """Open the log and let the heartbeat write how far the run is."""
-        if not self.training.world.is_first:
+        if not self.heartbeat:  # not the first process
             return
-        self.log = self.logging.enter_context(
-            Log(self.folder, self.training, self.config, self.history, self.observed, self.seconds, self.name)
-        )
+        log = Log(self.folder, self.training, self.config, self.history, self.observed, self.seconds, self.name)
+        self.log = self.logging.enter_context(log)
         for remark in self.remarks:
-            self.log.remark(remark)
-        self.heartbeat.follow(lambda: _progress(self.training, self.log))
+            log.remark(remark)
+        self.heartbeat.follow(lambda: _progress(self.training, log))
 
     def note(self) -> bool:
         """Take note of where the training stands; whether it goes on, which it does not when it has diverged."""

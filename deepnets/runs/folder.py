@@ -58,10 +58,12 @@ class RunFolder:
             raise UserError(f"{self}: not a run folder (no config.yaml in it)")
         try:
             frozen = OmegaConf.create(read_frozen(file.read_text()))
-            return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), frozen))
+            config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), frozen))
         except (OmegaConfBaseException, YAMLError, ValueError, OSError) as error:
             reason = " ".join(str(error).split())
             raise UserError(f"{file}: not a configuration of this version of deepnets: {reason}") from error
+        assert isinstance(config, Config)
+        return config
 
     @property
     def origin(self) -> dict[str, Any]:
@@ -74,10 +76,15 @@ class RunFolder:
         return self.read_json("result.json") or None
 
     @property
-    def is_complete(self) -> bool:
-        """Whether nothing is left to train: the run finished or diverged. A failed run may be started again."""
+    def completed(self) -> dict[str, Any] | None:
+        """The result of a run that finished or diverged; None while anything is left to train, as where it failed."""
         result = self.result
-        return result is not None and result["status"] in ("finished", "diverged")
+        return result if result and result["status"] in ("finished", "diverged") else None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to train."""
+        return self.completed is not None
 
     def read_json(self, name: str) -> dict[str, Any]:
         """What the file holds; empty where there is none, or where a crash of the machine left it empty."""

@@ -82,7 +82,7 @@ class Log:
     def iteration(self, training: Training) -> None:
         """Note an iteration; now and then, read the losses from the device and refresh the display."""
         self.clock.tick(training)
-        if training.iteration % self.every == 0 and training.iteration > self.noted:
+        if training.loss is not None and training.iteration % self.every == 0 and training.iteration > self.noted:
             self.losses.append((training.iteration, training.loss))
             self.noted = training.iteration
         if time.monotonic() - self.refreshed < REFRESH_SECONDS:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from threading import Event, Lock, Thread
 from types import TracebackType
 from typing import Any, Self
@@ -68,19 +69,19 @@ def state_of(folder: RunFolder, dead_after: float = DEAD_SECONDS) -> State:
     progress = Progress(**written) if written else None
     beat = datetime.fromisoformat(status["heartbeat"]) if status else None
     silent = (datetime.now(UTC) - beat).total_seconds() if beat else None
-    known = {"progress": progress, "silent": silent, "host": status.get("host"), "job": status.get("job")}
+    known = partial(State, progress=progress, silent=silent, host=status.get("host"), job=status.get("job"))
     if result and result["status"] in (FINISHED, DIVERGED):
-        return State(result["status"], **known)
+        return known(result["status"])
     executed = {status.get("job"), (result or {}).get("job")}  # a run may fail before its first heartbeat
     if job and job["job"] not in executed and (not beat or datetime.fromisoformat(job["submitted"]) > beat):
         return State(QUEUED, progress, job=job["job"])
     if result:
-        return State(FAILED, reason=" ".join(result.get("reason", "").split()), **known)
-    if not status:
+        return known(FAILED, reason=" ".join(result.get("reason", "").split()))
+    if silent is None:
         return State(WAITING)
     if status["state"] == PREEMPTED:
-        return State(PREEMPTED, **known)
-    return State(DEAD if silent > dead_after else RUNNING, **known)
+        return known(PREEMPTED)
+    return known(DEAD if silent > dead_after else RUNNING)
 
 
 def read_state(folder: RunFolder) -> State:

@@ -69,9 +69,10 @@ def _opened(folder: RunFolder, trusted: Sequence[str], held: ExitStack) -> Execu
     try:
         config = replace(folder.config, trusted_targets=list(trusted))
         opened = of_run.enter_context(session(folder, config))
-        if opened is None:
+        if result := folder.completed:
             of_run.close()
-            return folder.result
+            return result
+        assert opened
         name = f"{folder.path.parent.name}/{folder.path.name}"
         return Execution(folder, config, ALONE, opened, of_run, name)
     except Exception as error:

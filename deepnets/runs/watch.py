@@ -104,7 +104,7 @@ def counted(states: list[State]) -> str:
 def _cells(folder: RunFolder, state: State) -> dict[str, str]:
     progress = state.progress
     is_running, is_silent = state.name == RUNNING, state.name == DEAD
-    error = folder.result.get("test_error") if state.name == FINISHED else progress and progress.test_error
+    error = (folder.result or {}).get("test_error") if state.name == FINISHED else progress and progress.test_error
     place = [f"job {state.job}" if state.job else "", f"on {state.host}" if is_silent else "", state.reason or ""]
     return {
         "state": state.name,
@@ -112,7 +112,9 @@ def _cells(folder: RunFolder, state: State) -> dict[str, str]:
         "error %": f"{error:.2f}" if isinstance(error, int | float) else "",
         "images/s": f"{progress.images_per_second:,.0f}" if is_running and progress else "",
         "left": str(timedelta(seconds=round(progress.seconds_left))) if is_running and progress else "",
-        "heartbeat": f"{timedelta(seconds=round(state.silent))} ago" if is_running or is_silent else "",
+        "heartbeat": f"{timedelta(seconds=round(state.silent))} ago"
+        if state.silent and (is_running or is_silent)
+        else "",
         "remark": " ".join(filter(None, place)),
     }
 
