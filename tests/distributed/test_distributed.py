@@ -1,7 +1,6 @@
 """Runs of two processes, on the CPU by gloo: their numbers against one process, and how they end."""
 
 import os
-import pickle
 import re
 import signal
 import subprocess
@@ -15,7 +14,6 @@ import pytest
 import torch
 
 from deepnets.config.schema import Config
-from deepnets.distributed.spawn import processes as started
 from deepnets.distributed.world import ALONE, World, joined, world_from_env
 from deepnets.errors import UserError
 from deepnets.runs import checkpoint
@@ -24,6 +22,7 @@ from deepnets.runs.folder import RunFolder
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import fit
 from tests.command import ENVIRONMENT, ROOT, TRAIN, metrics, row
+from tests.processes import in_processes
 
 pytestmark = pytest.mark.slow
 
@@ -55,12 +54,11 @@ def trained(config: Config, world: World) -> dict[str, Any]:
     return seen
 
 
-def part(at: str) -> None:
+def part(configs: list[Config]) -> list[dict[str, Any]]:
     """What each of two processes does in the tests of numbers: one start serves them all."""
-    world, place = world_from_env(), Path(at)
-    configs = pickle.loads((place / "configs").read_bytes())
+    world = world_from_env()
     with joined(world, CPU):
-        (place / str(world.rank)).write_bytes(pickle.dumps([trained(config, world) for config in configs]))
+        return [trained(config, world) for config in configs]
 
 
 @pytest.fixture(scope="module")
@@ -78,15 +76,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 @pytest.fixture(scope="module")
-def together(configs: list[Config], tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]:
+def together(configs: list[Config]) -> list[list[dict[str, Any]]]:
     """By rank, and by net."""
-    place = tmp_path_factory.mktemp("parts")
-    (place / "configs").write_bytes(pickle.dumps(configs))
-    here = Path(__file__)
-    program = f"import sys; sys.path += [{str(here.parent)!r}]; import {here.stem} as tests; tests.part(sys.argv[1])"
-    with started([sys.executable, "-c", program, str(place)], 2, 1) as group:
-        assert group.first_failure() is None
-    return [pickle.loads((place / str(rank)).read_bytes()) for rank in range(2)]
+    return in_processes(2, part, configs)
 
 
 @pytest.mark.parametrize(("number", "rounding"), [(0, 1e-5), (1, 2e-3), (2, 2e-3), (3, 2e-3)])  # of normalisation more

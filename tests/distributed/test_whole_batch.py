@@ -7,10 +7,10 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from deepnets.config.compose import compose
-from deepnets.distributed.spawn import start
 from deepnets.distributed.world import ALONE, World, joined, world_from_env
 from deepnets.models.division import statistics_of
 from deepnets.training.assembly import prepare
+from tests.processes import in_processes
 
 CPU = torch.device("cpu")
 DIGITS = ["model.depth=8", "model.widths=[4,4,4]", "device=cpu"]
@@ -73,7 +73,7 @@ def alone() -> dict[str, Any]:
 @pytest.fixture(scope="module", params=[2, 4])
 def processes(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     """By rank."""
-    return start(request.param, 1, part)
+    return in_processes(request.param, part)
 
 
 @pytest.mark.slow
