@@ -11,8 +11,8 @@ from torch.nn.functional import cross_entropy
 
 from deepnets.bench.subject import Subject
 from deepnets.bench.turns import Candidates, wait
-from deepnets.config.schema import Memory
 from deepnets.launch.cost import size_of
+from deepnets.models.memory import Memory
 from deepnets.training.assembly import dataset_of
 from deepnets.training.fit import Training
 

@@ -22,10 +22,10 @@ from deepnets.bench.options import count, some_of
 from deepnets.bench.subject import add_subject, chosen, subject_of, words_of
 from deepnets.bench.training import endless
 from deepnets.bench.turns import Measurement, seconds_of, wait
-from deepnets.config.schema import Memory
 from deepnets.errors import UserError
+from deepnets.models.memory import Memory
 
-MODES = [mode.value for mode in Memory]
+MODES = list(Memory)
 PROCESS = Path("/proc/self")
 MIB = 2**20
 

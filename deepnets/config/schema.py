@@ -1,17 +1,19 @@
 """The shape of a run: names and types. Every value stands in conf/, none here."""
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Optional
 
 from omegaconf import MISSING
 
+from deepnets.models.memory import Memory
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONF = REPOSITORY / "conf"
 
 
-class Precision(Enum):
+class Precision(StrEnum):
     """Arithmetic of the forward pass: bfloat16 autocast, float32, or bfloat16 where the hardware computes in it."""
 
     auto = "auto"
@@ -19,24 +21,15 @@ class Precision(Enum):
     bf16 = "bf16"
 
 
-class Selection(Enum):
+class Selection(StrEnum):
     """Whose test error is the result: the last epoch's, or that of the epoch with the lowest validation error."""
 
     final = "final"
     best_validation = "best_validation"
 
 
-class Memory(Enum):
-    """What the backward pass finds kept of a net's units: all, or a part from which the rest is computed again."""
-
-    full = "full"
-    recompute_activations = "recompute_activations"
-    recompute_units = "recompute_units"
-    recompute_segments = "recompute_segments"
-
-
-class Step(Enum):
-    """How an iteration is executed: operation by operation, from compiled code, as a CUDA graph, or as both.
+class StepKind(StrEnum):
+    """How training's forward pass is executed: operation by operation, from compiled code, as a CUDA graph, or as both.
 
     Evaluation is always executed operation by operation.
     """
@@ -99,7 +92,7 @@ class Config:
     setting: Optional[int] = MISSING
     precision: Precision = MISSING
     memory: Memory = MISSING
-    step: Step = MISSING
+    step: StepKind = MISSING
     selection: Selection = MISSING
     batchnorm_processes: Optional[int] = MISSING
     evaluation_batch_size: int = MISSING

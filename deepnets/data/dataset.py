@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from deepnets.data.holdout import hold_out
-from deepnets.data.normalization import KINDS, Kind, Normalization, fit
+from deepnets.data.normalization import KINDS, Normalization, fit
 from deepnets.data.reduction import reduced
 from deepnets.data.source import Source, Split
 from deepnets.errors import UserError
@@ -38,7 +38,7 @@ class Dataset:
         source: Callable[[Path], Source],
         root: str,
         validation: int,
-        normalization: Kind,
+        normalization: str,
         pad: int,
         flip: bool,
         reduce: int = 1,  # what a user's own data set of before `reduce` is read with

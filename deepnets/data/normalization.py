@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,7 +10,6 @@ from torch import Tensor
 CHUNK = 256  # images: 256 * 255**2 < 2**24, so their sums are exact in float32, in any order, on any device
 
 CONTRAST_BIAS = 10.0  # of a variance on the 0..255 scale (Coates et al. 2011)
-Kind = Literal["channel", "pixel_mean", "unit_interval", "scaled_256", "pixel_mean_scalar_std", "global_contrast"]
 
 
 def as_is(x: Tensor) -> Tensor:
@@ -48,7 +46,7 @@ class Normalization:
         return self.of_each(images.to(torch.float32)).sub_(self.mean).mul_(self.scale)
 
 
-def fit(kind: Kind, images: Tensor) -> Normalization:
+def fit(kind: str, images: Tensor) -> Normalization:
     """The normalisation of that kind for `images` (N, H, W, C) uint8, the training images after the hold-out."""
     fitted = KINDS[kind](images)
     mean, scale = (
@@ -100,7 +98,7 @@ def scaled_256(images: Tensor) -> Normalization:
     return Normalization(torch.tensor(0.0), torch.tensor(1 / 256))
 
 
-KINDS: dict[Kind, Callable[[Tensor], Normalization]] = {
+KINDS: dict[str, Callable[[Tensor], Normalization]] = {
     "channel": channel,
     "pixel_mean": pixel_mean,
     "unit_interval": unit_interval,

@@ -75,7 +75,7 @@ def pace_of(config: Config, dataset: Dataset, size: Size, known: dict[str, Pace]
     """
     precision, threads = config.precision.value, threads_of(config)
     what = [size.architecture, config.model.get("survival"), dataset.shape, _share(config), precision, threads]
-    key = json.dumps([*what, config.device, config.memory.value, config.step.value, config.optimizer["_target_"]])
+    key = json.dumps([*what, config.device, config.memory, config.step, config.optimizer["_target_"]])
     if key not in known:
         torch.set_num_threads(threads)
         known[key] = _measured(config, dataset, size)

@@ -39,7 +39,7 @@ class Local:
         """
         if self.stacked < 1:
             raise UserError(f"launcher.stacked={self.stacked}: must be at least 1")
-        check_device(config.step.value, find_device(config.device))
+        check_device(config.step, find_device(config.device))
 
     def execute(self, folders: list[RunFolder], config: Config) -> int:
         """Returns 1 when a run failed.

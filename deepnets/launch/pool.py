@@ -47,7 +47,7 @@ class Pool:
         if self.runs_per_device < 1:
             raise UserError(f"launcher.runs_per_device={self.runs_per_device}: must be at least 1")
         device, devices = find_device(config.device), _devices(config.device)
-        check_device(config.step.value, device)
+        check_device(config.step, device)
         if config.devices > len(devices) and device.type == "cuda":
             raise UserError(f"devices={config.devices}: device={config.device} offers {len(devices)} on this machine")
 

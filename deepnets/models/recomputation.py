@@ -4,16 +4,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from math import sqrt
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from deepnets.models.memory import Memory
 from deepnets.models.shortcuts import Dropped
-
-Memory = Literal["full", "recompute_activations", "recompute_units", "recompute_segments"]
 
 
 class Branch(nn.Sequential):
@@ -52,10 +51,10 @@ def through(units: Sequence[nn.Module], survival: Sequence[float], x: Tensor, me
     """x behind `units`, the b of each from `survival`; for "recompute_units" the input of each unit is kept, for
     "recompute_segments" that of some: Chen et al. 2016, "Training deep nets with sublinear memory cost".
     """
-    if memory not in ("recompute_units", "recompute_segments") or not torch.is_grad_enabled():
+    if memory not in (Memory.recompute_units, Memory.recompute_segments) or not torch.is_grad_enabled():
         return _plainly(units, survival, x)
     # A unit keeps about three times the size of its input, which makes sqrt(L / 3) the segment of least memory.
-    length = 1 if memory == "recompute_units" else max(1, round(sqrt(len(units) / 3)))
+    length = 1 if memory == Memory.recompute_units else max(1, round(sqrt(len(units) / 3)))
     for first in range(0, len(units), length):
         segment = units[first : first + length]
         x = recomputed(_plainly, segment, survival[first : first + length], x, within=nn.ModuleList(segment))

@@ -7,8 +7,9 @@ from torch import Tensor, nn
 from deepnets.models.block import Block, units_of_stages
 from deepnets.models.initialization import Initialization, initialize
 from deepnets.models.layers import Conv, Layers, channels_behind
+from deepnets.models.memory import Memory
 from deepnets.models.ordering import Ordering
-from deepnets.models.recomputation import Memory, through
+from deepnets.models.recomputation import through
 from deepnets.models.resize import Resize
 from deepnets.models.survival import Survival, own_generator
 from deepnets.models.unit import Unit, UnitDesign
@@ -76,7 +77,7 @@ class ResNet(nn.Module):
         self.tail = layers.sequence(ordering.before, channels)
         self.head = nn.Linear(channels_behind(ordering.before, channels), classes)
         self.survival = survival
-        self.keep("full")
+        self.keep(Memory.full)
         self._check_survival()
         if initialization == "looks_linear" and not all(unit.is_plain for unit in self.units):
             raise ValueError("looks_linear initializes nets without shortcuts: choose shortcut none")
@@ -96,7 +97,7 @@ class ResNet(nn.Module):
         """
         self.memory = memory
         for unit in self.units:
-            unit.branch.recompute = memory == "recompute_activations"
+            unit.branch.recompute = memory == Memory.recompute_activations
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from deepnets.config.identity import flat, identity
-from deepnets.config.schema import Config, Memory, Step
+from deepnets.config.schema import Config, StepKind
+from deepnets.models.memory import Memory
 from deepnets.models.stacked import unstackable
 from deepnets.runs import checkpoint
 from deepnets.runs.folder import RunFolder
@@ -61,9 +62,9 @@ def obstacle(config: Config) -> str | None:
     if config.devices > 1:
         return f"devices={config.devices}: only runs of one process can be stacked"
     if config.memory is not Memory.full:
-        return f"memory={config.memory.value}: only runs with memory=full can be stacked"
-    if config.step is not Step.eager:
-        return f"step={config.step.value}: only runs with step=eager can be stacked"
+        return f"memory={config.memory}: only runs with memory=full can be stacked"
+    if config.step is not StepKind.eager:
+        return f"step={config.step}: only runs with step=eager can be stacked"
     if config.optimizer["_target_"] not in OPTIMIZERS:
         return f"optimizer {config.optimizer['_target_']}: only SGD can be stacked"
     dataset = dataset_of(config)

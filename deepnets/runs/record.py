@@ -31,7 +31,7 @@ def environment_of(config: Config, device: torch.device) -> dict[str, Any]:
         "classes": dataset.classes,
         "threads": threads_of(config),
         "precision": str(precision).removeprefix("torch."),
-        "step": config.step.value,
+        "step": config.step,
         "device": describe(device),
         "torch": str(torch.__version__),
     }
@@ -68,7 +68,7 @@ def protocol_of(config: Config, training: Training) -> str:
 
 def changes_since(folder: RunFolder, config: Config, frozen: dict[str, Any], device: torch.device) -> list[str]:
     """A line about each thing that is no longer as it was when the run started."""
-    now = {"torch": str(torch.__version__), "device": describe(device), "step": config.step.value}
+    now = {"torch": str(torch.__version__), "device": describe(device), "step": config.step}
     remarks = [
         f"started with {name} {frozen[name]}, continues with {now[name]}" for name in now if frozen[name] != now[name]
     ]

@@ -9,12 +9,13 @@ import torch
 from torch import nn
 
 from deepnets.config.build import build
-from deepnets.config.schema import Config, Memory
+from deepnets.config.schema import Config
 from deepnets.data.batches import EvaluationBatches, TrainingBatches
 from deepnets.data.dataset import Dataset, Splits
 from deepnets.distributed.world import ALONE, World
 from deepnets.errors import UserError
 from deepnets.models.division import divide
+from deepnets.models.memory import Memory
 from deepnets.training.fit import Training
 from deepnets.training.hardware import keep_freed_memory
 from deepnets.training.metrics import Sums
@@ -62,7 +63,7 @@ def prepare(config: Config, device: torch.device, precision: torch.dtype, world:
         precision=precision,
         sums=Sums(device),
         world=world,
-        step=config.step.value,
+        step=config.step,
         is_divided=config.batchnorm_processes is None,
     )
 
@@ -77,8 +78,8 @@ def model_of(config: Config, shape: tuple[int, int, int], classes: int) -> nn.Mo
     model = build("model", config.model, config.trusted_targets, shape=shape, classes=classes)
     if config.memory is not Memory.full:
         if not hasattr(model, "keep"):
-            raise UserError(f"memory={config.memory.value}: {type(model).__name__} always keeps all; give memory=full")
-        model.keep(config.memory.value)
+            raise UserError(f"memory={config.memory}: {type(model).__name__} always keeps all; give memory=full")
+        model.keep(config.memory)
     return model
 
 

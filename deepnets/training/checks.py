@@ -51,7 +51,7 @@ def check_settings(config: Config) -> tuple[Dataset, int]:
         model = model_of(config, dataset.shape, dataset.classes)
     if not config.trusted_targets:  # a user's own need not be able to compute without numbers
         try_out(model, dataset.shape)
-    check_network(config.step.value, model, config.devices)
+    check_network(config.step, model, config.devices)
     # The data come last: looking for them may mean a download.
     iterations = iterations_of(config, dataset)
     schedule = build("schedule", config.schedule, config.trusted_targets, total=iterations)

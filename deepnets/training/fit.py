@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from deepnets.config.schema import StepKind
 from deepnets.data.batches import EvaluationBatches, TrainingBatches
 from deepnets.distributed.world import ALONE, World
 from deepnets.models.division import mean_statistics, named_statistics, set_statistics, statistics_of
 from deepnets.training.metrics import Mean, Sums
-from deepnets.training.step import Forward, Kind, check_device, check_network, forward_of
+from deepnets.training.step import Forward, check_device, check_network, forward_of
 
 
 @dataclass
@@ -39,7 +40,7 @@ class Training:
     precision: torch.dtype
     sums: Sums
     world: World = ALONE
-    step: Kind = "eager"
+    step: StepKind = StepKind.eager
     is_divided: bool = True
     iteration: int = 0
     epoch: int = 0

@@ -1,20 +1,20 @@
 """How the forward pass of training is executed: operation by operation, from compiled code, or as a CUDA graph."""
 
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from deepnets.config.schema import StepKind
 from deepnets.errors import UserError
+from deepnets.models.memory import Memory
 from deepnets.models.recomputation import draws
 
-Kind = Literal["eager", "compiled", "graphed", "compiled_graphed"]
 Forward = Callable[[Tensor], Tensor]  # images (N, C, H, W) -> logits (N, classes)
 BATCH_SIZES = 2  # of a run: code is compiled for each, that of the epoch's short last batch included
 
 
-def forward_of(kind: Kind, model: nn.Module, batch_size: int) -> Forward:
+def forward_of(kind: StepKind, model: nn.Module, batch_size: int) -> Forward:
     """What executes the forward pass of `model` in that way; its backward pass follows.
 
     With graphs an epoch's short last batch is executed operation by operation.
@@ -22,10 +22,12 @@ def forward_of(kind: Kind, model: nn.Module, batch_size: int) -> Forward:
     Raises:
         UserError: compilation is switched off.
     """
-    if kind == "eager":
+    if kind == StepKind.eager:
         return model
     executed = compiled(model, graphed="graphed" in kind) if "compiled" in kind else Captured(model)
-    return executed if kind == "compiled" else lambda images: (executed if len(images) == batch_size else model)(images)
+    if kind == StepKind.compiled:
+        return executed
+    return lambda images: (executed if len(images) == batch_size else model)(images)
 
 
 class Captured:
@@ -90,14 +92,14 @@ def compiled(model: nn.Module, *, graphed: bool = False) -> Forward:
     return call
 
 
-def check_network(kind: Kind, model: nn.Module, processes: int) -> None:
+def check_network(kind: StepKind, model: nn.Module, processes: int) -> None:
     """Whether iterations of a network, trained by so many processes, can be executed in that way.
 
     Raises:
         UserError: names what cannot be compiled or captured.
     """
-    memory = getattr(model, "memory", "full")
-    if kind == "eager":
+    memory = getattr(model, "memory", Memory.full)
+    if kind == StepKind.eager:
         return
     if processes > 1:
         raise UserError(f"step={kind} devices={processes}: runs of one process only; give step=eager or devices=1")
@@ -106,16 +108,16 @@ def check_network(kind: Kind, model: nn.Module, processes: int) -> None:
             f"step={kind}: stochastic depth draws anew which units each batch passes, which no compiled code or graph "
             "can follow; give step=eager"
         )
-    if "compiled" in kind and memory != "full":
+    if "compiled" in kind and memory != Memory.full:
         raise UserError(f"step={kind} memory={memory}: compiled code chooses itself what it keeps; give memory=full")
-    if memory != "full" and any(map(draws, model.modules())):
+    if memory != Memory.full and any(map(draws, model.modules())):
         raise UserError(
             f"step={kind} memory={memory}: dropout that is computed again must draw the same numbers again, which a "
             "graph cannot; give memory=full or step=eager"
         )
 
 
-def check_device(kind: Kind, device: torch.device) -> None:
+def check_device(kind: StepKind, device: torch.device) -> None:
     """Whether iterations can be executed in that way on a device.
 
     Raises:

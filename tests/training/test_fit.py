@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from deepnets.config.schema import StepKind
 from deepnets.data.batches import EvaluationBatches, TrainingBatches
 from deepnets.data.normalization import Normalization
 from deepnets.data.source import Split
@@ -19,7 +20,6 @@ from deepnets.schedule import Plateau, Step
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import Training, fit
 from deepnets.training.metrics import Sums
-from deepnets.training.step import Kind
 from tests.command import ROOT, row
 
 CPU = torch.device("cpu")
@@ -32,7 +32,9 @@ def small_net() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3))
 
 
-def training(iterations: int, schedule: Callable[[int], float] | None = None, step: Kind = "eager") -> Training:
+def training(
+    iterations: int, schedule: Callable[[int], float] | None = None, step: StepKind = StepKind.eager
+) -> Training:
     """Batches of 4, 4 and 2 images; rate 0.5, without another schedule 0.05 from the middle on."""
     split = Split(IMAGES, LABELS)
     normalization = Normalization(torch.zeros(4, 4, 1), torch.full((4, 4, 1), 1 / 255))
