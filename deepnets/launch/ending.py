@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from deepnets.runs.console import describe_result, print_line
-from deepnets.runs.folder import Locked, RunFolder
+from deepnets.runs.folder import FAILED, Locked, RunFolder
 from deepnets.runs.status import state_of
 
 
@@ -55,7 +55,7 @@ class Tally:
         table = Table(Column("run", overflow="fold"), "status", "test error %", "train error %", "seconds", box=None)
         for folder in self.folders:
             result = folder.result or {}
-            status = "failed" if folder in self.failed else state_of(folder).name
+            status = FAILED if folder in self.failed else state_of(folder).name
             if folder in self.elsewhere and not folder.is_complete:
                 status = "running in another process"
             cells = [result.get(name) for name in ("test_error", "train_error", "seconds")]

@@ -1,16 +1,14 @@
 """Runs as processes over the devices of this machine, several at once on each."""
 
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections import Counter, deque
+from collections import deque
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from rich.console import Console
 
 from deepnets.config.schema import Config
@@ -18,6 +16,7 @@ from deepnets.distributed.signals import RESUME, SIGNALS, Interrupted, Interrupt
 from deepnets.errors import UserError
 from deepnets.launch.child import note_crash, start
 from deepnets.launch.ending import Tally
+from deepnets.launch.shares import Shares, devices_of, gpus_of
 from deepnets.runs.console import describe_result, print_line
 from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.watch import live_table
@@ -46,7 +45,7 @@ class Pool:
         """
         if self.runs_per_device < 1:
             raise UserError(f"launcher.runs_per_device={self.runs_per_device}: must be at least 1")
-        device, devices = find_device(config.device), _devices(config.device)
+        device, devices = find_device(config.device), devices_of(config.device)
         check_device(config.step, device)
         if config.devices > len(devices) and device.type == "cuda":
             raise UserError(f"devices={config.devices}: device={config.device} offers {len(devices)} on this machine")
@@ -91,7 +90,7 @@ class _Child:
 
 @dataclass
 class _Execution:
-    """The runs that wait, those in flight, and what is free for them: each device as often as runs may share it."""
+    """The runs that wait, those in flight, and what is free for them."""
 
     tally: Tally
     config: Config
@@ -100,8 +99,7 @@ class _Execution:
     def __post_init__(self) -> None:
         self.waiting = deque(self.tally.folders)
         self.running: list[_Child] = []
-        self.free = Counter(dict.fromkeys(_devices(self.config.device), self.runs_per_device))
-        self.threads = max(1, torch.get_num_threads() // self.free.total())
+        self.shares = Shares(devices_of(self.config.device), self.runs_per_device)
         self.has_gpus = find_device(self.config.device).type == "cuda"
         self.stopped_by: int | None = None
 
@@ -113,7 +111,7 @@ class _Execution:
         """Note which children have ended, and start runs, in their order, while devices are free."""
         for child in [child for child in self.running if child.process.poll() is not None]:
             self.running.remove(child)
-            self.free.update(child.devices)
+            self.shares.release(child.devices)
             self._end(child.folder, child.process.returncode)
         while self.waiting and self._start(self.waiting[0]):
             self.waiting.popleft()
@@ -137,22 +135,20 @@ class _Execution:
         """Whether nothing is left to do for the run but to wait for its end; False when it must wait for devices."""
         if self.tally.is_complete(folder):
             return True
-        wanted = folder.config.devices if self.has_gpus else 1  # all processes of a run share the CPU
-        devices = [device for device, shares in self.free.most_common() if shares][:wanted]
-        if len(devices) < wanted:
+        # All processes of a run share the CPU.
+        devices = self.shares.take(folder.config.devices if self.has_gpus else 1)
+        if not devices:
             return False
         try:
             with folder.claim():
                 pass
         except Locked as error:
+            self.shares.release(devices)
             self.tally.skip(folder, error)
             return True
-        environment = {**os.environ, "OMP_NUM_THREADS": str(self.threads * len(devices))}
-        gpus = sorted(device for device in devices if device is not None)
-        if gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-        self.free.subtract(devices)
-        self.running.append(_Child(folder, start(folder, self.config.trusted_targets, environment), devices))
+        process = start(folder, self.config.trusted_targets, self.shares.environment(devices))
+        self.running.append(_Child(folder, process, devices))
+        gpus = gpus_of(devices)
         print_line(self.tally.heading(folder) + (f" on GPU {', '.join(gpus)}" if gpus else ""))
         return True
 
@@ -174,11 +170,3 @@ class _Execution:
             print(f"{folder}: failed: {failed[folder]}", file=sys.stderr, flush=True)
             if self.config.fail_fast:
                 self.stop(signal.SIGTERM)
-
-
-def _devices(name: str) -> list[str | None]:
-    """What CUDA_VISIBLE_DEVICES is to be for each device; None leaves it as it is: for the CPU, or a GPU by name."""
-    if find_device(name).type == "cpu" or ":" in name:
-        return [None]
-    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return [*shown.split(",")] if shown else [str(index) for index in range(torch.cuda.device_count())]

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def print_line(line: str) -> None:
-    """Print a line at once; where the reader of our output has left, what we do goes on."""
+    """Print a line at once; where the reader of the output has left, the command goes on."""
     try:
         print(line, flush=True)
     except BrokenPipeError:
@@ -22,7 +22,8 @@ def describe_result(result: dict[str, Any]) -> str:
     if result["selected_epoch"] and result["selection"] == "best_validation":
         error += f" at epoch {result['selected_epoch']} of lowest validation error"
     pace = f"{result['images_per_second']:,.0f} images/s" if result["images_per_second"] else "no epoch timed"
-    return f"{result['status']}: {error} after {result['epochs']} epochs in {duration(result['seconds'])} ({pace})"
+    epochs = f"{result['epochs']} epoch{'s' * (result['epochs'] != 1)}"
+    return f"{result['status']}: {error} after {epochs} in {duration(result['seconds'])} ({pace})"
 
 
 def duration(seconds: float) -> str:

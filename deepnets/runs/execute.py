@@ -41,10 +41,12 @@ def run(folder: RunFolder, trusted: Sequence[str] = ()) -> dict[str, Any]:
     if result := folder.completed:
         return result
     config, world = replace(folder.config, trusted_targets=list(trusted)), world_from_env()
-    if world.size == 1 < config.devices:
-        return _run_in_processes(folder, config)
-    config = replace(config, devices=world.size)
+    starts_others = world.size == 1 < config.devices
+    if not starts_others:
+        config = replace(config, devices=world.size)
     check_processes(config)
+    if starts_others:
+        return _run_in_processes(folder, config)
     is_alone = world.size == 1
     interruption = Interruption(at_once=is_alone, among_others=not is_alone)
     with ExitStack() as held:

@@ -14,7 +14,7 @@ from deepnets.distributed.signals import Interrupted, Interruption
 from deepnets.distributed.world import World
 from deepnets.errors import UserError
 from deepnets.runs import checkpoint
-from deepnets.runs.folder import RunFolder
+from deepnets.runs.folder import DIVERGED, FINISHED, RunFolder
 from deepnets.runs.log import Log
 from deepnets.runs.record import changes_since, data_of, differing, environment_of, protocol_of, result_of
 from deepnets.runs.session import Session
@@ -61,7 +61,7 @@ class Execution:
         if saved:
             self.training.load_state_dict(saved["training"])
             self.history, self.observed, self.seconds = saved["history"], saved.get("observed", []), saved["seconds"]
-            self.remarks.append(f"continuing at iteration {self.training.iteration} of {self.training.iterations}")
+            self.remarks.append(f"resuming at iteration {self.training.iteration} of {self.training.iterations}")
         self.remarks += changes_since(folder, config, self.frozen, device)
         self.logging = held.enter_context(ExitStack())
         self.log: Log | None = None
@@ -82,7 +82,7 @@ class Execution:
         if self.log:
             self.log.iteration(self.training)
         if _is_non_finite(self.training):
-            self._end("diverged")
+            self._end(DIVERGED)
             return False
         if self.log and self.training.completed:
             self.log.epoch(self.training)
@@ -98,11 +98,11 @@ class Execution:
     def finish(self) -> None:
         """The budget is used up."""
         self.save()
-        self._end("finished")
+        self._end(FINISHED)
 
     def _end(self, status: str) -> None:
         if self.log:
-            self.log.end(finished=status == "finished")
+            self.log.end(finished=status == FINISHED)
             self.result = result_of(self.config, self.training, self.history, self.log.seconds, status, self.frozen)
             self.logging.close()
             self.folder.write_json("result.json", self.result)

@@ -20,6 +20,7 @@ from deepnets.config.identity import flat, identity
 from deepnets.config.schema import Config
 from deepnets.errors import UserError
 
+FINISHED, DIVERGED, FAILED = "finished", "diverged", "failed"  # what result.json says of a run
 FREEZING_SECONDS = 10.0  # more than writing a configuration takes anywhere
 
 
@@ -79,7 +80,7 @@ class RunFolder:
     def completed(self) -> dict[str, Any] | None:
         """The result of a run that finished or diverged; None while anything is left to train, as where it failed."""
         result = self.result
-        return result if result and result["status"] in ("finished", "diverged") else None
+        return result if result and result["status"] in (FINISHED, DIVERGED) else None
 
     @property
     def is_complete(self) -> bool:

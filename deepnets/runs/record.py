@@ -11,7 +11,7 @@ import torch
 from deepnets.config.identity import identity_hash
 from deepnets.config.schema import Config, Selection
 from deepnets.models.batchnorm import group_sizes
-from deepnets.runs.folder import RunFolder
+from deepnets.runs.folder import DIVERGED, RunFolder
 from deepnets.runs.revision import git_commit
 from deepnets.training.assembly import dataset_of, splits_of
 from deepnets.training.fit import Training
@@ -70,7 +70,7 @@ def changes_since(folder: RunFolder, config: Config, frozen: dict[str, Any], dev
     """A line about each thing that is no longer as it was when the run started."""
     now = {"torch": str(torch.__version__), "device": describe(device), "step": config.step}
     remarks = [
-        f"started with {name} {frozen[name]}, continues with {now[name]}" for name in now if frozen[name] != now[name]
+        f"started with {name} {frozen[name]}, resumes with {now[name]}" for name in now if frozen[name] != now[name]
     ]
     if config.threads and threads_of(config) != frozen["threads"]:
         each = " in each process" if config.devices > 1 else ""
@@ -97,7 +97,7 @@ def result_of(
     selected = last
     if config.selection is Selection.best_validation and history:
         selected = min(history, key=lambda row: row["validation_error"])
-    if status == "diverged":
+    if status == DIVERGED:
         selected = {}
     speeds = sorted(row["images_per_second"] for row in history)
     return {

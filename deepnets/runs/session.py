@@ -11,7 +11,7 @@ import torch
 
 from deepnets.config.schema import Config
 from deepnets.distributed.world import ALONE, World, joined, lost_another
-from deepnets.runs.folder import Locked, RunFolder
+from deepnets.runs.folder import FAILED, Locked, RunFolder
 from deepnets.runs.status import Heartbeat, slurm_task
 from deepnets.training.hardware import find_device
 
@@ -92,7 +92,7 @@ def note_failure(folder: RunFolder, reason: str, details: str) -> bool:
         with (folder.path / "log.txt").open("a") as file:
             file.write(details)
         job = {"job": task} if (task := slurm_task()) else {}
-        folder.write_json("result.json", {"status": "failed", "reason": reason, **job})
+        folder.write_json("result.json", {"status": FAILED, "reason": reason, **job})
     except FileExistsError:
         return False
     except OSError as unwritable:  # the disk that is full may be what failed: the first error is the one to show

@@ -15,13 +15,12 @@ from typing import Any, Self
 import yaml
 
 from deepnets.distributed.signals import Interrupted
-from deepnets.runs.folder import RunFolder
+from deepnets.runs.folder import DIVERGED, FAILED, FINISHED, RunFolder
 
 BEAT_SECONDS = 10.0
 DEAD_SECONDS = 60.0  # without a beat: six were missed
 
-WAITING, QUEUED, RUNNING, PREEMPTED = "waiting", "queued", "running", "preempted"
-FINISHED, DIVERGED, FAILED, DEAD = "finished", "diverged", "failed", "dead"
+WAITING, QUEUED, RUNNING, PREEMPTED, DEAD = "waiting", "queued", "running", "preempted", "dead"
 # In the order of a run's life.
 STATES = (WAITING, QUEUED, RUNNING, PREEMPTED, DEAD, FAILED, DIVERGED, FINISHED)
 

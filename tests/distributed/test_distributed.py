@@ -198,7 +198,7 @@ def test_a_stopped_run_continues_to_the_same_bits_under_torchrun_too(undisturbed
     process = command(folder, *torchrun, "deepnets.run", str(tmp_path))
     told, _ = process.communicate(timeout=300)
     assert process.returncode == 0, told
-    assert told.count("continuing at iteration") == 1
+    assert told.count("resuming at iteration") == 1
     assert metrics(folder.path) == metrics(undisturbed.path)
     assert len(metrics(folder.path)) == 12
     ours, theirs = (checkpoint.load(path)[0]["training"] for path in (folder.path, undisturbed.path))
@@ -271,7 +271,7 @@ def test_two_gpus_train_by_nccl_and_continue(tmp_path: Path, images: str) -> Non
     process = command(folder)
     told, _ = process.communicate(timeout=300)
     assert process.returncode == 0, told
-    assert "continuing at iteration" in told
+    assert "resuming at iteration" in told
     assert len(metrics(folder.path)) == 12
 
 

@@ -9,16 +9,15 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from deepnets.errors import UserError
-from deepnets.launch import pool
-from deepnets.launch.ending import Tally
+from deepnets.launch import child
 from deepnets.launch.grid import launch
 from deepnets.launch.pool import Pool
+from deepnets.launch.shares import Shares
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.naming import folders_of
 from deepnets.runs.status import state_of
@@ -134,7 +133,7 @@ def a_row_that_is_killed_fails_alone_and_the_others_finish(grid: Grid) -> None:
     assert "1 of 8 runs failed" in errors
     assert f"{grid.folder(0)}: killed by SIGKILL" in errors
     for seed in (0, 1):
-        assert "continuing at iteration" in (grid.folder(seed).path / "output.txt").read_text()
+        assert "resuming at iteration" in (grid.folder(seed).path / "output.txt").read_text()
     for seed in range(1, 8):
         assert grid.folder(seed).result["threads"] == 1
     # Never more than two at once: a third starts when one has ended.
@@ -176,43 +175,22 @@ def test_fail_fast_stops_the_rows_in_flight_and_starts_no_other(
     assert "1 of 3 runs failed" in capsys.readouterr().err
 
 
-def test_a_row_of_several_gpus_takes_a_share_of_each(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(pool, "_devices", lambda name: ["3", "5", "7"])
-    taken = []
+def test_a_run_of_several_gpus_takes_a_share_of_each() -> None:
+    shares = Shares(["3", "5", "7"], per_device=1)
+    first, second = shares.take(2), shares.take(1)
+    assert (first, second) == (["3", "5"], ["7"])
+    assert shares.environment(first)["CUDA_VISIBLE_DEVICES"] == "3,5"
+    assert shares.take(1) == shares.take(3) == []
+    shares.release(second)
+    assert shares.take(2) == []
+    shares.release(first)
+    assert sorted(shares.take(3)) == ["3", "5", "7"]
 
-    class Started:
-        """ShortcutShape at the second look."""
 
-        returncode = 1
-
-        def __init__(self, folder: RunFolder, environment: dict[str, str]) -> None:
-            taken.append((folder.path.name, environment["CUDA_VISIBLE_DEVICES"]))
-            self.looks = iter([None])
-
-        def poll(self) -> int | None:
-            return next(self.looks, 1)
-
-    monkeypatch.setattr(pool, "start", lambda folder, trusted, environment: Started(folder, environment))
-    monkeypatch.setattr(pool, "note_crash", lambda folder, code: "as this test wants")
-    folders = []
-    for name, devices in {"a": 2, "b": 1, "c": 2, "d": 3}.items():
-        folders.append(RunFolder(tmp_path / name))
-        folders[-1].freeze(replace(row(tmp_path).config, devices=devices), {})
-    execution = pool._Execution(Tally(folders), row(tmp_path).config, runs_per_device=1)
-    execution.has_gpus = True
-    together = []
-    while execution.in_progress:
-        execution.step()
-        together.append([child.folder.path.name for child in execution.running])
-    assert taken == [("a", "3,5"), ("b", "7"), ("c", "3,5"), ("d", "3,5,7")]
-    assert [names for index, names in enumerate(together) if names != together[index - 1]] == [
-        ["a", "b"],
-        ["c"],
-        ["d"],
-        [],
-    ]
+def test_several_runs_share_a_device_and_the_least_used_comes_first() -> None:
+    shares = Shares(["0", "1"], per_device=2)
+    assert [shares.take(1) for _ in range(4)] == [["0"], ["1"], ["0"], ["1"]]
+    assert shares.take(1) == []
 
 
 def test_what_a_pool_cannot_run_is_refused(tmp_path: Path) -> None:
@@ -225,9 +203,9 @@ def test_output_of_a_run_that_dies_early_is_told(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "a")
     folder.freeze(row(tmp_path, "device=cpu").config, {})
     (folder.path / "config.yaml").write_text("epochs: [")
-    status = pool.start(folder, [], dict(os.environ)).wait()
+    status = child.start(folder, [], dict(os.environ)).wait()
     assert status == 1
-    reason = pool.note_crash(folder, status)
+    reason = child.note_crash(folder, status)
     assert reason.startswith("ended with exit code 1: ")
     assert json.loads((folder.path / "result.json").read_text()) == {"status": "failed", "reason": reason}
 

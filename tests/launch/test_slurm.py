@@ -329,7 +329,7 @@ def test_a_row_asks_for_gpus(grid: dict[str, Any]) -> None:
 )
 def test_a_row_that_was_stopped_ends_bit_by_bit_as_undisturbed(stops: dict[str, Any], name: str, devices: int) -> None:
     folder, twin = (folder_of(stops["root"], which, devices) for which in (name, "t"))
-    assert "continuing at iteration" in (folder / "log.txt").read_text()
+    assert "resuming at iteration" in (folder / "log.txt").read_text()
     assert metrics(folder) == metrics(twin)
     assert len(metrics(folder)) == 8
     ours, theirs = (checkpoint.load(path)[0]["training"]["model"] for path in (folder, twin))

@@ -94,7 +94,7 @@ def test_killed_while_a_checkpoint_is_written(undisturbed: Path, tmp_path: Path)
     else:
         pytest.fail("no kill hit a checkpoint write")
     done = train(*RUN, f"output_root={tmp_path}")
-    assert "continuing at iteration" in done.stdout
+    assert "resuming at iteration" in done.stdout
     assert_equal_runs(folder_in(tmp_path), undisturbed)
 
 
@@ -121,7 +121,7 @@ def test_a_signal_saves_and_says_how_to_continue(undisturbed: Path, tmp_path: Pa
     assert f"python -m deepnets.run {shlex.quote(str(folder))}" in told
     done = subprocess.run(again, capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT, check=False)
     assert done.returncode == 0, done.stderr
-    assert "continuing at iteration" in done.stdout
+    assert "resuming at iteration" in done.stdout
     assert_equal_runs(folder, undisturbed)
 
 
@@ -140,7 +140,7 @@ def test_a_damaged_checkpoint_is_told_and_the_previous_one_used(undisturbed: Pat
     done = train(*RUN, f"output_root={tmp_path}")
     assert "checkpoint.pt is damaged" in done.stdout
     assert last.with_name("checkpoint.pt.damaged").read_bytes() == content
-    assert "continuing at iteration" in done.stdout
+    assert "resuming at iteration" in done.stdout
     assert_equal_runs(folder_in(tmp_path), undisturbed)
 
 

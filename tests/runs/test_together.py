@@ -248,7 +248,7 @@ def test_a_stopped_group_goes_on_to_the_same_bits(grid: Path, tmp_path: Path, by
         assert states == {"preempted"}
     done = train(*GRID, f"output_root={tmp_path}")
     assert done.returncode == 0, done.stderr
-    assert "continuing at iteration" in done.stdout
+    assert "resuming at iteration" in done.stdout
     # A kill may hit between the checkpoints of two rows, which then go on in other groups.
     assert by == signal.SIGKILL or "4 runs at once" in done.stdout
     assert_equal_grids(tmp_path, grid, exactly="4 runs at once" in done.stdout)
