@@ -1,7 +1,7 @@
 """Measure deepnets on this machine: `python scripts/bench.py WHAT`.
 
 Every figure is a ratio of things measured in turns in one run, given as median and range over the repeats.
-`python scripts/bench.py WHAT --help` tells what can be chosen; most take `--root DIR`, where DIR holds CIFAR-10, for
+`python scripts/bench.py WHAT --help` lists its options; most take `--root DIR`, where DIR holds CIFAR-10, for
 stacked MNIST, in any form that `dataset=cifar10` reads, and the others make their images.
 """
 

@@ -49,7 +49,7 @@ def measure(arguments: argparse.Namespace) -> list[Figures]:
     """
     count, batch = arguments.processes, chosen(arguments).config.batch_size
     if not 2 <= count <= batch:
-        raise UserError(f"--processes {count}: give 2 or more, among which a batch of {batch} can be divided")
+        raise UserError(f"--processes {count}: must be 2 or more, and a batch of {batch} divisible among them")
     with TemporaryDirectory() as place:
         file = Path(place, "seconds.json")
         given = [file, arguments.iterations, arguments.repeats, *words_of(arguments)]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 def count(text: str) -> int:
     """A whole number of 1 or more."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: give a whole number, 1 or more")
+        raise argparse.ArgumentTypeError(f"{text}: must be a whole number, 1 or more")
     return int(text)
 
 

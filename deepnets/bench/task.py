@@ -80,7 +80,7 @@ def given(path: Path) -> ModuleType:
         raise UserError(f"--peer {path}: no such file")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise UserError(f"--peer {path}: give a Python file")
+        raise UserError(f"--peer {path}: not a Python file")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     if not callable(getattr(module, "prepare", None)):

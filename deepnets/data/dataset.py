@@ -44,7 +44,7 @@ class Dataset:
         reduce: int = 1,  # what a user's own data set of before `reduce` is read with
     ) -> None:
         if pad < 0:
-            raise UserError(f"pad={pad} pixels: give 0 (no shifts) or more")
+            raise UserError(f"pad={pad} pixels: must be 0 (no shifts) or more")
         if normalization not in KINDS:
             raise UserError(f"normalization={normalization}: choose one of {', '.join(KINDS)}")
         folder = Path(root).expanduser()
@@ -56,7 +56,7 @@ class Dataset:
         _, *sides = self.source.shape
         if reduce < 1 or any(side % reduce for side in sides):
             raise UserError(
-                f"reduce={reduce}: give a whole number of pixels that divides both sides of the images of "
+                f"reduce={reduce}: must be a whole number of pixels that divides both sides of the images of "
                 f"{self.source.name} ({' x '.join(map(str, sides))}), or 1 to use them as they are"
             )
         self.validation, self.normalization, self.pad, self.flip = validation, normalization, pad, flip

@@ -35,7 +35,7 @@ def tree(
     and cut to. Only the listing is read here; a missing, empty or contradicting folder is a `UserError`.
     """
     if size is not None and size < 1:
-        raise UserError(f"size={size} pixels: give a positive number, or null to keep the images as they are")
+        raise UserError(f"size={size} pixels: must be positive, or null for images as they are")
     try:
         train, test = [_files(folder / split) for split in training], _files(folder / "test")
         found = [entry for files in (*train, test) for entries in files.values() for entry in entries]

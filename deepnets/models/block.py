@@ -20,7 +20,7 @@ class Block:
 
     def __post_init__(self) -> None:
         if not self.kernels or any(kernel < 1 or kernel % 2 == 0 for kernel in self.kernels):
-            raise ValueError(f"kernels are {list(self.kernels)}; give at least one, all odd and positive, e.g. [3, 3]")
+            raise ValueError(f"kernels are {list(self.kernels)}; choose one or more, odd and positive, e.g. [3, 3]")
         if not 0 <= self.strided_kernel < len(self.kernels):
             raise ValueError(
                 f"strided_kernel is {self.strided_kernel}; it is an index of kernels {list(self.kernels)}, "
@@ -49,7 +49,7 @@ def units_of_stages(depth: int | None, units: Sequence[int] | None, stages: int,
     if depth is not None and units is None:
         return [_equal_units(depth, stages, kernels)] * stages
     if depth is not None or units is None:
-        raise ValueError(f"depth={depth}, units={units}: give one of them, and null for the other")
+        raise ValueError(f"depth={depth}, units={units}: set one of them, and the other to null")
     if len(units) != stages or min(units) < 1:
         raise ValueError(f"units: {list(units)} given; needs {stages} numbers, one per stage, at least 1 each")
     return list(units)

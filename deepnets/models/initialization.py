@@ -12,7 +12,7 @@ Initialization = Literal["he_fan_out", "he_fan_in", "looks_linear"]
 
 
 def initialize(model: nn.Module, head: nn.Linear, initialization: Initialization) -> None:
-    """Draw all weights but the head's as told, the head's from U(+-1 / sqrt(fan_in)); all biases are 0; in place.
+    """Draw all weights but the head's as named, the head's from U(+-1 / sqrt(fan_in)); all biases are 0; in place.
 
     he_fan_out and he_fan_in are W ~ N(0, 2 / fan), the fan k k C_out (fb.resnet.torch) or k k C_in (He et al. 2015,
     "Delving deep", forward case). looks_linear is an orthogonal map of each pixel: Balduzzi et al. 2017, section 4; any

@@ -90,9 +90,9 @@ class ResNet(nn.Module):
         return [unit for stage in self.stages for unit in stage.children() if isinstance(unit, Unit)]
 
     def keep(self, memory: Memory) -> None:
-        """What of the units the backward pass finds kept, and what it computes again; `full` at first.
+        """What the forward pass stores for the backward pass, which computes the rest again; `full` at first.
 
-        recompute_activations keeps the outputs of the convolutions, recompute_units the input of every unit,
+        recompute_activations stores the outputs of the convolutions, recompute_units the input of every unit,
         recompute_segments the input of about sqrt(3 L) of L units. No choice changes a gradient by a bit.
         """
         self.memory = memory

@@ -27,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, write and tell; returns the exit code."""
+    """Measure, write the files and print the finding; returns the exit code."""
     subject = subject_of(arguments)
     walk = walk_of(subject.model)
     bias = gates.biases(walk)  # first, since it refuses nets without gates before the data are read
@@ -64,7 +64,7 @@ def _shown_classes(given: str | None, subject: Subject) -> list[int]:
     except ValueError:
         shown = [-1]
     if not all(0 <= label < classes for label in shown):
-        raise UserError(f"--classes {given}: give labels from 0 to {classes - 1} with commas, e.g. 0,1")
+        raise UserError(f"--classes {given}: must be labels from 0 to {classes - 1} with commas, e.g. 0,1")
     return shown
 
 
@@ -72,7 +72,7 @@ def _index(arguments: argparse.Namespace, images: int) -> int:
     if arguments.sample is None:
         return int(np.random.default_rng(arguments.seed).integers(images))
     if not 0 <= arguments.sample < images:
-        raise UserError(f"--sample {arguments.sample}: give the index of a training image, 0 to {images - 1}")
+        raise UserError(f"--sample {arguments.sample}: must be the index of a training image, 0 to {images - 1}")
     return arguments.sample
 
 

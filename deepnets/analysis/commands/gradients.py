@@ -47,7 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, write and tell; returns the exit code."""
+    """Measure, write the files and print the finding; returns the exit code."""
     orderings, sizes = compared(arguments)
     subjects = subjects_of(arguments)
     if arguments.epochs > 0 and len(subjects) > 1:

@@ -34,7 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, write and tell; returns the exit code."""
+    """Measure, write the files and print the finding; returns the exit code."""
     if arguments.most < 1 or arguments.draws < 1:
         raise UserError(f"--most {arguments.most} --draws {arguments.draws}: both must be at least 1")
     subjects = subjects_of(arguments)

@@ -27,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, write and tell; returns the exit code."""
+    """Measure, write the files and print the finding; returns the exit code."""
     if arguments.draws < arguments.images:
         raise UserError(f"--draws {arguments.draws} --images {arguments.images}: draw at least one path for each image")
     subject = subject_of(arguments)

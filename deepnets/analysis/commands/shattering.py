@@ -37,7 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, write and tell; returns the exit code."""
+    """Measure, write the files and print the finding; returns the exit code."""
     depths, started = _depths(arguments), time.monotonic()
     generator = torch.Generator().manual_seed(arguments.seed)
     draws, grid = arguments.draws, shattering.grid()
@@ -109,7 +109,7 @@ def _depths(arguments: argparse.Namespace) -> list[int]:
     except ValueError:
         depths = [0]
     if min(*depths, arguments.feedforward_depth, arguments.resnet_depth) < 1:
-        raise UserError(f"--depths {arguments.depths}: give depths of at least 1 with commas, e.g. 2,10,50")
+        raise UserError(f"--depths {arguments.depths}: must be depths of at least 1, separated by commas, e.g. 2,10,50")
     if arguments.draws < 2:
         raise UserError(f"--draws {arguments.draws}: needs at least 2 for a band")
     return depths

@@ -92,7 +92,7 @@ def subjects_of(arguments: argparse.Namespace) -> list[Subject]:
         parts = 2 if len({Path(word).resolve().parts[-2:] for word in words}) == len(words) else 3
         return [_trained(Path(word), "/".join(Path(word).resolve().parts[-parts:]), arguments) for word in words]
     if folders:
-        raise UserError(f"{' '.join(words)}: give run folders, or options such as model=preact110 dataset=cifar10")
+        raise UserError(f"{' '.join(words)}: name run folders, or options such as model=preact110 dataset=cifar10")
     return [_fresh(words, arguments)]
 
 
@@ -130,7 +130,7 @@ def _trained(path: Path, name: str, arguments: argparse.Namespace) -> Subject:
 def _fresh(overrides: Sequence[str], arguments: argparse.Namespace) -> Subject:
     row = compose(overrides)
     if row.config.sweep:
-        raise UserError(f"{' '.join(overrides)}: a table is many networks; give options of one, or run folders")
+        raise UserError(f"{' '.join(overrides)}: a sweep is many networks; choose options of one, or run folders")
     config = replace(row.config, trusted_targets=arguments.trust)
     run = folder_of(replace(row, config=config)).path
     folder = Path(config.output_root) / "analysis" / f"{run.parent.name},{run.name}"
