@@ -22,8 +22,8 @@ def fingerprint(files: Iterable[tuple[str, int, int]], form: str) -> str:
 def cached(folder: Path, name: str, key: str, build: Callable[[], tuple[Split, Split]]) -> tuple[Split, Split]:
     """(train, test) from the file `name` in `folder` if it was written under `key`, else from `build`, then written.
 
-    Where `folder` cannot be written the file lies in the user's cache folder. A file that is outdated, or damaged by its
-    zip checksums, is built again; whole files are renamed into place, so several processes may build at once.
+    Where `folder` cannot be written the file lies in the user's cache folder. A file that is outdated or damaged (zip
+    checksums)  is built again. Whole files are renamed into place, so several processes may build at once.
     """
     mine = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
