@@ -136,4 +136,5 @@ STEPS: tuple[Callable[[Frozen], Frozen], ...] = (
     _dropped("wait"),
     _dropped("retry"),
     _added("dataset.reduce", 1, target="deepnets.data.dataset.Dataset"),
+    _added("dataset.incomplete", False, target="deepnets.data.dataset.Dataset"),
 )

@@ -30,7 +30,7 @@ class Dataset:
 
     Squares of `reduce` x `reduce` pixels are averaged to one; then training images are shifted by up to `pad` pixels
     and mirrored with `flip`. Files are looked for by `training_size` and read by `load`, so that a network can be built
-    for data that are elsewhere.
+    for data that are elsewhere. Fewer or more images than a known set has are refused, unless `incomplete` allows it.
     """
 
     def __init__(
@@ -41,7 +41,8 @@ class Dataset:
         normalization: str,
         pad: int,
         flip: bool,
-        reduce: int = 1,  # what a user's own data set of before `reduce` is read with
+        reduce: int = 1,  # the last two as a user's own data set that does not name them is read
+        incomplete: bool = False,
     ) -> None:
         if pad < 0:
             raise UserError(f"pad={pad} pixels: must be 0 (no shifts) or more")
@@ -52,7 +53,7 @@ class Dataset:
             raise UserError(f"dataset.root={root} is a file: name the folder that holds the data")
         if validation < 0:
             raise UserError(f"validation={validation}: hold out 0 training images or more")
-        self.source = source(folder)
+        self.source, self.root = source(folder), root
         _, *sides = self.source.shape
         if reduce < 1 or any(side % reduce for side in sides):
             raise UserError(
@@ -60,7 +61,7 @@ class Dataset:
                 f"{self.source.name} ({' x '.join(map(str, sides))}), or 1 to use them as they are"
             )
         self.validation, self.normalization, self.pad, self.flip = validation, normalization, pad, flip
-        self.reduce = reduce
+        self.reduce, self.incomplete = reduce, incomplete
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -77,6 +78,7 @@ class Dataset:
     def training_size(self) -> int:
         """Training images after the hold-out. Looks for the files; a `UserError` when they are unfit, or nowhere."""
         train, test = self.source.found.sizes
+        self._refuse_incomplete((train, test))
         if self.validation >= train:
             raise UserError(f"validation={self.validation}: hold out 0 to {train - 1} of the {train} training images")
         size, memory = (train + test) * prod(self.source.shape), _memory()
@@ -93,8 +95,10 @@ class Dataset:
         Raises:
             UserError: they do not fit into the memory of the GPU, or what reading them raises.
         """
+        found = self.source.found.read()
+        self._refuse_incomplete((len(found[0]), len(found[1])))  # what an archive holds is only known now
         # Reduced anew in each process: that takes less time than reading a second cache would save.
-        train, test = (reduced(split, self.reduce) for split in self.source.found.read())
+        train, test = (reduced(split, self.reduce) for split in found)
         if device.type == "cuda" and (size := train.images.nbytes + test.images.nbytes) > (
             free := torch.cuda.mem_get_info(device)[0]
         ):
@@ -108,6 +112,16 @@ class Dataset:
             train, validation = train.select(kept), train.select(held).to(device)
         train = train.to(device)
         return Splits(train, validation, test.to(device), fit(self.normalization, train.images))
+
+    def _refuse_incomplete(self, sizes: tuple[int, int]) -> None:
+        """A `UserError` if a known data set has other than its published (train, test) numbers of images."""
+        expected = self.source.published
+        if expected in (None, sizes) or self.incomplete:
+            return
+        raise UserError(
+            f"{self.source.name} in {self.root} has {sizes[0]:,} training and {sizes[1]:,} test images, published are "
+            f"{expected[0]:,} and {expected[1]:,}: complete it, or train on what is there with dataset.incomplete=true"
+        )
 
 
 def _memory() -> int:

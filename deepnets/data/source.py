@@ -44,16 +44,17 @@ Found = DataFiles  # the name that sources of users import
 
 @dataclass(frozen=True)
 class Source:
-    """A data set: `shape` is (C, H, W), `classes` are their names by label.
+    """A data set: `shape` is (C, H, W), `classes` are their names by label, `published` the size of a known set.
 
-    A network can be built for it before its files are there: only `found` looks for them, and refuses them with a
-    `UserError`.
+    That size is the number of images in (train, test). A network can be built for it before its files are there: only
+    `found` looks for them, and refuses them with a `UserError`.
     """
 
     name: str
     shape: tuple[int, int, int]
     classes: tuple[str, ...]
     find: Callable[[], DataFiles]
+    published: tuple[int, int] | None = None
 
     @cached_property
     def found(self) -> DataFiles:

@@ -25,6 +25,7 @@ CIFAR100 = tuple(
     wardrobe whale willow_tree wolf woman worm""".split()  # noqa: SIM905 (one name a line would fill the page)
 )
 HALVES = ({"train": True},), ({"train": False},)
+CIFAR_SIZES, MNIST_SIZES = (50_000, 10_000), (60_000, 10_000)  # images for training and testing
 MNIST_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
 
@@ -46,17 +47,19 @@ def digits(root: Path) -> Source:
 
 def mnist(root: Path) -> Source:
     """MNIST: idx files (plain or .gz) in root/MNIST/raw or root/mnist, or a tree root/mnist; else downloaded."""
-    return Source("mnist", MNIST_SHAPE, DIGITS, partial(_find_mnist, root))
+    return Source("mnist", MNIST_SHAPE, DIGITS, partial(_find_mnist, root), MNIST_SIZES)
 
 
 def cifar10(root: Path) -> Source:
     """CIFAR-10 (50,000 and 10,000 images 32x32): a tree root/cifar10, or the official archive in `root`."""
-    return Source("cifar10", COLOUR_SHAPE, CIFAR10, partial(_find_cifar, root, 10, "cifar-10-batches-py"))
+    find = partial(_find_cifar, root, 10, "cifar-10-batches-py")
+    return Source("cifar10", COLOUR_SHAPE, CIFAR10, find, CIFAR_SIZES)
 
 
 def cifar100(root: Path) -> Source:
     """CIFAR-100 (50,000 and 10,000 images 32x32): a tree root/cifar100, or the official archive in `root`."""
-    return Source("cifar100", COLOUR_SHAPE, CIFAR100, partial(_find_cifar, root, 100, "cifar-100-python"))
+    find = partial(_find_cifar, root, 100, "cifar-100-python")
+    return Source("cifar100", COLOUR_SHAPE, CIFAR100, find, CIFAR_SIZES)
 
 
 def svhn(root: Path, *, extra: bool) -> Source:
@@ -64,7 +67,8 @@ def svhn(root: Path, *, extra: bool) -> Source:
 
     73,257 images for training, 604,388 with the easier `extra` ones (stochastic depth, section 4), 26,032 for testing.
     """
-    return Source("svhn", COLOUR_SHAPE, DIGITS, partial(_find_svhn, root, extra))
+    sizes = (604_388 if extra else 73_257, 26_032)
+    return Source("svhn", COLOUR_SHAPE, DIGITS, partial(_find_svhn, root, extra, sizes), sizes)
 
 
 def image_folder(root: Path, *, name: str, size: int | None) -> Source:
@@ -108,7 +112,7 @@ def _find_mnist(root: Path) -> DataFiles:
             obtain(archive, root)
             return _find_mnist(root).read()
 
-        return DataFiles((60_000, 10_000), download, missing(archive, root))
+        return DataFiles(MNIST_SIZES, download, missing(archive, root))
     (train, *size), labels, (test, *test_size), test_labels = map(idx_shape, files)
     if (train, test) != (*labels, *test_labels) or not size == test_size == list(MNIST_SHAPE[1:]):
         raise UserError(f"the idx files in {files[0].parent} contradict each other or MNIST: replace or delete them")
@@ -128,10 +132,10 @@ def _find_cifar(root: Path, classes: int, unpacked: str) -> DataFiles:
         return tree(name, folder, classes=classes, shape=COLOUR_SHAPE).found
     url = f"https://www.cs.toronto.edu/~kriz/{packed}"
     archive = Archive(name, url, name.upper(), *HALVES, files=(unpacked,), packed=packed)
-    return official(archive, root, (50_000, 10_000))
+    return official(archive, root, CIFAR_SIZES)
 
 
-def _find_svhn(root: Path, extra: bool) -> DataFiles:
+def _find_svhn(root: Path, extra: bool, sizes: tuple[int, int]) -> DataFiles:
     training = ("train", "extra") if extra else ("train",)
     if (folder := _tree_in(root, "svhn")) is not None:
         return tree("svhn", folder, training=training, classes=10, shape=COLOUR_SHAPE).found
@@ -144,7 +148,7 @@ def _find_svhn(root: Path, extra: bool) -> DataFiles:
         files=tuple(f"{part}_32x32.mat" for part in (*training, "test")),
         labels="labels",
     )
-    return official(archive, root, (604_388 if extra else 73_257, 26_032))
+    return official(archive, root, sizes)
 
 
 def _tree_in(root: Path, name: str) -> Path | None:

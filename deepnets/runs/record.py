@@ -1,15 +1,18 @@
 """What a run leaves in writing besides its numbers: what it depended on, and its result or failure."""
 
+import hashlib
 import math
 import sys
 import zlib
 from importlib.metadata import version
 from typing import Any
 
+import numpy as np
 import torch
 
 from deepnets.config.identity import identity_hash
 from deepnets.config.schema import Config, Selection
+from deepnets.data.dataset import Splits
 from deepnets.models.batchnorm import group_sizes
 from deepnets.runs.folder import DIVERGED, RunFolder
 from deepnets.runs.revision import git_commit
@@ -125,15 +128,26 @@ def result_of(
 
 
 def data_of(config: Config, device: torch.device) -> dict[str, Any]:
-    """What tells data sets of one name apart: how many images, checksums of all labels and of some images, in order."""
-    splits = splits_of(dataset_of(config), device)
+    """What tells data sets of one name apart, as the run sees them: `contents`."""
+    return contents(splits_of(dataset_of(config), device))
+
+
+def contents(splits: Splits) -> dict[str, Any]:
+    """How many images each split has, and checksums of them in their order.
+
+    `content` is of all images and labels; `labels` and `images`, of some, are those that older versions noted.
+    """
     parts = {"train": splits.train, "validation": splits.validation, "test": splits.test}
     there = {name: split for name, split in parts.items() if split is not None}
-    labels = b"".join(split.labels.cpu().numpy().tobytes() for split in there.values())
-    some = (split.images[:: math.ceil(len(split) / CHECKED_IMAGES)] for split in there.values())
-    images = b"".join(images.cpu().numpy().tobytes() for images in some)
+    labels, images, content = 0, 0, hashlib.sha256()
+    for split in there.values():
+        pixels, numbers = split.images.cpu().contiguous().numpy(), split.labels.cpu().contiguous().numpy()
+        labels = zlib.crc32(numbers, labels)
+        images = zlib.crc32(np.ascontiguousarray(pixels[:: math.ceil(len(split) / CHECKED_IMAGES)]), images)
+        content.update(pixels)
+        content.update(numbers)
     sizes = {name: len(split) for name, split in there.items()}
-    return {**sizes, "labels": zlib.crc32(labels), "images": zlib.crc32(images)}
+    return {**sizes, "labels": labels, "images": images, "content": content.hexdigest()[:16]}
 
 
 def differing(before: dict[str, Any], now: dict[str, Any]) -> str:

@@ -36,3 +36,9 @@ def test_images_were_not_reduced() -> None:
     assert read_frozen(text)["dataset"]["reduce"] == 1
     of_a_user = text.replace("deepnets.data.dataset.Dataset", "photos.Photos")
     assert "reduce" not in read_frozen(of_a_user)["dataset"]
+
+
+def test_data_sets_of_before_were_taken_for_complete() -> None:
+    dataset = yaml.safe_load(frozen("he2016_table1+scale=mini/identity/seed0"))["dataset"]
+    assert "incomplete" not in dataset
+    assert read_frozen(yaml.safe_dump({"dataset": dataset}))["dataset"]["incomplete"] is False

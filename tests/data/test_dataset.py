@@ -1,13 +1,17 @@
 import inspect
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from omegaconf import OmegaConf
+from PIL import Image
 
 from deepnets.data import sources
 from deepnets.data.dataset import Dataset
+from deepnets.data.source import DataFiles
 from deepnets.errors import UserError
 
 CONFIGURATIONS = sorted((Path(__file__).parents[2] / "conf" / "dataset").glob("*.yaml"))
@@ -78,6 +82,54 @@ def test_data_beyond_memory_are_refused_before_reading() -> None:
     huge = partial(sources.synthetic, classes=10, channels=3, size=1000, train=10**8, test=1)
     with pytest.raises(UserError, match=r"synthetic takes 27939\d\.\d GiB"):
         _ = dataset(huge).training_size
+
+
+@pytest.mark.parametrize(
+    ("source", "images", "train", "test", "expected"),
+    [
+        (sources.cifar10, "RGB 32 10", 2, 1, "20 training and 10 test images, published are 50,000 and 10,000"),
+        (sources.cifar100, "RGB 32 100", 1, 1, "100 training and 100 test images, published are 50,000 and 10,000"),
+        (sources.mnist, "L 28 10", 2, 1, "20 training and 10 test images, published are 60,000 and 10,000"),
+        (partial(sources.svhn, extra=False), "RGB 32 10", 2, 1, "20 training and 10 .* are 73,257 and 26,032"),
+        (partial(sources.svhn, extra=True), "RGB 32 10", 2, 1, "40 training and 10 .* are 604,388 and 26,032"),
+    ],
+    ids=["cifar10", "cifar100", "mnist", "svhn", "svhn with extra"],
+)
+def test_an_incomplete_copy_of_a_known_set_is_refused_unless_it_is_asked_for(
+    tmp_path: Path, source: Callable, images: str, train: int, test: int, expected: str
+) -> None:
+    mode, pixels, classes = images.split()
+    for part, count in (("train", train), ("extra", train), ("test", test)):
+        for label in range(int(classes)):
+            (tmp_path / part / f"{label:02}").mkdir(parents=True)
+            for number in range(count):
+                image = Image.new(mode, (int(pixels), int(pixels)))
+                image.save(tmp_path / part / f"{label:02}" / f"{number}.png")
+    arguments = (source, str(tmp_path), 0, "unit_interval", 0, False)
+    for look in (lambda data: data.training_size, lambda data: data.load(CPU)):
+        with pytest.raises(UserError, match=rf"{expected}: complete it, .*dataset\.incomplete=true"):
+            look(Dataset(*arguments))
+    data = Dataset(*arguments, incomplete=True)
+    assert data.training_size == len(data.load(CPU).train) == int(expected.split()[0])
+
+
+def test_a_known_set_with_its_published_size_and_other_sets_of_any_size_are_read() -> None:
+    known = replace(tiny(Path()), name="known", published=(40, 12))
+    assert dataset(lambda root: known).training_size == 40
+    assert len(dataset(lambda root: known).load(CPU).train) == 40
+    for sizes in ((39, 12), (40, 13)):
+        other = replace(known, published=sizes)
+        with pytest.raises(UserError, match=rf"known in \. has 40 .* 12 .* published are {sizes[0]} and {sizes[1]}"):
+            _ = dataset(lambda root, other=other: other).training_size
+
+
+def test_what_an_archive_turns_out_to_hold_is_counted_again_when_it_is_read() -> None:
+    files = DataFiles((40, 12), tiny(Path()).found.read)
+    known = replace(tiny(Path()), published=(41, 12), find=lambda: replace(files, sizes=(41, 12)))
+    data = dataset(lambda root: known)
+    assert data.training_size == 41
+    with pytest.raises(UserError, match="has 40 training"):
+        data.load(CPU)
 
 
 @pytest.mark.parametrize("path", CONFIGURATIONS, ids=lambda path: path.stem)
