@@ -20,11 +20,11 @@ from deepnets.config.compose import compose
 from deepnets.config.schema import Config
 from deepnets.distributed.world import world_from_env
 from deepnets.errors import UserError
-from deepnets.runs import checkpoint
 from deepnets.runs.console import describe_result
 from deepnets.runs.execute import LOCKED, run
 from deepnets.runs.execution import described
 from deepnets.runs.folder import Locked, RunFolder
+from deepnets.runs.saved import load
 from deepnets.runs.session import AnotherFailed
 from deepnets.training.assembly import dataset_of, model_of
 
@@ -54,7 +54,7 @@ def load_run(folder: str | Path, trusted: Sequence[str] = ()) -> tuple[nn.Module
     """
     run_folder = RunFolder(folder)
     config = replace(run_folder.config, trusted_targets=list(trusted))
-    state, damaged = checkpoint.load(run_folder.path)
+    state, damaged = load(run_folder, config)
     if state is None:
         raise UserError("\n".join([f"{run_folder}: no checkpoint to load", *described(damaged)]))
     with torch.device("meta"):

@@ -43,13 +43,25 @@ def is_execution(key: str) -> bool:
 def identity(config: Config) -> dict[str, Any]:
     """The settings that make the run what it is: all but `EXECUTION_KEYS`."""
     plain: Any = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
+    return _essential(plain)
+
+
+def _essential(settings: dict[str, Any]) -> dict[str, Any]:
+    """`settings` without `EXECUTION_KEYS`, in place."""
     for key in EXECUTION_KEYS:
         *path, last = key.split(".")
-        node = plain
+        node: Any = settings
         for step in path:
-            node = node[step]
+            node = node.get(step, {})
         node.pop(last, None)
-    return plain
+    return settings
+
+
+def difference(settings: dict[str, Any], config: Config) -> dict[str, tuple[Any, Any]]:
+    """By dotted key, what an `identity` of whichever version has otherwise than `config`, and what that has."""
+    there, here = flat(_essential(upgrade(settings))), flat(identity(config))
+    keys = sorted(key for key in {*there, *here} if there.get(key, "absent") != here.get(key, "absent"))
+    return {key: (there.get(key, "absent"), here.get(key, "absent")) for key in keys}
 
 
 def identity_hash(config: Config) -> str:

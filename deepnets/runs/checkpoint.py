@@ -3,6 +3,7 @@
 import errno
 import os
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,12 @@ def save(folder: Path, state: dict[str, Any]) -> None:
     _flush_folder(folder)
 
 
-def load(folder: Path) -> tuple[dict[str, Any] | None, dict[str, str]]:
+def load(
+    folder: Path, malformed: Callable[[Any], str | None] = lambda state: None
+) -> tuple[dict[str, Any] | None, dict[str, str]]:
     """The newest intact checkpoint (tensors on the CPU), or None; and what is wrong with each damaged file.
+
+    `malformed` says what of a state that can be read is not as it must be, or None.
 
     Raises:
         OSError: a file is there and cannot be read, which says nothing about what it holds.
@@ -50,8 +55,11 @@ def load(folder: Path) -> tuple[dict[str, Any] | None, dict[str, str]]:
     for name in (LAST, PREVIOUS):
         if not (folder / name).exists():
             continue
-        if (damage := _damage(folder / name)) is None:
-            return torch.load(folder / name, map_location="cpu", weights_only=True), damaged
+        damage = _damage(folder / name)
+        if damage is None:
+            state = torch.load(folder / name, map_location="cpu", weights_only=True)
+            if (damage := malformed(state)) is None:
+                return state, damaged
         damaged[name] = damage
     return None, damaged
 
@@ -62,11 +70,15 @@ def _own(tensor: Tensor) -> Tensor:
 
 
 def _damage(file: Path) -> str | None:
-    """What is wrong with the zip container or a checksum in it; None when all is well."""
+    """What is wrong with the zip container, a checksum or the kind of content in it; None when all is well."""
+    if not file.is_file():
+        return "it is no file"
     try:
         with zipfile.ZipFile(file) as archive:
             broken = archive.testzip()
-        torch.serialization.get_unsafe_globals_in_checkpoint(file)  # torch's own reader is stricter about headers
+        # torch's own reader is stricter about headers.
+        if foreign := torch.serialization.get_unsafe_globals_in_checkpoint(file):
+            return f"it names {foreign[0]}, which is no data of a run"
     except MemoryError:
         raise
     except Exception as error:  # damage shows as nearly any exception of the two readers

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from deepnets.config.identity import identity
 from deepnets.config.schema import Config
 from deepnets.distributed.agreement import Decisions
 from deepnets.distributed.signals import Interrupted, Interruption
@@ -17,6 +18,7 @@ from deepnets.runs import checkpoint
 from deepnets.runs.folder import DIVERGED, FINISHED, RunFolder
 from deepnets.runs.log import Log
 from deepnets.runs.record import changes_since, data_of, differing, environment_of, protocol_of, result_of
+from deepnets.runs.saved import load, resume
 from deepnets.runs.session import Session
 from deepnets.runs.status import Progress
 from deepnets.training.assembly import dataset_of, prepare, splits_of
@@ -46,7 +48,7 @@ class Execution:
     ) -> None:
         self.folder, self.config, self.heartbeat, self.held, self.name = folder, config, session.heartbeat, held, name
         device = session.device
-        saved, damaged = world.broadcast_object(_loaded(folder) if world.is_first else ({}, {}))
+        saved, damaged = world.broadcast_object(_loaded(folder, config) if world.is_first else ({}, {}))
         _read_in_turn(config, world, device)
         # Older checkpoints know of no other step.
         self.frozen = (
@@ -59,9 +61,8 @@ class Execution:
         self.remarks, self.history, self.seconds = [protocol_of(config, self.training), *described(damaged)], [], 0.0
         self.observed: list[dict[str, Any]] = []
         if saved:
-            self.training.load_state_dict(saved["training"])
+            self.remarks += resume(folder, saved, self.training)
             self.history, self.observed, self.seconds = saved["history"], saved.get("observed", []), saved["seconds"]
-            self.remarks.append(f"resuming at iteration {self.training.iteration} of {self.training.iterations}")
         self.remarks += changes_since(folder, config, self.frozen, device)
         self.logging = held.enter_context(ExitStack())
         self.log: Log | None = None
@@ -93,7 +94,8 @@ class Execution:
         state = {"training": self.training.state_dict(), "history": self.history, "observed": self.observed}
         if self.log:
             self.log.flush()
-            checkpoint.save(self.folder.path, {**state, "frozen": self.frozen, "seconds": self.log.seconds})
+            state |= {"run": identity(self.config), "frozen": self.frozen, "seconds": self.log.seconds}
+            checkpoint.save(self.folder.path, state)
 
     def finish(self) -> None:
         """The budget is used up."""
@@ -162,8 +164,8 @@ def described(damaged: dict[str, str]) -> list[str]:
     return [f"{name} is damaged and was not used ({damage})" for name, damage in damaged.items()]
 
 
-def _loaded(folder: RunFolder) -> tuple[dict[str, Any] | None, dict[str, str]]:
-    saved, damaged = checkpoint.load(folder.path)
+def _loaded(folder: RunFolder, config: Config) -> tuple[dict[str, Any] | None, dict[str, str]]:
+    saved, damaged = load(folder, config)
     for name in damaged:  # or the next checkpoint would push it over the intact one
         (folder.path / name).rename(folder.path / f"{name}.damaged")
     return saved, damaged

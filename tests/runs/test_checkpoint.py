@@ -75,7 +75,7 @@ def test_a_full_disk_leaves_the_old_checkpoints(tmp_path: Path) -> None:
     saved_twice(tmp_path)
     program = (
         "import resource, signal, sys, torch, pathlib\n"
-        "from deepnets import checkpoint\n"
+        "from deepnets.runs import checkpoint\n"
         "from deepnets.errors import UserError\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
@@ -91,9 +91,25 @@ def test_a_full_disk_leaves_the_old_checkpoints(tmp_path: Path) -> None:
     assert checkpoint.load(tmp_path)[0]["iteration"] == 2
 
 
-def test_one_that_cannot_be_read_is_not_taken_for_damaged(tmp_path: Path) -> None:
+def test_what_is_no_file_is_damage(tmp_path: Path) -> None:
     saved_twice(tmp_path)
     (tmp_path / checkpoint.LAST).unlink()
-    (tmp_path / checkpoint.LAST).mkdir()  # which opens as badly as a file on a server that is gone
-    with pytest.raises(OSError, match="directory"):
-        checkpoint.load(tmp_path)
+    (tmp_path / checkpoint.LAST).mkdir()
+    loaded, damaged = checkpoint.load(tmp_path)
+    assert loaded["iteration"] == 1
+    assert damaged == {"checkpoint.pt": "it is no file"}
+
+
+def test_a_pickle_of_something_else_is_damage_and_not_called(tmp_path: Path) -> None:
+    saved_twice(tmp_path)
+    torch.save({"weights": Path("/")}, tmp_path / checkpoint.LAST)
+    loaded, damaged = checkpoint.load(tmp_path)
+    assert loaded["iteration"] == 1
+    assert "pathlib" in damaged["checkpoint.pt"]
+
+
+def test_a_state_that_is_not_as_it_must_be_is_damage(tmp_path: Path) -> None:
+    saved_twice(tmp_path)
+    loaded, damaged = checkpoint.load(tmp_path, lambda state: "too late" if state["iteration"] > 1 else None)
+    assert loaded["iteration"] == 1
+    assert damaged == {"checkpoint.pt": "too late"}

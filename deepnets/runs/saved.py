@@ -1,0 +1,86 @@
+"""The checkpoint of a run folder: whether it holds what a run needs, is of this run, and stands within its budget."""
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from deepnets.config.identity import difference
+from deepnets.config.schema import Config
+from deepnets.errors import UserError
+from deepnets.runs import checkpoint
+from deepnets.runs.folder import RunFolder
+from deepnets.training.fit import Training
+
+ENTRIES: dict[str, Any] = {
+    "history": list,
+    "seconds": int | float,
+    "frozen": dict,
+    "frozen.data": dict,
+    "frozen.shape": list,
+    "frozen.classes": int,
+    "frozen.threads": int,
+    "frozen.precision": str,
+    "training": dict,
+    "training.model": dict,
+    "training.optimizer": dict,
+    "training.schedule": dict,
+    "training.iteration": int,
+    "training.epoch": int,
+    "training.batch": int,
+    "training.images": int,
+    "training.sums": Tensor,
+    "training.random": Tensor,
+}
+
+
+def load(folder: RunFolder, config: Config) -> tuple[dict[str, Any] | None, dict[str, str]]:
+    """The newest checkpoint that is whole, or None; and what is wrong with each that is not.
+
+    Raises:
+        UserError: it is of another run; names the settings that differ.
+    """
+    state, damaged = checkpoint.load(folder.path, malformed)
+    if state and "run" in state and (differing := difference(state["run"], config)):
+        lines = [f"  {key}: {there!r} there, {here!r} here" for key, (there, here) in differing.items()]
+        raise UserError(
+            "\n".join([f"{folder}: the checkpoint in it is of another run:", *lines])
+            + "\nPut back this run's own, or start anew with overwrite=true."
+        )
+    return state, damaged
+
+
+def malformed(state: Any) -> str | None:
+    """Which entry of a checkpoint is missing or of another type; None when all are there."""
+    for place, kind in ENTRIES.items():
+        value = state
+        for name in place.split("."):
+            value = value.get(name) if isinstance(value, dict) else None
+        if not isinstance(value, kind):
+            return f"{place} is missing or of another type"
+    return None
+
+
+def resume(folder: RunFolder, state: dict[str, Any], training: Training) -> list[str]:
+    """Let `training` stand where the checkpoint does; returns remarks.
+
+    Raises:
+        UserError: its shapes are of another network, or it stands where this budget never does.
+    """
+    saved = state["training"]
+    per_epoch, whole = len(training.batches), training.iterations
+    iteration, epoch, batch = saved["iteration"], saved["epoch"], saved["batch"]
+    stands = 0 <= batch <= per_epoch and iteration == epoch * per_epoch + batch
+    ends = batch == 0 and iteration == whole and epoch == math.ceil(whole / per_epoch)
+    if not (0 <= iteration <= whole and (stands or ends) and len(state["history"]) == epoch):
+        raise UserError(
+            f"{folder}: the checkpoint in it is of another run: it stands at iteration {iteration}, batch {batch} of "
+            f"epoch {epoch + 1}, with {len(state['history'])} epochs of metrics; this run has {whole} iterations, "
+            f"{per_epoch} an epoch. Put back this run's own, or start anew with overwrite=true"
+        )
+    try:
+        training.load_state_dict(saved)
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise UserError(f"{folder}: the checkpoint in it is of another network or optimiser: {error}") from error
+    adopted = "the checkpoint does not say of which run it is; its shapes and its budget are this run's"
+    return ([] if "run" in state else [adopted]) + [f"resuming at iteration {iteration} of {whole}"]

@@ -1,0 +1,123 @@
+"""A checkpoint is continued by the run that wrote it and by no other."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from deepnets.errors import UserError
+from deepnets.run import load_run
+from deepnets.runs import checkpoint
+from deepnets.runs.execute import run
+from deepnets.runs.folder import RunFolder
+from deepnets.runs.saved import malformed
+from tests.command import row
+
+SMALL = [
+    "dataset=synthetic",
+    "dataset.source.train=64",
+    "dataset.source.test=20",
+    "model.widths=[2,2,2]",
+    "batch_size=16",
+]
+
+
+def trained(root: Path, *changes: str) -> RunFolder:
+    """A finished run, and its folder with the result taken away: what is left is its last checkpoint."""
+    folder = RunFolder(root)
+    folder.freeze(row(root.parent, *SMALL, *changes).config, {})
+    run(folder)
+    (folder.path / "result.json").unlink()
+    return folder
+
+
+def state_of(folder: RunFolder) -> dict[str, Any]:
+    state, _ = checkpoint.load(folder.path)
+    assert state is not None
+    return state
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return trained(tmp_path_factory.mktemp("runs") / "seed0", "epochs=2")
+
+
+def copy(folder: RunFolder, to: Path, *changes: str) -> RunFolder:
+    """A folder with settings of its own and the checkpoint of another."""
+    other = RunFolder(to)
+    other.freeze(row(to.parent, *SMALL, *changes).config, {})
+    shutil.copy(folder.path / checkpoint.LAST, to)
+    return other
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [("seed=1", "seed: 0 there, 1 here"), ("epochs=3", "epochs: 2 there, 3 here"), ("model.widths=[2,2,4]", "widths")],
+)
+def test_the_checkpoint_of_another_run_is_refused(first: RunFolder, tmp_path: Path, change: str, named: str) -> None:
+    other = copy(first, tmp_path / "other", *(["epochs=2"] if "epochs" not in change else []), change)
+    with pytest.raises(UserError, match=named):
+        run(other)
+    with pytest.raises(UserError, match="is of another run"):
+        load_run(other.path)
+
+
+def test_where_a_run_executes_does_not_make_it_another(first: RunFolder, tmp_path: Path) -> None:
+    other = copy(first, tmp_path / "other", "epochs=2", "log_iterations=3", "evaluation_batch_size=7", "threads=1")
+    assert run(other)["iterations"] == 8
+
+
+def without_run(folder: RunFolder, to: Path, *changes: str, **training: int) -> RunFolder:
+    """A checkpoint as it was before it said of which run it is, with some numbers changed."""
+    other = copy(folder, to, *changes)
+    state = state_of(other)
+    del state["run"]
+    state["training"] |= training
+    checkpoint.save(other.path, state)
+    return other
+
+
+def test_one_that_does_not_say_of_which_run_it_is_is_adopted_where_it_fits(first: RunFolder, tmp_path: Path) -> None:
+    other = without_run(first, tmp_path / "other", "epochs=2")
+    run(other)
+    assert "does not say of which run it is" in (other.path / "log.txt").read_text()
+    assert "run" in state_of(other)
+
+
+@pytest.mark.parametrize(
+    ("change", "training"),
+    [
+        ("epochs=1", {}),
+        ("epochs=2", {"iteration": 7}),
+        ("epochs=2", {"epoch": 1}),
+        ("epochs=2", {"batch": -1}),
+        ("epochs=3", {"iteration": 9, "batch": 1, "epoch": 1}),
+    ],
+)
+def test_one_that_stands_where_the_budget_never_does_is_refused(
+    first: RunFolder, tmp_path: Path, change: str, training: dict[str, int]
+) -> None:
+    with pytest.raises(UserError, match="is of another run: it stands at iteration"):
+        run(without_run(first, tmp_path / "other", change, **training))
+
+
+def test_one_of_another_network_is_refused(first: RunFolder, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is of another network"):
+        run(without_run(first, tmp_path / "other", "epochs=2", "model.widths=[2,2,4]"))
+
+
+@pytest.mark.parametrize("place", ["training", "training.model", "training.iteration", "history", "frozen.precision"])
+@pytest.mark.parametrize("value", [None, "word", torch.zeros(1)])
+def test_an_entry_of_another_type_is_named(first: RunFolder, place: str, value: object) -> None:
+    state = state_of(first)
+    assert malformed(state) is None
+    *path, last = place.split(".")
+    node = state
+    for name in path:
+        node = node[name]
+    if value == "word" and place == "frozen.precision":
+        return
+    node[last] = value
+    assert malformed(state) == f"{place} is missing or of another type"
