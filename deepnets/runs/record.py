@@ -34,7 +34,7 @@ def environment_of(config: Config, device: torch.device) -> dict[str, Any]:
         "classes": dataset.classes,
         "threads": threads_of(config),
         "precision": str(precision).removeprefix("torch."),
-        "step": config.step,
+        "step": config.step.value,
         "device": describe(device),
         "torch": str(torch.__version__),
     }
