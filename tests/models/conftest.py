@@ -12,7 +12,7 @@ from deepnets.config.build import build as build_node
 
 CONF = Path(__file__).parents[2] / "conf"
 
-FAMILIES = ("resnet", "exclusive_gating", "shortcut_only_gating", "highway")  # options that leave a number open
+FAMILIES = ("exclusive_gating", "shortcut_only_gating", "highway")  # shortcuts that leave a number open
 WITHOUT_BATCHNORM = ("conv_relu", "conv_crelu")  # orderings beside the five of He et al. 2016
 
 Network = Callable[..., nn.Module]
@@ -41,5 +41,3 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if argument in metafunc.fixturenames:
             names = options(f"model/{argument}")
             metafunc.parametrize(argument, [name for name in names if name not in (*FAMILIES, *WITHOUT_BATCHNORM)])
-    if "option" in metafunc.fixturenames:
-        metafunc.parametrize("option", [name for name in options("model") if name not in FAMILIES])
