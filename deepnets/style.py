@@ -19,7 +19,7 @@ DASHES = ("solid", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
 INK, FAINT, PAPER = "#1b1c1d", "#c3c4c5", "#fefefe"
 GREY = "#777777"  # reference lines, on both backgrounds
 WIDTH = 6.4  # inches
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 9,
     "axes.edgecolor": INK,

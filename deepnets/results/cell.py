@@ -73,7 +73,7 @@ class Cell:
     def difference(self) -> float | None:
         """The median minus the published value, where both are numbers."""
         published = self.published.test_error
-        if published in (None, FAIL) or self.median is None or math.isinf(self.median):
+        if not isinstance(published, int | float) or self.median is None or math.isinf(self.median):
             return None
         return self.median - published
 
@@ -86,12 +86,13 @@ class Cell:
         return word if self.is_published_protocol or word == TOO_FEW else f"({word})"
 
     def _verdict(self) -> str:
-        if len(self.errors) < FEWEST_SEEDS:
+        if self.interval is None:
             return TOO_FEW
-        if self.is_fail or self.published.test_error == FAIL:
-            return AGREES if self.is_fail and self.published.test_error == FAIL else DIFFERS
+        published = self.published.test_error
+        if self.is_fail or not isinstance(published, int | float):
+            return AGREES if self.is_fail and published == FAIL else DIFFERS
         low, high = self.interval
-        return AGREES if low <= self.published.test_error <= high else DIFFERS
+        return AGREES if low <= published <= high else DIFFERS
 
     @property
     def remarks(self) -> str:
@@ -132,7 +133,7 @@ class Cell:
 
     @property
     def _median_text(self) -> str:
-        if not self.is_fail:
+        if self.median is None or not self.is_fail:
             return percent(self.median)
         return FAIL if math.isinf(self.median) else f"{FAIL} ({percent(self.median)})"
 

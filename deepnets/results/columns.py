@@ -69,7 +69,7 @@ def columns_of(runs: Sequence[Run]) -> list[Column]:
 def warnings_of(column: Column) -> list[str]:
     """What a reader must know before trusting an average or a comparison within the column."""
     ended = [run for run in column.runs if run.error is not None]
-    facts = {
+    facts: dict[str, list[Any]] = {
         "versions of the code": [short_commit(run.result.get("commit")) for run in ended],
         "precisions": [run.result.get("precision") for run in ended],
         "versions of torch": [run.result.get("versions", {}).get("torch") for run in ended],

@@ -125,22 +125,24 @@ def _results(pairs: Pairs) -> Sheet:
     for row, both in pairs.items():
         errors = [[run.error for run in runs if run.error is not None] for runs in both]
         a, b = map(middle, errors)
-        known = a is not None and b is not None and math.isfinite(a) and math.isfinite(b)
-        difference = signed(a - b) if known else NOTHING
+        difference = NOTHING
+        if a is not None and b is not None and math.isfinite(a) and math.isfinite(b):
+            difference = signed(a - b)
         states = [", ".join(dict.fromkeys(run.state.name for run in runs)) for runs in both]
         lines.append((row, str(len(errors[0])), percent(a), str(len(errors[1])), percent(b), difference, *states))
     return Sheet("Final test errors in percent", header, tuple(lines), frozenset(header[1:6]))
 
 
 def _tests(pairs: Pairs) -> Sheet:
-    tested = [
-        tuple(
-            Errors(f"{name}, {letter}", tuple(run.error for run in runs if run.error is not None))
-            for letter, name, runs in zip("AB", _names(row, both), both, strict=True)
-        )
-        for row, both in pairs.items()
-    ]
+    tested = []
+    for row, (a_runs, b_runs) in pairs.items():
+        a_name, b_name = _names(row, (a_runs, b_runs))
+        tested.append((_errors(f"{a_name}, A", a_runs), _errors(f"{b_name}, B", b_runs)))
     return comparison_sheet("Do A and B differ?", compare_pairs(tested))
+
+
+def _errors(name: str, runs: Sequence[Run]) -> Errors:
+    return Errors(name, tuple(run.error for run in runs if run.error is not None))
 
 
 def _names(row: str, both: tuple[list[Run], list[Run]]) -> tuple[str, str]:

@@ -17,7 +17,7 @@ def difference_sheet(runs: Sequence[Run], title: str) -> Sheet:
     for run in runs:
         if run.config:
             rows.setdefault(run.row, []).append(run)
-    values = {row: {} for row in rows}
+    values: dict[str, dict[str, str]] = {row: {} for row in rows}
     for row, same in rows.items():
         for key in dict.fromkeys(key for run in same for key in run.settings):
             values[row][key] = " or ".join(dict.fromkeys(setting_text(run.settings, key) for run in same))

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +97,9 @@ def example(runs: Sequence[Run], key: Callable[[Run], float | None] = lambda run
 
     Of an even number it is the worse of the two in the middle; while none has ended it is the one that is furthest.
     """
-    ended = sorted((run for run in runs if run.error is not None), key=key)
-    return ended[len(ended) // 2] if ended else max(runs, key=lambda run: len(run.history))
+    ended = [(value, run) for run in runs if run.error is not None and (value := key(run)) is not None]
+    ended.sort(key=itemgetter(0))
+    return ended[len(ended) // 2][1] if ended else max(runs, key=lambda run: len(run.history))
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:

@@ -31,7 +31,8 @@ def answer(given: argparse.Namespace) -> int:
             raise UserError(
                 f"--compare writes a page; it does not go with {', '.join(f'--{kind}' for kind in exports)}"
             )
-        return compare(*given.compare, given.output, given.log)
+        first, second = given.compare
+        return compare(first, second, given.output, given.log)
     if not given.folders:
         raise UserError("give the folder of a table, as in outputs/<sweep>; --help lists all options")
     if requests and (exports or given.output or given.log):

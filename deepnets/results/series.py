@@ -3,6 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeGuard
 
 from deepnets.results.read import Run
 
@@ -17,7 +18,8 @@ def lines_over(key: str, rows: Mapping[str, Run]) -> Lines:
 
     Empty, unless one has two depths, or `FEWEST_VALUES` values of another number.
     """
-    values = {row: value for row, run in rows.items() if is_number(value := run.settings.get(key))}
+    settings = {row: run.settings.get(key) for row, run in rows.items()}
+    values = {row: value for row, value in settings.items() if is_number(value)}
     parts = {row: _parts(row, rows[row]) for row in values}
     named = {row: name for row in values if (name := _without_axis(parts[row], key))}
     lines: Lines = defaultdict(dict)
@@ -50,7 +52,7 @@ def is_plain(run: Run) -> bool:
     return run.settings.get("model.shortcut.shortcut_scale") == 0
 
 
-def is_number(value: object) -> bool:
+def is_number(value: object) -> TypeGuard[float]:
     """Whether a setting can be drawn on a scale."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 

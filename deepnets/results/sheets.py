@@ -4,7 +4,6 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
-from deepnets.results.published import FAIL
 from deepnets.results.search import search_note
 from deepnets.results.sheet import MINUS, Sheet, signed
 from deepnets.results.statistics import CONFIDENCE, Comparison, Errors, compare_rows, rank_agreement
@@ -86,9 +85,10 @@ def _rankings(table: Table, index: int) -> list[str]:
             groups[row.rpartition(",")[0]].append(cell)
     rankings = []
     for group, cells in groups.items():
-        measured = [math.inf if cell.is_fail else cell.median for cell in cells]
-        printed = [cell.published.test_error for cell in cells]
-        if agreement := rank_agreement(measured, [math.inf if error == FAIL else error for error in printed]):
+        measured = [math.inf if cell.is_fail or cell.median is None else cell.median for cell in cells]
+        errors = [cell.published.test_error for cell in cells]
+        printed = [error if isinstance(error, int | float) else math.inf for error in errors]
+        if agreement := rank_agreement(measured, printed):
             tau, p = agreement
             of = f"{len(cells)} rows{group and f' of {group}'}"
             rankings.append(f"Ranking of {of}: Kendall's τ = {signed(tau)} with the published one (p = {p:.2g}).")

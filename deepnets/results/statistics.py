@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from operator import itemgetter
 from statistics import fmean, stdev
 
 import numpy as np
@@ -66,7 +67,7 @@ class Comparison:
     @property
     def claim(self) -> str:
         """What may be said: that the first row's error is lower or higher, or nothing."""
-        if self.p_corrected is None:
+        if self.p_corrected is None or self.difference is None:
             return self.why_not
         if self.p_corrected > 1 - CONFIDENCE:
             return "no difference shown"
@@ -93,14 +94,14 @@ def compare_pairs(pairs: Sequence[tuple[Errors, Errors]]) -> list[Comparison]:
     with warnings.catch_warnings():  # a row without spread beside one with some is tested soundly
         warnings.filterwarnings("ignore", "Precision loss occurred in moment calculation", RuntimeWarning)
         comparisons = [_welch(first, second, len(tested)) for first, second in tested]
-    corrected = holm([comparison.p for comparison in comparisons])
-    comparisons = [replace(pair, p_corrected=p) for pair, p in zip(comparisons, corrected, strict=True)]
+    p = [comparison.p for comparison in comparisons if comparison.p is not None]
+    by_p = sorted(zip(p, holm(p), comparisons, strict=True), key=itemgetter(0))
     silent = [
         Comparison(first.row, second.row, (len(first.values), len(second.values)), why_not=why_not)
         for (first, second), why_not in zip(pairs, told, strict=True)
         if why_not
     ]
-    return sorted(comparisons, key=lambda pair: pair.p) + silent
+    return [replace(pair, p_corrected=corrected) for _, corrected, pair in by_p] + silent
 
 
 def holm(p: Sequence[float]) -> list[float]:

@@ -109,7 +109,9 @@ def _by_net(trials: Table) -> Table:
     nets = [nets_of(trials.column(index)) for index in range(len(trials.columns))]
     rows = tuple(dict.fromkeys(net for column in nets for net in column))
     missing = Net((), PublishedRow(), True, math.inf)
-    cells = {(row, i): column.get(row, missing) for i, column in enumerate(nets) for row in rows}
+    cells: dict[tuple[str, int], Cell] = {
+        (row, i): column.get(row, missing) for i, column in enumerate(nets) for row in rows
+    }
     return Table(trials.name, trials.published, rows, trials.columns, cells, trials)
 
 

@@ -39,7 +39,7 @@ def prepare(config: Config, device: torch.device, precision: torch.dtype, world:
         world=world,
     )
     torch.manual_seed(config.seed)
-    model = model_of(config, dataset.shape, dataset.classes).to(device, memory_format=torch.channels_last)
+    model = model_of(config, dataset.shape, dataset.classes).to(device).to(memory_format=torch.channels_last)
     if config.batchnorm_processes is not None:
         _draw_apart(config.seed, world)
     elif world.size > 1:

@@ -65,7 +65,7 @@ class Training:
     @property
     def learning_rate(self) -> float:
         """The rate of the last iteration."""
-        return self.schedule.base_lrs[0] * self.schedule.lr_lambdas[0](max(self.iteration - 1, 0))
+        return float(self.schedule.base_lrs[0]) * self.schedule.lr_lambdas[0](max(self.iteration - 1, 0))
 
     @property
     def divisor(self) -> float:

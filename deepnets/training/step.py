@@ -1,6 +1,7 @@
 """How the forward pass of training is executed: operation by operation, from compiled code, or as a CUDA graph."""
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +55,7 @@ class Captured:
             graphs = torch.cuda.make_graphed_callables(network, (images,), allow_unused_input=True)
         for buffer, before in zip(self.model.buffers(), statistics, strict=True):
             buffer.copy_(before)
-        return graphs
+        return cast(Forward, graphs)
 
 
 def compiled(model: nn.Module, *, graphed: bool = False) -> Forward:

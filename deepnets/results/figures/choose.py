@@ -92,7 +92,7 @@ def _best(runs: dict[str, Run], cells: dict[str, Cell], most: int) -> dict[str, 
     if len(runs) <= most:
         return runs
     medians = {row: cells[row].median for row in runs}
-    order = sorted(runs, key=lambda row: math.inf if medians[row] is None else medians[row])
+    order = sorted(runs, key=lambda row: math.inf if (middle := medians[row]) is None else middle)
     return {row: runs[row] for row in order[:most]}
 
 

@@ -4,6 +4,7 @@ import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from statistics import median, median_high
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -109,13 +110,13 @@ def learning_rates(runs: Mapping[str, Run]) -> Figure | None:
         label = ", ".join(rows) if len(rows) <= 3 else f"{', '.join(rows[:2])} and {len(rows) - 2} more"
         # An epoch's rate holds from the end of the one before.
         axes.plot([0, *_values(run, unit)], [rates[0], *rates], drawstyle="steps-pre", label=label, **look(index))
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.locator_params(axis="x", integer=True)
     axes.set(xlabel=unit, ylabel="learning rate", yscale="log")
     name_lines(figure, axes)
     return figure
 
 
-def _errors(axes: Axes, run: Run, unit: str, label: str, **style: object) -> None:
+def _errors(axes: Axes, run: Run, unit: str, label: str, **style: Any) -> None:
     x = _values(run, unit)
     for split, width in (("train", 0.7), ("test", 1.8)):
         errors = _values(run, f"{split}_error")
@@ -154,7 +155,7 @@ def _scale(figure: Figure, panels: list[Axes], runs: Sequence[Run], unit: str, l
         panels[0].set_ylim(
             0, max(1e-3, min(1.05 * highest, max(1.2 * max(ends), 2.5 * median(ends), median_high(begun))))
         )
-    panels[0].xaxis.get_major_locator().set_params(integer=True)
+    panels[0].locator_params(axis="x", integer=True)
     figure.supxlabel(f"{unit}   (thin: training, bold: test)", fontsize=9, color=INK)
     figure.supylabel("error (%)", fontsize=9, color=INK)
 

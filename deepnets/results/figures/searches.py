@@ -29,7 +29,7 @@ def best_curves(nets: Mapping[str, Net]) -> Figure | None:
             x, y = [epoch["epoch"] for epoch in epochs], [epoch[LOSS] for epoch in epochs]
             axes.plot(x, y, label=f"{depth:g} layers", **look(depths.index(depth)))
         axes.set(title=name, yscale="log")
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.locator_params(axis="x", integer=True)
     name_lines(figure, *panels)
     figure.supxlabel("epoch", fontsize=9)
     figure.supylabel("training loss of the best trial", fontsize=9)
