@@ -122,4 +122,4 @@ def _publish(path: Path) -> None:
         best={"identity": 40.125},
     )
     for folder in run_folders(path):
-        folder.freeze(replace(folder.config, sweep=Sweep(["model/shortcut"], reported)), {})
+        folder.freeze(replace(folder.config, sweep=Sweep(axes=["model/shortcut"], reported=reported)), {})

@@ -116,7 +116,7 @@ def _measured(config: Config, dataset: Dataset, size: Size) -> Pace:
                 pass
 
         # The first iteration makes the optimiser's state, compiles and captures; a replay allocates nothing.
-        memory = _held(training) + _peak(train, device)
+        memory: float = _held(training) + _peak(train, device)
         if "graphed" not in training.step:
             memory = _held(training) + _peak(train, device) * share / images
         return Pace(_seconds(train, device) / images, _seconds(test, device) / images, round(memory))

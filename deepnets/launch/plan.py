@@ -186,7 +186,7 @@ def _counted(states: Counter[str]) -> str:
 
 
 def _print_problems(console: Console, entries: list[Entry]) -> None:
-    illegal = {entry.folder: entry.problem for entry in entries if entry.state == ILLEGAL}
+    illegal = {entry.folder: entry.problem for entry in entries if entry.problem and entry.state == ILLEGAL}
     lacking = {entry.folder: entry.problem for entry in entries if entry.problem and entry.folder not in illegal}
     for problems, what in ((illegal, "cannot start"), (lacking, "lack their data")):
         if problems:
