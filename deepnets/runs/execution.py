@@ -91,7 +91,11 @@ class Execution:
 
     def save(self) -> None:
         """Write a checkpoint; every process must call it."""
-        state = {"training": self.training.state_dict(), "history": self.history, "observed": self.observed}
+        state: dict[str, Any] = {
+            "training": self.training.state_dict(),
+            "history": self.history,
+            "observed": self.observed,
+        }
         if self.log:
             self.log.flush()
             state |= {"run": identity(self.config), "frozen": self.frozen, "seconds": self.log.seconds}

@@ -142,10 +142,10 @@ def contents(splits: Splits) -> dict[str, Any]:
     labels, images, content = 0, 0, hashlib.sha256()
     for split in there.values():
         pixels, numbers = split.images.cpu().contiguous().numpy(), split.labels.cpu().contiguous().numpy()
-        labels = zlib.crc32(numbers, labels)
-        images = zlib.crc32(np.ascontiguousarray(pixels[:: math.ceil(len(split) / CHECKED_IMAGES)]), images)
-        content.update(pixels)
-        content.update(numbers)
+        labels = zlib.crc32(numbers.data, labels)
+        images = zlib.crc32(np.ascontiguousarray(pixels[:: math.ceil(len(split) / CHECKED_IMAGES)]).data, images)
+        content.update(pixels.data)
+        content.update(numbers.data)
     sizes = {name: len(split) for name, split in there.items()}
     return {**sizes, "labels": labels, "images": images, "content": content.hexdigest()[:16]}
 
