@@ -96,7 +96,7 @@ class Config:
     selection: Selection = MISSING
     batchnorm_processes: Optional[int] = MISSING
     evaluation_batch_size: int = MISSING
-    devices: int = MISSING
+    devices: Any = MISSING  # a number, or auto; omegaconf would read it as a word in Union[int, str]
     launcher: dict[str, Any] = MISSING
     fail_fast: bool = MISSING
     device: str = MISSING

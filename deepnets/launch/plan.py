@@ -22,7 +22,7 @@ from deepnets.runs.checkpoint import LAST
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.naming import folders_of
 from deepnets.training.checks import check_settings
-from deepnets.training.hardware import describe, find_device
+from deepnets.training.hardware import describe, find_device, with_counted_devices
 
 FLOPS_PER_MAC = 2 * 3  # a multiply and an add; the backward pass costs twice the forward pass
 ILLEGAL = "illegal"
@@ -77,6 +77,7 @@ def _entry(config: Config, folder: RunFolder, launcher: Launcher, paces: dict[st
         missing = dataset.source.found.missing
         if not _is_here(config.device):  # as on a login node, whose processor would tell nothing of the device
             return Entry(folder, state, left, size, flops, problem=missing)
+        config = with_counted_devices(config)
         pace = pace_of(config, dataset, size, paces)
         evaluated = epochs * (dataset.source.found.sizes[1] + dataset.validation)
         seconds = left * (images * pace.training + evaluated * pace.evaluation)

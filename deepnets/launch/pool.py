@@ -20,7 +20,7 @@ from deepnets.launch.shares import Shares, devices_of, gpus_of
 from deepnets.runs.console import describe_result, print_line
 from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.watch import live_table
-from deepnets.training.hardware import find_device
+from deepnets.training.hardware import find_device, with_counted_devices
 from deepnets.training.step import check_device
 
 POLL_SECONDS = 0.1
@@ -47,7 +47,7 @@ class Pool:
             raise UserError(f"launcher.runs_per_device={self.runs_per_device}: must be at least 1")
         device, devices = find_device(config.device), devices_of(config.device)
         check_device(config.step, device)
-        if config.devices > len(devices) and device.type == "cuda":
+        if with_counted_devices(config).devices > len(devices) and device.type == "cuda":
             raise UserError(f"devices={config.devices}: device={config.device} offers {len(devices)} on this machine")
 
     def execute(self, folders: list[RunFolder], config: Config) -> int:
@@ -136,7 +136,7 @@ class _Execution:
         if self.tally.is_complete(folder):
             return True
         # All processes of a run share the CPU.
-        devices = self.shares.take(folder.config.devices if self.has_gpus else 1)
+        devices = self.shares.take(with_counted_devices(folder.config).devices if self.has_gpus else 1)
         if not devices:
             return False
         try:

@@ -60,11 +60,12 @@ class Slurm:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise UserError(f"launcher.{name}={value}: must be at least {least}")
-        if config.devices % self.nodes:
+        processes = self._processes(config)
+        if processes % self.nodes:
             raise UserError(f"devices={config.devices}: cannot be divided among launcher.nodes={self.nodes}")
-        if self.gpus and self.gpus * self.nodes < config.devices:
+        if self.gpus and self.gpus * self.nodes < processes:
             raise UserError(
-                f"launcher.gpus={self.gpus}: devices={config.devices} needs {config.devices // self.nodes} on each "
+                f"launcher.gpus={self.gpus}: devices={config.devices} needs {processes // self.nodes} on each "
                 "node, or 0 to train on CPUs"
             )
         if self.time is not None and _seconds(self.time) < self.warning + EARLY_SECONDS:
@@ -88,7 +89,7 @@ class Slurm:
         """
         with filelock.FileLock(Path(config.output_root) / ".slurm.lock"):  # whoever comes second finds it in the queue
             rows = rows_of(folders, self.retry)
-            arrays = [self._submit(alike, config) for alike in _by_devices(rows.new)]
+            arrays = [self._submit(alike, config) for alike in self._alike(rows.new)]
         arrays += sorted({task.split("_")[0] for task in rows.queued.values()}, key=int)
         complete = sum(folder.is_complete for folder in folders)
         print(
@@ -115,6 +116,17 @@ class Slurm:
         reasons = {row: state.reason or f"{state.name}, and no longer in the queue" for row, state in missing.items()}
         return Tally(folders, reasons, set(rows.elsewhere)).print()
 
+    def _processes(self, config: Config) -> int:
+        """Of a row on all nodes; for devices=auto one per GPU that is asked for, and at least one per node."""
+        return (self.gpus or 1) * self.nodes if config.devices == "auto" else config.devices
+
+    def _alike(self, folders: Collection[RunFolder]) -> list[list[RunFolder]]:
+        """The rows by what an array gives to each of its tasks: mostly all in one."""
+        processes = {folder: self._processes(folder.config) for folder in folders}
+        return [
+            list(rows) for _, rows in groupby(sorted(folders, key=processes.__getitem__), key=processes.__getitem__)
+        ]
+
     def _submit(self, rows: list[RunFolder], config: Config) -> str:
         """The number of the array that executes these runs, which are alike in what they need."""
         directory = _new_directory(rows[0].path.parents[1] / ".slurm")
@@ -139,7 +151,7 @@ class Slurm:
 
     def directives(self, directory: Path, rows: int, config: Config) -> list[str]:
         """The options of sbatch for an array of so many runs like this one, recorded in `directory`."""
-        processes = config.devices // self.nodes
+        processes = self._processes(config) // self.nodes
         tasks = processes if self.nodes > 1 else 1  # on one node the run starts its processes itself
         gpus = (0 if config.device == "cpu" else processes) if self.gpus is None else self.gpus
         given = {
@@ -162,12 +174,6 @@ class Slurm:
             given["gpus-per-node"] = (self.options or {}).get("gpus-per-node")  # they are asked for by another option
         given = {name: value for name, value in given.items() if value is not None and value is not False}
         return [f"--{name}" if value is True else f"--{name}={value}" for name, value in given.items()]
-
-
-def _by_devices(folders: Collection[RunFolder]) -> list[list[RunFolder]]:
-    """The runs by what each task of an array gets: mostly all in one."""
-    devices = {folder: folder.config.devices for folder in folders}
-    return [list(rows) for _, rows in groupby(sorted(folders, key=devices.__getitem__), key=devices.__getitem__)]
 
 
 def _new_directory(parent: Path) -> Path:

@@ -18,6 +18,7 @@ from deepnets.runs.record import THREADS
 from deepnets.runs.session import STARTING_SECONDS, note_failure, session
 from deepnets.training.checks import check_processes
 from deepnets.training.fit import fit
+from deepnets.training.hardware import with_counted_devices
 
 LOCKED = 75  # exit code of `python -m deepnets.run FOLDER --quiet` where another process is running the folder
 
@@ -30,7 +31,8 @@ def command_of(folder: RunFolder, trusted: Sequence[str], python: str = sys.exec
 def run(folder: RunFolder, trusted: Sequence[str] = ()) -> dict[str, Any]:
     """Train the folder's run to its end, from its last checkpoint if it has one, and return its result.
 
-    With devices=N this starts N processes, unless it is one of several already, as torchrun or SLURM starts them.
+    With devices=N this starts N processes, unless it is one of several already, as torchrun or SLURM starts them: then
+    their number counts, whatever `devices` was when the run was set up.
 
     Raises:
         Interrupted: a signal came; the state is saved, or the run complete.
@@ -41,11 +43,9 @@ def run(folder: RunFolder, trusted: Sequence[str] = ()) -> dict[str, Any]:
     if result := folder.completed:
         return result
     config, world = replace(folder.config, trusted_targets=list(trusted)), world_from_env()
-    starts_others = world.size == 1 < config.devices
-    if not starts_others:
-        config = replace(config, devices=world.size)
+    config = with_counted_devices(config) if world.size == 1 else replace(config, devices=world.size)
     check_processes(config)
-    if starts_others:
+    if world.size < config.devices:
         return _run_in_processes(folder, config)
     is_alone = world.size == 1
     interruption = Interruption(at_once=is_alone, among_others=not is_alone)

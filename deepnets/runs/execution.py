@@ -17,7 +17,7 @@ from deepnets.errors import UserError
 from deepnets.runs import checkpoint
 from deepnets.runs.folder import DIVERGED, FINISHED, RunFolder
 from deepnets.runs.log import Log
-from deepnets.runs.record import changes_since, data_of, differing, environment_of, protocol_of, result_of
+from deepnets.runs.record import changes_since, continued_by, data_of, differing, environment_of, protocol_of, result_of
 from deepnets.runs.saved import load, resume
 from deepnets.runs.session import Session
 from deepnets.runs.status import Progress
@@ -56,6 +56,9 @@ class Execution:
         )
         if saved and (difference := differing(self.frozen["data"], data_of(config, device))):
             raise UserError(f"{folder}: began on other data than those in {config.dataset.get('root')}: {difference}")
+        if saved:  # older checkpoints have the number of processes in the shape of their sums only
+            self.frozen = {"processes": {"0": len(saved["training"]["sums"])}, **self.frozen}
+        self.frozen = continued_by(self.frozen, world.size, saved["training"]["iteration"] if saved else 0, config)
         torch.set_num_threads(self.frozen["threads"])
         self.training = prepare(config, device, getattr(torch, self.frozen["precision"]), world)
         self.remarks, self.history, self.seconds = [protocol_of(config, self.training), *described(damaged)], [], 0.0

@@ -14,6 +14,7 @@ from deepnets.models.stacked import unstackable
 from deepnets.runs import checkpoint
 from deepnets.runs.folder import RunFolder
 from deepnets.training.assembly import dataset_of, model_of
+from deepnets.training.hardware import with_counted_devices
 
 OPTIMIZERS = ("deepnets.optimizer.sgd", "deepnets.optimizer.caffe_sgd")
 # What may differ: each row has its own start, order of images, rates and schedule.
@@ -59,6 +60,7 @@ def groups_of(
 
 def obstacle(config: Config) -> str | None:
     """Why the run cannot be trained at once with others of its kind; None when it can."""
+    config = with_counted_devices(config)
     if config.devices > 1:
         return f"devices={config.devices}: only runs of one process can be stacked"
     if config.memory is not Memory.full:

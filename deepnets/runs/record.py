@@ -45,6 +45,17 @@ def threads_of(config: Config) -> int:
     return max(1, config.threads // config.devices) if config.threads else THREADS
 
 
+def continued_by(frozen: dict[str, Any], processes: int, iteration: int, config: Config) -> dict[str, Any]:
+    """`frozen`, in which "processes" names each number of processes by the iteration it began at, with this one.
+
+    Another number of processes has another number of threads each.
+    """
+    before = frozen.get("processes", {"0": processes})
+    if list(before.values())[-1] == processes:
+        return {**frozen, "processes": before}
+    return {**frozen, "threads": threads_of(config), "processes": {**before, str(iteration): processes}}
+
+
 def protocol_of(config: Config, training: Training) -> str:
     """What was trained, in a line: what a reader of the result compares first with a paper's protocol."""
     images = f"batches of {config.batch_size}"
@@ -78,6 +89,9 @@ def changes_since(folder: RunFolder, config: Config, frozen: dict[str, Any], dev
     if config.threads and threads_of(config) != frozen["threads"]:
         each = " in each process" if config.devices > 1 else ""
         remarks.append(f"threads={config.threads} is not used; the run began with {frozen['threads']}{each}")
+    processes = [f"{count} from iteration {iteration}" for iteration, count in frozen["processes"].items()]
+    if len(processes) > 1 or config.devices > 1:
+        remarks.append(f"trained by processes: {', '.join(processes)}")
     commit, frozen_commit = git_commit(), folder.origin.get("commit")
     if commit != frozen_commit:
         remarks.append(f"the code is at commit {commit}, the run was set up at {frozen_commit}")
@@ -123,7 +137,7 @@ def result_of(
         "commit": git_commit(),
         "versions": {name: version(name) for name in ("torch", "hydra-core", "numpy")},
         "python": sys.version.split()[0],
-        **{name: frozen[name] for name in ("device", "precision", "threads", "step")},
+        **{name: frozen[name] for name in ("device", "precision", "threads", "step", "processes")},
     }
 
 

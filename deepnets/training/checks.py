@@ -12,7 +12,7 @@ from deepnets.data.dataset import Dataset
 from deepnets.errors import UserError
 from deepnets.models.batchnorm import GhostBatchNorm, group_sizes
 from deepnets.training.assembly import dataset_of, iterations_of, model_of, splits_of
-from deepnets.training.hardware import find_device
+from deepnets.training.hardware import find_device, with_counted_devices
 from deepnets.training.step import check_network
 
 
@@ -22,6 +22,7 @@ def check(config: Config) -> None:
     Raises:
         UserError: names the first thing that is wrong.
     """
+    config = with_counted_devices(config)
     dataset, _ = check_settings(config)
     # Of several devices none is this process's: those that train read their own.
     splits_of(dataset, find_device(config.device if config.devices == 1 else "cpu"))
@@ -33,7 +34,8 @@ def check_settings(config: Config) -> tuple[Dataset, int]:
     Raises:
         UserError: names the first thing that is wrong.
     """
-    for name in ("batch_size", "evaluation_batch_size", "log_iterations", "threads", "devices"):
+    config = with_counted_devices(config)
+    for name in ("batch_size", "evaluation_batch_size", "log_iterations", "threads"):
         value = getattr(config, name)
         if value is not None and value < 1:
             raise UserError(f"{name}={value}: must be at least 1")

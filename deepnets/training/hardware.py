@@ -2,11 +2,12 @@
 
 import ctypes
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from deepnets.config.schema import Precision
+from deepnets.config.schema import Config, Precision
 from deepnets.errors import UserError
 
 DEVICE_FILES = Path("/dev")  # where NVIDIA's driver puts a file for each GPU
@@ -41,6 +42,20 @@ def find_device(name: str) -> torch.device:
     if device.type == "cpu":
         return torch.device("cpu")
     raise UserError(f"device={name}: not on this machine, which has: {there}")
+
+
+def with_counted_devices(config: Config) -> Config:
+    """`config` with the number of its devices, which for `devices=auto` is that of the GPUs, or 1 on the CPU.
+
+    Raises:
+        UserError: neither a number nor auto, or as `find_device`.
+    """
+    if config.devices == "auto":
+        is_all = find_device(config.device).type == "cuda" and ":" not in config.device
+        return replace(config, devices=torch.cuda.device_count() if is_all else 1)
+    if not isinstance(config.devices, int) or isinstance(config.devices, bool) or config.devices < 1:
+        raise UserError(f"devices={config.devices}: must be at least 1, or auto")
+    return config
 
 
 def _why_cuda_fails() -> str:
