@@ -86,6 +86,7 @@ def test_without_any_place_to_write_it_is_built_every_time(tmp_path: Path, monke
     assert build.calls == 2
 
 
+@pytest.mark.slow
 def test_processes_that_build_at_once_do_not_harm_each_other(tmp_path: Path) -> None:
     code = """
 import sys, time

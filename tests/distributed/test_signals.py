@@ -58,6 +58,7 @@ def test_what_was_held_back_is_noted() -> None:
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(SIGNALS)
 
 
+@pytest.mark.slow
 def test_a_signal_while_torch_is_imported_ends_the_command_as_a_later_one_does(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.freeze(row(tmp_path, "epochs=1").config, {})

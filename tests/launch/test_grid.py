@@ -96,6 +96,7 @@ def test_overwrite_does_not_continue_what_ran_while_the_grid_was_written_down(
     assert folder.config.optimizer == theirs.optimizer
 
 
+@pytest.mark.slow
 def test_two_commands_at_the_same_moment_share_the_grid(tmp_path: Path) -> None:
     grid = ["-m", *NET, "+schedule.name=a", "seed=range(4)", f"output_root={tmp_path}/outputs"]
     environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT), "PACE": str(tmp_path)}

@@ -68,6 +68,7 @@ def test_a_plan_writes_nothing_and_reports_the_whole_grid(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_finished_resumable_and_new_rows_are_named(tmp_path: Path) -> None:
     assert train("-m", *SMALL, "seed=0,1", f"output_root={tmp_path}").returncode == 0
     (folder,) = tmp_path.glob("runs/*/seed1")
@@ -84,6 +85,7 @@ def test_finished_resumable_and_new_rows_are_named(tmp_path: Path) -> None:
     assert "runs       3: 3 new" in anew.stdout
 
 
+@pytest.mark.slow
 def test_compute_is_six_times_the_macs_of_all_training_images(tmp_path: Path) -> None:
     overrides = ["model=resnet20", "dataset=synthetic", "epochs=null", "iterations=40", "batch_size=300"]
     done = train(*overrides, "plan=true", f"output_root={tmp_path}")
@@ -113,6 +115,7 @@ def test_rows_of_several_folders_are_told_apart_and_the_seeds_of_each_put_togeth
     assert rows == [("digits_shortcuts/identity", "2"), ("digits_shortcuts+model.depth=14/identity", "2")]
 
 
+@pytest.mark.slow
 def test_a_plan_refuses_what_the_launch_refuses(tmp_path: Path) -> None:
     changes = ["launcher=pool", "launcher.runs_per_device=0", "plan=true", f"output_root={tmp_path}"]
     done = train("-m", *SMALL, "seed=0,1", *changes)
@@ -180,6 +183,7 @@ def test_memory_is_the_weights_and_what_a_step_makes() -> None:
     assert pace_of(less, dataset, size_of(less, dataset), {}).memory < 0.6 * pace.memory
 
 
+@pytest.mark.slow
 def test_a_run_divided_among_devices_needs_less_on_each(tmp_path: Path) -> None:
     done = train("devices=2", "plan=true", "threads=2", f"output_root={tmp_path}")
     assert done.returncode == 0, done.stderr

@@ -71,6 +71,7 @@ def test_two_damaged_ones_leave_nothing(tmp_path: Path) -> None:
     assert len(damaged) == 2
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_old_checkpoints(tmp_path: Path) -> None:
     saved_twice(tmp_path)
     program = (

@@ -50,6 +50,7 @@ def in_flight(tmp_path: Path) -> Iterator[tuple[RunFolder, subprocess.Popen[byte
     process.wait()
 
 
+@pytest.mark.slow
 def test_a_run_is_waiting_running_preempted_and_dead(in_flight: tuple[RunFolder, subprocess.Popen[bytes]]) -> None:
     folder, process = in_flight
     assert state_of(folder).name == "waiting"
@@ -67,6 +68,7 @@ def test_a_run_is_waiting_running_preempted_and_dead(in_flight: tuple[RunFolder,
     assert stopped.progress.iteration >= running.progress.iteration
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_is_dead_once_its_heartbeat_is_old(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     program = (

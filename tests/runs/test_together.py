@@ -226,12 +226,14 @@ def assert_equal_grids(root: Path, reference: Path, exactly: bool) -> None:
             torch.testing.assert_close(weights(RunFolder(ours))[name], weight, **tolerance, msg=name)
 
 
+@pytest.mark.slow
 def test_the_same_command_finds_everything_finished(grid: Path) -> None:
     done = train(*GRID, f"output_root={grid}")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("nothing to train") == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGKILL])
 def test_a_stopped_group_goes_on_to_the_same_bits(grid: Path, tmp_path: Path, by: signal.Signals) -> None:
     process = start(*GRID, f"output_root={tmp_path}")
@@ -254,6 +256,7 @@ def test_a_stopped_group_goes_on_to_the_same_bits(grid: Path, tmp_path: Path, by
     assert_equal_grids(tmp_path, grid, exactly="4 runs at once" in done.stdout)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_stacked_is_trained_alone_and_told(tmp_path: Path) -> None:
     few = [
         "-m",

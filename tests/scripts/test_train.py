@@ -20,6 +20,7 @@ GHOST = "model.batchnorm_images=32"
 SMALL = ["model.depth=8", "model.widths=[4,8,16]", "epochs=2"]
 
 
+@pytest.mark.slow
 def test_the_default_learns_digits(tmp_path: Path) -> None:
     done = train(f"output_root={tmp_path}", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -35,6 +36,7 @@ def test_the_default_learns_digits(tmp_path: Path) -> None:
     assert "tensorboard --logdir runs" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_finished_run_says_so_and_trains_nothing(tmp_path: Path) -> None:
     assert train(*SMALL, f"output_root={tmp_path}").returncode == 0
     (folder,) = tmp_path.glob("runs/*/seed0")
@@ -76,6 +78,7 @@ def test_the_folder_records_the_run(tmp_path: Path) -> None:
     assert list(folder.glob("events.out.tfevents.*"))
 
 
+@pytest.mark.slow
 def test_selection_by_validation_reports_that_epoch(tmp_path: Path) -> None:
     selection = ["selection=best_validation", "dataset.validation=300", "epochs=5", "optimizer.lr=0.3"]
     done = train(*SMALL[:2], *selection, f"output_root={tmp_path}")
@@ -95,6 +98,7 @@ def test_a_budget_in_iterations_may_end_within_an_epoch(tmp_path: Path) -> None:
     assert [row["iteration"] for row in metrics(folder)] == ["15", "17"]
 
 
+@pytest.mark.slow
 def test_a_diverging_run_ends_as_diverged_and_the_grid_goes_on(tmp_path: Path) -> None:
     done = train("-m", *SMALL, "optimizer.lr=1e30,0.1", "precision=fp32", f"output_root={tmp_path}")
     assert done.returncode == 0, done.stderr
@@ -107,6 +111,7 @@ def test_a_diverging_run_ends_as_diverged_and_the_grid_goes_on(tmp_path: Path) -
     assert again.stdout.count("nothing to train") == 2
 
 
+@pytest.mark.slow
 def test_a_failing_row_does_not_stop_the_others(tmp_path: Path) -> None:
     grid = ["-m", *SMALL, "seed=0,1", f"output_root={tmp_path}"]
     blocked = tmp_path / "runs" / "digits_resnet,digits,epochs=2,model.widths=4,8,16" / "seed0"
@@ -132,6 +137,7 @@ def test_an_illegal_row_stops_the_grid_before_anything_is_written(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_sweep_file_is_a_grid_that_any_axis_narrows(tmp_path: Path) -> None:
     command = ["sweep=digits_shortcuts", "model/shortcut=identity,none", "seed=0", *SMALL, f"output_root={tmp_path}"]
     done = train(*command)
@@ -142,6 +148,7 @@ def test_a_sweep_file_is_a_grid_that_any_axis_narrows(tmp_path: Path) -> None:
     assert f"tensorboard --logdir {grid}" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -171,6 +178,7 @@ def test_a_mistake_is_told_in_a_few_lines(tmp_path: Path, overrides: list[str], 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_other_settings_are_refused_and_another_commit_is_said(tmp_path: Path) -> None:
     command = [*SMALL, f"output_root={tmp_path}"]
     assert train(*command).returncode == 0
@@ -189,6 +197,7 @@ def test_other_settings_are_refused_and_another_commit_is_said(tmp_path: Path) -
     assert "the run was set up at 0123abc" in train(*command).stdout
 
 
+@pytest.mark.slow
 def test_code_of_ones_own_runs_only_when_trusted_on_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def ramp(total: int):\n    return lambda iteration: iteration / total\n")
     (tmp_path / "out").mkdir()
@@ -214,6 +223,7 @@ def test_a_table_cannot_trust_for_the_user(tmp_path: Path) -> None:
     assert "trusted_targets: may be given only on the command line" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_narrow_terminal_shows_epoch_time_left_speed_and_loss(tmp_path: Path) -> None:
     shown = in_terminal([*TRAIN, *SMALL[:2], "epochs=30", f"output_root={tmp_path}"], columns=60)
     for pattern in (r"epoch \d+/30", r"\d+:\d\d left", r"[\d,]+ images/s", r"loss \d\.\d+"):
@@ -239,6 +249,7 @@ def in_terminal(command: list[str], columns: int) -> str:
     return shown.decode()
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_does_not_end_the_run(tmp_path: Path) -> None:
     command = " ".join([*TRAIN, *SMALL[:1], "epochs=4", f"output_root={tmp_path}"])
     subprocess.run(f"{command} | head -1", shell=True, check=True, env=ENVIRONMENT, capture_output=True)
