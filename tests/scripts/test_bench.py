@@ -16,8 +16,6 @@ from deepnets.errors import UserError
 from deepnets.training.fit import fit
 from tests.command import ROOT
 
-pytestmark = pytest.mark.slow
-
 TINY = ["dataset=synthetic", "dataset.source.train=64", "dataset.source.test=40", "model.depth=8", "batch_size=16"]
 BENCHES = {
     "training": [*TINY, "--iterations", "2", "--peers", "plain", "--workers", "0"],
@@ -32,6 +30,7 @@ BENCHES = {
     "stacked": [*TINY[:3], "model.depth=3", "--rows", "2", "--iterations", "2"],
     "lesion": [*TINY, "dataset.source.test=512", "--images", "20"],
 }
+LONG = {"ddp", "memory", "startup", "logging", "grid"}  # they start processes, or train to measure what lies between
 PEER = """
 def prepare(task):
     task.model(task.images[:2].permute(0, 3, 1, 2).float())
@@ -63,7 +62,10 @@ def test_all_benches_are_tried_here(part: Callable[[str], ModuleType]) -> None:
     assert set(BENCHES) == set(importlib.import_module("bench").BENCHES)
 
 
-@pytest.mark.parametrize("name", BENCHES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.nightly if name in LONG else pytest.mark.slow) for name in BENCHES],
+)
 def test_each_bench_prints_and_writes_ratios(
     bench: Callable[..., dict[str, Any]], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
