@@ -91,4 +91,4 @@ def _parts(layers: nn.Sequential) -> list[nn.Sequential]:
 
 def draws(module: nn.Module) -> bool:
     """Whether it takes random numbers as it computes."""
-    return isinstance(module, Dropped | nn.Dropout)
+    return isinstance(module, Dropped) or (isinstance(module, nn.Dropout) and module.p > 0)

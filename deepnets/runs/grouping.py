@@ -10,9 +10,9 @@ import torch
 from deepnets.config.identity import flat, identity
 from deepnets.config.schema import Config, StepKind
 from deepnets.models.memory import Memory
-from deepnets.models.stacked import unstackable
 from deepnets.runs import checkpoint
 from deepnets.runs.folder import RunFolder
+from deepnets.training import stack
 from deepnets.training.assembly import dataset_of, model_of
 from deepnets.training.hardware import with_counted_devices
 
@@ -72,9 +72,7 @@ def obstacle(config: Config) -> str | None:
     dataset = dataset_of(config)
     with torch.device("meta"):
         model = model_of(config, dataset.shape, dataset.classes)
-    if kinds := unstackable(model):
-        return f"only fully connected networks can be stacked, not {', '.join(kinds)}"
-    return None
+    return stack.obstacle(model, dataset.shape)
 
 
 def _shared(config: Config) -> str:

@@ -1,89 +1,97 @@
 """Trainings of equal networks that step together: small networks spend their time on calls, which are then shared."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.func import functional_call, vmap
+from torch.nn.functional import batch_norm, cross_entropy, linear
+from torch.nn.modules.conv import _ConvNd
+from torch.overrides import TorchFunctionMode
 
 from deepnets.data.batches import EvaluationBatches
-from deepnets.models.stacked import stack
-from deepnets.training.fit import Training
+from deepnets.models.recomputation import draws
+from deepnets.training.fit import Training, autocast
 from deepnets.training.metrics import Mean, Sums
+
+CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
 
 
 class Stack:
-    """K trainings, at the same iteration, of networks that `models.stacked` can stack, by torch's SGD.
+    """K trainings, at the same iteration, of networks of one structure without an `obstacle`, by torch's SGD.
 
-    Each keeps its own order of images, schedule, rate, momentum and decay. From here on their weights, gradients and
-    momenta lie in three tensors (K, parameters) of which each training's own are views; so `state_dict` of a training
-    is that of one trained alone, and either can go on from the other's.
+    Each has its own order of images, schedule, learning rate, momentum and weight decay. From here on their weights,
+    gradients and momenta lie in three tensors (K, parameters), and each of their buffers in one (K, *shape), of which
+    each training's own are views: `state_dict` of a training is that of one trained alone, and either can resume from
+    the other.
     """
 
     def __init__(self, trainings: Sequence[Training]) -> None:
         self.trainings = list(trainings)
-        first = self.trainings[0]
         of_all = [_parameters(training) for training in self.trainings]
         self.weights = torch.stack([_flat(own) for own in of_all])
-        self.gradients = torch.zeros_like(self.weights)
-        self.momenta = torch.stack(
-            [_flat([_momentum(training, p) for p in own]) for training, own in zip(self.trainings, of_all, strict=True)]
-        )
-        for training, own, *rows in zip(
-            self.trainings, of_all, self.weights, self.gradients, self.momenta, strict=True
-        ):
-            _move(training, own, *rows)
-        # In the order of the model, which may differ from the optimiser's that the three tensors have.
-        places = {id(parameter): place for place, parameter in enumerate(of_all[0])}
-        order = [places[id(parameter)] for parameter in first.model.parameters()]
-        # As autocast has it: the weights of a pass in its precision, all that is kept in float32.
-        self.rounded = self.weights.to(first.precision)
-        weights, gradients = (_split(whole, of_all[0]) for whole in (self.rounded, self.gradients))
-        self.model = stack(first.model, [weights[place] for place in order], [gradients[place] for place in order])
-        self.optimizer = self._optimizer()
+        momenta = torch.stack([_flat(_momenta(*each)) for each in zip(self.trainings, of_all, strict=True)])
+        rows = self.weights, torch.zeros_like(self.weights), momenta
+        for training, own, *tensors in zip(self.trainings, of_all, *rows, strict=True):
+            _move(training, own, *tensors)
+        self.optimizer = self._optimizer(*rows)
+
+        self.network, self.precision = self.trainings[0].model, self.trainings[0].precision
+        # What autocast rounds is rounded for a pass in one operation instead of two a layer.
+        self.rounded = self.weights.to(self.precision)
+        layers = [module for module in self.network.modules() if isinstance(module, nn.Linear | _ConvNd)]
+        of_layers = {parameter for layer in layers for parameter in layer.parameters(recurse=False)}
+        names = {parameter: name for name, parameter in self.network.named_parameters()}
+        exact, rounded, self.gradients = (_split(whole, of_all[0]) for whole in (self.weights, self.rounded, rows[1]))
+        self.parameters = {
+            names[parameter]: (values if parameter in of_layers else exactly).detach().requires_grad_()
+            for parameter, exactly, values in zip(of_all[0], exact, rounded, strict=True)
+        }
+        self.buffers = _stacked_buffers([training.model for training in self.trainings])
 
     def step(self, batches: Sequence[tuple[Tensor, Tensor]]) -> None:
         """An iteration of each training, on its own batch of images (N, C, H, W) and labels (N,)."""
         images, labels = map(torch.stack, zip(*batches, strict=True))
-        totals, logits = self._losses(images, labels)
-        (totals.sum() / labels.shape[1]).backward()  # no term of the sum depends on the weights of two
-        for own, group in zip(self._groups(), self.optimizer.param_groups, strict=True):
-            group["lr"] = own["lr"]
+        losses, logits = self._losses(images, labels)
+        # No term of the sum depends on the weights of two.
+        gradients = torch.autograd.grad(losses.sum() / labels.shape[1], list(self.parameters.values()))
+        for whole, gradient in zip(self.gradients, gradients, strict=True):
+            whole.copy_(gradient)
+        groups = (group for training in self.trainings for group in training.optimizer.param_groups)
+        for alone, group in zip(groups, self.optimizer.param_groups, strict=True):
+            group["lr"] = alone["lr"]
         self.optimizer.step()
         if self.rounded is not self.weights:
             self.rounded.copy_(self.weights)
-        for training, total, own, answers in zip(self.trainings, totals.detach(), logits.detach(), labels, strict=True):
+        for training, *own in zip(self.trainings, losses.detach(), logits.detach(), labels, strict=True):
             training.schedule.step()
-            training.sums.add(total, own, answers)
-            training.end_step(total)
+            training.end_step(*own)
 
     def evaluate(self, batches: EvaluationBatches, sums: Sequence[Sums]) -> Iterator[None]:
         """Add each network's loss and error over the split to its `sums`; yields after each batch."""
         for images, labels in batches:
             with torch.inference_mode():
-                shape = len(self.trainings), len(labels)
-                totals, logits = self._losses(images.expand(shape[0], *images.shape), labels.expand(shape))
-                for own, total, answers in zip(sums, totals, logits, strict=True):
-                    own.add(total, answers, labels)
+                k = len(self.trainings)
+                losses, logits = self._losses(images.expand(k, *images.shape), labels.expand(k, len(labels)))
+                for own, loss, answers in zip(sums, losses, logits, strict=True):
+                    own.add(loss, answers, labels)
             yield
 
     def _losses(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of each network, summed over its images, (K,), and the logits (K, N, classes)."""
-        logits = self.model(images).float()
+        with autocast(images.device, self.precision):
+            logits = stacked(self.network, self.parameters, self.buffers, images).float()
         each = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
         return each.view(labels.shape).sum(1), logits
 
-    def _groups(self) -> Iterator[dict]:
-        for training in self.trainings:
-            yield from training.optimizer.param_groups
-
-    def _optimizer(self) -> torch.optim.SGD:
+    def _optimizer(self, *rows: Tensor) -> torch.optim.SGD:
         """torch's own update with a group of parameters, one flat tensor, for each group of each training."""
         groups, state = [], {}
-        for training, *rows in zip(self.trainings, self.weights, self.gradients, self.momenta, strict=True):
+        for training, *own in zip(self.trainings, *rows, strict=True):
             sizes = [sum(p.numel() for p in group["params"]) for group in training.optimizer.param_groups]
             for group, weights, gradients, momenta in zip(
-                training.optimizer.param_groups, *(row.split(sizes) for row in rows), strict=True
+                training.optimizer.param_groups, *(row.split(sizes) for row in own), strict=True
             ):
                 weights.grad = gradients
                 if group["momentum"]:
@@ -99,12 +107,16 @@ def fit_together(stack: Stack) -> Iterator[None]:
     """`fit` of all trainings of the stack; yields whenever each of them stands where `fit` would yield it."""
     trainings, first = stack.trainings, stack.trainings[0]
     while first.in_progress:
+        for training in trainings:
+            training.model.train()
         epochs = [training.batches.epoch(training.epoch, start=training.batch) for training in trainings]
         for batches in zip(*epochs, strict=True):
             if first.iteration == first.iterations:
                 break
             stack.step(batches)
             yield
+        for training in trainings:
+            training.model.eval()
         evaluated: list[dict[str, Mean]] = [{} for _ in trainings]
         for name, split in first.evaluated.items():
             sums = [Sums(first.device) for _ in trainings]
@@ -119,25 +131,92 @@ def fit_together(stack: Stack) -> Iterator[None]:
             training.completed = {}
 
 
+def stacked(network: nn.Module, parameters: dict[str, Tensor], buffers: dict[str, Tensor], images: Tensor) -> Tensor:
+    """The logits (K, N, classes) of K networks like `network`, each of its own images: `images` is (K, N, C, H, W).
+
+    `parameters` and `buffers` are theirs by name, (K, *shape).
+    """
+
+    def logits(parameters: dict[str, Tensor], buffers: dict[str, Tensor], images: Tensor) -> Tensor:
+        return functional_call(network, (parameters, buffers), (images,))
+
+    with _Layers():
+        return vmap(logits)(parameters, buffers, images)
+
+
+class _Layers(TorchFunctionMode):
+    """What autocast does to linear layers, convolutions and batch normalisation, but does not see within vmap.
+
+    The first two compute in the precision of their weights, the last in float32 at least.
+    """
+
+    def __torch_function__(
+        self, function: Callable, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if function is linear:
+            x, weight, bias = args
+            return x.to(weight.dtype) @ weight.mT + bias  # vmap's own rule multiplies twice more, by 1
+        if function in CONVOLUTIONS:
+            args = args[0].to(args[1].dtype), *args[1:]
+        if function is batch_norm:
+            x, *others = args
+            x = x.to(torch.promote_types(x.dtype, torch.float32))
+            return batch_norm(x, *others, **kwargs or {}).to(args[0].dtype)
+        return function(*args, **kwargs or {})
+
+
+def obstacle(network: nn.Module, shape: tuple[int, int, int]) -> str | None:
+    """Why networks like this one, for images of `shape`, cannot be stacked; None when they can.
+
+    Their draws or control flow may differ by row. A class of the user's own is tried out, on the meta device.
+    """
+    if getattr(network, "survival", None) is not None:
+        return "stochastic depth draws anew which units each network computes"
+    if any(map(draws, network.modules())):
+        return "dropout draws anew for each network"
+    kinds = {type(module) for module in network.modules()}
+    if own := sorted(kind.__name__ for kind in kinds if not kind.__module__.startswith(("torch.nn.", "deepnets."))):
+        parameters, buffers = (
+            {
+                name: tensor.detach().to("meta").expand(2, *tensor.shape).clone().requires_grad_(tensor.requires_grad)
+                for name, tensor in named
+            }
+            for named in (network.named_parameters(), network.named_buffers())
+        )
+        try:
+            logits = stacked(network, parameters, buffers, torch.empty(2, 2, *shape, device="meta"))
+            torch.autograd.grad(logits.sum(), list(parameters.values()))
+        except Exception as error:  # whatever a class of the user's own raises
+            return f"{', '.join(own)}: {str(error).partition('. ')[0]}"
+    return None
+
+
 def _parameters(training: Training) -> list[nn.Parameter]:
     """In the order of the optimiser's groups."""
     return [parameter for group in training.optimizer.param_groups for parameter in group["params"]]
 
 
-def _momentum(training: Training, parameter: nn.Parameter) -> Tensor:
+def _momenta(training: Training, own: Sequence[nn.Parameter]) -> list[Tensor]:
     """Zero before the first step, where torch has none: it comes to the same."""
-    momentum = training.optimizer.state.get(parameter, {}).get("momentum_buffer")
-    return torch.zeros_like(parameter) if momentum is None else momentum
+    momenta = [torch.zeros_like(parameter) for parameter in own]
+    for parameter, momentum in zip(own, momenta, strict=True):
+        if (buffer := training.optimizer.state.get(parameter, {}).get("momentum_buffer")) is not None:
+            momentum.copy_(buffer)
+    return momenta
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.cat([tensor.detach().flatten() for tensor in tensors])
+    """Their values as they lie in memory: a fused update goes through weights and momenta side by side."""
+    return torch.cat([tensor.detach().as_strided((tensor.numel(),), (1,)) for tensor in tensors])
 
 
 def _split(whole: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Views of `whole` (..., n), which lies as `_flat` does, as (..., *shape) of each."""
     parts = whole.split([tensor.numel() for tensor in like], dim=-1)
-    return [part.unflatten(-1, tensor.shape) for part, tensor in zip(parts, like, strict=True)]
+    return [
+        part.as_strided((*part.shape[:-1], *tensor.shape), (*part.stride()[:-1], *tensor.stride()))
+        for part, tensor in zip(parts, like, strict=True)
+    ]
 
 
 def _move(training: Training, own: Sequence[nn.Parameter], weights: Tensor, gradients: Tensor, momenta: Tensor) -> None:
@@ -148,3 +227,13 @@ def _move(training: Training, own: Sequence[nn.Parameter], weights: Tensor, grad
         parameter.data, parameter.grad = weight, gradient
         if has:
             training.optimizer.state[parameter]["momentum_buffer"] = momentum
+
+
+def _stacked_buffers(networks: Sequence[nn.Module]) -> dict[str, Tensor]:
+    """The buffers of all networks by name, (K, *shape), of which each network's own become views."""
+    of_all = [dict(network.named_buffers()) for network in networks]
+    whole = {name: torch.stack([own[name] for own in of_all]) for name in of_all[0]}
+    for name, rows in whole.items():
+        for own, row in zip(of_all, rows, strict=True):
+            own[name].data = row
+    return whole

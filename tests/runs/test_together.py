@@ -154,7 +154,7 @@ def config_of(*overrides: str) -> Config:
         (["dataset.validation=10"], "no other row"),
         (["optimizer=adam"], "only SGD"),
         (["devices=2"], "only runs of one process"),
-        (["model/shortcut=dropout"], "not Dropped"),
+        (["model/shortcut=dropout"], "dropout draws anew"),
     ],
 )
 def test_rows_are_grouped_by_what_they_compute(tmp_path: Path, overrides: list[str], reason: str | None) -> None:
@@ -169,15 +169,23 @@ def test_rows_are_grouped_by_what_they_compute(tmp_path: Path, overrides: list[s
 
 
 class OwnNet(FullyConnected):
-    """As a user may write one: nothing is known of what it computes."""
+    """As a user may write one."""
 
 
-def test_networks_of_your_own_are_trained_alone(tmp_path: Path) -> None:
-    target = f"{__name__}.{OwnNet.__name__}"
-    folders = [frozen(tmp_path / str(number), f"model._target_={target}") for number in range(2)]
-    groups, alone = groups_of(folders, 2, trusted=[target])
-    assert groups == [[folder] for folder in folders]
-    assert "not OwnNet" in alone[folders[1]]
+class NoisyNet(FullyConnected):
+    """Draws as it computes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x + torch.randn_like(x))
+
+
+def test_networks_of_your_own_are_stacked_unless_they_draw(tmp_path: Path) -> None:
+    targets = [f"{__name__}.{own.__name__}" for own in (OwnNet, NoisyNet)]
+    folders = [frozen(tmp_path / str(n), f"model._target_={targets[n // 2]}", f"seed={n}") for n in range(4)]
+    groups, alone = groups_of(folders, 2, trusted=targets)
+    assert groups == [folders[:2], [folders[2]], [folders[3]]]
+    assert alone[folders[3]].startswith("NoisyNet: ")
+    assert "random" in alone[folders[3]]
 
 
 def test_groups_have_at_most_so_many_rows_and_equal_iterations(tmp_path: Path) -> None:
@@ -262,6 +270,7 @@ def test_what_cannot_be_stacked_is_trained_alone_and_told(tmp_path: Path) -> Non
         "-m",
         "model.depth=8",
         "model.widths=[2,2,2]",
+        "model/shortcut=dropout",
         "epochs=null",
         "iterations=2",
         "seed=0,1",
@@ -270,7 +279,7 @@ def test_what_cannot_be_stacked_is_trained_alone_and_told(tmp_path: Path) -> Non
     done = train(*few, f"output_root={tmp_path}")
     assert done.returncode == 0, done.stderr
     assert "stacked=4: every run is trained alone" in done.stdout
-    assert "only fully connected networks can be stacked, not BatchNorm2d" in done.stdout
+    assert "dropout draws anew for each network" in done.stdout
     assert done.stdout.count("finished") >= 2
 
 
