@@ -18,6 +18,11 @@ DASHES = ("solid", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
 # In a page these three follow its text, its lines and its background, light or dark.
 INK, FAINT, PAPER = "#1b1c1d", "#c3c4c5", "#fefefe"
 GREY = "#777777"  # reference lines, on both backgrounds
+DOTS: dict[str, Any] = {
+    "marker": "o",
+    "markersize": 3,
+    "linewidth": 1,
+}  # a line whose points are units, layers or numbers of them
 WIDTH = 6.4  # inches
 STYLE: dict[Any, Any] = {
     "font.size": 9,

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, NullLocator
+from matplotlib.ticker import NullLocator
 from torch import Tensor
 
 from deepnets.style import styled
@@ -41,7 +41,7 @@ def profile(title: str, curves: Sequence[Sequence[float]], names: tuple[str, str
         axes.set(yscale="log", ylim=decades, xlabel="unit, from the images to the head")
         axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter("{x:g}")  # a power as a formula takes half of the time
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        axes.locator_params(axis="x", integer=True)
         figure.suptitle(title, fontsize=9, y=0.99)
         axes.legend(loc="lower left", bbox_to_anchor=(0, 0.98), ncols=2, borderpad=0)
     return figure

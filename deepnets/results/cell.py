@@ -86,9 +86,9 @@ class Cell:
         return word if self.is_published_protocol or word == TOO_FEW else f"({word})"
 
     def _verdict(self) -> str:
-        if self.interval is None:
-            return TOO_FEW
         published = self.published.test_error
+        if self.interval is None:  # below FEWEST_SEEDS
+            return TOO_FEW
         if self.is_fail or not isinstance(published, int | float):
             return AGREES if self.is_fail and published == FAIL else DIFFERS
         low, high = self.interval

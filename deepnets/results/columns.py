@@ -1,4 +1,4 @@
-"""Which runs may be averaged: those of one folder and one protocol, which make a column of the table."""
+"""Which runs may be averaged: the runs of one folder and one protocol are a column of the table."""
 
 import json
 from collections import Counter, defaultdict

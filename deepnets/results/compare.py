@@ -11,9 +11,9 @@ from deepnets.results.columns import Column, columns_of, warnings_of
 from deepnets.results.figures.curves import MOST_PANELS, curves_beside
 from deepnets.results.figures.picture import Picture
 from deepnets.results.page import Section, write_report_page
-from deepnets.results.provenance import environment_sheet
+from deepnets.results.provenance import environment_sheet, texts
 from deepnets.results.read import Run, example, read_runs
-from deepnets.results.sheet import NOTHING, Sheet, percent, setting_text, signed
+from deepnets.results.sheet import NOTHING, Sheet, percent, signed
 from deepnets.results.sheets import comparison_sheet
 from deepnets.results.statistics import Errors, compare_pairs
 from deepnets.results.terminal import console_for, print_sheet
@@ -102,8 +102,7 @@ def _settings(pairs: Pairs) -> Sheet:
         (key, one, other, "all" if len(rows) == len(pairs) else ", ".join(rows))
         for (key, one, other), rows in found.items()
     ]
-    nothing = "No setting differs." if pairs else "No row is in both: nothing to compare."
-    note = "" if lines else nothing
+    note = "" if lines else "No setting differs." if pairs else "No row is in both: nothing to compare."
     return Sheet("Settings and environment", ("setting", "A", "B", "rows"), tuple(lines), note=note)
 
 
@@ -115,8 +114,7 @@ def _values(runs: Sequence[Run]) -> dict[str, str]:
         facts["torch"] = run.result.get("versions", {}).get("torch")
         known = {f"trained: {name}": value for name, value in facts.items() if value is not None}
         each.append({**run.settings, "seed": run.seed, **known})
-    keys = dict.fromkeys(key for values in each for key in values)
-    return {key: " or ".join(dict.fromkeys(setting_text(values, key) for values in each)) for key in keys}
+    return texts(each)
 
 
 def _results(pairs: Pairs) -> Sheet:
@@ -125,9 +123,7 @@ def _results(pairs: Pairs) -> Sheet:
     for row, both in pairs.items():
         errors = [[run.error for run in runs if run.error is not None] for runs in both]
         a, b = map(middle, errors)
-        difference = NOTHING
-        if a is not None and b is not None and math.isfinite(a) and math.isfinite(b):
-            difference = signed(a - b)
+        difference = signed(a - b) if a is not None and b is not None and math.isfinite(a - b) else NOTHING
         states = [", ".join(dict.fromkeys(run.state.name for run in runs)) for runs in both]
         lines.append((row, str(len(errors[0])), percent(a), str(len(errors[1])), percent(b), difference, *states))
     return Sheet("Final test errors in percent", header, tuple(lines), frozenset(header[1:6]))
@@ -135,20 +131,12 @@ def _results(pairs: Pairs) -> Sheet:
 
 def _tests(pairs: Pairs) -> Sheet:
     tested = []
-    for row, (a_runs, b_runs) in pairs.items():
-        a_name, b_name = _names(row, (a_runs, b_runs))
-        tested.append((_errors(f"{a_name}, A", a_runs), _errors(f"{b_name}, B", b_runs)))
+    for row, both in pairs.items():
+        rows = [runs[0].row for runs in both]
+        names = [row, row] if len(set(rows)) == 1 else rows  # rows of two names beside each other have their own
+        errors = [tuple(run.error for run in runs if run.error is not None) for runs in both]
+        tested.append((Errors(f"{names[0]}, A", errors[0]), Errors(f"{names[1]}, B", errors[1])))
     return comparison_sheet("Do A and B differ?", compare_pairs(tested))
-
-
-def _errors(name: str, runs: Sequence[Run]) -> Errors:
-    return Errors(name, tuple(run.error for run in runs if run.error is not None))
-
-
-def _names(row: str, both: tuple[list[Run], list[Run]]) -> tuple[str, str]:
-    """The name of the pair for each side, or where two rows of other names stand beside each other their own."""
-    first, second = (runs[0].row for runs in both)
-    return (row, row) if first == second else (first, second)
 
 
 def _pictures(pairs: Pairs, logarithmic: bool) -> list[Picture]:

@@ -1,4 +1,4 @@
-"""Records: the small files of runs that have ended, to keep beside the code."""
+"""Records: the small files of runs that have ended, to commit beside the code."""
 
 import shutil
 from collections.abc import Sequence

@@ -17,15 +17,18 @@ def difference_sheet(runs: Sequence[Run], title: str) -> Sheet:
     for run in runs:
         if run.config:
             rows.setdefault(run.row, []).append(run)
-    values: dict[str, dict[str, str]] = {row: {} for row in rows}
-    for row, same in rows.items():
-        for key in dict.fromkeys(key for run in same for key in run.settings):
-            values[row][key] = " or ".join(dict.fromkeys(setting_text(run.settings, key) for run in same))
+    values = {row: texts([run.settings for run in same]) for row, same in rows.items()}
     keys = dict.fromkeys(key for settings in values.values() for key in settings)
     differing = [key for key in keys if len({settings.get(key, NOTHING) for settings in values.values()}) > 1]
     lines = [(row, *(values[row].get(key, NOTHING) for key in differing[:MOST_KEYS])) for row in values]
     more = len(differing) - MOST_KEYS
     return Sheet(title, ("row", *differing[:MOST_KEYS]), tuple(lines), note=f"{more} more keys differ." * (more > 0))
+
+
+def texts(settings: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Settings of several runs as they would be typed; several values of a key where they differ."""
+    keys = dict.fromkeys(key for each in settings for key in each)
+    return {key: " or ".join(dict.fromkeys(setting_text(each, key) for each in settings)) for key in keys}
 
 
 def environment_sheet(runs: Sequence[Run]) -> Sheet:

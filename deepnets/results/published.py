@@ -79,7 +79,7 @@ def published_of(name: str, frozen: Iterable[dict[str, Any]], sweeps: Path = SWE
         for (row, number, value), runs in others.items()
     ]
     source = f"conf/sweep/{name}.yaml" if file.is_file() else "the first run"
-    warnings = (f"published numbers differ; those of {source} are shown: {'; '.join(conflicts)}",) if conflicts else ()
+    warnings = (f"published numbers are those of {source}: {'; '.join(conflicts)}",) if conflicts else ()
     return Published(statistic, {row: PublishedRow(**values) for row, values in rows.items()}, warnings)
 
 

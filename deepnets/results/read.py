@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -92,14 +91,14 @@ class Run:
         return epochs, wrong[:1] + more
 
 
-def example(runs: Sequence[Run], key: Callable[[Run], float | None] = lambda run: run.error) -> Run:
+def example(runs: Sequence[Run], key: Callable[[Run], float] | None = None) -> Run:
     """The run that stands for its row, which has several seeds: the one of median error, or of another `key`.
 
     Of an even number it is the worse of the two in the middle; while none has ended it is the one that is furthest.
     """
-    ended = [(value, run) for run in runs if run.error is not None and (value := key(run)) is not None]
-    ended.sort(key=itemgetter(0))
-    return ended[len(ended) // 2][1] if ended else max(runs, key=lambda run: len(run.history))
+    errors = [(run.error, run) for run in runs if run.error is not None]
+    ended = [run for _, run in sorted(errors, key=lambda pair: key(pair[1]) if key else pair[0])]
+    return ended[len(ended) // 2] if ended else max(runs, key=lambda run: len(run.history))
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:

@@ -121,7 +121,7 @@ def _table_text(table: Table) -> str:
 def _several(protocols: Iterable[str]) -> str:
     """The one most runs have, with the number of others."""
     counts = Counter(protocols).most_common()
-    return counts[0][0] + (f"; one of {len(counts)}, those of the others in result.json" if len(counts) > 1 else "")
+    return counts[0][0] + (f"; one of {len(counts)}, see result.json for the others" if len(counts) > 1 else "")
 
 
 def _listed(values: Iterable[Any]) -> str:

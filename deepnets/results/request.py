@@ -34,7 +34,7 @@ def answer(given: argparse.Namespace) -> int:
         first, second = given.compare
         return compare(first, second, given.output, given.log)
     if not given.folders:
-        raise UserError("give the folder of a table, as in outputs/<sweep>; --help lists all options")
+        raise UserError("name the folder of a table, as in outputs/<sweep>; --help lists all options")
     if requests and (exports or given.output or given.log):
         raise UserError(f"--{requests[0]} makes no report: drop --output, --log and exports")
     if given.status or given.watch:
@@ -50,5 +50,5 @@ def answer(given: argparse.Namespace) -> int:
 
 def _only(folders: list[Path], option: str) -> Path:
     if len(folders) > 1:
-        raise UserError(f"{option} takes one folder; {len(folders)} are given")
+        raise UserError(f"{option} takes one folder, not {len(folders)}")
     return folders[0]

@@ -31,7 +31,7 @@ def take_screenshots(folder: Path, into: Path) -> int:
         UserError: no such folder, no Chromium, or `into` cannot be written.
     """
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; give one that scripts/train.py has written")
+        raise UserError(f"{folder}: no such folder; use one that scripts/train.py has written")
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         raise UserError(f"none of {', '.join(BROWSERS)} is on the PATH; install one (Debian: apt install chromium)")

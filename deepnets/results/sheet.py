@@ -20,11 +20,11 @@ class Sheet:
     note: str = ""
 
     def without_empty_columns(self) -> "Sheet":
-        """Only the columns that say something."""
+        """Only the columns with a word or number in them."""
         said = [{line[index] for line in self.lines} - {"", NOTHING} for index in range(len(self.header))]
-        kept = [index for index, words in enumerate(said) if not index or words]
-        lines = tuple(tuple(line[index] for index in kept) for line in self.lines)
-        return replace(self, header=tuple(self.header[index] for index in kept), lines=lines)
+        shown = [index for index, words in enumerate(said) if not index or words]
+        lines = tuple(tuple(line[index] for index in shown) for line in self.lines)
+        return replace(self, header=tuple(self.header[index] for index in shown), lines=lines)
 
     def cut(self, most: int) -> "Sheet":
         """The first `most` lines; the note counts the others."""

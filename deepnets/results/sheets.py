@@ -61,8 +61,8 @@ def comparison_sheets(table: Table) -> list[Sheet]:
 def comparison_sheet(title: str, comparisons: Sequence[Comparison]) -> Sheet:
     """The pairs that could be tested, a line each; the note counts the others by their reason."""
     header = ("row", "n", "difference", "interval", "Hedges' g", "p", "p (Holm)", "other row", "error of the row")
-    tested = [pair for pair in comparisons if pair.p is not None]
-    silent = Counter(pair.claim for pair in comparisons if pair.p is None)
+    tested = [pair for pair in comparisons if not pair.why_not]
+    silent = Counter(pair.why_not for pair in comparisons if pair.why_not)
     notes = []
     if tested:
         notes.append(
@@ -79,18 +79,17 @@ def _rankings(table: Table, index: int) -> list[str]:
 
     So that blocks, depths or data sets, which a first axis sets, are not compared with one another.
     """
-    groups = defaultdict(list)
+    groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for row, cell in table.column(index).items():
-        if cell.median is not None and cell.published.test_error is not None:
-            groups[row.rpartition(",")[0]].append(cell)
+        if cell.median is not None and (error := cell.published.test_error) is not None:
+            pair = math.inf if cell.is_fail else cell.median, math.inf if isinstance(error, str) else error
+            groups[row.rpartition(",")[0]].append(pair)
     rankings = []
-    for group, cells in groups.items():
-        measured = [math.inf if cell.is_fail or cell.median is None else cell.median for cell in cells]
-        errors = [cell.published.test_error for cell in cells]
-        printed = [error if isinstance(error, int | float) else math.inf for error in errors]
+    for group, pairs in groups.items():
+        measured, printed = zip(*pairs, strict=True)
         if agreement := rank_agreement(measured, printed):
             tau, p = agreement
-            of = f"{len(cells)} rows{group and f' of {group}'}"
+            of = f"{len(pairs)} rows{group and f' of {group}'}"
             rankings.append(f"Ranking of {of}: Kendall's τ = {signed(tau)} with the published one (p = {p:.2g}).")
     return rankings
 

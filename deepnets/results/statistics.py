@@ -5,7 +5,6 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from operator import itemgetter
 from statistics import fmean, stdev
 
 import numpy as np
@@ -34,14 +33,14 @@ def median_interval(errors: Sequence[float]) -> tuple[float, float] | None:
     return float(found.low), float(found.high)
 
 
-def rank_agreement(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float] | None:
+def rank_agreement(first: Sequence[float], second: Sequence[float]) -> tuple[float, float] | None:
     """Kendall's tau-b between two rankings of the same rows, and its p value; an infinite error is the worst.
 
     None below `FEWEST_RANKED` rows, or where a side ranks them all alike.
     """
-    if len(ours) < FEWEST_RANKED or len(set(ours)) == 1 or len(set(theirs)) == 1:
+    if len(first) < FEWEST_RANKED or len(set(first)) == 1 or len(set(second)) == 1:
         return None
-    found = stats.kendalltau(ours, theirs)
+    found = stats.kendalltau(first, second)
     return float(found.statistic), float(found.pvalue)
 
 
@@ -50,24 +49,24 @@ class Comparison:
     """Row `first` against row `second` by Welch's t test: `difference` of the mean errors in percent, first - second.
 
     `low` and `high` bound the difference with `CONFIDENCE` for all comparisons together (Bonferroni); `p` is of this
-    one alone, `p_corrected` by Holm for all. `effect` is Hedges' g. All are None where no claim can be made: `why_not`.
+    one alone, `p_corrected` by Holm for all. `effect` is Hedges' g. All are nan where no claim can be made: `why_not`.
     """
 
     first: str
     second: str
     seeds: tuple[int, int]
-    difference: float | None = None
-    low: float | None = None
-    high: float | None = None
-    effect: float | None = None
-    p: float | None = None
-    p_corrected: float | None = None
+    difference: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    effect: float = math.nan
+    p: float = math.nan
+    p_corrected: float = math.nan
     why_not: str = ""
 
     @property
     def claim(self) -> str:
         """What may be said: that the first row's error is lower or higher, or nothing."""
-        if self.p_corrected is None or self.difference is None:
+        if self.why_not:
             return self.why_not
         if self.p_corrected > 1 - CONFIDENCE:
             return "no difference shown"
@@ -89,19 +88,19 @@ def compare_rows(rows: Sequence[Errors]) -> list[Comparison]:
 
 def compare_pairs(pairs: Sequence[tuple[Errors, Errors]]) -> list[Comparison]:
     """Each pair by Welch's test, corrected for the number of pairs; the surest difference first, no claims last."""
-    told = [_why_not(first.values, second.values) for first, second in pairs]
-    tested = [pair for pair, why_not in zip(pairs, told, strict=True) if not why_not]
+    reasons = [_why_not(first.values, second.values) for first, second in pairs]
+    tested = [pair for pair, why_not in zip(pairs, reasons, strict=True) if not why_not]
     with warnings.catch_warnings():  # a row without spread beside one with some is tested soundly
         warnings.filterwarnings("ignore", "Precision loss occurred in moment calculation", RuntimeWarning)
         comparisons = [_welch(first, second, len(tested)) for first, second in tested]
-    p = [comparison.p for comparison in comparisons if comparison.p is not None]
-    by_p = sorted(zip(p, holm(p), comparisons, strict=True), key=itemgetter(0))
+    corrected = holm([comparison.p for comparison in comparisons])
+    comparisons = [replace(pair, p_corrected=p) for pair, p in zip(comparisons, corrected, strict=True)]
     silent = [
         Comparison(first.row, second.row, (len(first.values), len(second.values)), why_not=why_not)
-        for (first, second), why_not in zip(pairs, told, strict=True)
+        for (first, second), why_not in zip(pairs, reasons, strict=True)
         if why_not
     ]
-    return [replace(pair, p_corrected=corrected) for _, corrected, pair in by_p] + silent
+    return sorted(comparisons, key=lambda pair: pair.p) + silent
 
 
 def holm(p: Sequence[float]) -> list[float]:

@@ -182,7 +182,7 @@ def test_what_is_measured_is_told_where_the_result_is_of_another_net(
 
 
 def test_the_epochs_of_one_run_are_repeated(analyze: Analyze, residual: RunFolder, highway: RunFolder) -> None:
-    with pytest.raises(UserError, match="--epochs 1: repeats one run, and 2 are given"):
+    with pytest.raises(UserError, match="--epochs 1: repeats one run, and 2 are named"):
         analyze("gradients", residual.path, highway.path, "--epochs", 1)
 
 
@@ -245,9 +245,9 @@ def test_a_run_that_trains_is_left_alone_unless_the_results_go_elsewhere(
         (("paths", "model.depth=8", "model/shortcut=none"), "single path"),
         (("paths", "nowhere"), "nowhere: not a run folder"),
         (("paths", "outputs/runs/net,epochs=5/seed0"), "epochs=5/seed0: not a run folder"),
-        (("lesion", "sweep=digits_shortcuts"), "a table is many networks"),
+        (("lesion", "sweep=digits_shortcuts"), "a sweep is many networks"),
         (("gates", "a", "b"), "a: not a run folder"),
-        (("lesion", "nowhere", "model.depth=8"), "give run folders, or options"),
+        (("lesion", "nowhere", "model.depth=8"), "name run folders, or options"),
         (("lesion", "model.depth=8", "--images", 0), "--images 0"),
         (("lesion", "model.depth=8", "--draws", 0), "both must be at least 1"),
         (("paths", "model.depth=8", "--draws", 3), "at least one path for each image"),

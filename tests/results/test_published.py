@@ -32,7 +32,7 @@ def test_a_corrected_number_shows_in_the_next_report(tmp_path: Path) -> None:
         named = [warning for warning in table.warnings if "published" in warning]
         assert len(named) == (number == "7.50")
     assert named == [
-        "published numbers differ; those of conf/sweep/he2015_table6.yaml are shown: "
+        "published numbers are those of conf/sweep/he2015_table6.yaml: "
         "resnet20 (test_error) 7.5, frozen in 1 run as 8.75"
     ]
 
@@ -48,7 +48,7 @@ def test_without_a_file_the_first_frozen_number_counts_and_others_are_named(tmp_
     assert published.rows == {row: PublishedRow(error) for row, error in errors.items()}
     assert published.statistic == "single"
     (warning,) = published.warnings
-    assert warning.endswith("those of the first run are shown: a (test_error) 1.0, frozen in 2 runs as 2.0")
+    assert warning.endswith("published numbers are those of the first run: a (test_error) 1.0, frozen in 2 runs as 2.0")
 
 
 def test_runs_of_another_name_keep_what_they_froze(trained: Trained, tmp_path: Path) -> None:

@@ -44,7 +44,9 @@ def test_the_same_net_in_two_tables_was_trained_to_the_same_numbers(seed: int) -
 
 @pytest.mark.parametrize("file", PROSE, ids=lambda file: file.name)
 def test_numbers_quoted_in_prose_are_those_on_record(file: Path) -> None:
-    for shown, on_record in quoted(file.read_text(), RECORDS):
+    numbers = quoted(file.read_text(), RECORDS)
+    assert numbers or file.name != "README.md"
+    for shown, on_record in numbers:
         assert shown == on_record
 
 

@@ -56,17 +56,19 @@ def test_an_export_to_standard_output_stands_alone(written: Written) -> None:
 def test_what_cannot_be_done_is_said_in_a_line() -> None:
     done = command("nowhere")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == ("error: nowhere: no such folder; give a table's folder, as in outputs/<sweep>, or a run's\n")
+    assert done.stderr == ("error: nowhere: no such folder; name a sweep's folder, as in outputs/<sweep>, or a run's\n")
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "give the folder of a table"),
+        ([], "name the folder of a table"),
         (["--compare", "a", "b", "c"], "--compare takes two folders"),
         (["--compare", "a", "b", "--csv", "c"], "does not go with --csv"),
         (["a", "--keep", "b", "--watch"], "does not go with --keep"),
         (["a", "--status", "--csv", "b"], "makes no report"),
+        (["a", "b", "--records"], "--records takes one folder"),
+        (["nowhere", "--records"], "nowhere: no records"),
     ],
 )
 def test_words_that_do_not_go_together(words: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:

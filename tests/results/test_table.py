@@ -198,7 +198,7 @@ def test_mini_and_full_are_separate_columns(trained: Trained, tmp_path: Path) ->
     [
         ("batch_size: 128", "batch_size: 64", ["batch_size=128", "batch_size=64"]),
         ("  momentum: 0.9", "  momentum: 0.8", ["optimizer.momentum=0.9", "optimizer.momentum=0.8"]),
-        ("batchnorm_processes: null", "batchnorm_processes: 2", ["ours", "batchnorm_processes=2"]),
+        ("batchnorm_processes: null", "batchnorm_processes: 2", ["full", "batchnorm_processes=2"]),
     ],
 )
 def test_seeds_of_a_row_with_other_settings_are_not_averaged(

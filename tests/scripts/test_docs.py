@@ -80,7 +80,9 @@ ADDED = {
 }
 # What is not run at all, and why.
 NOT_RUN = {
-    "python scripts/report.py outputs/digits_shortcuts --screenshots pictures": "a browser",
+    "python scripts/report.py outputs/digits_shortcuts --screenshots pictures": (
+        "a browser; tests/results/test_screenshots.py has one"
+    ),
     "python -m pytest -m gpu -n0": "a GPU",
 }
 

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from deepnets.analysis import gates
-from deepnets.analysis.commands.outcome import Outcome, progress
+from deepnets.analysis.commands.outcome import Outcome, progress, whole_numbers
 from deepnets.analysis.commands.subject import Subject, subject_of
 from deepnets.analysis.walk import walk_of
 from deepnets.errors import UserError
@@ -59,13 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _shown_classes(given: str | None, subject: Subject) -> list[int]:
     classes = len(subject.classes)
-    try:
-        shown = [int(label) for label in given.split(",")] if given else list(range(min(classes, 10)))
-    except ValueError:
-        shown = [-1]
-    if not all(0 <= label < classes for label in shown):
-        raise UserError(f"--classes {given}: must be labels from 0 to {classes - 1} with commas, e.g. 0,1")
-    return shown
+    return whole_numbers("--classes", given, 0, classes - 1) if given else list(range(min(classes, 10)))
 
 
 def _index(arguments: argparse.Namespace, images: int) -> int:

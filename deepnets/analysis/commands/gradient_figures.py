@@ -5,12 +5,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from deepnets.analysis.commands.gradient_state import State
 from deepnets.analysis.commands.outcome import mark_stages
 from deepnets.analysis.gradients import first_to_last
-from deepnets.style import COLOURS, GREY, new_figure, show_array
+from deepnets.style import COLOURS, DOTS, GREY, new_figure, show_array
 
 
 def units(states: Sequence[State]) -> Figure:
@@ -24,9 +23,7 @@ def units(states: Sequence[State]) -> Figure:
         style = {
             "color": COLOURS[labels.index(state.label) % len(COLOURS)],
             "linestyle": "--" if state.time == "initial" else "-",
-            "marker": "o",
-            "markersize": 3,
-            "linewidth": 1,
+            **DOTS,
         }
         numbers = _numbers(state.norms)
         axes[0].plot(numbers, state.norms, label=f"{state.label}, {state.time}", **style)
@@ -45,7 +42,7 @@ def units(states: Sequence[State]) -> Figure:
         axes[2].set_ylabel("clipped behind addition (%)")
     axes[-1].set_xlabel("unit")
     for each in axes:
-        each.xaxis.set_major_locator(MaxNLocator(integer=True))
+        each.locator_params(axis="x", integer=True)
         mark_stages(each, (state.walk.stages for state in states))
     _name_lines(figure, [f"{state.label}, {state.time}" for state in states])
     return figure
@@ -56,11 +53,11 @@ def responses(by_run: Mapping[str, Sequence[float]]) -> Figure:
     figure = new_figure(4.2, 7.5)
     upper, lower = figure.subplots(2, 1, sharex=True, sharey=True)
     for (label, values), color in zip(by_run.items(), COLOURS * len(by_run), strict=False):
-        upper.plot(_numbers(values), values, "o-", color=color, markersize=3, linewidth=1, label=label)
-        lower.plot(_numbers(values), sorted(values, reverse=True), "o-", color=color, markersize=3, linewidth=1)
+        upper.plot(_numbers(values), values, color=color, label=label, **DOTS)
+        lower.plot(_numbers(values), sorted(values, reverse=True), color=color, **DOTS)
     upper.set(ylabel="deviation of the response", xlabel="layer", ylim=(0, None))
     lower.set(ylabel="deviation of the response", xlabel="layer, by size of its response")
-    upper.xaxis.set_major_locator(MaxNLocator(integer=True))
+    upper.locator_params(axis="x", integer=True)
     _name_lines(figure, list(by_run))
     return figure
 
@@ -73,10 +70,10 @@ def training(norms: np.ndarray) -> Figure:
         left, np.log10(norms.T), origin="lower", extent=(-0.5, len(norms) - 0.5, 0.5, norms.shape[1] + 0.5)
     )
     left.set(xlabel="epoch", ylabel="unit")
-    for axis in (left.xaxis, left.yaxis, right.xaxis):
-        axis.set_major_locator(MaxNLocator(integer=True))
+    left.locator_params(integer=True)
+    right.locator_params(axis="x", integer=True)
     figure.colorbar(image, ax=left, label="log10 of the gradient norm")
-    right.plot([first_to_last(row) for row in norms], "o-", color=COLOURS[0], markersize=3)
+    right.plot([first_to_last(row) for row in norms], color=COLOURS[0], **DOTS)
     right.axhline(1, color=GREY, linewidth=0.7, linestyle="--")
     right.set(xlabel="epoch", ylabel="first unit's gradient over the last one's", ylim=(0, None))
     return figure
@@ -97,7 +94,7 @@ def depth(found: Mapping[str, Mapping[int, np.ndarray]]) -> Figure:
         left.bar(_numbers(norms[0]), norms.mean(0), color=color)
         left.set(title=f"{name}, {deepest} units", ylabel="gradient norm")
         ratios = np.array([[first_to_last(row) for row in norms] for norms in by_units.values()])
-        right.plot(list(by_units), ratios.mean(1), "o-", color=color, markersize=3, label=name)
+        right.plot(list(by_units), ratios.mean(1), color=color, label=name, **DOTS)
         right.fill_between(list(by_units), ratios.min(1), ratios.max(1), color=color, alpha=0.2, linewidth=0)
     lefts[-1].set_xlabel("unit")
     right.axhline(1, color=GREY, linewidth=0.7, linestyle="--")

@@ -12,7 +12,8 @@ from deepnets.analysis.walk import Walk
 class State:
     """What was measured of one network at one time; arrays have an entry per unit.
 
-    `below` of so many `values` were clipped by a ReLU behind the addition; 0 of 0 where none stands."""
+    A ReLU behind the addition clipped `below` of `values` values; 0 of 0 where there is none.
+    """
 
     run: str
     label: str

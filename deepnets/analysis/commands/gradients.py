@@ -34,7 +34,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--images", type=int, default=128, help="training images of the one batch (default: 128)")
     parser.add_argument("--test-images", type=int, help="images for responses and clipped shares (default: all)")
     parser.add_argument(
-        "--epochs", type=int, default=0, help="repeat so many epochs of the one run, measuring (default: 0)"
+        "--epochs", type=int, default=0, help="epochs of the one run to repeat and measure (default: 0)"
     )
     parser.add_argument(
         "--orderings", default="original,full_preactivation", help="compared in fresh nets (default: %(default)s)"
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     orderings, sizes = compared(arguments)
     subjects = subjects_of(arguments)
     if arguments.epochs > 0 and len(subjects) > 1:
-        raise UserError(f"--epochs {arguments.epochs}: repeats one run, and {len(subjects)} are given")
+        raise UserError(f"--epochs {arguments.epochs}: repeats one run, and {len(subjects)} are named")
     with Outcome("gradients", subjects[0].folder, arguments) as outcome:
         labels = names_apart([subject.name for subject in subjects])
         pairs = zip(subjects, labels, strict=True)
@@ -106,7 +106,6 @@ def _states(subject: Subject, label: str, arguments: argparse.Namespace) -> list
 
 def _write_states(states: list[State], outcome: Outcome) -> None:
     columns: dict[str, list[object]] = {}
-    layers: dict[str, list[object]] = {"run": [], "time": [], "layer": [], "name": [], "deviation": []}
     for state in states:
         units = len(state.walk)
         values = {
@@ -123,11 +122,13 @@ def _write_states(states: list[State], outcome: Outcome) -> None:
         values |= {f"signal_{name}": array for name, array in vars(state.signals).items()}
         for name, column in values.items():
             columns.setdefault(name, []).extend(column)
-        for number, (name, deviation) in enumerate(state.responses.items(), 1):
-            for column, value in zip(layers.values(), (state.run, state.time, number, name, deviation), strict=True):
-                column.append(value)
     outcome.table("units", columns)
-    outcome.table("responses", layers)
+    layers = [
+        (state.run, state.time, number, *response)
+        for state in states
+        for number, response in enumerate(state.responses.items(), 1)
+    ]
+    outcome.rows("responses", ("run", "time", "layer", "name", "deviation"), layers)
     outcome.figure("units", figures.units(states))
     latest = {state.label: list(state.responses.values()) for state in states}
     outcome.figure("responses", figures.responses(latest))

@@ -8,11 +8,10 @@ import argparse
 from collections.abc import Sequence
 from functools import partial
 from itertools import cycle
+from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from scipy.stats import kendalltau
 
 from deepnets.analysis import lesion
@@ -20,7 +19,7 @@ from deepnets.analysis.commands.lesioned import Lesioned
 from deepnets.analysis.commands.outcome import Outcome, mark_stages
 from deepnets.analysis.commands.subject import names_apart, subjects_of
 from deepnets.errors import UserError
-from deepnets.style import COLOURS, new_figure
+from deepnets.style import COLOURS, DOTS, new_figure
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -68,7 +67,7 @@ def _able(part: str, nets: Sequence[Lesioned]) -> tuple[list[Lesioned], list[str
 
 
 def _single(nets: Sequence[Lesioned], outcome: Outcome, arguments: argparse.Namespace) -> list[str]:
-    figure = new_figure(3.2, 7.5)
+    figure = new_figure(3.2)
     axes = figure.subplots()
     rows, findings = [], []
     for net in nets:
@@ -79,7 +78,7 @@ def _single(nets: Sequence[Lesioned], outcome: Outcome, arguments: argparse.Name
         stages = [net.walk.stages[unit] + 1 for unit in units]
         rows.append((net.name, 0, 0, whole, found.loss[0]))
         rows += [(net.name, unit + 1, *rest) for unit, *rest in zip(units, stages, errors, found.loss[1:], strict=True)]
-        axes.plot(np.add(units, 1), errors, "o-", color=net.color, markersize=3, linewidth=1, label=net.label)
+        axes.plot(np.add(units, 1), errors, color=net.color, label=net.label, **DOTS)
         axes.axhline(whole, color=net.color, linestyle="--", linewidth=1)
         worst = int(errors.argmax())
         findings.append(
@@ -90,8 +89,7 @@ def _single(nets: Sequence[Lesioned], outcome: Outcome, arguments: argparse.Name
         if missing := len(net.walk) - len(units):
             findings[-1] += f"; {missing} plain units that change the shape cannot be taken out"
     mark_stages(axes, (net.walk.stages for net in nets))
-    _label(axes, nets, "unit that is deleted (dashed: none)", [row[3] for row in rows])
-    _write(outcome, "single", ("run", "unit", "stage", "error", "loss"), rows, figure)
+    _write(outcome, "single", nets, figure, "unit that is deleted (dashed: none)", ("run", "unit", "stage"), rows)
     return findings
 
 
@@ -105,15 +103,15 @@ def _random(nets: Sequence[Lesioned], outcome: Outcome, arguments: argparse.Name
         deleted, _, found = net.drawn(min(arguments.most, len(units)), arguments.draws, draw)
         rows += [(net.name, *row) for row in zip(deleted, found.error, found.loss, strict=True)]
         counts, errors = deleted[:: arguments.draws], found.error.reshape(-1, arguments.draws)
-        axes.plot(counts, errors.mean(1), "o-", color=net.color, markersize=3, label=net.label)
+        axes.plot(counts, errors.mean(1), color=net.color, label=net.label, **DOTS)
         axes.fill_between(counts, errors.min(1), errors.max(1), color=net.color, alpha=0.2, linewidth=0)
         findings.append(
             f"{net.name}: {net.split} error {errors[0, 0]:.2f}% whole, {errors[1].mean():.2f}% without {counts[1]} and "
             f"{errors[-1].mean():.2f}% without {counts[-1]} random units, means of {arguments.draws} draws"
         )
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _label(axes, nets, f"units deleted (mean and range of {arguments.draws} draws)", [row[2] for row in rows])
-    _write(outcome, "random", ("run", "deleted", "error", "loss"), rows, figure)
+    axes.locator_params(axis="x", integer=True)
+    x = f"units deleted (mean and range of {arguments.draws} draws)"
+    _write(outcome, "random", nets, figure, x, ("run", "deleted"), rows)
     return findings
 
 
@@ -134,8 +132,8 @@ def _order(nets: Sequence[Lesioned], outcome: Outcome, arguments: argparse.Names
             f"Kendall tau reached, {taus[least]:.2f}"
         )
     axes.invert_xaxis()
-    _label(axes, nets, "Kendall tau of the order of units (1: as trained)", [row[3] for row in rows])
-    _write(outcome, "order", ("run", "swaps", "kendall_tau", "error", "loss"), rows, figure)
+    x = "Kendall tau of the order of units (1: as trained)"
+    _write(outcome, "order", nets, figure, x, ("run", "swaps", "kendall_tau"), rows)
     return findings
 
 
@@ -145,9 +143,24 @@ CANDIDATES = {"single": lesion.deletable, "random": lesion.deletable, "order": l
 
 
 def _write(
-    outcome: Outcome, name: str, columns: Sequence[str], rows: Sequence[Sequence[object]], figure: Figure
+    outcome: Outcome,
+    name: str,
+    nets: Sequence[Lesioned],
+    figure: Figure,
+    x: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
 ) -> None:
-    outcome.table(name, dict(zip(columns, zip(*rows, strict=True), strict=True)))
+    """Label the figure and write it beside its numbers, of which the last two are error and loss."""
+    splits, errors = {net.split for net in nets}, [row[-2] for row in rows]
+    (axes,) = figure.axes
+    axes.set(xlabel=x, ylabel=f"{'' if len(splits) > 1 else nets[0].split} error (%)".lstrip())
+    if min(errors) > 0 and max(errors) > 30 * min(errors):
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
+    figure.legend(loc="outside upper left", fontsize=7)
+    outcome.rows(name, (*columns, "error", "loss"), rows)
     outcome.figure(name, figure)
 
 
@@ -157,13 +170,3 @@ def _name_apart(nets: Sequence[Lesioned]) -> None:
         net.label = label
         if len({other.split for other in nets}) > 1:
             net.label += f" ({net.split})"
-
-
-def _label(axes: Axes, nets: Sequence[Lesioned], x: str, errors: Sequence[float]) -> None:
-    splits = {net.split for net in nets}
-    axes.set(xlabel=x, ylabel=f"{'' if len(splits) > 1 else nets[0].split} error (%)".lstrip())
-    if min(errors) > 0 and max(errors) > 30 * min(errors):
-        axes.set_yscale("log")
-    else:
-        axes.set_ylim(bottom=0)
-    axes.figure.legend(loc="outside upper left", fontsize=7)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from deepnets.analysis.commands import gradient_figures as figures
-from deepnets.analysis.commands.outcome import Outcome
+from deepnets.analysis.commands.outcome import Outcome, whole_numbers
 from deepnets.analysis.commands.subject import Subject
 from deepnets.analysis.commands.variants import chosen, fresh
 from deepnets.analysis.gradients import first_to_last, gradient_norms, with_batch_statistics
@@ -19,12 +19,9 @@ from deepnets.models.resnet import ResNet
 
 def compared(arguments: argparse.Namespace) -> tuple[dict[str, dict[str, Any]], list[int]]:
     """The orderings, each as it stands in a model's node, and the units per stage; a UserError for what is none."""
-    try:
-        sizes = sorted({int(size) for size in arguments.sizes.split(",")})
-    except ValueError:
-        sizes = [0]
-    if min(sizes) < 1 or arguments.draws < 1:
-        raise UserError(f"--sizes {arguments.sizes} --draws {arguments.draws}: numbers of at least 1, e.g. 1,3,6")
+    sizes = sorted(set(whole_numbers("--sizes", arguments.sizes)))
+    if arguments.draws < 1:
+        raise UserError(f"--draws {arguments.draws}: must be at least 1")
     return {name: chosen("ordering", name) for name in arguments.orderings.split(",")}, sizes
 
 
@@ -64,7 +61,7 @@ def compare(
         for (draw, unit), norm in np.ndenumerate(norms)
     ]
     names = ("ordering", "units", "draw", "unit", "gradient_norm")
-    outcome.table("depth", dict(zip(names, zip(*rows, strict=True), strict=True)))
+    outcome.rows("depth", names, rows)
     outcome.figure("depth", figures.depth(found))
     for name, by_units in found.items():
         ratios = [

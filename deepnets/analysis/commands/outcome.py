@@ -2,6 +2,7 @@
 
 import argparse
 import csv
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
 from deepnets.data.batches import EvaluationBatches
+from deepnets.errors import UserError
 from deepnets.results.figures.picture import Picture
 from deepnets.runs.folder import RunFolder
 from deepnets.style import GREY, styled
@@ -60,6 +62,10 @@ class Outcome:
             for row in zip(*columns.values(), strict=True):
                 writer.writerow([f"{cell:.6g}" if isinstance(cell, float | np.floating) else cell for cell in row])
 
+    def rows(self, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """As `table`, row by row."""
+        self.table(name, dict(zip(columns, zip(*rows, strict=True), strict=True)))
+
     def figure(self, name: str, figure: Figure) -> None:
         """Write the figure as PNG and SVG, and as an image for TensorBoard."""
         png, _ = Picture(f"{self.analysis}_{name}", name, figure).save(self.folder)
@@ -72,8 +78,21 @@ class Outcome:
         print(f"{self.analysis}: {finding}", flush=True)
 
 
+def whole_numbers(option: str, text: str, least: int = 1, most: float = math.inf) -> list[int]:
+    """The numbers that an option lists with commas.
+
+    Raises:
+        UserError: something is no whole number, or outside of these bounds.
+    """
+    words = text.split(",")
+    if not all(word.strip().isdecimal() and least <= int(word) <= most for word in words):
+        bounds = f"of at least {least}" if math.isinf(most) else f"from {least} to {most}"
+        raise UserError(f"{option} {text}: must be whole numbers {bounds} with commas, e.g. {least},{least + 1}")
+    return [int(word) for word in words]
+
+
 def mark_stages(axes: Axes, nets: Iterable[Sequence[int]]) -> None:
-    """A line where a stage begins, if all nets have theirs in one place; of each net the stage of each unit."""
+    """A line where a stage begins, if all nets agree on the place; `nets` holds the stage of each unit of each net."""
     stages, *others = dict.fromkeys(map(tuple, nets))
     if others:
         return

@@ -11,7 +11,7 @@ from deepnets.analysis.commands.outcome import Outcome
 from deepnets.analysis.commands.subject import Subject, subject_of
 from deepnets.analysis.walk import walk_of
 from deepnets.errors import UserError
-from deepnets.style import COLOURS, GREY, new_figure
+from deepnets.style import COLOURS, DOTS, GREY, new_figure
 
 RESAMPLES = 1000
 
@@ -89,7 +89,7 @@ def _figure(columns: dict[str, np.ndarray], first: int, last: int) -> Figure:
         ("count_times_norm", "count times mean norm", COLOURS[0]),
         ("norm_of_sum", "norm of their exact sum", COLOURS[1]),
     ):
-        c.plot(lengths, 100 * columns[name] / columns[name].sum(), "o-", color=color, markersize=3, label=label)
+        c.plot(lengths, 100 * columns[name] / columns[name].sum(), color=color, label=label, **DOTS)
     c.axvspan(first - 0.5, last + 0.5, color=COLOURS[0], alpha=0.1, linewidth=0)
     c.set(title="what all paths of a length carry", ylabel="share of the sum over lengths (%)")
     c.set_ylim(bottom=0, top=1.3 * c.get_ylim()[1])

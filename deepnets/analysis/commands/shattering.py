@@ -3,6 +3,7 @@
 import argparse
 import time
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from deepnets.analysis import shattering
-from deepnets.analysis.commands.outcome import Outcome
+from deepnets.analysis.commands.outcome import Outcome, whole_numbers
 from deepnets.analysis.shattering import Kind, Net
 from deepnets.config.schema import REPOSITORY
 from deepnets.errors import UserError
@@ -41,46 +42,48 @@ def run(arguments: argparse.Namespace) -> int:
     depths, started = _depths(arguments), time.monotonic()
     generator = torch.Generator().manual_seed(arguments.seed)
     draws, grid = arguments.draws, shattering.grid()
+
+    def gradients(net: Net, inputs: torch.Tensor = grid, count: int = draws) -> np.ndarray:
+        return shattering.gradients(net, inputs, count, generator)
+
     brown, white = shattering.brown_noise(draws, generator), shattering.white_noise(draws, generator)
+    looks_linear = Net("looks_linear", arguments.resnet_depth)
     pictured = {
         "one layer, biases N(0, 1)": Net("one_layer"),  # the paper's N(0, 1 / N) would have no kinks over most of x
         f"centred feed-forward, {arguments.feedforward_depth} layers": Net("feedforward", arguments.feedforward_depth),
         f"resnet, {arguments.resnet_depth} layers": Net("resnet", arguments.resnet_depth, arguments.beta),
-        f"looks-linear, {arguments.resnet_depth} layers": Net("looks_linear", arguments.resnet_depth),
+        f"looks-linear, {arguments.resnet_depth} layers": looks_linear,
     }
-    pictures = {
-        name: shattering.gradients(net, grid, 1, generator)[0, :, 0].astype(np.float64)
-        for name, net in pictured.items()
-    }
+    pictures = {name: gradients(net, count=1)[0, :, 0].astype(np.float64) for name, net in pictured.items()}
     pictures |= {"brown noise": brown[0], "white noise": white[0]}
     betas = list(dict.fromkeys((1.0, arguments.beta)))
     residual: list[tuple[Kind, float]] = [("resnet", beta) for beta in betas]
     by_lag: list[tuple[Kind, float]] = [("feedforward", 1.0), *residual]
     by_depth: list[tuple[Kind, float]] = [("feedforward", 1.0), ("resnet_centred", 1.0), *residual]
     curves = {
-        (kind, beta, depth): shattering.autocorrelation(
-            shattering.gradients(Net(kind, depth, beta), grid, draws, generator)[..., 0], LAGS
-        )
+        (kind, beta, depth): shattering.autocorrelation(gradients(Net(kind, depth, beta))[..., 0], LAGS)
         for kind, beta in by_lag
         for depth in depths
     }
     noise = {name: shattering.autocorrelation(g, LAGS) for name, g in (("brown", brown), ("white", white))}
-    noise["looks-linear"] = shattering.autocorrelation(
-        shattering.gradients(pictured[f"looks-linear, {arguments.resnet_depth} layers"], grid, draws, generator)[
-            ..., 0
-        ],
-        LAGS,
-    )
+    noise["looks-linear"] = shattering.autocorrelation(gradients(looks_linear)[..., 0], LAGS)
     far = shattering.far_inputs(FAR_POINTS, generator)
     correlations = {
-        (kind, beta, depth): shattering.moments(shattering.gradients(Net(kind, depth, beta), far, draws, generator))
+        (kind, beta, depth): shattering.moments(gradients(Net(kind, depth, beta), far))
         for kind, beta in by_depth
         for depth in depths
     }
     seconds = time.monotonic() - started
     with Outcome("shattering", arguments.output, arguments) as outcome:
         outcome.table("gradients", {"x": grid[:, 0].numpy().astype(float)} | pictures)
-        outcome.table("autocorrelation", _long(curves, noise))
+        found: list[tuple[Any, Any, Any, np.ndarray]] = [(*key, curve) for key, curve in curves.items()]
+        found += [(name, "", "", curve) for name, curve in noise.items()]
+        rows = [
+            (net, beta, depth, lag, float(curve[:, lag].mean()), float(curve[:, lag].std(ddof=1)))
+            for net, beta, depth, curve in found
+            for lag in range(LAGS + 1)
+        ]
+        outcome.rows("autocorrelation", ("net", "beta", "depth", "lag", "mean", "deviation"), rows)
         kinds, betas_of, depths_of = zip(*correlations, strict=True)
         theory = [shattering.THEORY[kind](depth, beta) for kind, beta, depth in correlations]
         columns: dict[str, Sequence[Any]] = {"net": kinds, "beta": betas_of, "depth": depths_of}
@@ -104,27 +107,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _depths(arguments: argparse.Namespace) -> list[int]:
-    try:
-        depths = sorted({int(depth) for depth in arguments.depths.split(",")})
-    except ValueError:
-        depths = [0]
-    if min(*depths, arguments.feedforward_depth, arguments.resnet_depth) < 1:
-        raise UserError(f"--depths {arguments.depths}: must be depths of at least 1, separated by commas, e.g. 2,10,50")
-    if arguments.draws < 2:
-        raise UserError(f"--draws {arguments.draws}: needs at least 2 for a band")
-    return depths
-
-
-def _long(
-    curves: Mapping[tuple[Kind, float, int], np.ndarray], noise: Mapping[str, np.ndarray]
-) -> dict[str, Sequence[str | float]]:
-    found = [(*key, curve) for key, curve in curves.items()] + [(name, "", "", curve) for name, curve in noise.items()]
-    rows = [
-        (net, beta, depth, lag, float(curve[:, lag].mean()), float(curve[:, lag].std(ddof=1)))
-        for net, beta, depth, curve in found
-        for lag in range(LAGS + 1)
-    ]
-    return dict(zip(("net", "beta", "depth", "lag", "mean", "deviation"), zip(*rows, strict=True), strict=True))
+    if min(arguments.feedforward_depth, arguments.resnet_depth) < 1 or arguments.draws < 2:
+        raise UserError("--feedforward-depth and --resnet-depth are at least 1, --draws at least 2 for a band")
+    return sorted(set(whole_numbers("--depths", arguments.depths)))
 
 
 def _pictures(x: np.ndarray, pictures: Mapping[str, np.ndarray]) -> Figure:
@@ -159,7 +144,7 @@ def _autocorrelations(curves: Mapping[tuple[Kind, float, int], np.ndarray], nois
     panels["noise, and a looks-linear net"] = dict(noise)
     figure = new_figure(2.9, 2.6 * len(panels))
     for axes, (name, lines) in zip(figure.subplots(1, len(panels), sharey=True), panels.items(), strict=True):
-        for (label, curve), color in zip(lines.items(), _shades(len(lines)), strict=True):
+        for (label, curve), color in zip(lines.items(), cycle(COLOURS), strict=False):
             _band(axes, curve, label, color)
         axes.set(title=name, xlabel="lag", xlim=(0, LAGS), ylim=(-0.45, 1.05))
         axes.axhline(0, color=GREY, linewidth=0.5)
@@ -174,10 +159,6 @@ def _band(axes: Axes, curve: np.ndarray, label: str, color: str) -> None:
     mean, deviation = curve.mean(0), curve.std(0, ddof=1)
     axes.plot(mean, color=color, label=label)
     axes.fill_between(range(LAGS + 1), mean - deviation, mean + deviation, color=color, alpha=0.15, linewidth=0)
-
-
-def _shades(count: int) -> list[str]:
-    return [COLOURS[index % len(COLOURS)] for index in range(count)]
 
 
 def _correlations(correlations: Mapping[tuple[Kind, float, int], shattering.Moments]) -> Figure:

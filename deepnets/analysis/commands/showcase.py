@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from deepnets.analysis.commands.outcome import tracked
+from deepnets.analysis.commands.outcome import tracked, whole_numbers
 from deepnets.analysis.commands.variants import chosen, fresh
 from deepnets.analysis.gradients import first_to_last, gradient_norms, with_batch_statistics
 from deepnets.analysis.signals import signals
@@ -80,13 +80,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _depths(arguments: argparse.Namespace) -> list[int]:
-    try:
-        depths = sorted({int(depth) for depth in arguments.depths.split(",")})
-    except ValueError:
-        depths = [0]
-    if min(*depths, arguments.draws, arguments.images) < 1 or arguments.epochs < 0:
-        raise UserError("--depths, --draws and --images are numbers of at least 1, --epochs of at least 0")
-    return depths
+    if min(arguments.draws, arguments.images) < 1 or arguments.epochs < 0:
+        raise UserError("--draws and --images are numbers of at least 1, --epochs of at least 0")
+    return sorted(set(whole_numbers("--depths", arguments.depths)))
 
 
 def _shortcut(scale: float, bias: float | None) -> dict[str, Any]:

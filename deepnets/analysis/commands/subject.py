@@ -1,4 +1,4 @@
-"""What is analysed: the network of a run folder, or a fresh one of the options given, and its data."""
+"""What is analysed: the network of a run folder, or a fresh one of the options typed, and its data."""
 
 import argparse
 import re
@@ -76,7 +76,7 @@ def subject_of(arguments: argparse.Namespace) -> Subject:
     """
     subjects = subjects_of(arguments)
     if len(subjects) > 1:
-        raise UserError(f"{' '.join(arguments.subject)}: {len(subjects)} run folders given; this takes one")
+        raise UserError(f"{' '.join(arguments.subject)}: {len(subjects)} run folders; this takes one")
     return subjects[0]
 
 

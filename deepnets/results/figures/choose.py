@@ -91,9 +91,8 @@ def _best(runs: dict[str, Run], cells: dict[str, Cell], most: int) -> dict[str, 
     """In the table's order, unless there are more than `most` rows: then those of the lowest medians."""
     if len(runs) <= most:
         return runs
-    medians = {row: cells[row].median for row in runs}
-    order = sorted(runs, key=lambda row: math.inf if (middle := medians[row]) is None else middle)
-    return {row: runs[row] for row in order[:most]}
+    medians = {row: math.inf if (median := cells[row].median) is None else median for row in runs}
+    return {row: runs[row] for row in sorted(runs, key=medians.__getitem__)[:most]}
 
 
 def _file_name(what: str, label: str = FULL) -> str:

@@ -28,20 +28,16 @@ def training_curves(runs: Mapping[str, Run], logarithmic: bool) -> Figure:
     runs = dict(list(runs.items())[:MOST_PANELS])
     unit = _unit(runs)
     if len(runs) <= MOST_IN_PANEL:
-        figure, (axes,) = new_panels(3.6)
+        figure, panels = new_panels(3.6)
         for index, (row, run) in enumerate(runs.items()):
-            _errors(axes, run, unit, row, **look(index))
-        name_lines(figure, axes)
-        panels = [axes]
+            _errors(panels[0], run, unit, row, **look(index))
+        name_lines(figure, panels[0])
     else:
-        down = math.ceil(len(runs) / ACROSS)
-        figure, panels = new_panels(0.8 + 1.35 * down, down, ACROSS)
-        for axes, (row, run) in zip(panels, runs.items(), strict=False):
+        figure, panels = _panels_of(list(runs), 1.35)
+        for axes, (row, run) in zip(panels, runs.items(), strict=True):
             for other in runs.values():
                 axes.plot(_values(other, unit), _values(other, "test_error"), color=FAINT, linewidth=0.7, zorder=1)
             _errors(axes, run, unit, row, **look(0))
-            axes.set_title(_broken(row))
-        panels = _remove_empty(panels, len(runs), ACROSS)
     _scale(figure, panels, list(runs.values()), unit, logarithmic)
     return figure
 
@@ -51,14 +47,10 @@ def curves_beside(pairs: Mapping[str, tuple[Run, Run]], logarithmic: bool) -> Fi
     pairs = dict(list(pairs.items())[:MOST_PANELS])
     runs = {f"{row} {index}": run for row, both in pairs.items() for index, run in enumerate(both)}
     unit = _unit(runs)
-    across = min(len(pairs), ACROSS)
-    down = math.ceil(len(pairs) / across)
-    figure, panels = new_panels(3.6 if down == 1 else 0.8 + 1.5 * down, down, across)
-    for axes, (row, both) in zip(panels, pairs.items(), strict=False):
+    figure, panels = _panels_of(list(pairs), 1.5)
+    for axes, both in zip(panels, pairs.values(), strict=True):
         for index, (name, run) in enumerate(zip("AB", both, strict=True)):
             _errors(axes, run, unit, name, **look(index))
-        axes.set_title(_broken(row))
-    panels = _remove_empty(panels, len(pairs), across)
     name_lines(figure, panels[0])
     _scale(figure, panels, list(runs.values()), unit, logarithmic)
     return figure
@@ -97,16 +89,14 @@ def learning_rates(runs: Mapping[str, Run]) -> Figure | None:
     groups: list[tuple[Run, list[str]]] = []
     for row, run in sorted(runs.items(), key=lambda item: -len(item[1].history)):
         rates = _values(run, "learning_rate")
-        for longest, rows in groups:
-            if _values(longest, "learning_rate")[: len(rates)] == rates:
-                rows.append(row)
-                break
+        same = [rows for longest, rows in groups if _values(longest, "learning_rate")[: len(rates)] == rates]
+        if same:
+            same[0].append(row)
         else:
             groups.append((run, [row]))
-    groups = [(run, [row for row in runs if row in rows]) for run, rows in groups][:MOST_PANELS]
     figure, (axes,) = new_panels(2.6)
-    for index, (run, rows) in enumerate(groups):
-        rates = _values(run, "learning_rate")
+    for index, (run, named) in enumerate(groups[:MOST_PANELS]):
+        rates, rows = _values(run, "learning_rate"), [row for row in runs if row in named]
         label = ", ".join(rows) if len(rows) <= 3 else f"{', '.join(rows[:2])} and {len(rows) - 2} more"
         # An epoch's rate holds from the end of the one before.
         axes.plot([0, *_values(run, unit)], [rates[0], *rates], drawstyle="steps-pre", label=label, **look(index))
@@ -124,19 +114,20 @@ def _errors(axes: Axes, run: Run, unit: str, label: str, **style: Any) -> None:
         axes.plot(x, errors, linewidth=width, marker=marker, label=label if split == "test" else None, **style)
 
 
-def _broken(row: str) -> str:
-    """The name in lines that fit over a panel, broken behind commas."""
-    words = row.replace(",", ", ")
-    return textwrap.fill(words, TITLE_WIDTH, break_long_words=False, break_on_hyphens=False).replace(", ", ",")
-
-
-def _remove_empty(panels: list[Axes], count: int, across: int) -> list[Axes]:
-    """The first `count` panels; those that now end a column show the numbers of its scale."""
-    for axes in panels[count:]:
+def _panels_of(rows: Sequence[str], height: float) -> tuple[Figure, list[Axes]]:
+    """A panel for each row, titled with its name in lines that fit over it, broken behind commas."""
+    across = min(len(rows), ACROSS)
+    down = math.ceil(len(rows) / across)
+    figure, panels = new_panels(3.6 if down == 1 else 0.8 + height * down, down, across)
+    for axes in panels[len(rows) :]:
         axes.remove()
-    for axes in panels[max(0, count - across) : count]:
-        axes.tick_params(labelbottom=True)
-    return panels[:count]
+    for axes in panels[max(0, len(rows) - across) : len(rows)]:
+        axes.tick_params(labelbottom=True)  # panels that now end a column
+    for axes, row in zip(panels, rows, strict=False):
+        words = row.replace(",", ", ")
+        lines = textwrap.fill(words, TITLE_WIDTH, break_long_words=False, break_on_hyphens=False)
+        axes.set_title(lines.replace(", ", ","))
+    return figure, panels[: len(rows)]
 
 
 def _scale(figure: Figure, panels: list[Axes], runs: Sequence[Run], unit: str, logarithmic: bool) -> None:

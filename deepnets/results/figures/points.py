@@ -4,7 +4,6 @@ import math
 from collections.abc import Mapping
 from itertools import pairwise
 
-import numpy as np
 from matplotlib.figure import Figure
 
 from deepnets.results.cell import Cell
@@ -33,8 +32,8 @@ def bars(cells: Mapping[str, Cell]) -> Figure | None:
         if measured is not None:
             drawn = edge if cell.is_fail else measured
             axes.barh(place, drawn, height=0.62, color=COLOURS[4], alpha=0.45 if cell.is_fail else 0.8, zorder=2)
-        if measured is not None and cell.is_fail:
-            number = "diverged" if math.isinf(measured) else f"{measured:.1f}"
+        if cell.is_fail:
+            number = f"{measured:.1f}".replace("inf", "diverged")
             axes.text(edge * 0.985, place, f"fail: {number}", ha="right", va="center", fontsize=8, zorder=5)
         elif cell.interval:
             low, high = (min(end, edge) for end in cell.interval)
@@ -71,13 +70,13 @@ def error_over(key: str, runs: Mapping[str, Run], cells: Mapping[str, Cell]) -> 
     is_published = False
     for index, (name, places) in enumerate(lines.items()):
         style = look(index)
-        medians = np.array([cells[row].median for row in places.values()], dtype=float)
-        axes.plot(list(places), medians, marker="o", markersize=4, label=name, **style)
+        medians = {value: median for value, row in places.items() if (median := cells[row].median) is not None}
+        axes.plot(list(medians), list(medians.values()), marker="o", markersize=4, label=name, **style)
         for value, row in places.items():
             if interval := cells[row].interval:
                 axes.vlines(value, *interval, color=style["color"], linewidth=1.2)
-        published = {value: cells[row].published.test_error for value, row in places.items()}
-        printed = {value: error for value, error in published.items() if isinstance(error, int | float)}
+        errors = {value: cells[row].published.test_error for value, row in places.items()}
+        printed = {value: error for value, error in errors.items() if isinstance(error, int | float)}
         axes.plot(list(printed), list(printed.values()), "D", color=PAPER, markeredgecolor=style["color"], markersize=6)
         is_published = is_published or bool(printed)
     if is_published:
