@@ -46,7 +46,7 @@ def check_options(row: Row) -> None:
             if not f"{key}.".startswith(others)
         }
         if overruled := {key: values for key, values in overruled.items() if values[0] != values[1]}:
-            raise UserError(_message(f"{group}={option}", " ".join(pages), overruled))
+            raise UserError(_message(f"{group}={option}", " and ".join(pages), overruled))
 
 
 def _words(choices: dict[str, str]) -> list[str]:
@@ -68,7 +68,4 @@ def _message(option: str, pages: str, overruled: dict[str, tuple[Any, Any]]) -> 
         f"~{key}" if own is ABSENT else f"{key}={json.dumps(own, separators=(',', ':'))}"
         for key, (_, own) in overruled.items()
     ]
-    return (
-        f"{option}: {pages} sets some of its values whichever option is chosen: {', '.join(found)}. "
-        f"Add {' '.join(remedy)}, or other values, or leave {option} out"
-    )
+    return f"{option}: fixed by {pages}: {', '.join(found)}. Add {' '.join(remedy)}, or other values, or leave {option} out"

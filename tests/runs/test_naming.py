@@ -131,6 +131,7 @@ def test_where_hydra_writes_is_no_part_of_the_name(tmp_path: Path, override: str
         (["protocol=he2016", "model=resnet110"], "runs/resnet110,cifar10,protocol=he2016"),
         (["protocol=he2016", "optimizer=sgd", "iterations=64000"], "runs/digits_resnet,cifar10,protocol=he2016"),
         (["protocol=he2016", "optimizer=adam"], "runs/digits_resnet,cifar10,optimizer=adam,protocol=he2016"),
+        (["sweep=he2016_table1", "model/shortcut=none", "protocol=he2016"], "he2016_table1/none"),
         (["sweep=he2016_table1", "model/shortcut=none", "protocol=he2015"], "he2016_table1+protocol=he2015/none"),
     ],
 )
