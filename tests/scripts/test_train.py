@@ -262,7 +262,7 @@ def test_help_lists_every_option(tmp_path: Path) -> None:
     assert done.returncode == 0
     for words in ("model: ", "resnet1202", "model/ordering: ", "dataset: ", "cifar100", "sweep: ", "he2016_table1"):
         assert words in done.stdout
-    assert done.stdout.count("python scripts/train.py") == 5
+    assert done.stdout.count("python scripts/train.py") == 6
     assert list(tmp_path.iterdir()) == []
 
 
