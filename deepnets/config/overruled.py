@@ -68,4 +68,5 @@ def _message(option: str, pages: str, overruled: dict[str, tuple[Any, Any]]) -> 
         f"~{key}" if own is ABSENT else f"{key}={json.dumps(own, separators=(',', ':'))}"
         for key, (_, own) in overruled.items()
     ]
-    return f"{option}: fixed by {pages}: {', '.join(found)}. Add {' '.join(remedy)}, or other values, or leave {option} out"
+    remedies = f"Add {' '.join(remedy)}, or other values, or leave {option} out"
+    return f"{option}: fixed by {pages}: {', '.join(found)}. {remedies}"
