@@ -1,11 +1,16 @@
 """Optimisers over a model: torch's, with the papers' two conventions of what weight decay acts on."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import nn
 
+# Legal values, which config/build.py checks.
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Momentum = Annotated[float, Field(ge=0, lt=1)]
 Decayed = Literal["all", "weights"]
 
 
@@ -22,7 +27,7 @@ def parameter_groups(model: nn.Module, weight_decay: float, decayed: Decayed) ->
 
 
 def sgd(
-    model: nn.Module, lr: float, momentum: float, nesterov: bool, weight_decay: float, decayed: Decayed
+    model: nn.Module, lr: Positive, momentum: Momentum, nesterov: bool, weight_decay: NotNegative, decayed: Decayed
 ) -> torch.optim.SGD:
     """v = momentum v + g; w = w - lr v, or Nesterov's form; dampening 0."""
     groups = parameter_groups(model, weight_decay, decayed)
@@ -31,12 +36,12 @@ def sgd(
 
 def caffe_sgd(
     model: nn.Module,
-    lr: float,
-    momentum: float,
+    lr: Positive,
+    momentum: Momentum,
     nesterov: bool,
-    weight_decay: float,
-    bias_lr_factor: float,
-    head_decay_factor: float,
+    weight_decay: NotNegative,
+    bias_lr_factor: NotNegative,
+    head_decay_factor: NotNegative,
 ) -> torch.optim.SGD:
     """`sgd` with Caffe's multipliers on the decay of the last linear layer's weight and on the rate of biases.
 
@@ -60,11 +65,14 @@ def caffe_sgd(
 
 
 def adam(
-    model: nn.Module, lr: float, betas: Sequence[float], eps: float, weight_decay: float, decayed: Decayed
+    model: nn.Module,
+    lr: Positive,
+    betas: Annotated[Sequence[Momentum], Field(min_length=2, max_length=2)],
+    eps: Positive,
+    weight_decay: NotNegative,
+    decayed: Decayed,
 ) -> torch.optim.Adam:
     """Adam (Kingma and Ba 2015)."""
-    if len(betas) != 2:
-        raise ValueError(f"betas {list(betas)}: must be two numbers")
     beta1, beta2 = betas
     groups = parameter_groups(model, weight_decay, decayed)
     return torch.optim.Adam(groups, lr=lr, betas=(beta1, beta2), eps=eps, fused=True)

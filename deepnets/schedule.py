@@ -1,4 +1,4 @@
-"""Learning-rate schedules: the factor on the optimiser's rate at each iteration.
+"""Learning-rate schedules: the factor on the optimiser's learning rate at each iteration.
 
 Each is called with the number of iterations done and is handed to `torch.optim.lr_scheduler.LambdaLR`, which keeps and
 restores its state. `total` is the budget in iterations. One that depends on the training has a method `observe`, which
@@ -8,32 +8,39 @@ restores its state. `total` is the budget in iterations. One that depends on the
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
+
+# Legal values, which config/build.py checks.
+Factor = Annotated[float, Field(ge=0, le=1)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+Positive = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[int, Field(ge=0)]
 
 
 class Step:
-    """Times `factor` from each milestone on; the first `warmup_iterations` run at `warmup_factor` times the rate.
+    """x `factor` from each milestone on; the first `warmup_iterations` at `warmup_factor` times the learning rate.
 
     Milestones count what is done: `[32000, 48000]` of 64000 iterations (He et al. 2015, section 4.2), `[80, 121]` of
     164 epochs (fb.resnet.torch), or any unit. They scale, in whole iterations, with the budget. The warm-up ends in a
     jump (He et al. 2015, section 4.2, for 110 layers) and is not scaled.
 
     Raises:
-        ValueError: milestones that do not rise or lie beyond `of`, or a negative warm-up.
+        ValueError: milestones that do not rise or lie beyond `of`.
     """
 
     def __init__(
         self,
         total: int,
         milestones: Sequence[int],
-        of: int,
-        factor: float,
-        warmup_iterations: int,
-        warmup_factor: float,
+        of: Positive,
+        factor: Factor,
+        warmup_iterations: NotNegative,
+        warmup_factor: Factor,
     ) -> None:
-        if of < 1 or list(milestones) != sorted(set(milestones)) or not all(0 < m <= of for m in milestones):
+        if list(milestones) != sorted(set(milestones)) or not all(0 < m <= of for m in milestones):
             raise ValueError(f"milestones {list(milestones)} of {of}: must rise and lie between 1 and {of}")
-        if warmup_iterations < 0:
-            raise ValueError(f"warmup_iterations {warmup_iterations}: must not be negative")
         self.milestones = [milestone * total // of for milestone in milestones]
         self.factor = factor
         self.warmup_iterations = warmup_iterations
@@ -44,17 +51,14 @@ class Step:
         return warmup * self.factor ** bisect_right(self.milestones, iteration)
 
     def __str__(self) -> str:
-        warmup = [f"times {self.warmup_factor:g} for {self.warmup_iterations} iterations"] * bool(
-            self.warmup_iterations
-        )
-        falls = [f"times {self.factor:g} after {' and '.join(map(str, self.milestones))} iterations"] * bool(
-            self.milestones
-        )
-        return f"rate {', '.join(warmup + falls) or 'constant'}"
+        warmup = [f"x {self.warmup_factor:g} for {self.warmup_iterations} iterations"] * bool(self.warmup_iterations)
+        iterations = f"iteration{'s' * (len(self.milestones) > 1)} {' and '.join(map(str, self.milestones))}"
+        falls = [f"x {self.factor:g} at {iterations}"] * bool(self.milestones)
+        return f"learning rate {', '.join(warmup + falls) or 'constant'}"
 
 
 class Cosine:
-    """Half a cosine from the full rate to zero (Loshchilov and Hutter 2017)."""
+    """Half a cosine from the full learning rate to zero (Loshchilov and Hutter 2017)."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -63,19 +67,13 @@ class Cosine:
         return 0.5 * (1 + math.cos(math.pi * min(iteration / self.total, 1)))
 
     def __str__(self) -> str:
-        return "rate falling to 0 in half a cosine"
+        return "learning rate falling to 0 in half a cosine"
 
 
 class Exponential:
-    """exp(-k t), with k such that `final_factor` of the rate is left at the end (Srivastava et al. 2015, section 3.1).
+    """exp(-k t), with k such that the learning rate ends at x `final_factor` (Srivastava et al. 2015, section 3.1)."""
 
-    Raises:
-        ValueError: a `final_factor` that is not above zero.
-    """
-
-    def __init__(self, total: int, final_factor: float) -> None:
-        if final_factor <= 0:
-            raise ValueError(f"final_factor {final_factor}: must be above zero")
+    def __init__(self, total: int, final_factor: Annotated[float, Field(gt=0, le=1)]) -> None:
         self.total = total
         self.final_factor = final_factor
 
@@ -83,24 +81,17 @@ class Exponential:
         return self.final_factor ** (iteration / self.total)
 
     def __str__(self) -> str:
-        return f"rate falling exponentially to {self.final_factor:g} times"
+        return f"learning rate falling exponentially to x {self.final_factor:g}"
 
 
 class Plateau:
-    """Times `factor` when the training loss fell too little `patience` epochs in a row (Balduzzi et al. 2017, A4).
+    """x `factor` when the training loss fell too little `patience` epochs in a row (Balduzzi et al. 2017, A4).
 
     Too little is, over the last `window` epochs, less than `threshold` times what it was. The count starts anew after a
-    fall. A fall acts from the second iteration of the next epoch on: the first one's rate was set before.
-
-    Raises:
-        ValueError: a window or patience below 1 epoch, or a threshold or factor outside (0, 1).
+    fall. A fall acts from the second iteration of the next epoch on: the first one's learning rate was set before.
     """
 
-    def __init__(self, total: int, window: int, patience: int, threshold: float, factor: float) -> None:
-        if min(window, patience) < 1:
-            raise ValueError(f"window {window}, patience {patience}: must be at least 1 epoch")
-        if not (0 < threshold < 1 and 0 < factor < 1):
-            raise ValueError(f"threshold {threshold}, factor {factor}: must lie between 0 and 1")
+    def __init__(self, total: int, window: Positive, patience: Positive, threshold: Share, factor: Share) -> None:
         self.window, self.patience, self.threshold, self.factor = window, patience, threshold, factor
         self.losses: list[float] = []
         self.slow_epochs = 0
@@ -110,7 +101,7 @@ class Plateau:
         return self.factor ** bisect_left(self.falls, iteration)
 
     def __str__(self) -> str:
-        return f"rate times {self.factor:g} on a plateau"
+        return f"learning rate x {self.factor:g} on a plateau"
 
     def observe(self, iteration: int, training_loss: float) -> None:
         """Take note of an epoch's end."""

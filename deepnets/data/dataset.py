@@ -5,8 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from pydantic import Field
 
 from deepnets.data.holdout import hold_out
 from deepnets.data.normalization import KINDS, Normalization, fit
@@ -37,22 +39,18 @@ class Dataset:
         self,
         source: Callable[[Path], Source],
         root: str,
-        validation: int,
+        validation: Annotated[int, Field(ge=0)],
         normalization: str,
-        pad: int,
+        pad: Annotated[int, Field(ge=0)],
         flip: bool,
         reduce: int = 1,  # the last two as a user's own data set that does not name them is read
         incomplete: bool = False,
     ) -> None:
-        if pad < 0:
-            raise UserError(f"pad={pad} pixels: must be 0 (no shifts) or more")
         if normalization not in KINDS:
             raise UserError(f"normalization={normalization}: choose one of {', '.join(KINDS)}")
         folder = Path(root).expanduser()
         if folder.exists() and not folder.is_dir():
             raise UserError(f"dataset.root={root} is a file: name the folder that holds the data")
-        if validation < 0:
-            raise UserError(f"validation={validation}: hold out 0 training images or more")
         self.source, self.root = source(folder), root
         _, *sides = self.source.shape
         if reduce < 1 or any(side % reduce for side in sides):
@@ -62,6 +60,8 @@ class Dataset:
             )
         self.validation, self.normalization, self.pad, self.flip = validation, normalization, pad, flip
         self.reduce, self.incomplete = reduce, incomplete
+        if pad > min(self.shape[1:]):
+            raise UserError(f"pad={pad}: larger than the images of {self.shape[1]} x {self.shape[2]} pixels")
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -2,9 +2,11 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
+from pydantic import Field
 
 from deepnets.data.archives import Archive, missing, obtain, official
 from deepnets.data.idx import find_idx, idx_shape, read_idx
@@ -12,6 +14,7 @@ from deepnets.data.source import DataFiles, Source, Split
 from deepnets.data.trees import is_tree, tree
 from deepnets.errors import UserError
 
+Positive = Annotated[int, Field(ge=1)]  # config/build.py checks it
 MNIST_SHAPE, COLOUR_SHAPE = (1, 28, 28), (3, 32, 32)
 DIGITS = tuple("0123456789")
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -71,7 +74,7 @@ def svhn(root: Path, *, extra: bool) -> Source:
     return Source("svhn", COLOUR_SHAPE, DIGITS, partial(_find_svhn, root, extra, sizes), sizes)
 
 
-def image_folder(root: Path, *, name: str, size: int | None) -> Source:
+def image_folder(root: Path, *, name: str, size: Positive | None) -> Source:
     """Any tree root/{train,test}/<class>/<images>, called `name`; labels number the sorted class names.
 
     The first image decides: greyscale means one channel and all must be so; else three, and greyscale ones among them
@@ -80,10 +83,16 @@ def image_folder(root: Path, *, name: str, size: int | None) -> Source:
     return tree(name, root, size=size)
 
 
-def synthetic(root: Path, *, classes: int, channels: int, size: int, train: int, test: int) -> Source:
+def synthetic(
+    root: Path,
+    *,
+    classes: Annotated[int, Field(ge=2)],
+    channels: Positive,
+    size: Positive,
+    train: Positive,
+    test: Positive,
+) -> Source:
     """Noise around one random pattern per class: learnable, the same on every call; ignores `root`."""
-    if min(classes, channels, size, train, test) < 1:
-        raise UserError(f"synthetic data of {classes=}, {channels=}, {size=}, {train=}, {test=}: all must be positive")
 
     def split(count: int, seed: int, patterns: np.ndarray) -> Split:
         noise = np.random.default_rng(seed).integers(128, size=(count, size, size, channels), dtype=np.uint8)

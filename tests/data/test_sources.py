@@ -116,11 +116,6 @@ def test_synthetic_images_are_the_same_each_time_and_learnable() -> None:
     assert torch.equal(nearest, test.labels)
 
 
-def test_synthetic_sizes_must_be_positive() -> None:
-    with pytest.raises(UserError, match="train=0"):
-        synthetic(train=0)
-
-
 @pytest.mark.skipif(not (REAL / "MNIST").is_dir(), reason="DEEPNETS_TEST_DATA holds no MNIST/raw")
 def test_the_real_mnist() -> None:
     train, test = sources.mnist(REAL).found.read()

@@ -59,7 +59,7 @@ def test_the_folder_records_the_run(tmp_path: Path) -> None:
     assert config.precision == "fp32"
     protocol = (
         "protocol: sgd (lr 0.1, momentum 0.9, nesterov True, weight_decay 0.0001, decayed all), "
-        "rate times 0.1 after 9 and 14 iterations, batches of 128, normalised over 32 images, "
+        "learning rate x 0.1 at iterations 9 and 14, batches of 128, normalised over 32 images, "
         "20 iterations (2 epochs), scale full, result by final epoch, float32"
     )
     assert protocol in done.stdout.splitlines()
