@@ -5,11 +5,8 @@ import subprocess
 import sys
 import time
 from collections import deque
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
-
-from rich.console import Console
 
 from deepnets.config.schema import Config
 from deepnets.distributed.signals import RESUME, SIGNALS, Interrupted, Interruption
@@ -57,21 +54,16 @@ class Pool:
             Interrupted: a signal came; the runs in flight are saved and the others do not start.
         """
         pool = _Execution(Tally(folders), config, self.runs_per_device)
-        console = Console(highlight=False)
-        has_display = console.is_terminal and not console.is_dumb_terminal
         with Interruption() as interruption:
             try:
-                with live_table(folders, console) if has_display else nullcontext():
+                with live_table(folders):
                     while pool.in_progress:
                         pool.step()
                         if interruption.received:
                             pool.stop(interruption.received)
                         time.sleep(POLL_SECONDS)
-            except KeyboardInterrupt:  # a second Ctrl-C
-                pool.end(signal.SIGKILL)
-                raise
-            except BaseException:
-                pool.end(signal.SIGTERM)  # which they save at
+            except BaseException as error:  # a second Ctrl-C kills them; SIGTERM lets them save
+                pool.end(signal.SIGKILL if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
                 raise
         exit_code = pool.tally.print()
         if interruption.received:

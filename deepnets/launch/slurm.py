@@ -4,9 +4,8 @@ import math
 import shlex
 import shutil
 import sys
-import time
 from collections.abc import Collection
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count, groupby
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import filelock
-from rich.console import Console
 
 from deepnets.config.schema import Config
 from deepnets.errors import UserError
@@ -23,7 +21,7 @@ from deepnets.launch.ending import Tally, lines_of
 from deepnets.launch.slurm_queue import ROWS, Retry, key_of, queued_rows, rows_of, slurm_answer
 from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.status import state_of
-from deepnets.runs.watch import counted, live_table
+from deepnets.runs.watch import follow
 
 POLL_SECONDS = 5  # between two looks at the queue, which all users of a cluster share
 EARLY_SECONDS = 60  # SLURM signals up to this much earlier than asked
@@ -107,7 +105,7 @@ class Slurm:
         if not self.wait:
             return 1 if rows.failed else 0
         try:
-            _follow(folders)
+            follow(folders, lambda: not _is_queued(folders), POLL_SECONDS)
         except KeyboardInterrupt:
             print(f"\nThe jobs continue; to cancel them: scancel {' '.join(arrays)}", file=sys.stderr)
             return 130
@@ -184,19 +182,11 @@ def _new_directory(parent: Path) -> Path:
     raise AssertionError
 
 
-def _follow(folders: list[RunFolder]) -> None:
-    """Show the runs until none is in the queue: a table on a terminal, elsewhere their states whenever one changes."""
-    console = Console(highlight=False)
-    has_display = console.is_terminal and not console.is_dumb_terminal
-    shown, queued = "", True
-    with live_table(folders, console) if has_display else nullcontext():
-        while queued:
-            with suppress(UserError):  # the controller is busy for a moment
-                queued = not queued_rows().keys().isdisjoint(key_of(folder) for folder in folders)
-            if not has_display and (now := counted([state_of(folder) for folder in folders])) != shown:
-                print(shown := now, flush=True)
-            if queued:
-                time.sleep(POLL_SECONDS)
+def _is_queued(folders: list[RunFolder]) -> bool:
+    try:
+        return not queued_rows().keys().isdisjoint(key_of(folder) for folder in folders)
+    except UserError:  # the controller is busy for a moment
+        return True
 
 
 def _seconds(limit: int | str) -> float:

@@ -3,7 +3,8 @@
 import os
 import time
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -51,22 +52,39 @@ def show(paths: list[Path], watch: bool) -> int:
         UserError: a folder is not there, or has no run in it.
     """
     folders = folders_in(paths)
-    console = Console(highlight=False)
     if watch:
         with suppress(KeyboardInterrupt):
-            _follow(folders, console)
-    console.print(table_of(folders))
+            follow(folders, lambda: all(read_state(each).name in (FINISHED, DIVERGED, FAILED) for each in folders))
+    Console(highlight=False).print(table_of(folders))
     return 0
 
 
-def live_table(folders: list[RunFolder], console: Console) -> Live:
-    """A context in which the table stands below all that is printed, and is read anew every `REFRESH_SECONDS`."""
-    return Live(
+def follow(folders: list[RunFolder], is_over: Callable[[], bool], seconds: float = REFRESH_SECONDS) -> None:
+    """Show the runs until it is over: a table on a terminal, elsewhere a line whenever the counts of states change."""
+    shown, over = "", False
+    with live_table(folders) as is_live:
+        while not over:
+            over = is_over()
+            if not is_live and (now := counted([read_state(folder) for folder in folders])) != shown:
+                print(shown := now, flush=True)
+            if not over:
+                time.sleep(seconds)
+
+
+@contextmanager
+def live_table(folders: list[RunFolder]) -> Iterator[bool]:
+    """The table stands below all that is printed meanwhile, and is read anew now and then; False without a terminal."""
+    console = Console(highlight=False)
+    if not console.is_terminal or console.is_dumb_terminal:
+        yield False
+        return
+    with Live(
         get_renderable=lambda: table_of(folders, most=max(console.height - AROUND_TABLE, 1)),
         console=console,
         refresh_per_second=1 / REFRESH_SECONDS,
         transient=True,
-    )
+    ):
+        yield True
 
 
 def table_of(folders: list[RunFolder], most: int | None = None) -> Table:
@@ -112,21 +130,6 @@ def _cells(folder: RunFolder, state: State) -> dict[str, str]:
         "error %": f"{error:.2f}" if isinstance(error, int | float) else "",
         "images/s": f"{progress.images_per_second:,.0f}" if is_running and progress else "",
         "left": str(timedelta(seconds=round(progress.seconds_left))) if is_running and progress else "",
-        "heartbeat": f"{timedelta(seconds=round(state.silent))} ago"
-        if state.silent and (is_running or is_silent)
-        else "",
+        "heartbeat": f"{timedelta(seconds=round(state.silent or 0))} ago" if is_running or is_silent else "",
         "remark": " ".join(filter(None, place)),
     }
-
-
-def _follow(folders: list[RunFolder], console: Console) -> None:
-    """Until every run has ended; where there is no terminal, a line whenever the counts change."""
-    shown = ""
-    with live_table(folders, console):
-        while True:
-            states = [read_state(folder) for folder in folders]
-            if not console.is_terminal and (now := counted(states)) != shown:
-                print(shown := now, flush=True)
-            if all(state.name in (FINISHED, DIVERGED, FAILED) for state in states):
-                return
-            time.sleep(REFRESH_SECONDS)
