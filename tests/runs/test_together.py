@@ -133,6 +133,7 @@ def half_done(folder: RunFolder) -> dict:
     run(folder)
     previous = checkpoint.load(folder.path)[0]
     previous["training"] |= {"iteration": 12, "epoch": 1, "batch": 0}
+    previous["history"] = previous["history"][:1]
     (folder.path / "result.json").unlink()
     checkpoint.save(folder.path, previous)
     return previous
