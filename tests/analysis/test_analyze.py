@@ -252,7 +252,7 @@ def test_a_run_that_trains_is_left_alone_unless_the_results_go_elsewhere(
         (("lesion", "model.depth=8", "--draws", 0), "both must be at least 1"),
         (("paths", "model.depth=8", "--draws", 3), "at least one path for each image"),
         ((*OVERFLOWS, "--draws", 1, "--images", 1), "gradients of this network are not finite"),
-        (("gates", "model/shortcut=highway_b2", "--classes", "11"), "labels from 0 to 9"),
+        (("gates", "model/shortcut=highway_b2", "--classes", "11"), "whole numbers from 0 to 9"),
         (("gates", "model/shortcut=highway_b2", "--sample", -1), "0 to 1436"),
     ],
 )

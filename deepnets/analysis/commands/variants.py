@@ -8,6 +8,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
+from deepnets.config.compose import compose
 from deepnets.config.schema import CONF, Config
 from deepnets.errors import UserError
 from deepnets.training.assembly import dataset_of, model_of
@@ -23,8 +24,9 @@ def chosen(group: str, name: str) -> dict[str, Any]:
     names = sorted(file.stem for file in folder.glob("*.yaml"))
     if name not in names:
         raise UserError(f"model/{group}={name}: no such option; choose from {', '.join(names)}")
-    option: Any = OmegaConf.to_container(OmegaConf.load(folder / f"{name}.yaml"))
-    return option
+    keys: set[Any] = set(OmegaConf.load(folder / f"{name}.yaml")) - {"defaults"}
+    model = compose(["model=resnet20", f"model/{group}={name}"]).config.model
+    return {key: value for key, value in model.items() if key in keys}
 
 
 def fresh(config: Config, changes: Mapping[str, Any], seed: int) -> nn.Module:
