@@ -23,7 +23,7 @@ def cached(folder: Path, name: str, key: str, build: Callable[[], tuple[Split, S
     """(train, test) from the file `name` in `folder` if it was written under `key`, else from `build`, then written.
 
     Where `folder` cannot be written the file lies in the user's cache folder. A file that is outdated or damaged (zip
-    checksums)  is built again. Whole files are renamed into place, so several processes may build at once.
+    checksums) is built again. Whole files are renamed into place, so several processes may build at once.
     """
     mine = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
