@@ -122,7 +122,7 @@ def _measured(config: Config, dataset: Dataset, size: Size) -> Pace:
         return Pace(_seconds(train, device) / images, _seconds(test, device) / images, round(memory))
     except torch.OutOfMemoryError as error:
         raise UserError(
-            f"batch_size={config.batch_size}: does not fit into the memory of {describe(device)}; give a smaller one"
+            f"batch_size={config.batch_size}: does not fit into the memory of {describe(device)}; choose a smaller one"
         ) from error
 
 

@@ -16,15 +16,15 @@ from deepnets.results.search import Net, is_search, nets_of
 RULE = (
     "agrees: the published value lies inside the bootstrap 95% interval of the median, from 3 seeds on; "
     "differs: it does not. A diverged run counts as the largest error. Of 3 to 5 seeds the interval is their range. "
-    "The chance in the published number is left out: of rows with 5 seeds that come from the very same distribution, "
-    "one in six differs from a median of 5, and one in three from a single run."
+    "The published number is taken as exact: of rows trained exactly alike with 5 seeds, one in six differs from a "
+    "published median of 5, and one in three from a published single run."
 )
 FAILS = (
     "fail, as He et al. 2016 define it: a non-finite median, or one above 20% under the full protocol; it agrees with "
     "a published fail, and with that only."
 )
 DIVERGED = "fail: a non-finite median."
-CHANGED = "In brackets: another scale or other settings than the table's own; there only a non-finite median is a fail."
+CHANGED = "In brackets: another scale or other settings than the sweep's; there only a non-finite median is a fail."
 LARGE = "The paper itself prints errors above 20%: only a non-finite median is a fail."
 
 

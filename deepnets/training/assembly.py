@@ -78,7 +78,9 @@ def model_of(config: Config, shape: tuple[int, int, int], classes: int) -> nn.Mo
     model = build("model", config.model, config.trusted_targets, shape=shape, classes=classes)
     if config.memory is not Memory.full:
         if not hasattr(model, "keep"):
-            raise UserError(f"memory={config.memory}: {type(model).__name__} always keeps all; give memory=full")
+            raise UserError(
+                f"memory={config.memory}: {type(model).__name__} does not support recomputation; use memory=full"
+            )
         model.keep(config.memory)
     return model
 
@@ -114,7 +116,7 @@ def iterations_of(config: Config, dataset: Dataset) -> int:
     given = {name: value for name, value in budgets.items() if value is not None}
     if len(given) != 1:
         what = " and ".join(f"{name}={value}" for name, value in budgets.items())
-        raise UserError(f"{what}: give one of them and null for the other, as in 'epochs=null iterations=64000'")
+        raise UserError(f"{what}: set one of them, and the other to null, as in 'epochs=null iterations=64000'")
     ((name, value),) = given.items()
     if value < 1:
         raise UserError(f"{name}={value}: must be at least 1")

@@ -58,7 +58,7 @@ def check_settings(config: Config) -> tuple[Dataset, int]:
     iterations = iterations_of(config, dataset)
     schedule = build("schedule", config.schedule, config.trusted_targets, total=iterations)
     if (warmup := getattr(schedule, "warmup_iterations", 0)) >= iterations:
-        raise UserError(f"schedule.warmup_iterations={warmup}: the whole budget has but {iterations} iterations")
+        raise UserError(f"schedule.warmup_iterations={warmup}: the budget is only {iterations} iterations")
     if config.batch_size > dataset.training_size:
         raise UserError(
             f"batch_size={config.batch_size}: larger than the training set of {dataset.training_size} images"
@@ -80,7 +80,7 @@ def _check_devices(config: Config) -> None:
     device = find_device(config.device)
     if config.devices > 1 and device.type == "cuda":
         if ":" in config.device:
-            raise UserError(f"devices={config.devices} device={config.device}: names one GPU; give device=cuda")
+            raise UserError(f"devices={config.devices} device={config.device}: names one GPU; use device=cuda")
         if config.devices > torch.cuda.device_count():
             raise UserError(f"devices={config.devices}: this machine has {torch.cuda.device_count()}")
 

@@ -86,9 +86,7 @@ def compiled(model: nn.Module, *, graphed: bool = False) -> Forward:
                 return code(images)
             except failures as error:
                 reason = str(error).partition("\n")[0]  # the rest is in log.txt
-                raise UserError(
-                    f"step=compiled: cannot be compiled in one piece; give step=eager ({reason})"
-                ) from error
+                raise UserError(f"step=compiled: cannot be compiled in one piece; use step=eager ({reason})") from error
 
     return call
 
@@ -103,18 +101,18 @@ def check_network(kind: StepKind, model: nn.Module, processes: int) -> None:
     if kind == StepKind.eager:
         return
     if processes > 1:
-        raise UserError(f"step={kind} devices={processes}: runs of one process only; give step=eager or devices=1")
+        raise UserError(f"step={kind} devices={processes}: runs of one process only; use step=eager or devices=1")
     if getattr(model, "survival", None) is not None:
         raise UserError(
             f"step={kind}: stochastic depth draws anew which units each batch passes, which no compiled code or graph "
-            "can follow; give step=eager"
+            "can follow; use step=eager"
         )
     if "compiled" in kind and memory != Memory.full:
-        raise UserError(f"step={kind} memory={memory}: compiled code chooses itself what it keeps; give memory=full")
+        raise UserError(f"step={kind} memory={memory}: compiled code chooses itself what it stores; use memory=full")
     if memory != Memory.full and any(map(draws, model.modules())):
         raise UserError(
             f"step={kind} memory={memory}: dropout that is computed again must draw the same numbers again, which a "
-            "graph cannot; give memory=full or step=eager"
+            "graph cannot; use memory=full or step=eager"
         )
 
 
@@ -125,4 +123,4 @@ def check_device(kind: StepKind, device: torch.device) -> None:
         UserError: a graph where there is no CUDA.
     """
     if "graphed" in kind and device.type != "cuda":
-        raise UserError(f"step={kind}: CUDA graphs need a GPU, the device is {device}; give step=eager or compiled")
+        raise UserError(f"step={kind}: CUDA graphs need a GPU, the device is {device}; use step=eager or compiled")

@@ -35,8 +35,8 @@ def test_units_may_be_given_instead() -> None:
 @pytest.mark.parametrize(
     ("depth", "units", "message"),
     [
-        (None, None, "give one of them, and null for the other"),
-        (20, [3, 3, 3], "give one of them, and null for the other"),
+        (None, None, "set one of them, and the other to null"),
+        (20, [3, 3, 3], "set one of them, and the other to null"),
         (None, [3, 3], r"units: \[3, 3\] given; needs 3 numbers, one per stage, at least 1 each"),
         (None, [3, 3, 0], "at least 1 each"),
     ],

@@ -162,7 +162,7 @@ def test_who_finds_a_folder_taken_writes_nothing_there(tmp_path: Path) -> None:
         (["iterations=5"], "give one of them"),
         (["seed=-1"], "seed=-1: must not be negative"),
         ([f"seed={2**63}"], f"seed={2**63}: must .* be less than"),
-        (["schedule=he_warmup", "epochs=30"], "warmup_iterations=400: the whole budget has but 360 iterations"),
+        (["schedule=he_warmup", "epochs=30"], "warmup_iterations=400: the budget is only 360 iterations"),
         (["batch_size=4", "model.widths=[4,8,16,32]", "model.depth=10"], "a batch of 1 images leaves one image alone"),
         (
             ["model.widths=[4,8,16,32]", "model.depth=10", "model.batchnorm_images=2", "batch_size=13"],

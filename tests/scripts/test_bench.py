@@ -164,7 +164,7 @@ def test_a_peer_in_a_file_is_measured_and_absent_ones_are_named(
     [
         (["training", *TINY, "--peers", "none", "--peer", "nowhere.py"], "--peer nowhere.py: no such file"),
         (["training", *TINY, "--peers", "none", "--peer", __file__], "defines no prepare"),
-        (["ddp", *TINY, "--processes", "1"], "--processes 1: give 2 or more, among which a batch of 16"),
+        (["ddp", *TINY, "--processes", "1"], "--processes 1: must be 2 or more, and a batch of 16"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(
@@ -179,8 +179,8 @@ def test_what_cannot_be_measured_is_refused(
     ("words", "message"),
     [
         (["training", "--peers", "keras"], "--peers: keras: choose from plain, timm, lightning, none"),
-        (["training", "--iterations", "0"], "--iterations: 0: give a whole number, 1 or more"),
-        (["evaluation", "--sizes", "10,x"], "--sizes: x: give a whole number, 1 or more"),
+        (["training", "--iterations", "0"], "--iterations: 0: must be a whole number, 1 or more"),
+        (["evaluation", "--sizes", "10,x"], "--sizes: x: must be a whole number, 1 or more"),
         (["memory", "--modes", "none"], "--modes: none: choose from full, recompute_activations"),
     ],
 )

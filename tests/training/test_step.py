@@ -115,7 +115,7 @@ def test_what_falls_back_to_python_is_refused(suppressed: bool) -> None:
     forward = compiled(Asking())
     with (
         torch._dynamo.config.patch(suppress_errors=suppressed),
-        pytest.raises(UserError, match=r"cannot be compiled in one piece; give step=eager \(.+\)"),
+        pytest.raises(UserError, match=r"cannot be compiled in one piece; use step=eager \(.+\)"),
     ):
         forward(torch.randn(4, 1, 2, 2))
 
@@ -143,7 +143,7 @@ def test_compilation_that_is_switched_off_is_refused(monkeypatch: pytest.MonkeyP
     [
         (["step=compiled", "model/survival=linear_decay"], "step=compiled: stochastic depth draws anew"),
         (["step=graphed", "model/survival=uniform"], "step=graphed: stochastic depth draws anew"),
-        (["step=compiled", "memory=recompute_units"], "compiled code chooses itself what it keeps; give memory=full"),
+        (["step=compiled", "memory=recompute_units"], "compiled code chooses itself what it stores; use memory=full"),
         (["step=compiled_graphed", "memory=recompute_units"], "compiled code chooses itself"),
         (["step=graphed", "memory=recompute_units", "model/shortcut=dropout"], "dropout that is computed again"),
         (["step=compiled", "devices=2"], "step=compiled devices=2: runs of one process only"),
@@ -160,7 +160,7 @@ def test_what_cannot_be_compiled_or_captured_is_refused_by_the_check(overrides: 
 def test_graphs_are_refused_where_there_is_no_gpu(step: str) -> None:
     config = row(Path("unused"), "device=cpu", f"step={step}").config
     check(config)  # which a row for SLURM passes on a machine without GPUs
-    message = f"step={step}: CUDA graphs need a GPU, the device is cpu; give step=eager or compiled"
+    message = f"step={step}: CUDA graphs need a GPU, the device is cpu; use step=eager or compiled"
     for refused in (Local().check, Pool().check, lambda config: prepare(config, CPU, torch.float32)):
         with pytest.raises(UserError, match=message):
             refused(config)
