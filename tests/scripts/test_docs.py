@@ -183,7 +183,15 @@ def test_commands_and_examples_work_in_order(page: Path, clone: Path) -> None:
         elif language == "sh":
             for command in text.splitlines():
                 if not command.startswith(SETUP) and command not in NOT_RUN:
-                    run(" ".join([command, *ADDED.get(command, [])[:1], *[FEW_IMAGES] * ("root=DIR" in command)]))
+                    run(
+                        " ".join(
+                            [
+                                command,
+                                *ADDED.get(command, [])[:1],
+                                *[FEW_IMAGES] * ("root=DIR" in command or "--root DIR" in command),
+                            ]
+                        )
+                    )
 
 
 def test_exceptions_are_of_commands_that_are_there() -> None:
