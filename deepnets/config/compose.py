@@ -22,13 +22,15 @@ from deepnets.config.resolvers import at_scale, case, choice, log_uniform, unifo
 from deepnets.config.schema import CONF, REPOSITORY, Config, Row
 from deepnets.errors import UserError
 
+ABSENT = object()  # where there is no such key
+
 
 def typed(composed: DictConfig) -> Config:
     """What Hydra composed as a `Config`: every interpolation resolved, every folder absolute.
 
     Raises:
         OmegaConfBaseException: a value is missing, or an interpolation leads nowhere.
-        UserError: a key is none of `Config`'s, or one of its keys has no value.
+        UserError: a key is none of `Config`'s, one of its keys has no value, or values contradict each other.
     """
     config = OmegaConf.to_object(composed)
     assert isinstance(config, Config)
@@ -48,6 +50,8 @@ def typed(composed: DictConfig) -> Config:
             raise UserError(f"{place + min(missing)}: needs a value")
     if config.scale.name == "deep" and config.sweep and not config.sweep.deep:
         raise UserError("scale=deep suits none of this sweep's networks: use scale=mini or scale=full")
+    if config.setting is not None and "${setting}" not in OmegaConf.to_yaml(composed):
+        raise UserError(f"setting={config.setting}: numbers the draws of a random search, and nothing is drawn here")
     config.output_root = os.path.abspath(os.path.expanduser(config.output_root))
     if isinstance(config.dataset.get("root"), str):
         config.dataset["root"] = os.path.abspath(os.path.expanduser(config.dataset["root"]))
@@ -120,8 +124,8 @@ def composed(overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
 
 
 def selected(config: DictConfig, key: str, otherwise: Any = None, resolve: bool = True) -> Any:
-    """The plain value that stands under a dotted key, `otherwise` where there is no such key."""
-    value = OmegaConf.select(config, key, default=otherwise)
+    """The plain value under a dotted key, `otherwise` where there is no such key or it depends on one without value."""
+    value = OmegaConf.select(config, key, default=otherwise, throw_on_resolution_failure=False)
     if OmegaConf.is_config(value):
         return OmegaConf.to_container(value, resolve=resolve)
     return value.name if isinstance(value, Enum) else value

@@ -6,12 +6,11 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from deepnets.config.compose import composed, selected
+from deepnets.config.compose import ABSENT, composed, selected
 from deepnets.config.identity import flat, is_execution
 from deepnets.config.schema import Row
 from deepnets.errors import UserError
 
-ABSENT = object()
 NODES = ("model", "dataset", "optimizer", "schedule")
 PAGES = ("sweep", "protocol")  # the groups whose files set values of other groups' options
 

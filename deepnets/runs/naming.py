@@ -6,7 +6,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from deepnets.config.compose import composed, selected
+from deepnets.config.compose import ABSENT, composed, selected
 from deepnets.config.identity import is_execution, plain
 from deepnets.config.schema import Row
 from deepnets.errors import UserError
@@ -35,16 +35,22 @@ def folder_of(row: Row) -> RunFolder:
 
     A change is what differs from the options, or the sweep, that name the run: `epochs=164` is none where they say 164
     anyway.
+
+    Raises:
+        UserError: `sweep.axes` is empty, or names what is not there.
     """
     if row.config.sweep:
         axes = row.config.sweep.axes
+        if not axes:
+            raise UserError("sweep.axes: names no choice, so that all rows would share a folder")
         grid = "+".join([row.choices["sweep"], *_changes(row, {"sweep", *axes})])
         name = ",".join(_axis_value(row, axis) for axis in axes)
     else:
         grid = "runs"
         source = row.config.dataset.get("source")
         data = source.get("name") if isinstance(source, dict) else None
-        name = ",".join([row.choices["model"], data or row.choices["dataset"], *_changes(row, {"model", "dataset"})])
+        naming = {"model", "dataset", *(["dataset.source.name"] if data else [])}
+        name = ",".join([row.choices["model"], data or row.choices["dataset"], *_changes(row, naming)])
     return RunFolder(Path(row.config.output_root) / plain(grid) / plain(name) / f"seed{row.config.seed}")
 
 
@@ -76,4 +82,7 @@ def _changes(row: Row, naming: set[str]) -> list[str]:
 def _axis_value(row: Row, axis: str) -> str:
     if axis in row.choices:
         return row.choices[axis]
-    return str(OmegaConf.select(OmegaConf.structured(row.config), axis))
+    value = OmegaConf.select(OmegaConf.structured(row.config), axis, default=ABSENT)
+    if value is ABSENT:
+        raise UserError(f"sweep.axes: {axis} is neither a group of options nor a key of the configuration")
+    return str(value)

@@ -243,6 +243,11 @@ def test_without_a_setting_nothing_is_drawn_and_the_run_is_refused() -> None:
         check_nodes(config)
 
 
+def test_a_setting_without_a_search_is_refused() -> None:
+    with pytest.raises(UserError, match="setting=5: numbers the draws of a random search"):
+        composed("setting=5")
+
+
 def test_values_by_scale_and_by_another_value() -> None:
     node = OmegaConf.create({"scale": {"name": "mini"}})
     assert at_scale(110, 20, _root_=node) == 20

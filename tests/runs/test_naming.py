@@ -137,3 +137,18 @@ def test_where_hydra_writes_is_no_part_of_the_name(tmp_path: Path, override: str
 )
 def test_a_protocol_is_named_where_it_is_another_one(tmp_path: Path, overrides: list[str], name: str) -> None:
     assert folder_of(row(tmp_path, *overrides)).path == tmp_path / name / "seed0"
+
+
+def test_a_users_images_are_named_as_they_are_called(tmp_path: Path) -> None:
+    images = ["dataset=image_folder", "dataset.root=/data/cats-and-dogs"]
+    assert folder_of(row(tmp_path, *images)).path.parent.name == "digits_resnet,cats-and-dogs"
+    assert folder_of(row(tmp_path, *images, "dataset.source.name=pets")).path.parent.name == "digits_resnet,pets"
+
+
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [("[]", "names no choice"), ("[nope]", "nope is neither a group of options nor a key of the configuration")],
+)
+def test_axes_that_name_no_row_are_refused(tmp_path: Path, axes: str, message: str) -> None:
+    with pytest.raises(UserError, match=rf"sweep\.axes: {message}"):
+        folder_of(row(tmp_path, "sweep=digits_shortcuts", f"sweep.axes={axes}"))
