@@ -110,11 +110,11 @@ def _added(key: str, neutral: Any, target: str | None = None) -> Callable[[Froze
     def step(frozen: Frozen) -> Frozen:
         node, _, name = key.rpartition(".")
         if not node:
-            return {name: neutral, **frozen}
+            return {**frozen, name: frozen.get(name, neutral)}
         inner = frozen.get(node)
         if not isinstance(inner, dict) or target not in (None, inner.get("_target_")):
             return frozen
-        return {**frozen, node: {name: neutral, **inner}}
+        return {**frozen, node: {**inner, name: inner.get(name, neutral)}}
 
     return step
 

@@ -70,7 +70,7 @@ Survival = LinearDecay | Uniform | RandomSubset
 
 
 def own_generator() -> torch.Generator:
-    """For the draws of one net, apart from all others: they are equal in the processes of a run, whose dropout differs.
+    """For the draws of one net, apart from all others, and equal in the processes of a run.
 
     It is seeded from torch's generator, and one of the CPU: nothing waits for a GPU.
     """

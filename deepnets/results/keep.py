@@ -6,13 +6,12 @@ from pathlib import Path
 
 import yaml
 
+from deepnets.config.identity import identity_hash
 from deepnets.errors import UserError
 from deepnets.results.read import Run, read_runs
 from deepnets.results.writing import writing
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.status import DIVERGED, FINISHED
-
-COPIED = ("metrics.csv", "result.json")
 
 
 def keep(paths: Sequence[Path], into: Path) -> int:
@@ -29,9 +28,9 @@ def keep(paths: Sequence[Path], into: Path) -> int:
     records: dict[Path, Run] = {}
     for run in ended:
         folder = into / run.grid.name / run.row / run.folder.path.name
-        there = RunFolder(folder).read_json("result.json").get("identity")
         other = records[folder].folder if folder in records else RunFolder(folder)
-        if folder in records or there not in (None, run.result.get("identity")):
+        there = identity_hash(other.config) if (other.path / "config.yaml").is_file() else None
+        if folder in records or there not in (None, identity_hash(run.folder.config)):
             raise UserError(f"{run.folder}: its record would replace that of another run, {other}; name another folder")
         records[folder] = run
     for folder, run in records.items():
@@ -44,7 +43,8 @@ def keep(paths: Sequence[Path], into: Path) -> int:
 
 def _copy(run: Run, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for name in COPIED:
-        shutil.copyfile(run.folder.path / name, folder / name)
+    shutil.copyfile(run.folder.path / "metrics.csv", folder / "metrics.csv")
+    # An earlier version may have written another identity of the same run.
+    RunFolder(folder).write_json("result.json", {**run.result, "identity": identity_hash(run.folder.config)})
     config = run.config | {"output_root": "outputs", "dataset": run.config["dataset"] | {"root": "data"}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))

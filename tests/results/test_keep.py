@@ -1,7 +1,6 @@
 """`report.py --keep`: records of runs."""
 
 import csv
-import json
 import shutil
 from pathlib import Path
 
@@ -47,12 +46,12 @@ def test_a_record_names_no_folder_of_the_machine_and_counts_as_finished(tmp_path
 def test_a_record_does_not_replace_that_of_another_run(trained: Trained, tmp_path: Path) -> None:
     keep([trained.path], tmp_path / "records")
     keep([trained.path], tmp_path / "records")  # of the same runs it may
-    (kept,) = (tmp_path / "records").glob("*/identity/seed0/result.json")
-    result = json.loads(kept.read_text())
-    kept.write_text(json.dumps({**result, "identity": "of another"}))
+    (kept,) = (tmp_path / "records").glob("*/identity/seed0/config.yaml")
+    other = kept.read_text().replace("batch_size: 128", "batch_size: 64")
+    kept.write_text(other)
     with pytest.raises(UserError, match=r"would replace that of another run, .*seed0"):
         keep([trained.path], tmp_path / "records")
-    assert json.loads(kept.read_text())["identity"] == "of another"
+    assert kept.read_text() == other
     shutil.copytree(trained.path, tmp_path / "elsewhere" / trained.path.name)
     with pytest.raises(UserError, match="would replace that of another run"):
         keep([trained.path, tmp_path / "elsewhere"], tmp_path / "new")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from deepnets.config.identity import identity_hash
 from deepnets.errors import UserError
 from deepnets.results.read import read_runs
 from deepnets.results.records import records_page, write_records
@@ -30,6 +31,7 @@ def test_a_record_is_of_a_run_that_has_ended_and_can_be_read(folder: RunFolder) 
     config, (run,) = folder.config, read_runs([folder.path])
     assert (config.output_root, config.dataset["root"]) == ("outputs", "data")
     assert run.broken == []
+    assert folder.result["identity"] == identity_hash(config)
     errors = [epoch["test_error"] for epoch in run.history] or [None]  # none of a run that diverges in its first epoch
     assert errors[-1] == folder.result.get("last_test_error")
 
