@@ -44,6 +44,11 @@ def test_what_hydra_refuses_is_one_line(word: str, message: str) -> None:
         ("scale=1e30", "scale=1e30: scale needs the name of an option; --help lists all"),
         ("optimizer=[sgd]", "optimizer=[sgd]: optimizer needs the name of an option; --help lists all"),
         ("=3", "=3: needs a key in front of the ="),
+        (
+            "sync_batchnorm=true",
+            "sync_batchnorm: batch statistics are over the whole batch on any number of devices; "
+            "model.batchnorm_images=N makes them those of groups of at most N images",
+        ),
     ],
 )
 def test_what_hydra_lets_through_is_refused(word: str, message: str) -> None:

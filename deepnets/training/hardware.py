@@ -53,7 +53,7 @@ def with_counted_devices(config: Config) -> Config:
     if config.devices == "auto":
         is_all = find_device(config.device).type == "cuda" and ":" not in config.device
         return replace(config, devices=torch.cuda.device_count() if is_all else 1)
-    if not isinstance(config.devices, int) or isinstance(config.devices, bool) or config.devices < 1:
+    if type(config.devices) is not int or config.devices < 1:
         raise UserError(f"devices={config.devices}: must be at least 1, or auto")
     return config
 

@@ -375,5 +375,9 @@ def test_what_a_row_needs_is_asked_of_slurm(tmp_path: Path) -> None:
     expected = {"--job-name=deepnets:grid", "--array=0-9%3", "--nodes=2", "--ntasks-per-node=4", "--cpus-per-task=6"}
     expected |= {"--gpus-per-node=4", "--mem=16G", "--exclusive", "--requeue", "--open-mode=append"}
     assert expected < set(asked)
+    auto = Slurm(**{**OPTIONS, "nodes": 2, "gpus": 4}).directives(
+        grid / ".slurm" / "1", 10, row(tmp_path, "devices=auto").config
+    )
+    assert {"--nodes=2", "--ntasks-per-node=4", "--gpus-per-node=4"} < set(auto)
     one = Slurm(**{**OPTIONS, "cpus": 6}).directives(grid / ".slurm" / "1", 1, row(tmp_path, "devices=8").config)
     assert {"--array=0-0", "--nodes=1", "--ntasks-per-node=1", "--cpus-per-task=48", "--gpus-per-node=8"} < set(one)

@@ -193,6 +193,20 @@ def test_mini_and_full_are_separate_columns(trained: Trained, tmp_path: Path) ->
     assert sheet.lines[0][2:] == (f"{np.median(errors):.2f} (n = 4)", f"{errors[0]:.2f} (n = 1)")
 
 
+def test_of_an_earlier_version_only_statistics_of_each_process_are_another_protocol(
+    trained: Trained, tmp_path: Path
+) -> None:
+    together, apart = (tmp_path / f"digits_shortcuts{end}" for end in ("+devices=2+sync_batchnorm=true", "+devices=2"))
+    for path, synchronised in ((together, "true"), (apart, "false")):
+        shutil.copytree(trained.path / "identity", path / "identity")
+        for config in path.glob("identity/*/config.yaml"):
+            lines = config.read_text().replace("batchnorm_processes: null", f"sync_batchnorm: {synchronised}")
+            config.write_text(lines.replace("devices: 1", "devices: 2"))
+    (table,) = tables_of(read_runs([together, apart]))
+    labels = [(column.label, column.is_published_protocol) for column in table.columns]
+    assert labels == [("full", True), ("batchnorm_processes=2", False)]
+
+
 @pytest.mark.parametrize(
     ("before", "after", "labels"),
     [

@@ -3,6 +3,7 @@
 import platform
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ import torch
 from deepnets.config.schema import Precision
 from deepnets.errors import UserError
 from deepnets.training import hardware
-from deepnets.training.hardware import choose_precision, describe, find_device
+from deepnets.training.hardware import choose_precision, describe, find_device, with_counted_devices
+from tests.command import row
 
 CPU = torch.device("cpu")
 
@@ -20,6 +22,16 @@ def test_automatic_choice_takes_the_first_gpu_or_the_cpu() -> None:
     expected = torch.device("cuda", 0) if torch.cuda.is_available() else CPU
     assert find_device("auto") == expected
     assert find_device("cpu") == CPU
+
+
+def test_automatic_number_of_devices_is_that_of_the_gpus_or_one(tmp_path: Path) -> None:
+    config = row(tmp_path, "devices=auto").config
+    assert with_counted_devices(config).devices == max(1, torch.cuda.device_count())
+    assert with_counted_devices(replace(config, device="cpu")).devices == 1
+    assert with_counted_devices(row(tmp_path, "devices=3").config).devices == 3
+    for wrong in ("all", "0", "1.5", "true", "null"):
+        with pytest.raises(UserError, match="must be at least 1, or auto"):
+            with_counted_devices(row(tmp_path, f"devices={wrong}").config)
 
 
 @pytest.mark.skipif(torch.cuda.is_available() or not torch.version.cuda, reason="needs a CUDA build without a GPU")
