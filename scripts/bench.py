@@ -1,8 +1,8 @@
 """Measure deepnets on this machine: `python scripts/bench.py WHAT`.
 
 Every figure is a ratio of things measured in turns in one run, given as median and range over the repeats.
-`python scripts/bench.py WHAT --help` lists its options; most take `--root DIR`, where DIR holds CIFAR-10, for
-stacked MNIST, in any form that `dataset=cifar10` reads, and the others make their images.
+`python scripts/bench.py WHAT --help` lists its options. Most take `--root DIR`, a folder with CIFAR-10 (for stacked:
+MNIST) in any form that `dataset=cifar10` reads; the others make their images.
 """
 
 import argparse

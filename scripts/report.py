@@ -10,7 +10,7 @@ EXAMPLES = """examples:
   python scripts/report.py outputs/he2016_table1                            the table, its page and its figures
   python scripts/report.py outputs/he2016_table1 outputs/he2016_table1+scale=mini   with two columns
   python scripts/report.py outputs/he2016_table1 --markdown -               only the table, as Markdown
-  python scripts/report.py outputs/he2016_table1 --watch                    what its rows are doing
+  python scripts/report.py outputs/he2016_table1 --watch                    what its runs are doing
   python scripts/report.py outputs/he2016_table1 --keep outputs/records     its small files, to commit
   python scripts/report.py outputs/records --records                        README.md of a folder of records
   python scripts/report.py --compare outputs/runs/A outputs/runs/B          what differs between two runs or sweeps
@@ -22,11 +22,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folders", nargs="*", type=Path, help="tables' folders, finished or running; also single runs'")
+    parser.add_argument(
+        "folders", nargs="*", type=Path, help="folders of sweeps, finished or running, or of single runs"
+    )
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--status", action="store_true", help="show what every row is doing")
-    parser.add_argument("--watch", action="store_true", help="go on showing it until Ctrl-C")
-    what.add_argument("--keep", type=Path, metavar="DIR", help="copy the small files of ended runs there, as records")
+    what.add_argument("--status", action="store_true", help="show what each run is doing")
+    parser.add_argument("--watch", action="store_true", help="refresh it until Ctrl-C")
+    what.add_argument("--keep", type=Path, metavar="DIR", help="copy the small files of ended runs to DIR, as records")
     what.add_argument("--records", action="store_true", help="write FOLDER/README.md from the records in FOLDER")
     what.add_argument("--compare", nargs=2, type=Path, metavar=("A", "B"), help="two runs, rows or sweeps side by side")
     what.add_argument("--screenshots", type=Path, metavar="DIR", help="TensorBoard's pages and the report's as PNG")

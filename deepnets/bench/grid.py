@@ -1,4 +1,4 @@
-"""Seconds a row of a grid of tiny rows on digits takes beyond its training, start and composition included."""
+"""Seconds that each run of a sweep of tiny runs on digits takes beyond its training: start and composition."""
 
 import argparse
 import subprocess

@@ -1,4 +1,4 @@
-"""Memory and time of an iteration by what is kept for the backward pass: memory=full and the ways to recompute.
+"""Memory and time of an iteration by what is stored for the backward pass: memory=full and the ways to recompute.
 
 MiB at the peak above what the process held with weights and data before its first iteration: gradients, momentum and,
 on a CPU, code that is loaded on first use and gaps in the heap count. Each measurement is a process of its own. The

@@ -1,6 +1,6 @@
-"""Images/s, summed over the rows, of a random search's rows trained at once as one batched network, and one by one.
+"""Images/s, summed over the runs of a random search, trained as one batched network and one by one.
 
-Of settings a minute the ratios are the same. In the precision that training takes here, and in float32.
+The ratios of trials per minute are the same. In the precision that training takes here, and in float32.
 """
 
 import argparse

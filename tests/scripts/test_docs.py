@@ -217,6 +217,14 @@ def test_the_iteration_shown_is_that_of_fit() -> None:
     assert re.search(r"\n\s+".join(map(re.escape, lines)), code)
 
 
+def test_rows_of_tables_have_as_many_cells_as_their_headers() -> None:
+    for page in PAGES:
+        for table in re.findall(r"(?:^\|.*\|\n)+", EXAMPLE.sub("", page.read_text()), re.MULTILINE):
+            assert len({line.count("|") - line.count(r"\|") for line in table.splitlines()}) == 1, (
+                f"{page.name}: {table}"
+            )
+
+
 def test_links_lead_somewhere() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
