@@ -115,11 +115,11 @@ class Slurm:
         return Tally(folders, reasons, set(rows.elsewhere)).print()
 
     def _processes(self, config: Config) -> int:
-        """Of a row on all nodes; for devices=auto one per GPU that is asked for, and at least one per node."""
+        """Of a run on all nodes; for devices=auto one per GPU that is asked for, and at least one per node."""
         return (self.gpus or 1) * self.nodes if config.devices == "auto" else config.devices
 
     def _alike(self, folders: Collection[RunFolder]) -> list[list[RunFolder]]:
-        """The rows by what an array gives to each of its tasks: mostly all in one."""
+        """The runs by what each task of an array gets: mostly all in one."""
         processes = {folder: self._processes(folder.config) for folder in folders}
         return [
             list(rows) for _, rows in groupby(sorted(folders, key=processes.__getitem__), key=processes.__getitem__)

@@ -94,7 +94,7 @@ def table_of(folders: list[RunFolder], most: int | None = None) -> Table:
     if most is not None and len(folders) > most:
         shown = sorted(folders, key=lambda folder: URGENCY.index(states[folder].name))[:most]
     above = os.path.commonpath([folder.path.resolve() for folder in folders])
-    grid = Path(above) if len(folders) > 1 else Path(above).parents[1]
+    sweep = Path(above) if len(folders) > 1 else Path(above).parents[1]
     cells = {folder: _cells(folder, states[folder]) for folder in shown}
     table = Table(
         box=None,
@@ -106,7 +106,7 @@ def table_of(folders: list[RunFolder], most: int | None = None) -> Table:
     for name in columns:
         table.add_column(name, **COLUMNS[name])
     for folder, row in cells.items():
-        name = str(folder.path.resolve().relative_to(grid))
+        name = str(folder.path.resolve().relative_to(sweep))
         words = [name, *(row[column] for column in columns)]
         table.add_row(*map(Text, words), style=STYLES.get(states[folder].name))  # a Text's brackets are no markup
     return table
