@@ -20,7 +20,7 @@ SHORT = 160  # characters: a longer list of names is not printed
 def run_command(command: Callable[[], int]) -> NoReturn:
     """Call `command` and exit with the code it returns; 1 with a message for a user's error, 128 + n after signal n.
 
-    What Hydra refuses to compose is the user's error too. A bug keeps its traceback; with HYDRA_FULL_ERROR=1 so does a
+    What Hydra refuses to compose is a user's error too. A bug has its traceback; with HYDRA_FULL_ERROR=1 so has a
     user's error.
     """
     try:

@@ -43,7 +43,7 @@ def caffe_sgd(
     bias_lr_factor: NotNegative,
     head_decay_factor: NotNegative,
 ) -> torch.optim.SGD:
-    """`sgd` with Caffe's multipliers on the decay of the last linear layer's weight and on the rate of biases.
+    """`sgd` with Caffe's multipliers: on the weight decay of the last linear layer, on the learning rate of biases.
 
     Biases, all that has one dimension, have no decay (Srivastava et al. 2015, their network files).
 

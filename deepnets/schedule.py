@@ -1,8 +1,8 @@
 """Learning-rate schedules: the factor on the optimiser's learning rate at each iteration.
 
-Each is called with the number of iterations done and is handed to `torch.optim.lr_scheduler.LambdaLR`, which keeps and
-restores its state. `total` is the budget in iterations. One that depends on the training has a method `observe`, which
-`fit` tells the iterations done and the mean training loss at the end of each epoch.
+Each maps the number of iterations done to the factor, for `torch.optim.lr_scheduler.LambdaLR`, which saves and restores
+its state. `total` is the budget in iterations. One that depends on the training has a method `observe`, which `fit`
+calls at the end of each epoch with the iterations done and the mean training loss.
 """
 
 import math

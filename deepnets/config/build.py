@@ -105,13 +105,13 @@ def _check(
         _check_nested(f"{where}.{key}", value, trusted)
         if key in annotations and not (isinstance(value, dict) and "_target_" in value):
             _check_type(f"{where}.{key}", value, annotations[key])
-    given = {*arguments, *runtime}
+    present = {*arguments, *runtime}
     missing = [
-        name for name, parameter in parameters.items() if parameter.default is parameter.empty and name not in given
+        name for name, parameter in parameters.items() if parameter.default is parameter.empty and name not in present
     ]
-    if len(missing) > is_partial:  # a partial node leaves one argument open, which the program gives
+    if len(missing) > is_partial:  # a partial node leaves one argument open, which the program sets
         needs = "all but one of them" if is_partial else "them"
-        raise UserError(f"{where}: not given: {', '.join(missing)}; {target} needs {needs}")
+        raise UserError(f"{where}: missing: {', '.join(missing)}; {target} needs {needs}")
 
 
 def _check_nested(where: str, value: Any, trusted: Collection[str]) -> None:

@@ -47,7 +47,7 @@ def rows_of_command() -> list[Row]:
     typed_trust = any(word.startswith("trusted_targets=") for word in sys.argv[1:])
     trusted = {tuple(row.config.trusted_targets) for row in rows}
     if len(trusted) > 1 or (rows[0].config.trusted_targets and not typed_trust):
-        raise UserError("trusted_targets: may be given only on the command line, and one list for all rows")
+        raise UserError("trusted_targets: can be set on the command line only, to one list for all runs")
     for row in rows:
         check_options(row)
     return rows

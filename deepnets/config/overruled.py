@@ -1,4 +1,4 @@
-"""Options typed beside a sweep or a protocol that sets values of theirs."""
+"""Options typed beside a sweep or a protocol that sets some of their values."""
 
 import json
 import re

@@ -58,7 +58,7 @@ class Published:
 
 @dataclass
 class Sweep:
-    """A table: `axes` are the choices that name a row, `reported` is what the paper prints about the rows.
+    """A sweep: `axes` are the choices that name a row, `reported` is what the paper prints about the rows.
 
     `deep` states that scale=deep suits its networks.
     """

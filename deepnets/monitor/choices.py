@@ -1,4 +1,4 @@
-"""What tells a row of a sweep from its neighbours, as columns of a table."""
+"""What distinguishes the runs of a sweep, as columns of TensorBoard's HParams."""
 
 from enum import Enum
 from typing import Any
@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from deepnets.config.identity import is_execution
 from deepnets.config.schema import Config
 
-# Where numbers stand that are searched for: what is behind a random search's axis `setting`, and what -m often varies.
+# Nodes whose numbers a random search draws or -m often varies, and further keys that often differ.
 SEARCHED = ("optimizer", "schedule", "model.shortcut")
 USUAL = ("model.depth", "model.layer", "epochs", "batch_size")
 
@@ -16,9 +16,9 @@ USUAL = ("model.depth", "model.layer", "epochs", "batch_size")
 def choices_of(config: Config, origin: dict[str, Any]) -> dict[str, str | float | None]:
     """A run's value for each choice that names it: a group's option or a value of the configuration, and the seed.
 
-    For a row of a table these are its axes, in a random search also what was drawn; other runs have no axes, so there
-    it is all that often differs, and what was typed. Keys and types are the same for all rows of a table: numbers are
-    floats, None stands for no value, all else is text.
+    In a sweep of conf/sweep/ these are its axes and, in a random search, what was drawn. Other runs have no axes: all
+    that often differs, and what was typed. Keys and types are the same for all runs of a sweep: numbers are floats,
+    None stands for no value, all else is text.
     """
     options, values = origin.get("choices", {}), OmegaConf.structured(config)
     keys = list(config.sweep.axes) if config.sweep else [key for key in options if not key.startswith("hydra/")]

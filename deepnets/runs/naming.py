@@ -70,9 +70,9 @@ def _changes(row: Row, naming: set[str]) -> list[str]:
     # A protocol chooses options too, so that it is compared first, and the others with what it chooses.
     usual_choices = composed(chosen({*naming, "protocol"}))[1] | {"protocol": composed(chosen(naming))[1]["protocol"]}
     changed = {key: value for key, value in groups.items() if key not in naming and usual_choices.get(key) != value}
-    usual, ours = composed(chosen(set(groups)))[0], OmegaConf.structured(row.config)
+    usual, here = composed(chosen(set(groups)))[0], OmegaConf.structured(row.config)
     for key in values:
-        value = selected(ours, key)
+        value = selected(here, key)
         if value == selected(usual, key) or (value is None and key in BUDGETS):
             continue
         changed[key] = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))

@@ -37,7 +37,7 @@ def test_a_wrong_argument_is_named(change: dict, message: str) -> None:
 
 
 def test_a_missing_argument_is_named() -> None:
-    with pytest.raises(UserError, match="not given: factor;"):
+    with pytest.raises(UserError, match="missing: factor;"):
         build("schedule", {key: value for key, value in STEP.items() if key != "factor"}, total=164)
 
 
@@ -68,7 +68,7 @@ def test_a_partial_node_leaves_one_argument_open() -> None:
     source = {"_target_": "deepnets.data.sources.synthetic", "_partial_": True}
     node = {"_target_": "deepnets.data.dataset.Dataset", "root": ".", "validation": 0, "pad": 0, "flip": False}
     node |= {"normalization": "channel", "source": source}
-    with pytest.raises(UserError, match=r"dataset\.source: not given: root, classes, channels, size, train, test"):
+    with pytest.raises(UserError, match=r"dataset\.source: missing: root, classes, channels, size, train, test"):
         build("dataset", node)
     with pytest.raises(UserError, match=r"schedule\._partial_: only a nested node"):
         build("schedule", STEP | {"_partial_": True}, total=164)

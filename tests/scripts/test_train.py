@@ -220,7 +220,7 @@ def test_code_of_ones_own_runs_only_when_trusted_on_the_command_line(tmp_path: P
 def test_a_table_cannot_trust_for_the_user(tmp_path: Path) -> None:
     done = train("-m", *SMALL, "trusted_targets=[],[os.system]", f"output_root={tmp_path}")
     assert done.returncode == 1
-    assert "trusted_targets: may be given only on the command line" in done.stderr
+    assert "trusted_targets: can be set on the command line only" in done.stderr
 
 
 @pytest.mark.slow
