@@ -34,6 +34,8 @@ class Stack:
         momenta = torch.stack([_flat(_momenta(*each)) for each in zip(self.trainings, of_all, strict=True)])
         rows = self.weights, torch.zeros_like(self.weights), momenta
         for training, own, *tensors in zip(self.trainings, of_all, *rows, strict=True):
+            training.optimizer.zero_grad()
+            training.optimizer.step()  # of no gradient: its schedule warns where it never stepped
             _move(training, own, *tensors)
         self.optimizer = self._optimizer(*rows)
 
@@ -97,7 +99,6 @@ class Stack:
                 if group["momentum"]:
                     state[weights] = {"momentum_buffer": momenta}
                 groups.append({**group, "params": [weights]})
-            training.optimizer._opt_called = True  # by what steps in its place: its schedule asks
         optimizer = torch.optim.SGD(groups, fused=True)
         optimizer.state.update(state)
         return optimizer
