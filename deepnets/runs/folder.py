@@ -36,7 +36,7 @@ class RunFolder:
 
     config.yaml   what the run is, frozen before training starts
     origin.json   the command and the code version that froze it
-    metrics.csv, checkpoint.pt, checkpoint.previous.pt, result.json, log.txt and TensorBoard's events: see README
+    the others    see docs/run-folder.md
     """
 
     def __init__(self, path: str | Path) -> None:
