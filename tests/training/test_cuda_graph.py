@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from deepnets.runs.folder import RunFolder
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import Training, fit
 from deepnets.training.step import forward_of
-from tests.command import row, train
+from tests.command import row
 
 # Three epochs of five batches of 256 and one of 157; learning rates that are exact in float32 too.
 TINY = ["dataset=digits", "batch_size=256", "epochs=3", "evaluation_batch_size=100", "optimizer.lr=0.03125"]
@@ -227,21 +226,3 @@ def test_a_graph_is_captured_on_the_gpu_of_its_run() -> None:
     plain, ours = (trained(prepared("cuda:1", f"step={step}")) for step in ("eager", "graphed"))
     assert ours["losses"].device == torch.device("cuda", 1)
     torch.testing.assert_close(ours["losses"], plain["losses"], rtol=1e-2, atol=1e-3)
-
-
-@pytest.mark.gpu
-def test_seeds_side_by_side_on_one_gpu(tmp_path: Path) -> None:
-    changes = [
-        *TINY,
-        *NET,
-        "device=cuda:0",
-        "launcher=pool",
-        "launcher.runs_per_device=4",
-        "step=graphed",
-        "seed=0,1,2,3",
-    ]
-    done = train("-m", *changes, f"output_root={tmp_path}")
-    assert done.returncode == 0, done.stderr
-    results = [RunFolder(path.parent).result for path in sorted(tmp_path.glob("runs/*/seed*/result.json"))]
-    assert [(result["status"], result["step"]) for result in results] == [("finished", "graphed")] * 4
-    assert len({result["last_test_error"] for result in results}) > 1
