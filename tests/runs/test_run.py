@@ -150,7 +150,7 @@ def test_who_finds_a_folder_taken_writes_nothing_there(tmp_path: Path) -> None:
     [
         (["+model.dropout=0.5"], "model: unknown key 'dropout'"),
         (["model.depth=deep"], r"model\.depth: got 'deep'"),
-        (["optimizer.lr=-1"], "optimizer: Invalid learning rate"),
+        (["optimizer.lr=-1"], r"optimizer\.lr: got -1"),
         (["dataset.pad=x"], r"dataset\.pad: got 'x'"),
         (["schedule.milestones=[5,4]"], r"schedule: milestones \[5, 4\] of 164: must rise"),
         (["batch_size=5000"], "larger than the training set of 1437 images"),
