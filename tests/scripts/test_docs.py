@@ -144,6 +144,10 @@ def clone(tmp_path: Path) -> Path:
     (tmp_path / "outputs").mkdir()
     (tmp_path / "outputs" / "records").symlink_to(RECORDS)
     write_data(tmp_path / "DIR")
+    sbatch = tmp_path / "bin" / "sbatch"  # a plan asks only whether there is one
+    sbatch.parent.mkdir()
+    sbatch.write_text("#!/bin/sh\nexit 1\n")
+    sbatch.chmod(0o755)
     return tmp_path
 
 
@@ -166,7 +170,7 @@ def write_data(data: Path) -> None:
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.name)
 def test_commands_and_examples_work_in_order(page: Path, clone: Path) -> None:
     python = Path(sys.executable).parent
-    environment = {**os.environ, "PATH": f"{python}:{os.environ['PATH']}", "PYTHONPATH": str(clone)}
+    environment = {**os.environ, "PATH": f"{python}:{os.environ['PATH']}:{clone / 'bin'}", "PYTHONPATH": str(clone)}
 
     def run(command: str) -> None:
         done = subprocess.run(command, shell=True, cwd=clone, env=environment, capture_output=True, text=True)
