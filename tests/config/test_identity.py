@@ -1,5 +1,7 @@
 """A folder frozen by an earlier version is the same run as the command that made it is today."""
 
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -26,19 +28,10 @@ def test_a_record_is_the_run_of_its_command(folder: RunFolder) -> None:
     assert identity(folder.config) == identity(compose(command_of(folder)).config)
 
 
-def frozen(record: str) -> str:
-    return (RECORDS / record / "config.yaml").read_text()
-
-
-def test_images_were_not_reduced() -> None:
-    text = frozen("he2016_table1+scale=mini/identity/seed0")
-    assert "reduce" not in yaml.safe_load(text)["dataset"]
-    assert read_frozen(text)["dataset"]["reduce"] == 1
+def test_data_sets_of_before_were_whole_and_not_reduced() -> None:
+    text = (Path(__file__).parents[1] / "frozen" / "resnet" / "config.yaml").read_text()
+    assert {"reduce", "incomplete"}.isdisjoint(yaml.safe_load(text)["dataset"])
+    dataset = read_frozen(text)["dataset"]
+    assert (dataset["reduce"], dataset["incomplete"]) == (1, False)
     of_a_user = text.replace("deepnets.data.dataset.Dataset", "photos.Photos")
-    assert "reduce" not in read_frozen(of_a_user)["dataset"]
-
-
-def test_data_sets_of_before_were_taken_for_complete() -> None:
-    dataset = yaml.safe_load(frozen("he2016_table1+scale=mini/identity/seed0"))["dataset"]
-    assert "incomplete" not in dataset
-    assert read_frozen(yaml.safe_dump({"dataset": dataset}))["dataset"]["incomplete"] is False
+    assert {"reduce", "incomplete"}.isdisjoint(read_frozen(of_a_user)["dataset"])

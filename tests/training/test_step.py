@@ -161,7 +161,11 @@ def test_graphs_are_refused_where_there_is_no_gpu(step: str) -> None:
     config = row(Path("unused"), "device=cpu", f"step={step}").config
     check(config)  # which a row for SLURM passes on a machine without GPUs
     message = f"step={step}: CUDA graphs need a GPU, the device is cpu; use step=eager or compiled"
-    for refused in (Local().check, Pool().check, lambda config: prepare(config, CPU, torch.float32)):
+    for refused in (
+        Local(stacked=1).check,
+        Pool(runs_per_device=1).check,
+        lambda config: prepare(config, CPU, torch.float32),
+    ):
         with pytest.raises(UserError, match=message):
             refused(config)
 
@@ -176,4 +180,4 @@ def test_a_step_is_no_part_of_what_a_run_is_and_a_change_of_it_is_told(tmp_path:
     folder.check(changed)
     folder.freeze(changed, {})
     assert run(folder)["status"] == "finished"
-    assert "started with step eager, continues with compiled" in (folder.path / "log.txt").read_text()
+    assert "started with step eager, resumes with compiled" in (folder.path / "log.txt").read_text()
