@@ -135,9 +135,11 @@ def launched(root: Path, names: str, *changes: str) -> tuple[int, str]:
     return code, printed.getvalue()
 
 
-def folder_of(root: Path, name: str, devices: int = 1) -> Path:
-    folders = [folder for folder in root.glob("runs/*/seed0") if f"schedule.name={name}" in str(folder)]
-    (folder,) = [folder for folder in folders if RunFolder(folder).config.devices == devices]
+TWINS = {1: "t", 2: "s"}  # undisturbed, by the number of devices: sums of two processes round otherwise
+
+
+def folder_of(root: Path, name: str) -> Path:
+    (folder,) = [folder for folder in root.glob("runs/*/seed0") if f"schedule.name={name}" in str(folder)]
     return folder
 
 
@@ -215,15 +217,19 @@ def six_rows(root: Path, pace: Path) -> dict[str, Any]:
 def one_run_stopped_in_many_ways(root: Path, pace: Path) -> dict[str, Any]:
     """Undisturbed; warned, preempted or killed; at its time limit; on two nodes. All but the first go slowly."""
     run = ["epochs=8", "batch_size=256", "checkpoint_seconds=1000"]
-    twins = [sys.executable, "scripts/train.py", "-m", *NET, *run, "+schedule.name=t", "devices=1,2"]
-    undisturbed = subprocess.Popen([*twins, f"output_root={root}"], cwd=ROOT, env={**os.environ, "PACE": str(root)})
+    train = [sys.executable, "scripts/train.py", *NET, *run, f"output_root={root}"]
+    environment = {**os.environ, "PACE": str(root)}
+    undisturbed = [
+        subprocess.Popen([*train, f"+schedule.name={name}", f"devices={devices}"], cwd=ROOT, env=environment)
+        for devices, name in TWINS.items()
+    ]
     (pace / "slow").touch()
     launched(root, "wpl", *run)
     launched(root, "k", *run, "checkpoint_seconds=1")
-    launched(root, "l", *run, "devices=2")
+    launched(root, "m", *run, "devices=2")
     launched(root, "n", *run, "devices=2", "launcher.nodes=2", "launcher.partition=two")
     warned, preempted, limited, killed = (folder_of(root, name) for name in "wplk")
-    limited_ddp, spread = folder_of(root, "l", devices=2), folder_of(root, "n", devices=2)
+    limited_ddp, spread = (folder_of(root, name) for name in "mn")
     stopped = [warned, preempted, limited, limited_ddp, spread]
     facts: dict[str, Any] = {}
 
@@ -246,7 +252,7 @@ def one_run_stopped_in_many_ways(root: Path, pace: Path) -> dict[str, Any]:
         start_again(job(folder), "TimeLimit=10")
     until(lambda: not queue(), "all end")
     facts["endings"] = [ending(job(folder)) for folder in stopped]
-    assert undisturbed.wait(timeout=PATIENCE) == 0
+    assert [process.wait(timeout=PATIENCE) for process in undisturbed] == [0, 0]
     return facts
 
 
@@ -324,11 +330,11 @@ def test_a_row_asks_for_gpus(grid: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("name", "devices"),
-    [("w", 1), ("p", 1), ("l", 1), ("k", 1), ("l", 2), ("n", 2)],
+    [("w", 1), ("p", 1), ("l", 1), ("k", 1), ("m", 2), ("n", 2)],
     ids=["warned", "preempted", "time limit", "killed", "time limit, two devices", "two nodes"],
 )
 def test_a_row_that_was_stopped_ends_bit_by_bit_as_undisturbed(stops: dict[str, Any], name: str, devices: int) -> None:
-    folder, twin = (folder_of(stops["root"], which, devices) for which in (name, "t"))
+    folder, twin = (folder_of(stops["root"], which) for which in (name, TWINS[devices]))
     assert "resuming at iteration" in (folder / "log.txt").read_text()
     assert metrics(folder) == metrics(twin)
     assert len(metrics(folder)) == 8
