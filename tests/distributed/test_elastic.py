@@ -62,7 +62,7 @@ def part(overrides: list[str], state: bytes | None, until: int) -> dict[str, Any
         return trained(world, overrides, state, until)
 
 
-@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("batch", ["groups", pytest.param("whole batch", marks=pytest.mark.nightly)])
 def test_any_number_of_processes_continues_any_other(batch: str) -> None:
     expected = trained(ALONE, BATCHES[batch], None, 41)
     epochs, state = [], None

@@ -61,6 +61,7 @@ def wait_for(condition: object, process: subprocess.Popen[str]) -> bool:
     return True
 
 
+@pytest.mark.nightly
 def test_killed_at_random_instants(undisturbed: Path, tmp_path: Path) -> None:
     draw = random.Random(1)
     kills = 0
