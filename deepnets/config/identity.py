@@ -1,9 +1,11 @@
 """When two runs are the same: the settings that make a run what it is, apart from where and how it executes."""
 
+import copy
 import hashlib
 import json
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -65,8 +67,15 @@ def difference(settings: dict[str, Any], config: Config) -> dict[str, tuple[Any,
 
 
 def identity_hash(config: Config) -> str:
-    """Twelve hexadecimal digits that are equal exactly when two runs are the same."""
-    return hashlib.sha256(json.dumps(identity(config), sort_keys=True).encode()).hexdigest()[:12]
+    """Twelve hexadecimal digits that are equal exactly when two runs are the same.
+
+    A key that a later version added does not change them where it has the value that changes nothing.
+    """
+    settings = identity(config)
+    for step in STEPS:
+        if isinstance(step, Added) and (node := step.node(settings)) and node.get(step.name) == step.neutral:
+            del node[step.name]
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def flat(node: Any, prefix: str = "") -> dict[str, Any]:
@@ -101,22 +110,37 @@ def upgrade(frozen: Frozen) -> Frozen:
     return frozen
 
 
-def _added(key: str, neutral: Any, target: str | None = None) -> Callable[[Frozen], Frozen]:
-    """A key that did not exist gets the value that does what was done without it.
+@dataclass(frozen=True)
+class Added:
+    """A step for a key that did not exist: it gets the value that does what was done without it.
 
-    Its node must be there and, where one is named, have that `_target_`.
+    Attributes:
+        key: dotted.
+        neutral: that value.
+        target: the `_target_` that the node must have; None for any.
     """
 
-    def step(frozen: Frozen) -> Frozen:
-        node, _, name = key.rpartition(".")
-        if not node:
-            return {**frozen, name: frozen.get(name, neutral)}
-        inner = frozen.get(node)
-        if not isinstance(inner, dict) or target not in (None, inner.get("_target_")):
-            return frozen
-        return {**frozen, node: {**inner, name: inner.get(name, neutral)}}
+    key: str
+    neutral: Any
+    target: str | None = None
 
-    return step
+    @property
+    def name(self) -> str:
+        return self.key.rpartition(".")[2]
+
+    def node(self, frozen: Frozen) -> Frozen | None:
+        """The node the key belongs into; None where that is absent or of another class."""
+        node: Any = frozen
+        for name in self.key.split(".")[:-1]:
+            node = node.get(name) if isinstance(node, dict) else None
+        return node if isinstance(node, dict) and self.target in (None, node.get("_target_")) else None
+
+    def __call__(self, frozen: Frozen) -> Frozen:
+        frozen = copy.deepcopy(frozen)
+        node = self.node(frozen)
+        if node is not None:
+            node.setdefault(self.name, self.neutral)
+        return frozen
 
 
 def _dropped(key: str) -> Callable[[Frozen], Frozen]:
@@ -134,19 +158,19 @@ def _batch_statistics(frozen: Frozen) -> Frozen:
 
 
 STEPS: tuple[Callable[[Frozen], Frozen], ...] = (
-    _added("setting", None),
-    _added("plan", False),
-    _added("devices", 1),
+    Added("setting", None),
+    Added("plan", False),
+    Added("devices", 1),
     _batch_statistics,
-    _added("launcher", {}),
-    _added("fail_fast", False),
-    _added("memory", "full"),
-    _added("step", "eager"),
+    Added("launcher", {}),
+    Added("fail_fast", False),
+    Added("memory", "full"),
+    Added("step", "eager"),
     # Arguments of the launchers that they mean something to.
     _dropped("runs_per_device"),
     _dropped("stacked"),
     _dropped("wait"),
     _dropped("retry"),
-    _added("dataset.reduce", 1, target="deepnets.data.dataset.Dataset"),
-    _added("dataset.incomplete", False, target="deepnets.data.dataset.Dataset"),
+    Added("dataset.reduce", 1, target="deepnets.data.dataset.Dataset"),
+    Added("dataset.incomplete", False, target="deepnets.data.dataset.Dataset"),
 )

@@ -7,7 +7,7 @@ import yaml
 
 from deepnets.config.compose import compose
 from deepnets.config.frozen import read_frozen
-from deepnets.config.identity import identity
+from deepnets.config.identity import STEPS, Added, identity, identity_hash
 from deepnets.runs.folder import RunFolder, run_folders
 from tests.command import ROOT
 
@@ -35,3 +35,13 @@ def test_data_sets_of_before_were_whole_and_not_reduced() -> None:
     assert (dataset["reduce"], dataset["incomplete"]) == (1, False)
     of_a_user = text.replace("deepnets.data.dataset.Dataset", "photos.Photos")
     assert {"reduce", "incomplete"}.isdisjoint(read_frozen(of_a_user)["dataset"])
+
+
+def test_a_later_key_at_its_neutral_value_is_no_part_of_the_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = compose(["dataset=digits"]).config
+    before = identity_hash(config)
+    monkeypatch.setattr("deepnets.config.identity.STEPS", (*STEPS, Added("dataset.later", 3), Added("absent.key", 1)))
+    config.dataset["later"] = 3
+    assert identity_hash(config) == before
+    config.dataset["later"] = 4
+    assert identity_hash(config) != before
