@@ -64,11 +64,14 @@ def shortcut_factors(walk: Walk, x: Tensor, generator: torch.Generator) -> np.nd
 def bypass_factors(walk: Walk, x: Tensor, generator: torch.Generator) -> np.ndarray:
     """By how much each unit scales a gradient that passes all units without their branches, (units,).
 
-    v ~ N(0, 1) behind the last unit is pulled back through one unit f(h(e(x)) + b r) after the other, with r = F(e(x))
-    held constant: e is what stands before the split, f what follows the addition. A factor is the norm in front of a
-    unit over what its change of shape alone would leave; their product is the whole way's. J = f' h' e', so a ReLU
-    behind the additions, or a normalisation in front of a stage, is part of it. 0 from a plain unit on. He et al. 2016,
-    section 3.
+    With e what stands before the split and f what follows the addition, a unit and its Jacobian past the branch are
+
+        x' = f(h(e(x)) + b F(e(x)))        J = f'(y) h'(e(x)) e'(x),    y = h(e(x)) + b F(e(x))
+
+    v_L ~ N(0, 1) behind the last unit is pulled back, v_l-1 = J_l' v_l. The factor of unit l is the norm of J_l' v_l
+    over that of S' v_l, with S its change of shape alone; the product over units is that of the whole way. So a ReLU behind
+    the additions, or a normalisation in front of a stage, is part of it; of h alone are `shortcut_factors`. 0 from a
+    plain unit on. He et al. 2016, Eq. 5.
     """
     with torch.no_grad():
         inputs = walk.inputs(x)[:-1]

@@ -2,6 +2,7 @@
 
 import csv
 import importlib
+import json
 import re
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from deepnets.analysis.commands.outcome import mark_stages
+from deepnets.analysis.commands.drawing import mark_stages
 from deepnets.errors import UserError
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
@@ -156,6 +157,12 @@ def test_paths_of_a_fresh_network_go_below_the_outputs_and_agree_at_the_ends(ana
         assert float(end["norm_of_sum"]) == pytest.approx(float(end["count_times_norm"]), rel=1e-5)
     assert all(float(line["norm_of_sum"]) > 0 for line in lengths)
     assert figures(results) == {"paths_lengths"}
+    found = json.loads((results / "paths.json").read_text())
+    past, units = found["findings"][1], rows(results / "paths_units.csv")
+    assert past["shortcut_product"] == pytest.approx(1)
+    assert past["bypass_product"] == pytest.approx(np.prod([float(line["bypass_factor"]) for line in units]), rel=1e-4)
+    assert re.search(r"product of 6 shortcuts 1 .* of 6 units 1 \(\S+\), 3 \(\S+\), 5 \(\S+\) scale", past["sentence"])
+    assert found["options"]["draws"] == 4
     assert pictures(results.parent) == {"analysis/paths_lengths"}
 
 

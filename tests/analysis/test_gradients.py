@@ -156,6 +156,31 @@ def test_the_way_past_all_branches_is_the_gradient_with_branches_held_constant(o
     assert found == pytest.approx((pulled.norm() / v.norm()).item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("ordering", ["original", "full_preactivation"])
+def test_the_way_past_all_branches_is_what_autograd_finds_with_branches_detached(ordering: str) -> None:
+    """Over changes of shape too: factors are over what these alone leave, here zero padding at stride 2."""
+    model = with_batch_statistics(small_network("model.depth=14", f"model/ordering={ordering}"))
+    walk, x = walk_of(model), small_batch(4)[0]
+    state = start = walk.inputs(x)[0].requires_grad_()
+    for unit in walk.units:
+        unit.branch.register_forward_hook(lambda _, __, r: r.detach())
+    for unit, before in zip(walk.units, [lambda x: x, *walk.before[1:]], strict=True):
+        state = unit(before(state))
+    v = torch.randn(state.shape, generator=generator(), dtype=x.dtype)
+    (pulled,) = torch.autograd.grad(state, start, v, retain_graph=True)
+    found, gradient = gradients.bypass_factors(walk, x, generator()), v
+    for unit, source, factor in reversed(list(zip(walk.units, walk.inputs(x)[:-1], found, strict=True))):
+        shape, source = source.shape, source.detach().requires_grad_()
+        with torch.enable_grad():
+            (after,) = torch.autograd.grad(unit(source), source, gradient)
+            split = torch.zeros_like(unit.before(source)).requires_grad_()
+            reference = torch.autograd.grad(unit.shortcut.resize(split), split, gradient)[0]
+        assert factor == pytest.approx((after.norm() / reference.norm()).item(), rel=1e-9)
+        gradient = after
+        assert gradient.shape == shape
+    torch.testing.assert_close(gradient, pulled)
+
+
 def test_only_stage_openings_break_the_way_of_a_preactivated_net() -> None:
     walk = walk_of(
         gradients.with_batch_statistics(small_network("model.depth=26", "model/ordering=full_preactivation"))

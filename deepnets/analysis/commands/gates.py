@@ -53,7 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
         outcome.figure("blocks", _four_panels(panels))
         if shown:
             outcome.figure("routing", _routing_figure({subject.classes[label]: routing[label] for label in shown}))
-        outcome.print_line(_finding(subject, gates.gates_of(walk)[0].bias, bias, mean, routing[images > 0]))
+        sentence = _finding(subject, gates.gates_of(walk)[0].bias, bias, mean, routing[images > 0])
+        outcome.finding(sentence, mean_bias=np.nanmean(bias), mean_gate=np.nanmean(mean))
     return 0
 
 

@@ -1,15 +1,16 @@
 """The figures of gradients, signals and responses over depth."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from deepnets.analysis.commands.drawing import line, mark_stages, mean_and_range
 from deepnets.analysis.commands.gradient_state import State
-from deepnets.analysis.commands.outcome import mark_stages
 from deepnets.analysis.gradients import first_to_last
-from deepnets.style import COLOURS, DOTS, GREY, new_figure, show_array
+from deepnets.style import COLOURS, GREY, new_figure, show_array
 
 
 def units(states: Sequence[State]) -> Figure:
@@ -20,20 +21,15 @@ def units(states: Sequence[State]) -> Figure:
     axes = figure.subplots(panels, 1, sharex=True)
     labels = list(dict.fromkeys(state.label for state in states))
     for state in states:
-        style = {
+        style: dict[str, Any] = {
             "color": COLOURS[labels.index(state.label) % len(COLOURS)],
             "linestyle": "--" if state.time == "initial" else "-",
-            **DOTS,
         }
-        numbers = _numbers(state.norms)
-        axes[0].plot(numbers, state.norms, label=f"{state.label}, {state.time}", **style)
-        axes[1].plot(numbers, state.signals.mean, **style)
-        if state.time != "initial" or len(states) == len(labels):
-            axes[1].fill_between(
-                numbers, state.signals.low, state.signals.high, color=style["color"], alpha=0.15, linewidth=0
-            )
+        line(axes[0], state.norms, label=f"{state.label}, {state.time}", **style)
+        banded = state.time != "initial" or len(states) == len(labels)
+        line(axes[1], state.signals.mean, band=(state.signals.low, state.signals.high) if banded else None, **style)
         if clips:
-            axes[2].plot(numbers, 100 * state.clipped, **style)
+            line(axes[2], 100 * state.clipped, **style)
     axes[0].set(ylabel="gradient norm at its output", yscale="log")
     axes[1].set_ylabel("output: mean, 10 to 90%")
     axes[1].axhline(0, color=GREY, linewidth=0.5)
@@ -42,7 +38,6 @@ def units(states: Sequence[State]) -> Figure:
         axes[2].set_ylabel("clipped behind addition (%)")
     axes[-1].set_xlabel("unit")
     for each in axes:
-        each.locator_params(axis="x", integer=True)
         mark_stages(each, (state.walk.stages for state in states))
     _name_lines(figure, [f"{state.label}, {state.time}" for state in states])
     return figure
@@ -53,8 +48,8 @@ def responses(by_run: Mapping[str, Sequence[float]]) -> Figure:
     figure = new_figure(4.2, 7.5)
     upper, lower = figure.subplots(2, 1, sharex=True, sharey=True)
     for (label, values), color in zip(by_run.items(), COLOURS * len(by_run), strict=False):
-        upper.plot(_numbers(values), values, color=color, label=label, **DOTS)
-        lower.plot(_numbers(values), sorted(values, reverse=True), color=color, **DOTS)
+        line(upper, values, color=color, label=label)
+        line(lower, sorted(values, reverse=True), color=color)
     upper.set(ylabel="deviation of the response", xlabel="layer", ylim=(0, None))
     lower.set(ylabel="deviation of the response", xlabel="layer, by size of its response")
     upper.locator_params(axis="x", integer=True)
@@ -73,7 +68,7 @@ def training(norms: np.ndarray) -> Figure:
     left.locator_params(integer=True)
     right.locator_params(axis="x", integer=True)
     figure.colorbar(image, ax=left, label="log10 of the gradient norm")
-    right.plot([first_to_last(row) for row in norms], color=COLOURS[0], **DOTS)
+    line(right, [first_to_last(row) for row in norms], np.arange(len(norms)), color=COLOURS[0])
     right.axhline(1, color=GREY, linewidth=0.7, linestyle="--")
     right.set(xlabel="epoch", ylabel="first unit's gradient over the last one's", ylim=(0, None))
     return figure
@@ -91,11 +86,10 @@ def depth(found: Mapping[str, Mapping[int, np.ndarray]]) -> Figure:
         left = figure.add_subplot(grid[row, 0], sharex=shared, sharey=shared)
         lefts.append(left)
         norms = by_units[deepest]
-        left.bar(_numbers(norms[0]), norms.mean(0), color=color)
+        left.bar(np.arange(1, deepest + 1), norms.mean(0), color=color)
         left.set(title=f"{name}, {deepest} units", ylabel="gradient norm")
         ratios = np.array([[first_to_last(row) for row in norms] for norms in by_units.values()])
-        right.plot(list(by_units), ratios.mean(1), color=color, label=name, **DOTS)
-        right.fill_between(list(by_units), ratios.min(1), ratios.max(1), color=color, alpha=0.2, linewidth=0)
+        mean_and_range(right, list(by_units), ratios, color=color, label=name)
     lefts[-1].set_xlabel("unit")
     right.axhline(1, color=GREY, linewidth=0.7, linestyle="--")
     counts = list(next(iter(found.values())))
@@ -112,7 +106,3 @@ def depth(found: Mapping[str, Mapping[int, np.ndarray]]) -> Figure:
 
 def _name_lines(figure: Figure, names: Sequence[str]) -> None:
     figure.legend(loc="outside upper left", fontsize=7, ncols=2 if max(map(len, names)) < 50 else 1)
-
-
-def _numbers(values: Sequence[float] | np.ndarray) -> np.ndarray:
-    return np.arange(1, len(values) + 1)

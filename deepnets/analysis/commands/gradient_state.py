@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from deepnets.analysis.commands.bypass import Bypass
 from deepnets.analysis.signals import Signals
 from deepnets.analysis.walk import Walk
 
@@ -21,9 +22,7 @@ class State:
     walk: Walk
     norms: np.ndarray
     signals: Signals
-    factors: np.ndarray
-    formula: np.ndarray
-    bypass: np.ndarray
+    bypass: Bypass
     below: np.ndarray
     values: np.ndarray
     responses: dict[str, float]

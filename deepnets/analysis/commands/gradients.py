@@ -8,10 +8,10 @@ import argparse
 from dataclasses import replace
 
 import numpy as np
-import torch
 
 from deepnets.analysis import gradients
 from deepnets.analysis.commands import gradient_figures as figures
+from deepnets.analysis.commands.bypass import bypass_of
 from deepnets.analysis.commands.gradient_state import State
 from deepnets.analysis.commands.orderings import compare, compared, one_batch
 from deepnets.analysis.commands.outcome import Outcome, progress
@@ -24,9 +24,6 @@ from deepnets.errors import UserError
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import fit
 from deepnets.training.hardware import choose_precision
-
-CHANGED = 0.01  # a factor that differs by more is named
-MOST_NAMED = 5  # units by name
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -58,13 +55,15 @@ def run(arguments: argparse.Namespace) -> int:
         states = [state for subject, label in pairs for state in _states(subject, label, arguments)]
         _write_states(states, outcome)
         for subject in subjects:
-            outcome.print_line(_finding(subject, [state for state in states if state.run == subject.name]))
+            measured = [state for state in states if state.run == subject.name]
+            ratios = {f"ratio_{state.time}": first_to_last(state.norms) for state in measured}
+            outcome.finding(_finding(subject, measured), **ratios, **measured[0].bypass.numbers)
         if arguments.epochs > 0:
             _follow(subjects[0], arguments, outcome)
         try:
             compare(subjects[0], orderings, sizes, arguments, outcome)
         except UserError as error:
-            outcome.print_line(f"orderings are not compared: {error}")
+            outcome.finding(f"orderings are not compared: {error}")
     return 0
 
 
@@ -75,7 +74,6 @@ def _states(subject: Subject, label: str, arguments: argparse.Namespace) -> list
         times["trained"] = subject.model
     states = []
     for time, model in times.items():
-        generator = torch.Generator().manual_seed(arguments.seed)
         as_in_training = with_batch_statistics(model)
         walk = walk_of(as_in_training)
         # A fresh net's own statistics are none: only a trained one is tested with them.
@@ -93,9 +91,7 @@ def _states(subject: Subject, label: str, arguments: argparse.Namespace) -> list
                 walk=walk,
                 norms=gradients.gradient_norms(walk, x, labels),
                 signals=signals(walk, x),
-                factors=gradients.shortcut_factors(walk, x, generator),
-                formula=gradients.shortcut_formula(walk),
-                bypass=gradients.bypass_factors(walk, x, generator),
+                bypass=bypass_of(walk, x, arguments.seed),
                 below=below,
                 values=values,
                 responses=responses(tested, progress(batches, f"responses of {subject.name}")),
@@ -114,9 +110,9 @@ def _write_states(states: list[State], outcome: Outcome) -> None:
             "unit": range(1, units + 1),
             "stage": [stage + 1 for stage in state.walk.stages],
             "gradient_norm": state.norms,
-            "shortcut_factor": state.factors,
-            "shortcut_formula": state.formula,
-            "bypass_factor": state.bypass,
+            "shortcut_factor": state.bypass.shortcut,
+            "shortcut_formula": state.bypass.formula,
+            "bypass_factor": state.bypass.whole,
             "clipped_share": state.clipped,
         }
         values |= {f"signal_{name}": array for name, array in vars(state.signals).items()}
@@ -137,11 +133,8 @@ def _write_states(states: list[State], outcome: Outcome) -> None:
 def _finding(subject: Subject, states: list[State]) -> str:
     ratios = " and ".join(f"{first_to_last(state.norms):.3g} {_when(state)}" for state in states)
     start, state = states[0], states[-1]
-    formula = np.prod(start.formula)
     text = f"{subject.name}: gradient of the first of {len(state.walk)} units over that of the last {ratios}; "
-    text += f"product of {len(start.walk)} shortcuts {np.prod(start.factors):.4g} {_when(start)}"
-    text += "" if np.isnan(formula) else f" (formula {formula:.4g})"
-    text += f"; past all branches, with what precedes and follows the additions, {_bypass(start)}"
+    text += start.bypass.sentence(_when(start))
     if state.values.any():
         share = 100 * state.clipped
         total = 100 * state.below.sum() / state.values.sum()
@@ -150,18 +143,6 @@ def _finding(subject: Subject, states: list[State]) -> str:
     else:
         text += "; no ReLU behind the additions clips anything"
     return text
-
-
-def _bypass(state: State) -> str:
-    """The product over units, and which of them are not those of the shortcut alone."""
-    text = f"{np.prod(state.bypass):.4g}"
-    changed = np.flatnonzero(~np.isclose(state.bypass, state.factors, rtol=CHANGED))
-    if not len(changed):
-        return text
-    if len(changed) > MOST_NAMED:
-        return f"{text}: {len(changed)} of {len(state.walk)} units scale it beyond their shortcuts"
-    names = ", ".join(f"{index + 1} ({state.bypass[index]:.3g})" for index in changed)
-    return f"{text}: of {len(state.walk)} units {names} scale it beyond their shortcuts"
 
 
 def _when(state: State) -> str:
@@ -184,7 +165,8 @@ def _follow(subject: Subject, arguments: argparse.Namespace, outcome: Outcome) -
     outcome.table("training", {"epoch": epoch.ravel(), "unit": unit.ravel() + 1, "gradient_norm": norms.ravel()})
     outcome.figure("training", figures.training(norms))
     ratios = [first_to_last(row) for row in norms]
-    outcome.print_line(
+    outcome.finding(
         f"{subject.name}: in {len(norms) - 1} epochs that ratio went from {ratios[0]:.3g} to {ratios[-1]:.3g}, "
-        f"between {min(ratios):.3g} and {max(ratios):.3g}"
+        f"between {min(ratios):.3g} and {max(ratios):.3g}",
+        ratios=ratios,
     )

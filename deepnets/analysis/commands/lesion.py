@@ -15,11 +15,12 @@ from matplotlib.figure import Figure
 from scipy.stats import kendalltau
 
 from deepnets.analysis import lesion
+from deepnets.analysis.commands.drawing import line, mark_stages, mean_and_range
 from deepnets.analysis.commands.lesioned import Lesioned
-from deepnets.analysis.commands.outcome import Outcome, mark_stages
+from deepnets.analysis.commands.outcome import Outcome
 from deepnets.analysis.commands.subject import names_apart, subjects_of
 from deepnets.errors import UserError
-from deepnets.style import COLOURS, DOTS, new_figure
+from deepnets.style import COLOURS, new_figure
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -47,10 +48,10 @@ def run(arguments: argparse.Namespace) -> int:
         left_out += [f"{part} is left out of {reason}" for reason in reasons]
     with Outcome("lesion", subjects[0].folder, arguments) as outcome:
         for part, chosen in able.items():
-            for finding in PARTS[part](chosen, outcome, arguments) if chosen else ():
-                outcome.print_line(finding)
+            if chosen:
+                PARTS[part](chosen, outcome, arguments)
         for reason in left_out:
-            outcome.print_line(reason)
+            outcome.finding(reason)
     return 0
 
 
@@ -66,10 +67,10 @@ def _able(part: str, nets: Sequence[Lesioned]) -> tuple[list[Lesioned], list[str
     return able, reasons
 
 
-def _single(nets: Sequence[Lesioned], outcome: Outcome, arguments: argparse.Namespace) -> list[str]:
+def _single(nets: Sequence[Lesioned], outcome: Outcome, arguments: argparse.Namespace) -> None:
     figure = new_figure(3.2)
     axes = figure.subplots()
-    rows, findings = [], []
+    rows = []
     for net in nets:
         units = lesion.deletable(net.walk, net.sample)
         variants = [lesion.intact(net.walk), *(lesion.with_deleted(net.walk, [unit]) for unit in units)]
@@ -78,47 +79,47 @@ def _single(nets: Sequence[Lesioned], outcome: Outcome, arguments: argparse.Name
         stages = [net.walk.stages[unit] + 1 for unit in units]
         rows.append((net.name, 0, 0, whole, found.loss[0]))
         rows += [(net.name, unit + 1, *rest) for unit, *rest in zip(units, stages, errors, found.loss[1:], strict=True)]
-        axes.plot(np.add(units, 1), errors, color=net.color, label=net.label, **DOTS)
+        line(axes, errors, np.add(units, 1), color=net.color, label=net.label)
         axes.axhline(whole, color=net.color, linestyle="--", linewidth=1)
         worst = int(errors.argmax())
-        findings.append(
+        sentence = (
             f"{net.name}: {net.split} error {whole:.2f}% whole; without one of {len(units)} units "
             f"{np.median(errors):.2f}% in the median, {errors[worst]:.2f}% at worst (unit {units[worst] + 1} of "
             f"{len(net.walk)}, stage {stages[worst]})"
         )
         if missing := len(net.walk) - len(units):
-            findings[-1] += f"; {missing} plain units that change the shape cannot be taken out"
+            sentence += f"; {missing} plain units that change the shape cannot be taken out"
+        outcome.finding(sentence, whole=whole, median=np.median(errors), worst=errors[worst], unit=units[worst] + 1)
     mark_stages(axes, (net.walk.stages for net in nets))
     _write(outcome, "single", nets, figure, "unit that is deleted (dashed: none)", ("run", "unit", "stage"), rows)
-    return findings
 
 
-def _random(nets: Sequence[Lesioned], outcome: Outcome, arguments: argparse.Namespace) -> list[str]:
+def _random(nets: Sequence[Lesioned], outcome: Outcome, arguments: argparse.Namespace) -> None:
     figure = new_figure(3.2, 5)
     axes = figure.subplots()
-    rows, findings = [], []
+    rows = []
     for net in nets:
         units = lesion.deletable(net.walk, net.sample)
         draw = partial(lesion.random_deletions, net.walk, units, generator=net.generator)
         deleted, _, found = net.drawn(min(arguments.most, len(units)), arguments.draws, draw)
         rows += [(net.name, *row) for row in zip(deleted, found.error, found.loss, strict=True)]
         counts, errors = deleted[:: arguments.draws], found.error.reshape(-1, arguments.draws)
-        axes.plot(counts, errors.mean(1), color=net.color, label=net.label, **DOTS)
-        axes.fill_between(counts, errors.min(1), errors.max(1), color=net.color, alpha=0.2, linewidth=0)
-        findings.append(
+        mean_and_range(axes, counts, errors, color=net.color, label=net.label)
+        outcome.finding(
             f"{net.name}: {net.split} error {errors[0, 0]:.2f}% whole, {errors[1].mean():.2f}% without {counts[1]} and "
-            f"{errors[-1].mean():.2f}% without {counts[-1]} random units, means of {arguments.draws} draws"
+            f"{errors[-1].mean():.2f}% without {counts[-1]} random units, means of {arguments.draws} draws",
+            deleted=counts,
+            error=errors.mean(1),
         )
     axes.locator_params(axis="x", integer=True)
     x = f"units deleted (mean and range of {arguments.draws} draws)"
     _write(outcome, "random", nets, figure, x, ("run", "deleted"), rows)
-    return findings
 
 
-def _order(nets: Sequence[Lesioned], outcome: Outcome, arguments: argparse.Namespace) -> list[str]:
+def _order(nets: Sequence[Lesioned], outcome: Outcome, arguments: argparse.Namespace) -> None:
     figure = new_figure(3.2, 5)
     axes = figure.subplots()
-    rows, findings = [], []
+    rows = []
     for net in nets:
         pairs = lesion.swappable(net.walk, net.sample)
         draw = partial(lesion.reordering, net.walk, pairs, generator=net.generator)
@@ -127,14 +128,16 @@ def _order(nets: Sequence[Lesioned], outcome: Outcome, arguments: argparse.Names
         rows += [(net.name, *row) for row in zip(swaps, taus, found.error, found.loss, strict=True)]
         axes.scatter(taus, found.error, s=12, color=net.color, alpha=0.7, linewidth=0, label=net.label)
         least = int(np.argmin(taus))
-        findings.append(
+        outcome.finding(
             f"{net.name}: {net.split} error {found.error[0]:.2f}% in order, {found.error[least]:.2f}% at the least "
-            f"Kendall tau reached, {taus[least]:.2f}"
+            f"Kendall tau reached, {taus[least]:.2f}",
+            ordered=found.error[0],
+            error=found.error[least],
+            tau=taus[least],
         )
     axes.invert_xaxis()
     x = "Kendall tau of the order of units (1: as trained)"
     _write(outcome, "order", nets, figure, x, ("run", "swaps", "kendall_tau"), rows)
-    return findings
 
 
 PARTS = {"single": _single, "random": _random, "order": _order}

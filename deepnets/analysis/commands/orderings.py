@@ -64,9 +64,10 @@ def compare(
     outcome.rows("depth", names, rows)
     outcome.figure("depth", figures.depth(found))
     for name, by_units in found.items():
-        ratios = [
-            f"{np.mean([first_to_last(row) for row in norms]):.3g} of {units}" for units, norms in by_units.items()
-        ]
-        outcome.print_line(
-            f"{name}, at initialisation: first unit's gradient over the last one's {', '.join(ratios)} units"
+        ratios = {units: np.mean([first_to_last(row) for row in norms]) for units, norms in by_units.items()}
+        listed = ", ".join(f"{ratio:.3g} of {units}" for units, ratio in ratios.items())
+        outcome.finding(
+            f"{name}, at initialisation: first unit's gradient over the last one's {listed} units",
+            units=list(ratios),
+            ratios=list(ratios.values()),
         )

@@ -1,7 +1,8 @@
-"""What an analysis leaves: tables as CSV, figures as PNG and SVG, both also on TensorBoard where they are pictures."""
+"""What an analysis writes: tables (CSV), figures (PNG, SVG, TensorBoard) and findings (JSON, and printed)."""
 
 import argparse
 import csv
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -9,7 +10,6 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 from rich.console import Console
@@ -20,14 +20,16 @@ from torch.utils.tensorboard import SummaryWriter
 from deepnets.data.batches import EvaluationBatches
 from deepnets.errors import UserError
 from deepnets.results.figures.picture import Picture
-from deepnets.runs.folder import RunFolder
-from deepnets.style import GREY, styled
+from deepnets.runs.folder import RunFolder, write_atomically
+from deepnets.style import styled
 
 Part = TypeVar("Part")
 
 
 class Outcome:
     """The files of one analysis: `<folder>/analysis/<analysis>_<name>.{csv,png,svg}`, or in --output itself.
+
+    `<analysis>.json` beside them holds the options and, for each finding, its sentence and its numbers.
 
     Each figure is also the TensorBoard image `analysis/<analysis>_<name>` of the run folder, which must not be training
     at the same time: another process that writes there is a UserError; --output leaves the run folder alone.
@@ -37,6 +39,8 @@ class Outcome:
         self.analysis = analysis
         self.events = folder
         self.folder = folder if arguments.output else folder / "analysis"
+        self.options = {name: _plain(value) for name, value in vars(arguments).items() if name not in ("run", "trust")}
+        self.findings: list[dict[str, Any]] = []
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -52,6 +56,9 @@ class Outcome:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.held.close()
         if kind is None:
+            found = {"analysis": self.analysis, "options": self.options, "findings": self.findings}
+            text = json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False)
+            write_atomically(self.folder / f"{self.analysis}.json", text + "\n")
             print(f"results      {RunFolder(self.folder)}/{self.analysis}_*")
 
     def table(self, name: str, columns: Mapping[str, Sequence[Any] | np.ndarray]) -> None:
@@ -73,9 +80,10 @@ class Outcome:
             pixels = np.asarray(image.convert("RGB"))
         self.writer.add_image(f"analysis/{self.analysis}_{name}", pixels, dataformats="HWC")
 
-    def print_line(self, finding: str) -> None:
-        """Print the finding, in a line."""
-        print(f"{self.analysis}: {finding}", flush=True)
+    def finding(self, sentence: str, **numbers: Any) -> None:
+        """Print a finding in a sentence, and note it with its numbers, which may be arrays, for the JSON file."""
+        print(f"{self.analysis}: {sentence}", flush=True)
+        self.findings.append({"sentence": sentence} | {name: _plain(value) for name, value in numbers.items()})
 
 
 def whole_numbers(option: str, text: str, least: int = 1, most: float = math.inf) -> list[int]:
@@ -91,15 +99,19 @@ def whole_numbers(option: str, text: str, least: int = 1, most: float = math.inf
     return [int(word) for word in words]
 
 
-def mark_stages(axes: Axes, nets: Iterable[Sequence[int]]) -> None:
-    """A line where a stage begins, if all nets agree on the place; `nets` holds the stage of each unit of each net."""
-    stages, *others = dict.fromkeys(map(tuple, nets))
-    if others:
-        return
-    axes.grid(visible=False, axis="x")  # or the lines would be lost in it
-    for unit in range(1, len(stages)):
-        if stages[unit] != stages[unit - 1]:
-            axes.axvline(unit + 0.5, color=GREY, linewidth=0.8, linestyle=":")
+def _plain(value: Any) -> Any:
+    """The value as JSON has it: arrays as lists, what is not finite as null."""
+    match value:
+        case np.ndarray() | np.generic():
+            return _plain(value.tolist())
+        case list() | tuple():
+            return [_plain(each) for each in value]
+        case float():
+            return value if math.isfinite(value) else None
+        case Path():
+            return str(value)
+        case _:
+            return value
 
 
 def progress(batches: EvaluationBatches, what: str) -> Iterable[tuple[Tensor, Tensor]]:

@@ -7,6 +7,7 @@ import torch
 from matplotlib.figure import Figure
 
 from deepnets.analysis import paths
+from deepnets.analysis.commands.bypass import bypass_of
 from deepnets.analysis.commands.outcome import Outcome
 from deepnets.analysis.commands.subject import Subject, subject_of
 from deepnets.analysis.walk import walk_of
@@ -52,10 +53,14 @@ def run(arguments: argparse.Namespace) -> int:
     first, last = paths.effective_lengths(product)
     summed = paths.effective_lengths(columns["norm_of_sum"])
     effective = paths.effective_paths(means, share, RESAMPLES, np.random.default_rng(arguments.seed))
+    past = bypass_of(walk, x, arguments.seed)
     with Outcome("paths", subject.folder, arguments) as outcome:
         outcome.table("lengths", columns)
         outcome.figure("lengths", _figure(columns, first, last))
-        outcome.print_line(_finding(subject, columns, (first, last), summed, effective))
+        sentence = _finding(subject, columns, (first, last), summed, effective)
+        outcome.finding(sentence, lengths=(first, last), share=effective[0], interval=effective[1])
+        outcome.table("units", {"unit": lengths[1:], "shortcut_factor": past.shortcut, "bypass_factor": past.whole})
+        outcome.finding(f"{subject.name}: of the path of length 0, {past.sentence('as it is')}", **past.numbers)
     return 0
 
 

@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from deepnets.analysis import shattering
+from deepnets.analysis.commands.drawing import line
 from deepnets.analysis.commands.outcome import Outcome, whole_numbers
 from deepnets.analysis.shattering import Kind, Net
 from deepnets.config.schema import REPOSITORY
@@ -96,12 +97,15 @@ def run(arguments: argparse.Namespace) -> int:
         outcome.figure("correlation", _correlations(correlations))
         deepest = max(depths)
         first = {key: found[:, 1].mean() for key, found in curves.items()}
-        outcome.print_line(
+        outcome.finding(
             f"autocorrelation of the gradient at lag 1, mean of {draws} nets of {deepest} layers: centred feed-forward "
             f"{first['feedforward', 1.0, deepest]:.2f}"
             + "".join(f", resnet with beta {beta:g} {first['resnet', beta, deepest]:.2f}" for beta in betas)
             + f", looks-linear {noise['looks-linear'][:, 1].mean():.2f}; white noise "
-            f"{noise['white'][:, 1].mean():.2f}, brown noise {noise['brown'][:, 1].mean():.2f} ({seconds:.0f} s)"
+            f"{noise['white'][:, 1].mean():.2f}, brown noise {noise['brown'][:, 1].mean():.2f} ({seconds:.0f} s)",
+            depth=deepest,
+            **{f"{kind}_{beta:g}": first[kind, beta, deepest] for kind, beta in by_lag},
+            **{name.replace("-", "_"): curve[:, 1].mean() for name, curve in noise.items()},
         )
     return 0
 
@@ -157,8 +161,7 @@ def _autocorrelations(curves: Mapping[tuple[Kind, float, int], np.ndarray], nois
 
 def _band(axes: Axes, curve: np.ndarray, label: str, color: str) -> None:
     mean, deviation = curve.mean(0), curve.std(0, ddof=1)
-    axes.plot(mean, color=color, label=label)
-    axes.fill_between(range(LAGS + 1), mean - deviation, mean + deviation, color=color, alpha=0.15, linewidth=0)
+    line(axes, mean, np.arange(LAGS + 1), (mean - deviation, mean + deviation), color=color, label=label, marker="")
 
 
 def _correlations(correlations: Mapping[tuple[Kind, float, int], shattering.Moments]) -> Figure:
