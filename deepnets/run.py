@@ -4,7 +4,6 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from deepnets.distributed.signals import Interrupted, hold_back
@@ -22,10 +21,9 @@ from deepnets.distributed.world import world_from_env
 from deepnets.errors import UserError
 from deepnets.runs.console import describe_result
 from deepnets.runs.execute import LOCKED, run
-from deepnets.runs.execution import described
 from deepnets.runs.folder import Locked, RunFolder
-from deepnets.runs.saved import load
 from deepnets.runs.session import AnotherFailed
+from deepnets.runs.weights import read_weights
 from deepnets.training.assembly import dataset_of, model_of
 
 
@@ -47,20 +45,15 @@ def build_model(overrides: list[str]) -> nn.Module:
 def load_run(folder: str | Path, trusted: Sequence[str] = ()) -> tuple[nn.Module, Config]:
     """The network of a run as its last checkpoint left it, in evaluation mode on the CPU, and the run's configuration.
 
+    Where there is no checkpoint, `weights.safetensors` is read, as in a record or what `deepnets export` wrote.
+
     `trusted` names the classes of your own that its configuration may use. The data need not be there.
 
     Raises:
-        UserError: the folder is no run folder, or holds no intact checkpoint.
+        UserError: the folder is no run folder, or holds no intact weights.
     """
-    run_folder = RunFolder(folder)
-    config = replace(run_folder.config, trusted_targets=list(trusted))
-    state, damaged = load(run_folder, config)
-    if state is None:
-        raise UserError("\n".join([f"{run_folder}: no checkpoint to load", *described(damaged)]))
-    with torch.device("meta"):
-        model = model_of(config, tuple(state["frozen"]["shape"]), state["frozen"]["classes"])
-    model.load_state_dict(state["training"]["model"], assign=True)
-    return model.eval(), config
+    weights = read_weights(folder, trusted)
+    return weights.model(), weights.config
 
 
 def main() -> int:

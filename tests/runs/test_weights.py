@@ -1,0 +1,162 @@
+"""Weights leave as safetensors and come back as they were, in deepnets' names and in torchvision's."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torchvision.models import get_model
+
+from deepnets.config.compose import compose
+from deepnets.errors import UserError
+from deepnets.run import build_model, load_run
+from deepnets.runs.execute import run
+from deepnets.runs.folder import RunFolder
+from deepnets.runs.weights import (
+    FILE,
+    Weights,
+    load_state,
+    read_state,
+    read_weights,
+    write_for_torchvision,
+    write_weights,
+)
+from tests.command import row
+
+SMALL = ["dataset=synthetic", "dataset.source.train=32", "dataset.source.test=20", "model.widths=[2,2,2]", "epochs=1"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    root = tmp_path_factory.mktemp("run")
+    folder = RunFolder(root / "seed0")
+    folder.freeze(row(root, *SMALL, "batch_size=16").config, {})
+    run(folder)
+    return folder
+
+
+def imagenet(*overrides: str) -> Weights:
+    """A network whose statistics are none of a fresh one."""
+    torch.manual_seed(0)
+    model = build_model([*overrides, "dataset=synthetic"])
+    state = model.state_dict()
+    for name, tensor in state.items():
+        if "running_mean" in name:
+            tensor.normal_(std=0.1)
+        elif "running_var" in name:
+            tensor.uniform_(0.5, 1.5)
+    config = compose([*overrides, "dataset=synthetic"]).config
+    return Weights(state, config, (3, 32, 32), 10)
+
+
+def test_a_run_and_its_record_have_the_same_weights(trained: RunFolder, tmp_path: Path) -> None:
+    original, _ = load_run(trained.path)
+    write_weights(read_weights(trained.path), tmp_path)
+    model, config = load_run(tmp_path)
+    assert not model.training
+    assert config.output_root == "outputs"
+    assert str(trained.path.parent) not in (tmp_path / "config.yaml").read_text()
+    for name, tensor in original.state_dict().items():
+        assert torch.equal(tensor, model.state_dict()[name]), name
+
+
+def test_weights_of_another_run_are_refused(trained: RunFolder, tmp_path: Path) -> None:
+    weights = read_weights(trained.path)
+    record = RunFolder(tmp_path / "record")
+    record.freeze(row(tmp_path, *SMALL, "batch_size=8").config, {})
+    with pytest.raises(UserError, match="holds another run: batch_size differ"):
+        write_weights(weights, record.path)
+    write_weights(weights, tmp_path / "own")
+    shutil.copy(tmp_path / "own" / FILE, record.path)
+    with pytest.raises(UserError, match=r"of another run than its config\.yaml: batch_size differ"):
+        read_weights(record.path)
+
+
+def test_a_damaged_or_foreign_file_is_refused(trained: RunFolder, tmp_path: Path) -> None:
+    file = write_weights(read_weights(trained.path), tmp_path)
+    content = file.read_bytes()
+    file.write_bytes(content[:-1])
+    with pytest.raises(UserError, match="cannot be read as safetensors"):
+        read_weights(tmp_path)
+    save_file({"w": torch.ones(2)}, file)
+    with pytest.raises(UserError, match="was not written by deepnets: KeyError"):
+        read_weights(tmp_path)
+    file.unlink()
+    with pytest.raises(UserError, match="no checkpoint to load"):
+        read_weights(tmp_path)
+
+
+@pytest.mark.parametrize("library", ["torchvision", "timm"])
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        (["model=imagenet_resnet18"], "resnet18"),
+        (["model=imagenet_resnet34", "model.batchnorm_images=32"], "resnet34"),
+        (["model=imagenet_resnet50", "model.strided_kernel=1"], "resnet50"),
+    ],
+)
+def test_networks_of_other_libraries_have_the_logits(
+    overrides: list[str], name: str, library: str, tmp_path: Path
+) -> None:
+    weights = imagenet(*overrides)
+    if library == "timm":
+        there = pytest.importorskip("timm").create_model(name, num_classes=10)
+    else:
+        there = get_model(name, num_classes=10)
+    there.load_state_dict(load_file(write_for_torchvision(weights, tmp_path / "there.safetensors")))
+    images = torch.randn(2, 3, 64, 64)
+    with torch.inference_mode():
+        expected, logits = weights.model()(images), there.eval()(images)
+    assert expected.std() > 0.1
+    assert (logits - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (["model=imagenet_resnet50"], r"logits are others\. .*\(model.strided_kernel=1\)"),
+        (["model=imagenet_resnet18", "model.resize=zero_padding"], "Missing key.*downsample"),
+        (["model=imagenet_preact152", "model.units=[1,1,1,1]"], "Unexpected key|Missing key"),
+        (["model=resnet20"], "4 stages .*, this one 3 with 2"),
+        (["model=highway_fc10"], "it is a FullyConnected"),
+    ],
+)
+def test_a_network_that_torchvision_has_not_is_refused(overrides: list[str], reason: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"torchvision has no such network: .*{reason}"):
+        write_for_torchvision(imagenet(*overrides), tmp_path / "there.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
+def test_torchvisions_state_is_taken_over(suffix: str, tmp_path: Path) -> None:
+    there = get_model("resnet18", num_classes=10).eval()
+    # As in torchvision's older files.
+    state = {name: tensor for name, tensor in there.state_dict().items() if "num_batches" not in name}
+    file = tmp_path / f"weights.{suffix}"
+    save_file(state, file) if suffix == "safetensors" else torch.save(state, file)
+    model = build_model(["model=imagenet_resnet18", "dataset=synthetic"]).eval()
+    load_state(model, read_state(file))
+    images = torch.randn(2, 3, 64, 64)
+    torch.testing.assert_close(model(images), there(images), rtol=1e-5, atol=1e-5)
+
+
+def test_a_state_of_another_network_is_refused(tmp_path: Path) -> None:
+    model = build_model(["model=imagenet_resnet18", "dataset=synthetic"])
+    with pytest.raises(UserError, match=r"head.bias is \[11\], not \[10\] \(2 differences\)"):
+        load_state(model, get_model("resnet18", num_classes=11).state_dict())
+    torch.save({"epoch": 3}, tmp_path / "checkpoint.pth")
+    with pytest.raises(UserError, match="holds more than weights by name"):
+        read_state(tmp_path / "checkpoint.pth")
+    (tmp_path / "checkpoint.pth").write_bytes(b"no weights")
+    with pytest.raises(UserError, match="cannot be read as weights"):
+        read_state(tmp_path / "checkpoint.pth")
+
+
+def test_the_file_says_of_which_run_it_is(trained: RunFolder, tmp_path: Path) -> None:
+    with safe_open(write_weights(read_weights(trained.path), tmp_path), framework="pt") as file:
+        about = file.metadata()
+    assert json.loads(about["run"])["batch_size"] == 16
+    assert (about["shape"], about["classes"]) == ("[3, 32, 32]", "10")
