@@ -8,7 +8,7 @@ TensorBoard images go into the run folder; the finding is printed.
 import argparse
 from collections.abc import Sequence
 
-from deepnets.analysis.commands import gates, gradients, lesion, paths, shattering, showcase
+from deepnets.analysis.commands import gates, gradients, highway, lesion, paths, shattering, showcase
 from deepnets.analysis.commands.subject import add_subject
 from deepnets.command import run_command
 from deepnets.results.writing import check_writable
@@ -17,6 +17,7 @@ ANALYSES = {
     "lesion": lesion,
     "paths": paths,
     "gates": gates,
+    "highway": highway,
     "gradients": gradients,
     "shattering": shattering,
     "showcase": showcase,

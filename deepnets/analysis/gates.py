@@ -17,7 +17,7 @@ from deepnets.models.shortcuts import Gated
 
 def biases(walk: Walk) -> np.ndarray:
     """The bias of every block's gate, as it is now. Raises a UserError for a net without gates."""
-    return _padded([shortcut.gate_bias for shortcut in gates_of(walk)])
+    return padded([shortcut.gate_bias for shortcut in gates_of(walk)])
 
 
 def activity_by_class(
@@ -34,10 +34,10 @@ def activity_by_class(
         member = torch.nn.functional.one_hot(labels, classes).double()
         images += member.sum(0).cpu()
         with torch.inference_mode():
-            found = [member.T @ gates for gates, _ in _responses(walk, shortcuts, x)]
+            found = [member.T @ gates for gates, *_ in responses(walk, shortcuts, x)]
             sums = [total + more for total, more in zip(sums, found, strict=True)] if sums else found
     means = [total.cpu() / images[:, None] for total in sums]
-    return np.stack([_padded([layer[label] for layer in means]) for label in range(classes)]), images.numpy()
+    return np.stack([padded([layer[label] for layer in means]) for label in range(classes)]), images.numpy()
 
 
 def mean_activity(by_class: np.ndarray, images: np.ndarray) -> np.ndarray:
@@ -57,9 +57,9 @@ def of_one(walk: Walk, x: Tensor) -> tuple[np.ndarray, np.ndarray]:
     Raises a UserError for a net without gates.
     """
     with torch.inference_mode():
-        responses = list(_responses(walk, gates_of(walk), x))
-    gates, outputs = ([pair[side][0] for pair in responses] for side in (0, 1))
-    return _padded(gates), _padded(outputs)
+        found = list(responses(walk, gates_of(walk), x))
+    gates, outputs = ([each[side][0] for each in found] for side in (0, 1))
+    return padded(gates), padded(outputs)
 
 
 def gates_of(walk: Walk) -> list[Gated]:
@@ -73,21 +73,27 @@ def gates_of(walk: Walk) -> list[Gated]:
     return shortcuts
 
 
-def _responses(walk: Walk, shortcuts: Sequence[Gated], x: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Of each unit in turn, gates and output (N, blocks), averaged over pixels."""
+def responses(walk: Walk, shortcuts: Sequence[Gated], x: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Of each unit in turn, gates and output (N, blocks), averaged over pixels, and how far it changes its state, (N,).
+
+    That is ||y - x|| / (||x|| + ||y||), 0 where x is copied and at most 1; x is taken as the shortcut resizes it.
+    """
     for unit, before, b, shortcut in zip(walk.units, walk.before, walk.b, shortcuts, strict=True):
         x = before(x)
-        gates = shortcut.gate(unit.before(x))
+        split = unit.before(x)
+        gates, start = shortcut.gate(split), shortcut.resize(split)
         x = unit(x, b)
-        yield _over_pixels(gates), _over_pixels(x)
+        moved, *sizes = (state.double().flatten(1).norm(dim=1) for state in (x - start, x, start))
+        change = moved / sum(sizes).clamp_min(torch.finfo(torch.float64).tiny)
+        yield _over_pixels(gates), _over_pixels(x), change
 
 
 def _over_pixels(values: Tensor) -> Tensor:
     return values.double().flatten(2).mean(2) if values.dim() > 2 else values.double()
 
 
-def _padded(layers: Sequence[Tensor]) -> np.ndarray:
-    """One row a layer, filled up with NaN."""
+def padded(layers: Sequence[Tensor]) -> np.ndarray:
+    """The layers (blocks,) as rows of one array, filled up with NaN."""
     array = np.full((len(layers), max(len(layer) for layer in layers)), np.nan)
     for row, layer in zip(array, layers, strict=True):
         row[: len(layer)] = layer.detach().cpu().numpy()

@@ -69,9 +69,9 @@ def bypass_factors(walk: Walk, x: Tensor, generator: torch.Generator) -> np.ndar
         x' = f(h(e(x)) + b F(e(x)))        J = f'(y) h'(e(x)) e'(x),    y = h(e(x)) + b F(e(x))
 
     v_L ~ N(0, 1) behind the last unit is pulled back, v_l-1 = J_l' v_l. The factor of unit l is the norm of J_l' v_l
-    over that of S' v_l, with S its change of shape alone; the product over units is that of the whole way. So a ReLU behind
-    the additions, or a normalisation in front of a stage, is part of it; of h alone are `shortcut_factors`. 0 from a
-    plain unit on. He et al. 2016, Eq. 5.
+    over that of S' v_l, with S its change of shape alone; the product over units is that of the whole way. So a ReLU
+    behind the additions, or a normalisation in front of a stage, is part of it; of h alone are `shortcut_factors`. 0
+    from a plain unit on. He et al. 2016, Eq. 5.
     """
     with torch.no_grad():
         inputs = walk.inputs(x)[:-1]

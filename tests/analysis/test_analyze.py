@@ -215,6 +215,22 @@ def test_gates_of_a_run(
     assert "biases began at -2" in capsys.readouterr().out
 
 
+def test_routing_of_a_run_in_numbers(
+    analyze: Analyze, highway: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    analyze("gates", highway.path, "--output", tmp_path)
+    analyze("highway", highway.path, "--output", tmp_path)
+    layers, blocks = rows(tmp_path / "highway_layers.csv"), rows(tmp_path / "gates_blocks.csv")
+    for layer in layers:
+        own = [float(block["mean_gate"]) for block in blocks if block["layer"] == layer["layer"]]
+        assert float(layer["gate"]) == pytest.approx(np.mean(own), rel=1e-4)
+    assert figures(tmp_path) >= {"highway_layers"}
+    (finding,) = json.loads((tmp_path / "highway.json").read_text())["findings"]
+    value, low, high = finding["bias_and_gate"]
+    assert low <= value <= high
+    assert f"active, {value:.2f} ({low:.2f} to {high:.2f})" in capsys.readouterr().out
+
+
 def test_the_one_image_of_the_gates_is_that_of_the_whole_training_set(
     analyze: Analyze, highway: RunFolder, tmp_path: Path
 ) -> None:

@@ -1,0 +1,136 @@
+"""How transform gates route, in numbers: biases, sparsity, selectivity, change (Srivastava et al. 2015, Fig. 2 and 3).
+
+`gates` draws the same by block. Intervals are 95 %, by bootstrap: of correlations over blocks, of others over images.
+"""
+
+import argparse
+
+import numpy as np
+from matplotlib.figure import Figure
+from scipy.stats import spearmanr
+
+from deepnets.analysis.commands.drawing import line
+from deepnets.analysis.commands.outcome import Outcome, progress
+from deepnets.analysis.commands.subject import subject_of
+from deepnets.analysis.routing import Routing, interval, routing_of
+from deepnets.analysis.walk import walk_of
+from deepnets.style import COLOURS, new_figure
+
+Interval = tuple[float, float, float]  # value, low, high
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What can be chosen besides the subject."""
+    parser.add_argument("--images", type=int, help="how many training images, drawn once (default: all)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, write the files and print the finding; returns the exit code."""
+    subject = subject_of(arguments)
+    walk = walk_of(subject.settled())
+    batches = subject.batches("train", arguments.images)
+    found = routing_of(walk, progress(batches, "gates"), len(subject.classes))
+    with Outcome("highway", subject.folder, arguments) as outcome:
+        layers = _layers(found)
+        outcome.table("layers", layers)
+        outcome.figure("layers", _figure(layers))
+        numbers = _numbers(found)
+        outcome.finding(f"{subject.name}: {_sentence(numbers, found)}", **numbers)
+    return 0
+
+
+def _layers(found: Routing) -> dict[str, np.ndarray]:
+    """Columns with a number per layer; low and high are 95 % of the images, or of the blocks for biases and gates."""
+    columns: dict[str, np.ndarray] = {"layer": np.arange(1, len(found.bias) + 1)}
+    for name, values, axis in (
+        ("bias", found.bias, 1),
+        ("gate", found.mean, 1),
+        ("opened", found.opened, 0),
+        ("population_sparseness", found.population, 0),
+        ("lifetime_sparseness", found.lifetime, 1),
+        ("between_classes", found.between, 1),
+        ("change", found.change, 0),
+    ):
+        columns[name] = np.nanmean(values, axis=axis)
+        columns[f"{name}_low"], columns[f"{name}_high"] = np.nanquantile(values, (0.025, 0.975), axis=axis)
+    return columns
+
+
+def _numbers(found: Routing) -> dict[str, Interval]:
+    layer, block = np.nonzero(~np.isnan(found.bias))
+    bias, gate = found.bias[layer, block], found.mean[layer, block]
+
+    def rank(x: np.ndarray, y: np.ndarray) -> float:
+        return spearmanr(x, y).statistic if np.ptp(x) and np.ptp(y) else np.nan
+
+    def mean(values: np.ndarray) -> Interval:
+        return interval(np.mean, values)
+
+    return {
+        "bias_over_depth": interval(rank, layer, bias),
+        "bias_and_gate": interval(rank, bias, gate),
+        "opened": mean(found.opened.mean(1)),
+        "population_sparseness": mean(found.population.mean(1)),
+        "lifetime_sparseness": mean(found.lifetime[layer, block]),
+        "between_classes": mean(found.between[layer, block]),
+        "change": mean(found.change.mean(1)),
+        "first_half_of_change": mean(_first_half(found.change)),
+    }
+
+
+def _first_half(change: np.ndarray) -> np.ndarray:
+    """The share of an image's change over all layers that the first half of them makes, (images,)."""
+    return change[:, : change.shape[1] // 2].sum(1) / change.sum(1)
+
+
+def _sentence(numbers: dict[str, Interval], found: Routing) -> str:
+    def said(name: str, percent: bool = False) -> str:
+        value, low, high = (100 * each if percent else each for each in numbers[name])
+        return f"{value:.1f}% ({low:.1f} to {high:.1f})" if percent else f"{value:.2f} ({low:.2f} to {high:.2f})"
+
+    depth, activity, layers = numbers["bias_over_depth"], numbers["bias_and_gate"], found.change.shape[1]
+    biases = (
+        f"biases {_direction(depth, 'rise', 'fall', 'have no trend')} with depth, rank correlation "
+        f"{said('bias_over_depth')}; blocks of lower bias are "
+        f"{_direction(activity, 'less', 'more', 'neither more nor less')} active, {said('bias_and_gate')}"
+    )
+    return (
+        f"{'biases are all equal' if np.isnan(depth[0]) else biases}; an image opens {said('opened', True)} of the "
+        f"gates beyond one half, with sparseness {said('population_sparseness')} over blocks; a block's sparseness "
+        f"over images is {said('lifetime_sparseness')}, and {said('between_classes', True)} of its variance lies "
+        f"between classes; a layer changes the state by {said('change', True)} of what it could, the first "
+        f"{layers // 2} of {layers} layers by {said('first_half_of_change', True)} of the sum"
+    )
+
+
+def _direction(found: Interval, positive: str, negative: str, neither: str) -> str:
+    """What an interval without 0 shows."""
+    return positive if found[1] > 0 else negative if found[2] < 0 else neither
+
+
+def _figure(layers: dict[str, np.ndarray]) -> Figure:
+    panels = {
+        "bias of the gates (95% of blocks)": ("bias",),
+        "mean gate (95% of blocks)": ("gate",),
+        "sparsity of an image (95% of images)": ("population_sparseness", "opened"),
+        "selectivity of a block (95% of blocks)": ("lifetime_sparseness", "between_classes"),
+        "change of the state (95% of images)": ("change",),
+    }
+    labels = {
+        "population_sparseness": "sparseness over blocks",
+        "opened": "share open beyond 1/2",
+        "lifetime_sparseness": "sparseness over images",
+        "between_classes": "variance between classes",
+    }
+    figure = new_figure(5, 10)
+    grid = figure.subplots(2, 3, sharex=True)
+    for axes, (title, names) in zip(grid.flat, panels.items(), strict=False):
+        for name, color in zip(names, COLOURS, strict=False):
+            band = (layers[f"{name}_low"], layers[f"{name}_high"])
+            line(axes, layers[name], band=band, color=color, label=labels.get(name))
+        axes.set(title=title, xlabel="layer")
+        axes.locator_params(axis="x", integer=True)
+        if len(names) > 1:
+            axes.legend(fontsize=7)
+    grid.flat[-1].set_visible(False)
+    return figure
