@@ -11,10 +11,17 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Only `-m gpu` lets tests see a GPU: all others, and the commands they start, are those of a machine without."""
+    if config.option.markexpr.split()[:1] != ["gpu"]:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `gpu` are skipped where there are too few."""
+    """Tests marked `gpu` are skipped where there are too few, or where they are hidden."""
     for item in items:
         if marker := item.get_closest_marker("gpu"):
             wanted = marker.kwargs.get("devices", 1)
             if torch.cuda.device_count() < wanted:
-                item.add_marker(pytest.mark.skip(reason=f"needs {wanted} CUDA device{'s' * (wanted > 1)}"))
+                reason = f"needs {wanted} CUDA device{'s' * (wanted > 1)}, and -m gpu -n0"
+                item.add_marker(pytest.mark.skip(reason=reason))

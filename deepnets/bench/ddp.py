@@ -30,7 +30,7 @@ from deepnets.distributed.world import ALONE, World, joined, world_from_env
 from deepnets.errors import UserError
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import Training
-from deepnets.training.hardware import find_device
+from deepnets.training.hardware import device_of_process
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -99,9 +99,7 @@ def main() -> int:
     file, iterations, repeats, *words = sys.argv[1:]
     world = world_from_env()
     with Interruption(at_once=True):
-        device = find_device(subject_of(words).config.device)
-        if device.type == "cuda":
-            device = find_device(f"cuda:{world.local_rank}")
+        device = device_of_process(subject_of(words).config.device, world.local_rank)
         with joined(world, device):
             seconds = in_turns(
                 _candidates(words, world, device, torch.get_num_threads(), int(iterations)), int(repeats)

@@ -22,6 +22,7 @@ EXECUTION_KEYS = frozenset(
         "devices",
         "memory",
         "step",
+        "deterministic",
         "launcher",
         "fail_fast",
         "device",
@@ -166,6 +167,7 @@ STEPS: tuple[Callable[[Frozen], Frozen], ...] = (
     Added("fail_fast", False),
     Added("memory", "full"),
     Added("step", "eager"),
+    Added("deterministic", False),
     # Arguments of the launchers that they mean something to.
     _dropped("runs_per_device"),
     _dropped("stacked"),

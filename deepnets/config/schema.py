@@ -98,6 +98,7 @@ class Config:
     evaluation_batch_size: int = MISSING
     devices: Any = MISSING  # a number, or auto; omegaconf would read it as a word in Union[int, str]
     launcher: dict[str, Any] = MISSING
+    deterministic: bool = MISSING
     fail_fast: bool = MISSING
     device: str = MISSING
     threads: Optional[int] = MISSING

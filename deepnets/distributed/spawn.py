@@ -109,6 +109,7 @@ def processes(command: Sequence[str], count: int, threads: int) -> Iterator[Proc
         "MASTER_PORT": str(store.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
         "OMP_NUM_THREADS": str(threads),
     }
     with Interruption() as interruption:

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import reduce
 from itertools import pairwise
 from typing import TypeVar
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 T = TypeVar("T")
+GPU_TIMEOUT = timedelta(minutes=10)  # NCCL's own default, which the mixed backend would replace by gloo's 30
 
 
 @dataclass(frozen=True)
@@ -121,12 +123,15 @@ def _mean_in_order(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Ten
 @contextmanager
 def joined(world: World, device: torch.device) -> Iterator[None]:
     """Be connected to the other processes: tensors of the CPU go by gloo, those of GPUs by NCCL."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # or a process on its own would open a context on the first GPU too
     if world.size == 1:
         yield
         return
     if device.type == "cuda":
-        torch.cuda.set_device(device)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+        dist.init_process_group("cpu:gloo,cuda:nccl", timeout=GPU_TIMEOUT, device_id=device)
+    else:
+        dist.init_process_group("gloo")
     yield
     dist.destroy_process_group()  # after an exception the others learn from the end of this process, when all is noted
 

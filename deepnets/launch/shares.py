@@ -29,7 +29,8 @@ class Shares:
 
     def environment(self, taken: Sequence[str | None]) -> dict[str, str]:
         """The environment of a run that has taken these devices."""
-        environment = {**os.environ, "OMP_NUM_THREADS": str(self._threads * len(taken))}
+        threads = str(self._threads * len(taken))
+        environment = {**os.environ, "OMP_NUM_THREADS": threads, "TORCHINDUCTOR_COMPILE_THREADS": threads}
         if gpus := gpus_of(taken):
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         return environment
@@ -45,4 +46,5 @@ def devices_of(name: str) -> list[str | None]:
     if find_device(name).type == "cpu" or ":" in name:
         return [None]
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return [*shown.split(",")] if shown else [str(index) for index in range(torch.cuda.device_count())]
+    there = torch.cuda.device_count()  # CUDA ends at the first name that is of no GPU
+    return [*shown.split(",")[:there]] if shown else [str(index) for index in range(there)]

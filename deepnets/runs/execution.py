@@ -1,11 +1,15 @@
 """The training of run folders: each from its last checkpoint to its end."""
 
 import math
+import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
+import filelock
 import torch
 
 from deepnets.config.identity import identity
@@ -17,12 +21,22 @@ from deepnets.errors import UserError
 from deepnets.runs import checkpoint
 from deepnets.runs.folder import DIVERGED, FINISHED, RunFolder
 from deepnets.runs.log import Log
-from deepnets.runs.record import changes_since, continued_by, data_of, differing, environment_of, protocol_of, result_of
+from deepnets.runs.record import (
+    changes_since,
+    check_arithmetic,
+    continued_by,
+    data_of,
+    differing,
+    environment_of,
+    protocol_of,
+    result_of,
+)
 from deepnets.runs.saved import load, resume
 from deepnets.runs.session import Session
 from deepnets.runs.status import Progress
 from deepnets.training.assembly import dataset_of, prepare, splits_of
 from deepnets.training.fit import Training
+from deepnets.training.hardware import scarce_cores
 
 FINITE_CHECK_ITERATIONS = 50
 
@@ -49,7 +63,8 @@ class Execution:
         self.folder, self.config, self.heartbeat, self.held, self.name = folder, config, session.heartbeat, held, name
         device = session.device
         saved, damaged = world.broadcast_object(_loaded(folder, config) if world.is_first else ({}, {}))
-        _read_in_turn(config, world, device)
+        with _reading():
+            splits_of(dataset_of(config), device)
         # Older checkpoints know of no other step.
         self.frozen = (
             {"step": "eager", **saved["frozen"]} if saved else world.broadcast_object(environment_of(config, device))
@@ -59,6 +74,7 @@ class Execution:
         if saved:  # older checkpoints have the number of processes in the shape of their sums only
             self.frozen = {"processes": {"0": len(saved["training"]["sums"])}, **self.frozen}
         self.frozen = continued_by(self.frozen, world.size, saved["training"]["iteration"] if saved else 0, config)
+        check_arithmetic(folder, self.frozen["precision"], config, device)
         torch.set_num_threads(self.frozen["threads"])
         self.training = prepare(config, device, getattr(torch, self.frozen["precision"]), world)
         self.remarks, self.history, self.seconds = [protocol_of(config, self.training), *described(damaged)], [], 0.0
@@ -67,6 +83,7 @@ class Execution:
             self.remarks += resume(folder, saved, self.training)
             self.history, self.observed, self.seconds = saved["history"], saved.get("observed", []), saved["seconds"]
         self.remarks += changes_since(folder, config, self.frozen, device)
+        self.remarks += filter(None, [scarce_cores(device)])
         self.logging = held.enter_context(ExitStack())
         self.log: Log | None = None
         self.result: dict[str, Any] | None = None
@@ -178,13 +195,12 @@ def _loaded(folder: RunFolder, config: Config) -> tuple[dict[str, Any] | None, d
     return saved, damaged
 
 
-def _read_in_turn(config: Config, world: World, device: torch.device) -> None:
-    """The first process of each machine downloads and decodes; the others find it done."""
-    if world.local_rank:
-        world.barrier()
-    splits_of(dataset_of(config), device)
-    if not world.local_rank:
-        world.barrier()
+def _reading() -> filelock.FileLock:
+    """Held while data are read: one process of this machine downloads and decodes, and the next finds it done.
+
+    However long that takes: a wait among the processes of a run would end at the time limit of gloo.
+    """
+    return filelock.FileLock(Path(tempfile.gettempdir()) / f"deepnets-{os.getuid()}.reading.lock")
 
 
 def _is_non_finite(state: Training) -> bool:
@@ -207,4 +223,5 @@ def _progress(training: Training, log: Log) -> Progress:
         test_error=last.get("test_error"),
         images_per_second=round(log.clock.images_per_second() or last.get("images_per_second", 0.0), 1),
         seconds_left=round(log.time_left(training), 1),
+        seconds_idle=round(log.seconds_idle, 1),
     )

@@ -49,7 +49,7 @@ class Log:
         self.losses: list[tuple[int, torch.Tensor]] = []
         self.noted = training.iteration
         self.refreshed = 0.0
-        self.begun = time.monotonic()
+        self.begun = self.yielded = time.monotonic()
         if training.iteration == 0:  # what an execution logged that left no checkpoint
             (folder.path / "log.txt").unlink(missing_ok=True)
         self.dashboard = Dashboard(folder.path, folder.origin, training, config, observed)
@@ -79,8 +79,14 @@ class Log:
         """Wall time of the run, over all executions."""
         return time.monotonic() - self.started
 
+    @property
+    def seconds_idle(self) -> float:
+        """Since the last iteration or evaluated batch."""
+        return time.monotonic() - self.yielded
+
     def iteration(self, training: Training) -> None:
         """Note an iteration; now and then, read the losses from the device and refresh the display."""
+        self.yielded = time.monotonic()
         self.clock.tick(training)
         if training.loss is not None and training.iteration % self.every == 0 and training.iteration > self.noted:
             self.losses.append((training.iteration, training.loss))

@@ -13,6 +13,7 @@ import torch
 from deepnets.config.identity import identity_hash
 from deepnets.config.schema import Config, Selection
 from deepnets.data.dataset import Splits
+from deepnets.errors import UserError
 from deepnets.models.batchnorm import group_sizes
 from deepnets.runs.folder import DIVERGED, RunFolder
 from deepnets.runs.revision import git_commit
@@ -54,6 +55,22 @@ def continued_by(frozen: dict[str, Any], processes: int, iteration: int, config:
     if list(before.values())[-1] == processes:
         return {**frozen, "processes": before}
     return {**frozen, "threads": threads_of(config), "processes": {**before, str(iteration): processes}}
+
+
+def check_arithmetic(folder: RunFolder, began: str, config: Config, device: torch.device) -> None:
+    """Whether a run that began in this arithmetic, as in "float32", resumes in it on this device.
+
+    Raises:
+        UserError: `precision=auto` means another here, and nothing was typed that decides.
+    """
+    here = str(choose_precision(config.precision, device)).removeprefix("torch.")
+    if here != began:
+        name = {"float32": "fp32", "bfloat16": "bf16"}.get(began, began)
+        raise UserError(
+            f"{folder}: began in {began}, and precision={config.precision} is {here} on {describe(device)}: resume it "
+            f"on a device like the one it began on, or start it anew, in a folder of its own, with precision={name}, "
+            "which is the same everywhere"
+        )
 
 
 def protocol_of(config: Config, training: Training) -> str:

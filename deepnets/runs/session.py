@@ -13,7 +13,7 @@ from deepnets.config.schema import Config
 from deepnets.distributed.world import ALONE, World, joined, lost_another
 from deepnets.runs.folder import FAILED, Locked, RunFolder
 from deepnets.runs.status import Heartbeat, slurm_task
-from deepnets.training.hardware import find_device
+from deepnets.training.hardware import device_of_process, find_device
 
 STARTING_SECONDS = 2.0  # a parent that writes the folder down anew holds its lock for much less
 LOST_SECONDS = 2.0  # whoever watches several processes looks every 0.1 s which of them ended
@@ -46,8 +46,8 @@ def session(folder: RunFolder, config: Config, world: World = ALONE) -> Iterator
         is_left = world.size > 1 or held.enter_context(folder.claim(STARTING_SECONDS))
         try:
             device = find_device(config.device)
-            if world.size > 1 and device.type == "cuda":
-                device = find_device(f"cuda:{world.local_rank}")
+            if world.size > 1:
+                device = device_of_process(config.device, world.local_rank)
             held.enter_context(joined(world, device))
             if world.size > 1:
                 is_left = _claimed_by_first(folder, world, held)

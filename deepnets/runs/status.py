@@ -19,6 +19,7 @@ from deepnets.runs.folder import DIVERGED, FAILED, FINISHED, RunFolder
 
 BEAT_SECONDS = 10.0
 DEAD_SECONDS = 60.0  # without a beat: six were missed
+STALLED_SECONDS = 600.0  # without an iteration: a beat is a thread's, which NCCL or a kernel that hangs does not stop
 
 WAITING, QUEUED, RUNNING, PREEMPTED, DEAD = "waiting", "queued", "running", "preempted", "dead"
 # In the order of a run's life.
@@ -31,7 +32,10 @@ UNREADABLE = (yaml.YAMLError, csv.Error, KeyError, AttributeError, ValueError, T
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is; the error in percent, None before the first epoch's end."""
+    """How far a run is; the error in percent, None before the first epoch's end.
+
+    `seconds_idle` have passed since the last iteration or evaluated batch, at the last heartbeat.
+    """
 
     epoch: int
     epochs: int
@@ -40,6 +44,7 @@ class Progress:
     test_error: float | None
     images_per_second: float
     seconds_left: float
+    seconds_idle: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,7 @@ class State:
     """What a run is doing: `name` is one of `STATES`.
 
     `progress` is the last that was written, None while a run starts. `silent` are the seconds since the last heartbeat,
-    `job` SLURM's name of the task that runs, ran or will run it, `reason` why it failed, in a line.
+    `job` SLURM's name of the task that runs, ran or will run it, `reason` why it failed, or that it stalls, in a line.
     """
 
     name: str
@@ -80,7 +85,10 @@ def state_of(folder: RunFolder, dead_after: float = DEAD_SECONDS) -> State:
         return State(WAITING)
     if status["state"] == PREEMPTED:
         return known(PREEMPTED)
-    return known(DEAD if silent > dead_after else RUNNING)
+    if silent > dead_after:
+        return known(DEAD)
+    idle = progress.seconds_idle + silent if progress else 0
+    return known(RUNNING, reason=f"stalled: no iteration for {idle / 60:.0f} min" if idle > STALLED_SECONDS else None)
 
 
 def read_state(folder: RunFolder) -> State:

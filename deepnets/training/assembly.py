@@ -17,7 +17,7 @@ from deepnets.errors import UserError
 from deepnets.models.division import divide
 from deepnets.models.memory import Memory
 from deepnets.training.fit import Training
-from deepnets.training.hardware import keep_freed_memory
+from deepnets.training.hardware import keep_freed_memory, set_arithmetic
 from deepnets.training.metrics import Sums
 
 
@@ -25,8 +25,7 @@ def prepare(config: Config, device: torch.device, precision: torch.dtype, world:
     """A run at its beginning, as this process of `world` sees it; every process has the same weights."""
     if device.type == "cpu":
         keep_freed_memory()
-    else:
-        torch.backends.cudnn.allow_tf32 = False  # precision=fp32 means float32, in convolutions too
+    set_arithmetic(deterministic=config.deterministic)
     dataset = dataset_of(config)
     splits = splits_of(dataset, device)
     batches = TrainingBatches(
@@ -64,6 +63,7 @@ def prepare(config: Config, device: torch.device, precision: torch.dtype, world:
         sums=Sums(device),
         world=world,
         step=config.step,
+        log_iterations=config.log_iterations,
         is_divided=config.batchnorm_processes is None,
     )
 
@@ -96,19 +96,21 @@ def _built(key: str) -> Dataset:
 
 
 def splits_of(dataset: Dataset, device: torch.device) -> Splits:
-    """The images, shared by all rows of this process that name the same dataset node."""
-    splits = _read(dataset, device)
+    """The images, shared by all runs of this process that name the same dataset node; a GPU holds one data set."""
+    splits = (_on_gpu if device.type == "cuda" else _on_cpu)(dataset, device)
     if isinstance(splits, UserError):
         raise splits
     return splits
 
 
-@lru_cache(maxsize=4)
 def _read(dataset: Dataset, device: torch.device) -> Splits | UserError:
     try:
         return dataset.load(device)
     except UserError as error:  # kept, so that a grid does not look again for each of its rows
         return error
+
+
+_on_cpu, _on_gpu = lru_cache(maxsize=4)(_read), lru_cache(maxsize=1)(_read)
 
 
 def iterations_of(config: Config, dataset: Dataset) -> int:

@@ -24,7 +24,8 @@ class Training:
     `replica` is `model`, or what averages the gradients of its copies in all processes of `world`; `forward` is its
     forward pass, executed in the way that `step` names. `iterations` is the budget. `iteration`, `epoch`, `batch`
     (within the epoch) and `images` count what is done. `sums` holds this process's part of this epoch's training loss
-    and error so far, `loss` the last batch's mean loss, both on the device. `completed` is set only in the state that
+    and error so far, `loss` the last batch's mean loss, both on the device; of several processes it is summed, and is
+    not None, only every `log_iterations`. `completed` is set only in the state that
     ends an epoch: the means over "train" and over each evaluated split. `is_divided` says that the processes train as
     one would with the whole batch; otherwise each has statistics and random numbers of its own, and the first one's
     statistics are the net's.
@@ -41,6 +42,7 @@ class Training:
     sums: Sums
     world: World = ALONE
     step: StepKind = StepKind.eager
+    log_iterations: int = 1
     is_divided: bool = True
     iteration: int = 0
     epoch: int = 0
@@ -76,8 +78,9 @@ class Training:
         """Count a batch that the optimiser has seen; `loss` is the sum over this process's images."""
         self.sums.add(loss, logits, labels)
         count = self.batches.images_in(self.batch)
-        self.loss = (self.world.all_reduce_sum(loss) if self.world.size > 1 else loss) / count
         self.iteration += 1
+        is_known = self.world.size == 1 or self.iteration % self.log_iterations == 0
+        self.loss = self.world.all_reduce_sum(loss) / count if is_known else None
         self.batch += 1
         self.images += count
 

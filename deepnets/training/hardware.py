@@ -14,6 +14,7 @@ DEVICE_FILES = Path("/dev")  # where NVIDIA's driver puts a file for each GPU
 # malloc.h of glibc; the largest thresholds it takes
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 LARGEST_TRIM, LARGEST_MMAP = 2**31 - 1, 32 * 2**20
+CORES_PER_GPU = 2  # the loop, and the threads of autograd, NCCL and the heartbeat
 
 
 def find_device(name: str) -> torch.device:
@@ -42,6 +43,35 @@ def find_device(name: str) -> torch.device:
     if device.type == "cpu":
         return torch.device("cpu")
     raise UserError(f"device={name}: not on this machine, which has: {there}")
+
+
+def device_of_process(name: str, local_rank: int) -> torch.device:
+    """The device called `name` for one of several processes of this machine: each has a GPU of its own.
+
+    Where a scheduler shows each process one GPU alone, that is `cuda:0` in all of them.
+    """
+    device = find_device(name)
+    return find_device(f"cuda:{local_rank}") if device.type == "cuda" and torch.cuda.device_count() > 1 else device
+
+
+def scarce_cores(device: torch.device) -> str | None:
+    """What to say where the processes of a run have too few cores to feed their GPUs; None where all is well."""
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # those that share this one's cores
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if device.type != "cuda" or cores >= CORES_PER_GPU * processes:
+        return None
+    return f"{cores} CPU cores feed {processes} GPUs, which may wait for them: launcher.cpus=4 asks SLURM for more"
+
+
+def set_arithmetic(*, deterministic: bool = False) -> None:
+    """Let float32 be float32 on GPUs, in matrix products and convolutions, whatever the environment asks for.
+
+    With `deterministic` only algorithms that add in one order are used; an operation that has none is an error.
+    """
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # which cuBLAS wants, and reads when it starts
+    torch.use_deterministic_algorithms(deterministic)
 
 
 def with_counted_devices(config: Config) -> Config:

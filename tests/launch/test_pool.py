@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from deepnets.errors import UserError
 from deepnets.launch import child
 from deepnets.launch.grid import launch
 from deepnets.launch.pool import Pool
-from deepnets.launch.shares import Shares
+from deepnets.launch.shares import Shares, devices_of
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.naming import folders_of
 from deepnets.runs.status import state_of
@@ -185,6 +186,23 @@ def test_a_run_of_several_gpus_takes_a_share_of_each() -> None:
     assert shares.take(2) == []
     shares.release(first)
     assert sorted(shares.take(3)) == ["3", "5", "7"]
+
+
+def test_only_gpus_that_cuda_shows_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for shown, expected in (("0,1,7", ["0", "1"]), ("GPU-a,GPU-b", ["GPU-a", "GPU-b"]), (None, ["0", "1"])):
+        if shown:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+        else:
+            monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+        assert devices_of("auto") == expected
+
+
+def test_code_is_compiled_with_the_threads_of_the_run() -> None:
+    shares = Shares(["0", "1"], per_device=1)
+    environment = shares.environment(shares.take(1))
+    assert environment["TORCHINDUCTOR_COMPILE_THREADS"] == environment["OMP_NUM_THREADS"]
 
 
 def test_several_runs_share_a_device_and_the_least_used_comes_first() -> None:

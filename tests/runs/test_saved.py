@@ -121,3 +121,17 @@ def test_an_entry_of_another_type_is_named(first: RunFolder, place: str, value: 
         return
     node[last] = value
     assert malformed(state) == f"{place} is missing or of another type"
+
+
+def test_a_run_resumes_in_the_arithmetic_it_began_in(first: RunFolder, tmp_path: Path) -> None:
+    """Which precision=auto means on one device and not on another."""
+    state = state_of(first)
+    began = state["frozen"]["precision"]
+    other, name = {"float32": ("bfloat16", "bf16"), "bfloat16": ("float32", "fp32")}[began]
+    checkpoint.save(
+        copy(first, tmp_path / "other", "epochs=2").path, state | {"frozen": state["frozen"] | {"precision": other}}
+    )
+    with pytest.raises(
+        UserError, match=rf"began in {other}, and precision=auto is {began} on .* with precision={name}"
+    ):
+        run(RunFolder(tmp_path / "other"))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -106,6 +107,17 @@ def test_the_heart_beats_while_nothing_else_moves(tmp_path: Path, monkeypatch: p
     last = beat()
     time.sleep(0.1)
     assert beat() == last
+
+
+def test_a_run_that_beats_without_an_iteration_stalls(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for idle, reason in ((599.0, None), (720.0, "stalled: no iteration for 12 min")):
+        with Heartbeat(folder) as heartbeat:
+            heartbeat.follow(lambda idle=idle: replace(PROGRESS, seconds_idle=idle))
+            state = state_of(folder)
+        assert (state.name, state.reason) == ("running", reason)
+    progress = folder.read_json("status.json")["progress"]
+    assert Progress(**{key: value for key, value in progress.items() if key != "seconds_idle"}).seconds_idle == 0
 
 
 def test_only_a_signal_makes_a_run_preempted(tmp_path: Path) -> None:

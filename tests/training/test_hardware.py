@@ -12,21 +12,26 @@ import torch
 from deepnets.config.schema import Precision
 from deepnets.errors import UserError
 from deepnets.training import hardware
-from deepnets.training.hardware import choose_precision, describe, find_device, with_counted_devices
-from tests.command import row
+from deepnets.training.hardware import (
+    choose_precision,
+    describe,
+    device_of_process,
+    find_device,
+    scarce_cores,
+    with_counted_devices,
+)
+from tests.command import ENVIRONMENT, ROOT, row
 
 CPU = torch.device("cpu")
 
 
 def test_automatic_choice_takes_the_first_gpu_or_the_cpu() -> None:
-    expected = torch.device("cuda", 0) if torch.cuda.is_available() else CPU
-    assert find_device("auto") == expected
-    assert find_device("cpu") == CPU
+    assert find_device("auto") == find_device("cpu") == CPU
 
 
 def test_automatic_number_of_devices_is_that_of_the_gpus_or_one(tmp_path: Path) -> None:
     config = row(tmp_path, "devices=auto").config
-    assert with_counted_devices(config).devices == max(1, torch.cuda.device_count())
+    assert with_counted_devices(config).devices == 1
     assert with_counted_devices(replace(config, device="cpu")).devices == 1
     assert with_counted_devices(row(tmp_path, "devices=3").config).devices == 3
     for wrong in ("all", "0", "1.5", "true", "null"):
@@ -34,7 +39,54 @@ def test_automatic_number_of_devices_is_that_of_the_gpus_or_one(tmp_path: Path) 
             with_counted_devices(row(tmp_path, f"devices={wrong}").config)
 
 
-@pytest.mark.skipif(torch.cuda.is_available() or not torch.version.cuda, reason="needs a CUDA build without a GPU")
+def test_no_test_without_the_mark_sees_a_gpu() -> None:
+    assert not torch.cuda.is_available()
+    assert (
+        subprocess.run([sys.executable, "-c", "import os; assert not os.environ['CUDA_VISIBLE_DEVICES']"]).returncode
+        == 0
+    )
+
+
+def test_where_a_process_sees_one_gpu_that_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert device_of_process("cpu", 3) == CPU
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for there, expected in ((1, 0), (8, 3)):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda there=there: there)
+        assert device_of_process("auto", 3) == torch.device("cuda", expected)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(UserError, match="cuda:3: not on this machine"):
+        device_of_process("cuda", 3)
+
+
+def test_processes_that_share_too_few_cores_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware.os, "sched_getaffinity", lambda _: range(4))
+    gpu = torch.device("cuda", 0)
+    for processes, is_scarce in ((1, False), (2, False), (3, True)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+        assert bool(scarce_cores(gpu)) is is_scarce
+        assert scarce_cores(CPU) is None
+    assert scarce_cores(gpu).startswith("4 CPU cores feed 3 GPUs")
+
+
+def test_float32_is_no_tf32_whatever_the_environment_asks_for() -> None:
+    code = """
+import torch
+from deepnets.training.hardware import set_arithmetic
+flags = lambda: [torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32]
+assert flags() == [True, True]
+set_arithmetic(deterministic=True)
+assert flags() == [False, False]
+assert torch.are_deterministic_algorithms_enabled()
+set_arithmetic()
+assert not torch.are_deterministic_algorithms_enabled()
+"""
+    environment = {**ENVIRONMENT, "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment, cwd=ROOT)
+
+
+@pytest.mark.skipif(
+    not torch.version.cuda or any(hardware.DEVICE_FILES.glob("nvidia[0-9]*")), reason="needs CUDA in torch and no GPU"
+)
 def test_a_gpu_that_cuda_cannot_use_is_an_error_and_not_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

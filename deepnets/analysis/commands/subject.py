@@ -19,7 +19,7 @@ from deepnets.run import load_run
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.naming import folder_of
 from deepnets.training.assembly import dataset_of, splits_of
-from deepnets.training.hardware import find_device
+from deepnets.training.hardware import find_device, set_arithmetic
 
 
 @dataclass(frozen=True)
@@ -141,5 +141,5 @@ def _fresh(overrides: Sequence[str], arguments: argparse.Namespace) -> Subject:
 
 
 def _placed(model: nn.Module, device: torch.device) -> nn.Module:
-    torch.backends.cudnn.allow_tf32 = False  # float32 is float32, in convolutions too
+    set_arithmetic()
     return model.to(device).to(memory_format=torch.channels_last).requires_grad_(False)
