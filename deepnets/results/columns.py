@@ -18,11 +18,16 @@ PROTOCOL = ("scale.name", "batch_size", "selection")
 # Two rows that differ in these may still be compared, if the reader knows.
 BUDGET = ("epochs", "iterations")
 APART = "batchnorm_processes"  # runs that have it stand in columns of their own
+PRECISION = "precision"  # changes no protocol; runs stand apart by the arithmetic that it meant where they trained
+ARITHMETIC = {"fp32": "float32", "bf16": "bfloat16"}
 
 
 @dataclass(frozen=True)
 class Column:
-    """Runs of one protocol; `is_published_protocol` unless the command or the scale changed what the table says."""
+    """Runs of one protocol in one arithmetic.
+
+    `is_published_protocol` unless the command or the scale changed what the table says, other than the arithmetic.
+    """
 
     label: str
     is_published_protocol: bool
@@ -37,26 +42,34 @@ class Column:
 
 
 def columns_of(runs: Sequence[Run]) -> list[Column]:
-    """The columns of one table: by folder, and within a folder by every setting but the seed that a row has twice."""
+    """The columns of one table: by folder and arithmetic, and by every setting but the seed that a row has twice.
+
+    A column names its arithmetic where the table has several.
+    """
     grids: dict[Path, list[Run]] = defaultdict(list)
     for run in runs:
         grids[run.grid].append(run)
-    names = Counter(_name(grid) for grid in grids)
+    usual = {grid: _usual_arithmetic(inside) for grid, inside in grids.items()}
+    places = {(_name(run.grid), arithmetic_of(run) or usual[run.grid], run.grid) for run in runs}
+    folders = Counter((name, arithmetic) for name, arithmetic, _ in places)
+    has_several = len({arithmetic for _, arithmetic in folders if arithmetic}) > 1
     columns = []
     for grid, inside in grids.items():
         keys = _separating(inside)
-        parts: dict[tuple[tuple[str, str], ...], list[Run]] = defaultdict(list)
+        parts: dict[tuple[str, tuple[tuple[str, str], ...]], list[Run]] = defaultdict(list)
         broken = [run for run in inside if not run.config]
         for run in inside:
             if run.config:
-                parts[tuple((key, _text(run.settings.get(key))) for key in [*keys, *_apart(run)])].append(run)
+                settings = tuple((key, _text(run.settings.get(key))) for key in [*keys, *_apart(run)])
+                parts[arithmetic_of(run) or usual[grid], settings].append(run)
         if not parts:
-            parts[()] = []
+            parts["", ()] = []
         next(iter(parts.values())).extend(broken)
         changes = _name(grid)[1:]
-        for settings, members in parts.items():
+        for (arithmetic, settings), members in parts.items():
             words = [*changes, *(f"{key}={value}" for key, value in settings)]
-            if names[_name(grid)] > 1:
+            words += [arithmetic] * (has_several and arithmetic != "")
+            if folders[_name(grid), arithmetic] > 1:
                 words.append(f"in {RunFolder(grid)}")
             scale = next((run.settings.get("scale.name") for run in members if run.config), "full")
             if scale != "full" and not any(word.startswith("scale") for word in words):
@@ -71,7 +84,7 @@ def warnings_of(column: Column) -> list[str]:
     ended = [run for run in column.runs if run.error is not None]
     facts: dict[str, list[Any]] = {
         "versions of the code": [short_commit(run.result.get("commit")) for run in ended],
-        "precisions": [run.result.get("precision") for run in ended],
+        "precisions": [run.result.get(PRECISION) for run in ended],  # of single runs
         "versions of torch": [run.result.get("versions", {}).get("torch") for run in ended],
     }
     warnings = [f"cannot be read: {file}" for run in column.runs for file in run.broken]
@@ -89,11 +102,29 @@ def warnings_of(column: Column) -> list[str]:
     return [warning for warning in warnings if warning]
 
 
+def arithmetic_of(run: Run) -> str:
+    """The arithmetic of a run of a sweep, as in "float32": its result's, or that which `precision` names.
+
+    Empty where neither does: a run with precision=auto that has not ended.
+    """
+    if not run.sweep:  # single runs share a folder, not a protocol
+        return ""
+    return run.result.get(PRECISION) or ARITHMETIC.get(run.settings.get(PRECISION, ""), "")
+
+
+def _usual_arithmetic(runs: Sequence[Run]) -> str:
+    """That of most runs of a folder; a run that has not ended is expected to have it."""
+    known = Counter(filter(None, map(arithmetic_of, runs)))
+    return known.most_common(1)[0][0] if known else ""
+
+
 def _name(grid: Path) -> tuple[str, ...]:
     """The table, and what the command changed of it; an earlier version named what is no part of a run too."""
     table, *changes = grid.name.split("+")
     keys = {change: change.partition("=")[0] for change in changes}
-    return table, *(change for change, key in keys.items() if key != "sync_batchnorm" and not is_execution(key))
+    return table, *(
+        change for change, key in keys.items() if key not in ("sync_batchnorm", PRECISION) and not is_execution(key)
+    )
 
 
 def _apart(run: Run) -> list[str]:
@@ -110,7 +141,7 @@ def _separating(runs: Sequence[Run]) -> list[str]:
     keys = {key for same in rows.values() for key in _differing(same)}
     if axes:  # single runs share a folder, not a protocol
         keys |= {key for key in _differing([run for same in rows.values() for run in same]) if key in PROTOCOL}
-    return sorted(keys - axes - {APART})
+    return sorted(keys - axes - {APART, PRECISION})
 
 
 def _differing(runs: Sequence[Run]) -> set[str]:

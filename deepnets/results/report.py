@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from deepnets.results.columns import ARITHMETIC, PRECISION
 from deepnets.results.export import to_csv, to_latex, to_markdown
 from deepnets.results.figures.choose import pictures_of
 from deepnets.results.figures.picture import Picture
@@ -21,7 +22,7 @@ from deepnets.results.sheets import comparison_sheets, overview_sheet, result_sh
 from deepnets.results.table import Table, tables_of
 from deepnets.results.terminal import console_for, print_sheet
 from deepnets.results.writing import writing
-from deepnets.runs.folder import RunFolder
+from deepnets.runs.folder import RunFolder, run_folders
 
 EXPORTS = {"csv": to_csv, "latex": to_latex, "markdown": to_markdown}
 STANDARD_OUTPUT = Path("-")
@@ -31,12 +32,13 @@ MOST_COMPARISONS, MOST_ON_PAGE = 10, 300  # pairs of rows, the surest first; 200
 def report(paths: Sequence[Path], output: Path | None, exports: dict[str, Path], logarithmic: bool) -> int:
     """Print the tables of these folders; write report.html, the figures and `exports` (by kind). Returns 0.
 
-    The page and the figures go to `output`, by default the folder `report` in the first of `paths`.
+    The page and the figures go to `output`, by default the folder `report` in the first of `paths`. Beside the folder
+    of a sweep those are read that `precision=fp32` and `precision=bf16` name.
 
     Raises:
         UserError: a folder has no runs, or a file cannot be written.
     """
-    tables = tables_of(read_runs(paths))
+    tables = tables_of(read_runs([*paths, *_in_other_arithmetic(paths)]))
     console = console_for(STANDARD_OUTPUT in exports.values())
     comparisons = [comparison_sheets(table) for table in tables]  # every pair of rows is tested but once
     for table, sheets in zip(tables, comparisons, strict=True):
@@ -59,6 +61,17 @@ def report(paths: Sequence[Path], output: Path | None, exports: dict[str, Path],
     console.print(f"page         {RunFolder(folder / 'report.html')}", soft_wrap=True, markup=False)
     console.print(f"figures      {len(pictures)} as PNG and SVG in {RunFolder(folder)}", soft_wrap=True, markup=False)
     return 0
+
+
+def _in_other_arithmetic(paths: Sequence[Path]) -> list[Path]:
+    """The folders beside a sweep's that hold it with `precision=` typed, where they are."""
+    found = []
+    for path in (path.resolve() for path in paths):
+        sweep, *changes = path.name.split("+")
+        if not any(change.startswith(PRECISION) for change in changes):
+            names = ["+".join([sweep, *sorted([*changes, f"{PRECISION}={value}"])]) for value in ARITHMETIC]
+            found += [path.with_name(name) for name in names if run_folders(path.with_name(name))]
+    return found
 
 
 def _print_table(console: Console, table: Table, comparisons: Sequence[Sheet]) -> None:

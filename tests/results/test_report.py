@@ -1,6 +1,8 @@
 """`scripts/report.py` as a user runs it, and its page in a real browser."""
 
 import csv
+import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -51,6 +53,15 @@ def test_an_export_to_standard_output_stands_alone(written: Written) -> None:
     assert rows["identity"] == "agrees"
     assert rows["none"] == "differs"
     assert "agrees" in written.text
+
+
+def test_the_folder_of_another_arithmetic_is_read_too(trained: Trained, tmp_path: Path) -> None:
+    path = shutil.copytree(trained.path / "none", tmp_path / "shortcuts_on_digits" / "none").parent
+    beside = shutil.copytree(path, tmp_path / "shortcuts_on_digits+precision=fp32")
+    for file in beside.glob("*/*/result.json"):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"precision": "another"}))
+    report([path], tmp_path / "report", {"markdown": tmp_path / "table.md"}, False)
+    assert "**shortcuts_on_digits, another**" in (tmp_path / "table.md").read_text()
 
 
 def test_what_cannot_be_done_is_said_in_a_line() -> None:

@@ -239,10 +239,42 @@ def test_a_row_with_another_batch_size_stands_in_another_column(trained: Trained
     assert [len(table.cells["none", index].errors) for index in (0, 1)] == [0, 3]
 
 
+def test_each_arithmetic_has_a_column_of_its_own_and_counts(trained: Trained, tmp_path: Path) -> None:
+    """By what the result says, of runs that have not ended by `precision=`, and then by most of the others."""
+    path = shutil.copytree(trained.path, tmp_path / "shortcuts_on_digits")
+    beside = Path(f"{path}+precision=fp32")
+    shutil.copytree(path / "none", beside / "none")
+    for file in (*path.glob("*/*/result.json"), *beside.glob("*/*/result.json")):
+        name = "float32" if beside in file.parents else "float64" if file.match("identity/seed[01]/*") else "bfloat16"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"precision": name}))
+    config = path / "scaled_0.5_0.5" / "seed0" / "config.yaml"
+    config.write_text(config.read_text().replace("precision: auto", "precision: fp32"))
+    (config.parent / "result.json").unlink()
+    (table,) = tables_of(read_runs([path, beside]))
+    assert all(column.is_published_protocol for column in table.columns)
+    seen = {
+        (column.label, row): [run.seed for run in runs]
+        for column in table.columns
+        for row, runs in column.rows.items()
+        if row in ("identity", "none", "scaled_0.5_0.5", "scaled_0.5_1")
+    }
+    assert seen == {
+        ("float64", "identity"): [0, 1],
+        ("bfloat16", "identity"): [2, 3],
+        ("bfloat16", "none"): [0, 1, 2],
+        ("bfloat16", "scaled_0.5_0.5"): [1],
+        ("bfloat16", "scaled_0.5_1"): [0],  # it waits
+        (f"float32 in {RunFolder(path)}", "scaled_0.5_0.5"): [0],
+        (f"float32 in {RunFolder(beside)}", "none"): [0, 1, 2],
+    }
+    index = [column.label for column in table.columns].index(f"float32 in {RunFolder(beside)}")
+    assert table.cells["none", index].verdict == "differs"  # without brackets
+
+
 def test_versions_of_the_code_that_are_averaged_are_told(trained: Trained, tmp_path: Path, table: Table) -> None:
     path = shutil.copytree(trained.path, tmp_path / "shortcuts_on_digits")
     file = path / "identity" / "seed3" / "result.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"commit": "0123456789abcdef", "precision": "float64"}))
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"commit": "0123456789abcdef"}))
     (mixed,) = tables_of(read_runs([path]))
     before = {warning.split(":")[1] for warning in table.warnings}
     new = [warning for warning in mixed.warnings if warning.split(":")[1] not in before]
@@ -257,4 +289,3 @@ def test_versions_of_the_code_that_are_averaged_are_told(trained: Trained, tmp_p
     for name in commits.values():
         assert f"{name} (1 run)" in told
         assert name in environment
-    assert any("several precisions" in warning and "float64 (1 run)" in warning for warning in new)
