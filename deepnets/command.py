@@ -36,6 +36,13 @@ def run_command(command: Callable[[], int]) -> NoReturn:
         sys.exit(130)
 
 
+def called() -> list[str]:
+    """The words of this command as they were typed, however Python was found."""
+    program, *words = sys.argv
+    verb = program.split() if program.startswith("deepnets ") else [os.path.basename(sys.executable), program]
+    return [*verb, *words]
+
+
 def in_short(error: Exception) -> str:
     """What Hydra or OmegaConf refused, in one or two lines: the word, what is wrong with it, and the nearest names."""
     line, cause = str(error).partition("\n")[0], error.__cause__

@@ -1,77 +1,7 @@
-"""Measure deepnets on this machine: `python scripts/bench.py WHAT`.
+"""Measure deepnets on this machine: `python scripts/bench.py` is `deepnets bench`."""
 
-Every figure is a ratio of things measured in turns in one run, given as median and range over the repeats.
-`python scripts/bench.py WHAT --help` lists its options. Most take `--root DIR`, a folder with CIFAR-10 (for stacked:
-MNIST) in any form that `dataset=cifar10` reads; the others make their images.
-"""
-
-import argparse
-import json
-from collections.abc import Sequence
-from pathlib import Path
-
-import torch
-from rich.console import Console
-
-from deepnets.bench import checkpoint, data, ddp, evaluation, grid, lesion, logging, memory, stacked, startup, training
-from deepnets.bench.options import count
 from deepnets.command import run_command
-from deepnets.results.writing import check_writable
-from deepnets.training.hardware import describe, find_device
-
-BENCHES = {
-    "training": training,
-    "evaluation": evaluation,
-    "checkpoint": checkpoint,
-    "ddp": ddp,
-    "memory": memory,
-    "data": data,
-    "startup": startup,
-    "logging": logging,
-    "grid": grid,
-    "stacked": stacked,
-    "lesion": lesion,
-}
-
-
-def main(words: Sequence[str] | None = None) -> int:
-    """Measure what the command line names, or `words`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    kinds = parser.add_subparsers(metavar="WHAT", required=True)
-    for name, bench in BENCHES.items():
-        kind = kinds.add_parser(
-            name,
-            help=bench.__doc__.partition("\n")[0],
-            description=bench.__doc__,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        kind.set_defaults(measure=bench.measure)
-        bench.add_options(kind)
-        kind.add_argument("--repeats", type=count, default=5, help="how often each is measured (default: 5)")
-        kind.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
-    arguments = parser.parse_args(words)
-    if arguments.json:
-        check_writable(arguments.json.parent)
-    figures = arguments.measure(arguments)
-    chosen = [word for word in getattr(arguments, "overrides", []) if word.startswith("device=")]
-    device = chosen[-1].removeprefix("device=") if chosen else "auto"
-    machine = {
-        "device": describe(find_device(device)),
-        "threads": torch.get_num_threads(),
-        "torch": str(torch.__version__),
-    }
-    console = Console(highlight=False, width=120)
-    console.print(f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}")
-    for one in figures:
-        console.print(one.table())
-        for note in one.notes:
-            console.print(note)
-    if arguments.json:
-        tables = {one.title: one.as_json() for one in figures}
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps({**machine, "tables": tables}, indent=2) + "\n")
-    return 0
-
+from deepnets.commands.bench import main
 
 if __name__ == "__main__":
     run_command(main)

@@ -1,22 +1,7 @@
-"""Train one run or a whole grid; `python scripts/train.py --help` lists what can be chosen."""
+"""Train one run or a sweep: `python scripts/train.py` is `deepnets train`."""
 
 from deepnets.command import run_command
-from deepnets.config.command_line import rows_of_command
-
-
-def main() -> int:
-    rows = rows_of_command()
-    if not rows:
-        return 0
-    # Here, because they import torch, which --help and a mistyped option need not wait for.
-    if rows[0].config.plan:
-        from deepnets.launch.plan import show_plan
-
-        return show_plan(rows)
-    from deepnets.launch.grid import launch
-
-    return launch(rows)
-
+from deepnets.commands.train import main
 
 if __name__ == "__main__":
     run_command(main)

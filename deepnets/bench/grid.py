@@ -10,7 +10,6 @@ from pathlib import Path
 from deepnets.bench.figures import Figures
 from deepnets.bench.options import count
 from deepnets.bench.turns import Measurement
-from deepnets.config.schema import REPOSITORY
 from deepnets.runs.folder import RunFolder
 
 
@@ -28,9 +27,7 @@ def measure(arguments: argparse.Namespace) -> list[Figures]:
             size = ["model.depth=8", "model.widths=[2,2,2]", "epochs=null", f"iterations={arguments.iterations}"]
             grid = ["-m", *size, f"seed=range({arguments.rows})", f"output_root={outputs}"]
             started = time.perf_counter()
-            subprocess.run(
-                [sys.executable, str(REPOSITORY / "scripts/train.py"), *grid], check=True, stdout=subprocess.DEVNULL
-            )
+            subprocess.run([sys.executable, "-m", "deepnets", "train", *grid], check=True, stdout=subprocess.DEVNULL)
             seconds = time.perf_counter() - started
             results_of = [RunFolder(path.parent).result for path in Path(outputs).glob("runs/*/*/result.json")]
             training = sum(result["seconds"] for result in results_of if result is not None)

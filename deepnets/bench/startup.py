@@ -11,9 +11,8 @@ from pathlib import Path
 from deepnets.bench.figures import Figures
 from deepnets.bench.subject import add_subject, words_of
 from deepnets.bench.turns import in_turns
-from deepnets.config.schema import REPOSITORY
 
-TRAIN = str(REPOSITORY / "scripts/train.py")
+TRAIN = ("-m", "deepnets", "train")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +25,7 @@ def measure(arguments: argparse.Namespace) -> list[Figures]:
     words = words_of(arguments)
     candidates = {
         "first optimiser step": lambda: _first_step(words),
-        "--help": lambda: _seconds(TRAIN, "--help"),
+        "--help": lambda: _seconds(*TRAIN, "--help"),
         "import torch": lambda: _seconds("-c", "import torch"),
         "empty Python": lambda: _seconds("-c", "pass"),
     }
@@ -35,7 +34,7 @@ def measure(arguments: argparse.Namespace) -> list[Figures]:
 
 def _first_step(words: Sequence[str]) -> float:
     with tempfile.TemporaryDirectory() as outputs:
-        command = [sys.executable, TRAIN, *words, f"output_root={outputs}", "checkpoint_seconds=0"]
+        command = [sys.executable, *TRAIN, *words, f"output_root={outputs}", "checkpoint_seconds=0"]
         started = time.perf_counter()
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         while not list(Path(outputs).glob("runs/*/*/checkpoint.pt")):

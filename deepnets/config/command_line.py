@@ -15,7 +15,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from deepnets.config.compose import check_words, register, renamed, typed
 from deepnets.config.overruled import check_options
-from deepnets.config.schema import CONF, Row
+from deepnets.config.places import CONF
+from deepnets.config.schema import Row
 from deepnets.errors import UserError
 
 

@@ -18,8 +18,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 
 from deepnets.config.frozen import refuse_interpolations
+from deepnets.config.places import CONF, home, program
 from deepnets.config.resolvers import at_scale, case, choice, log_uniform, uniform
-from deepnets.config.schema import CONF, REPOSITORY, Config, Row
+from deepnets.config.schema import Config, Row
 from deepnets.errors import UserError
 
 ABSENT = object()  # where there is no such key
@@ -88,7 +89,8 @@ def check_words(words: Iterable[str]) -> None:
 def register() -> None:
     """Make the schema `config` and the resolvers known to Hydra, which reads them while it composes."""
     ConfigStore.instance().store(name="config", node=Config)
-    OmegaConf.register_new_resolver("repository", lambda path: str(REPOSITORY / path), replace=True)
+    OmegaConf.register_new_resolver("repository", lambda path: str(home() / path), replace=True)
+    OmegaConf.register_new_resolver("program", program, replace=True)
     OmegaConf.register_new_resolver("folder_name", lambda path: Path(path).resolve().name, replace=True)
     for resolver in (at_scale, case, log_uniform, uniform, choice):
         OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)

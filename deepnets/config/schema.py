@@ -2,15 +2,11 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, Optional
 
 from omegaconf import MISSING
 
 from deepnets.models.memory import Memory
-
-REPOSITORY = Path(__file__).resolve().parents[2]
-CONF = REPOSITORY / "conf"
 
 
 class Precision(StrEnum):

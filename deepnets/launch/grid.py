@@ -1,12 +1,11 @@
 """Check the runs of a sweep, freeze them into their folders, and pass the folders to the launcher."""
 
-import os
 import shlex
-import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from deepnets.command import called
 from deepnets.config.build import build
 from deepnets.config.schema import Config, Row
 from deepnets.errors import UserError
@@ -74,7 +73,7 @@ def _check(row: Row, folder: RunFolder, launcher: Launcher) -> None:
 
 def _origin(row: Row) -> dict[str, Any]:
     return {
-        "command": shlex.join([os.path.basename(sys.executable), *sys.argv]),
+        "command": shlex.join(called()),
         "overrides": list(row.overrides),
         "choices": row.choices,
         "commit": git_commit(),

@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import filelock
 
+from deepnets.config.places import program
 from deepnets.config.schema import Config
 from deepnets.errors import UserError
 from deepnets.launch.batch_script import batch_script
@@ -101,7 +102,7 @@ class Slurm:
         if arrays:
             print(f"cancel  scancel {' '.join(arrays)}")
         sweep = RunFolder(folders[0].path.parents[1])
-        print(f"status  python scripts/report.py {shlex.quote(str(sweep))} --status", flush=True)
+        print(f"status  {program('report')} {shlex.quote(str(sweep))} --status", flush=True)
         if not self.wait:
             return 1 if rows.failed else 0
         try:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from deepnets.config.places import program
 from deepnets.results.read import Run
 from deepnets.results.sheet import NOTHING, Sheet, setting_text, short_commit
 
@@ -51,7 +52,7 @@ def command_sheet(runs: Sequence[Run]) -> Sheet:
         if run.origin.keys() >= {"command", "overrides"}:
             rows.setdefault(run.row, run)
             typed.setdefault(run.origin["command"], {})[run.row] = None
-    lines = [(row, shlex.join(["python", "scripts/train.py", *run.origin["overrides"]])) for row, run in rows.items()]
+    lines = [(row, " ".join([program("train"), shlex.join(run.origin["overrides"])])) for row, run in rows.items()]
     notes = [
         f"Typed for {'all rows' if len(of) == len(rows) else ', '.join(of)}: {command}" for command, of in typed.items()
     ]

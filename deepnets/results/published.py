@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from deepnets.config.identity import plain
-from deepnets.config.schema import CONF
+from deepnets.config.places import CONF
 from deepnets.errors import UserError
 from deepnets.results.sheet import percent
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from deepnets.config.places import program
 from deepnets.results.columns import ARITHMETIC, PRECISION
 from deepnets.results.export import to_csv, to_latex, to_markdown
 from deepnets.results.figures.choose import pictures_of
@@ -114,5 +115,5 @@ def _summary(tables: Sequence[Table]) -> list[str]:
     counted = ", ".join(f"{count} {state}" for state, count in states.most_common())
     judged = ", ".join(f"{verdict}: {count}" for verdict, count in verdicts.most_common())
     lines = [f"{len(runs)} runs: {counted}." + (f" Against the published values: {judged}." if judged else "")]
-    command = shlex.join(["python", "scripts/report.py", *sys.argv[1:]])
+    command = " ".join([program("report"), shlex.join(sys.argv[1:])])
     return [*lines, f"Written {datetime.now().astimezone():%Y-%m-%d %H:%M %Z} by {command}"]

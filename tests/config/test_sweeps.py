@@ -16,8 +16,9 @@ from torch import nn
 
 from deepnets.config.build import build
 from deepnets.config.compose import register, typed
+from deepnets.config.places import CONF
 from deepnets.config.resolvers import at_scale, case, choice, log_uniform, uniform
-from deepnets.config.schema import CONF, Config, Row
+from deepnets.config.schema import Config, Row
 from deepnets.errors import UserError
 from deepnets.run import build_model
 from deepnets.runs.naming import folder_of, folders_of

@@ -8,7 +8,8 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from deepnets.config.compose import register, typed
-from deepnets.config.schema import CONF, Config
+from deepnets.config.places import CONF
+from deepnets.config.schema import Config
 from deepnets.launch.cost import Pace, pace_of, size_of
 from deepnets.launch.plan import makespan, show_plan
 from deepnets.training.assembly import prepare

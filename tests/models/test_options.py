@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from deepnets.config.schema import CONF
+from deepnets.config.places import CONF
 from deepnets.models.resnet import ResNet
 
 FAMILIES = {"resnet"}  # options that leave the depth open

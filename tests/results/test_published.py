@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deepnets.config.schema import CONF
+from deepnets.config.places import CONF
 from deepnets.errors import UserError
 from deepnets.results.published import PublishedRow, published_of
 from deepnets.results.read import read_runs

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from deepnets.commands.report import main
 from deepnets.errors import UserError
 from deepnets.results.report import report
-from scripts.report import main
 from tests.browser import console_messages, missing_browser, open_browser, requested
 from tests.command import ENVIRONMENT, ROOT
 from tests.trained import Trained

@@ -9,7 +9,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from deepnets.config.identity import identity, identity_hash
-from deepnets.config.schema import CONF, Config
+from deepnets.config.places import CONF
+from deepnets.config.schema import Config
 from deepnets.errors import UserError
 from deepnets.runs.folder import RunFolder
 from tests.command import row

@@ -16,7 +16,7 @@ from deepnets.analysis import shattering
 from deepnets.analysis.commands.drawing import line
 from deepnets.analysis.commands.outcome import Outcome, whole_numbers
 from deepnets.analysis.shattering import Kind, Net
-from deepnets.config.schema import REPOSITORY
+from deepnets.config.places import home
 from deepnets.errors import UserError
 from deepnets.style import COLOURS, GREY, new_figure, show_array
 
@@ -28,7 +28,7 @@ NAMES = {"feedforward": "centred feed-forward", "resnet": "resnet", "resnet_cent
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What can be chosen; there is no subject, since the nets are the paper's own."""
-    where = REPOSITORY / "outputs" / "analysis" / "shattering"
+    where = home() / "outputs" / "analysis" / "shattering"
     parser.add_argument("--output", type=Path, default=where, help="folder for the results (default: %(default)s)")
     parser.add_argument("--depths", default="2,4,10,24,50", help="of the curves (default: %(default)s)")
     parser.add_argument("--feedforward-depth", type=int, default=24, help="of the pictured net (default: 24)")

@@ -18,7 +18,8 @@ from deepnets.analysis.gradients import first_to_last, gradient_norms, with_batc
 from deepnets.analysis.signals import signals
 from deepnets.analysis.walk import walk_of
 from deepnets.config.compose import compose
-from deepnets.config.schema import REPOSITORY, Config
+from deepnets.config.places import home
+from deepnets.config.schema import Config
 from deepnets.data.batches import EvaluationBatches
 from deepnets.errors import UserError
 from deepnets.models.ordering import Ordering
@@ -35,7 +36,7 @@ WIDTH, KERNELS = 16, (3, 3)
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What can be chosen; there is no subject, since every combination of the knobs is a network."""
-    where = REPOSITORY / "outputs" / "analysis" / "showcase"
+    where = home() / "outputs" / "analysis" / "showcase"
     parser.add_argument("--output", type=Path, default=where, help="folder for showcase.html (default: %(default)s)")
     parser.add_argument("--depths", default="10,20,30,40", help="numbers of units (default: %(default)s)")
     parser.add_argument("--images", type=int, default=128, help="training images of the one batch (default: 128)")

@@ -12,7 +12,8 @@ from torch import nn
 from deepnets.analysis.commands.variants import fresh
 from deepnets.analysis.recalibration import recalibrate_batchnorm
 from deepnets.config.compose import compose
-from deepnets.config.schema import CONF, Config
+from deepnets.config.places import CONF
+from deepnets.config.schema import Config
 from deepnets.data.batches import EvaluationBatches
 from deepnets.errors import UserError
 from deepnets.run import load_run

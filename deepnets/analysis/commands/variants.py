@@ -9,7 +9,8 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from deepnets.config.compose import compose
-from deepnets.config.schema import CONF, Config
+from deepnets.config.places import CONF
+from deepnets.config.schema import Config
 from deepnets.errors import UserError
 from deepnets.training.assembly import dataset_of, model_of
 

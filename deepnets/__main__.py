@@ -1,0 +1,36 @@
+"""`deepnets VERB`: what the scripts of a clone do, from wherever deepnets is installed."""
+
+import sys
+from importlib import import_module
+
+from deepnets.command import run_command
+
+VERBS = {
+    "train": "train one run or a sweep",
+    "report": "set results beside the published numbers",
+    "analyze": "measure why depth works",
+    "bench": "measure deepnets on this machine",
+}
+HELP = "usage: deepnets VERB ...\n\n" + "".join(f"  {verb:<8} {what}\n" for verb, what in VERBS.items())
+
+
+def main() -> int:
+    """Do what the first word says with the others."""
+    verb, *words = sys.argv[1:] or ["--help"]
+    if verb in ("-h", "--help"):
+        print(f"{HELP}\ndeepnets VERB --help says more.")
+        return 0
+    if verb not in VERBS:
+        print(f"{HELP}\nerror: {verb}: no such verb", file=sys.stderr)
+        return 2
+    sys.argv = [f"deepnets {verb}", *words]
+    return import_module(f"deepnets.commands.{verb}").main()
+
+
+def command() -> None:
+    """The installed program."""
+    run_command(main)
+
+
+if __name__ == "__main__":
+    command()

@@ -1,0 +1,41 @@
+"""Measure why depth works, on a trained run or a fresh network.
+
+SUBJECT is a run folder, or the model and data options of `train`, which make a network as it is before
+training; shattering and showcase take none, they build networks of their own. Numbers (CSV), figures (PNG and SVG) and
+TensorBoard images go into the run folder; the finding is printed.
+"""
+
+import argparse
+from collections.abc import Sequence
+
+from deepnets.analysis.commands import gates, gradients, highway, lesion, paths, shattering, showcase
+from deepnets.analysis.commands.subject import add_subject
+from deepnets.results.writing import check_writable
+
+ANALYSES = {
+    "lesion": lesion,
+    "paths": paths,
+    "gates": gates,
+    "highway": highway,
+    "gradients": gradients,
+    "shattering": shattering,
+    "showcase": showcase,
+}
+OWN_NETS = ("shattering", "showcase")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Do the analysis that the command line names, or `words`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    kinds = parser.add_subparsers(metavar="WHAT", required=True)
+    for name, analysis in ANALYSES.items():
+        summary = (analysis.__doc__ or "").partition("\n")[0]
+        kind = kinds.add_parser(name, help=summary, description=summary)
+        kind.set_defaults(run=analysis.run)
+        if name not in OWN_NETS:
+            add_subject(kind)
+        analysis.add_options(kind)
+    arguments = parser.parse_args(words)
+    if arguments.output:
+        check_writable(arguments.output)
+    return arguments.run(arguments)

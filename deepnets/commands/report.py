@@ -1,0 +1,39 @@
+"""Results beside the paper's: tables, statistics, figures and a page from run folders; `--help` lists the options."""
+
+import argparse
+from pathlib import Path
+
+from deepnets.config.places import program
+from deepnets.results.request import answer
+
+EXAMPLES = """examples:
+  COMMAND outputs/he2016_table1                            the table, its page and its figures
+  COMMAND outputs/he2016_table1 outputs/he2016_table1+scale=mini   with two columns
+  COMMAND outputs/he2016_table1 --markdown -               only the table, as Markdown
+  COMMAND outputs/he2016_table1 --watch                    what its runs are doing
+  COMMAND outputs/he2016_table1 --keep outputs/records     its small files, to commit
+  COMMAND outputs/records --records                        README.md of a folder of records
+  COMMAND --compare outputs/runs/A outputs/runs/B          what differs between two runs or sweeps
+""".replace("COMMAND", program("report"))
+
+
+def main() -> int:
+    """Do what the command line asks for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "folders", nargs="*", type=Path, help="folders of sweeps, finished or running, or of single runs"
+    )
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--status", action="store_true", help="show what each run is doing")
+    parser.add_argument("--watch", action="store_true", help="refresh it until Ctrl-C")
+    what.add_argument("--keep", type=Path, metavar="DIR", help="copy the small files of ended runs to DIR, as records")
+    what.add_argument("--records", action="store_true", help="write FOLDER/README.md from the records in FOLDER")
+    what.add_argument("--compare", nargs=2, type=Path, metavar=("A", "B"), help="two runs, rows or sweeps side by side")
+    what.add_argument("--screenshots", type=Path, metavar="DIR", help="TensorBoard's pages and the report's as PNG")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="where page and figures go (FOLDER/report)")
+    parser.add_argument("--log", action="store_true", help="errors of curves on a logarithmic scale")
+    for kind in ("csv", "latex", "markdown"):
+        parser.add_argument(f"--{kind}", type=Path, metavar="FILE", help=f"write the table as {kind} (- prints it)")
+    return answer(parser.parse_args())

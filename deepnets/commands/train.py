@@ -1,0 +1,17 @@
+"""Train one run or a whole sweep; `--help` lists what can be chosen."""
+
+from deepnets.config.command_line import rows_of_command
+
+
+def main() -> int:
+    rows = rows_of_command()
+    if not rows:
+        return 0
+    # Here, because they import torch, which --help and a mistyped option need not wait for.
+    if rows[0].config.plan:
+        from deepnets.launch.plan import show_plan
+
+        return show_plan(rows)
+    from deepnets.launch.grid import launch
+
+    return launch(rows)
