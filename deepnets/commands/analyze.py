@@ -8,7 +8,7 @@ TensorBoard images go into the run folder; the finding is printed.
 import argparse
 from collections.abc import Sequence
 
-from deepnets.analysis.commands import gates, gradients, highway, lesion, paths, shattering, showcase
+from deepnets.analysis.commands import gates, gradients, highway, lesion, paths, propagation, shattering, showcase
 from deepnets.analysis.commands.subject import add_subject
 from deepnets.results.writing import check_writable
 
@@ -18,6 +18,7 @@ ANALYSES = {
     "gates": gates,
     "highway": highway,
     "gradients": gradients,
+    "propagation": propagation,
     "shattering": shattering,
     "showcase": showcase,
 }

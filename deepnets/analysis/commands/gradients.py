@@ -13,9 +13,9 @@ from deepnets.analysis import gradients
 from deepnets.analysis.commands import gradient_figures as figures
 from deepnets.analysis.commands.bypass import bypass_of
 from deepnets.analysis.commands.gradient_state import State
-from deepnets.analysis.commands.orderings import compare, compared, one_batch
+from deepnets.analysis.commands.orderings import compare, compared
 from deepnets.analysis.commands.outcome import Outcome, progress
-from deepnets.analysis.commands.subject import Subject, names_apart, subjects_of
+from deepnets.analysis.commands.subject import Subject, names_apart, one_batch, subjects_of
 from deepnets.analysis.commands.variants import fresh
 from deepnets.analysis.gradients import first_to_last, with_batch_statistics
 from deepnets.analysis.signals import clipped, responses, signals

@@ -4,12 +4,10 @@ import argparse
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from deepnets.analysis.commands import gradient_figures as figures
 from deepnets.analysis.commands.outcome import Outcome, whole_numbers
-from deepnets.analysis.commands.subject import Subject
+from deepnets.analysis.commands.subject import Subject, one_batch
 from deepnets.analysis.commands.variants import chosen, fresh
 from deepnets.analysis.gradients import first_to_last, gradient_norms, with_batch_statistics
 from deepnets.analysis.walk import walk_of
@@ -23,13 +21,6 @@ def compared(arguments: argparse.Namespace) -> tuple[dict[str, dict[str, Any]], 
     if arguments.draws < 1:
         raise UserError(f"--draws {arguments.draws}: must be at least 1")
     return {name: chosen("ordering", name) for name in arguments.orderings.split(",")}, sizes
-
-
-def one_batch(subject: Subject, images: int) -> tuple[Tensor, Tensor]:
-    """Random training images, always the same, as x and labels."""
-    batches = subject.batches("train", images)
-    x, labels = (torch.cat(part) for part in zip(*batches, strict=True))
-    return x, labels
 
 
 def compare(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from deepnets.analysis.commands.variants import fresh
 from deepnets.analysis.recalibration import recalibrate_batchnorm
@@ -95,6 +95,13 @@ def subjects_of(arguments: argparse.Namespace) -> list[Subject]:
     if folders:
         raise UserError(f"{' '.join(words)}: name run folders, or options such as model=preact110 dataset=cifar10")
     return [_fresh(words, arguments)]
+
+
+def one_batch(subject: Subject, images: int) -> tuple[Tensor, Tensor]:
+    """Random training images, always the same, as x and labels."""
+    batches = subject.batches("train", images)
+    x, labels = (torch.cat(part) for part in zip(*batches, strict=True))
+    return x, labels
 
 
 def _is_folder(word: str) -> bool:

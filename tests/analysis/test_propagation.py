@@ -1,0 +1,98 @@
+"""Signal propagation: channel statistics by hand, singular values of Jacobians that are known."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from deepnets.analysis.propagation import moments_of, propagation, singular_values
+from deepnets.analysis.walk import walk_of
+from deepnets.errors import UserError
+from tests.analyzing import analyze
+from tests.networks import small_batch, small_network
+
+
+def test_channel_statistics_are_those_of_the_outputs() -> None:
+    walk, (x, _) = walk_of(small_network("model.depth=14", "model/ordering=full_preactivation")), small_batch(5)
+    found = propagation(walk, x)
+    outputs = [*walk.inputs(x)[1:-1], None]
+    for index, output in enumerate(outputs[:-1]):
+        mean, deviation = output.mean((0, 2, 3)), output.std((0, 2, 3), correction=0)
+        assert found.squared_mean[index] == pytest.approx((mean**2).mean().item())
+        assert found.variance[index] == pytest.approx((deviation**2).mean().item())
+    unit, state = walk.units[1], walk.inputs(x)[1]
+    assert found.branch_variance[1] == pytest.approx(unit.branch(state).var((0, 2, 3), correction=0).mean().item())
+    pairs = [(output[i] * output[j]).mean() for output in outputs[:1] for i in range(5) for j in range(i)]
+    assert found.moments[0].product == pytest.approx(torch.stack(pairs).mean().item())
+    assert found.start == moments_of(walk.inputs(x)[0])
+
+
+def test_variance_grows_by_one_branch_a_unit_and_starts_again_at_each_stage() -> None:
+    """Brock et al. 2021, Fig. 1: the normalised branch adds the same variance in each unit of pre-activated nets."""
+    options = ["model.depth=38", "model.widths=[16,16,16]", "model/ordering=full_preactivation"]
+    model = small_network(*options, "model.initialization=he_fan_in")
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.reset_parameters()
+            module.reset_running_stats()
+            module.train()
+    found = propagation(walk_of(model), small_batch(64)[0])
+    first = found.variance[:6]
+    steps = np.diff(first)
+    assert (steps > 0).all()
+    np.testing.assert_allclose(steps, found.branch_variance[1:6], rtol=0.35)
+
+
+def test_orthogonal_layers_are_an_isometry_and_others_are_the_product_of_their_matrices() -> None:
+    options = ["model=plain_fc10", "model.depth=9", "model.width=64", "model.layer=[linear]"]
+    walk = walk_of(small_network(*options, "model.initialization=looks_linear"))
+    x = small_batch(1)[0]
+    np.testing.assert_allclose(singular_values(walk, x, 64)[0], 1, rtol=1e-5)
+    walk = walk_of(small_network(*options))
+    product = torch.eye(64, dtype=torch.float64)
+    for unit in walk.units:
+        product = unit.branch[0].weight @ product
+    expected = torch.linalg.svdvals(product)
+    np.testing.assert_allclose(singular_values(walk, x, 64)[0], expected, rtol=1e-8, atol=1e-12)
+    with pytest.raises(UserError, match="--jacobian 10: the output of the last unit has more values"):
+        singular_values(walk, x, 10)
+
+
+def test_the_jacobian_of_a_net_is_what_autograd_finds_and_images_are_cropped_to_size() -> None:
+    walk, (x, _) = walk_of(small_network("model.depth=8")), small_batch(1)
+    values, size = singular_values(walk, x, 20)
+    assert size == 8
+    start = walk.inputs(x)[0]
+
+    def units(state: torch.Tensor) -> torch.Tensor:
+        for unit in walk.units:
+            state = unit(state)
+        return state
+
+    jacobian = torch.autograd.functional.jacobian(units, start).reshape(4 * 2 * 2, 4 * 8 * 8)
+    np.testing.assert_allclose(values, torch.linalg.svdvals(jacobian), rtol=1e-9)
+    values, size = singular_values(walk, x, 15)
+    assert (len(values), size) == (4, 4)
+
+
+@pytest.mark.parametrize(
+    "net", [["model.depth=8"], ["model=plain_fc10", "model.width=20", "model.layer=[linear,tanh]"]]
+)
+def test_the_command_measures_a_net(net: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert analyze("propagation", *net, "--images", 16, "--jacobian", 64, "--output", tmp_path) == 0
+    with (tmp_path / "propagation_units.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    findings = json.loads((tmp_path / "propagation.json").read_text())["findings"]
+    plain = "plain" in net[0]
+    assert [each["correlation"][-1] for each in findings[:1]] == [
+        pytest.approx(float(rows[-1]["correlation"]), rel=1e-5)
+    ]
+    assert ("correlation_theory" in rows[0]) is plain
+    assert len(findings) == 2 + plain
+    told = capsys.readouterr().out
+    assert "singular values of the units' Jacobian" in told
+    assert ("by mean-field theory a perturbation's square grows by" in told) is plain
+    assert {file.suffix for file in tmp_path.glob("propagation_units.*")} == {".csv", ".png", ".svg"}
