@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from deepnets.errors import UserError
 from deepnets.models.fully_connected import FullyConnected
 from deepnets.models.highway import Highway
-from deepnets.models.resnet import ResNet
+from deepnets.models.network import UnitNetwork
 from deepnets.models.unit import Unit
 
 
@@ -48,14 +48,16 @@ def walk_of(model: nn.Module) -> Walk:
     modules: list[nn.Module]
     ends: list[Callable[[Tensor], Tensor]]
     match model:
-        case ResNet():
-            modules, ends = [model.stem, *model.stages], [model.tail, _average, model.head]
+        case UnitNetwork():
+            modules, ends = [model.stem, *model.stages], [model.tail, model.average, model.head]
         case Highway():
             modules, ends = [model.stem, *model.stages], [model.tail, model.head]
         case FullyConnected():
             modules, ends = [nn.Flatten(), model.stem, model.stages], [model.head]
         case _:
-            raise UserError(f"{type(model).__name__}: only ResNet, Highway and FullyConnected are made of known units")
+            raise UserError(
+                f"{type(model).__name__}: only networks of the families in deepnets are made of known units"
+            )
     units: list[Unit] = []
     before: list[Callable[[Tensor], Tensor]] = []
     stages: list[int] = []
@@ -93,7 +95,3 @@ def _chain(parts: list[Callable[[Tensor], Tensor]]) -> Callable[[Tensor], Tensor
         return x
 
     return chained
-
-
-def _average(x: Tensor) -> Tensor:
-    return x.mean((2, 3))

@@ -175,4 +175,7 @@ STEPS: tuple[Callable[[Frozen], Frozen], ...] = (
     _dropped("retry"),
     Added("dataset.reduce", 1, target="deepnets.data.dataset.Dataset"),
     Added("dataset.incomplete", False, target="deepnets.data.dataset.Dataset"),
+    Added("model.groups", 1, target="deepnets.models.resnet.ResNet"),
+    Added("model.opening", "activated", target="deepnets.models.resnet.ResNet"),
+    Added("model.dropout", 0.0, target="deepnets.models.resnet.ResNet"),
 )

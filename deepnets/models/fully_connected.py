@@ -26,7 +26,7 @@ class FullyConnected(nn.Module):
         width: int,
         layer: Sequence[str],
         shortcut: Callable[..., nn.Module],
-        initialization: Initialization,
+        initialization: Initialization | str,
         shape: tuple[int, int, int],
         classes: int,
     ) -> None:
@@ -37,10 +37,10 @@ class FullyConnected(nn.Module):
         if not set(layer) <= {"linear", "relu", "tanh"}:
             raise ValueError(f"layer is {list(layer)}; here it is made of linear, relu and tanh, e.g. [linear, tanh]")
         layers = Layers(conv_bias=True, batchnorm_images=None)
-        design = UnitDesign(Ordering(tuple(layer), after=()), layers, shortcut, resize="zero_padding")
+        design = UnitDesign(Ordering(tuple(layer), after=()), layers, shortcut, resize="zero_padding", units=depth - 1)
         convs = [Conv(width, kernel=1, stride=1)]
         self.stem = layers.sequence(layer, shape[0] * shape[1] * shape[2], convs)
-        self.stages = nn.Sequential(*[design.unit(width, convs) for _ in range(depth - 1)])
+        self.stages = nn.Sequential(*[design.unit(index, width, convs) for index in range(1, depth)])
         self.head = nn.Linear(width, classes)
         initialize(self, self.head, initialization)
 

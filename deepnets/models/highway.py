@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from itertools import count
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ class Highway(nn.Module):
         head_dropout: float,
         batchnorm_images: int | None,
         shortcut: Callable[..., nn.Module],
-        initialization: Initialization,
+        initialization: Initialization | str,
         first_std: float | None,
         head_std: float | None,
         shape: tuple[int, int, int],
@@ -50,20 +51,20 @@ class Highway(nn.Module):
         _check_stages(widths=widths, entries=entries, units=units, pools=pools, dropouts=dropouts)
         _check_sizes(widths, units, kernels, [input_dropout, *dropouts, head_dropout], classes)
         layers = Layers(conv_bias=True, batchnorm_images=batchnorm_images)
-        design = UnitDesign(Ordering(tuple(layer), after=()), layers, shortcut, resize="zero_padding")
+        design = UnitDesign(Ordering(tuple(layer), after=()), layers, shortcut, resize="zero_padding", units=sum(units))
         self.stem = nn.Dropout(input_dropout)
         self.stages = nn.Sequential()
-        channels = shape[0]
-        for width, entry, count, pool, dropout in zip(widths, entries, units, pools, dropouts, strict=True):
+        channels, coming = shape[0], count(1)
+        for width, entry, own, pool, dropout in zip(widths, entries, units, pools, dropouts, strict=True):
             stage = nn.Sequential()
             if entry is not None:
                 kernel, padding = entry
                 stage.extend(layers.sequence(layer, channels, [Conv(width, kernel, 1, padding)]))
             elif width != channels:
                 raise ValueError(f"widths: {width} follows {channels}, which needs an entry, e.g. [3, 1]")
-            for index in range(count):
+            for index in range(own):
                 convs = [Conv(width, kernels[index % len(kernels)], stride=1)]
-                stage.append(design.unit(width, convs))
+                stage.append(design.unit(next(coming), width, convs))
             if pool is not None:
                 size, stride = pool
                 stage.append(nn.MaxPool2d(size, stride, ceil_mode=True))

@@ -1,64 +1,261 @@
 """What a network's parameters are before the first step."""
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 from math import sqrt
-from typing import Literal, get_args
+from typing import ClassVar
 
 from torch import Tensor, nn
 
+from deepnets.models.attention import MLP, Attention
+from deepnets.models.batchnorm import GhostBatchNorm
+from deepnets.models.gates import Delta, SeparatelyGated
 from deepnets.models.layers import CReLU
+from deepnets.models.resize import ZeroPadding
 from deepnets.models.shortcuts import Gated
+from deepnets.models.unit import Unit
 
-Initialization = Literal["he_fan_out", "he_fan_in", "looks_linear"]
 
+class Initialization(ABC):
+    """How the weights of all layers are drawn; `initialize` does the rest.
 
-def initialize(model: nn.Module, head: nn.Linear, initialization: Initialization) -> None:
-    """Draw all weights but the head's as named, the head's from U(+-1 / sqrt(fan_in)); all biases are 0; in place.
-
-    he_fan_out and he_fan_in are W ~ N(0, 2 / fan), the fan k k C_out (fb.resnet.torch) or k k C_in (He et al. 2015,
-    "Delving deep", forward case). looks_linear is an orthogonal map of each pixel: Balduzzi et al. 2017, section 4; any
-    weight behind a CReLU, the head's too, is (W, -W), so that a net of convolutions and CReLU is linear. It takes the
-    order of modules for that of computation, which holds without shortcuts. Batch normalisation is neutral.
-
-    Raises ValueError for another initialisation, and where looks_linear meets a layer with fewer outputs than inputs.
+    Attributes:
+        mirrors: whether a weight behind a CReLU is (W, -W).
     """
-    if initialization not in get_args(Initialization):
-        raise ValueError(f"initialization is {initialization!r}; choose one of {', '.join(get_args(Initialization))}")
-    mirrored = False
+
+    mirrors: ClassVar[bool] = False
+
+    @abstractmethod
+    def draw(self, weight: Tensor) -> None:
+        """Draw a weight (outputs, inputs, ...) in place."""
+
+    def draw_bias(self, bias: Tensor) -> None:
+        nn.init.zeros_(bias)
+
+    def finish(self, model: nn.Module, head: nn.Linear) -> None:  # noqa: B027, as most change nothing
+        """Change what has been drawn; raises ValueError where it makes no sense in this net."""
+
+
+class HeFanOut(Initialization):
+    """W ~ N(0, 2 / (k k C_out)): fb.resnet.torch."""
+
+    def draw(self, weight: Tensor) -> None:
+        nn.init.kaiming_normal_(weight, mode="fan_out", nonlinearity="relu")
+
+
+class HeFanIn(Initialization):
+    """W ~ N(0, 2 / (k k C_in)): He et al. 2015, "Delving deep", forward case."""
+
+    def draw(self, weight: Tensor) -> None:
+        nn.init.kaiming_normal_(weight, mode="fan_in", nonlinearity="relu")
+
+
+class Glorot(Initialization):
+    """W ~ N(0, 2 / (fan_in + fan_out)): Glorot and Bengio 2010, as in Xiong et al. 2020."""
+
+    def draw(self, weight: Tensor) -> None:
+        nn.init.xavier_normal_(weight)
+
+
+@dataclass(frozen=True)
+class TruncatedNormal(Initialization):
+    """W ~ N(0, std^2), cut at +-2, as in vision transformers."""
+
+    std: float
+
+    def draw(self, weight: Tensor) -> None:
+        nn.init.trunc_normal_(weight, std=self.std)
+
+
+@dataclass(frozen=True)
+class Orthogonal(Initialization):
+    """`gain` times a matrix (outputs, the rest) with orthonormal rows or columns: Saxe et al. 2014."""
+
+    gain: float
+
+    def draw(self, weight: Tensor) -> None:
+        nn.init.orthogonal_(weight, self.gain)
+
+
+@dataclass(frozen=True)
+class DeltaOrthogonal(Initialization):
+    """Zero but for an orthogonal centre tap times sigma_w; biases ~ N(0, sigma_b^2): Xiao et al. 2018 (1806.05393)."""
+
+    weight_variance: float
+    bias_variance: float
+
+    def draw(self, weight: Tensor) -> None:
+        _centre_tap(weight, "delta_orthogonal", sqrt(self.weight_variance))
+
+    def draw_bias(self, bias: Tensor) -> None:
+        nn.init.normal_(bias, std=sqrt(self.bias_variance))
+
+
+class LooksLinear(Initialization):
+    """An orthogonal map of each pixel: Balduzzi et al. 2017, section 4.
+
+    Any weight behind a CReLU, the head's too, is (W, -W), so that a net of convolutions and CReLU is linear, with
+    shortcuts that are linear too. Zero padding of what a CReLU made would part its halves.
+    """
+
+    mirrors = True
+
+    def draw(self, weight: Tensor) -> None:
+        _centre_tap(weight, "looks_linear", 1.0)
+
+
+class Fixup(Initialization):
+    """He's, the last weight of each branch and the head's 0, the others of a branch times L^(-1 / (2m - 2)).
+
+    L is the number of units and m that of a branch's weights; the stem starts as torch's layers do. Zhang et al. 2019,
+    rules 1 and 2; the scalars of rule 3 are `model/ordering=fixup model/shortcut=fixup`.
+    """
+
+    def draw(self, weight: Tensor) -> None:
+        nn.init.kaiming_normal_(weight, mode="fan_out", nonlinearity="relu")
+
+    def finish(self, model: nn.Module, head: nn.Linear) -> None:
+        units = _units(model)
+        for unit in units:
+            *others, last = (layer.weight.detach() for layer in _with_weights(unit.branch))
+            for weight in others:
+                weight.mul_(len(units) ** (-1 / (2 * len(others))))
+            nn.init.zeros_(last)
+        nn.init.zeros_(head.weight)
+        if isinstance(stem := getattr(model, "stem", None), nn.Module):
+            for layer in _with_weights(stem):
+                layer.reset_parameters()
+
+
+class ZeroGamma(Initialization):
+    """He's (fan-out), and the gain of the batch normalisation that ends each branch 0: Goyal et al. 2017."""
+
+    def draw(self, weight: Tensor) -> None:
+        nn.init.kaiming_normal_(weight, mode="fan_out", nonlinearity="relu")
+
+    def finish(self, model: nn.Module, head: nn.Linear) -> None:
+        for unit in _units(model):
+            last = list(unit.branch.children())[-1]
+            last = last.bn if isinstance(last, GhostBatchNorm) else last
+            if not isinstance(last, nn.BatchNorm2d):
+                raise ValueError(
+                    "zero_gamma needs branches that end in batch normalisation: choose model/ordering=original or "
+                    "relu_only_preactivation, or another initialization"
+                )
+            nn.init.zeros_(last.weight)
+
+
+class DeepNorm(Initialization):
+    """Glorot's, with the weights of MLPs, values and outputs times (8N)^(-1/4) for N layers: Wang et al. 2022.
+
+    A layer is two units, attention and MLP; queries and keys are not scaled. It belongs to `model/shortcut=deepnorm`.
+    """
+
+    def draw(self, weight: Tensor) -> None:
+        nn.init.xavier_normal_(weight)
+
+    def finish(self, model: nn.Module, head: nn.Linear) -> None:
+        beta = (4 * len(_units(model))) ** -0.25
+        sublayers = [module for module in model.modules() if isinstance(module, Attention | MLP)]
+        if not sublayers:
+            raise ValueError("deepnorm scales the sublayers of transformers: choose a model=vit_*, or another one")
+        for sublayer in sublayers:
+            for weight in sublayer.values_and_outputs():
+                weight.detach().mul_(beta)
+
+
+class PyTorch(Initialization):
+    """What torch's own layers start with."""
+
+    def draw(self, weight: Tensor) -> None:
+        """Nothing: `finish` lets each layer draw its own."""
+
+    def finish(self, model: nn.Module, head: nn.Linear) -> None:
+        for layer in _with_weights(model):
+            layer.reset_parameters()
+
+
+NAMED: dict[str, Callable[[], Initialization]] = {
+    "he_fan_out": HeFanOut,
+    "he_fan_in": HeFanIn,
+    "looks_linear": LooksLinear,
+    "glorot": Glorot,
+    "fixup": Fixup,
+    "zero_gamma": ZeroGamma,
+    "deepnorm": DeepNorm,
+    "pytorch": PyTorch,
+}
+
+
+def initialize(model: nn.Module, head: nn.Linear, initialization: Initialization | str) -> None:
+    """Draw all weights but the head's as `initialization` does, the head's from U(+-1 / sqrt(fan_in)), in place.
+
+    Biases are 0 unless it draws them, batch and layer normalisation neutral, gates' biases what their shortcut says.
+
+    Raises ValueError for a name that is not one of `NAMED`, and what the initialization refuses.
+    """
+    if isinstance(initialization, str):
+        if initialization not in NAMED:
+            raise ValueError(f"initialization is {initialization!r}; choose one of {', '.join(NAMED)}")
+        initialization = NAMED[initialization]()
+    _visit(model, head, initialization, mirrored=False)
+    initialization.finish(model, head)
     for module in model.modules():
-        if isinstance(module, CReLU):
-            mirrored = initialization == "looks_linear"
-        elif isinstance(module, nn.Conv2d | nn.Linear):
-            weight = module.weight.detach()
-            drawn = weight[:, : weight.shape[1] // 2] if mirrored else weight
-            if module is head:
-                bound = 1 / sqrt(drawn.shape[1])
-                nn.init.uniform_(drawn, -bound, bound)
-            else:
-                _draw(drawn, initialization)
-            if mirrored:
-                weight[:, drawn.shape[1] :] = -drawn
-                mirrored = False
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.BatchNorm2d):
-            module.reset_parameters()
-    for module in model.modules():
-        if isinstance(module, Gated):
+        if isinstance(module, Gated | SeparatelyGated | Delta):
             module.reset_bias()
 
 
-def _draw(weight: Tensor, initialization: Initialization) -> None:
-    match initialization:
-        case "he_fan_out":
-            nn.init.kaiming_normal_(weight, mode="fan_out", nonlinearity="relu")
-        case "he_fan_in":
-            nn.init.kaiming_normal_(weight, mode="fan_in", nonlinearity="relu")
-        case "looks_linear":
-            outputs, inputs = weight.shape[:2]
-            if outputs < inputs:
-                raise ValueError(f"looks_linear keeps all of its input, but a layer goes from {inputs} to {outputs}")
-            nn.init.zeros_(weight)
-            centre = weight
-            for size in weight.shape[2:]:
-                centre = centre.select(2, size // 2)
-            nn.init.orthogonal_(centre)
+def _visit(module: nn.Module, head: nn.Linear, initialization: Initialization, mirrored: bool) -> bool:
+    """Draw a module's weights, and its children's in order; whether a CReLU made what it reads, and what it returns."""
+    if isinstance(module, CReLU):
+        return initialization.mirrors
+    if isinstance(module, nn.Conv2d | nn.Linear):
+        _draw(module, module is head, initialization, mirrored)
+        return False
+    if isinstance(module, nn.BatchNorm2d | nn.LayerNorm):
+        module.reset_parameters()
+    if isinstance(module, Unit):
+        mirrored = _visit(module.before, head, initialization, mirrored)
+        behind = _visit(module.branch, head, initialization, mirrored)
+        if mirrored and any(isinstance(part, ZeroPadding) and part.extra for part in module.shortcut.modules()):
+            raise ValueError("looks_linear needs shortcuts that project, not pad: choose model.resize=projection")
+        _visit(module.shortcut, head, initialization, mirrored)
+        return _visit(module.after, head, initialization, behind)
+    for child in module.children():
+        mirrored = _visit(child, head, initialization, mirrored)
+    return mirrored
+
+
+def _draw(layer: nn.Conv2d | nn.Linear, is_head: bool, initialization: Initialization, mirrored: bool) -> None:
+    weight = layer.weight.detach()
+    drawn = weight[:, : weight.shape[1] // 2] if mirrored else weight
+    if is_head:
+        bound = 1 / sqrt(drawn.shape[1])
+        nn.init.uniform_(drawn, -bound, bound)
+    else:
+        for part in drawn.chunk(getattr(layer, "parts", 1)):
+            initialization.draw(part)
+    if mirrored:
+        weight[:, drawn.shape[1] :] = -drawn
+    if layer.bias is not None:
+        initialization.draw_bias(layer.bias)
+
+
+def _with_weights(model: nn.Module) -> list[nn.Conv2d | nn.Linear]:
+    return [module for module in model.modules() if isinstance(module, nn.Conv2d | nn.Linear)]
+
+
+def _units(model: nn.Module) -> list[Unit]:
+    return [module for module in model.modules() if isinstance(module, Unit)]
+
+
+def _centre_tap(weight: Tensor, name: str, gain: float) -> None:
+    outputs, inputs = weight.shape[:2]
+    if outputs < inputs:
+        raise ValueError(f"{name} keeps all of its input, but a layer goes from {inputs} to {outputs}")
+    nn.init.zeros_(weight)
+    centre = weight
+    for size in weight.shape[2:]:
+        centre = centre.select(2, size // 2)
+    nn.init.orthogonal_(centre, gain)

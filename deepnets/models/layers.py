@@ -1,7 +1,7 @@
 """The vocabulary of layers: names, as written in YAML, to modules."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -10,19 +10,32 @@ from torch.nn.functional import relu
 from deepnets.models.batchnorm import GhostBatchNorm
 
 WEIGHTS = ("conv", "linear")
+SUBLAYERS = ("attention", "mlp")  # several weights in one layer of a transformer
 
 
 @dataclass(frozen=True)
 class Conv:
     """One convolution to come: output channels, kernel, stride, and a padding, None for the one that keeps the size.
 
-    A "linear" layer has the outputs only.
+    `groups` divides its channels, as in ResNeXt. A "linear" layer has the outputs only.
     """
 
     outputs: int
     kernel: int
     stride: int
     padding: int | None = None
+    groups: int = 1
+
+
+class Shift(nn.Module):
+    """x + b with one learned number b, 0 at first: the scalar bias of Zhang et al. 2019, "Fixup initialization"."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.b = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.b
 
 
 class CReLU(nn.Module):
@@ -48,13 +61,19 @@ class Layers:
     """What all layers of one net have in common: whether convolutions have a bias, and over how many images "bn" works.
 
     Where batch normalisation follows, a bias has no effect; fb.resnet.torch leaves it out, others keep it.
-    `batchnorm_images` None is the whole batch, else see GhostBatchNorm. Raises ValueError for one below 1.
+    `batchnorm_images` None is the whole batch, else see GhostBatchNorm. `dropout` is the rate of "dropout", and
+    `further` makes layers of one family from their channels, by name. Raises ValueError for `batchnorm_images` below 1
+    and for a rate outside [0, 1).
     """
 
     conv_bias: bool
     batchnorm_images: int | None
+    dropout: float = 0.0
+    further: Mapping[str, Callable[[int], nn.Module]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout is {self.dropout}; it must be at least 0 and below 1")
         if self.batchnorm_images is not None and self.batchnorm_images < 1:
             raise ValueError(f"batchnorm_images is {self.batchnorm_images}; at least 1, or null for the whole batch")
 
@@ -76,9 +95,14 @@ class Layers:
         if name == "linear":
             return nn.Linear(channels, conv.outputs)
         padding = conv.kernel // 2 if conv.padding is None else conv.padding
-        return nn.Conv2d(channels, conv.outputs, conv.kernel, conv.stride, padding, bias=self.conv_bias)
+        if channels % conv.groups or conv.outputs % conv.groups:
+            raise ValueError(f"groups is {conv.groups}, which does not divide {channels} and {conv.outputs} channels")
+        shape = channels, conv.outputs, conv.kernel, conv.stride, padding
+        return nn.Conv2d(*shape, groups=conv.groups, bias=self.conv_bias)
 
     def _layer(self, name: str, channels: int) -> nn.Module:
+        if name in self.further:
+            return self.further[name](channels)
         match name:
             case "bn":
                 images = self.batchnorm_images
@@ -90,8 +114,27 @@ class Layers:
                 return CReLU()
             case "tanh":
                 return nn.Tanh()
+            case "dropout":
+                return nn.Dropout(self.dropout)
+            case "shift":
+                return Shift()
+            case "avg_pool":
+                return nn.AvgPool2d(2)
             case "max_pool":
                 return nn.MaxPool2d(
                     kernel_size=3, stride=2, padding=1
                 )  # He et al. 2015, Table 1; padding as fb.resnet.torch
-        raise ValueError(f"unknown layer {name!r}; choose from conv, linear, bn, relu, crelu, tanh and max_pool")
+        names = [
+            "conv",
+            "linear",
+            "bn",
+            "relu",
+            "crelu",
+            "tanh",
+            "shift",
+            "dropout",
+            "avg_pool",
+            "max_pool",
+            *self.further,
+        ]
+        raise ValueError(f"unknown layer {name!r}; choose from {', '.join(names)}")

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
-from deepnets.models.layers import WEIGHTS
+from deepnets.models.layers import SUBLAYERS, WEIGHTS
+
+CENTRES = (*WEIGHTS, *SUBLAYERS)  # what a layer is built around
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,7 @@ class Ordering:
     after: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if sum(name in WEIGHTS for name in self.layer) != 1:
+        if sum(name in CENTRES for name in self.layer) != 1:
             raise ValueError(
                 f"layer is {list(self.layer)}; it must hold exactly one conv or linear, e.g. [conv, bn, relu]"
             )
@@ -31,7 +33,7 @@ class Ordering:
 
     @property
     def _conv(self) -> int:
-        return next(index for index, name in enumerate(self.layer) if name in WEIGHTS)
+        return next(index for index, name in enumerate(self.layer) if name in CENTRES)
 
     @property
     def stem(self) -> tuple[str, ...]:
@@ -55,4 +57,6 @@ class Ordering:
     @property
     def projection(self) -> tuple[str, ...]:
         """F's last layer from its conv on, without activation: a shortcut ends as F ends, but stays linear."""
+        if self.layer[self._conv] in SUBLAYERS:
+            return ("linear",)
         return tuple(name for name in self.branch(1)[self._conv :] if name in (*WEIGHTS, "bn"))

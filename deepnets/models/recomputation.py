@@ -47,9 +47,9 @@ def recomputed(function: Callable[..., Tensor], *arguments: Any, within: nn.Modu
     )
 
 
-def through(units: Sequence[nn.Module], survival: Sequence[float], x: Tensor, memory: Memory) -> Tensor:
-    """x behind `units`, the b of each from `survival`; for "recompute_units" the input of each unit is kept, for
-    "recompute_segments" that of some: Chen et al. 2016, "Training deep nets with sublinear memory cost".
+def through(units: Sequence[nn.Module], survival: Sequence[float | None], x: Tensor, memory: Memory) -> Tensor:
+    """x behind `units`, the b of each from `survival`, None for other layers; for "recompute_units" the input of each
+    is kept, for "recompute_segments" that of some: Chen et al. 2016, "Training deep nets with sublinear memory cost".
     """
     if memory not in (Memory.recompute_units, Memory.recompute_segments) or not torch.is_grad_enabled():
         return _plainly(units, survival, x)
@@ -61,9 +61,9 @@ def through(units: Sequence[nn.Module], survival: Sequence[float], x: Tensor, me
     return x
 
 
-def _plainly(units: Sequence[nn.Module], survival: Sequence[float], x: Tensor) -> Tensor:
+def _plainly(units: Sequence[nn.Module], survival: Sequence[float | None], x: Tensor) -> Tensor:
     for unit, b in zip(units, survival, strict=True):
-        x = unit(x, b)
+        x = unit(x) if b is None else unit(x, b)
     return x
 
 

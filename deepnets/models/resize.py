@@ -34,7 +34,8 @@ class ZeroPadding(nn.Module):
 class ShortcutShape:
     """The two ends of a shortcut: x with `inputs` channels, and F(x), behind the branch's `convs`, with `outputs`.
 
-    Raises ValueError for another `resize`, and when zero padding would have to remove channels.
+    It is the shortcut of unit `unit` of `units`, counted from 1. Raises ValueError for another `resize`, and when zero
+    padding would have to remove channels.
     """
 
     inputs: int
@@ -43,6 +44,8 @@ class ShortcutShape:
     resize: Resize
     projection: tuple[str, ...]
     layers: Layers
+    unit: int = 1
+    units: int = 1
 
     @property
     def stride(self) -> int:

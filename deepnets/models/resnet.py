@@ -1,29 +1,34 @@
 """The family of residual networks, plain nets and gated nets included."""
 
 from collections.abc import Callable, Sequence
+from itertools import count
+from typing import Literal
 
-from torch import Tensor, nn
+from torch import nn
 
 from deepnets.models.block import Block, units_of_stages
-from deepnets.models.initialization import Initialization, initialize
+from deepnets.models.initialization import Initialization
 from deepnets.models.layers import Conv, Layers, channels_behind
-from deepnets.models.memory import Memory
+from deepnets.models.network import UnitNetwork
 from deepnets.models.ordering import Ordering
-from deepnets.models.recomputation import through
 from deepnets.models.resize import Resize
-from deepnets.models.survival import Survival, own_generator
-from deepnets.models.unit import Unit, UnitDesign
+from deepnets.models.survival import Survival
+from deepnets.models.unit import UnitDesign
 
 
-class ResNet(nn.Module):
+class ResNet(UnitNetwork):
     """A stem, one stage of equal units per width, global average pooling and a linear head.
 
     Every stage but the first halves the map in its first unit. A stage has its entry of `units`, or the n of depth =
     2 + stages * n * kernels, which counts the layers with weights. Maps images (N, C, H, W) to logits (N, classes).
     He et al. 2015, section 4; 2016, sections 3 to 5.
 
-    Raises ValueError for sizes below 1, survival or looks_linear where it makes no sense, and what units_of_stages,
-    Ordering, Block, Layers and ShortcutShape refuse.
+    A stage's first unit reads what its branch does, activated in front of the split (2016, appendix), or, with
+    `opening` raw, its shortcut reads x itself. `dropout` is the rate in front of each convolution of a branch but the
+    first: Zagoruyko and Komodakis 2016, "Wide residual networks", section 2.4.
+
+    Raises ValueError for sizes below 1, and what units_of_stages, Ordering, Block, Layers, UnitDesign, ShortcutShape
+    and UnitNetwork.complete refuse.
     """
 
     def __init__(
@@ -35,6 +40,7 @@ class ResNet(nn.Module):
         kernels: Sequence[int],
         expansion: int,
         strided_kernel: int,
+        groups: int,
         stem: Sequence[str] | None,
         stem_kernel: int,
         stem_stride: int,
@@ -43,10 +49,12 @@ class ResNet(nn.Module):
         after: Sequence[str],
         conv_bias: bool,
         batchnorm_images: int | None,
+        dropout: float,
+        opening: Literal["activated", "raw"],
         shortcut: Callable[..., nn.Module],
         resize: Resize,
         survival: Survival | None,
-        initialization: Initialization,
+        initialization: Initialization | str,
         shape: tuple[int, int, int],
         classes: int,
     ) -> None:
@@ -55,69 +63,33 @@ class ResNet(nn.Module):
         stem_width = widths[0] if stem_width is None else stem_width
         _check_sizes(stem_kernel=[stem_kernel], stem_stride=[stem_stride], stem_width=[stem_width])
         ordering = Ordering(tuple(layer), tuple(after))
-        block = Block(tuple(kernels), expansion, strided_kernel)
-        layers = Layers(conv_bias, batchnorm_images)
-        design = UnitDesign(ordering, layers, shortcut, resize)
+        block = Block(tuple(kernels), expansion, strided_kernel, groups)
+        layers = Layers(conv_bias, batchnorm_images, dropout)
         units = units_of_stages(depth, units, stages=len(widths), kernels=len(kernels))
+        design = UnitDesign(ordering, layers, shortcut, resize, units=sum(units), grows=True, drops=bool(dropout))
         stem_layers = ordering.stem if stem is None else _checked_stem(stem)
 
         convs = [Conv(stem_width, stem_kernel, stem_stride)]
         self.stem = layers.sequence(stem_layers, shape[0], convs)
-        channels = channels_behind(stem_layers, shape[0], convs)
+        channels, coming = channels_behind(stem_layers, shape[0], convs), count(1)
         self.stages = nn.Sequential()
-        for width, count in zip(widths, units, strict=True):
+        for width, own in zip(widths, units, strict=True):
             stage = nn.Sequential()
             stage_1 = len(self.stages) == 0
-            for first in [True] + [False] * (count - 1):
-                convs = block.convs(width, stride=2 if first and not stage_1 else 1)
-                activated = first and stage_1 and stem is not None
-                stage.append(design.unit(channels, convs, first_of_stage=first, activated=activated))
-                channels = design.channels_behind(channels, convs)
+            for first in [True] + [False] * (own - 1):
+                unit = design.unit(
+                    next(coming),
+                    channels,
+                    block.convs(width, stride=2 if first and not stage_1 else 1),
+                    opens_stage=first and opening == "activated",
+                    activated=first and stage_1 and stem is not None and opening == "activated",
+                )
+                stage.append(unit)
+                channels = unit.channels
             self.stages.append(stage)
         self.tail = layers.sequence(ordering.before, channels)
         self.head = nn.Linear(channels_behind(ordering.before, channels), classes)
-        self.survival = survival
-        self.keep(Memory.full)
-        self._check_survival()
-        if initialization == "looks_linear" and not all(unit.is_plain for unit in self.units):
-            raise ValueError("looks_linear initializes nets without shortcuts: choose shortcut none")
-        initialize(self, self.head, initialization)
-        self.draws = own_generator() if survival else None
-
-    @property
-    def units(self) -> list[Unit]:
-        """All units, from the stem to the head."""
-        return [unit for stage in self.stages for unit in stage.children() if isinstance(unit, Unit)]
-
-    def keep(self, memory: Memory) -> None:
-        """What the forward pass stores for the backward pass, which computes the rest again; `full` at first.
-
-        recompute_activations stores the outputs of the convolutions, recompute_units the input of every unit,
-        recompute_segments the input of about sqrt(3 L) of L units. No choice changes a gradient by a bit.
-        """
-        self.memory = memory
-        for unit in self.units:
-            unit.branch.recompute = memory == Memory.recompute_activations
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        x = through(self.units, self._survival(), x, self.memory)
-        return self.head(self.tail(x).mean((2, 3)))
-
-    def _check_survival(self) -> None:
-        if self.survival is not None:
-            self.survival.expected(len(self.units))
-            if any(unit.is_plain for unit in self.units):
-                raise ValueError(
-                    "without its branch nothing is left of a plain unit: choose a shortcut, or survival none"
-                )
-
-    def _survival(self) -> list[float]:
-        """b of each unit; in training it is drawn anew at each call."""
-        units = len(self.units)
-        if self.survival is None:
-            return [1.0] * units
-        return self.survival.drawn(units, self.draws) if self.training else self.survival.expected(units)
+        self.complete(survival, initialization)
 
 
 def _check_sizes(**sizes: Sequence[int]) -> None:

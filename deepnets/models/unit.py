@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -23,12 +24,15 @@ class Unit(nn.Module):
     b = 0, F is not computed, its batch statistics stay as they are, and its parameters get gradients of zero.
     """
 
-    def __init__(self, *, before: nn.Module, branch: Branch, shortcut: nn.Module, after: nn.Module) -> None:
+    def __init__(
+        self, *, before: nn.Module, branch: Branch, shortcut: nn.Module, after: nn.Module, channels: int
+    ) -> None:
         super().__init__()
         self.before = before
         self.branch = branch
         self.shortcut = shortcut
         self.after = after
+        self.channels = channels  # of x'
 
     @property
     def is_plain(self) -> bool:
@@ -66,33 +70,61 @@ class Idle(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class UnitDesign:
-    """What all units of a net have in common."""
+    """What all `units` units of a net have in common.
+
+    A shortcut's y has the channels of F(x), or as many as the shortcut declares: a static method `channels` of those of
+    x and of F(x). Only a net that `grows` takes one that declares others than F(x) has. With `drops`, dropout stands in
+    front of each convolution of the branch but the first.
+    """
 
     ordering: Ordering
     layers: Layers
     shortcut: Callable[..., nn.Module]
     resize: Resize
+    units: int
+    grows: bool = False
+    drops: bool = False
 
     def unit(
-        self, inputs: int, convs: Sequence[Conv], *, first_of_stage: bool = False, activated: bool = False
+        self, index: int, inputs: int, convs: Sequence[Conv], *, opens_stage: bool = False, activated: bool = False
     ) -> Unit:
-        """The unit on `inputs` channels whose branch holds `convs`.
+        """Unit `index`, from 1, on `inputs` channels, whose branch holds `convs`.
 
-        A stage's first unit activates in front of the split, unless what precedes it is `activated`: a stem in full.
+        One that opens a stage activates in front of the split, unless what precedes it is `activated`: a stem in full.
+        Raises ValueError where the net cannot grow as its shortcut does.
         """
-        before = self.ordering.before if first_of_stage else ()
+        before = self.ordering.before if opens_stage else ()
         branch = self.ordering.branch(len(convs))[len(before) :]
+        if self.drops:
+            branch = self._with_dropout(branch)
         before = () if activated else before
         split = channels_behind(before, inputs)
         outputs = channels_behind(branch, split, convs)
-        ends = ShortcutShape(split, outputs, tuple(convs), self.resize, self.ordering.projection, self.layers)
+        ends = ShortcutShape(
+            split, outputs, tuple(convs), self.resize, self.ordering.projection, self.layers, index, self.units
+        )
+        joined = self._joined(split, outputs)
         return Unit(
             before=self.layers.sequence(before, inputs),
             branch=Branch(*self.layers.sequence(branch, split, convs)),
             shortcut=self.shortcut(ends=ends),
-            after=self.layers.sequence(self.ordering.after, outputs),
+            after=self.layers.sequence(self.ordering.after, joined),
+            channels=channels_behind(self.ordering.after, joined),
         )
 
-    def channels_behind(self, inputs: int, convs: Sequence[Conv]) -> int:
-        """The channels of x', where x has `inputs`."""
-        return channels_behind(self.ordering.layer * len(convs), inputs, convs)
+    @staticmethod
+    def _with_dropout(branch: tuple[str, ...]) -> tuple[str, ...]:
+        first = branch.index("conv") + 1
+        following = (("dropout", name) if name == "conv" else (name,) for name in branch[first:])
+        return (*branch[:first], *chain.from_iterable(following))
+
+    def _joined(self, split: int, outputs: int) -> int:
+        """The channels of y."""
+        declared = getattr(getattr(self.shortcut, "func", self.shortcut), "channels", None)
+        joined = declared(split, outputs) if declared else outputs
+        if joined != outputs and not self.grows:
+            raise ValueError(
+                f"this shortcut makes {joined} channels of {split} and {outputs}, and this net's width is fixed: "
+                "choose one that adds, such as identity, or a net that grows, such as model=densenet40_12"
+            )
+        return joined

@@ -156,7 +156,8 @@ class _Layers(TorchFunctionMode):
     ) -> Any:
         if function is linear:
             x, weight, bias = args
-            return x.to(weight.dtype) @ weight.mT + bias  # vmap's own rule multiplies twice more, by 1
+            y = x.to(weight.dtype) @ weight.mT  # vmap's own rule multiplies twice more, by 1
+            return y if bias is None else y + bias
         if function in CONVOLUTIONS:
             args = args[0].to(args[1].dtype), *args[1:]
         if function is batch_norm:

@@ -12,8 +12,9 @@ from deepnets.config.build import build as build_node
 
 CONF = Path(__file__).parents[2] / "conf"
 
-FAMILIES = ("exclusive_gating", "shortcut_only_gating", "highway")  # shortcuts that leave a number open
-WITHOUT_BATCHNORM = ("conv_relu", "conv_crelu")  # orderings beside the five of He et al. 2016
+FAMILIES = ("exclusive_gating", "shortcut_only_gating", "highway", "per_unit")  # shortcuts that leave a number open
+GROWING = ("concatenation",)  # a shortcut that changes the size of all that follows
+FURTHER = ("conv_relu", "conv_crelu", "fixup", "pre_norm", "post_norm")  # orderings beside the five of He et al. 2016
 
 Network = Callable[..., nn.Module]
 
@@ -40,4 +41,4 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     for argument in ("ordering", "block", "shortcut"):
         if argument in metafunc.fixturenames:
             names = options(f"model/{argument}")
-            metafunc.parametrize(argument, [name for name in names if name not in (*FAMILIES, *WITHOUT_BATCHNORM)])
+            metafunc.parametrize(argument, [name for name in names if name not in (*FAMILIES, *GROWING, *FURTHER)])

@@ -93,7 +93,10 @@ def test_a_crelu_net_starts_otherwise_without_looks_linear(network: Callable[...
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["model/shortcut=identity"], "looks_linear initializes nets without shortcuts: choose shortcut none"),
+        (
+            ["model/shortcut=identity"],
+            "looks_linear needs shortcuts that project, not pad: choose model.resize=project",
+        ),
         (["model.widths=[8,4,8,8]"], "looks_linear keeps all of its input, but a layer goes from 8 to 4"),
     ],
 )
@@ -102,6 +105,121 @@ def test_looks_linear_is_refused_where_it_cannot_be(
 ) -> None:
     with pytest.raises(UserError, match=message):
         network("thin_looks_linear", *overrides)
+
+
+def test_looks_linear_holds_with_shortcuts(network: Callable[..., ResNet]) -> None:
+    torch.manual_seed(0)
+    chosen = ["model/shortcut=identity", "model.resize=projection", "model.depth=26"]
+    model = network("thin_looks_linear", *chosen).double()
+    x, y = torch.randn(2, 4, 3, 32, 32, dtype=torch.float64)
+    assert model.units[3].shortcut.resize[0].weight.shape[:2] == (22, 12)  # of a CReLU's halves
+    bent = model(2 * x - 3 * y) - 2 * model(x) + 3 * model(y) - 2 * model(torch.zeros_like(x))
+    assert bent.abs().max().item() < 1e-13 * model(x).abs().max().item()
+
+
+def test_glorot_and_truncated_normal_draw_each_matrix_of_an_attention(network: Callable[..., nn.Module]) -> None:
+    torch.manual_seed(0)
+    for name, std in (("glorot", sqrt(2 / 256)), ("truncated_normal", 0.02)):
+        qkv = network("vit_cifar", f"model/initialization={name}").units[0].branch[1].qkv
+        for part in qkv.weight.chunk(3):
+            assert part.shape == (128, 128)
+            assert part.std().item() == pytest.approx(std, rel=0.03)
+
+
+@pytest.mark.parametrize("gain", [1.0, 1.5])
+def test_orthogonal(network: Callable[..., nn.Module], gain: float) -> None:
+    model = network(
+        "plain_fc10", "model/initialization=orthogonal", f"model.initialization.gain={gain}", shape=(1, 9, 9)
+    )
+    weight = model.units[4].branch[0].weight.double()
+    torch.testing.assert_close(weight @ weight.T, gain**2 * torch.eye(71).double(), atol=1e-5, rtol=0)
+
+
+def test_delta_orthogonal_is_an_orthogonal_centre_tap_and_normal_biases(network: Callable[..., ResNet]) -> None:
+    torch.manual_seed(0)
+    chosen = ["model.layer=[conv,tanh]", "model.initialization.bias_variance=0.04"]
+    model = network("thin_relu", "model/initialization=delta_orthogonal", *chosen)
+    convs = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+    for conv in convs:
+        tap = conv.weight[:, :, 1, 1].double()
+        torch.testing.assert_close(tap.T @ tap, 1.05 * torch.eye(tap.shape[1]).double(), atol=1e-5, rtol=0)
+        assert torch.count_nonzero(conv.weight) == torch.count_nonzero(tap)
+    biases = torch.cat([conv.bias for conv in convs])
+    assert biases.std().item() == pytest.approx(0.2, rel=5 / sqrt(2 * len(biases)))
+
+
+def test_fixup_follows_its_rules(network: Callable[..., ResNet]) -> None:
+    torch.manual_seed(0)
+    chosen = [f"model/{group}=fixup" for group in ("ordering", "shortcut", "initialization")]
+    model = network("resnet110", *chosen)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 1_720_138
+    for unit in model.units:
+        first, last = [layer.weight for layer in unit.branch if isinstance(layer, nn.Conv2d)]
+        assert torch.count_nonzero(last) == 0
+        expected = sqrt(2 / (first.shape[0] * 9)) * 54**-0.5
+        assert first.std().item() == pytest.approx(expected, rel=5 / sqrt(2 * first.numel()))
+        assert (unit.shortcut.a, unit.after[0].b) == (1, 0)
+    assert torch.count_nonzero(model.head.weight) == 0
+    bound = 1 / sqrt(27)  # torch's default for the stem
+    assert 0.95 * bound < model.stem[0].weight.abs().max().item() <= bound
+    unit, x = model.units[1].double(), torch.randn(2, 16, 8, 8, dtype=torch.float64)
+    scalars = [parameter for parameter in unit.parameters() if parameter.numel() == 1]
+    assert len(scalars) == 5
+    for parameter in unit.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    shifts = [layer.b for layer in (*unit.branch, *unit.after) if hasattr(layer, "b")]
+    conv1, conv2 = [layer for layer in unit.branch if isinstance(layer, nn.Conv2d)]
+    inner = torch.relu(conv1(x + shifts[0]) + shifts[1])
+    expected = torch.relu(x + unit.shortcut.a * conv2(inner + shifts[2]) + shifts[3])
+    torch.testing.assert_close(unit(x), expected)
+
+
+@pytest.mark.parametrize("images", ["null", "64"])
+def test_zero_gamma_lets_every_unit_start_as_the_identity(network: Callable[..., ResNet], images: str) -> None:
+    model = network("resnet20", "model/initialization=zero_gamma", f"model.batchnorm_images={images}")
+    x = torch.rand(2, 16, 8, 8)
+    assert torch.equal(model.units[1](x), x)
+    gains = [bn.weight.sum().item() for bn in model.modules() if isinstance(bn, nn.BatchNorm2d)]
+    assert gains.count(0) == 9
+    for ordering in ("full_preactivation", "relu_before_addition"):
+        with pytest.raises(UserError, match="zero_gamma needs branches that end in batch normalisation"):
+            network("resnet20", "model/initialization=zero_gamma", f"model/ordering={ordering}")
+
+
+def test_deepnorm_scales_values_outputs_and_mlps_alone(network: Callable[..., nn.Module]) -> None:
+    chosen = ["model/ordering=post_norm", "model/shortcut=deepnorm", "model.depth=24"]
+    nets = []
+    for name in ("glorot", "deepnorm"):
+        torch.manual_seed(0)
+        nets.append(network("vit_cifar", f"model/initialization={name}", *chosen))
+    for plain, scaled in zip(*(net.units for net in nets), strict=True):
+        before, after = dict(plain.named_parameters()), dict(scaled.named_parameters())
+        for name, value in after.items():
+            factor = torch.ones(len(value), *[1] * (value.dim() - 1))
+            if name.endswith("qkv.weight"):
+                factor[256:] = 0.3195  # DeepNet's beta for 12 layers
+            elif value.dim() > 1:
+                factor *= 0.3195
+            torch.testing.assert_close(value, factor * before[name], atol=0, rtol=1e-3)
+    with pytest.raises(UserError, match="deepnorm scales the sublayers of transformers"):
+        network("resnet20", "model/initialization=deepnorm")
+
+
+def test_pytorch_is_what_torchs_layers_start_with(network: Callable[..., ResNet]) -> None:
+    torch.manual_seed(0)
+    model = network("thin_relu", "model/initialization=pytorch")
+    conv = model.units[-1].branch[0]
+    bound = 1 / sqrt(conv.weight[0].numel())
+    for value in (conv.weight, conv.bias):  # He's have no such bound, and biases of 0
+        assert 0.85 * bound < value.abs().max().item() <= bound * (1 + 1e-6)
+
+
+def test_a_name_typed_as_a_value_is_the_option_of_that_name(network: Callable[..., ResNet]) -> None:
+    states = []
+    for word in ("model/initialization=he_fan_in", "model.initialization=he_fan_in"):
+        torch.manual_seed(0)
+        states.append(network("resnet20", word).state_dict())
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
 
 
 def test_the_same_seed_gives_the_same_network(network: Callable[..., ResNet]) -> None:

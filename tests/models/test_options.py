@@ -8,8 +8,11 @@ from torch import nn
 from deepnets.config.places import CONF
 from deepnets.models.resnet import ResNet
 
-FAMILIES = {"resnet"}  # options that leave the depth open
+IMAGENET = ("imagenet", "vit_b16")
+FAMILIES = {"resnet", "wide_resnet", "densenet", "vit"}  # options that leave the depth open
 PARAMETERS = {
+    "densenet40_12": 1_019_722,
+    "densenet_bc100_12": 769_162,
     "digits_resnet": 75_002,
     "highway110": 2_649_918,
     "highway_a": 236_328,
@@ -23,6 +26,7 @@ PARAMETERS = {
     "highway_fc100": 544_660,
     "highway_mnist_w16": 38_986,
     "highway_mnist_w32": 151_690,
+    "imagenet_densenet121": 7_978_856,
     "imagenet_plain18": 11_515_688,
     "imagenet_plain34": 21_623_848,
     "imagenet_preact152": 60_192_808 - 2 * (256 + 512 + 1024 + 2048),  # no batch normalisation behind projections
@@ -32,6 +36,8 @@ PARAMETERS = {
     "imagenet_resnet50": 25_557_032,
     "imagenet_resnet101": 44_549_160,
     "imagenet_resnet152": 60_192_808,
+    "imagenet_resnext50": 25_028_904,
+    "imagenet_wide_resnet50_2": 68_883_240,
     "mnist_resnet52": 117_802,
     "plain_fc10": 102_463,
     "plain_fc20": 153_583,
@@ -63,6 +69,14 @@ PARAMETERS = {
     "thin_relu198": 2_338_330,
     "thin_resnet": 567_090,
     "thin_resnet198": 2_344_146,
+    "vit_b16": 86_567_656,
+    # 8 units of width 32: four layers, tokens of 2 x 2 pixels, their 16 positions and the class token's, norm and head.
+    "vit_digits": 4 * (4 * 32 * 33 + 2 * 32 * 64 + 64 + 32 + 4 * 32) + 5 * 32 + 17 * 32 + 32 + 2 * 32 + 330,
+    "vit_cifar": 827_530 + 128,  # the authors' has no position for the class token
+    "vit_mnist": 210_058 + 64,
+    "wrn16_8": 10_961_370,
+    "wrn28_10": 36_479_194,
+    "wrn40_4": 8_949_210,
     # The nets of constant depth, with biases in 36, 50 or 400 layers each of 16, 32 and 64 channels, and in the stem.
     "stochastic_depth110": 1_727_962 + 36 * 112 + 16,
     "stochastic_depth152": 2_408_474 + 50 * 112 + 16,
@@ -105,16 +119,31 @@ PARAMETERS_164_BY_ORDERING = {  # 896 of batch normalisation behind the three pr
 }
 
 
+UNITS_110 = 18 * (16 + 32 + 64)  # channels of all F(x)
+INPUTS_110 = 19 * 16 + 18 * 32 + 17 * 64  # of all x
+PARAMETERS_110_BY_SHORTCUT |= {
+    "deep_delta": 1_727_962 + 2 * (INPUTS_110 + 54),  # b and v, one number each
+    "deepnorm": 1_727_962,
+    "fixup": 1_727_962 + 54,
+    "inverse_depth": 1_727_962,
+    "inverse_sqrt_depth": 1_727_962,
+    "layer_scale": 1_727_962 + UNITS_110,
+    "orthogonal": 1_727_962,
+    "rezero": 1_727_962 + 54,
+    "separate_gates": 2 * GATES - 1_727_962,
+}
+
+
 def shape_of(option: str) -> tuple[int, int, int]:
     if "digits" in option:
         return (1, 8, 8)
     if "mnist" in option or (option.startswith(("highway_fc", "plain_fc")) and "cifar" not in option):
         return (1, 28, 28)
-    return (3, 224, 224) if option.startswith("imagenet") else (3, 32, 32)
+    return (3, 224, 224) if option.startswith(IMAGENET) else (3, 32, 32)
 
 
 def classes_of(option: str) -> int:
-    if option.startswith("imagenet"):
+    if option.startswith(IMAGENET):
         return 1000
     return 100 if option.endswith("cifar100") else 10
 

@@ -1,0 +1,76 @@
+"""Densely connected networks: every layer reads all that came before it in its stage."""
+
+from collections.abc import Callable, Sequence
+
+from torch import nn
+
+from deepnets.models.initialization import Initialization
+from deepnets.models.layers import Conv, Layers, channels_behind
+from deepnets.models.network import UnitNetwork
+from deepnets.models.ordering import Ordering
+from deepnets.models.resize import Resize
+from deepnets.models.survival import Survival
+from deepnets.models.unit import UnitDesign
+
+
+class DenseNet(UnitNetwork):
+    """A stem, stages of `units` each adding `growth` channels, transitions between them, and a linear head.
+
+    The branch of a unit is BN-ReLU-conv3x3, with `bottleneck` n behind BN-ReLU-conv1x1 of n times `growth` channels; a
+    transition is BN-ReLU-conv1x1 to `compression` times the channels and average pooling of 2x2. `dropout` is the rate
+    behind each convolution but the stem's. Maps images (N, C, H, W) to logits (N, classes). Huang et al. 2017, 3.
+
+    Raises ValueError for sizes below 1, a compression outside (0, 1], and what Ordering, Layers, UnitDesign,
+    ShortcutShape and UnitNetwork.complete refuse.
+    """
+
+    def __init__(
+        self,
+        *,
+        units: Sequence[int],
+        growth: int,
+        bottleneck: int | None,
+        compression: float,
+        stem: Sequence[str],
+        stem_kernel: int,
+        stem_stride: int,
+        stem_width: int,
+        dropout: float,
+        batchnorm_images: int | None,
+        shortcut: Callable[..., nn.Module],
+        resize: Resize,
+        survival: Survival | None,
+        initialization: Initialization | str,
+        shape: tuple[int, int, int],
+        classes: int,
+    ) -> None:
+        super().__init__()
+        sizes = {"growth": growth, "bottleneck": bottleneck, "stem_width": stem_width, "units": min(units, default=0)}
+        for name, size in sizes.items():
+            if size is not None and size < 1:
+                raise ValueError(f"{name} is {size}; it must be at least 1")
+        if not 0 < compression <= 1:
+            raise ValueError(f"compression is {compression}; it must be above 0 and at most 1")
+        layers = Layers(conv_bias=False, batchnorm_images=batchnorm_images, dropout=dropout)
+        ordering = Ordering(("bn", "relu", "conv", *["dropout"] * bool(dropout)), after=())
+        design = UnitDesign(ordering, layers, shortcut, resize, units=sum(units), grows=True)
+        convs = [Conv(growth, kernel=3, stride=1)]
+        if bottleneck is not None:
+            convs = [Conv(bottleneck * growth, kernel=1, stride=1), *convs]
+        self.stem = layers.sequence(stem, shape[0], [Conv(stem_width, stem_kernel, stem_stride)])
+        channels, index = channels_behind(stem, shape[0], [Conv(stem_width, stem_kernel, stem_stride)]), 0
+        self.stages = nn.Sequential()
+        for number, own in enumerate(units):
+            stage = nn.Sequential()
+            if number > 0:
+                inputs, channels = channels, int(channels * compression)
+                stage.extend(layers.sequence((*ordering.layer, "avg_pool"), inputs, [Conv(channels, 1, 1)]))
+            for _ in range(own):
+                index += 1
+                unit = design.unit(index, channels, convs)
+                stage.append(unit)
+                channels = unit.channels
+            self.stages.append(stage)
+        self.tail = layers.sequence(ordering.before, channels)
+        self.head = nn.Linear(channels, classes)
+        self.complete(survival, initialization)

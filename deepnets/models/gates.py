@@ -1,0 +1,122 @@
+"""Shortcuts beyond a scaled sum: two gates, updates by direction, and concatenation."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from deepnets.models.layers import Conv
+from deepnets.models.resize import ShortcutShape, ZeroPadding
+
+
+class SeparatelyGated(nn.Module):
+    """y = C(x) x + T(x) r with carry gate C and transform gate T, each sigmoid(W x + b) by channel and pixel.
+
+    The general form of Srivastava et al. 2015, Eq. 2, of which C = 1 - T is the usual case. W is a convolution of size
+    1 with the unit's stride; the biases start as `carry_bias` and `transform_bias`.
+    """
+
+    def __init__(self, *, transform_bias: float, carry_bias: float, ends: ShortcutShape) -> None:
+        super().__init__()
+        self.transform_bias, self.carry_bias = transform_bias, carry_bias
+        self.resize = ends.resized()
+        self.transform, self.carry = _linear(ends, ends.outputs), _linear(ends, ends.outputs)
+
+    def reset_bias(self) -> None:
+        """Set the gates' biases to their initial values."""
+        _fill(self.transform, self.transform_bias)
+        _fill(self.carry, self.carry_bias)
+
+    def forward(self, x: Tensor, r: Tensor) -> Tensor:
+        return torch.sigmoid(self.carry(x)) * self.resize(x) + torch.sigmoid(self.transform(x)) * r
+
+    def extra_repr(self) -> str:
+        return f"transform_bias={self.transform_bias}, carry_bias={self.carry_bias}"
+
+
+class Orthogonal(nn.Module):
+    """y = x + r - (<x, r> / (|x|^2 + eps)) x: only what is orthogonal to x is added; Oh et al. 2025 (2505.11881).
+
+    With `feature_wise`, products are over the channels of each position, else over all of an image's numbers. In
+    half precision they are computed in float32.
+    """
+
+    def __init__(self, *, feature_wise: bool, eps: float, ends: ShortcutShape) -> None:
+        super().__init__()
+        self.feature_wise, self.eps = feature_wise, eps
+        self.resize = ends.resized()
+
+    def forward(self, x: Tensor, r: Tensor) -> Tensor:
+        x = self.resize(x)
+        exact, update = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in (x, r))
+        over = _channels(x) if self.feature_wise else tuple(range(1, x.dim()))
+        share = (exact * update).sum(over, keepdim=True) / (exact.square().sum(over, keepdim=True) + self.eps)
+        return x + r - (share * exact).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return f"feature_wise={self.feature_wise}, eps={self.eps}"
+
+
+class Delta(nn.Module):
+    """y = x + b k (v - k'x), k = r / |r| over the channels of each position: Deep Delta (2601.00417).
+
+    b = 2 sigmoid(W x + bias) is 0 for the identity, 1 for a projection and 2 for a reflection. b and the number v are
+    linear in the unit's input here, one for each position; which layers the authors use for them is not confirmed.
+    """
+
+    def __init__(self, *, bias: float, ends: ShortcutShape) -> None:
+        super().__init__()
+        self.bias = bias
+        self.resize = ends.resized()
+        self.b, self.v = _linear(ends, 1), _linear(ends, 1)
+
+    def reset_bias(self) -> None:
+        """Set b's bias to its initial value."""
+        _fill(self.b, self.bias)
+
+    def forward(self, x: Tensor, r: Tensor) -> Tensor:
+        b, v, x = 2 * torch.sigmoid(self.b(x)), self.v(x), self.resize(x)
+        k = normalize(r.expand_as(x), dim=_channels(x))
+        return x + b * k * (v - (k * x).sum(_channels(x), keepdim=True))
+
+    def extra_repr(self) -> str:
+        return f"bias={self.bias}"
+
+
+class Concatenated(nn.Module):
+    """y = (x, r), r's channels behind those of x: Huang et al. 2017 (DenseNet), Eq. 2."""
+
+    def __init__(self, *, ends: ShortcutShape) -> None:
+        super().__init__()
+        self.resize = ZeroPadding(extra=0, stride=ends.stride) if ends.stride > 1 else nn.Identity()
+        self.added = ends.outputs
+
+    @staticmethod
+    def channels(x: int, r: int) -> int:
+        """Those of y."""
+        return x + r
+
+    def forward(self, x: Tensor, r: Tensor) -> Tensor:
+        x = self.resize(x)
+        if r.dim() == 0:  # a branch that is not computed
+            r = r.expand(len(x), self.added, *x.shape[2:])
+        return torch.cat((x, r), dim=1)
+
+
+def _linear(ends: ShortcutShape, outputs: int) -> nn.Conv2d | nn.Linear:
+    """W x + b of the unit's input, by the kind of weights that its branch has."""
+    layers = replace(ends.layers, conv_bias=True)
+    layer = layers.sequence(ends.projection[:1], ends.inputs, [Conv(outputs, 1, ends.stride)])[0]
+    assert isinstance(layer, nn.Conv2d | nn.Linear)
+    return layer
+
+
+def _fill(layer: nn.Conv2d | nn.Linear, bias: float) -> None:
+    assert layer.bias is not None
+    nn.init.constant_(layer.bias, bias)
+
+
+def _channels(x: Tensor) -> int:
+    """The dimension of the channels: of maps (N, C, H, W) the second, of tokens (N, T, d) and features the last."""
+    return 1 if x.dim() == 4 else -1

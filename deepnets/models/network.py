@@ -1,0 +1,68 @@
+"""What all networks made of units have in common: stem, stages of units, tail and head."""
+
+from torch import Tensor, nn
+
+from deepnets.models.initialization import Initialization, initialize
+from deepnets.models.memory import Memory
+from deepnets.models.recomputation import through
+from deepnets.models.survival import Survival, own_generator
+from deepnets.models.unit import Unit
+
+
+class UnitNetwork(nn.Module):
+    """logits = head(average(tail(units(stem(x))))), each unit with the b of its survival.
+
+    A family sets `stem`, `stages`, `tail` and `head`, and then calls `complete`. A stage may hold other layers beside
+    its units. Stochastic depth and recomputation are the same in all families.
+    """
+
+    stem: nn.Module
+    stages: nn.Sequential
+    tail: nn.Module
+    head: nn.Linear
+
+    @property
+    def units(self) -> list[Unit]:
+        """All units, from the stem to the head."""
+        return [unit for stage in self.stages for unit in stage.children() if isinstance(unit, Unit)]
+
+    def complete(self, survival: Survival | None, initialization: Initialization | str) -> None:
+        """Draw all parameters; raises ValueError where units cannot do without their branch, or as `initialize`."""
+        self.survival = survival
+        self.keep(Memory.full)
+        if survival is not None:
+            survival.expected(len(self.units))
+            if any(unit.is_plain for unit in self.units):
+                raise ValueError(
+                    "without its branch nothing is left of a plain unit: choose a shortcut, or survival none"
+                )
+        initialize(self, self.head, initialization)
+        self.draws = own_generator() if survival else None
+
+    def keep(self, memory: Memory) -> None:
+        """What the forward pass stores for the backward pass, which computes the rest again; `full` at first.
+
+        recompute_activations stores the outputs of the convolutions, recompute_units the input of every unit,
+        recompute_segments the input of about sqrt(3 L) of L units. No choice changes a gradient by a bit.
+        """
+        self.memory = memory
+        for unit in self.units:
+            unit.branch.recompute = memory == Memory.recompute_activations
+
+    def forward(self, x: Tensor) -> Tensor:
+        layers = [layer for stage in self.stages for layer in stage.children()]
+        survival = iter(self._survival())
+        own = [next(survival) if isinstance(layer, Unit) else None for layer in layers]
+        x = through(layers, own, self.stem(x), self.memory)
+        return self.head(self.average(self.tail(x)))
+
+    def average(self, x: Tensor) -> Tensor:
+        """What the head reads of the tail's maps (N, C, H, W): their means (N, C)."""
+        return x.mean((2, 3))
+
+    def _survival(self) -> list[float]:
+        """b of each unit; in training it is drawn anew at each call."""
+        units = len(self.units)
+        if self.survival is None:
+            return [1.0] * units
+        return self.survival.drawn(units, self.draws) if self.training else self.survival.expected(units)

@@ -1,0 +1,129 @@
+"""Vision transformers: the same unit, on the tokens of an image's patches."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from deepnets.models.attention import MLP, Activation, Attention
+from deepnets.models.initialization import Initialization
+from deepnets.models.layers import Conv, Layers
+from deepnets.models.network import UnitNetwork
+from deepnets.models.ordering import Ordering
+from deepnets.models.survival import Survival
+from deepnets.models.unit import UnitDesign
+
+Readout = Literal["class_token", "mean"]
+
+
+class Transformer(UnitNetwork):
+    """`depth` units, attention and MLP in turn, on patches of an image, and a linear head.
+
+    `layer` and `after` are an ordering around "sublayer", which is either of both: [ln, sublayer] with nothing after is
+    pre-norm and ends in a norm in front of the head, [sublayer, ln] with [ln] after is post-norm and has none there.
+    The head reads the class token or the mean of all tokens, through a layer of `representation` units and tanh where
+    that is given. Maps images (N, C, H, W) to logits (N, classes). Dosovitskiy et al. 2021; Xiong et al. 2020.
+
+    Raises ValueError for sizes below 1, an odd depth, another layer than of one sublayer and norms, patches that do not
+    divide the image, and what Ordering, Layers, Attention, UnitDesign and UnitNetwork.complete refuse.
+    """
+
+    def __init__(
+        self,
+        *,
+        depth: int,
+        width: int,
+        heads: int,
+        mlp_ratio: int,
+        patch: int,
+        layer: Sequence[str],
+        after: Sequence[str],
+        activation: Activation,
+        norm_eps: float,
+        qkv_bias: bool,
+        dropout: float,
+        readout: Readout,
+        representation: int | None,
+        shortcut: Callable[..., nn.Module],
+        survival: Survival | None,
+        initialization: Initialization | str,
+        shape: tuple[int, int, int],
+        classes: int,
+    ) -> None:
+        super().__init__()
+        for name, size in {"width": width, "mlp_ratio": mlp_ratio, "representation": representation}.items():
+            if size is not None and size < 1:
+                raise ValueError(f"{name} is {size}; it must be at least 1")
+        if depth < 2 or depth % 2:
+            below, above = max(2, depth - 1), max(2, depth + 1)
+            raise ValueError(
+                f"depth is {depth}; attention and MLP are two units each time: {below} or {above} is legal"
+            )
+        _check_layer(layer)
+        further: dict[str, Callable[[int], nn.Module]] = {
+            "ln": partial(nn.LayerNorm, eps=norm_eps),
+            "attention": partial(Attention, heads=heads, bias=qkv_bias, dropout=dropout),
+            "mlp": partial(MLP, ratio=mlp_ratio, activation=activation, dropout=dropout),
+        }
+        layers = Layers(conv_bias=True, batchnorm_images=None, dropout=dropout, further=further)
+        orderings = [_around(sublayer, layer, after) for sublayer in ("attention", "mlp")]
+        designs = [UnitDesign(ordering, layers, shortcut, "zero_padding", units=depth) for ordering in orderings]
+        convs = [Conv(width, kernel=1, stride=1)]  # the linear layer of a gate
+        self.stem = Tokens(width, patch=patch, class_token=readout == "class_token", dropout=dropout, shape=shape)
+        units = [designs[index % 2].unit(index + 1, width, convs) for index in range(depth)]
+        self.stages = nn.Sequential(nn.Sequential(*units))
+        self.tail = layers.sequence(orderings[0].before, width)
+        self.readout = readout
+        self.representation = (
+            nn.Identity() if representation is None else nn.Sequential(nn.Linear(width, representation), nn.Tanh())
+        )
+        self.head = nn.Linear(representation or width, classes)
+        self.complete(survival, initialization)
+
+    def average(self, x: Tensor) -> Tensor:
+        """What the head reads of the tail's tokens (N, T, d): (N, d), or (N, representation)."""
+        return self.representation(x[:, 0] if self.readout == "class_token" else x.mean(1))
+
+
+class Tokens(nn.Module):
+    """Images (N, C, H, W) to tokens (N, T, d): a linear map of each patch, plus a learned position for each.
+
+    A class token of zeros, at first, precedes the patches' where asked for. Positions start as N(0, 0.02^2), cut at 2.
+    Raises ValueError for patches that do not divide the image.
+    """
+
+    def __init__(
+        self, width: int, *, patch: int, class_token: bool, dropout: float, shape: tuple[int, int, int]
+    ) -> None:
+        super().__init__()
+        channels, *size = shape
+        if patch < 1 or any(side % patch for side in size):
+            legal = [str(n) for n in range(1, min(size) + 1) if not any(side % n for side in size)]
+            raise ValueError(
+                f"patch is {patch}, which does not divide images of {size[0]}x{size[1]}: choose from {', '.join(legal)}"
+            )
+        self.class_token = nn.Parameter(torch.zeros(1, 1, width)) if class_token else None
+        tokens = (size[0] // patch) * (size[1] // patch) + class_token
+        self.positions = nn.Parameter(nn.init.trunc_normal_(torch.empty(1, tokens, width), std=0.02))
+        self.patches = nn.Conv2d(channels, width, patch, patch)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        if self.class_token is not None:
+            x = torch.cat((self.class_token.expand(len(x), -1, -1).to(x.dtype), x), dim=1)
+        return self.dropout(x + self.positions)
+
+
+def _check_layer(layer: Sequence[str]) -> None:
+    if list(layer).count("sublayer") != 1 or "ln" not in layer or set(layer) - {"ln", "sublayer"}:
+        raise ValueError(
+            f"layer is {list(layer)}; a transformer's is one sublayer and its norm, [ln, sublayer] or [sublayer, ln]: "
+            "choose model/ordering=pre_norm or post_norm"
+        )
+
+
+def _around(sublayer: str, layer: Sequence[str], after: Sequence[str]) -> Ordering:
+    return Ordering(tuple(sublayer if name == "sublayer" else name for name in layer), tuple(after))
