@@ -56,12 +56,14 @@ class Published:
 class Sweep:
     """A sweep: `axes` are the choices that name a row, `reported` is what the paper prints about the rows.
 
-    `deep` states that scale=deep suits its networks.
+    `claims` are what it states about them, as `deepnets.config.claim` reads it; `deep` states that scale=deep suits its
+    networks.
     """
 
     axes: list[str] = MISSING
     deep: bool = False
     reported: Published = field(default_factory=Published)
+    claims: list[dict[str, str]] = field(default_factory=list)
 
 
 @dataclass

@@ -7,6 +7,7 @@ from typing import Any
 
 from deepnets.command import called
 from deepnets.config.build import build
+from deepnets.config.claim import claims_of
 from deepnets.config.schema import Config, Row
 from deepnets.errors import UserError
 from deepnets.launch.ending import lines_of
@@ -65,6 +66,7 @@ def launchable(config: Config, launcher: Launcher) -> Config:
 
 def _check(row: Row, folder: RunFolder, launcher: Launcher) -> None:
     folder.check(row.config)
+    claims_of(row.config.sweep)
     if row.config.overwrite or not folder.is_complete:
         check(launchable(row.config, launcher))
     elif folder.config.dataset.get("root") != row.config.dataset.get("root"):
@@ -77,5 +79,6 @@ def _origin(row: Row) -> dict[str, Any]:
         "overrides": list(row.overrides),
         "choices": row.choices,
         "commit": git_commit(),
+        "claims": [claim.hash for claim in claims_of(row.config.sweep)],
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }

@@ -19,6 +19,7 @@ from deepnets.distributed.signals import Interrupted, Interruption
 from deepnets.distributed.world import World
 from deepnets.errors import UserError
 from deepnets.runs import checkpoint
+from deepnets.runs.evidence import Evidence
 from deepnets.runs.folder import DIVERGED, FINISHED, RunFolder
 from deepnets.runs.log import Log
 from deepnets.runs.record import (
@@ -79,6 +80,7 @@ class Execution:
         self.training = prepare(config, device, getattr(torch, self.frozen["precision"]), world)
         self.remarks, self.history, self.seconds = [protocol_of(config, self.training), *described(damaged)], [], 0.0
         self.observed: list[dict[str, Any]] = []
+        self.evidence = Evidence(saved.get("evidence") if saved else None)
         if saved:
             self.remarks += resume(folder, saved, self.training)
             self.history, self.observed, self.seconds = saved["history"], saved.get("observed", []), saved["seconds"]
@@ -102,6 +104,7 @@ class Execution:
         """Take note of where the training stands; whether it goes on, which it does not when it has diverged."""
         if self.log:
             self.log.iteration(self.training)
+            self.evidence.note(self.training)
         if _is_non_finite(self.training):
             self._end(DIVERGED)
             return False
@@ -119,6 +122,7 @@ class Execution:
         if self.log:
             self.log.flush()
             state |= {"run": identity(self.config), "frozen": self.frozen, "seconds": self.log.seconds}
+            state["evidence"] = self.evidence.state
             checkpoint.save(self.folder.path, state)
 
     def finish(self) -> None:
@@ -130,6 +134,7 @@ class Execution:
         if self.log:
             self.log.end(finished=status == FINISHED)
             self.result = result_of(self.config, self.training, self.history, self.log.seconds, status, self.frozen)
+            self.result |= {"claims": self.folder.origin.get("claims", []), **self.evidence.facts()}
             self.logging.close()
             self.folder.write_json("result.json", self.result)
         self.result = self.training.world.broadcast_object(self.result)

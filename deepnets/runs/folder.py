@@ -124,7 +124,8 @@ class RunFolder:
     def freeze(self, config: Config, origin: dict[str, Any]) -> None:
         """Write down what the run is and where it executes now; `overwrite` deletes what was there first.
 
-        Trust is not frozen: it must be given anew wherever the folder is executed.
+        Trust is not frozen: it must be given anew wherever the folder is executed. Nor are claims, which are no part of
+        a run; `origin` names those it was set up under.
 
         Raises:
             Locked: another process is running it.
@@ -136,7 +137,8 @@ class RunFolder:
                 self._clear()
             if not (self.path / "origin.json").is_file():
                 self.write_json("origin.json", origin)
-            config = replace(config, overwrite=False, trusted_targets=[])
+            sweep = config.sweep and replace(config.sweep, claims=[])
+            config = replace(config, overwrite=False, trusted_targets=[], sweep=sweep)
             write_atomically(self.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(config)))
 
     def _clear(self) -> None:

@@ -181,7 +181,7 @@ def fit(training: Training) -> Iterator[Training]:
         t.gather_statistics()
         evaluated = {}
         for name, batches in t.evaluated.items():
-            sums = Sums(t.device)
+            sums = Sums(t.device, by_image=True)
             for _ in evaluate(t.model, batches, sums, t.precision):
                 yield t
             evaluated[name] = sums.mean(t.world)

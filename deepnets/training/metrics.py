@@ -1,6 +1,6 @@
 """Loss and error of a set of images, summed on the device and read once."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -11,27 +11,44 @@ from deepnets.distributed.world import ALONE, World
 class Sums:
     """Running sums of cross-entropy, wrong predictions and images; adding never waits for the device.
 
-    `values` is a float64 tensor (3,).
+    `values` is a float64 tensor (3,). With `by_image`, which images were predicted rightly is kept too.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, by_image: bool = False) -> None:
         self.values = torch.zeros(3, dtype=torch.float64, device=device)
+        self._right: list[Tensor] | None = [torch.zeros(0, dtype=torch.bool, device=device)] if by_image else None
 
     def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
         """Add a batch: `loss` summed over its images, `logits` (N, classes), `labels` (N,)."""
-        wrong = (logits.argmax(1) != labels).sum()
+        right = logits.argmax(1) == labels
+        if self._right is not None:
+            self._right.append(right)
+        wrong = (~right).sum()
         images = torch.full_like(wrong, len(labels))
         self.values += torch.stack([loss.detach().double(), wrong.double(), images.double()])
 
     def mean(self, world: World = ALONE) -> "Mean":
         """The means so far, over all processes of `world`, by default over this one's. Waits for the device."""
         loss, wrong, images = world.all_reduce_sum(self.values).tolist()
-        return Mean(loss=loss / max(images, 1), error=100 * wrong / max(images, 1))
+        right = None if self._right is None else _gathered(torch.cat(self._right), int(images), world)
+        return Mean(loss=loss / max(images, 1), error=100 * wrong / max(images, 1), right=right)
+
+
+def _gathered(own: Tensor, images: int, world: World) -> Tensor:
+    """`own` of all processes, which share `images` as `World.shards` does, in the order of the images, on the host."""
+    if world.size == 1:
+        return own.cpu()
+    shards = world.shards(images)
+    padded = torch.zeros(shards[0].stop, dtype=torch.uint8, device=own.device)
+    padded[: len(own)] = own
+    parts = zip(world.all_gather(padded), shards, strict=True)
+    return torch.cat([part[: shard.stop - shard.start] for part, shard in parts]).bool().cpu()
 
 
 @dataclass(frozen=True)
 class Mean:
-    """Mean cross-entropy in nats, and error in percent of the images."""
+    """Mean cross-entropy in nats, error in percent of the images; `right` (N,) says which were predicted rightly."""
 
     loss: float
     error: float
+    right: Tensor | None = field(default=None, compare=False, repr=False)

@@ -120,7 +120,7 @@ def fit_together(stack: Stack) -> Iterator[None]:
             training.model.eval()
         evaluated: list[dict[str, Mean]] = [{} for _ in trainings]
         for name, split in first.evaluated.items():
-            sums = [Sums(first.device) for _ in trainings]
+            sums = [Sums(first.device, by_image=True) for _ in trainings]
             for _ in stack.evaluate(split, sums):
                 yield
             for means, own in zip(evaluated, sums, strict=True):

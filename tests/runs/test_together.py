@@ -5,6 +5,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ from deepnets.launch.grid import launch
 from deepnets.models.fully_connected import FullyConnected
 from deepnets.monitor.dashboard import Dashboard
 from deepnets.runs import checkpoint
+from deepnets.runs.evidence import unpacked
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.grouping import groups_of
@@ -56,7 +58,7 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> list[RunFolder]:
 
 
 def test_each_folder_holds_what_its_run_alone_does(alone: list[RunFolder], together: list[RunFolder]) -> None:
-    times = {"seconds", "images_per_second", "identity"}
+    times = {"seconds", "images_per_second", "identity", "beginning", "test_right"}
     for ours, theirs in zip(together, alone, strict=True):
         assert {file.name for file in ours.path.iterdir() if "tfevents" not in file.name} == {
             file.name for file in theirs.path.iterdir() if "tfevents" not in file.name
@@ -69,6 +71,11 @@ def test_each_folder_holds_what_its_run_alone_does(alone: list[RunFolder], toget
         assert {name: value for name, value in ours.result.items() if name not in times and "error" not in name} == {
             name: value for name, value in theirs.result.items() if name not in times and "error" not in name
         }
+        if ours.result["status"] == "finished":
+            losses = [folder.result["beginning"]["losses"] for folder in (ours, theirs)]
+            assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+            right = [unpacked(folder.result["test_right"], 360) for folder in (ours, theirs)]
+            assert np.mean(right[0] == right[1]) > 0.97
         assert "epoch 2/2" in (ours.path / "log.txt").read_text() or ours.result["status"] == "diverged"
         assert ours.read_json("status.json")["state"] == "ended"
 

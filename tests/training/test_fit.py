@@ -89,9 +89,9 @@ def by_hand(iterations: int, epochs: int) -> tuple[nn.Sequential, list[tuple[flo
 def test_training_is_the_formula_with_short_batches_and_a_cut_epoch() -> None:
     ours = training(iterations=8)
     numbers = [
-        (*vars(state.completed["train"]).values(), *vars(state.completed["test"]).values())
+        [value for split in ("train", "test") for value in (done[split].loss, done[split].error)]
         for state in fit(ours)
-        if state.completed
+        if (done := state.completed)
     ]
     model, expected = by_hand(iterations=8, epochs=3)
     assert ours.images == 10 + 10 + 8

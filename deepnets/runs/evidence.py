@@ -1,0 +1,73 @@
+"""What a result can be checked by later: how the run began, and which test images it got right in the end."""
+
+import base64
+import hashlib
+from math import isfinite
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deepnets.training.fit import Training
+
+FIRST = 20  # iterations
+
+
+class Evidence:
+    """Noted while a run trains; `state` goes into its checkpoints, `facts` into its result.
+
+    The losses are those of the first `FIRST` iterations, on the device until they are read; the checksum is of the
+    weights behind them. `right` (N,) is of the test images after the last completed epoch.
+    """
+
+    def __init__(self, state: dict[str, Any] | None = None) -> None:
+        state = state or {}
+        self.losses: list[Tensor] = list(state.get("losses", torch.zeros(0)))
+        self.weights: str | None = state.get("weights")
+        self.right: Tensor | None = state.get("right")
+
+    def note(self, training: Training) -> None:
+        """To be called where `fit` yields; waits for the device once, and at the ends of epochs."""
+        first = min(FIRST, training.iterations)
+        if training.loss is not None and len(self.losses) == training.iteration - 1 < first:
+            self.losses.append(training.loss)
+            if training.iteration == first:
+                self.weights = weights_checksum(training.model)
+        if training.completed:
+            self.right = training.completed["test"].right
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Tensors and text."""
+        losses = torch.stack(self.losses).cpu() if self.losses else torch.zeros(0)
+        return {"losses": losses, "weights": self.weights, "right": self.right}
+
+    def facts(self) -> dict[str, Any]:
+        """By the names of result.json: `beginning`, losses in nats (null if not finite), and `test_right`, `packed`."""
+        facts: dict[str, Any] = {}
+        if self.weights:
+            losses = [float(f"{loss:.9g}") if isfinite(loss) else None for loss in self.state["losses"].tolist()]
+            facts["beginning"] = {"losses": losses, "weights": self.weights}
+        if self.right is not None:
+            facts["test_right"] = packed(self.right)
+        return facts
+
+
+def weights_checksum(model: torch.nn.Module) -> str:
+    """Sixteen hexadecimal digits (SHA-256) of all parameters in the order of their names."""
+    checksum = hashlib.sha256()
+    for name, weights in sorted(model.named_parameters()):
+        checksum.update(name.encode())
+        checksum.update(weights.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return checksum.hexdigest()[:16]
+
+
+def packed(right: Tensor) -> str:
+    """A bit for each image, eight to a byte, in base 64: 1.7 kB for 10,000."""
+    return base64.b64encode(np.packbits(right.numpy()).tobytes()).decode()
+
+
+def unpacked(text: str, images: int) -> np.ndarray:
+    """What `packed` packed, (images,) bool."""
+    return np.unpackbits(np.frombuffer(base64.b64decode(text), np.uint8), count=images).astype(bool)
