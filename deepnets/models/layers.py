@@ -124,17 +124,5 @@ class Layers:
                 return nn.MaxPool2d(
                     kernel_size=3, stride=2, padding=1
                 )  # He et al. 2015, Table 1; padding as fb.resnet.torch
-        names = [
-            "conv",
-            "linear",
-            "bn",
-            "relu",
-            "crelu",
-            "tanh",
-            "shift",
-            "dropout",
-            "avg_pool",
-            "max_pool",
-            *self.further,
-        ]
-        raise ValueError(f"unknown layer {name!r}; choose from {', '.join(names)}")
+        names = ["conv", "linear", "bn", "relu", "crelu", "tanh", "shift", "dropout", "avg_pool", *self.further]
+        raise ValueError(f"unknown layer {name!r}; choose from {', '.join(names)} and max_pool")

@@ -44,6 +44,6 @@ def test_a_layer_holds_one_conv(layer: tuple[str, ...]) -> None:
 
 def test_an_unknown_layer_name_is_refused() -> None:
     with pytest.raises(
-        ValueError, match="unknown layer 'gelu'; choose from conv, linear, bn, relu, crelu, tanh and max_pool"
+        ValueError, match="unknown layer 'gelu'; choose from conv, linear, bn, relu, crelu, tanh, shift, dropout"
     ):
         Layers(conv_bias=False, batchnorm_images=None).sequence(["gelu"], 4)
