@@ -8,7 +8,18 @@ TensorBoard images go into the run folder; the finding is printed.
 import argparse
 from collections.abc import Sequence
 
-from deepnets.analysis.commands import gates, gradients, highway, lesion, paths, propagation, shattering, showcase
+from deepnets.analysis.commands import (
+    curvature,
+    gates,
+    gradients,
+    highway,
+    landscape,
+    lesion,
+    paths,
+    propagation,
+    shattering,
+    showcase,
+)
 from deepnets.analysis.commands.subject import add_subject
 from deepnets.results.writing import check_writable
 
@@ -19,6 +30,8 @@ ANALYSES = {
     "highway": highway,
     "gradients": gradients,
     "propagation": propagation,
+    "landscape": landscape,
+    "curvature": curvature,
     "shattering": shattering,
     "showcase": showcase,
 }

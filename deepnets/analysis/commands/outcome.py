@@ -4,8 +4,8 @@ import argparse
 import csv
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -17,6 +17,7 @@ from rich.progress import track
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
+from deepnets.analysis.commands.saved import Saved, checksum
 from deepnets.data.batches import EvaluationBatches
 from deepnets.errors import UserError
 from deepnets.results.figures.picture import Picture
@@ -79,6 +80,16 @@ class Outcome:
         with Image.open(png) as image:
             pixels = np.asarray(image.convert("RGB"))
         self.writer.add_image(f"analysis/{self.analysis}_{name}", pixels, dataformats="HWC")
+
+    @contextmanager
+    def saved(self, *weights: Tensor) -> Iterator[Saved]:
+        """Results by key, which the same analysis of the same weights finds if it was killed; dropped at the end."""
+        file = self.folder / f"{self.analysis}.partial"
+        saved = Saved(file, json.dumps([self.options, checksum(*weights)]))
+        if saved.found:
+            print(f"{self.analysis}: resumes; {len(saved.found)} results are there", flush=True)
+        yield saved
+        file.unlink()
 
     def finding(self, sentence: str, **numbers: Any) -> None:
         """Print a finding in a sentence, and note it with its numbers, which may be arrays, for the JSON file."""

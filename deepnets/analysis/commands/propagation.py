@@ -98,11 +98,14 @@ def _finding(
             correlation_theory=theory[-1].correlation,
             **critical,
         )
-    spread = values[0] / values[-1] if values[-1] > 0 else np.inf
+    is_rounding = values[-1] <= len(values) * np.finfo(float).eps * values[0]
+    spread = (
+        f"above {1 / np.finfo(float).eps:.0e}, as rounding hides" if is_rounding else f"{values[0] / values[-1]:.3g}"
+    )
     outcome.finding(
         f"{subject.name}: {len(values)} singular values of the units' Jacobian at a {size}x{size} image, root mean "
         f"square {np.sqrt(np.mean(values**2)):.3g}, from {values[0]:.3g} to {values[-1]:.3g}, "
-        f"condition number {spread:.3g}",
+        f"condition number {spread}",
         greatest=values[0],
         median=np.median(values),
         least=values[-1],
@@ -133,6 +136,8 @@ def _figure(found: Propagation, walk: Walk, theory: list[Moments] | None, values
         line(axes, y, color=COLOURS[0], label="measured")
         axes.set(title=title, xlabel="unit")
         mark_stages(axes, [walk.stages])
+        if axes is not length and min(y) >= 0:
+            axes.set_ylim(bottom=0)
     if theory:
         for axes, y in ((length, [m.length for m in theory]), (correlation, [m.correlation for m in theory])):
             line(axes, y, color=COLOURS[1], label="mean-field theory", marker="", linestyle="--")

@@ -97,9 +97,9 @@ def subjects_of(arguments: argparse.Namespace) -> list[Subject]:
     return [_fresh(words, arguments)]
 
 
-def one_batch(subject: Subject, images: int) -> tuple[Tensor, Tensor]:
-    """Random training images, always the same, as x and labels."""
-    batches = subject.batches("train", images)
+def one_batch(subject: Subject, images: int, split: str = "train") -> tuple[Tensor, Tensor]:
+    """Random images of a split, always the same, as x and labels."""
+    batches = subject.batches(split, images)
     x, labels = (torch.cat(part) for part in zip(*batches, strict=True))
     return x, labels
 

@@ -1,0 +1,150 @@
+"""Loss surfaces around networks, or the loss along the line between two (Li et al. 2018).
+
+A surface is spanned by two random directions, normalised filter by filter. Batch normalisation uses the statistics of
+the images that are scored, at each point anew. What was killed resumes by the same command.
+"""
+
+import argparse
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from torch import nn
+
+from deepnets.analysis.commands.drawing import line
+from deepnets.analysis.commands.outcome import Outcome, tracked
+from deepnets.analysis.commands.saved import Saved
+from deepnets.analysis.commands.subject import Subject, names_apart, one_batch, subjects_of
+from deepnets.analysis.gradients import with_batch_statistics
+from deepnets.analysis.landscape import Weights, difference, nonconvexity, random_direction, score_at
+from deepnets.errors import UserError
+from deepnets.style import COLOURS, new_figure
+from deepnets.training.hardware import choose_precision
+
+Steps = tuple[tuple[float, Weights], ...]
+LEVELS = 12  # of the contours
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What can be chosen besides the subject."""
+    parser.add_argument("--line", action="store_true", help="the loss on the line between two run folders")
+    parser.add_argument("--points", type=int, default=25, help="on each axis, an odd number (default: 25)")
+    parser.add_argument(
+        "--range", type=float, default=1.0, help="how far a surface goes, 1 being the filters' norms (default: 1)"
+    )
+    parser.add_argument("--images", type=int, default=250, help="images, drawn once (default: 250)")
+    parser.add_argument("--split", choices=("train", "test"), default="train", help="default: train")
+    parser.add_argument("--seed", type=int, default=0, help="of the directions (default: 0)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, write the files and print the finding; returns the exit code."""
+    if arguments.points < 3 or arguments.points % 2 == 0 or not arguments.range > 0:
+        raise UserError(
+            f"--points {arguments.points} --range {arguments.range:g}: an odd number from 3 on, and above 0"
+        )
+    subjects = subjects_of(arguments)
+    if arguments.line and len(subjects) != 2:
+        raise UserError(f"--line: joins two run folders, and {len(subjects)} named")
+    weights = [dict(subject.model.named_parameters()) for subject in subjects]
+    across = difference(*weights) if arguments.line else None
+    with Outcome("landscape", subjects[0].folder, arguments) as outcome:
+        every = [weight for own in weights for weight in own.values()]
+        with outcome.saved(*every) as saved:
+            if across is None:
+                _surfaces(subjects, arguments, outcome, saved)
+            else:
+                _line(subjects, across, arguments, outcome, saved)
+    return 0
+
+
+def _surfaces(subjects: list[Subject], arguments: argparse.Namespace, outcome: Outcome, saved: Saved) -> None:
+    places = np.linspace(-arguments.range, arguments.range, arguments.points)
+    losses, rows = {}, []
+    labels = names_apart([subject.name for subject in subjects])
+    for subject, label in zip(subjects, labels, strict=True):
+        generator = torch.Generator().manual_seed(arguments.seed)
+        weights = dict(subject.model.named_parameters())
+        first, second = (random_direction(weights, generator) for _ in range(2))
+        grid: list[Steps] = [((a, first), (b, second)) for b in places for a in places]
+        scores = _scores(subject, grid, arguments, saved)
+        rows += [(subject.name, a, b, *score) for ((a, _), (b, _)), score in zip(grid, scores, strict=True)]
+        found = losses[label] = scores[:, 0].reshape(len(places), -1)
+        centre, edge = found[len(places) // 2, len(places) // 2], _edge(found)
+        bent = nonconvexity(found)
+        outcome.finding(
+            f"{subject.name}: loss {centre:.4g} at the net, {edge:.4g} at the edge in the median, "
+            f"{np.nanmin(found):.4g} at least and {np.nanmax(found):.4g} at most; {100 * bent:.1f}% of second "
+            f"differences along the axes are negative",
+            centre=centre,
+            edge=edge,
+            least=np.nanmin(found),
+            greatest=np.nanmax(found),
+            nonconvexity=bent,
+        )
+    outcome.rows("surface", ("run", "x", "y", "loss", "error"), rows)
+    outcome.figure("surface", _contours(places, losses))
+
+
+def _edge(losses: np.ndarray) -> float:
+    border = np.ones_like(losses, dtype=bool)
+    border[1:-1, 1:-1] = False
+    return float(np.median(losses[border]))
+
+
+def _line(
+    subjects: list[Subject], across: Weights, arguments: argparse.Namespace, outcome: Outcome, saved: Saved
+) -> None:
+    places = np.linspace(-arguments.range / 2, 1 + arguments.range / 2, 2 * arguments.points - 1)
+    scores = _scores(subjects[0], [((float(place), across),) for place in places], arguments, saved)
+    loss, error = scores.T
+    ends = [float(np.interp(end, places, loss)) for end in (0, 1)]
+    between = loss[(places > 0) & (places < 1)]
+    barrier = float(between.max() - max(ends))
+    outcome.table("line", {"place": places, "loss": loss, "error": error})
+    figure = new_figure(4)
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    line(upper, loss, places, color=COLOURS[0])
+    line(lower, error, places, color=COLOURS[1])
+    upper.set(ylabel="loss", yscale="log")
+    lower.set(ylabel="error (%)", xlabel=f"0: {subjects[0].name}   1: {subjects[1].name}")
+    outcome.figure("line", figure)
+    outcome.finding(
+        f"{subjects[0].name} to {subjects[1].name}: loss {ends[0]:.4g} and {ends[1]:.4g} at the ends, at most "
+        f"{between.max():.4g} between them, {abs(barrier):.4g} {'above' if barrier > 0 else 'below'} the greater end",
+        ends=ends,
+        barrier=barrier,
+    )
+
+
+def _scores(subject: Subject, places: Sequence[Steps], arguments: argparse.Namespace, saved: Saved) -> np.ndarray:
+    """Loss and error at every place, (places, 2)."""
+    x, labels = one_batch(subject, arguments.images, arguments.split)
+    model: nn.Module = with_batch_statistics(subject.model)
+    weights = dict(model.named_parameters())
+    precision = choose_precision(subject.config.precision, subject.device)
+    found = []
+    for index, steps in enumerate(tracked(places, len(places), f"loss around {subject.name}")):
+        key = f"{subject.name} {index}"
+        found.append(saved.once(key, partial(score_at, model, weights, steps, x, labels, precision)))
+    return np.array(found)
+
+
+def _contours(places: np.ndarray, losses: dict[str, np.ndarray]) -> Figure:
+    """Surfaces side by side, with the same levels, logarithmic."""
+    logs = {label: np.log10(np.clip(found, 1e-6, 1e6)) for label, found in losses.items()}
+    finite = np.concatenate([found.ravel() for found in logs.values()])
+    levels = np.linspace(np.nanmin(finite), np.nanmax(finite) + 1e-9, LEVELS)
+    figure = new_figure(3.6, 0.8 + 3.2 * len(logs))
+    panels = figure.subplots(1, len(logs), sharex=True, sharey=True, squeeze=False)[0]
+    for axes, (label, found) in zip(panels, logs.items(), strict=True):
+        filled = axes.contourf(places, places, found, levels=levels, cmap="viridis")
+        axes.contour(places, places, found, levels=levels, colors="white", linewidths=0.4)
+        axes.plot(0, 0, "+", color="white")
+        axes.set(title=label, xlabel="first direction", aspect="equal")
+        axes.grid(visible=False)
+    panels[0].set_ylabel("second direction")
+    figure.colorbar(filled, ax=list(panels), label="log10 of the loss")
+    return figure
