@@ -99,9 +99,7 @@ def _finding(
             **critical,
         )
     is_rounding = values[-1] <= len(values) * np.finfo(float).eps * values[0]
-    spread = (
-        f"above {1 / np.finfo(float).eps:.0e}, as rounding hides" if is_rounding else f"{values[0] / values[-1]:.3g}"
-    )
+    spread = "beyond rounding" if is_rounding else f"{values[0] / values[-1]:.3g}"
     outcome.finding(
         f"{subject.name}: {len(values)} singular values of the units' Jacobian at a {size}x{size} image, root mean "
         f"square {np.sqrt(np.mean(values**2)):.3g}, from {values[0]:.3g} to {values[-1]:.3g}, "
