@@ -109,6 +109,7 @@ def test_the_rows_are_those_the_paper_reports_and_build_without_data(sweep: str)
     comment = (CONF / "sweep" / f"{sweep}.yaml").read_text().split("\nsweep:")[0]
     assert f"python scripts/train.py sweep={sweep}" in comment
     assert "# Protocol" in comment
+    assert "precision=fp32" in comment
     if not sweep.startswith("digits"):
         assert "Reported: " in comment
         assert f" PFLOP in {len(grid(sweep))} run" in comment.replace("\n# ", " ")
