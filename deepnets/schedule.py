@@ -2,13 +2,14 @@
 
 Each maps the number of iterations done to the factor, for `torch.optim.lr_scheduler.LambdaLR`, which saves and restores
 its state. `total` is the budget in iterations. One that depends on the training has a method `observe`, which `fit`
-calls at the end of each epoch with the iterations done and the mean training loss.
+calls at the end of each epoch with the iterations done and the mean training loss, or `observe_errors`, which it calls
+with the iterations done and the errors in percent of all that was evaluated, by name.
 """
 
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -112,3 +113,40 @@ class Plateau:
         self.slow_epochs = self.slow_epochs + 1 if slow else 0
         if self.slow_epochs == self.patience:
             self.slow_epochs, self.falls = 0, [*self.falls, iteration]
+
+
+class ErrorPlateau:
+    """x `factor` when an error has reached no new low for `patience` epochs.
+
+    `watched` is the evaluated error: train, validation or test. A low counts that is below the lowest one by the share
+    `threshold` of it. "When the error plateaus" is all that He et al. 2015 say. Falls act as those of `Plateau`.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        watched: Literal["train", "validation", "test"],
+        patience: Positive,
+        threshold: Annotated[float, Field(ge=0, lt=1)],
+        factor: Share,
+    ) -> None:
+        self.watched, self.patience, self.threshold, self.factor = watched, patience, threshold, factor
+        self.lowest = math.inf
+        self.epochs_since = 0
+        self.falls: list[int] = []
+
+    def __call__(self, iteration: int) -> float:
+        return self.factor ** bisect_left(self.falls, iteration)
+
+    def __str__(self) -> str:
+        return f"learning rate x {self.factor:g} where the {self.watched} error plateaus"
+
+    def observe_errors(self, iteration: int, errors: dict[str, float]) -> None:
+        """Take note of an epoch's end; raises ValueError where nothing is held out for the error that is watched."""
+        if self.watched not in errors:
+            raise ValueError(f"schedule.watched={self.watched}: needs that error; add dataset.validation=IMAGES")
+        is_lower = errors[self.watched] < self.lowest * (1 - self.threshold)
+        self.lowest = errors[self.watched] if is_lower else self.lowest
+        self.epochs_since = 0 if is_lower else self.epochs_since + 1
+        if self.epochs_since == self.patience:
+            self.epochs_since, self.falls = 0, [*self.falls, iteration]

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from deepnets.schedule import Cosine, Exponential, Plateau, Step
+from deepnets.schedule import Cosine, ErrorPlateau, Exponential, Plateau, Step
 
 
 def step(total: int, **changes: object) -> Step:
@@ -120,3 +120,14 @@ def test_plateau_forgives_when_a_quick_epoch_lies_between() -> None:
     for epoch, loss in enumerate([1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.1], start=1):
         schedule.observe(epoch, loss)
     assert schedule(8) == 1
+
+
+def test_error_plateau_falls_when_an_error_reaches_no_new_low() -> None:
+    schedule = ErrorPlateau(100, watched="test", patience=2, threshold=0.1, factor=0.1)
+    for epoch, error in enumerate([50.0, 40.0, 39.0, 36.5, 36.0, 30.0, 29.0, 28.0], 1):
+        schedule.observe_errors(10 * epoch, {"train": 0.0, "test": error})
+    # 39 and 36.5 are no tenth below 40; 36 only just is no new low either, 30 is, 29 and 28 are not.
+    assert schedule.falls == [40, 80]
+    assert [schedule(i) for i in (40, 41, 80, 81)] == pytest.approx([1, 0.1, 0.1, 0.01])
+    with pytest.raises(ValueError, match=r"schedule.watched=validation.*dataset.validation"):
+        ErrorPlateau(1, "validation", 1, 0.0, 0.1).observe_errors(1, {"test": 1.0})

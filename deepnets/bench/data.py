@@ -27,6 +27,7 @@ def measure(arguments: argparse.Namespace) -> list[Figures]:
     """Make batches by turns."""
     subject, iterations = chosen(arguments), arguments.iterations
     batches, dataset, host = subject.training().batches, dataset_of(subject.config), torch.device("cpu")
+    assert isinstance(batches, TrainingBatches), "dataset= names images that lie on the device"
     images = iterations * subject.config.batch_size
 
     def rate(endless: Iterator, device: torch.device) -> float:

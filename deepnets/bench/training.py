@@ -27,6 +27,7 @@ from deepnets.bench.peers import plain
 from deepnets.bench.subject import Subject, add_subject, chosen
 from deepnets.bench.task import Task, bundled, given, task_of, told
 from deepnets.bench.turns import SETTLE_SECONDS, Candidates, in_turns, seconds_of
+from deepnets.data.batches import TrainingBatches
 from deepnets.run import build_model
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.log import Log
@@ -98,8 +99,9 @@ def _logged(subject: Subject, held: ExitStack) -> Iterator[Training]:
 
 def _peers(arguments: argparse.Namespace, subject: Subject) -> tuple[dict[str, Callable[[int], float]], dict[str, str]]:
     """What `prepare` of each peer returns, by the peer's name; and why the others are absent."""
-    dataset, split = dataset_of(subject.config), subject.training().batches.split
-    task = task_of(subject, split, dataset.pad, dataset.flip, arguments.workers)
+    dataset, batches = dataset_of(subject.config), subject.training().batches
+    assert isinstance(batches, TrainingBatches), "dataset= names images that lie on the device"
+    task = task_of(subject, batches.split, dataset.pad, dataset.flip, arguments.workers)
 
     def another(**changes: Any) -> Task:
         return replace(task, model=build_model(list(subject.overrides)), **changes)

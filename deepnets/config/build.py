@@ -14,6 +14,7 @@ from deepnets.errors import UserError
 TARGETS = frozenset(
     {
         "deepnets.data.dataset.Dataset",
+        "deepnets.data.imagenet.ImageNet",
         "deepnets.data.sources.cifar10",
         "deepnets.data.sources.cifar100",
         "deepnets.data.sources.digits",
@@ -53,6 +54,7 @@ TARGETS = frozenset(
         "deepnets.optimizer.caffe_sgd",
         "deepnets.optimizer.sgd",
         "deepnets.schedule.Cosine",
+        "deepnets.schedule.ErrorPlateau",
         "deepnets.schedule.Exponential",
         "deepnets.schedule.Plateau",
         "deepnets.schedule.Step",

@@ -18,6 +18,7 @@ LONGEST_NAME = 160  # bytes; file systems allow 255
 EXECUTION_KEYS = frozenset(
     {
         "dataset.root",
+        "dataset.workers",
         "evaluation_batch_size",
         "devices",
         "memory",

@@ -38,6 +38,12 @@ class TrainingBatches:
         self.share = Share(world.rank)
         self.pad, self.flip, self.batch_size, self.seed = pad, flip, batch_size, seed
 
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of an image."""
+        height, width, channels = self.split.images.shape[1:]
+        return channels, height, width
+
     def __len__(self) -> int:
         """Batches per epoch; the last may be short."""
         return ceil(self.images / self.batch_size)
@@ -72,6 +78,9 @@ class EvaluationBatches:
     All processes have as many batches; where the images do not go round, the last one of some is empty.
     """
 
+    top: int | None = None  # no error but the first
+    is_final = False
+
     def __init__(self, split: Split, normalization: Normalization, *, batch_size: int, world: World = ALONE) -> None:
         self.normalization, self.batch_size = normalization, batch_size
         self.largest_share = ceil(len(split) / world.size)
@@ -86,6 +95,11 @@ class EvaluationBatches:
         for first in range(0, self.largest_share, self.batch_size):
             these = slice(first, first + self.batch_size)
             yield self.normalization(self.split.images[these]).permute(0, 3, 1, 2), self.split.labels[these]
+
+    def some(self, count: int) -> Tensor:
+        """At most `count` images spread over the split, the same at every call: (n, C, H, W), normalised."""
+        images = self.split.images
+        return self.normalization(images[:: ceil(len(images) / count)]).permute(0, 3, 1, 2)
 
 
 def _moved(x: Tensor, device: torch.device) -> Tensor:

@@ -1,20 +1,27 @@
 """One data set as a run sees it: its source, hold-out, normalisation and augmentation."""
 
+import hashlib
+import math
 import os
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import numpy as np
 import torch
 from pydantic import Field
 
+from deepnets.data.batches import EvaluationBatches, TrainingBatches
 from deepnets.data.holdout import hold_out
 from deepnets.data.normalization import KINDS, Normalization, fit
 from deepnets.data.reduction import reduced
 from deepnets.data.source import Source, Split
+from deepnets.distributed.world import ALONE, World
 from deepnets.errors import UserError
+
+CHECKED_IMAGES = 1000  # at most, of each split, spread over it
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,27 @@ class Splits:
     test: Split
     normalization: Normalization
 
+    def evaluation_batches(self, split: Split, *, batch_size: int, world: World = ALONE) -> EvaluationBatches:
+        """Those of one of the splits, or of some of its images."""
+        return EvaluationBatches(split, self.normalization, batch_size=batch_size, world=world)
+
+    def contents(self) -> dict[str, Any]:
+        """How many images each split has, and checksums of them in their order.
+
+        `content` is of all images and labels; `labels` and `images`, of some, are those that older versions noted.
+        """
+        parts = {"train": self.train, "validation": self.validation, "test": self.test}
+        there = {name: split for name, split in parts.items() if split is not None}
+        labels, images, content = 0, 0, hashlib.sha256()
+        for split in there.values():
+            pixels, numbers = split.images.cpu().contiguous().numpy(), split.labels.cpu().contiguous().numpy()
+            labels = zlib.crc32(numbers.data, labels)
+            images = zlib.crc32(np.ascontiguousarray(pixels[:: math.ceil(len(split) / CHECKED_IMAGES)]).data, images)
+            content.update(pixels.data)
+            content.update(numbers.data)
+        sizes = {name: len(split) for name, split in there.items()}
+        return {**sizes, "labels": labels, "images": images, "content": content.hexdigest()[:16]}
+
 
 class Dataset:
     """The images under `root`, of which `validation` training images are held out, and how they are augmented.
@@ -34,6 +62,8 @@ class Dataset:
     and mirrored with `flip`. Files are looked for by `training_size` and read by `load`, so that a network can be built
     for data that are elsewhere. Fewer or more images than a known set has are refused, unless `incomplete` allows it.
     """
+
+    is_streamed = False
 
     def __init__(
         self,
@@ -81,7 +111,7 @@ class Dataset:
         self._refuse_incomplete((train, test))
         if self.validation >= train:
             raise UserError(f"validation={self.validation}: hold out 0 to {train - 1} of the {train} training images")
-        size, memory = (train + test) * prod(self.source.shape), _memory()
+        size, memory = (train + test) * math.prod(self.source.shape), _memory()
         if size > memory:
             raise UserError(
                 f"{self.source.name} takes {size / 2**30:.1f} GiB as one tensor, this machine has "
@@ -112,6 +142,27 @@ class Dataset:
             train, validation = train.select(kept), train.select(held).to(device)
         train = train.to(device)
         return Splits(train, validation, test.to(device), fit(self.normalization, train.images))
+
+    def training_batches(self, splits: Splits, *, batch_size: int, seed: int, world: World = ALONE) -> TrainingBatches:
+        """The training images, augmented."""
+        return TrainingBatches(
+            splits.train,
+            splits.normalization,
+            pad=self.pad,
+            flip=self.flip,
+            batch_size=batch_size,
+            seed=seed,
+            world=world,
+        )
+
+    def evaluated(self, splits: Splits, *, batch_size: int, world: World = ALONE) -> dict[str, EvaluationBatches]:
+        """The batches of what each epoch is evaluated on, by its name."""
+        parts = {"validation": splits.validation, "test": splits.test}
+        return {
+            name: splits.evaluation_batches(split, batch_size=batch_size, world=world)
+            for name, split in parts.items()
+            if split is not None
+        }
 
     def _refuse_incomplete(self, sizes: tuple[int, int]) -> None:
         """A `UserError` if a known data set has other than its published (train, test) numbers of images."""

@@ -13,7 +13,7 @@ from torch.utils.tensorboard.summary import hparams
 from deepnets.config.schema import Config, Selection
 from deepnets.monitor.choices import choices_of
 from deepnets.monitor.pictures import pixels, profile, tiles
-from deepnets.monitor.units import first_filters, gate_activity, gradient_norms, probe
+from deepnets.monitor.units import PROBE_IMAGES, first_filters, gate_activity, gradient_norms
 from deepnets.training.fit import Training
 
 OBSERVATIONS = 20  # of the units, spread over a run; the first and last epoch are always observed
@@ -128,7 +128,7 @@ class Dashboard:
     def _observe(self, training: Training) -> None:
         # Of a run that was continued where only the evaluation of an epoch was left, there are none.
         gradients = gradient_norms(training.model) if training.iteration > self.first_iteration else []
-        gates = gate_activity(training.model, probe(training.evaluated["test"]), training.precision)
+        gates = gate_activity(training.model, training.evaluated["test"].some(PROBE_IMAGES), training.precision)
         self.observed.append({"epoch": training.epoch, "gradients": gradients, "gates": gates})
         if gradients:
             self._scalar("gradients/first_unit", gradients[0], training)
@@ -145,7 +145,6 @@ class Dashboard:
             if any(curves):
                 picture = pixels(profile(title, curves, (first, last)))
                 self.writer.add_image(f"{what}/by_unit", picture, training.iteration, dataformats="HWC")
-        height, width, channels = training.batches.split.images.shape[1:]
-        filters = first_filters(training.model, (channels, height, width))
+        filters = first_filters(training.model, training.batches.shape)
         if filters is not None:
             self.writer.add_image("weights/first_layer", tiles(filters), training.iteration, dataformats="HWC")

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from deepnets.data.batches import EvaluationBatches
 from deepnets.models.shortcuts import Gated
 from deepnets.models.unit import Unit
 
@@ -54,12 +53,6 @@ def gate_activity(model: nn.Module, images: Tensor, precision: torch.dtype) -> l
         if training:
             model.train()
     return torch.stack(means).tolist()
-
-
-def probe(batches: EvaluationBatches) -> Tensor:
-    """Some images of a split, the same at every call: (n, C, H, W), normalised, n at most `PROBE_IMAGES`."""
-    images = batches.split.images
-    return batches.normalization(images[:: math.ceil(len(images) / PROBE_IMAGES)]).permute(0, 3, 1, 2)
 
 
 def first_filters(model: nn.Module, shape: tuple[int, int, int]) -> Tensor | None:

@@ -70,6 +70,8 @@ def obstacle(config: Config) -> str | None:
     if config.optimizer["_target_"] not in OPTIMIZERS:
         return f"optimizer {config.optimizer['_target_']}: only SGD can be stacked"
     dataset = dataset_of(config)
+    if dataset.is_streamed:
+        return "images that are decoded while a network trains cannot be stacked"
     with torch.device("meta"):
         model = model_of(config, dataset.shape, dataset.classes)
     return stack.obstacle(model, dataset.shape)

@@ -106,6 +106,8 @@ class Log:
         }
         for split, mean in training.completed.items():
             row |= {f"{split}_loss": mean.loss, f"{split}_error": mean.error}
+            if mean.top_error is not None:
+                row[f"{split}_top5_error"] = mean.top_error
         row |= {"images_per_second": round(self.clock.images_per_second(), 1), "seconds": round(self.seconds, 2)}
         self.clock = _Clock(training)
         self.history.append(row)
@@ -133,7 +135,7 @@ class Log:
         """Write `history` as metrics.csv."""
         text = io.StringIO()
         if self.history:
-            writer = csv.DictWriter(text, fieldnames=list(self.history[0]), lineterminator="\n")
+            writer = csv.DictWriter(text, fieldnames=list(self.history[-1]), lineterminator="\n")
             writer.writeheader()
             writer.writerows(self.history)
         write_atomically(self.folder.path / "metrics.csv", text.getvalue())

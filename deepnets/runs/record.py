@@ -1,18 +1,14 @@
 """What a run leaves in writing besides its numbers: what it depended on, and its result or failure."""
 
-import hashlib
 import math
 import sys
-import zlib
 from importlib.metadata import version
 from typing import Any
 
-import numpy as np
 import torch
 
 from deepnets.config.identity import identity_hash
 from deepnets.config.schema import Config, Selection
-from deepnets.data.dataset import Splits
 from deepnets.errors import UserError
 from deepnets.models.batchnorm import group_sizes
 from deepnets.runs.folder import DIVERGED, RunFolder
@@ -21,7 +17,6 @@ from deepnets.training.assembly import dataset_of, splits_of
 from deepnets.training.fit import Training
 from deepnets.training.hardware import choose_precision, describe
 
-CHECKED_IMAGES = 1000  # at most, of each split, spread over it
 THREADS = torch.get_num_threads()  # as this process started with, whatever an earlier row of a grid has set
 
 
@@ -133,10 +128,14 @@ def result_of(
         selected = min(history, key=lambda row: row["validation_error"])
     if status == DIVERGED:
         selected = {}
+    view = config.dataset.get("view", "center")  # how the test images were shown for the result
+    tested = "test" if view == "center" else view
+    tested_5 = selected.get(f"{tested}_top5_error")
     speeds = sorted(row["images_per_second"] for row in history)
     return {
         "status": status,
-        "test_error": selected.get("test_error"),
+        "test_error": selected.get(f"{tested}_error"),
+        **({} if tested_5 is None else {"test_top5_error": tested_5, "view": view}),
         "selection": config.selection.value,
         "selected_epoch": selected.get("epoch"),
         "last_test_error": last.get("test_error"),
@@ -160,25 +159,7 @@ def result_of(
 
 def data_of(config: Config, device: torch.device) -> dict[str, Any]:
     """What tells data sets of one name apart, as the run sees them: `contents`."""
-    return contents(splits_of(dataset_of(config), device))
-
-
-def contents(splits: Splits) -> dict[str, Any]:
-    """How many images each split has, and checksums of them in their order.
-
-    `content` is of all images and labels; `labels` and `images`, of some, are those that older versions noted.
-    """
-    parts = {"train": splits.train, "validation": splits.validation, "test": splits.test}
-    there = {name: split for name, split in parts.items() if split is not None}
-    labels, images, content = 0, 0, hashlib.sha256()
-    for split in there.values():
-        pixels, numbers = split.images.cpu().contiguous().numpy(), split.labels.cpu().contiguous().numpy()
-        labels = zlib.crc32(numbers.data, labels)
-        images = zlib.crc32(np.ascontiguousarray(pixels[:: math.ceil(len(split) / CHECKED_IMAGES)]).data, images)
-        content.update(pixels.data)
-        content.update(numbers.data)
-    sizes = {name: len(split) for name, split in there.items()}
-    return {**sizes, "labels": labels, "images": images, "content": content.hexdigest()[:16]}
+    return splits_of(dataset_of(config), device).contents()
 
 
 def differing(before: dict[str, Any], now: dict[str, Any]) -> str:

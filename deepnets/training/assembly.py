@@ -10,7 +10,6 @@ from torch import nn
 
 from deepnets.config.build import build
 from deepnets.config.schema import Config
-from deepnets.data.batches import EvaluationBatches, TrainingBatches
 from deepnets.data.dataset import Dataset, Splits
 from deepnets.distributed.world import ALONE, World
 from deepnets.errors import UserError
@@ -28,15 +27,7 @@ def prepare(config: Config, device: torch.device, precision: torch.dtype, world:
     set_arithmetic(deterministic=config.deterministic)
     dataset = dataset_of(config)
     splits = splits_of(dataset, device)
-    batches = TrainingBatches(
-        splits.train,
-        splits.normalization,
-        pad=dataset.pad,
-        flip=dataset.flip,
-        batch_size=config.batch_size,
-        seed=config.seed,
-        world=world,
-    )
+    batches = dataset.training_batches(splits, batch_size=config.batch_size, seed=config.seed, world=world)
     torch.manual_seed(config.seed)
     model = model_of(config, dataset.shape, dataset.classes).to(device).to(memory_format=torch.channels_last)
     if config.batchnorm_processes is not None:
@@ -46,17 +37,12 @@ def prepare(config: Config, device: torch.device, precision: torch.dtype, world:
     optimizer = build("optimizer", config.optimizer, config.trusted_targets, model=model)
     iterations = iterations_of(config, dataset)
     schedule = build("schedule", config.schedule, config.trusted_targets, total=iterations)
-    evaluated = {"validation": splits.validation, "test": splits.test}
     return Training(
         model=model,
         optimizer=optimizer,
         schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, schedule),
         batches=batches,
-        evaluated={
-            name: EvaluationBatches(split, splits.normalization, batch_size=config.evaluation_batch_size, world=world)
-            for name, split in evaluated.items()
-            if split is not None
-        },
+        evaluated={**dataset.evaluated(splits, batch_size=config.evaluation_batch_size, world=world)},
         iterations=iterations,
         device=device,
         precision=precision,

@@ -1,7 +1,7 @@
 """The training loop: a generator that knows no files and no configuration."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,10 +11,13 @@ from torch.nn.functional import cross_entropy
 
 from deepnets.config.schema import StepKind
 from deepnets.data.batches import EvaluationBatches, TrainingBatches
+from deepnets.data.streamed import StreamedEvaluation, StreamedTraining
 from deepnets.distributed.world import ALONE, World
 from deepnets.models.division import mean_statistics, named_statistics, set_statistics, statistics_of
 from deepnets.training.metrics import Mean, Sums
 from deepnets.training.step import Forward, check_device, check_network, forward_of
+
+Evaluated = EvaluationBatches | StreamedEvaluation
 
 
 @dataclass
@@ -34,8 +37,8 @@ class Training:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LambdaLR
-    batches: TrainingBatches
-    evaluated: dict[str, EvaluationBatches]
+    batches: TrainingBatches | StreamedTraining
+    evaluated: dict[str, Evaluated]
     iterations: int
     device: torch.device
     precision: torch.dtype
@@ -90,8 +93,16 @@ class Training:
         schedule = self.schedule.lr_lambdas[0]
         if hasattr(schedule, "observe"):
             schedule.observe(self.iteration, self.completed["train"].loss)
+        if hasattr(schedule, "observe_errors"):
+            schedule.observe_errors(self.iteration, {name: mean.error for name, mean in self.completed.items()})
         self.epoch, self.batch = self.epoch + 1, 0
         self.sums.values.zero_()
+
+    @property
+    def due(self) -> dict[str, Evaluated]:
+        """What is evaluated at the end of this epoch."""
+        ends = self.iteration == self.iterations
+        return {name: batches for name, batches in self.evaluated.items() if ends or not batches.is_final}
 
     @property
     def in_progress(self) -> bool:
@@ -180,8 +191,8 @@ def fit(training: Training) -> Iterator[Training]:
             yield t
         t.gather_statistics()
         evaluated = {}
-        for name, batches in t.evaluated.items():
-            sums = Sums(t.device, by_image=True)
+        for name, batches in t.due.items():
+            sums = Sums(t.device, by_image=True, top=batches.top)
             for _ in evaluate(t.model, batches, sums, t.precision):
                 yield t
             evaluated[name] = sums.mean(t.world)
@@ -190,15 +201,27 @@ def fit(training: Training) -> Iterator[Training]:
         t.completed = {}
 
 
-def evaluate(model: nn.Module, batches: EvaluationBatches, sums: Sums, precision: torch.dtype) -> Iterator[Sums]:
+def evaluate(model: nn.Module, batches: Evaluated, sums: Sums, precision: torch.dtype) -> Iterator[Sums]:
     """Add the loss and error of the whole split to `sums`, in evaluation mode; yields after each batch."""
     model.eval()
     for images, labels in batches:
         if len(labels):
-            with torch.inference_mode(), autocast(images.device, precision):
-                logits = model(images).float()
+            with torch.inference_mode(), autocast(labels.device, precision):
+                logits = model(images).float() if isinstance(images, Tensor) else averaged(model, images, len(labels))
                 sums.add(cross_entropy(logits, labels, reduction="sum"), logits, labels)
         yield sums
+
+
+def averaged(model: nn.Module, views: Sequence[Tensor], images: int) -> Tensor:
+    """Logits (images, classes) whose softmax is the mean of those of all views of an image.
+
+    Each of `views` is (images * k, C, h, w). A single view's logits are returned as they are.
+    """
+    logits = [model(x).float().unflatten(0, (images, -1)) for x in views]
+    if len(logits) == 1 and logits[0].shape[1] == 1:
+        return logits[0][:, 0]
+    scores = torch.cat([each.log_softmax(2) for each in logits], 1)
+    return scores.logsumexp(1) - math.log(scores.shape[1])  # finite where the mean itself would round to 0
 
 
 def autocast(device: torch.device, precision: torch.dtype) -> torch.autocast:

@@ -11,11 +11,13 @@ from deepnets.distributed.world import ALONE, World
 class Sums:
     """Running sums of cross-entropy, wrong predictions and images; adding never waits for the device.
 
-    `values` is a float64 tensor (3,). With `by_image`, which images were predicted rightly is kept too.
+    `values` is a float64 tensor (3,), or (4,) with images whose `top` best guesses are wrong. With `by_image`, which
+    images were predicted rightly is kept too.
     """
 
-    def __init__(self, device: torch.device, by_image: bool = False) -> None:
-        self.values = torch.zeros(3, dtype=torch.float64, device=device)
+    def __init__(self, device: torch.device, by_image: bool = False, top: int | None = None) -> None:
+        self.top = top
+        self.values = torch.zeros(3 if top is None else 4, dtype=torch.float64, device=device)
         self._right: list[Tensor] | None = [torch.zeros(0, dtype=torch.bool, device=device)] if by_image else None
 
     def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
@@ -25,13 +27,18 @@ class Sums:
             self._right.append(right)
         wrong = (~right).sum()
         images = torch.full_like(wrong, len(labels))
-        self.values += torch.stack([loss.detach().double(), wrong.double(), images.double()])
+        values = [loss.detach().double(), wrong.double(), images.double()]
+        if self.top is not None:
+            highest = logits.topk(min(self.top, logits.shape[1])).indices
+            values.append((highest != labels[:, None]).all(1).sum().double())
+        self.values += torch.stack(values)
 
     def mean(self, world: World = ALONE) -> "Mean":
         """The means so far, over all processes of `world`, by default over this one's. Waits for the device."""
-        loss, wrong, images = world.all_reduce_sum(self.values).tolist()
+        loss, wrong, images, *wrong_in_top = world.all_reduce_sum(self.values).tolist()
         right = None if self._right is None else _gathered(torch.cat(self._right), int(images), world)
-        return Mean(loss=loss / max(images, 1), error=100 * wrong / max(images, 1), right=right)
+        top_error = 100 * wrong_in_top[0] / max(images, 1) if wrong_in_top else None
+        return Mean(loss / max(images, 1), 100 * wrong / max(images, 1), right, top_error)
 
 
 def _gathered(own: Tensor, images: int, world: World) -> Tensor:
@@ -47,8 +54,12 @@ def _gathered(own: Tensor, images: int, world: World) -> Tensor:
 
 @dataclass(frozen=True)
 class Mean:
-    """Mean cross-entropy in nats, error in percent of the images; `right` (N,) says which were predicted rightly."""
+    """Mean cross-entropy in nats, error in percent of the images; `right` (N,) says which were predicted rightly.
+
+    `top_error` is that of the five best predictions, of data sets for which it is asked.
+    """
 
     loss: float
     error: float
     right: Tensor | None = field(default=None, compare=False, repr=False)
+    top_error: float | None = None

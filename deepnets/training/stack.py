@@ -120,6 +120,7 @@ def fit_together(stack: Stack) -> Iterator[None]:
             training.model.eval()
         evaluated: list[dict[str, Mean]] = [{} for _ in trainings]
         for name, split in first.evaluated.items():
+            assert isinstance(split, EvaluationBatches)  # the others have no place in a group
             sums = [Sums(first.device, by_image=True) for _ in trainings]
             for _ in stack.evaluate(split, sums):
                 yield

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from deepnets.data.dataset import Splits
+from deepnets.data.dataset import CHECKED_IMAGES, Splits
 from deepnets.data.normalization import fit
 from deepnets.data.source import Split
-from deepnets.runs.record import CHECKED_IMAGES, contents, differing
+from deepnets.runs.record import differing
 
 IMAGES = torch.randint(256, (2 * CHECKED_IMAGES, 2, 2, 3), dtype=torch.uint8)
 TRAIN, TEST = Split(IMAGES, torch.arange(len(IMAGES)) % 10), Split(IMAGES[:4], torch.tensor([3, 1, 2, 0]))
@@ -27,18 +27,18 @@ def changed(pixel: int = 0, label: int = 0) -> Splits:
     ("other", "keys"), [(changed(pixel=1), {"content"}), (changed(label=1), {"content", "labels"})]
 )
 def test_every_pixel_and_label_counts(other: Splits, keys: set[str]) -> None:
-    before, now = contents(SPLITS), contents(other)
+    before, now = SPLITS.contents(), other.contents()
     assert {key for key in before if before[key] != now[key]} == keys
 
 
 def test_a_label_may_not_move_from_one_split_to_another() -> None:
     swapped = replace(SPLITS, test=replace(TEST, labels=TEST.labels.flip(0)))
-    assert contents(swapped)["content"] != contents(SPLITS)["content"]
+    assert swapped.contents()["content"] != SPLITS.contents()["content"]
 
 
 def test_what_older_versions_noted_is_still_noted() -> None:
     labels = np.concatenate([TRAIN.labels.numpy(), TEST.labels.numpy()])
     images = np.concatenate([IMAGES.numpy()[::2], TEST.images.numpy()])
     old = {"train": len(TRAIN), "test": 4, "labels": crc32(labels.tobytes()), "images": crc32(images.tobytes())}
-    assert differing(old, contents(SPLITS)) == ""
-    assert differing({**old, "images": 0}, contents(SPLITS)).startswith("images 0 then")
+    assert differing(old, SPLITS.contents()) == ""
+    assert differing({**old, "images": 0}, SPLITS.contents()).startswith("images 0 then")

@@ -47,7 +47,7 @@ class Subject:
         if images is not None and images < len(chosen):
             order = torch.randperm(len(chosen), generator=torch.Generator().manual_seed(0))
             chosen = chosen.select(order[:images].sort().values.to(self.device))
-        return EvaluationBatches(chosen, splits.normalization, batch_size=self.config.evaluation_batch_size)
+        return splits.evaluation_batches(chosen, batch_size=self.config.evaluation_batch_size)
 
     def settled(self) -> nn.Module:
         """The network; where it has not trained, normalised by the statistics of one batch of the training images."""

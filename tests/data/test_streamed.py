@@ -1,0 +1,225 @@
+import io
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from deepnets.data.crops import augmentation, views
+from deepnets.data.image_files import ImageFiles, listed
+from deepnets.data.normalization import Normalization
+from deepnets.data.streamed import Loading, StreamedEvaluation, StreamedTraining, at_size, decoded, mean_image
+from deepnets.distributed.world import ALONE, World
+from deepnets.errors import UserError
+from deepnets.training.fit import averaged, evaluate
+from deepnets.training.metrics import Sums
+from tests.photographs import jpeg, photograph_tree
+
+CPU, SIZE = torch.device("cpu"), 32
+HERE = Loading(0, CPU, skip_unreadable=False)
+RAW = Normalization(torch.zeros(SIZE, SIZE, 3), torch.ones(SIZE, SIZE, 3))
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return photograph_tree(tmp_path_factory.mktemp("tree"), classes=2, train=7, val=6)
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Path:
+    """Two classes of four files each, of which one is cut off, one empty and one a text."""
+    photograph_tree(tmp_path, classes=2, train=4, val=1)
+    first, second = (tmp_path / "train" / name for name in ("n00000000", "n00000001"))
+    whole = (first / "train_0001.JPEG").read_bytes()
+    (first / "train_0001.JPEG").write_bytes(whole[: len(whole) // 2])
+    (first / "train_0002.JPEG").write_bytes(b"")
+    (second / "train_0003.JPEG").write_bytes(b"no image")
+    return tmp_path
+
+
+def files(tree: Path, split: str = "train") -> ImageFiles:
+    return listed(tree / split, 2, 1)
+
+
+def training(tree: Path, world: World = ALONE, loading: Loading = HERE, **changes: float) -> StreamedTraining:
+    settings = {"lights": 0.1, "batch_size": 4, "seed": 3} | changes
+    return StreamedTraining(
+        files(tree), RAW, augmentation("aspect_ratio", SIZE, 0.4, True), loading, world=world, **settings
+    )
+
+
+def whole(batches: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    images, labels = zip(*batches, strict=True)
+    return torch.cat(images), torch.cat(labels)
+
+
+@pytest.mark.parametrize("kind", ["RGB", "L", "CMYK", "EXIF"])
+def test_files_are_read_as_pillow_and_torchvision_read_them(tmp_path: Path, kind: str) -> None:
+    place = tmp_path / "n0"
+    place.mkdir()
+    (place / "a.JPEG").write_bytes(content := jpeg(0, 1, kind))
+    read = decoded(listed(tmp_path, 1, 1), 0).permute(1, 2, 0).numpy()
+    assert np.array_equal(read, np.asarray(Image.open(io.BytesIO(content)).convert("RGB")))
+
+
+def test_an_epoch_holds_each_image_once_in_an_order_of_seed_and_epoch(tree: Path) -> None:
+    same = nn.Identity()  # of images of several sizes; the first pixel says which it is
+    batches = StreamedTraining(
+        files(tree), RAW, lambda image: same(image[:, :SIZE, :SIZE]), HERE, lights=0, batch_size=4, seed=3
+    )
+    assert (len(batches), batches.images_in(3)) == (4, 2)
+    epochs = [whole(batches.epoch(epoch)) for epoch in (0, 1, 0)]
+    keys = [[tuple(x.flatten().tolist()) for x in images] for images, _ in epochs]
+    everything = {tuple(decoded(files(tree), i)[:, :SIZE, :SIZE].float().flatten().tolist()) for i in range(14)}
+    assert set(keys[0]) == set(keys[1]) == everything
+    assert keys[0] == keys[2] != keys[1]
+    order = np.random.default_rng((3, 0)).permutation(14)
+    assert torch.equal(epochs[0][1], files(tree).labels[order])
+
+
+def test_processes_share_the_same_batches(tree: Path) -> None:
+    alone = list(training(tree).epoch(0))
+    parts = [list(training(tree, World(rank, 2)).epoch(0)) for rank in range(2)]
+    for batch, (images, labels) in enumerate(alone):
+        assert torch.equal(images, torch.cat([part[batch][0] for part in parts]))
+        assert torch.equal(labels, torch.cat([part[batch][1] for part in parts]))
+
+
+def test_workers_and_a_later_start_change_no_pixel(tree: Path) -> None:
+    images, labels = whole(training(tree).epoch(2))
+    others = whole(training(tree, loading=replace(HERE, workers=2)).epoch(2))
+    assert torch.equal(images, others[0])
+    assert torch.equal(labels, others[1])
+    resumed = training(tree)
+    assert torch.equal(images[8:], whole(resumed.epoch(2, start=2))[0])
+    assert resumed.share.parts == [slice(0, 2)]
+    assert not torch.equal(images, whole(training(tree, seed=4).epoch(2))[0])
+
+
+def test_reading_here_draws_nothing_from_the_generator_of_the_run(tree: Path) -> None:
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    whole(training(tree).epoch(0))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_lighting_moves_all_pixels_of_an_image_by_one_colour(tree: Path) -> None:
+    scaled = Normalization(RAW.mean, RAW.scale * 2)
+    with_light, without = training(tree), training(tree, lights=0)
+    with_light.normalization = without.normalization = scaled
+    moved = whole(with_light.epoch(0))[0] - whole(without.epoch(0))[0]
+    assert moved.std((2, 3)).max() < 1e-3
+    assert 1 < moved.abs().max() < 2 * 255 * 0.1 * 5
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_unreadable_image_is_named(damaged: Path, workers: int) -> None:
+    with pytest.raises(UserError, match=r"n0000000\d/train_000\d.JPEG is not a readable image .*skip_unreadable=true"):
+        whole(training(damaged, loading=replace(HERE, workers=workers)).epoch(0))
+
+
+def test_unreadable_images_are_skipped_and_counted_when_asked(damaged: Path, capsys: pytest.CaptureFixture) -> None:
+    loading = Loading(2, CPU, skip_unreadable=True)
+    images, labels = whole(training(damaged, loading=loading).epoch(0))
+    assert len(images) == 8
+    # In place of 1 and 2 stands 3; behind 7, the last, comes 0.
+    assert labels.bincount().tolist() == [5, 3]
+    said = capsys.readouterr().err
+    assert said.count("cannot be read; skipped") == 3
+    assert "(3 so far)" in said
+    evaluated = StreamedEvaluation(files(damaged), RAW, "center", SIZE, loading, batch_size=4)
+    assert whole(evaluated_as_one(evaluated))[1].tolist() == [0, 0, 0, 0, 1, 1, 1, 0]
+    assert "skipped" not in capsys.readouterr().err
+
+
+def evaluated_as_one(batches: StreamedEvaluation) -> Iterator[tuple[Tensor, Tensor]]:
+    return ((views[0], labels) for views, labels in batches)
+
+
+def test_a_training_set_without_a_readable_image_is_an_error(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        for name in ("a", "b"):
+            (tmp_path / split / name).mkdir(parents=True)
+            (tmp_path / split / name / "x.JPEG").write_bytes(b"")
+    with pytest.raises(UserError, match="not a readable image"):
+        whole(training(tmp_path, loading=Loading(0, CPU, skip_unreadable=True)).epoch(0))
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_evaluation_sees_every_image_once_in_as_many_batches(tree: Path, size: int) -> None:
+    parts = [
+        StreamedEvaluation(files(tree, "val"), RAW, "center", SIZE, HERE, batch_size=2, world=World(rank, size))
+        for rank in range(size)
+    ]
+    assert len({len(list(part)) for part in parts} | {len(part) for part in parts}) == 1
+    labels = [label for part in parts for _, y in part for label in y.tolist()]
+    assert labels == files(tree, "val").labels.tolist()
+
+
+class Net(nn.Module):
+    """Small, of images of any size, neither linear nor blind for mirroring."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.head = nn.Conv2d(3, 8, 5, 3), nn.Linear(8, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.conv(x / 64 - 2).relu().mean((2, 3)))
+
+
+def slow_scores(model: nn.Module, image: Tensor, view: str) -> Tensor:
+    """One view after the other, the mean of their probabilities."""
+    seen = [one for same in views(view, SIZE)(image) for one in same]
+    return sum(model(one[None].float()).softmax(1)[0] for one in seen) / len(seen)
+
+
+@pytest.mark.parametrize(("view", "count"), [("center", 1), ("center_320", 1), ("ten_crop", 10), ("multi_scale", 10)])
+def test_errors_of_a_view_are_those_of_a_slow_reference(tree: Path, view: str, count: int) -> None:
+    model, val = Net().eval(), files(tree, "val")
+    with torch.no_grad():
+        slow = torch.stack([slow_scores(model, decoded(val, i), view) for i in range(len(val))])
+        batches = StreamedEvaluation(val, RAW, view, SIZE, HERE, batch_size=5)
+        seen = [(averaged(model, x, len(y)), y) for x, y in batches]
+    logits = torch.cat([scores for scores, _ in seen])
+    assert torch.allclose(logits.softmax(1), slow, atol=1e-5)
+    sums = Sums(CPU, batches.top)
+    for _ in evaluate(model, batches, sums, torch.float32):
+        pass
+    ranks = (slow.argsort(1, descending=True) == val.labels[:, None]).int().argmax(1)
+    assert sums.mean().error == pytest.approx(100 * (ranks > 0).float().mean().item())
+    assert sums.mean().top_error == pytest.approx(100 * (ranks > 4).float().mean().item())
+    assert sum(len(one) for same in [views(view, SIZE)(decoded(val, 0))] for one in same) == count
+
+
+def test_the_mean_image_is_that_of_the_centre_crops(tree: Path) -> None:
+    crops = [views("center", SIZE)(decoded(files(tree), i))[0][0].double() for i in range(14)]
+    wanted = torch.stack(crops).mean(0).permute(1, 2, 0)
+    assert torch.allclose(mean_image(files(tree), SIZE, HERE), wanted)
+
+
+def test_a_mean_image_is_scaled_to_larger_views() -> None:
+    slope = torch.arange(SIZE, dtype=torch.float32)[None, :, None].expand(SIZE, SIZE, 3).contiguous()
+    larger = at_size(Normalization(slope, torch.ones(SIZE, SIZE, 3)), 48, 64)
+    assert larger.mean.shape == larger.scale.shape == (48, 64, 3)
+    assert torch.allclose(larger.mean[0, 2:-2, 0].diff(), torch.tensor(0.5))
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tree: Path, tmp_path: Path) -> None:
+    photograph_tree(tmp_path, 2, 1, 1)
+    os.mkfifo(tmp_path / "train" / "n00000000" / "pipe.JPEG")
+    with pytest.raises(UserError, match=r"pipe.JPEG is no file"):
+        files(tmp_path)
+
+
+def test_a_link_to_itself_is_refused(tmp_path: Path) -> None:
+    photograph_tree(tmp_path, 2, 1, 1)
+    loop = tmp_path / "train" / "n00000000" / "loop.JPEG"
+    loop.symlink_to(loop)
+    with pytest.raises(UserError, match=r"loop.JPEG (is no file|cannot be read)"):
+        files(tmp_path)
