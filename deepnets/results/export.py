@@ -61,12 +61,17 @@ def to_latex(tables: Sequence[Table]) -> str:
 
 
 def _markdown(sheet: Sheet) -> str:
+    return f"**{sheet.title}**. {sheet.note}\n\n{markdown_table(sheet)}\n"
+
+
+def markdown_table(sheet: Sheet) -> str:
+    """Header and lines alone."""
+
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cell.replace("|", r"\|").replace("\n", " ") for cell in cells) + " |"
 
     rule = ["--:" if name in sheet.numbers else ":--" for name in sheet.header]
-    lines = [f"**{sheet.title}**. {sheet.note}", "", line(sheet.header), line(rule), *map(line, sheet.lines)]
-    return "\n".join(lines) + "\n"
+    return "\n".join([line(sheet.header), line(rule), *map(line, sheet.lines)])
 
 
 def _latex(sheet: Sheet) -> str:

@@ -62,7 +62,7 @@ def published_of(name: str, frozen: Iterable[dict[str, Any]], sweeps: Path = SWE
     frozen = [table for table in frozen if table]
     numbers, file = [_numbers(table) for table in frozen], sweeps / f"{name}.yaml"
     if file.is_file():
-        reported = _read(file)
+        reported = sweep_of(file).get("reported") or {}
         statistic, shown = reported.get("statistic"), _numbers(reported)
     else:
         statistic = next((table["statistic"] for table in frozen if table.get("statistic")), None)
@@ -83,12 +83,19 @@ def published_of(name: str, frozen: Iterable[dict[str, Any]], sweeps: Path = SWE
     return Published(statistic, {row: PublishedRow(**values) for row, values in rows.items()}, warnings)
 
 
-def _read(file: Path) -> dict[str, Any]:
+def sweep_of(file: Path) -> dict[str, Any]:
+    """The node `sweep` of a sweep file; empty where there is no such file.
+
+    Raises:
+        UserError: the file is no YAML.
+    """
+    if not file.is_file():
+        return {}
     try:
         content = yaml.safe_load(file.read_text()) or {}
     except yaml.YAMLError as error:
         raise UserError(f"{file}: cannot be read as YAML ({error}); correct it") from error
-    return (content.get("sweep") or {}).get("reported") or {}
+    return content.get("sweep") or {}
 
 
 def _numbers(reported: dict[str, Any]) -> dict[tuple[str, str], Any]:

@@ -9,8 +9,11 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from deepnets.config.frozen import plain_yaml
 from deepnets.config.identity import flat, is_execution, upgrade
+from deepnets.runs.bits import unpacked
 from deepnets.runs.folder import RunFolder, folders_in
 from deepnets.runs.status import DIVERGED, FAILED, FINISHED, UNREADABLE, State, checked_result, in_a_line, read_state
 
@@ -56,6 +59,13 @@ class Run:
         if self.state.name == DIVERGED:
             return math.inf
         return self.result.get("test_error") if self.state.name == FINISHED else None
+
+    @cached_property
+    def test_wrong(self) -> np.ndarray | None:
+        """Which test images the run got wrong in its last epoch, (images,) bool; None where that was not noted."""
+        if "test_right" not in self.result:
+            return None
+        return ~unpacked(self.result["test_right"], self.result["data"]["test"])
 
     @cached_property
     def settings(self) -> dict[str, Any]:

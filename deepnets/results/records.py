@@ -13,6 +13,7 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from deepnets.errors import UserError
 from deepnets.results.cell import Cell
+from deepnets.results.claims_page import claims_page
 from deepnets.results.export import markdown_sheets
 from deepnets.results.published import SWEEPS
 from deepnets.results.read import Run, read_runs
@@ -25,23 +26,23 @@ ABOUT = "about.md"  # what a person writes about a table; {{ table }} is where i
 
 
 def write_records(folder: Path) -> int:
-    """Write `folder`/README.md and print where it is; returns 0.
+    """Write the pages of `records_pages` into `folder` and print where they are; returns 0.
 
     Raises:
-        UserError: as `records_page`, or the file cannot be written.
+        UserError: as `records_pages`, or a file cannot be written.
     """
-    page = folder / "README.md"
-    text = records_page(folder)
-    with writing(page):
-        write_atomically(page, text)
-    print(f"page         {RunFolder(page)}")
+    for name, text in records_pages(folder).items():
+        with writing(folder / name):
+            write_atomically(folder / name, text)
+        print(f"page         {RunFolder(folder / name)}")
     return 0
 
 
-def records_page(folder: Path) -> str:
-    """What `folder`/about.md says, how to read the tables, and a section for each table, in the order of its name.
+def records_pages(folder: Path) -> dict[str, str]:
+    """The text of README.md and of claims.md (`claims_page`), by their names.
 
-    A section is the table's about.md, a Jinja template with the functions of `numbers_of`, or a heading without one.
+    README.md has what `folder`/about.md says, how to read the tables, and a section for each table by its name. A
+    section is the table's about.md, a Jinja template with the functions of `numbers_of`, or a heading without one.
 
     Raises:
         UserError: there are no records, or an about.md names what is not there.
@@ -53,7 +54,8 @@ def records_page(folder: Path) -> str:
     notes = dict.fromkeys(note for table in tables.values() for note in table.notes)
     sections = [_about(folder, ""), "\n".join(f"* {note}" for note in notes)]
     sections += [_section(folder, place.name, tables.get(place)) for place in places]
-    return "\n\n".join(section.strip() for section in sections if section.strip()) + "\n"
+    page = "\n\n".join(section.strip() for section in sections if section.strip()) + "\n"
+    return {"README.md": page, "claims.md": claims_page(folder, list(tables.values()))}
 
 
 def numbers_of(records: Path, here: str) -> SandboxedEnvironment:

@@ -19,7 +19,7 @@ from deepnets.results.page import Section, write_report_page
 from deepnets.results.provenance import command_sheet, difference_sheet, environment_sheet
 from deepnets.results.read import read_runs
 from deepnets.results.sheet import Sheet
-from deepnets.results.sheets import comparison_sheets, overview_sheet, result_sheets
+from deepnets.results.sheets import claim_sheets, comparison_sheets, overview_sheet, result_sheets
 from deepnets.results.table import Table, tables_of
 from deepnets.results.terminal import console_for, print_sheet
 from deepnets.results.writing import writing
@@ -80,6 +80,8 @@ def _print_table(console: Console, table: Table, comparisons: Sequence[Sheet]) -
         print_sheet(console, sheet)
     for note in table.notes:
         console.print(Text(note, style="dim"))
+    for sheet in claim_sheets(table):
+        print_sheet(console, sheet)
     for warning in table.warnings:
         console.print(Text(f"warning: {warning}", style="yellow"))
     console.print()
@@ -99,6 +101,7 @@ def _sections(tables: Sequence[Table], pairs: Sequence[Sheet], pictures: Sequenc
     differences = [difference_sheet(table.runs(index), table.title(index)) for table, index in columns]
     return [
         *(Section(f"Results: {table.name}", _results(table), notes=table.notes) for table in tables),
+        Section("Claims", [sheet for table in tables for sheet in claim_sheets(table)]),
         Section("Figures", pictures=pictures),
         Section("Trials", trials, folded=True),
         Section("Statistics", pairs, folded=True),

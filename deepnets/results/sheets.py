@@ -3,12 +3,17 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 
+from deepnets.results.claims import RULE, Finding, Outcome, findings_of, seeds_needed
+from deepnets.results.published import SWEEPS
 from deepnets.results.search import search_note
-from deepnets.results.sheet import MINUS, Sheet, signed
+from deepnets.results.sheet import MINUS, NOTHING, Sheet, percent, signed
 from deepnets.results.statistics import CONFIDENCE, Comparison, Errors, compare_rows, rank_agreement
 from deepnets.results.table import Table
 
+CLAIM_HEADER = ("claim", "outcome", "error", "place", "n", "difference", "interval", "test set", "P", "seeds needed")
+CLAIM_NUMBERS = frozenset(CLAIM_HEADER[4:])
 TEXT = frozenset({"row", "verdict", "also published", "state"})  # all other columns are numbers
 
 
@@ -46,6 +51,38 @@ def overview_sheet(table: Table) -> Sheet | None:
         lines.append((row, cells[0].published.text, *(cell.headline for cell in cells)))
     title = f"{table.name}: one number of each column; columns are never averaged with one another"
     return Sheet(title, header, tuple(lines), frozenset(header[1:]))
+
+
+def claim_sheets(table: Table, sweeps: Path = SWEEPS) -> list[Sheet]:
+    """The claims of the table's sweep, tested on each column; none without claims."""
+    if table.trials:
+        return []
+    found = [findings_of(table, index, sweeps) for index in range(len(table.columns))]
+    return [
+        Sheet(f"{table.title(index)}: claims", CLAIM_HEADER, tuple(map(claim_line, findings)), CLAIM_NUMBERS, RULE)
+        for index, findings in enumerate(found)
+        if findings
+    ]
+
+
+def claim_line(finding: Finding) -> tuple[str, ...]:
+    """The cells of `CLAIM_HEADER`."""
+    first, second = finding.seeds
+    before = f" ({finding.seen_before} seen before)" if finding.seen_before else ""
+    interval = f"{signed(finding.interval[0])} to {signed(finding.interval[1])}" if finding.interval else NOTHING
+    needed = seeds_needed(finding.first.errors, finding.second.errors) if finding.outcome is Outcome.undecided else None
+    return (
+        f"{finding.first.row} {finding.claim.relation} {finding.other}",
+        finding.outcome,
+        finding.claim.error,
+        finding.claim.place,
+        f"{first}, {second}{before}",
+        signed(finding.difference),
+        interval,
+        percent(finding.image_noise),
+        percent(finding.superiority),
+        str(needed or ""),
+    )
 
 
 def comparison_sheets(table: Table) -> list[Sheet]:

@@ -33,6 +33,19 @@ def median_interval(errors: Sequence[float]) -> tuple[float, float] | None:
     return float(found.low), float(found.high)
 
 
+def image_noise(first: Sequence[np.ndarray | None], second: Sequence[np.ndarray | None]) -> float | None:
+    """Half of the interval, at `CONFIDENCE`, that the choice of test images gives the difference of two mean errors.
+
+    Each array says which images a run got wrong, (images,); images are paired, and the runs of a row averaged, so that
+    what its seeds differ in is left out. In percent points; None where a row has no such array.
+    """
+    rows = [[wrong for wrong in row if wrong is not None] for row in (first, second)]
+    if not all(rows) or len({len(wrong) for row in rows for wrong in row}) > 1:
+        return None
+    by_image = np.mean(rows[0], axis=0) - np.mean(rows[1], axis=0)
+    return 100 * stats.norm.ppf((1 + CONFIDENCE) / 2) * float(by_image.std(ddof=1)) / math.sqrt(len(by_image))
+
+
 def rank_agreement(first: Sequence[float], second: Sequence[float]) -> tuple[float, float] | None:
     """Kendall's tau-b between two rankings of the same rows, and its p value; an infinite error is the worst.
 

@@ -1,14 +1,13 @@
 """What a result can be checked by later: how the run began, and which test images it got right in the end."""
 
-import base64
 import hashlib
 from math import isfinite
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from deepnets.runs.bits import packed
 from deepnets.training.fit import Training
 
 FIRST = 20  # iterations
@@ -50,7 +49,7 @@ class Evidence:
             losses = [float(f"{loss:.9g}") if isfinite(loss) else None for loss in self.state["losses"].tolist()]
             facts["beginning"] = {"losses": losses, "weights": self.weights}
         if self.right is not None:
-            facts["test_right"] = packed(self.right)
+            facts["test_right"] = packed(self.right.numpy())
         return facts
 
 
@@ -61,13 +60,3 @@ def weights_checksum(model: torch.nn.Module) -> str:
         checksum.update(name.encode())
         checksum.update(weights.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
     return checksum.hexdigest()[:16]
-
-
-def packed(right: Tensor) -> str:
-    """A bit for each image, eight to a byte, in base 64: 1.7 kB for 10,000."""
-    return base64.b64encode(np.packbits(right.numpy()).tobytes()).decode()
-
-
-def unpacked(text: str, images: int) -> np.ndarray:
-    """What `packed` packed, (images,) bool."""
-    return np.unpackbits(np.frombuffer(base64.b64decode(text), np.uint8), count=images).astype(bool)

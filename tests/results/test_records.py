@@ -8,7 +8,7 @@ import pytest
 from deepnets.config.identity import identity_hash
 from deepnets.errors import UserError
 from deepnets.results.read import read_runs
-from deepnets.results.records import records_page, write_records
+from deepnets.results.records import records_pages, write_records
 from deepnets.results.sheet import MINUS
 from deepnets.runs.folder import RunFolder, run_folders
 from tests.command import ROOT, metrics
@@ -19,8 +19,9 @@ RUNS = run_folders(RECORDS)
 PROSE = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def test_the_page_is_what_the_records_say() -> None:
-    assert (RECORDS / "README.md").read_text() == records_page(RECORDS), (
+@pytest.mark.parametrize("page", ["README.md", "claims.md"])
+def test_the_pages_are_what_the_records_say(page: str) -> None:
+    assert (RECORDS / page).read_text() == records_pages(RECORDS)[page], (
         "run python scripts/report.py outputs/records --records"
     )
 
@@ -82,18 +83,18 @@ def test_what_a_person_writes_takes_its_numbers_from_the_files(records: Path) ->
         'Best {{ cell("none", "best") }}, seed 1 {{ result("none", "test_error", 1)|number(1) }}: '
         '{{ column("x.csv", "error", row="b")|mean|number(3) }} {{ -1.5|number }}\n\n{{ table }}\n'
     )
-    text = records_page(records)
+    text = records_pages(records)["README.md"]
     first = RunFolder(records / "digits_shortcuts" / "none" / "seed1").result["test_error"]
     assert text.startswith(f"# All\n\nBest 1.39, seed 1 {first:.1f}: 3.000 {MINUS}1.50\n\n* Protocol")
     about.write_text('{{ cell("nothing", "best") }}')
     with pytest.raises(UserError, match=r"digits_shortcuts/about\.md: KeyError: 'nothing'"):
-        records_page(records)
+        records_pages(records)
     about.write_text("{{ ''.__class__.__mro__ }}")
     with pytest.raises(UserError, match="unsafe"):
-        records_page(records)
+        records_pages(records)
 
 
 def test_a_folder_without_records_is_an_error(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(UserError, match="no records"):
-            records_page(folder)
+            records_pages(folder)

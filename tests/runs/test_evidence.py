@@ -9,7 +9,8 @@ import torch
 from deepnets.config.claim import claims_of
 from deepnets.launch.grid import launch
 from deepnets.run import load_run
-from deepnets.runs.evidence import FIRST, packed, unpacked
+from deepnets.runs.bits import packed, unpacked
+from deepnets.runs.evidence import FIRST
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder, run_folders
 from deepnets.training.assembly import dataset_of, splits_of
@@ -63,7 +64,9 @@ def test_a_budget_of_fewer_iterations_is_noted_whole(tmp_path: Path) -> None:
 
 def test_bits_survive_packing() -> None:
     right = torch.rand(1003, generator=torch.Generator().manual_seed(0)) < 0.5
-    assert np.array_equal(unpacked(packed(right), 1003), right.numpy())
+    assert np.array_equal(unpacked(packed(right.numpy()), 1003), right.numpy())
+    with pytest.raises(ValueError, match="126 bytes are not a bit for each of 2000 images"):
+        unpacked(packed(right.numpy()), 2000)
 
 
 def test_a_run_of_a_table_notes_under_which_claims_it_was_set_up(tmp_path: Path) -> None:

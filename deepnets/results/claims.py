@@ -1,0 +1,217 @@
+"""What a paper claims about the rows of its table, tested on the runs that are there."""
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+from scipy import stats
+
+from deepnets.config.claim import Claim, Measured, Relation, claims_of
+from deepnets.results.cell import FAIL_ABOVE
+from deepnets.results.columns import Column, arithmetic_of, columns_of
+from deepnets.results.published import sweep_of
+from deepnets.results.read import Run, read_runs
+from deepnets.results.statistics import CONFIDENCE, FEWEST_SEEDS, WORST_ERROR, image_noise
+from deepnets.results.table import Table
+
+FAILS_AT_SCALE = 80.0  # percent; where the protocol is not the paper's: near the 90 of guessing one class of ten
+
+RULE = (
+    f"A claim is supported where the {100 * CONFIDENCE:.0f}% interval of the difference of mean errors (Welch's t, "
+    "over seeds) lies on its side of 0, contradicted where it lies on the other, and undecided otherwise, or below "
+    f"{FEWEST_SEEDS} seeds of either row. A row fails where its error is not finite or above {FAIL_ABOVE:.0f}% under "
+    f"the paper's protocol, {FAILS_AT_SCALE:.0f}% elsewhere; that it does is supported where every run fails, none of "
+    "the other row's does, and the difference is on that side, and contradicted where none of its runs fails. Runs "
+    "that were set up before the claim was written down (seen before) do not count towards supported. A diverged run "
+    f"counts as {WORST_ERROR:.0f}%. P is the share of pairs of runs in which the first row's error is higher. Test "
+    "set: half of the interval that the choice of test images gives the difference, by the images that each run got "
+    "right. Seeds needed: of each row, for the interval to leave out 0 four times of five, if difference and spread "
+    "stay as they are."
+)
+
+
+class Outcome(StrEnum):
+    """What the runs say about a claim."""
+
+    supported = "supported"
+    contradicted = "contradicted"
+    undecided = "undecided"
+
+
+@dataclass(frozen=True)
+class Side:
+    """The runs of a row that have ended: `errors` in percent, and how many of them knew the claim at launch."""
+
+    row: str
+    runs: tuple[Run, ...]
+    errors: tuple[float, ...]
+    known: tuple[bool, ...]
+
+    @property
+    def counted(self) -> tuple[float, ...]:
+        """The errors of the runs that were set up when the claim stood."""
+        return tuple(error for error, known in zip(self.errors, self.known, strict=True) if known)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim about two rows of a column, and what their runs say; `fail_above` in percent."""
+
+    claim: Claim
+    first: Side
+    second: Side
+    fail_above: float
+
+    @property
+    def seeds(self) -> tuple[int, int]:
+        return len(self.first.errors), len(self.second.errors)
+
+    @property
+    def other(self) -> str:
+        """The second row, with its sweep where that is another."""
+        return self.claim.second if "/" in self.claim.second else self.second.row
+
+    @property
+    def seen_before(self) -> int:
+        """Runs that were set up before the claim was written down."""
+        return sum(not known for known in (*self.first.known, *self.second.known))
+
+    @property
+    def difference(self) -> float | None:
+        """Of the mean errors, first minus second, in percent points; None without runs of both."""
+        return fmean(self.first.errors) - fmean(self.second.errors) if all(self.seeds) else None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Of the difference, over seeds; None below `FEWEST_SEEDS`."""
+        return welch_interval(self.first.errors, self.second.errors)
+
+    @property
+    def superiority(self) -> float | None:
+        """P(first > second): the share of pairs of runs, ties half."""
+        pairs = [(a > b) + (a == b) / 2 for a in self.first.errors for b in self.second.errors]
+        return fmean(pairs) if pairs else None
+
+    @property
+    def image_noise(self) -> float | None:
+        """Half of the interval of the difference over the choice of test images, in percent points."""
+        if self.claim.error != Measured.test:
+            return None
+        return image_noise(*([run.test_wrong for run in side.runs] for side in (self.first, self.second)))
+
+    @property
+    def outcome(self) -> Outcome:
+        """By `RULE`."""
+        outcome = self._outcome(self.first.errors, self.second.errors)
+        if outcome is Outcome.supported:
+            return self._outcome(self.first.counted, self.second.counted)
+        return outcome
+
+    def _outcome(self, first: Sequence[float], second: Sequence[float]) -> Outcome:
+        interval = welch_interval(first, second)
+        if interval is None:
+            return Outcome.undecided
+        low, high = interval
+        if self.claim.relation is Relation.below:
+            low, high = -high, -low
+        on_its_side, on_the_other = low > 0, high < 0
+        if self.claim.relation is Relation.fails:
+            fails = [error > self.fail_above for error in first]
+            on_its_side &= all(fails) and not any(error > self.fail_above for error in second)
+            on_the_other = not any(fails)
+        if on_its_side:
+            return Outcome.supported
+        return Outcome.contradicted if on_the_other else Outcome.undecided
+
+
+def findings_of(table: Table, index: int, sweeps: Path) -> list[Finding]:
+    """Every claim of the table's sweep file in `sweeps`, tested on a column; a claim about an axis for each pair."""
+    column, cells = table.columns[index], table.column(index)
+    is_paper = column.is_published_protocol
+    bound = min((cell.fail_above for cell in cells.values()), default=math.inf) if is_paper else FAILS_AT_SCALE
+    findings = []
+    for claim in claims_of(sweep_of(sweeps / f"{table.name}.yaml")):
+        other, _, second = claim.second.rpartition("/")
+        there = _sibling(column, table.name, other) if other else column.rows
+        pairs = [(claim.first, second)] if other else pairs_of(claim, table.rows)
+        for one, two in pairs:
+            sides = (_side(claim, one, column.rows.get(one, [])), _side(claim, two, there.get(two, [])))
+            findings.append(Finding(claim, *sides, bound))
+    return findings
+
+
+def pairs_of(claim: Claim, rows: Sequence[str]) -> list[tuple[str, str]]:
+    """The rows that the claim is about; where its names are values of an axis, those that differ in them alone."""
+    if claim.first in rows or claim.second in rows:
+        return [(claim.first, claim.second)]
+    pairs = []
+    for row in rows:
+        values = row.split(",")
+        partner = ",".join(claim.second if value == claim.first else value for value in values)
+        if partner != row and partner in rows:
+            pairs.append((row, partner))
+    return pairs
+
+
+def welch_interval(first: Sequence[float], second: Sequence[float]) -> tuple[float, float] | None:
+    """Of the difference of means, at `CONFIDENCE`; None below `FEWEST_SEEDS`. Rows without any spread have no width."""
+    if min(len(first), len(second)) < FEWEST_SEEDS:
+        return None
+    if len(set(first)) == len(set(second)) == 1:
+        return first[0] - second[0], first[0] - second[0]
+    with warnings.catch_warnings():  # a row without spread beside one with some is tested soundly
+        warnings.filterwarnings("ignore", "Precision loss occurred in moment calculation", RuntimeWarning)
+        found = stats.ttest_ind(first, second, equal_var=False).confidence_interval(CONFIDENCE)
+    return float(found.low), float(found.high)
+
+
+def seeds_needed(first: Sequence[float], second: Sequence[float], power: float = 0.8, most: int = 100) -> int | None:
+    """Seeds of each row for an interval that leaves out 0 with probability `power`, from the spread seen so far.
+
+    The difference and the spread are taken to be those of these errors; each row needs two at least. None where it is
+    more than `most`, or nothing is known.
+    """
+    if min(len(first), len(second)) < 2:
+        return None
+    difference = abs(fmean(first) - fmean(second))
+    spread = math.sqrt((np.var(first, ddof=1) + np.var(second, ddof=1)) / 2)
+    for n in range(FEWEST_SEEDS, most + 1):
+        freedom = 2 * n - 2
+        if not spread:
+            return n if difference else None
+        bound = stats.t.ppf((1 + CONFIDENCE) / 2, freedom)
+        if stats.nct.sf(bound, freedom, difference / spread * math.sqrt(n / 2)) >= power:
+            return n
+    return None
+
+
+def _sibling(column: Column, name: str, other: str) -> dict[str, list[Run]]:
+    """The rows of another sweep, trained as the column was, from the folder beside it."""
+    found: dict[str, list[Run]] = {}
+    for grid in sorted({run.grid for run in column.runs}):
+        folder = grid.with_name(other + grid.name.removeprefix(name))
+        if folder.is_dir():
+            alike = [there for there in columns_of(read_runs([folder])) if _arithmetic(there) == _arithmetic(column)]
+            found |= alike[0].rows if len(alike) == 1 else {}
+    return found
+
+
+def _arithmetic(column: Column) -> set[str]:
+    return {arithmetic_of(run) for run in column.runs} - {""}
+
+
+def _side(claim: Claim, row: str, runs: Sequence[Run]) -> Side:
+    ended = [(run, error) for run in runs if (error := _error(run, claim.error)) is not None]
+    known = tuple(claim.hash in run.result.get("claims", []) for run, _ in ended)
+    return Side(row, tuple(run for run, _ in ended), tuple(min(error, WORST_ERROR) for _, error in ended), known)
+
+
+def _error(run: Run, measured: Measured) -> float | None:
+    if run.error is None or math.isinf(run.error) or measured is Measured.test:
+        return run.error
+    return run.result.get("train_error")
