@@ -16,6 +16,7 @@ from torch import nn
 
 from deepnets.command import run_command
 from deepnets.config.compose import compose
+from deepnets.config.project import search_of_trusted
 from deepnets.config.schema import Config
 from deepnets.distributed.world import world_from_env
 from deepnets.errors import UserError
@@ -27,16 +28,19 @@ from deepnets.runs.weights import read_weights
 from deepnets.training.assembly import dataset_of, model_of
 
 
-def build_model(overrides: list[str]) -> nn.Module:
+def build_model(overrides: list[str], project: str | Path | None = None) -> nn.Module:
     """A freshly initialised network of any committed configuration, for example `["model=resnet110", "seed=1"]`.
 
     Takes the overrides of `scripts/train.py`; maps images (N, C, H, W) to logits (N, classes), with C, H, W and classes
-    of the data set, which need not be there. The initialisation is that of a run with these overrides.
+    of the data set, which need not be there. The initialisation is that of a run with these overrides. `project` is the
+    file of your own project.
 
     Raises:
         UserError: an illegal value. hydra.errors.HydraException: an unknown option or key.
     """
-    config = compose(overrides).config
+    trusted = [str(project)] if project else []
+    config = compose(overrides, search_of_trusted(trusted)).config
+    config.trusted_targets.extend(trusted)
     torch.manual_seed(config.seed)
     dataset = dataset_of(config)
     return model_of(config, dataset.shape, dataset.classes)
@@ -47,7 +51,8 @@ def load_run(folder: str | Path, trusted: Sequence[str] = ()) -> tuple[nn.Module
 
     Where there is no checkpoint, `weights.safetensors` is read, as in a record or what `deepnets export` wrote.
 
-    `trusted` names the classes of your own that its configuration may use. The data need not be there.
+    `trusted` names the classes of your own that its configuration may use, or your project's file. The data need not
+    be there.
 
     Raises:
         UserError: the folder is no run folder, or holds no intact weights.
@@ -60,7 +65,9 @@ def main() -> int:
     """Start or continue the folder named on the command line."""
     parser = argparse.ArgumentParser(description="Start or continue a run folder.")
     parser.add_argument("folder", help="a folder that scripts/train.py has set up")
-    parser.add_argument("--trust", action="append", default=[], metavar="TARGET", help="a class of your own it may use")
+    parser.add_argument(
+        "--trust", "--project", action="append", default=[], metavar="TARGET", help="a class of yours, or a project"
+    )
     parser.add_argument("--quiet", action="store_true", help="print neither the result nor why it cannot go on")
     arguments = parser.parse_args()
     folder, world, code = RunFolder(arguments.folder), world_from_env(), 0

@@ -8,6 +8,7 @@ from typing import Any, get_type_hints
 import hydra
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from deepnets.config.project import trusted_names
 from deepnets.errors import UserError
 
 # Exact names only: a prefix such as `torch.optim` also admits `torch.optim.optimizer.torch.hub.load`.
@@ -71,7 +72,7 @@ def build(where: str, node: dict[str, Any], trusted: Collection[str] = (), **run
     """
     if not isinstance(node, dict):
         raise UserError(f"{where}={node}: choose one of its options")
-    _check(where, node, trusted, runtime)
+    _check(where, node, trusted_names(trusted), runtime)
     try:
         return _built(node, runtime)
     except UserError:
@@ -100,8 +101,8 @@ def _check(
     if not isinstance(target, str) or (target not in TARGETS and target not in trusted):
         raise UserError(
             f"{where}._target_: {target!r} is not one of the classes a configuration may name. If it is your own and "
-            f"you trust it, add 'trusted_targets=[{target}]' to the command line; analyze.py and deepnets.run take "
-            f"--trust {target}."
+            f"you trust it, list it in a project's file that --project names, or add 'trusted_targets=[{target}]' to "
+            f"the command line; analyze and deepnets.run take --trust {target}."
         )
     is_partial = node.get("_partial_", False)
     if is_partial and not nested:

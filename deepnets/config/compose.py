@@ -20,10 +20,11 @@ from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 from deepnets.config.frozen import refuse_interpolations
 from deepnets.config.places import CONF, home, program
 from deepnets.config.resolvers import at_scale, case, choice, log_uniform, uniform
-from deepnets.config.schema import Config, Row
+from deepnets.config.schema import Config, Row, Search
 from deepnets.errors import UserError
 
 ABSENT = object()  # where there is no such key
+CONF_ALONE = Search()
 
 
 def typed(composed: DictConfig) -> Config:
@@ -102,27 +103,49 @@ def _scratch_folder() -> str:
     return str(Path(tempfile.gettempdir()) / f"deepnets-{os.getuid()}")
 
 
-def compose(overrides: Sequence[str]) -> Row:
-    """The run that conf/train.yaml is with these overrides of `scripts/train.py`.
+def compose(overrides: Sequence[str], search: Search = CONF_ALONE) -> Row:
+    """The run that conf/train.yaml is with these overrides of `train`.
 
     Raises:
         HydraException: an unknown option or key. UserError: as `typed`.
     """
-    cached, choices = composed(tuple(overrides))
+    cached, choices = composed(tuple(overrides), search)
     config = deepcopy(cached)
     with open_dict(config):
         del config["hydra"]
-    return Row(typed(config), choices, tuple(cached.hydra.overrides.task))
+    return Row(typed(config), choices, tuple(cached.hydra.overrides.task), search_of(cached.hydra, search.defaults))
 
 
 @cache
-def composed(overrides: tuple[str, ...]) -> tuple[DictConfig, dict[str, str]]:
+def composed(overrides: tuple[str, ...], search: Search = CONF_ALONE) -> tuple[DictConfig, dict[str, str]]:
     """The configuration and Hydra's own node as they are composed, and the option chosen in every group."""
     register()
     check_words(overrides)
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = hydra.compose("train", list(overrides), return_hydra_config=True)
+    # Hydra's compose finds the file that is one run in the first place only.
+    places = [f"file://{CONF}", *search.places]
+    first = next((place for place in places if _holds(place, search.defaults)), places[0])
+    others = [place for place in places if place != first]
+    words = [*overrides, *([f"hydra.searchpath=[{','.join(map(_quoted, others))}]"] if search.places else [])]
+    with initialize_config_dir(first.removeprefix("file://"), version_base="1.3"):
+        config = hydra.compose(search.defaults, words, return_hydra_config=True)
     return config, dict(config.hydra.runtime.choices)
+
+
+def search_of(composed: Any, defaults: str) -> Search:
+    """Where the options were searched for that Hydra's own node says it was composed of."""
+    sources = [(each.provider, each.schema, each.path) for each in composed.runtime.config_sources]
+    places = (f"{schema}://{path}" for provider, schema, path in sources if provider not in ("hydra", "schema"))
+    return Search(tuple(place for place in places if place != f"file://{CONF}"), defaults)
+
+
+def _holds(place: str, name: str) -> bool:
+    return place.startswith("file://") and (Path(place.removeprefix("file://")) / f"{name}.yaml").is_file()
+
+
+def _quoted(word: str) -> str:
+    """As Hydra's grammar reads any text."""
+    escaped = word.replace("'", "\\'")
+    return f"'{escaped}'"
 
 
 def selected(config: DictConfig, key: str, otherwise: Any = None, resolve: bool = True) -> Any:

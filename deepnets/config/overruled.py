@@ -29,7 +29,7 @@ def check_options(row: Row) -> None:
     if not pages:
         return
     scale = f"scale={row.choices['scale']}"
-    page, own = composed((*pages, scale))
+    page, own = composed((*pages, scale), row.search)
     axes = page.hydra.sweeper.params or {}
     typed = {word.partition("=")[0].lstrip("+~") for word in row.overrides}
     for group in sorted(typed & own.keys() - {*PAGES, "scale"}):
@@ -37,7 +37,8 @@ def check_options(row: Row) -> None:
         if is_execution(group) or option in (own[group], *re.split(r"[,\s]+", str(axes.get(group)))):
             continue
         replaced, chosen = _words({**row.choices, **own}), _words(row.choices)
-        alike, alone, here = (composed((*words, scale))[0] for words in (replaced, chosen, (*chosen, *pages)))
+        alternatives = (replaced, chosen, (*chosen, *pages))
+        alike, alone, here = (composed((*words, scale), row.search)[0] for words in alternatives)
         others = tuple(f"{key.replace('/', '.')}." for key in typed - {group})
         overruled = {
             key: (selected(OmegaConf.structured(row.config), key), selected(alone, key, ABSENT))

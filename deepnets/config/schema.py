@@ -8,6 +8,8 @@ from omegaconf import MISSING
 
 from deepnets.models.memory import Memory
 
+DEFAULTS = "train"  # the file in conf/ that is one run
+
 
 class Precision(StrEnum):
     """Arithmetic of the forward pass: bfloat16 autocast, float32, or bfloat16 where the hardware computes in it."""
@@ -110,9 +112,18 @@ class Config:
 
 
 @dataclass(frozen=True)
+class Search:
+    """Where options are found besides conf/ (`file://FOLDER`, `pkg://PACKAGE`), and the file that is one run."""
+
+    places: tuple[str, ...] = ()
+    defaults: str = DEFAULTS
+
+
+@dataclass(frozen=True)
 class Row:
     """One composed run of a grid, with what named it: the option chosen in each group and the overrides typed."""
 
     config: Config
     choices: dict[str, str] = field(default_factory=dict)
     overrides: tuple[str, ...] = ()
+    search: Search = Search()

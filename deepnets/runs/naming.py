@@ -68,9 +68,10 @@ def _changes(row: Row, naming: set[str]) -> list[str]:
         return *sorted(f"{group}={option}" for group, option in groups.items() if group in among), *axes
 
     # A protocol chooses options too, so that it is compared first, and the others with what it chooses.
-    usual_choices = composed(chosen({*naming, "protocol"}))[1] | {"protocol": composed(chosen(naming))[1]["protocol"]}
+    protocol = composed(chosen(naming), row.search)[1]["protocol"]
+    usual_choices = composed(chosen({*naming, "protocol"}), row.search)[1] | {"protocol": protocol}
     changed = {key: value for key, value in groups.items() if key not in naming and usual_choices.get(key) != value}
-    usual, here = composed(chosen(set(groups)))[0], OmegaConf.structured(row.config)
+    usual, here = composed(chosen(set(groups)), row.search)[0], OmegaConf.structured(row.config)
     for key in values:
         value = selected(here, key)
         if value == selected(usual, key) or (value is None and key in BUDGETS):

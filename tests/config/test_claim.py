@@ -6,7 +6,7 @@ import yaml
 from deepnets.config.claim import Claim, Measured, Relation, claims_of
 from deepnets.config.compose import compose
 from deepnets.config.identity import plain
-from deepnets.config.schema import CONF
+from deepnets.config.places import CONF
 from deepnets.errors import UserError
 from tests.config.test_sweeps import grid
 

@@ -13,6 +13,7 @@ from deepnets.analysis.commands.variants import fresh
 from deepnets.analysis.recalibration import recalibrate_batchnorm
 from deepnets.config.compose import compose
 from deepnets.config.places import CONF
+from deepnets.config.project import search_of_trusted
 from deepnets.config.schema import Config
 from deepnets.data.batches import EvaluationBatches
 from deepnets.errors import UserError
@@ -66,7 +67,9 @@ def add_subject(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("subject", nargs="+", metavar="SUBJECT", help="a run folder, or options as of scripts/train.py")
     parser.add_argument("--output", type=Path, help="folder for the results (default: analysis/ in the run folder)")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 or auto (default)")
-    parser.add_argument("--trust", action="append", default=[], metavar="TARGET", help="a class of your own it may use")
+    parser.add_argument(
+        "--trust", "--project", action="append", default=[], metavar="TARGET", help="a class of yours, or a project"
+    )
 
 
 def subject_of(arguments: argparse.Namespace) -> Subject:
@@ -136,7 +139,7 @@ def _trained(path: Path, name: str, arguments: argparse.Namespace) -> Subject:
 
 
 def _fresh(overrides: Sequence[str], arguments: argparse.Namespace) -> Subject:
-    row = compose(overrides)
+    row = compose(overrides, search_of_trusted(arguments.trust))
     if row.config.sweep:
         raise UserError(f"{' '.join(overrides)}: a sweep is many networks; choose options of one, or run folders")
     config = replace(row.config, trusted_targets=arguments.trust)

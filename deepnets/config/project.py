@@ -1,0 +1,104 @@
+"""A user's project: a file, named on the command line, of where its options are and which classes it trusts."""
+
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from deepnets.config.places import CONF
+from deepnets.config.schema import DEFAULTS, Search
+from deepnets.errors import UserError
+
+
+class _Content(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    options: str | None = None
+    defaults: str = DEFAULTS
+    trusted: list[str] = []
+
+
+@dataclass(frozen=True)
+class Project:
+    """`options`: a folder laid out as conf/, beside the file; `defaults`: the file in it that stands for train.yaml.
+
+    `trusted` are its classes that a configuration may name; they are imported from the file's folder.
+    """
+
+    file: Path
+    options: Path | None
+    defaults: str
+    trusted: tuple[str, ...]
+
+    @property
+    def search(self) -> Search:
+        return Search((f"file://{self.options}",) if self.options else (), self.defaults)
+
+
+def read_project(file: str | Path) -> Project:
+    """What the file says.
+
+    Raises:
+        UserError: it is not there or no project's file, or its folder of options is not there.
+    """
+    path = Path(file).expanduser().absolute()
+    try:
+        content = _Content.model_validate(yaml.safe_load(path.read_text()) or {})
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read as a project's file: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"{file}: no YAML: {' '.join(str(error).split())}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UserError(f"{file}: {where}: {first['msg']}; it may hold options, defaults and trusted") from error
+    options = path.parent / content.options if content.options else None
+    if options:
+        check_options_folder(options)
+    return Project(path, options, content.defaults, tuple(content.trusted))
+
+
+def check_options_folder(folder: Path) -> None:
+    """Whether a folder can stand beside conf/.
+
+    Raises:
+        UserError: it is not there, or holds an option of a name that conf/ has too, which would never be read.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder of options")
+    for file in sorted(folder.rglob("*.yaml")):
+        if (CONF / file.relative_to(folder)).is_file():
+            named = "; `defaults` of a project's file, or --config-name, names it" if file.parent == folder else ""
+            raise UserError(f"{file}: deepnets has an option of this name, and reads that one; rename yours{named}")
+
+
+def trusted_names(trusted: Collection[str]) -> frozenset[str]:
+    """The classes that `trusted` names; a project's file among them stands for its own, which become importable.
+
+    Raises:
+        UserError: as `read_project`.
+    """
+    names: set[str] = set()
+    for each in trusted:
+        if not is_file(each):
+            names.add(each)
+            continue
+        project = read_project(each)
+        folder = str(project.file.parent)
+        if folder not in sys.path:
+            sys.path.append(folder)  # behind all others, so that a file of it hides no library
+        names.update(project.trusted)
+    return frozenset(names)
+
+
+def search_of_trusted(trusted: Collection[str]) -> Search:
+    """Where the project whose file is among `trusted` has its options; conf/ alone without one."""
+    return next((read_project(each).search for each in trusted if is_file(each)), Search())
+
+
+def is_file(trusted: str) -> bool:
+    """Whether the word names a project's file, not a class."""
+    return "/" in trusted or trusted.endswith((".yaml", ".yml"))

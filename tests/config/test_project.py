@@ -1,0 +1,164 @@
+"""A user's own options and classes: found wherever it is composed, trusted only where the command line says so."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deepnets.config.compose import compose
+from deepnets.config.project import read_project, trusted_names
+from deepnets.errors import UserError
+from deepnets.run import build_model, load_run
+from deepnets.runs.naming import folder_of
+from tests.command import ENVIRONMENT, ROOT
+
+SHORTCUT = """
+from torch import nn
+
+class Half(nn.Module):
+    def __init__(self, *, by: float, ends):
+        super().__init__()
+        self.by, self.resize = by, ends.resized()
+
+    def forward(self, x, r):
+        return self.resize(x) + self.by * r
+"""
+OPTION = "# @package model\nshortcut:\n  _target_: lab_shortcuts.Half\n  _partial_: true\n  by: 0.5\n"
+DEFAULTS = "defaults:\n- train\n- override dataset: synthetic\n- override model/shortcut: half\n- _self_\nepochs: 1\n"
+SWEEP = """# @package _global_
+epochs: 1
+sweep:
+  axes: [model/shortcut]
+  reported: {statistic: single, test_error: {half: 3.5}}
+hydra:
+  mode: MULTIRUN
+  sweeper: {params: {model/shortcut: "identity,half"}}
+"""
+SMALL = ["model.widths=[2,2,2]", "threads=1", "epochs=1"]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project in a folder whose name needs quotes."""
+    folder = tmp_path / "my lab, new"
+    for file, text in {
+        "lab_shortcuts.py": SHORTCUT,
+        "conf/model/shortcut/half.yaml": OPTION,
+        "conf/lab.yaml": DEFAULTS,
+        "conf/sweep/halves.yaml": SWEEP,
+        "project.yaml": "options: conf\ndefaults: lab\ntrusted: [lab_shortcuts.Half]\n",
+    }.items():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_text(text)
+    return folder
+
+
+def deepnets(folder: Path, *words: str, module: str = "deepnets") -> subprocess.CompletedProcess[str]:
+    """The command, called in `folder`, where only deepnets is on the path."""
+    environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"}
+    command = [sys.executable, "-m", module, *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def train(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return deepnets(folder, "train", *words, "output_root=outputs", *SMALL)
+
+
+def test_names_are_composed_with_the_projects_options(project: Path) -> None:
+    row = compose(["model.depth=14"], read_project(project / "project.yaml").search)
+    assert row.config.model["shortcut"]["_target_"] == "lab_shortcuts.Half"
+    assert folder_of(row).path.parts[-2:] == ("digits_resnet,synthetic,model.depth=14", "seed0")
+    row = compose(["model/shortcut=identity", "epochs=1"], read_project(project / "project.yaml").search)
+    assert folder_of(row).path.parts[-2] == "digits_resnet,synthetic,model.shortcut=identity"
+
+
+def test_the_projects_network_is_built_and_nothing_is_trusted_by_itself(project: Path) -> None:
+    model = build_model(["model.depth=14"], project=project / "project.yaml")
+    assert type(model.units[0].shortcut).__name__ == "Half"
+    with pytest.raises(UserError, match="not one of the classes a configuration may name"):
+        build_model([f"hydra.searchpath=['file://{project}/conf']", "model/shortcut=half"])
+
+
+@pytest.mark.slow
+def test_a_sweep_of_the_project_trains_resumes_and_is_analysed(project: Path) -> None:
+    done = train(project, "--project", "project.yaml", "sweep=halves", "launcher=pool")
+    assert done.returncode == 0, done.stderr
+    folder = project / "outputs" / "halves+model.widths=2,2,2"
+    assert sorted(path.parent.parent.name for path in folder.glob("*/seed0/result.json")) == ["half", "identity"]
+    run = folder / "half" / "seed0"
+    assert "trusted_targets: []" in (run / "config.yaml").read_text()
+    assert "--project project.yaml" in json.loads((run / "origin.json").read_text())["command"]
+    assert "already finished" in train(project, "--project", "project.yaml", "sweep=halves").stdout
+
+    # A frozen folder needs no options, and trust anew.
+    shutil.rmtree(project / "conf")
+    (project / "project.yaml").write_text("trusted: [lab_shortcuts.Half]\n")
+    (run / "result.json").unlink()
+    refused = deepnets(project, str(run), module="deepnets.run")
+    assert "not one of the classes" in refused.stderr
+    assert refused.returncode == 1
+    resumed = deepnets(project, str(run), "--project", "project.yaml", module="deepnets.run")
+    assert resumed.returncode == 0, resumed.stderr
+    model, _ = load_run(run, trusted=[str(project / "project.yaml")])
+    assert model.units[0].shortcut.by == 0.5
+    analysed = deepnets(
+        project, "analyze", "lesion", str(run), "--project", "project.yaml", "--images", "10", "--device", "cpu"
+    )
+    assert analysed.returncode == 0, analysed.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("search", ["--config-dir=conf", "hydra.searchpath=['file://HERE/conf']"])
+def test_options_without_a_project_trust_nothing(project: Path, search: str) -> None:
+    search = search.replace("HERE", str(project))
+    plan = train(project, "sweep=halves", search, "plan=true", "hydra.verbose=false")
+    assert plan.returncode == 1
+    assert "half/seed0: model.shortcut._target_: 'lab_shortcuts.Half' is not one of the classes" in plan.stdout
+    assert "1 of 2 runs cannot start" in plan.stdout
+    trusted = train(project, "sweep=halves", search, "plan=true", "trusted_targets=[project.yaml]")
+    assert trusted.returncode == 0, trusted.stdout
+
+
+@pytest.mark.slow
+def test_a_configuration_cannot_trust(project: Path) -> None:
+    (project / "conf" / "lab.yaml").write_text(DEFAULTS + "trusted_targets: [lab_shortcuts.Half]\n")
+    done = train(project, "--config-name", "lab", "--config-dir", "conf")
+    assert (done.returncode, done.stderr) == (
+        1,
+        "error: trusted_targets: can be set on the command line only, to one list for all runs\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("trust: [a.B]", "trust: Extra inputs are not permitted; it may hold options, defaults and trusted"),
+        ("trusted: a.B", "trusted: Input should be a valid list"),
+        ("options: nowhere", "nowhere: no such folder of options"),
+        ("options: [", "no YAML"),
+    ],
+)
+def test_a_wrong_file_says_what_is_wrong(content: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "project.yaml").write_text(content)
+    with pytest.raises(UserError, match=message):
+        read_project(tmp_path / "project.yaml")
+    with pytest.raises(UserError, match="No such file"):
+        read_project(tmp_path / "other.yaml")
+
+
+def test_an_option_that_would_never_be_read_is_refused(project: Path) -> None:
+    (project / "conf" / "dataset").mkdir()
+    (project / "conf" / "dataset" / "digits.yaml").write_text("defaults: [synthetic]")
+    with pytest.raises(UserError, match=r"dataset/digits.yaml: deepnets has an option of this name"):
+        read_project(project / "project.yaml")
+
+
+def test_only_a_named_file_makes_classes_importable(project: Path) -> None:
+    assert str(project) not in sys.path
+    assert trusted_names(["a.B"]) == {"a.B"}
+    assert str(project) not in sys.path
+    assert trusted_names(["a.B", str(project / "project.yaml")]) == {"a.B", "lab_shortcuts.Half"}
+    assert sys.path[-1] == str(project)
