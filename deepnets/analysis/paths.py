@@ -6,6 +6,7 @@ which goes through h or F alone in each unit. A path's length is the number of F
 """
 
 from collections.abc import Callable, Sequence
+from math import comb
 
 import numpy as np
 import torch
@@ -108,6 +109,16 @@ def _pulled_back_by_term(
 def path_share(units: int, lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     """Which share of all 2^n paths has each length: Fig. 6a, Binomial(n, 1/2)."""
     return binom.pmf(lengths, units, 0.5)
+
+
+def surviving_paths(units: int, deleted: int, lengths: tuple[int, int] | None = None) -> int:
+    """How many of the 2^units paths are left without `deleted` branches, 2^(units - deleted); of `lengths` only.
+
+    Both ends count. Veit et al. 2016, section 4.2.
+    """
+    left = units - deleted
+    first, last = lengths or (0, left)
+    return sum(comb(left, length) for length in range(first, last + 1))
 
 
 def effective_lengths(products: np.ndarray, share: float = 0.95) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """Measure why depth works, on a trained run or a fresh network.
 
 SUBJECT is a run folder, or the model and data options of `train`, which make a network as it is before
-training; shattering and showcase take none, they build networks of their own. Numbers (CSV), figures (PNG and SVG) and
+training; shattering without one and showcase build networks of their own. Numbers (CSV), figures (PNG and SVG) and
 TensorBoard images go into the run folder; the finding is printed.
 """
 
@@ -37,7 +37,6 @@ ANALYSES = {
     "shattering": shattering,
     "showcase": showcase,
 }
-OWN_NETS = ("shattering", "showcase")
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -48,8 +47,8 @@ def main(words: Sequence[str] | None = None) -> int:
         summary = (analysis.__doc__ or "").partition("\n")[0]
         kind = kinds.add_parser(name, help=summary, description=summary)
         kind.set_defaults(run=analysis.run)
-        if name not in OWN_NETS:
-            add_subject(kind)
+        if name != "showcase":  # every combination of its knobs is a network
+            add_subject(kind, optional=name == "shattering")
         analysis.add_options(kind)
     arguments = parser.parse_args(words)
     if arguments.output:

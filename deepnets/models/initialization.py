@@ -51,6 +51,14 @@ class HeFanIn(Initialization):
         nn.init.kaiming_normal_(weight, mode="fan_in", nonlinearity="relu")
 
 
+class Huang2016(HeFanIn):
+    """HeFanIn's, and the head's bias ~ U(+-1 / sqrt(fan_in)), Torch's default: the released code of Huang et al."""
+
+    def finish(self, model: nn.Module, head: nn.Linear) -> None:
+        bound = 1 / sqrt(head.in_features)
+        nn.init.uniform_(head.bias, -bound, bound)
+
+
 class Glorot(Initialization):
     """W ~ N(0, 2 / (fan_in + fan_out)): Glorot and Bengio 2010, as in Xiong et al. 2020."""
 
@@ -185,6 +193,7 @@ NAMED: dict[str, Callable[[], Initialization]] = {
     "zero_gamma": ZeroGamma,
     "deepnorm": DeepNorm,
     "pytorch": PyTorch,
+    "huang2016": Huang2016,
 }
 
 

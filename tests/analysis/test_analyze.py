@@ -90,6 +90,11 @@ def test_lesions_of_a_run_lie_in_its_folder_and_begin_with_its_error(
     assert [int(line["deleted"]) for line in random] == [0, 0, 1, 1, 2, 2, 3, 3]
     assert float(random[0]["error"]) == pytest.approx(whole, abs=1e-3)
     assert float(rows(results / "lesion_order.csv")[0]["kendall_tau"]) == 1
+    counted = rows(results / "lesion_paths.csv")
+    assert [line["surviving_paths"] for line in counted] == ["64", "64", "32", "32", "16", "16", "8", "8"]
+    assert [line["error"] for line in counted] == [line["error"] for line in random]
+    finding = json.loads((results / "lesion.json").read_text())["findings"][2]
+    assert finding["rank_deleted"] == pytest.approx(-finding["rank_surviving"])
     assert figures(results) >= {"lesion_single", "lesion_random", "lesion_order"}
     assert pictures(residual.path) >= {"analysis/lesion_single", "analysis/lesion_random", "analysis/lesion_order"}
     told = capsys.readouterr().out.splitlines()
@@ -125,7 +130,9 @@ def test_a_part_that_a_net_is_too_small_for_is_left_out_of_it_with_the_reason(
     assert analyze("lesion", *options, "--output", tmp_path / "alone") == 0
     told = capsys.readouterr().out
     assert re.search("order is left out of .*, untrained: no stage of this network has two units of equal shape", told)
-    assert {file.name for file in (tmp_path / "alone").glob("*.csv")} == {"lesion_single.csv", "lesion_random.csv"}
+    assert {file.name for file in (tmp_path / "alone").glob("*.csv")} == {
+        f"lesion_{part}.csv" for part in ("single", "random", "paths")
+    }
     with pytest.raises(UserError, match="no stage of this network has two units"):
         analyze("lesion", *options, "--only", "order", "--output", tmp_path / "asked")
     assert not (tmp_path / "asked").exists()

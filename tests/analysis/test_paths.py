@@ -143,3 +143,12 @@ def test_a_plain_net_has_a_single_path_and_is_refused() -> None:
         paths.path_gradients(walk, x, labels, torch.ones(1, 3, dtype=torch.bool))
     with pytest.raises(UserError, match="single path"):
         paths.gradients_by_length(walk, x, labels)
+
+
+@pytest.mark.parametrize("deleted", range(5))
+def test_surviving_paths_are_those_that_enter_no_deleted_branch(deleted: int) -> None:
+    every = list(product((0, 1), repeat=4))
+    left = [path for path in every if not any(path[:deleted])]
+    assert paths.surviving_paths(4, deleted) == len(left)
+    assert paths.surviving_paths(4, deleted, (1, 2)) == sum(1 <= sum(path) <= 2 for path in left)
+    assert paths.surviving_paths(54, 0, (5, 17)) / 2**54 == pytest.approx(0.0045367, rel=1e-4)

@@ -1,6 +1,7 @@
 """Shattered gradients: against finite differences, closed forms, the theory, and a reference run's bands."""
 
 import csv
+import json
 from functools import cache
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import pytest
 import torch
 
 from deepnets.analysis import shattering
+from deepnets.analysis.imageline import line_gradients
 from deepnets.analysis.shattering import THEORY, Net, autocorrelation
 from deepnets.errors import UserError
 from tests.analyzing import analyze
+from tests.networks import small_batch, small_network
 
 LAGS = [1, 2, 5, 10, 15]
 # 10 draws each of a reference run; its own noise is part of the tolerance of 0.1.
@@ -192,3 +195,25 @@ def test_the_command_refuses_what_makes_no_curve(words: str, tmp_path: Path) -> 
     with pytest.raises(UserError, match=r"--depths .* at least 1 with|--draws at least 2"):
         analyze("shattering", "--output", tmp_path / "new", *words.split())
     assert not (tmp_path / "new").exists()
+
+
+def test_the_gradient_on_a_line_between_images_is_the_slope_of_a_logit() -> None:
+    model, (x, _) = small_network("model.depth=8"), small_batch(2)
+    found = line_gradients(model, x[0], x[1], 3, 9)
+    for index in range(9):
+        ends = [torch.lerp(x[:1], x[1:], index / 8 + step) for step in (-1e-6, 1e-6)]
+        slope = (model(ends[1]) - model(ends[0]))[0, 3] / 2e-6
+        assert found[index] == pytest.approx(slope.item(), rel=1e-4)
+
+
+def test_a_linear_net_has_one_gradient_on_the_whole_line_and_any_net_has_a_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["model=plain_fc10", "model.layer=[linear]", "--draws", 2, "--output", tmp_path / "linear"]
+    assert analyze("shattering", *options) == 0
+    (finding,) = json.loads((tmp_path / "linear" / "shattering.json").read_text())["findings"]
+    assert finding["autocorrelation"] == pytest.approx([1] * 16)
+    assert finding["brown"] > 0.8 > finding["white"]
+    assert analyze("shattering", "model.depth=8", "--draws", 2, "--output", tmp_path / "resnet") == 0
+    assert {file.suffix for file in (tmp_path / "resnet").glob("shattering_line.*")} == {".csv", ".png", ".svg"}
+    assert "autocorrelation of the gradient at lag 1 of 256 points between two images" in capsys.readouterr().out

@@ -1,26 +1,21 @@
 """The showcase: what its page is made of, and its knobs in a real browser, by keyboard and by mouse."""
 
+import csv
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from selenium.webdriver import ActionChains, Chrome, Keys
 from selenium.webdriver.support.select import Select
 
-from deepnets.analysis.gradients import gradient_norms, with_batch_statistics
-from deepnets.analysis.walk import walk_of
-from deepnets.data.batches import EvaluationBatches
-from deepnets.results.showcase import Bars, Design, Showcase, shortcuts_of, write_showcase
-from deepnets.run import build_model
-from deepnets.training.assembly import dataset_of, splits_of
+from deepnets.analysis.commands.showcasepage import Bars, Design, Showcase, shortcuts_of, write_showcase
 from tests.analyzing import analyze
 from tests.browser import console_messages, missing_browser, open_browser, requested
-from tests.command import row
 
 DESIGNS = [
     Design("original", ["conv", "bn", "relu", "conv", "bn"], ["relu"]),
@@ -37,7 +32,8 @@ def known() -> Showcase:
             for which, shortcut in enumerate(shortcuts_of(SCALES, BIASES)):
                 gradient = [(10 * (number + 1) + which) / unit for unit in range(1, depth + 1)]
                 bars[design.name, depth, shortcut] = Bars(gradient, [-1.0 * number] * depth, [0.5] * depth, [2] * depth)
-    return Showcase("Known </script> numbers.", DESIGNS, DEPTHS, SCALES, BIASES, bars)
+    command = "measure units={depth} ordering={ordering} {shortcut}"
+    return Showcase("Known </script> numbers.", command, DESIGNS, DEPTHS, SCALES, BIASES, bars)
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +92,10 @@ def test_knobs_turn_by_keyboard(browser: Chrome) -> None:
     assert scale.get_attribute("aria-valuetext") == "0.5"
     gate.send_keys(Keys.END)
     assert first.text == "23 / 2.3"
+    shown = browser.find_element("css selector", "#bottom .command").text
+    assert shown == (
+        "measure units=10 ordering=full_preactivation model/shortcut=exclusive_gating_b6 model.shortcut.bias=-6"
+    )
     assert not scale.is_enabled(), "a gate is the scale"
     gate.send_keys(Keys.HOME)
     assert scale.is_enabled()
@@ -149,21 +149,22 @@ def test_a_network_that_diverged_is_called_so_and_the_others_are_shown(tmp_path:
         assert console_messages(opened) == []
 
 
-def test_the_command_measures_networks_of_the_runner(tmp_path: Path) -> None:
+def test_every_number_is_what_the_named_command_measures(tmp_path: Path) -> None:
     assert analyze("showcase", "--depths", 2, "--images", 8, "--draws", 1, "--output", tmp_path) == 0
     text = (tmp_path / "showcase.html").read_text()
     data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
     assert [len(data["bars"]), len(data["bars"][0]), len(data["bars"][0][0])] == [5, 1, 9]
-    options = ["model=resnet", "model.depth=null", "model.units=[2]", "model.widths=[16]"]
-    model = build_model([*options, "model/ordering=full_preactivation", "model/shortcut=scaled_0.5_1"])
-    x, labels = first_digits(8, tmp_path)
-    norms = gradient_norms(walk_of(with_batch_statistics(model.eval())), x, labels)
-    np.testing.assert_allclose(data["bars"][4][0][1][0], norms, rtol=6e-3)
     assert data["scales"][1] == 0.5
-    assert data["designs"][4]["name"] == "full_preactivation"
-
-
-def first_digits(images: int, root: Path) -> tuple[torch.Tensor, torch.Tensor]:
-    splits = splits_of(dataset_of(row(root).config), torch.device("cpu"))
-    x, labels = next(iter(EvaluationBatches(splits.train, splits.normalization, batch_size=images)))
-    return x, labels
+    for design, shortcut in ((4, 1), (0, 8)):
+        named = {"depth": "2", "ordering": data["designs"][design]["name"], "shortcut": data["shortcuts"][shortcut]}
+        python, script, *words = shlex.split(data["command"].format(**named))
+        assert (python, script) == ("python", "scripts/analyze.py")
+        assert analyze(*words, "--test-images", 8, "--output", tmp_path / "again") == 0
+        with (tmp_path / "again" / "gradients_units.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        for column, found in zip(
+            ("gradient_norm", "signal_low", "signal_mean", "signal_high"),
+            data["bars"][design][0][shortcut],
+            strict=True,
+        ):
+            np.testing.assert_allclose(found, [float(row[column]) for row in rows], rtol=6e-3, atol=1e-6)

@@ -165,7 +165,7 @@ def test_a_network_of_a_table_is_built_by_name() -> None:
         ("he2016_table1", 16, 5),
         ("he2016_table2", 10, 5),
         ("huang2016_table1_augmented", 4, 1),
-        ("balduzzi2017_fig6_deepest", 4, 10),
+        ("balduzzi2017_fig6_deepest", 6, 10),
         ("srivastava2015_fig1_highway", 400, 1),
     ],
 )

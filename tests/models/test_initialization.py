@@ -236,3 +236,17 @@ def test_an_unknown_initialization_is_refused() -> None:
         ValueError, match="initialization is 'xavier'; choose one of he_fan_out, he_fan_in, looks_linear"
     ):
         initialize(head := nn.Linear(1, 1), head, "xavier")
+
+
+def test_the_released_code_of_stochastic_depth_differs_in_the_bias_of_the_head_alone(
+    network: Callable[..., ResNet],
+) -> None:
+    models = []
+    for name in ("he_fan_in", "huang2016"):
+        torch.manual_seed(0)
+        models.append(network("stochastic_depth110", "model.depth=8", f"model/initialization={name}"))
+    paper, code = (dict(model.named_parameters()) for model in models)
+    assert [name for name, weight in paper.items() if not torch.equal(weight, code[name])] == ["head.bias"]
+    assert not paper["head.bias"].any()
+    bound = 1 / code["head.weight"].shape[1] ** 0.5
+    assert 0.5 * bound < code["head.bias"].abs().max() <= bound

@@ -67,8 +67,12 @@ PARAMETERS = {
     "thin_looks_linear198": 2_329_370,
     "thin_relu": 565_642,
     "thin_relu198": 2_338_330,
+    "thin_linear": 565_642,
+    "thin_linear198": 2_338_330,
     "thin_resnet": 567_090,
     "thin_resnet198": 2_344_146,
+    "thin_resnet_unnormalized": 565_642,
+    "thin_resnet_unnormalized198": 2_338_330,
     "vit_b16": 86_567_656,
     # 8 units of width 32: four layers, tokens of 2 x 2 pixels, their 16 positions and the class token's, norm and head.
     "vit_digits": 4 * (4 * 32 * 33 + 2 * 32 * 64 + 64 + 32 + 4 * 32) + 5 * 32 + 17 * 32 + 32 + 2 * 32 + 330,

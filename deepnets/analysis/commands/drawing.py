@@ -24,6 +24,12 @@ def mean_and_range(axes: Axes, x: Values, draws: np.ndarray, **how: Any) -> None
     line(axes, draws.mean(1), x, (draws.min(1), draws.max(1)), **how)
 
 
+def mean_and_deviation(axes: Axes, draws: np.ndarray, **how: Any) -> None:
+    """The mean over the draws (draws, values), and the band of a standard deviation to both sides, without dots."""
+    mean, deviation = draws.mean(0), draws.std(0, ddof=1)
+    line(axes, mean, np.arange(len(mean)), (mean - deviation, mean + deviation), marker="", **how)
+
+
 def mark_stages(axes: Axes, nets: Iterable[Sequence[int]]) -> None:
     """A line where a stage begins, if all nets agree on the place; `nets` holds the stage of each unit of each net."""
     axes.locator_params(axis="x", integer=True)

@@ -146,5 +146,5 @@ def _contours(places: np.ndarray, losses: dict[str, np.ndarray]) -> Figure:
         axes.set(title=label, xlabel="first direction", aspect="equal")
         axes.grid(visible=False)
     panels[0].set_ylabel("second direction")
-    figure.colorbar(filled, ax=list(panels), label="log10 of the loss")
+    figure.colorbar(filled, ax=list(panels), label="loss", format=lambda log, _: f"{10**log:.3g}")
     return figure

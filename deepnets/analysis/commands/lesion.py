@@ -1,5 +1,7 @@
 """Delete units and re-order them, and measure the error (Veit et al. 2016, Fig. 3 to 5).
 
+Random deletions are set beside the paths that survive them, and those of effective lengths.
+
 Gates that are exclusive are forced to 0 instead, on the training set: Srivastava et al. 2015, Fig. 4. Several run
 folders make one figure, for contrast: say a residual network and a plain one.
 """
@@ -18,6 +20,7 @@ from deepnets.analysis import lesion
 from deepnets.analysis.commands.drawing import line, mark_stages, mean_and_range
 from deepnets.analysis.commands.lesioned import Lesioned
 from deepnets.analysis.commands.outcome import Outcome
+from deepnets.analysis.commands.pathcount import count_paths
 from deepnets.analysis.commands.subject import names_apart, subjects_of
 from deepnets.errors import UserError
 from deepnets.style import COLOURS, new_figure
@@ -114,6 +117,7 @@ def _random(nets: Sequence[Lesioned], outcome: Outcome, arguments: argparse.Name
     axes.locator_params(axis="x", integer=True)
     x = f"units deleted (mean and range of {arguments.draws} draws)"
     _write(outcome, "random", nets, figure, x, ("run", "deleted"), rows)
+    count_paths([net for net in nets if not any(unit.is_plain for unit in net.walk.units)], rows, outcome)
 
 
 def _order(nets: Sequence[Lesioned], outcome: Outcome, arguments: argparse.Namespace) -> None:

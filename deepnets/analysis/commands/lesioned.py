@@ -20,7 +20,7 @@ class Lesioned:
     """One net of a figure, with its colour and its images: the training set where deleting means to close gates."""
 
     def __init__(self, subject: Subject, color: str, arguments: argparse.Namespace) -> None:
-        self.name, self.label, self.color = subject.name, subject.name, color
+        self.subject, self.name, self.label, self.color = subject, subject.name, subject.name, color
         self.walk = walk_of(subject.settled())
         self.precision = choose_precision(subject.config.precision, subject.device)  # its test error is measured in it
         self.split = arguments.split or ("train" if lesion.closes_gates(self.walk) else "test")

@@ -1,19 +1,21 @@
-"""Gradients of fresh nets over a grid of inputs, between brown and white noise (Balduzzi et al. 2017, Fig. 1 and 2)."""
+"""Gradients over a grid of inputs, between brown and white noise (Balduzzi et al. 2017, Fig. 1 and 2).
+
+Without SUBJECT fresh nets of the paper's; with one, its own gradients along lines between two images.
+"""
 
 import argparse
 import time
 from collections.abc import Mapping, Sequence
 from itertools import cycle
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from deepnets.analysis import shattering
-from deepnets.analysis.commands.drawing import line
+from deepnets.analysis.commands import imageline
+from deepnets.analysis.commands.drawing import mean_and_deviation
 from deepnets.analysis.commands.outcome import Outcome, whole_numbers
 from deepnets.analysis.shattering import Kind, Net
 from deepnets.config.places import home
@@ -27,20 +29,22 @@ NAMES = {"feedforward": "centred feed-forward", "resnet": "resnet", "resnet_cent
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What can be chosen; there is no subject, since the nets are the paper's own."""
-    where = home() / "outputs" / "analysis" / "shattering"
-    parser.add_argument("--output", type=Path, default=where, help="folder for the results (default: %(default)s)")
+    """What can be chosen; depths and beta are those of the paper's nets."""
     parser.add_argument("--depths", default="2,4,10,24,50", help="of the curves (default: %(default)s)")
     parser.add_argument("--feedforward-depth", type=int, default=24, help="of the pictured net (default: 24)")
     parser.add_argument("--resnet-depth", type=int, default=50, help="of the pictured nets (default: 50)")
     parser.add_argument("--beta", type=float, default=0.1, help="what scales the branches of resnets (default: 0.1)")
     parser.add_argument("--draws", type=int, default=20, help="networks of each kind and depth (default: 20)")
+    parser.add_argument("--literal", action="store_true", help="picture Fig. 1a with the biases N(0, 1/N) it prints")
     parser.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, write the files and print the finding; returns the exit code."""
     depths, started = _depths(arguments), time.monotonic()
+    if arguments.subject:
+        return imageline.measure(arguments)
+    arguments.output = arguments.output or home() / "outputs" / "analysis" / "shattering"
     generator = torch.Generator().manual_seed(arguments.seed)
     draws, grid = arguments.draws, shattering.grid()
 
@@ -55,6 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
         f"resnet, {arguments.resnet_depth} layers": Net("resnet", arguments.resnet_depth, arguments.beta),
         f"looks-linear, {arguments.resnet_depth} layers": looks_linear,
     }
+    if arguments.literal:
+        pictured["one layer, biases N(0, 1/N)"] = Net("one_layer_literal")
     pictures = {name: gradients(net, count=1)[0, :, 0].astype(np.float64) for name, net in pictured.items()}
     pictures |= {"brown noise": brown[0], "white noise": white[0]}
     betas = list(dict.fromkeys((1.0, arguments.beta)))
@@ -149,7 +155,7 @@ def _autocorrelations(curves: Mapping[tuple[Kind, float, int], np.ndarray], nois
     figure = new_figure(2.9, 2.6 * len(panels))
     for axes, (name, lines) in zip(figure.subplots(1, len(panels), sharey=True), panels.items(), strict=True):
         for (label, curve), color in zip(lines.items(), cycle(COLOURS), strict=False):
-            _band(axes, curve, label, color)
+            mean_and_deviation(axes, curve, label=label, color=color)
         axes.set(title=name, xlabel="lag", xlim=(0, LAGS), ylim=(-0.45, 1.05))
         axes.axhline(0, color=GREY, linewidth=0.5)
         axes.legend(
@@ -157,11 +163,6 @@ def _autocorrelations(curves: Mapping[tuple[Kind, float, int], np.ndarray], nois
         )
     figure.axes[0].set_ylabel("autocorrelation (mean ± s.d.)")
     return figure
-
-
-def _band(axes: Axes, curve: np.ndarray, label: str, color: str) -> None:
-    mean, deviation = curve.mean(0), curve.std(0, ddof=1)
-    line(axes, mean, np.arange(LAGS + 1), (mean - deviation, mean + deviation), color=color, label=label, marker="")
 
 
 def _correlations(correlations: Mapping[tuple[Kind, float, int], shattering.Moments]) -> Figure:

@@ -13,6 +13,8 @@ import numpy as np
 from torch import nn
 
 from deepnets.analysis.commands.outcome import tracked, whole_numbers
+from deepnets.analysis.commands.showcasepage import Bars, Design, Showcase, shortcuts_of, write_showcase
+from deepnets.analysis.commands.subject import Subject, one_batch
 from deepnets.analysis.commands.variants import chosen, fresh
 from deepnets.analysis.gradients import first_to_last, gradient_norms, with_batch_statistics
 from deepnets.analysis.signals import signals
@@ -20,11 +22,9 @@ from deepnets.analysis.walk import walk_of
 from deepnets.config.compose import compose
 from deepnets.config.places import home
 from deepnets.config.schema import Config
-from deepnets.data.batches import EvaluationBatches
 from deepnets.errors import UserError
 from deepnets.models.ordering import Ordering
-from deepnets.results.showcase import Bars, Design, Showcase, shortcuts_of, write_showcase
-from deepnets.training.assembly import dataset_of, prepare, splits_of
+from deepnets.training.assembly import prepare
 from deepnets.training.fit import fit
 from deepnets.training.hardware import choose_precision, find_device
 
@@ -65,9 +65,10 @@ def run(arguments: argparse.Namespace) -> int:
     about = (
         f"The networks are residual networks of {', '.join(map(str, depths))} units of two 3x3 convolutions with "
         f"{WIDTH} channels, {state}; the data is a batch of {arguments.images} handwritten digits of 8x8 pixels, "
-        f"whose own statistics batch normalisation uses; numbers are means of {arguments.draws} random draws."
+        f"whose own statistics batch normalisation uses; numbers are means of {arguments.draws} random draws, the "
+        f"seeds 0 to {arguments.draws - 1}."
     )
-    write_showcase(page, Showcase(about, _drawn(designs), depths, SCALES, BIASES, bars))
+    write_showcase(page, Showcase(about, _command(arguments), _drawn(designs), depths, SCALES, BIASES, bars))
     ratios = "; ".join(
         f"{name} "
         + ", ".join(
@@ -78,6 +79,17 @@ def run(arguments: argparse.Namespace) -> int:
     print(f"showcase: {len(combinations)} networks, {state}; first unit's gradient over the last one's: {ratios} units")
     print(f"page         {page}")
     return 0
+
+
+def _command(arguments: argparse.Namespace) -> str:
+    """What measures one network of seed 0 again: gradients_units.csv has the page's numbers."""
+    net = f"model=resnet model.depth=null 'model.units=[{{depth}}]' 'model.widths=[{WIDTH}]' dataset=digits"
+    options = f"{net} model/ordering={{ordering}} {{shortcut}} seed=0"
+    measure = f"--images {arguments.images} --sizes 1 --draws 1"
+    if not arguments.epochs:
+        return f"python scripts/analyze.py gradients {options} {measure}"
+    train = f"python scripts/train.py {options} epochs={arguments.epochs}"
+    return f"{train} && python scripts/analyze.py gradients THE_FOLDER_IT_PRINTS {measure}"
 
 
 def _depths(arguments: argparse.Namespace) -> list[int]:
@@ -109,9 +121,9 @@ def _networks(config: Config, changes: dict[str, Any], arguments: argparse.Names
 
 
 def _measured(model: nn.Module, config: Config, arguments: argparse.Namespace) -> list[np.ndarray]:
-    """Gradient norms, low, mean and high of the signal of each unit."""
-    splits = splits_of(dataset_of(config), find_device(arguments.device))
-    x, labels = next(iter(EvaluationBatches(splits.train, splits.normalization, batch_size=arguments.images)))
+    """Gradient norms, low, mean and high of the signal of each unit: as `gradients` measures them."""
+    subject = Subject("", model, config, arguments.output, False, find_device(arguments.device))
+    x, labels = one_batch(subject, arguments.images)
     walk = walk_of(with_batch_statistics(model))
     signal = signals(walk, x)
     return [gradient_norms(walk, x, labels), signal.low, signal.mean, signal.high]

@@ -62,9 +62,14 @@ class Subject:
         return dataset_of(self.config).source.classes
 
 
-def add_subject(parser: argparse.ArgumentParser) -> None:
+def add_subject(parser: argparse.ArgumentParser, optional: bool = False) -> None:
     """What every analysis asks: what is analysed, where it runs, where its results go."""
-    parser.add_argument("subject", nargs="+", metavar="SUBJECT", help="a run folder, or options as of scripts/train.py")
+    parser.add_argument(
+        "subject",
+        nargs="*" if optional else "+",
+        metavar="SUBJECT",
+        help="a run folder, or options as of scripts/train.py",
+    )
     parser.add_argument("--output", type=Path, help="folder for the results (default: analysis/ in the run folder)")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 or auto (default)")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""The showcase: one page on which gradients and signals of many measured networks are chosen by knobs."""
+"""The page of the showcase: gradients and signals of many measured networks, chosen by knobs."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -35,9 +35,13 @@ class Design:
 
 @dataclass(frozen=True)
 class Showcase:
-    """Measured networks by (ordering, depth in units, shortcut); a shortcut is the pair (scale, gate bias or None)."""
+    """Measured networks by (ordering, depth in units, shortcut); a shortcut is the pair (scale, gate bias or None).
+
+    `command` measures one of them again, with {depth}, {ordering} and {shortcut} to fill in.
+    """
 
     about: str
+    command: str
     designs: Sequence[Design]
     depths: Sequence[int]
     scales: Sequence[float]
@@ -50,6 +54,13 @@ def shortcuts_of(scales: Sequence[float], biases: Sequence[float]) -> list[tuple
     return [*((scale, None) for scale in scales), *((1.0, bias) for bias in biases)]
 
 
+def options_of(scale: float, bias: float | None) -> str:
+    """The options of scripts/train.py that choose this shortcut."""
+    if bias is None:
+        return f"model/shortcut=scaled_0.5_1 model.shortcut.shortcut_scale={scale:g}"
+    return f"model/shortcut=exclusive_gating_b6 model.shortcut.bias={bias:g}"
+
+
 def write_showcase(file: Path, showcase: Showcase) -> None:
     """Write the page: one HTML file that asks for nothing else.
 
@@ -60,6 +71,8 @@ def write_showcase(file: Path, showcase: Showcase) -> None:
     data = {
         "designs": [vars(design) for design in showcase.designs],
         "depths": showcase.depths,
+        "command": showcase.command,
+        "shortcuts": [options_of(*shortcut) for shortcut in shortcuts],
         "scales": showcase.scales,
         "biases": showcase.biases,
         "bars": [
