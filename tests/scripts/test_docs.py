@@ -67,6 +67,12 @@ ADDED = {
         "--draws 1 --sizes 1,3",
         "networks of up to 36 units, three of each",
     ),
+    "python scripts/analyze.py landscape outputs/digits_shortcuts/identity/seed0 "
+    "outputs/digits_shortcuts/exclusive_gating_b6/seed0": ("--points 3", "1,250 evaluations"),
+    "python scripts/analyze.py curvature outputs/digits_shortcuts/identity/seed0": (
+        "--images 100 --eigenvalues 1 --draws 2",
+        "hundreds of passes over 1,000 images",
+    ),
     "python scripts/analyze.py shattering": (
         "--depths 2,4 --feedforward-depth 4 --resnet-depth 4 --draws 2",
         "networks of 50 layers, 20 of each",
