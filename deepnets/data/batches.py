@@ -104,7 +104,7 @@ class EvaluationBatches:
 
 def _moved(x: Tensor, device: torch.device) -> Tensor:
     """`x` of the host on `device`; pinned first where it is a GPU, or the host would wait for it."""
-    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x
+    return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)
 
 
 def cut(x: Tensor, pad: int, mirrored: Tensor, top: Tensor, left: Tensor) -> Tensor:

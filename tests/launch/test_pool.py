@@ -19,9 +19,12 @@ from deepnets.launch import child
 from deepnets.launch.grid import launch
 from deepnets.launch.pool import Pool
 from deepnets.launch.shares import Shares, devices_of
+from deepnets.results.read import read_runs
+from deepnets.results.table import tables_of
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.naming import folders_of
 from deepnets.runs.status import state_of
+from deepnets.runs.watch import show
 from tests.command import ENVIRONMENT, ROOT, TRAIN, row
 
 pytestmark = pytest.mark.slow
@@ -174,6 +177,25 @@ def test_fail_fast_stops_the_rows_in_flight_and_starts_no_other(
     assert states[0].name in ("preempted", "waiting")  # as far as it had come
     assert states[2].name == "waiting"
     assert "1 of 3 runs failed" in capsys.readouterr().err
+
+
+def test_runs_of_two_devices_are_the_runs_of_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Under the same names, with the status and in the column of the sweep's own protocol."""
+    words = ["sweep=digits_shortcuts", "model/shortcut=identity", "launcher=pool", "device=cpu", "threads=2"]
+    rows = [row(tmp_path, *words, f"devices={devices}", f"seed={seed}") for seed, devices in enumerate((2, 1))]
+    for each in rows:  # as the sweep's file would set it: what is typed would be part of the name
+        each.config.model |= {"depth": 8, "widths": [4, 4, 4]}
+        each.config.epochs = 2
+    assert launch(rows) == 0
+    folders = folders_of(rows)
+    assert {folder.path.parent for folder in folders} == {tmp_path / "digits_shortcuts" / "identity"}
+    assert [folder.result["processes"] for folder in folders] == [{"0": 2}, {"0": 1}]
+    assert show([tmp_path], watch=False) == 0
+    assert capsys.readouterr().out.count("finished") >= 2
+    (table,) = tables_of(read_runs([tmp_path]))
+    (column,) = table.columns
+    assert (column.label, column.is_published_protocol) == ("full", True)
+    assert len(table.cells["identity", 0].errors) == 2
 
 
 def test_a_run_of_several_gpus_takes_a_share_of_each() -> None:

@@ -1,0 +1,213 @@
+"""Where tensors lie: data, training, evaluation, log, checkpoint and resumption on a device that is not the CPU.
+
+Without a GPU: backward passes on a stand-in that refuses tensors of two devices, forward passes on fake CUDA tensors.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from deepnets.config.compose import compose
+from deepnets.data import batches
+from deepnets.data.dataset import Splits
+from deepnets.data.normalization import Normalization
+from deepnets.data.source import Split
+from deepnets.models import resize
+from deepnets.runs import checkpoint, execution, session
+from deepnets.runs.execute import run
+from deepnets.runs.folder import RunFolder
+from deepnets.runs.session import Session
+from deepnets.training import assembly
+from deepnets.training import fit as loop
+from deepnets.training.assembly import prepare
+from deepnets.training.fit import Training, evaluate, fit
+from deepnets.training.metrics import Sums
+from tests.command import metrics, row
+from tests.standin import DEVICE, Held, stand_in
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+NET = ["model.depth=8", "model.widths=[4,4,6]", "precision=fp32", "device=cpu", "epochs=1", "batch_size=250"]
+NET += ["model/shortcut=dropout_inverted", "model/survival=linear_decay", "model.batchnorm_images=100"]
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
+    """The stand-in, on which nothing is cast."""
+    monkeypatch.setattr(loop, "autocast", lambda device, precision: nullcontext())
+    assembly._on_cpu.cache_clear()
+    with stand_in() as there:
+        yield there
+    assembly._on_cpu.cache_clear()
+
+
+def trained(device: torch.device) -> Training:
+    training = prepare(compose(NET).config, device, torch.float32)
+    for _ in fit(training):
+        pass
+    return training
+
+
+def test_training_elsewhere_is_that_of_the_cpu_bit_by_bit(device: torch.device) -> None:
+    ours = trained(device)
+    parts = [*ours.model.state_dict().values(), *(parameter.grad for parameter in ours.model.parameters())]
+    parts += [state["momentum_buffer"] for state in ours.optimizer.state.values()]
+    parts += [ours.sums.values, ours.loss, ours.batches.split.images, ours.batches.normalization.mean]
+    assert all(isinstance(part, Held) for part in parts)
+    plain = trained(CPU)
+    for name, weight in plain.model.state_dict().items():
+        assert torch.equal(ours.model.state_dict()[name].held, weight), name
+
+
+MISPLACED: dict[str, Callable[[Training, pytest.MonkeyPatch], object]] = {}
+
+
+def misplaced(place: Callable[[Training, pytest.MonkeyPatch], object]) -> None:
+    MISPLACED[place.__name__] = place
+
+
+def to_cpu(tensor: Tensor) -> Tensor:
+    assert isinstance(tensor, Held)
+    return tensor.held
+
+
+@misplaced
+def labels(training: Training, patch: pytest.MonkeyPatch) -> None:
+    training.batches.split = Split(training.batches.split.images, to_cpu(training.batches.split.labels))
+
+
+@misplaced
+def images(training: Training, patch: pytest.MonkeyPatch) -> None:
+    training.batches.split = Split(to_cpu(training.batches.split.images), training.batches.split.labels)
+
+
+@misplaced
+def mean_of_the_pixels(training: Training, patch: pytest.MonkeyPatch) -> None:
+    normalization = training.batches.normalization
+    training.batches.normalization = replace(normalization, mean=to_cpu(normalization.mean))
+
+
+@misplaced
+def order_of_the_epoch(training: Training, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(batches, "_moved", lambda x, device: x)
+
+
+@misplaced
+def weight_of_the_head(training: Training, patch: pytest.MonkeyPatch) -> None:
+    training.model.head.weight = nn.Parameter(to_cpu(training.model.head.weight.detach()))
+
+
+@misplaced
+def running_variance(training: Training, patch: pytest.MonkeyPatch) -> None:
+    training.model.stem[1].bn.running_var = to_cpu(training.model.stem[1].bn.running_var)
+
+
+@misplaced
+def padding_of_the_shortcut(training: Training, patch: pytest.MonkeyPatch) -> None:
+    def pad(x: Tensor, widths: tuple[int, ...]) -> Tensor:
+        return torch.cat([x, torch.zeros(len(x), widths[-1], *x.shape[2:])], 1)
+
+    patch.setattr(resize, "pad", pad)
+
+
+@misplaced
+def momentum(training: Training, patch: pytest.MonkeyPatch) -> None:
+    weight = training.model.head.weight
+    training.optimizer.state[weight]["momentum_buffer"] = torch.zeros(weight.shape)
+
+
+@misplaced
+def sums_of_the_epoch(training: Training, patch: pytest.MonkeyPatch) -> None:
+    training.sums.values = to_cpu(training.sums.values)
+
+
+@misplaced
+def images_of_the_test(training: Training, patch: pytest.MonkeyPatch) -> None:
+    split = training.evaluated["test"].split
+    training.evaluated["test"].split = Split(to_cpu(split.images), split.labels)
+
+
+@pytest.mark.parametrize("place", MISPLACED)
+def test_a_tensor_that_was_left_on_the_cpu_is_an_error(
+    device: torch.device, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = prepare(compose([*NET, "epochs=null", "iterations=2"]).config, device, torch.float32)
+    MISPLACED[place](training, monkeypatch)
+    with pytest.raises(RuntimeError, match="is on the CPU"):
+        for _ in fit(training):
+            pass
+
+
+@pytest.mark.filterwarnings("ignore:for .* copying from a non-meta parameter")
+def test_a_run_logs_saves_and_resumes_there(
+    device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "Session", lambda _, heartbeat: Session(DEVICE, heartbeat))
+    folders = [RunFolder(tmp_path / name) for name in ("whole", "stopped")]
+    for folder in folders:
+        folder.freeze(row(tmp_path, *NET, "epochs=2").config, {})
+    run(folders[0])
+    with monkeypatch.context() as patch:
+
+        def half(training: Training) -> Iterator[Training]:
+            for state in fit(training):
+                yield state
+                if state.epoch == 1 and state.batch == 3:
+                    return
+
+        patch.setattr("deepnets.runs.execute.fit", half)
+        patch.setattr(execution.Execution, "finish", execution.Execution.save)
+        with pytest.raises(AssertionError):  # it has no result
+            run(folders[1])
+    result = run(folders[1])
+    assert "resuming at iteration 9 of 12" in (folders[1].path / "log.txt").read_text()
+    assert result["test_error"] == folders[0].result["test_error"]
+    assert metrics(folders[1].path) == metrics(folders[0].path)
+    first, second = (checkpoint.load(folder.path)[0]["training"]["model"] for folder in folders)
+    assert all(type(weight) is Tensor and torch.equal(weight, second[name]) for name, weight in first.items())
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["model=preact110", "model.depth=20"],
+        ["model=resnet20", "model/shortcut=exclusive_gating_b6", "model.batchnorm_images=64"],
+        ["model=resnet20", "model/shortcut=dropout", "optimizer=adam", "optimizer.lr=0.001"],
+        ["model=highway_cifar19"],
+    ],
+    ids="+".join,
+)
+def test_forward_loss_and_evaluation_stay_on_cuda(
+    overrides: list[str], precision: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fake tensors refuse to be mixed, and any value that the host would have to wait for."""
+    config = compose([*overrides, "dataset=cifar10"]).config
+    with FakeTensorMode():
+        images = torch.empty(300, 32, 32, 3, dtype=torch.uint8, device=GPU)
+        split = Split(images, torch.empty(300, dtype=torch.int64, device=GPU))
+        normalization = Normalization(torch.zeros(3, device=GPU), torch.ones(3, device=GPU))
+        monkeypatch.setattr(assembly, "splits_of", lambda *_: Splits(split, None, split, normalization))
+        monkeypatch.setattr(batches, "_moved", lambda x, device: torch.empty(x.shape, dtype=x.dtype, device=device))
+        training = prepare(config, GPU, precision)
+        assert all(
+            parameter.device == GPU for group in training.optimizer.param_groups for parameter in group["params"]
+        )
+        training.model.train()
+        for x, labels in training.batches.epoch(0):
+            with loop.autocast(GPU, precision):
+                logits = training.forward(x)
+            assert logits.dtype == precision
+            loss = nn.functional.cross_entropy(logits.float(), labels, reduction="sum")
+            training.end_step(loss.detach(), logits.detach(), labels)
+        assert training.batch == 3
+        assert training.loss.device == training.sums.values.device == GPU
+        sums = Sums(GPU)
+        assert [
+            each.values.device for each in evaluate(training.model, training.evaluated["test"], sums, precision)
+        ] == [GPU]
