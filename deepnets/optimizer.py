@@ -4,13 +4,11 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import torch
-from pydantic import Field
+from annotated_types import Len
 from torch import nn
 
-# Legal values, which config/build.py checks.
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Momentum = Annotated[float, Field(ge=0, lt=1)]
+from deepnets.ranges import NotNegative, Positive, Rate
+
 Decayed = Literal["all", "weights"]
 
 
@@ -27,7 +25,7 @@ def parameter_groups(model: nn.Module, weight_decay: float, decayed: Decayed) ->
 
 
 def sgd(
-    model: nn.Module, lr: Positive, momentum: Momentum, nesterov: bool, weight_decay: NotNegative, decayed: Decayed
+    model: nn.Module, lr: Positive, momentum: Rate, nesterov: bool, weight_decay: NotNegative, decayed: Decayed
 ) -> torch.optim.SGD:
     """v = momentum v + g; w = w - lr v, or Nesterov's form; dampening 0."""
     groups = parameter_groups(model, weight_decay, decayed)
@@ -37,7 +35,7 @@ def sgd(
 def caffe_sgd(
     model: nn.Module,
     lr: Positive,
-    momentum: Momentum,
+    momentum: Rate,
     nesterov: bool,
     weight_decay: NotNegative,
     bias_lr_factor: NotNegative,
@@ -67,7 +65,7 @@ def caffe_sgd(
 def adam(
     model: nn.Module,
     lr: Positive,
-    betas: Annotated[Sequence[Momentum], Field(min_length=2, max_length=2)],
+    betas: Annotated[Sequence[Rate], Len(2, 2)],
     eps: Positive,
     weight_decay: NotNegative,
     decayed: Decayed,

@@ -9,15 +9,9 @@ with the iterations done and the errors in percent of all that was evaluated, by
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
-
-# Legal values, which config/build.py checks.
-Factor = Annotated[float, Field(ge=0, le=1)]
-Share = Annotated[float, Field(gt=0, lt=1)]
-Positive = Annotated[int, Field(ge=1)]
-NotNegative = Annotated[int, Field(ge=0)]
+from deepnets.ranges import Count, Factor, Natural, PositiveFactor, Rate, Share
 
 
 class Step:
@@ -34,10 +28,10 @@ class Step:
     def __init__(
         self,
         total: int,
-        milestones: Sequence[int],
-        of: Positive,
+        milestones: Sequence[Count],
+        of: Count,
         factor: Factor,
-        warmup_iterations: NotNegative,
+        warmup_iterations: Natural,
         warmup_factor: Factor,
     ) -> None:
         if list(milestones) != sorted(set(milestones)) or not all(0 < m <= of for m in milestones):
@@ -74,7 +68,7 @@ class Cosine:
 class Exponential:
     """exp(-k t), with k such that the learning rate ends at x `final_factor` (Srivastava et al. 2015, section 3.1)."""
 
-    def __init__(self, total: int, final_factor: Annotated[float, Field(gt=0, le=1)]) -> None:
+    def __init__(self, total: int, final_factor: PositiveFactor) -> None:
         self.total = total
         self.final_factor = final_factor
 
@@ -92,7 +86,7 @@ class Plateau:
     fall. A fall acts from the second iteration of the next epoch on: the first one's learning rate was set before.
     """
 
-    def __init__(self, total: int, window: Positive, patience: Positive, threshold: Share, factor: Share) -> None:
+    def __init__(self, total: int, window: Count, patience: Count, threshold: Share, factor: Share) -> None:
         self.window, self.patience, self.threshold, self.factor = window, patience, threshold, factor
         self.losses: list[float] = []
         self.slow_epochs = 0
@@ -126,8 +120,8 @@ class ErrorPlateau:
         self,
         total: int,
         watched: Literal["train", "validation", "test"],
-        patience: Positive,
-        threshold: Annotated[float, Field(ge=0, lt=1)],
+        patience: Count,
+        threshold: Rate,
         factor: Share,
     ) -> None:
         self.watched, self.patience, self.threshold, self.factor = watched, patience, threshold, factor

@@ -2,14 +2,19 @@
 
 import inspect
 from collections.abc import Callable, Collection
+from dataclasses import is_dataclass
 from functools import cache, partial
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import hydra
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from deepnets.config.project import trusted_names
+from deepnets.config.schema import Config
 from deepnets.errors import UserError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 # Exact names only: a prefix such as `torch.optim` also admits `torch.optim.optimizer.torch.hub.load`.
 TARGETS = frozenset(
@@ -62,6 +67,16 @@ TARGETS = frozenset(
     }
 )
 
+LARGEST = 2**63  # what torch takes for a number
+WORDS = {
+    "Input should be": "must be",
+    "String should": "must",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "greater than": "above",
+    "less than": "below",
+}
+
 
 def build(where: str, node: dict[str, Any], trusted: Collection[str] = (), **runtime: Any) -> Any:
     """The object that `node` describes, with `runtime` as further arguments.
@@ -79,6 +94,36 @@ def build(where: str, node: dict[str, Any], trusted: Collection[str] = (), **run
         raise
     except ValueError as error:
         raise UserError(f"{where}: {error}") from error
+
+
+def check_ranges(settings: "DataclassInstance", prefix: str = "") -> None:
+    """Whether each value of `settings`, and of the dataclasses in it, is within the range that its type declares.
+
+    Raises:
+        UserError: names the first that is not.
+    """
+    for key, annotation in _annotations(type(settings)).items():
+        value = getattr(settings, key)
+        if is_dataclass(value) and not isinstance(value, type):
+            check_ranges(value, f"{prefix}{key}.")
+        else:
+            _check_type(f"{prefix}{key}", value, annotation)
+
+
+def check_types(settings: dict[str, Any]) -> None:
+    """`check_ranges` of settings as they are read from YAML, in which a key may be missing.
+
+    Raises:
+        UserError: names the first key whose value is of another type or out of range.
+    """
+    for key, annotation in _annotations(Config).items():
+        if key in settings:
+            _check_type(key, settings[key], annotation, strict=False)
+
+
+@cache
+def _annotations(schema: type) -> dict[str, Any]:
+    return get_type_hints(schema, include_extras=True)
 
 
 def _built(node: Any, runtime: dict[str, Any]) -> Any:
@@ -105,6 +150,8 @@ def _check(
             f"the command line; analyze and deepnets.run take --trust {target}."
         )
     is_partial = node.get("_partial_", False)
+    if not isinstance(is_partial, bool):
+        raise UserError(f"{where}._partial_: got {is_partial!r}; must be true or false")
     if is_partial and not nested:
         raise UserError(f"{where}._partial_: only a nested node may leave arguments open")
     arguments = {key: value for key, value in node.items() if key not in ("_target_", "_partial_")}
@@ -141,25 +188,30 @@ def _check_nested(where: str, value: Any, trusted: Collection[str]) -> None:
     elif isinstance(value, list):
         for index, inner in enumerate(value):
             _check_nested(f"{where}[{index}]", inner, trusted)
+    elif isinstance(value, int) and abs(value) >= LARGEST:
+        raise UserError(f"{where}: got {value!r}; must be below {LARGEST}")
 
 
-def _check_type(where: str, value: Any, annotation: Any) -> None:
+def _check_type(where: str, value: Any, annotation: Any, strict: bool = True) -> None:
     try:
-        _adapter(annotation).validate_python(value, strict=True)
+        _adapter(annotation).validate_python(value, strict=strict)
     except ValidationError as error:
         first = error.errors()[0]
         path = "".join(f"[{index}]" for index in first["loc"] if isinstance(index, int))
-        raise UserError(f"{where}{path}: got {first['input']!r}; {_lower(first['msg'])}") from None
+        raise UserError(f"{where}{path}: got {first['input']!r}; {_said(first['msg'])}") from None
 
 
-def _lower(message: str) -> str:
+def _said(message: str) -> str:
+    """pydantic's message in the words of ours."""
+    for its, ours in WORDS.items():
+        message = message.replace(its, ours)
     return message[0].lower() + message[1:]
 
 
 @cache
 def _adapter(annotation: Any) -> TypeAdapter:
     try:
-        return TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True))
+        return TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False))
     except Exception:  # an annotation with a schema of its own takes no config
         return TypeAdapter(annotation)
 

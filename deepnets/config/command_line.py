@@ -15,7 +15,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from deepnets.config.compose import check_words, register, renamed, search_of, typed
+from deepnets.config.compose import check_words, register, renamed, row_of, search_of
 from deepnets.config.overruled import check_options
 from deepnets.config.places import CONF
 from deepnets.config.project import Project, check_options_folder, read_project
@@ -49,10 +49,7 @@ def rows_of_command() -> list[Row]:
     search = search_of(composed[0][1], composed[0][1].job.config_name or DEFAULTS)
     for folder in [place.removeprefix("file://") for place in search.places if place.startswith("file://")]:
         check_options_folder(Path(folder))
-    rows = [
-        Row(typed(config), dict(chosen.runtime.choices), tuple(chosen.overrides.task), search)
-        for config, chosen in composed
-    ]
+    rows = [row_of(config, dict(chosen.runtime.choices), chosen.overrides.task, search) for config, chosen in composed]
     typed_trust = any(word.startswith("trusted_targets=") for word in words)
     trusted = {tuple(row.config.trusted_targets) for row in rows}
     if len(trusted) > 1 or (rows[0].config.trusted_targets and not typed_trust):

@@ -54,10 +54,22 @@ def typed(composed: DictConfig) -> Config:
         raise UserError("scale=deep suits none of this sweep's networks: use scale=mini or scale=full")
     if config.setting is not None and "${setting}" not in OmegaConf.to_yaml(composed):
         raise UserError(f"setting={config.setting}: numbers the draws of a random search, and nothing is drawn here")
-    config.output_root = os.path.abspath(os.path.expanduser(config.output_root))
-    if isinstance(config.dataset.get("root"), str):
-        config.dataset["root"] = os.path.abspath(os.path.expanduser(config.dataset["root"]))
+    for node, key in ((vars(config), "output_root"), (config.dataset, "root")):
+        if isinstance(node.get(key), str) and node[key]:  # an empty one is refused, and is not the working directory
+            node[key] = os.path.abspath(os.path.expanduser(node[key]))
     return config
+
+
+def row_of(composed: DictConfig, choices: dict[str, str], overrides: Iterable[str], search: Search) -> Row:
+    """The run that Hydra composed, with what named it.
+
+    Raises:
+        UserError: as `typed`, or it has the name of another scale, by which values would be chosen.
+    """
+    config = typed(composed)
+    if config.scale.name != choices["scale"]:
+        raise UserError(f"scale.name={config.scale.name}: is set by scale={choices['scale']}; take another scale=NAME")
+    return Row(config, choices, tuple(overrides), search)
 
 
 def renamed(word: str) -> str:
@@ -113,7 +125,7 @@ def compose(overrides: Sequence[str], search: Search = CONF_ALONE) -> Row:
     config = deepcopy(cached)
     with open_dict(config):
         del config["hydra"]
-    return Row(typed(config), choices, tuple(cached.hydra.overrides.task), search_of(cached.hydra, search.defaults))
+    return row_of(config, choices, cached.hydra.overrides.task, search_of(cached.hydra, search.defaults))
 
 
 @cache

@@ -7,6 +7,7 @@ from typing import Any, Optional
 from omegaconf import MISSING
 
 from deepnets.models.memory import Memory
+from deepnets.ranges import Count, Name, NotNegative, PositiveFactor, Seed, Size, Threads
 
 DEFAULTS = "train"  # the file in conf/ that is one run
 
@@ -72,8 +73,8 @@ class Sweep:
 class Scale:
     """How much of a protocol is trained: `budget` is the share of its epochs or iterations."""
 
-    name: str = MISSING
-    budget: float = MISSING
+    name: Name = MISSING
+    budget: PositiveFactor = MISSING
 
 
 @dataclass
@@ -84,27 +85,27 @@ class Config:
     dataset: dict[str, Any] = MISSING
     optimizer: dict[str, Any] = MISSING
     schedule: dict[str, Any] = MISSING
-    epochs: Optional[int] = MISSING  # omegaconf 2.3 does not read `int | None` in dataclasses
-    iterations: Optional[int] = MISSING
+    epochs: Optional[Count] = MISSING  # omegaconf 2.3 does not read `int | None` in dataclasses
+    iterations: Optional[Count] = MISSING
     scale: Scale = MISSING
-    batch_size: int = MISSING
-    seed: int = MISSING
-    setting: Optional[int] = MISSING
+    batch_size: Count = MISSING
+    seed: Seed = MISSING
+    setting: Optional[Seed] = MISSING
     precision: Precision = MISSING
     memory: Memory = MISSING
     step: StepKind = MISSING
     selection: Selection = MISSING
-    batchnorm_processes: Optional[int] = MISSING
-    evaluation_batch_size: int = MISSING
+    batchnorm_processes: Optional[Size] = MISSING
+    evaluation_batch_size: Count = MISSING
     devices: Any = MISSING  # a number, or auto; omegaconf would read it as a word in Union[int, str]
     launcher: dict[str, Any] = MISSING
     deterministic: bool = MISSING
     fail_fast: bool = MISSING
-    device: str = MISSING
-    threads: Optional[int] = MISSING
-    output_root: str = MISSING
-    checkpoint_seconds: float = MISSING
-    log_iterations: int = MISSING
+    device: Name = MISSING
+    threads: Optional[Threads] = MISSING
+    output_root: Name = MISSING
+    checkpoint_seconds: NotNegative = MISSING
+    log_iterations: Count = MISSING
     overwrite: bool = MISSING
     plan: bool = MISSING
     trusted_targets: list[str] = MISSING

@@ -7,11 +7,10 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field
 
 from deepnets.data.batches import EvaluationBatches, TrainingBatches
 from deepnets.data.holdout import hold_out
@@ -20,6 +19,7 @@ from deepnets.data.reduction import reduced
 from deepnets.data.source import Source, Split
 from deepnets.distributed.world import ALONE, World
 from deepnets.errors import UserError
+from deepnets.ranges import Count, Name, Natural
 
 CHECKED_IMAGES = 1000  # at most, of each split, spread over it
 
@@ -68,12 +68,12 @@ class Dataset:
     def __init__(
         self,
         source: Callable[[Path], Source],
-        root: str,
-        validation: Annotated[int, Field(ge=0)],
+        root: Name,
+        validation: Natural,
         normalization: str,
-        pad: Annotated[int, Field(ge=0)],
+        pad: Natural,
         flip: bool,
-        reduce: int = 1,  # the last two as a user's own data set that does not name them is read
+        reduce: Count = 1,  # the last two as a user's own data set that does not name them is read
         incomplete: bool = False,
     ) -> None:
         if normalization not in KINDS:
@@ -111,7 +111,7 @@ class Dataset:
         self._refuse_incomplete((train, test))
         if self.validation >= train:
             raise UserError(f"validation={self.validation}: hold out 0 to {train - 1} of the {train} training images")
-        size, memory = (train + test) * math.prod(self.source.shape), _memory()
+        size, memory = (train + test) * math.prod(self.source.shape), memory_size()
         if size > memory:
             raise UserError(
                 f"{self.source.name} takes {size / 2**30:.1f} GiB as one tensor, this machine has "
@@ -127,6 +127,8 @@ class Dataset:
         """
         found = self.source.found.read()
         self._refuse_incomplete((len(found[0]), len(found[1])))  # what an archive holds is only known now
+        for split in found:
+            self._refuse_unfit(split)
         # Reduced anew in each process: that takes less time than reading a second cache would save.
         train, test = (reduced(split, self.reduce) for split in found)
         if device.type == "cuda" and (size := train.images.nbytes + test.images.nbytes) > (
@@ -174,7 +176,18 @@ class Dataset:
             f"{expected[0]:,} and {expected[1]:,}: complete it, or train on what is there with dataset.incomplete=true"
         )
 
+    def _refuse_unfit(self, split: Split) -> None:
+        """A `UserError` if images or labels are not those that the source states, as a cache of others would hold."""
+        channels, height, width = self.source.shape
+        shape, labels = tuple(split.images.shape[1:]), split.labels
+        if len(labels) and (shape != (height, width, channels) or not 0 <= labels.min() <= labels.max() < self.classes):
+            raise UserError(
+                f"{self.source.name} in {self.root} has images of shape {shape} and labels {labels.min()} to "
+                f"{labels.max()}, expected are {(height, width, channels)} and 0 to {self.classes - 1}: repair it, or "
+                "delete its deepnets-*.npz"
+            )
 
-def _memory() -> int:
+
+def memory_size() -> int:
     """Bytes in this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
 
@@ -44,11 +45,16 @@ def decode(paths: Sequence[Path], shape: tuple[int, int, int], fit: bool) -> np.
     count = min(8, os.cpu_count() or 1, len(chunks))
     start = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     animated: list[Path] = []
-    with ProcessPoolExecutor(count, start) as workers:
-        decoded = workers.map(partial(_decode_all, shape=shape, fit=fit), chunks)  # the first failure cancels the rest
-        for first, (chunk, found) in zip(range(0, len(paths), CHUNK), decoded, strict=True):
-            images[first : first + CHUNK] = chunk
-            animated += found
+    try:
+        with ProcessPoolExecutor(count, start) as workers:
+            decoded = workers.map(partial(_decode_all, shape=shape, fit=fit), chunks)  # a failure cancels the rest
+            for first, (chunk, found) in zip(range(0, len(paths), CHUNK), decoded, strict=True):
+                images[first : first + CHUNK] = chunk
+                animated += found
+    except BrokenProcessPool as error:
+        raise UserError(
+            f"{paths[0].parents[2]}: a process that decodes was killed, as the system does when memory runs out"
+        ) from error
     if animated:
         others = f" and {len(animated) - 1} more are" if len(animated) > 1 else " is"
         print(f"warning: {animated[0]}{others} animated; the first picture is used", file=sys.stderr)

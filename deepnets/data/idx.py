@@ -10,8 +10,11 @@ from deepnets.errors import UserError
 
 
 def find_idx(folder: Path, name: str) -> Path | None:
-    """`name` or `name`.gz in `folder`, None if neither is there."""
-    return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
+    """`name` or `name`.gz in `folder`, None if neither is there; a `UserError` where it is no file."""
+    found = next((path for path in (folder / name, folder / f"{name}.gz") if path.exists()), None)
+    if found and not found.is_file():
+        raise UserError(f"{found} is no file: replace or delete it")
+    return found
 
 
 def idx_shape(path: Path) -> tuple[int, ...]:

@@ -6,15 +6,15 @@ from typing import Annotated
 
 import numpy as np
 import torch
-from pydantic import Field
+from annotated_types import Ge
 
 from deepnets.data.archives import Archive, missing, obtain, official
 from deepnets.data.idx import find_idx, idx_shape, read_idx
 from deepnets.data.source import DataFiles, Source, Split
 from deepnets.data.trees import is_tree, tree
 from deepnets.errors import UserError
+from deepnets.ranges import Count, Name, Size
 
-Positive = Annotated[int, Field(ge=1)]  # config/build.py checks it
 MNIST_SHAPE, COLOUR_SHAPE = (1, 28, 28), (3, 32, 32)
 DIGITS = tuple("0123456789")
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -74,7 +74,7 @@ def svhn(root: Path, *, extra: bool) -> Source:
     return Source("svhn", COLOUR_SHAPE, DIGITS, partial(_find_svhn, root, extra, sizes), sizes)
 
 
-def image_folder(root: Path, *, name: str, size: Positive | None) -> Source:
+def image_folder(root: Path, *, name: Name, size: Size | None) -> Source:
     """Any tree root/{train,test}/<class>/<images>, called `name`; labels number the sorted class names.
 
     The first image decides: greyscale means one channel and all must be so; else three, and greyscale ones among them
@@ -86,11 +86,11 @@ def image_folder(root: Path, *, name: str, size: Positive | None) -> Source:
 def synthetic(
     root: Path,
     *,
-    classes: Annotated[int, Field(ge=2)],
-    channels: Positive,
-    size: Positive,
-    train: Positive,
-    test: Positive,
+    classes: Annotated[Size, Ge(2)],
+    channels: Size,
+    size: Size,
+    train: Count,
+    test: Count,
 ) -> Source:
     """Noise around one random pattern per class: learnable, the same on every call; ignores `root`."""
 
@@ -109,7 +109,7 @@ def synthetic(
 
 def _find_mnist(root: Path) -> DataFiles:
     if (folder := _tree_in(root, "mnist")) is not None:
-        return tree("mnist", folder, classes=10, shape=MNIST_SHAPE).found
+        return tree("mnist", folder, classes=DIGITS, shape=MNIST_SHAPE).found
     raw, own = root / "MNIST" / "raw", root / "mnist"
     found = ([path for name in MNIST_FILES if (path := find_idx(folder, name))] for folder in (raw, own))
     files = next((paths for paths in found if len(paths) == len(MNIST_FILES)), None)
@@ -138,7 +138,7 @@ def _find_mnist(root: Path) -> DataFiles:
 def _find_cifar(root: Path, classes: int, unpacked: str) -> DataFiles:
     name, packed = f"cifar{classes}", f"cifar-{classes}-python.tar.gz"
     if (folder := _tree_in(root, name)) is not None:
-        return tree(name, folder, classes=classes, shape=COLOUR_SHAPE).found
+        return tree(name, folder, classes=CIFAR10 if classes == 10 else CIFAR100, shape=COLOUR_SHAPE).found
     url = f"https://www.cs.toronto.edu/~kriz/{packed}"
     archive = Archive(name, url, name.upper(), *HALVES, files=(unpacked,), packed=packed)
     return official(archive, root, CIFAR_SIZES)
@@ -147,7 +147,7 @@ def _find_cifar(root: Path, classes: int, unpacked: str) -> DataFiles:
 def _find_svhn(root: Path, extra: bool, sizes: tuple[int, int]) -> DataFiles:
     training = ("train", "extra") if extra else ("train",)
     if (folder := _tree_in(root, "svhn")) is not None:
-        return tree("svhn", folder, training=training, classes=10, shape=COLOUR_SHAPE).found
+        return tree("svhn", folder, training=training, classes=DIGITS, shape=COLOUR_SHAPE).found
     archive = Archive(
         "svhn",
         "http://ufldl.stanford.edu/housenumbers/train_32x32.mat",

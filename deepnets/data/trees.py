@@ -1,6 +1,7 @@
 """Class-folder trees: FOLDER/{train,test}/<class>/<image files>."""
 
 import os
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -25,12 +26,13 @@ def tree(
     folder: Path,
     *,
     training: tuple[str, ...] = ("train",),
-    classes: int | None = None,
+    classes: Sequence[str] | None = None,
     shape: tuple[int, int, int] | None = None,
     size: int | None = None,
 ) -> Source:
     """The images of the `training` folders and of test/ as a `Source`; labels number the sorted class names.
 
+    Class folders must be called `classes`, or by their numbers, so that a label is that of the class it is known as.
     `shape` (C, H, W) is what the images must have (default: that of the first image), `size` what they are scaled
     and cut to. Only the listing is read here; a missing, empty or contradicting folder is a `UserError`.
     """
@@ -46,11 +48,18 @@ def tree(
     for split, files in zip((*training, "test"), (*train, test), strict=True):
         if odd := sorted(set(files) ^ set(names)):
             raise UserError(f"{folder}: class folders differ between {training[0]}/ and {split}/: {', '.join(odd)}")
-    if classes not in (None, len(names)):
-        raise UserError(
-            f"{folder} has {len(names)} class folders, {name} has {classes}: complete it, or read it as it is by "
-            f"dataset=image_folder dataset.root={folder}"
-        )
+    if classes is not None:
+        remedy = f"or read it as it is by dataset=image_folder dataset.root={folder}"
+        if len(classes) != len(names):
+            raise UserError(
+                f"{folder} has {len(names)} class folders, {name} has {len(classes)}: complete it, {remedy}"
+            )
+        numbers = [int(found) for found in names if found.isdecimal()]
+        if names != tuple(classes) and numbers != list(range(len(classes))):
+            others = ", ".join(sorted(set(names) ^ set(classes)))
+            raise UserError(
+                f"{folder}: class folders are not called as those of {name} ({others}): rename them, {remedy}"
+            )
     if shape is None:
         shape = shape_of(Path(train[0][names[0]][0].path))
     if size is not None:

@@ -11,6 +11,7 @@ from deepnets.models.ordering import Ordering
 from deepnets.models.resize import Resize
 from deepnets.models.survival import Survival
 from deepnets.models.unit import UnitDesign
+from deepnets.ranges import Count, Kernel, PositiveFactor, Rate, Size
 
 
 class DenseNet(UnitNetwork):
@@ -27,16 +28,16 @@ class DenseNet(UnitNetwork):
     def __init__(
         self,
         *,
-        units: Sequence[int],
-        growth: int,
-        bottleneck: int | None,
-        compression: float,
+        units: Sequence[Size],
+        growth: Size,
+        bottleneck: Size | None,
+        compression: PositiveFactor,
         stem: Sequence[str],
-        stem_kernel: int,
-        stem_stride: int,
-        stem_width: int,
-        dropout: float,
-        batchnorm_images: int | None,
+        stem_kernel: Kernel,
+        stem_stride: Kernel,
+        stem_width: Size,
+        dropout: Rate,
+        batchnorm_images: Count | None,
         shortcut: Callable[..., nn.Module],
         resize: Resize,
         survival: Survival | None,

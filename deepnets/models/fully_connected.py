@@ -8,6 +8,7 @@ from deepnets.models.initialization import Initialization, initialize
 from deepnets.models.layers import Conv, Layers
 from deepnets.models.ordering import Ordering
 from deepnets.models.unit import Unit, UnitDesign
+from deepnets.ranges import Size
 
 
 class FullyConnected(nn.Module):
@@ -22,8 +23,8 @@ class FullyConnected(nn.Module):
     def __init__(
         self,
         *,
-        depth: int,
-        width: int,
+        depth: Size,
+        width: Size,
         layer: Sequence[str],
         shortcut: Callable[..., nn.Module],
         initialization: Initialization | str,

@@ -12,6 +12,7 @@ from deepnets.models.initialization import Initialization, initialize
 from deepnets.models.layers import Conv, Layers
 from deepnets.models.ordering import Ordering
 from deepnets.models.unit import Unit, UnitDesign
+from deepnets.ranges import Count, Kernel, Natural, NotNegative, Rate, Size
 
 
 class Highway(nn.Module):
@@ -30,20 +31,20 @@ class Highway(nn.Module):
         self,
         *,
         layer: Sequence[str],
-        widths: Sequence[int],
-        entries: Sequence[Sequence[int] | None],
-        units: Sequence[int],
-        kernels: Sequence[int],
-        pools: Sequence[Sequence[int] | None],
-        dropouts: Sequence[float],
-        input_dropout: float,
+        widths: Sequence[Size],
+        entries: Sequence[Sequence[Natural] | None],
+        units: Sequence[Natural],
+        kernels: Sequence[Kernel],
+        pools: Sequence[Sequence[Kernel] | None],
+        dropouts: Sequence[Rate],
+        input_dropout: Rate,
         global_average: bool,
-        head_dropout: float,
-        batchnorm_images: int | None,
+        head_dropout: Rate,
+        batchnorm_images: Count | None,
         shortcut: Callable[..., nn.Module],
         initialization: Initialization | str,
-        first_std: float | None,
-        head_std: float | None,
+        first_std: NotNegative | None,
+        head_std: NotNegative | None,
         shape: tuple[int, int, int],
         classes: int,
     ) -> None:

@@ -14,6 +14,7 @@ from deepnets.models.ordering import Ordering
 from deepnets.models.resize import Resize
 from deepnets.models.survival import Survival
 from deepnets.models.unit import UnitDesign
+from deepnets.ranges import Count, Kernel, Natural, Rate, Size
 
 
 class ResNet(UnitNetwork):
@@ -34,22 +35,22 @@ class ResNet(UnitNetwork):
     def __init__(
         self,
         *,
-        depth: int | None,
-        units: Sequence[int] | None,
-        widths: Sequence[int],
-        kernels: Sequence[int],
-        expansion: int,
-        strided_kernel: int,
-        groups: int,
+        depth: Size | None,
+        units: Sequence[Size] | None,
+        widths: Sequence[Size],
+        kernels: Sequence[Kernel],
+        expansion: Kernel,
+        strided_kernel: Natural,
+        groups: Size,
         stem: Sequence[str] | None,
-        stem_kernel: int,
-        stem_stride: int,
-        stem_width: int | None,
+        stem_kernel: Kernel,
+        stem_stride: Kernel,
+        stem_width: Size | None,
         layer: Sequence[str],
         after: Sequence[str],
         conv_bias: bool,
-        batchnorm_images: int | None,
-        dropout: float,
+        batchnorm_images: Count | None,
+        dropout: Rate,
         opening: Literal["activated", "raw"],
         shortcut: Callable[..., nn.Module],
         resize: Resize,

@@ -10,6 +10,7 @@ from deepnets.models.dropout import dropout
 from deepnets.models.layers import Conv
 from deepnets.models.resize import ShortcutShape
 from deepnets.models.share import Share
+from deepnets.ranges import Kernel, Rate
 
 
 class Identity(nn.Module):
@@ -54,7 +55,7 @@ class Gated(nn.Module):
     """
 
     def __init__(
-        self, *, bias: float, exclusive: bool, kernel: int | None, batchnorm: bool, ends: ShortcutShape
+        self, *, bias: float, exclusive: bool, kernel: Kernel | None, batchnorm: bool, ends: ShortcutShape
     ) -> None:
         super().__init__()
         if kernel is not None and (kernel < 1 or kernel % 2 == 0):
@@ -107,7 +108,7 @@ class Dropped(nn.Module):
     Inverted dropout, PyTorch's and Caffe's, scales the survivors up instead, so that E[dropout(x)] = x.
     """
 
-    def __init__(self, *, rate: float, inverted: bool, ends: ShortcutShape) -> None:
+    def __init__(self, *, rate: Rate, inverted: bool, ends: ShortcutShape) -> None:
         super().__init__()
         if not 0 <= rate < 1:
             raise ValueError(f"dropout rate is {rate}; it must be at least 0 and below 1")

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from deepnets.ranges import PositiveFactor, Size
+
 
 @dataclass(frozen=True)
 class LinearDecay:
@@ -12,7 +14,7 @@ class LinearDecay:
     Raises ValueError for a probability outside (0, 1].
     """
 
-    last: float
+    last: PositiveFactor
 
     def __post_init__(self) -> None:
         _check(self.last)
@@ -30,7 +32,7 @@ class LinearDecay:
 class Uniform:
     """The same p for all units: Huang et al. 2016, Fig. 8. Raises ValueError for a probability outside (0, 1]."""
 
-    probability: float
+    probability: PositiveFactor
 
     def __post_init__(self) -> None:
         _check(self.probability)
@@ -52,7 +54,7 @@ class RandomSubset:
     each F(x) scaled by its share of mini-batches, as in stochastic depth. Raises ValueError for a size outside 1 to L.
     """
 
-    size: int
+    size: Size
 
     def drawn(self, units: int, generator: torch.Generator | None = None) -> list[float]:
         """b of each unit for one mini-batch in training: 1 for `size` of them, else 0."""

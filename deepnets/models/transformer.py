@@ -14,6 +14,7 @@ from deepnets.models.network import UnitNetwork
 from deepnets.models.ordering import Ordering
 from deepnets.models.survival import Survival
 from deepnets.models.unit import UnitDesign
+from deepnets.ranges import Kernel, Positive, Rate, Size
 
 Readout = Literal["class_token", "mean"]
 
@@ -33,19 +34,19 @@ class Transformer(UnitNetwork):
     def __init__(
         self,
         *,
-        depth: int,
-        width: int,
-        heads: int,
-        mlp_ratio: int,
-        patch: int,
+        depth: Size,
+        width: Size,
+        heads: Size,
+        mlp_ratio: Size,
+        patch: Kernel,
         layer: Sequence[str],
         after: Sequence[str],
         activation: Activation,
-        norm_eps: float,
+        norm_eps: Positive,
         qkv_bias: bool,
-        dropout: float,
+        dropout: Rate,
         readout: Readout,
-        representation: int | None,
+        representation: Size | None,
         shortcut: Callable[..., nn.Module],
         survival: Survival | None,
         initialization: Initialization | str,

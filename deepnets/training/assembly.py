@@ -106,9 +106,5 @@ def iterations_of(config: Config, dataset: Dataset) -> int:
         what = " and ".join(f"{name}={value}" for name, value in budgets.items())
         raise UserError(f"{what}: set one of them, and the other to null, as in 'epochs=null iterations=64000'")
     ((name, value),) = given.items()
-    if value < 1:
-        raise UserError(f"{name}={value}: must be at least 1")
-    if not 0 < config.scale.budget <= 1:
-        raise UserError(f"scale.budget={config.scale.budget}: must be above 0 and at most 1, which is the whole budget")
     iterations = value if name == "iterations" else value * math.ceil(dataset.training_size / config.batch_size)
     return max(1, round(iterations * config.scale.budget))

@@ -1,14 +1,12 @@
 """Whether a run can be executed, known before anything of it is written or trained."""
 
-import math
-
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from deepnets.config.build import build
+from deepnets.config.build import build, check_ranges
 from deepnets.config.schema import Config, Selection
-from deepnets.data.dataset import Dataset
+from deepnets.data.dataset import Dataset, memory_size
 from deepnets.errors import UserError
 from deepnets.models.batchnorm import GhostBatchNorm, group_sizes
 from deepnets.training.assembly import dataset_of, iterations_of, model_of, splits_of
@@ -35,15 +33,8 @@ def check_settings(config: Config) -> tuple[Dataset, int]:
         UserError: names the first thing that is wrong.
     """
     config = with_counted_devices(config)
-    for name in ("batch_size", "evaluation_batch_size", "log_iterations", "threads"):
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            raise UserError(f"{name}={value}: must be at least 1")
+    check_ranges(config)
     _check_devices(config)
-    if not 0 <= config.seed < 2**63:
-        raise UserError(f"seed={config.seed}: must not be negative, and be less than 2 ** 63")
-    if not 0 <= config.checkpoint_seconds < math.inf:
-        raise UserError(f"checkpoint_seconds={config.checkpoint_seconds}: must be a number of seconds, 0 or more")
     build("optimizer", config.optimizer, config.trusted_targets, model=nn.Linear(1, 1))
     build("schedule", config.schedule, config.trusted_targets, total=1)
     dataset = dataset_of(config)
@@ -51,6 +42,7 @@ def check_settings(config: Config) -> tuple[Dataset, int]:
         raise UserError("selection=best_validation: needs a validation split; add for example dataset.validation=5000")
     with torch.device("meta"):
         model = model_of(config, dataset.shape, dataset.classes)
+    check_memory(model)
     if not config.trusted_targets:  # a user's own need not be able to compute without numbers
         try_out(model, dataset.shape)
     check_network(config.step, model, config.devices)
@@ -96,6 +88,20 @@ def check_processes(config: Config) -> None:
         raise UserError(
             f"batchnorm_processes={wanted} devices={config.devices}: each of {wanted} processes has batch statistics "
             f"of its own; set devices={wanted}"
+        )
+
+
+def check_memory(model: nn.Module) -> None:
+    """Whether the parameters of a model and their gradients fit into this machine.
+
+    Raises:
+        UserError: they do not.
+    """
+    size, memory = 2 * sum(parameter.nbytes for parameter in model.parameters()), memory_size()
+    if size > memory:
+        raise UserError(
+            f"model: its parameters and their gradients take {size / 2**30:,.0f} GiB, this machine has "
+            f"{memory / 2**30:.0f}: make it narrower or shallower"
         )
 
 

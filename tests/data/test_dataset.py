@@ -11,7 +11,7 @@ from PIL import Image
 
 from deepnets.data import sources
 from deepnets.data.dataset import Dataset
-from deepnets.data.source import DataFiles
+from deepnets.data.source import DataFiles, Source, Split
 from deepnets.errors import UserError
 
 CONFIGURATIONS = sorted((Path(__file__).parents[2] / "conf" / "dataset").glob("*.yaml"))
@@ -34,6 +34,17 @@ def test_what_is_left_for_training_is_what_is_normalised() -> None:
     x = splits.normalization(splits.train.images)
     assert x.mean((0, 1, 2)).abs().max() < 1e-5
     assert splits.normalization(splits.validation.images).mean((0, 1, 2)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(("shape", "labels"), [((5, 5, 1), 3), ((4, 5, 3), 3), ((5, 5, 3), 4)])
+def test_images_of_another_kind_than_stated_are_refused(shape: tuple[int, ...], labels: int) -> None:
+    split = Split(torch.zeros(6, *shape, dtype=torch.uint8), torch.tensor([0, 1, 2, 3, 0, labels]))
+
+    def source(root: Path) -> Source:
+        return replace(tiny(root), find=lambda: DataFiles((6, 6), lambda: (split, split)))
+
+    with pytest.raises(UserError, match=r"delete its deepnets-\*\.npz"):
+        dataset(source).load(CPU)
 
 
 def test_images_that_a_gpu_cannot_hold_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

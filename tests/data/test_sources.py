@@ -85,6 +85,25 @@ def test_a_tree_named_like_the_set_is_read_as_a_tree(tmp_path: Path, write_tree:
     assert source.found.read()[0].images.shape == (20, 32, 32, 3)
 
 
+def test_a_tree_of_a_known_set_has_its_class_names(tmp_path: Path, write_tree: WriteTree) -> None:
+    folder = write_tree("cifar10", classes=10)
+    for label, name in enumerate(sources.CIFAR10):
+        for half in ("train", "test"):
+            (folder / half / str(label)).rename(folder / half / name)
+    assert sources.cifar10(tmp_path).found.sizes == (40, 20)
+    for half in ("train", "test"):
+        (folder / half / "cat").rename(folder / half / "zebra")
+    with pytest.raises(UserError, match=r"not called as those of cifar10 \(cat, zebra\)"):
+        _ = sources.cifar10(tmp_path).found
+
+
+def test_a_folder_in_place_of_a_file_of_mnist_is_named(tmp_path: Path) -> None:
+    for name in sources.MNIST_FILES:
+        (tmp_path / "MNIST" / "raw" / name).mkdir(parents=True)
+    with pytest.raises(UserError, match="train-images-idx3-ubyte is no file"):
+        _ = sources.mnist(tmp_path).found
+
+
 def test_svhn_is_read_from_its_matlab_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (7, 32, 32, 3), dtype=np.uint8)
     parts = {"train": [0, 1, 2], "extra": [3, 4], "test": [5, 6]}

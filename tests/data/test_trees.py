@@ -170,7 +170,7 @@ def test_classes_that_differ_between_train_and_test_are_named(write_tree: WriteT
 
 def test_a_known_set_with_too_few_classes_is_refused(write_tree: WriteTree) -> None:
     with pytest.raises(UserError, match="has 3 class folders, cifar10 has 10"):
-        tree("cifar10", write_tree(), classes=10)
+        tree("cifar10", write_tree(), classes="abcdefghij")
 
 
 @pytest.mark.parametrize("size", [0, -3])

@@ -104,13 +104,13 @@ def test_a_network_can_be_copied_and_pickled(network: Callable[..., ResNet], sho
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("model.widths=[16,0,64]", "widths: .* given; sizes are at least 1"),
+        ("model.widths=[16,0,64]", r"widths\[1\]: got 0; must be at least 1"),
         ("model.widths=[]", "widths: .* given; sizes are at least 1"),
-        ("model.expansion=-1", "expansion: .* given; sizes are at least 1"),
+        ("model.expansion=-1", "expansion: got -1; must be at least 1"),
         ("model.kernels=[3,2]", "kernels are .*; choose one or more, odd and positive"),
         ("model.kernels=[]", "kernels are .*; choose one or more, odd and positive"),
         ("model.strided_kernel=2", "strided_kernel is 2; it is an index of kernels .*, 0 to 1"),
-        ("model.stem_kernel=0", "stem_kernel: .* given; sizes are at least 1"),
+        ("model.stem_kernel=0", "stem_kernel: got 0; must be at least 1"),
         ("model.stem=[bn,relu]", "stem is .*; it must hold exactly one conv"),
         ("model.layer=[conv,bn,gelu]", "after is .*which is not how layer .* ends"),
     ],

@@ -1,0 +1,19 @@
+"""Legal ranges of a configuration's numbers, as types; config/build.py checks them, and that every number is finite."""
+
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Le, Lt, MinLen
+
+Count = Annotated[int, Ge(1), Le(10**12)]  # epochs, iterations, images
+Natural = Annotated[int, Ge(0), Le(10**12)]
+Size = Annotated[int, Ge(1), Le(100_000)]  # layers, channels, pixels, processes
+Kernel = Annotated[int, Ge(1), Le(255)]  # kernels, strides
+Threads = Annotated[int, Ge(1), Le(1024)]  # far more end in a crash of OpenMP
+Seed = Annotated[int, Ge(0), Lt(2**63)]  # what torch takes
+Positive = Annotated[float, Gt(0)]
+NotNegative = Annotated[float, Ge(0)]
+Factor = Annotated[float, Ge(0), Le(1)]
+PositiveFactor = Annotated[float, Gt(0), Le(1)]
+Share = Annotated[float, Gt(0), Lt(1)]
+Rate = Annotated[float, Ge(0), Lt(1)]  # of dropout; a momentum
+Name = Annotated[str, MinLen(1)]
