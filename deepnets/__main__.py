@@ -3,7 +3,7 @@
 import sys
 from importlib import import_module
 
-from deepnets.command import run_command
+from deepnets.system.begin import begin
 
 VERBS = {
     "train": "train one run or a sweep",
@@ -29,7 +29,8 @@ def main() -> int:
 
 def command() -> None:
     """The installed program."""
-    run_command(main)
+    begin()
+    import_module("deepnets.command").run_command(main)
 
 
 if __name__ == "__main__":

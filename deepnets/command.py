@@ -1,8 +1,11 @@
 """The top of every command: how it ends when the user erred, or asked it to stop."""
 
+import io
 import os
 import re
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import NoReturn
@@ -12,7 +15,8 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from deepnets.distributed.signals import RESUME, Interrupted
-from deepnets.errors import UserError
+from deepnets.errors import UserError, of_system
+from deepnets.system.printing import print_error
 
 SHORT = 160  # characters: a longer list of names is not printed
 
@@ -20,20 +24,53 @@ SHORT = 160  # characters: a longer list of names is not printed
 def run_command(command: Callable[[], int]) -> NoReturn:
     """Call `command` and exit with the code it returns; 1 with a message for a user's error, 128 + n after signal n.
 
-    What Hydra refuses to compose is a user's error too. A bug has its traceback; with HYDRA_FULL_ERROR=1 so has a
-    user's error.
+    What Hydra refuses to compose is a user's error too, and so is a file or memory that the system refuses. A bug has
+    its traceback; with HYDRA_FULL_ERROR=1 so has a user's error.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # on a terminal that is not UTF-8
+    threading.excepthook = _thread_failed
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        sys.exit(command())
-    except (UserError, HydraException, OmegaConfBaseException) as error:
-        if os.environ.get("HYDRA_FULL_ERROR") == "1":
-            raise
-        sys.exit(f"error: {error if isinstance(error, UserError) else in_short(error)}")
+        code = command()
+        sys.stdout.flush()
+        sys.exit(code)
+    except BrokenPipeError:  # the reader of the output has left
+        _end_quietly(128 + signal.SIGPIPE)
     except Interrupted as stop:
         sys.exit(stop.exit_code)
     except KeyboardInterrupt:
-        print(f"Stopped. {RESUME}.", file=sys.stderr)
+        print_error(f"Stopped. {RESUME}.")
         sys.exit(130)
+    except Exception as error:
+        line = _said(error)
+        if line is None or os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        print_error(f"error: {line}")
+        _end_quietly(1)
+
+
+def _said(error: Exception) -> str | None:
+    if isinstance(error, UserError):
+        return str(error)
+    return in_short(error) if isinstance(error, HydraException | OmegaConfBaseException) else of_system(error)
+
+
+def _end_quietly(code: int) -> NoReturn:
+    """As the interpreter ends it writes what is left to print, which cannot be where the output is full or closed."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)
+    sys.exit(code)
+
+
+def _thread_failed(arguments: threading.ExceptHookArgs) -> None:
+    """A file that a thread cannot write is raised again by TensorBoard's writer where it is used next."""
+    if not isinstance(arguments.exc_value, OSError):
+        threading.__excepthook__(arguments)
 
 
 def called() -> list[str]:

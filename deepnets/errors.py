@@ -1,8 +1,30 @@
-"""The one exception that means: the user asked for something that cannot be done."""
+"""Errors that are no bugs: what the user asked for cannot be done, or the system refused."""
+
+import errno
+import re
+
+# Of a network, or of a process: no file's.
+NO_FILE = (ConnectionError, TimeoutError, ChildProcessError, ProcessLookupError)
+NO_MEMORY = re.compile(r"[Cc]an(not|'t) allocate memory|out of memory|can't start new thread")
 
 
 class UserError(ValueError):
     """A message for the user: what was given, what is allowed, what to do.
 
-    Caught once, at the top of a command: printed without traceback, exit code 1. Every other exception is a bug.
+    Caught once, at the top of a command: printed without traceback, exit code 1. Every other exception is a bug, unless
+    it is `of_system`.
     """
+
+
+def of_system(error: BaseException) -> str | None:
+    """What the system refused, in a line: a file, a folder, memory. None for every other error."""
+    is_memory = isinstance(error, MemoryError | RuntimeError | ImportError | OSError) and NO_MEMORY.search(str(error))
+    if is_memory or isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+        return f"too little memory: {first_line(error)}"
+    if isinstance(error, OSError) and error.errno is not None and not isinstance(error, NO_FILE):
+        return f"{error.filename}: {error.strerror}" if error.filename else first_line(error)
+    return None
+
+
+def first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

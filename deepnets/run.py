@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deepnets.distributed.signals import Interrupted, hold_back
+from deepnets.system.begin import begin
 
 if __name__ == "__main__":
+    begin()
     hold_back()  # importing torch takes seconds; a signal meanwhile waits for `run`
 
 import torch

@@ -1,5 +1,10 @@
 """Measure why depth works: `python scripts/analyze.py` is `deepnets analyze`."""
 
+from deepnets.system.begin import begin
+
+if __name__ == "__main__":
+    begin()
+
 from deepnets.command import run_command
 from deepnets.commands.analyze import main
 

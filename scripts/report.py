@@ -1,5 +1,10 @@
 """Results beside the paper's: `python scripts/report.py` is `deepnets report`."""
 
+from deepnets.system.begin import begin
+
+if __name__ == "__main__":
+    begin()
+
 from deepnets.command import run_command
 from deepnets.commands.report import main
 

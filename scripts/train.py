@@ -1,5 +1,10 @@
 """Train one run or a sweep: `python scripts/train.py` is `deepnets train`."""
 
+from deepnets.system.begin import begin
+
+if __name__ == "__main__":
+    begin()
+
 from deepnets.command import run_command
 from deepnets.commands.train import main
 

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Self
 
-# Ctrl-C; the end of a job; a warning ahead of it, which SLURM can be asked for.
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+# Ctrl-C; the end of a job; a warning ahead of it, which SLURM can be asked for; the end of the terminal.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 RESUME = "Run the same command again to resume"
 
 
@@ -36,7 +36,9 @@ class Interruption:
         self.at_once, self.among_others = at_once, among_others
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        # nohup has the end of the terminal ignored.
+        caught = [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._note) for number in caught}
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         except Interrupted:  # by one that was held back

@@ -12,6 +12,7 @@ from pathlib import Path
 from torch.distributed import TCPStore
 
 from deepnets.distributed.signals import SIGNALS, Interruption, held_back
+from deepnets.system.files import opened_to_append
 
 HERE = "127.0.0.1"
 WATCH_SECONDS = 0.1
@@ -36,7 +37,7 @@ def start(
     with held_back():
         if output is None:
             return subprocess.Popen(bound, stdin=subprocess.DEVNULL, env=environment)
-        with output.open("ab") as file:
+        with opened_to_append(output) as file:
             # A group of its own: Ctrl-C in the terminal reaches it through its parent, once.
             return subprocess.Popen(
                 bound, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, process_group=0

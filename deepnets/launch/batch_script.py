@@ -21,6 +21,9 @@ pass_on() {{
     signal=$1
     [ -z "$child" ] || kill "-$1" "$child" 2>/dev/null
 }}
+for file in {output} result.json; do  # a link would be followed
+    [ ! -L "$row/$file" ] || rm "$row/$file"
+done
 if [ -n "${{SLURM_CPUS_PER_TASK:-}}" ]; then
     export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 fi

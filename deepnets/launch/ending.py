@@ -2,17 +2,16 @@
 
 import os
 import shlex
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Column, Table
 
-from deepnets.runs.console import describe_result, print_line
+from deepnets.runs.console import describe_result
 from deepnets.runs.folder import FAILED, Locked, RunFolder
-from deepnets.runs.status import state_of
+from deepnets.runs.status import read_state
+from deepnets.system.printing import print_error, print_line, print_rich
 
 
 @dataclass
@@ -48,20 +47,20 @@ class Tally:
         print_line(f"TensorBoard  tensorboard --logdir {shlex.quote(str(RunFolder(above)))}")
         if self.failed:
             count = f"{len(self.failed)} of {len(self.folders)} runs failed"
-            print("\n".join([count, *lines_of(self.failed)]), file=sys.stderr)
+            print_error("\n".join([count, *lines_of(self.failed)]))
         return 1 if self.failed else 0
 
     def _print_table(self, above: Path) -> None:
         table = Table(Column("run", overflow="fold"), "status", "test error %", "train error %", "seconds", box=None)
         for folder in self.folders:
             result = folder.result or {}
-            status = FAILED if folder in self.failed else state_of(folder).name
+            status = FAILED if folder in self.failed else read_state(folder).name
             if folder in self.elsewhere and not folder.is_complete:
                 status = "running in another process"
             cells = [result.get(name) for name in ("test_error", "train_error", "seconds")]
             name = str(folder.path.resolve().relative_to(above))
             table.add_row(name, status, *("" if cell is None else f"{cell:.2f}" for cell in cells))
-        Console(highlight=False).print(table)
+        print_rich(table)
 
 
 def lines_of(reasons: Mapping[RunFolder, str]) -> list[str]:

@@ -12,10 +12,10 @@ from deepnets.config.schema import Config, Row
 from deepnets.errors import UserError
 from deepnets.launch.ending import lines_of
 from deepnets.launch.launcher import Launcher
-from deepnets.runs.console import print_line
 from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.naming import folders_of
 from deepnets.runs.revision import git_commit
+from deepnets.system.printing import print_line
 from deepnets.training.checks import check
 
 

@@ -1,6 +1,5 @@
 """Runs one after the other, or several at once as one batched network, in this process: imports and data are shared."""
 
-import sys
 import traceback
 from collections import deque
 from collections.abc import Mapping
@@ -10,12 +9,14 @@ from typing import ClassVar
 from deepnets.config.schema import Config
 from deepnets.errors import UserError
 from deepnets.launch.ending import Tally, lines_of
-from deepnets.runs.console import describe_result, print_line
+from deepnets.ranges import Size
+from deepnets.runs.console import describe_result
 from deepnets.runs.execute import run
 from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.grouping import groups_of
-from deepnets.runs.status import state_of
+from deepnets.runs.status import read_state
 from deepnets.runs.together import Ending, run_together
+from deepnets.system.printing import print_error, print_line
 from deepnets.training.hardware import find_device
 from deepnets.training.step import check_device
 
@@ -29,16 +30,14 @@ class Local:
 
     in_process: ClassVar[bool] = True
 
-    stacked: int
+    stacked: Size
 
     def check(self, config: Config) -> None:
         """Whether the device of a run executes its steps.
 
         Raises:
-            UserError: it does not, or `stacked` is out of range.
+            UserError: it does not.
         """
-        if self.stacked < 1:
-            raise UserError(f"launcher.stacked={self.stacked}: must be at least 1")
         check_device(config.step, find_device(config.device))
 
     def execute(self, folders: list[RunFolder], config: Config) -> int:
@@ -81,9 +80,9 @@ def _note(endings: Mapping[RunFolder, Ending], tally: Tally) -> None:
             tally.skip(folder, ending)
         elif isinstance(ending, Exception):
             if isinstance(ending, UserError):
-                print(f"error: {ending}", file=sys.stderr)
+                print_error(f"error: {ending}")
             else:
-                traceback.print_exception(ending)
-            tally.failed[folder] = state_of(folder).reason or f"{type(ending).__name__}: {ending}"
+                print_error("".join(traceback.format_exception(ending)))
+            tally.failed[folder] = read_state(folder).reason or f"{type(ending).__name__}: {ending}"
         else:
             print_line(f"{folder}: {describe_result(ending)}")

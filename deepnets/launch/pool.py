@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-import sys
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -14,9 +13,11 @@ from deepnets.errors import UserError
 from deepnets.launch.child import note_crash, start
 from deepnets.launch.ending import Tally
 from deepnets.launch.shares import Shares, devices_of, gpus_of
-from deepnets.runs.console import describe_result, print_line
+from deepnets.ranges import Size
+from deepnets.runs.console import describe_result
 from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.watch import live_table
+from deepnets.system.printing import print_error, print_line
 from deepnets.training.hardware import find_device, with_counted_devices
 from deepnets.training.step import check_device
 
@@ -32,16 +33,14 @@ class Pool:
 
     in_process: ClassVar[bool] = False
 
-    runs_per_device: int
+    runs_per_device: Size
 
     def check(self, config: Config) -> None:
         """Whether the devices of a run are there.
 
         Raises:
-            UserError: says how many there are, or that they do not execute its steps; or `runs_per_device` is below 1.
+            UserError: says how many there are, or that they do not execute its steps.
         """
-        if self.runs_per_device < 1:
-            raise UserError(f"launcher.runs_per_device={self.runs_per_device}: must be at least 1")
         device, devices = find_device(config.device), devices_of(config.device)
         check_device(config.step, device)
         if with_counted_devices(config).devices > len(devices) and device.type == "cuda":
@@ -68,7 +67,7 @@ class Pool:
         exit_code = pool.tally.print()
         if interruption.received:
             stop = Interrupted(interruption.received)
-            print(f"Stopped by {stop}; the runs in flight are saved. {RESUME}.", file=sys.stderr)
+            print_error(f"Stopped by {stop}; the runs in flight are saved. {RESUME}.")
             raise stop
         return exit_code
 
@@ -159,6 +158,6 @@ class _Execution:
         elif folder.result and folder not in self.tally.elsewhere:
             failed[folder] = folder.result["reason"]
         if folder in failed:
-            print(f"{folder}: failed: {failed[folder]}", file=sys.stderr, flush=True)
+            print_error(f"{folder}: failed: {failed[folder]}")
             if self.config.fail_fast:
                 self.stop(signal.SIGTERM)

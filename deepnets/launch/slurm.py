@@ -20,8 +20,9 @@ from deepnets.errors import UserError
 from deepnets.launch.batch_script import batch_script
 from deepnets.launch.ending import Tally, lines_of
 from deepnets.launch.slurm_queue import ROWS, Retry, key_of, queued_rows, rows_of, slurm_answer
+from deepnets.ranges import Count, Name, Natural, Size
 from deepnets.runs.folder import Locked, RunFolder
-from deepnets.runs.status import state_of
+from deepnets.runs.status import read_state
 from deepnets.runs.watch import follow
 
 POLL_SECONDS = 5  # between two looks at the queue, which all users of a cluster share
@@ -39,12 +40,12 @@ class Slurm:
 
     partition: str | None
     account: str | None
-    time: int | str | None
-    nodes: int
-    gpus: int | None
-    cpus: int | None
-    at_once: int | None
-    warning: int
+    time: Count | Name | None
+    nodes: Size
+    gpus: Natural | None
+    cpus: Size | None
+    at_once: Size | None
+    warning: Count
     options: dict[str, bool | int | str] | None
     wait: bool
     retry: Retry | None
@@ -53,12 +54,8 @@ class Slurm:
         """Whether runs like this one can be submitted from here.
 
         Raises:
-            UserError: an option is out of range, or there is no SLURM here.
+            UserError: options do not go together, or there is no SLURM here.
         """
-        for name, least in {"nodes": 1, "gpus": 0, "cpus": 1, "at_once": 1, "warning": 1}.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise UserError(f"launcher.{name}={value}: must be at least {least}")
         processes = self._processes(config)
         if processes % self.nodes:
             raise UserError(f"devices={config.devices}: cannot be divided among launcher.nodes={self.nodes}")
@@ -110,7 +107,7 @@ class Slurm:
         except KeyboardInterrupt:
             print(f"\nThe jobs continue; to cancel them: scancel {' '.join(arrays)}", file=sys.stderr)
             return 130
-        ended = {folder: state_of(folder) for folder in folders if folder not in rows.elsewhere}
+        ended = {folder: read_state(folder) for folder in folders if folder not in rows.elsewhere}
         missing = {row: state for row, state in ended.items() if not row.is_complete}
         reasons = {row: state.reason or f"{state.name}, and no longer in the queue" for row, state in missing.items()}
         return Tally(folders, reasons, set(rows.elsewhere)).print()

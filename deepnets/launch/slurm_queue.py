@@ -8,7 +8,7 @@ from typing import Literal
 
 from deepnets.errors import UserError
 from deepnets.runs.folder import RunFolder
-from deepnets.runs.status import FAILED, RUNNING, state_of
+from deepnets.runs.status import FAILED, RUNNING, read_state
 
 Retry = Literal["failed"]  # which runs that have ended without a result are submitted again
 ROWS = "rows.txt"  # beside the script of an array: the folder of task i in line i
@@ -34,7 +34,7 @@ def rows_of(folders: list[RunFolder], retry: Retry | None) -> Rows:
     tasks, rows = _tasks(), Rows({}, [], {}, [])
     queue = _rows_in(tasks)
     for folder in folders:
-        state = state_of(folder)
+        state = read_state(folder)
         if folder.is_complete:
             continue
         if task := queue.get(key_of(folder)):

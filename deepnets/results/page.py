@@ -10,7 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from deepnets.results.figures.picture import Picture
 from deepnets.results.sheet import Sheet
 from deepnets.results.writing import writing
-from deepnets.runs.folder import write_atomically
+from deepnets.system.files import write_atomically
 
 TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent),

@@ -11,12 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from deepnets.config.frozen import plain_yaml
+from deepnets.config.build import check_types
+from deepnets.config.frozen import LONGEST, plain_yaml
 from deepnets.config.identity import flat, is_execution, upgrade
 from deepnets.runs.bits import unpacked
 from deepnets.runs.folder import RunFolder, folders_in
-from deepnets.runs.status import DIVERGED, FAILED, FINISHED, UNREADABLE, State, checked_result, in_a_line, read_state
+from deepnets.runs.status import DIVERGED, FAILED, FINISHED, UNREADABLE, State, in_a_line, read_state
+from deepnets.system.files import read_text
 
+LONGEST_METRICS = 100_000_000  # bytes; a million epochs
 _is_execution = cache(is_execution)
 
 
@@ -86,15 +89,15 @@ class Run:
     def _metrics(self) -> tuple[list[dict[str, float]], list[str]]:
         epochs, wrong = [], []
         file = self.folder.path / "metrics.csv"
-        if not file.is_file():
+        if not file.exists():
             return [], []
         try:
-            with file.open() as lines:
-                for number, epoch in enumerate(csv.DictReader(lines), 1):
-                    try:
-                        epochs.append({name: float(value) for name, value in epoch.items() if value})
-                    except (ValueError, TypeError) as error:  # a word, or more values than columns
-                        wrong.append(f"metrics.csv, epoch {number}: {in_a_line(error)}")
+            lines = read_text(file, LONGEST_METRICS).splitlines()
+            for number, epoch in enumerate(csv.DictReader(lines), 1):
+                try:
+                    epochs.append({name: float(value) for name, value in epoch.items() if value})
+                except (ValueError, TypeError) as error:  # a word, or more values than columns
+                    wrong.append(f"metrics.csv, epoch {number}: {in_a_line(error)}")
         except UNREADABLE as error:
             wrong.append(f"metrics.csv: {in_a_line(error)}")
         more = [f"metrics.csv: {len(wrong) - 1} more epochs"] * (len(wrong) > 1)
@@ -127,9 +130,9 @@ def _read(folder: RunFolder) -> Run:
             unread[name] = f"{name}: {in_a_line(error)}"
             return {}
 
-    config = tried("config.yaml", lambda: _parsed((folder.path / "config.yaml").read_text()))
-    origin = tried("origin.json", lambda: _checked_origin(folder))
-    result = tried("result.json", lambda: checked_result(folder))
+    config = tried("config.yaml", lambda: _parsed(read_text(folder.path / "config.yaml", LONGEST)))
+    origin = tried("origin.json", lambda: folder.origin)
+    result = tried("result.json", lambda: folder.result or {})
     if broken := [unread[name] for name in ("config.yaml", "result.json") if name in unread]:
         state = State(FAILED, reason=f"cannot be read: {'; '.join(broken)}")
     elif result.get("status") in (FINISHED, DIVERGED):  # the files of a state need not be read
@@ -139,13 +142,6 @@ def _read(folder: RunFolder) -> Run:
     return Run(folder, config, origin, result, state, tuple(unread.values()))
 
 
-def _checked_origin(folder: RunFolder) -> dict[str, Any]:
-    origin = folder.origin
-    if not isinstance(origin, dict):
-        raise ValueError(f"a {type(origin).__name__} instead of an object")
-    return origin
-
-
 def _parsed(text: str) -> dict[str, Any]:
     """A configuration, key by key: rows share most of them, and what is known is not parsed again."""
     config: dict[str, Any] = {}
@@ -153,9 +149,14 @@ def _parsed(text: str) -> dict[str, Any]:
         config |= _part(part)
     if not config:
         raise ValueError("config.yaml is empty")
-    return upgrade(config)
+    config = upgrade(config)
+    check_types(config)
+    return config
 
 
 @cache
 def _part(text: str) -> dict[str, Any]:
-    return plain_yaml(text) or {}
+    part = plain_yaml(text) or {}
+    if not isinstance(part, dict) or not all(isinstance(key, str) for key in part):
+        raise ValueError("it holds no settings by name")
+    return part

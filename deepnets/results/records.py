@@ -20,7 +20,8 @@ from deepnets.results.read import Run, read_runs
 from deepnets.results.sheet import MINUS
 from deepnets.results.table import Table, tables_of
 from deepnets.results.writing import writing
-from deepnets.runs.folder import RunFolder, run_folders, write_atomically
+from deepnets.runs.folder import RunFolder, run_folders
+from deepnets.system.files import write_atomically
 
 ABOUT = "about.md"  # what a person writes about a table; {{ table }} is where its numbers stand
 

@@ -1,7 +1,6 @@
 """Checkpoints that survive kills, full disks and damage: the last one and the one before it."""
 
 import errno
-import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from deepnets.errors import UserError
+from deepnets.system.files import flush_folder, fresh, new_name
 
 LAST = "checkpoint.pt"
 PREVIOUS = "checkpoint.previous.pt"
@@ -26,19 +26,15 @@ def save(folder: Path, state: dict[str, Any]) -> None:
     Raises:
         UserError: it cannot be written (a full disk); the checkpoints that were there still are.
     """
-    new = folder / (LAST + ".new")
     try:
-        with new.open("wb") as file:
+        with fresh(folder / LAST) as file:
             torch.save(tree_map_only(Tensor, _own, state), file)
-            file.flush()
-            os.fsync(file.fileno())
     except (OSError, RuntimeError) as error:  # torch reports a failed write of its archive as RuntimeError
-        new.unlink(missing_ok=True)
         raise UserError(f"{folder / LAST}: cannot be written ({error}); what was there before is intact") from error
     if (folder / LAST).exists():
         (folder / LAST).replace(folder / PREVIOUS)
-    new.replace(folder / LAST)
-    _flush_folder(folder)
+    new_name(folder / LAST).replace(folder / LAST)
+    flush_folder(folder)
 
 
 def load(
@@ -86,12 +82,3 @@ def _damage(file: Path) -> str | None:
             raise
         return f"{type(error).__name__}: {error}"
     return None if broken is None else f"the checksum of {broken} differs"
-
-
-def _flush_folder(folder: Path) -> None:
-    """Make the renames themselves durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

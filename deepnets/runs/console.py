@@ -1,16 +1,6 @@
-"""Lines on the console."""
+"""A run in a line on the console."""
 
-import os
-import sys
 from typing import Any
-
-
-def print_line(line: str) -> None:
-    """Print a line at once; where the reader of the output has left, the command goes on."""
-    try:
-        print(line, flush=True)
-    except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)
 
 
 def describe_result(result: dict[str, Any]) -> str:

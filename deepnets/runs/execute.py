@@ -3,7 +3,7 @@
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +11,12 @@ from deepnets.config.schema import Config
 from deepnets.distributed.signals import RESUME, SIGNALS, Interrupted, Interruption
 from deepnets.distributed.spawn import how_it_ended, processes
 from deepnets.distributed.world import world_from_env
-from deepnets.errors import UserError
+from deepnets.errors import UserError, of_system
 from deepnets.runs.execution import Execution, train
 from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.record import THREADS
 from deepnets.runs.session import STARTING_SECONDS, note_failure, session
+from deepnets.system.printing import print_error
 from deepnets.training.checks import check_processes
 from deepnets.training.fit import fit
 from deepnets.training.hardware import with_counted_devices
@@ -64,16 +65,14 @@ def run(folder: RunFolder, trusted: Sequence[str] = ()) -> dict[str, Any]:
         except Interrupted as stop:
             if world.is_first:
                 again = shlex.join(command_of(folder, trusted, "python"))
-                with suppress(BrokenPipeError):  # the reader of our output has left
-                    print(f"\nStopped by {stop}; {folder} is saved. {RESUME}, or", file=sys.stderr)
-                    print(again, file=sys.stderr, flush=True)
+                print_error(f"\nStopped by {stop}; {folder} is saved. {RESUME}, or\n{again}")
             raise
         except Exception as error:
             if interruption.received and is_alone:  # the run failed as it saved; what follows it must stop
-                print(f"{folder}: {error}", file=sys.stderr)
+                print_error(f"{folder}: {error}")
                 raise Interrupted(interruption.received) from error
-            if isinstance(error, OSError):
-                raise UserError(f"{folder}: {error}") from error
+            if refused := of_system(error):
+                raise UserError(f"{folder}: {refused}") from error
             raise
 
 
@@ -92,7 +91,7 @@ def _run_in_processes(folder: RunFolder, config: Config) -> dict[str, Any]:
     noted = (folder.result or {}).get("reason")
     if stop := group.stopped_by(failure):
         if noted:  # whatever failed while it saved, what follows the run must stop
-            print(f"{folder}: {noted}", file=sys.stderr)
+            print_error(f"{folder}: {noted}")
         raise Interrupted(stop)
     if result := folder.completed:  # even if one died after all was written down
         return result

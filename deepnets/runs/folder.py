@@ -15,10 +15,13 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from deepnets.config.frozen import read_frozen
+from deepnets.config.build import check_ranges
+from deepnets.config.frozen import LONGEST, read_frozen
 from deepnets.config.identity import flat, identity
 from deepnets.config.schema import Config
 from deepnets.errors import UserError
+from deepnets.runs.contents import check_contents
+from deepnets.system.files import flush_folder, make_folder, read_object, read_text, write_atomically
 
 FINISHED, DIVERGED, FAILED = "finished", "diverged", "failed"  # what result.json says of a run
 FREEZING_SECONDS = 10.0  # more than writing a configuration takes anywhere
@@ -29,6 +32,17 @@ class Locked(UserError):
 
     def __str__(self) -> str:
         return f"{self.args[0]}: already running in another process"
+
+
+class Unreadable(UserError):
+    """A file of a run folder does not hold what it should; the arguments are its path and the error."""
+
+    def __str__(self) -> str:
+        return f"{self.args[0]}: cannot be read ({self.reason}); put the run's own back, or remove it"
+
+    @property
+    def reason(self) -> str:
+        return " ".join(str(self.args[1]).split())
 
 
 class RunFolder:
@@ -44,8 +58,11 @@ class RunFolder:
 
     def __str__(self) -> str:
         """The path as a user would type it: relative when it lies below the working directory."""
-        path = self.path.resolve()
-        return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+        try:
+            path, here = self.path.resolve(), Path.cwd()
+        except OSError:  # the working directory has gone
+            return str(self.path)
+        return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
     @property
     def config(self) -> Config:
@@ -58,12 +75,13 @@ class RunFolder:
         if not file.is_file():
             raise UserError(f"{self}: not a run folder (no config.yaml in it)")
         try:
-            frozen = OmegaConf.create(read_frozen(file.read_text()))
+            frozen = OmegaConf.create(read_frozen(read_text(file, LONGEST)))
             config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), frozen))
+            assert isinstance(config, Config)
+            check_ranges(config)
         except (OmegaConfBaseException, YAMLError, ValueError, OSError) as error:
             reason = " ".join(str(error).split())
             raise UserError(f"{file}: not a configuration of this version of deepnets: {reason}") from error
-        assert isinstance(config, Config)
         return config
 
     @property
@@ -88,12 +106,17 @@ class RunFolder:
         return self.completed is not None
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """What the file holds; empty where there is none, or where a crash of the machine left it empty."""
+        """What the file holds; empty where there is none, or where a crash of the machine left it empty.
+
+        Raises:
+            Unreadable: it holds no JSON object, or one with entries of other types than a run writes.
+        """
         try:
-            text = (self.path / name).read_text()
-        except (FileNotFoundError, NotADirectoryError):
-            return {}
-        return json.loads(text) if text.strip("\0\n") else {}
+            content = read_object(self.path / name)
+            check_contents(name, content)
+            return content
+        except (OSError, ValueError) as error:
+            raise Unreadable(self.path / name, error) from error
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         write_atomically(self.path / name, json.dumps(content, indent=2, allow_nan=False) + "\n")
@@ -130,7 +153,7 @@ class RunFolder:
         Raises:
             Locked: another process is running it.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path)
         # Where no configuration is there yet, whoever has the lock is only about to write it.
         with self.lock(0 if (self.path / "config.yaml").is_file() else FREEZING_SECONDS):
             if config.overwrite:
@@ -145,7 +168,8 @@ class RunFolder:
         # The configuration last: a kill in between must not leave a checkpoint that another run would continue.
         for item in sorted(self.path.iterdir(), key=lambda item: item.name == "config.yaml"):
             if item.name != ".lock":
-                shutil.rmtree(item) if item.is_dir() else item.unlink()
+                shutil.rmtree(item) if item.is_dir() and not item.is_symlink() else item.unlink()
+        flush_folder(self.path)
 
     @contextmanager
     def claim(self, patience: float = 0) -> Iterator[bool]:
@@ -169,13 +193,15 @@ class RunFolder:
         `patience` is how many seconds to wait for it.
 
         Raises:
-            Locked: another process holds it.
+            Locked: another process holds it. UserError: the system gives no lock there.
         """
         lock = filelock.FileLock(self.path / ".lock", timeout=patience)
         try:
             lock.acquire()
         except filelock.Timeout:
             raise Locked(self) from None
+        except OSError as error:  # a link that is not followed, or a file system that has run out of locks
+            raise UserError(f"{self.path / '.lock'}: cannot be locked ({error.strerror})") from error
         try:
             yield
         finally:
@@ -191,13 +217,6 @@ def run_folders(below: Path) -> list[RunFolder]:
             found.append(RunFolder(path))
             below_it.clear()
     return found
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace the file in one step, so that a kill at any instant leaves the old or the new one."""
-    temporary = path.with_name(path.name + ".new")
-    temporary.write_text(text)
-    temporary.replace(path)
 
 
 def folders_in(paths: Sequence[Path]) -> list[RunFolder]:

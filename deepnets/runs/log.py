@@ -12,8 +12,10 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from deepnets.config.schema import Config
 from deepnets.monitor.dashboard import Dashboard
-from deepnets.runs.console import duration, print_line
-from deepnets.runs.folder import RunFolder, write_atomically
+from deepnets.runs.console import duration
+from deepnets.runs.folder import RunFolder
+from deepnets.system.files import opened_to_append, write_atomically
+from deepnets.system.printing import print_line
 from deepnets.training.fit import Training
 
 # Columns of metrics.csv that differ from one execution to the next; all others are a function of the run.
@@ -68,7 +70,8 @@ class Log:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.progress.stop()
+        with suppress(OSError):  # the terminal has gone
+            self.progress.stop()
         # Where writing has failed so does closing; the first error is the one to show.
         with nullcontext() if kind is None else suppress(OSError):
             self._write_losses()
@@ -146,8 +149,8 @@ class Log:
         self._print(line)
 
     def _record(self, line: str) -> None:
-        with (self.folder.path / "log.txt").open("a") as file:
-            file.write(line + "\n")
+        with opened_to_append(self.folder.path / "log.txt") as file:
+            file.write(f"{line}\n".encode())
 
     def _print(self, line: str) -> None:
         print_line(self.prefix + line)

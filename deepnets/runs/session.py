@@ -1,6 +1,5 @@
 """One life of a run: one process at a time holds its folder, its heart beats, and why it failed is noted there."""
 
-import sys
 import time
 import traceback
 from collections.abc import Iterator
@@ -13,6 +12,8 @@ from deepnets.config.schema import Config
 from deepnets.distributed.world import ALONE, World, joined, lost_another
 from deepnets.runs.folder import FAILED, Locked, RunFolder
 from deepnets.runs.status import Heartbeat, slurm_task
+from deepnets.system.files import opened_to_append
+from deepnets.system.printing import print_error
 from deepnets.training.hardware import device_of_process, find_device
 
 STARTING_SECONDS = 2.0  # a parent that writes the folder down anew holds its lock for much less
@@ -89,12 +90,12 @@ def note_failure(folder: RunFolder, reason: str, details: str) -> bool:
     """
     try:
         (folder.path / "result.json").open("x").close()
-        with (folder.path / "log.txt").open("a") as file:
-            file.write(details)
+        with opened_to_append(folder.path / "log.txt") as file:
+            file.write(details.encode())
         job = {"job": task} if (task := slurm_task()) else {}
         folder.write_json("result.json", {"status": FAILED, "reason": reason, **job})
     except FileExistsError:
         return False
     except OSError as unwritable:  # the disk that is full may be what failed: the first error is the one to show
-        print(f"{folder}: the failure could not be noted there ({unwritable})", file=sys.stderr)
+        print_error(f"{folder}: the failure could not be noted there ({unwritable})")
     return True

@@ -15,7 +15,7 @@ from typing import Any, Self
 import yaml
 
 from deepnets.distributed.signals import Interrupted
-from deepnets.runs.folder import DIVERGED, FAILED, FINISHED, RunFolder
+from deepnets.runs.folder import DIVERGED, FAILED, FINISHED, RunFolder, Unreadable
 
 BEAT_SECONDS = 10.0
 DEAD_SECONDS = 60.0  # without a beat: six were missed
@@ -95,36 +95,12 @@ def read_state(folder: RunFolder) -> State:
     """`state_of` the folder; failed, with the reason, where one of the files it is read from is broken."""
     try:
         return state_of(folder)
-    except UNREADABLE as error:
-        return State(FAILED, reason=f"cannot be read: {_broken_of_state(folder)}: {in_a_line(error)}")
-
-
-def checked_result(folder: RunFolder) -> dict[str, Any]:
-    result = folder.result or {}
-    if not isinstance(result, dict):
-        raise ValueError(f"a {type(result).__name__} instead of an object")
-    if result and not isinstance(result.get("status"), str):
-        raise ValueError("it holds no status")
-    if not isinstance(result.get("test_error"), int | float | None):
-        raise ValueError(f"test_error is {result['test_error']!r}, no number")
-    return result
-
-
-def _broken_of_state(folder: RunFolder) -> str:
-    names = ("result.json", "status.json", "job.json")
-    for name in names:
-        try:
-            if name == "result.json":
-                checked_result(folder)
-            else:
-                folder.read_json(name)
-        except UNREADABLE:
-            return name
-    return ", ".join(name for name in names if (folder.path / name).is_file())
+    except Unreadable as error:
+        return State(FAILED, reason=f"cannot be read: {error.args[0].name}: {error.reason}")
 
 
 def in_a_line(error: Exception) -> str:
-    return " ".join(f"{error}".split()) or type(error).__name__
+    return error.reason if isinstance(error, Unreadable) else " ".join(f"{error}".split()) or type(error).__name__
 
 
 class Heartbeat:

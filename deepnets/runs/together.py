@@ -1,6 +1,5 @@
 """Execute several run folders at once, as one batched network."""
 
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -8,10 +7,11 @@ from typing import Any
 
 from deepnets.distributed.signals import RESUME, Interrupted, Interruption
 from deepnets.distributed.world import ALONE
-from deepnets.errors import UserError
+from deepnets.errors import UserError, of_system
 from deepnets.runs.execution import Execution, train
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.session import session
+from deepnets.system.printing import print_error
 from deepnets.training.stack import Stack, fit_together
 
 Ending = dict[str, Any] | Exception
@@ -50,9 +50,7 @@ def run_together(folders: Sequence[RunFolder], trusted: Sequence[str] = ()) -> d
                 stack = Stack([execution.training for execution in going])
                 train(going, fit_together(stack), interruption, fail)
         except Interrupted as stop:
-            with suppress(BrokenPipeError):  # the reader of our output has left
-                saved = f"{len(unfinished())} runs trained at once are saved"
-                print(f"\nStopped by {stop}; {saved}. {RESUME}.", file=sys.stderr, flush=True)
+            print_error(f"\nStopped by {stop}; {len(unfinished())} runs trained at once are saved. {RESUME}.")
             raise
         except Exception as error:  # of the network that they share
             for execution in unfinished():
@@ -83,7 +81,7 @@ def _ended_by(error: Exception, folder: RunFolder, held: ExitStack) -> Exception
     """The folder's session ended by the error, which it notes; and the error as it is to be shown."""
     with suppress(Exception):  # the error itself, or that where writing has failed so does closing
         held.__exit__(type(error), error, error.__traceback__)
-    return UserError(f"{folder}: {error}") if isinstance(error, OSError) else error
+    return UserError(f"{folder}: {refused}") if (refused := of_system(error)) else error
 
 
 def _in_step(executions: list[Execution]) -> list[Execution]:

@@ -17,9 +17,10 @@ from deepnets.config.schema import Config
 from deepnets.errors import UserError
 from deepnets.models.resnet import ResNet
 from deepnets.runs.execution import described
-from deepnets.runs.folder import RunFolder, write_atomically
+from deepnets.runs.folder import RunFolder
 from deepnets.runs.saved import load
 from deepnets.runs.torchvision import torchvision_names, torchvision_network
+from deepnets.system.files import write_atomically
 from deepnets.training.assembly import model_of
 
 FILE = "weights.safetensors"

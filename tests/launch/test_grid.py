@@ -134,7 +134,7 @@ def test_where_and_how_rows_are_launched_is_not_part_of_their_name(tmp_path: Pat
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["launcher=pool", "launcher.runs_per_device=0"], "launcher.runs_per_device=0: must be at least 1"),
+        (["launcher=pool", "launcher.runs_per_device=0"], "launcher.runs_per_device: got 0; must be at least 1"),
         (["+launcher.runs_per_device=4"], "launcher: unknown key 'runs_per_device'"),
         (["launcher=slurm", "launcher.retry=finished"], "launcher.retry: got 'finished'"),
         (["devices=0"], "devices=0: must be at least 1"),

@@ -301,7 +301,7 @@ def test_other_launchers_do_not_stack(tmp_path: Path) -> None:
 def test_the_old_name_of_a_launchers_argument_is_still_read(tmp_path: Path) -> None:
     done = train(*SHORT, "stacked=0", f"output_root={tmp_path}")
     assert "stacked=0: read as launcher.stacked=0" in done.stderr
-    assert "launcher.stacked=0: must be at least 1" in done.stderr
+    assert "launcher.stacked: got 0; must be at least 1" in done.stderr
 
 
 def test_a_grid_goes_on_behind_a_group_with_a_failure(tmp_path: Path) -> None:

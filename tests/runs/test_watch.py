@@ -45,5 +45,5 @@ def test_a_broken_file_is_named(folder: RunFolder, name: str, content: str) -> N
 
 
 def test_a_result_without_an_error_shows_none(folder: RunFolder) -> None:
-    (folder.path / "result.json").write_text('{"status": "finished", "test_error": "low"}')
+    (folder.path / "result.json").write_text('{"status": "finished"}')
     assert "1 finished" in printed(folder)

@@ -164,7 +164,7 @@ def test_a_sweep_file_is_a_grid_that_any_axis_narrows(tmp_path: Path) -> None:
         (["model.depth=21"], "the nearest are 20 and 26"),
         (["dataset=image_folder"], "dataset.root"),
         (["dataset=image_folder", "dataset.root=/nowhere"], "/nowhere"),
-        (["batch_size=0"], "batch_size=0: must be at least 1"),
+        (["batch_size=0"], "batch_size: got 0; must be at least 1"),
         (["model._target_=os.system"], "'os.system' is not one of the classes"),
         (["output_root=/dev/null/runs"], "cannot be written"),
     ],

@@ -21,8 +21,9 @@ from deepnets.analysis.commands.saved import Saved, checksum
 from deepnets.data.batches import EvaluationBatches
 from deepnets.errors import UserError
 from deepnets.results.figures.picture import Picture
-from deepnets.runs.folder import RunFolder, write_atomically
+from deepnets.runs.folder import RunFolder
 from deepnets.style import styled
+from deepnets.system.files import write_atomically
 
 Part = TypeVar("Part")
 

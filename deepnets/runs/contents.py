@@ -1,0 +1,107 @@
+"""What the JSON files of a run folder hold. Whatever was there before an entry was is a run's file too."""
+
+from datetime import datetime
+from typing import Any, Literal, Required
+
+from pydantic import TypeAdapter, ValidationError
+from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
+
+Number = float | None
+
+
+class Progress(TypedDict, total=False):
+    """See `deepnets.runs.status.Progress`."""
+
+    epoch: Required[int]
+    epochs: Required[int]
+    iteration: Required[int]
+    iterations: Required[int]
+    test_error: Required[Number]
+    images_per_second: Required[float]
+    seconds_left: Required[float]
+    seconds_idle: float
+
+
+class Status(TypedDict, total=False):
+    """status.json."""
+
+    state: Required[str]
+    heartbeat: Required[datetime]
+    progress: Progress | None
+    host: str | None
+    job: str | None
+    pid: int
+
+
+class Job(TypedDict):
+    """job.json."""
+
+    job: str
+    submitted: datetime
+
+
+class Origin(TypedDict, total=False):
+    """origin.json."""
+
+    command: str
+    overrides: list[str]
+    choices: dict[str, str | None]
+    commit: str | None
+    claims: list[Any]
+
+
+class Result(TypedDict, total=False):
+    """result.json; that of a run that failed has the first three only."""
+
+    status: Required[Literal["finished", "diverged", "failed"]]
+    reason: str
+    job: str | None
+    test_error: Number
+    last_test_error: Number
+    best_test_error: Number
+    train_error: Number
+    validation_error: Number
+    selection: str
+    selected_epoch: int | None
+    epochs: int
+    iterations: int
+    seconds: float
+    images_per_second: Number
+    parameters: int
+    protocol: str
+    identity: str
+    commit: str | None
+    device: str
+    precision: str
+    threads: int
+    step: str
+    processes: dict[str, int]
+    data: dict[str, Any]
+    versions: dict[str, str]
+    python: str
+    claims: list[Any]
+    beginning: dict[str, Any]
+    test_right: str
+
+
+KINDS: dict[str, TypeAdapter[Any]] = {
+    "status.json": TypeAdapter(Status),
+    "job.json": TypeAdapter(Job),
+    "origin.json": TypeAdapter(Origin),
+    "result.json": TypeAdapter(Result),
+}
+
+
+def check_contents(name: str, content: dict[str, Any]) -> None:
+    """Whether what was read from the file `name` is of these types; an empty object is what a crash has left.
+
+    Raises:
+        ValueError: names the first entry that is not.
+    """
+    if name in KINDS and content:
+        try:
+            KINDS[name].validate_python(content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            raise ValueError(f"{place}: {first['msg']}") from None

@@ -1,0 +1,96 @@
+"""How files that matter are written and read: whole or not at all, on disk before the next, never by a link."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+LONGEST = 10_000_000  # characters of a JSON file; a result has a few thousand
+
+
+@contextmanager
+def fresh(path: Path) -> Iterator[IO[bytes]]:
+    """A new file beside `path`, for the caller to rename; what is written is on disk when the block ends.
+
+    It is created, and what has its name is removed first: what a kill has left, or a link that would be followed.
+    """
+    new = new_name(path)
+    new.unlink(missing_ok=True)
+    try:
+        with new.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+
+
+def new_name(path: Path) -> Path:
+    return path.with_name(path.name + ".new")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace the file in one step, so that a kill, or loss of power, at any instant leaves the old or the new one."""
+    with fresh(path) as file:
+        file.write(text.encode())
+    new_name(path).replace(path)
+    flush_folder(path.parent)
+
+
+def flush_folder(folder: Path) -> None:
+    """Make what was created, renamed and removed in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder and those above it that are not there, durably."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in missing:
+        flush_folder(each.parent)
+
+
+def opened_to_append(path: Path) -> IO[bytes]:
+    """The file, to add to its end.
+
+    Raises:
+        OSError: it is a link, which is not followed, or cannot be written.
+    """
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666), "ab")
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty where there is none, or where a crash of the machine left it empty.
+
+    Raises:
+        ValueError: it holds something else. OSError: it cannot be read.
+    """
+    try:
+        text = read_text(path, LONGEST)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    try:
+        content = json.loads(text) if text.strip("\0\n") else {}
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"a {type(content).__name__} instead of an object")
+    return content
+
+
+def read_text(path: Path, longest: int) -> str:
+    """The text of a regular file, of so many bytes at most; what waits for somebody to write to it is none."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        if not path.is_file():
+            raise ValueError("it is no file")
+        content = file.read(longest + 1)
+    if len(content) > longest:
+        raise ValueError(f"more than {longest} bytes")
+    return content.decode()

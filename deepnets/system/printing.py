@@ -1,0 +1,33 @@
+"""Lines on the console that cannot stop a training: where they cannot be printed, it goes on."""
+
+import os
+import sys
+from typing import Any
+
+from rich.console import Console
+
+
+def print_line(line: str) -> None:
+    """Print a line at once; where the output is full, closed or no longer read, what follows is not printed."""
+    try:
+        print(line, flush=True)
+    except (OSError, ValueError) as error:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)
+        if not isinstance(error, BrokenPipeError):
+            print_error(f"standard output cannot be written ({error}); nothing more is printed")
+
+
+def print_error(line: str) -> None:
+    """`print_line` on the error stream."""
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)
+
+
+def print_rich(renderable: Any) -> None:
+    """`print_line` of a table."""
+    console = Console(highlight=False)
+    with console.capture() as text:
+        console.print(renderable)
+    print_line(text.get().rstrip("\n"))
