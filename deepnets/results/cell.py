@@ -61,6 +61,12 @@ class Cell:
         ended = [run.result.get("train_error") for run in self.runs if run.state.name == FINISHED]
         return middle([error for error in ended if error is not None])
 
+    @property
+    def top5_median(self) -> float | None:
+        """As `median`, of the five best guesses, of the runs that note them."""
+        noted = [run.result.get("test_top5_error") for run in self.runs if run.state.name == FINISHED]
+        return middle([error for error in noted if error is not None])
+
     @cached_property
     def interval(self) -> tuple[float, float] | None:
         return median_interval(self.errors)
@@ -98,7 +104,7 @@ class Cell:
     def remarks(self) -> str:
         """What is missing, running or failed, with the reason of a failure."""
         if not self.runs:
-            return "missing"
+            return "literature" if self.published.is_literature else "missing"
         states = Counter(run.state.name for run in self.runs)
         words = [f"{states[DIVERGED]} of {len(self.errors)} diverged"] if DIVERGED in states else []
         words += [f"{count} {state}" for state, count in states.items() if state not in (FINISHED, DIVERGED)]
@@ -127,6 +133,9 @@ class Cell:
             "95% interval": f"{percent(self.interval[0])} to {percent(self.interval[1])}" if self.interval else NOTHING,
             "best": percent(self.best),
             "training": percent(self.train_median),
+            "top-5": percent(self.top5_median),
+            "published top-5": percent(self.published.top5_error),
+            "published view": self.published.view,
             "also published": self.published.others,
             "state": self.remarks,
         }

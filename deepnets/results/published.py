@@ -15,17 +15,23 @@ from deepnets.results.sheet import percent
 
 SWEEPS = CONF / "sweep"
 FAIL = "fail"
-STATISTICS = ("test_error", "mean", "std", "best")
+STATISTICS = ("test_error", "mean", "std", "best", "top5_error", "view")
 
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """The numbers of a row, in percent; `test_error` may be "fail", or None where it is only drawn."""
+    """The numbers of a row, in percent; `test_error` may be "fail", or None where it is only drawn.
+
+    `view` is how the test images were shown. A row that `is_literature` is of another paper's net, which no run trains.
+    """
 
     test_error: float | str | None = None
     mean: float | None = None
     std: float | None = None
     best: float | None = None
+    top5_error: float | None = None
+    view: str = ""
+    is_literature: bool = False
 
     @property
     def text(self) -> str:
@@ -64,7 +70,9 @@ def published_of(name: str, frozen: Iterable[dict[str, Any]], sweeps: Path = SWE
     if file.is_file():
         reported = sweep_of(file).get("reported") or {}
         statistic, shown = reported.get("statistic"), _numbers(reported)
+        literature = {plain(str(row)) for row in reported.get("literature") or ()}
     else:
+        literature = set()
         statistic = next((table["statistic"] for table in frozen if table.get("statistic")), None)
         shown = {key: value for table in reversed(numbers) for key, value in table.items()}
         shown = {key: shown[key] for table in numbers for key in table}  # in the order of the first
@@ -80,7 +88,7 @@ def published_of(name: str, frozen: Iterable[dict[str, Any]], sweeps: Path = SWE
     ]
     source = f"conf/sweep/{name}.yaml" if file.is_file() else "the first run"
     warnings = (f"published numbers are those of {source}: {'; '.join(conflicts)}",) if conflicts else ()
-    return Published(statistic, {row: PublishedRow(**values) for row, values in rows.items()}, warnings)
+    return Published(statistic, {row: PublishedRow(**values, is_literature=row in literature) for row, values in rows.items()}, warnings)
 
 
 def sweep_of(file: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from deepnets.results.table import Table
 
 CLAIM_HEADER = ("claim", "outcome", "error", "place", "n", "difference", "interval", "test set", "P", "seeds needed")
 CLAIM_NUMBERS = frozenset(CLAIM_HEADER[4:])
-TEXT = frozenset({"row", "verdict", "also published", "state"})  # all other columns are numbers
+TEXT = frozenset({"row", "verdict", "published view", "also published", "state"})  # all other columns are numbers
 
 
 def result_sheets(table: Table) -> list[Sheet]:

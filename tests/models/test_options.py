@@ -31,11 +31,15 @@ PARAMETERS = {
     "imagenet_plain34": 21_623_848,
     "imagenet_preact152": 60_192_808 - 2 * (256 + 512 + 1024 + 2048),  # no batch normalisation behind projections
     "imagenet_preact200": 64_666_152,
+    "imagenet_preact200_fb": 64_666_152,
     "imagenet_resnet18": 11_689_512,
     "imagenet_resnet34": 21_797_672,
+    "imagenet_resnet34_a": 21_623_848,
+    "imagenet_resnet34_c": 22_716_840,
     "imagenet_resnet50": 25_557_032,
     "imagenet_resnet101": 44_549_160,
     "imagenet_resnet152": 60_192_808,
+    "imagenet_resnet200": 64_666_152 + 2 * (256 + 512 + 1024 + 2048),  # of projections
     "imagenet_resnext50": 25_028_904,
     "imagenet_wide_resnet50_2": 68_883_240,
     "mnist_resnet52": 117_802,
