@@ -1,11 +1,16 @@
 """Trees of real JPEGs: crops of the photographs that scikit-learn ships, as ImageNet's files are."""
 
 import io
+import shutil
+import tarfile
 from pathlib import Path
 
 import numpy as np
+import scipy.io
 from PIL import Image
 from sklearn.datasets import load_sample_images
+
+from deepnets.data.imagenet import ARCHIVES
 
 SIZES = ((500, 375), (300, 400), (320, 240), (160, 150))  # width, height
 
@@ -42,3 +47,35 @@ def photograph_tree(folder: Path, classes: int, train: int, val: int, largest: i
                     content = written.getvalue()
                 (place / f"{split}_{number:04}.JPEG").write_bytes(content)
     return folder
+
+
+def archives(tree: Path, folder: Path) -> None:
+    """The three archives of ImageNet's site, with the images of the tree; the classes are numbered from the last on."""
+    folder.mkdir()
+    wnids = sorted(path.name for path in (tree / "train").iterdir())
+    with tarfile.open(folder / ARCHIVES[1], "w") as train:
+        for wnid in wnids:
+            inner = io.BytesIO()
+            with tarfile.open(fileobj=inner, mode="w") as of_class:
+                for file in sorted((tree / "train" / wnid).iterdir()):
+                    of_class.add(file, file.name)
+            member = tarfile.TarInfo(f"{wnid}.tar")
+            member.size = inner.tell()
+            inner.seek(0)
+            train.addfile(member, inner)
+    flat = [(file, wnid) for wnid in wnids for file in sorted((tree / "val" / wnid).iterdir())]
+    with tarfile.open(folder / ARCHIVES[2], "w") as val:
+        for number, (file, _) in enumerate(flat, 1):
+            val.add(file, f"ILSVRC2012_val_{number:08}.JPEG")
+    synsets = np.array(
+        [(number, wnid, f"words {number}", "", 0, [], 0, 3) for number, wnid in enumerate(wnids[::-1], 1)],
+        dtype=[(name, object) for name in ("ILSVRC2012_ID", "WNID", "words", "gloss", "num_children", "c", "h", "n")],
+    )
+    kit = folder / "ILSVRC2012_devkit_t12"
+    (kit / "data").mkdir(parents=True)
+    scipy.io.savemat(kit / "data" / "meta.mat", {"synsets": synsets})
+    labels = "".join(f"{len(wnids) - wnids.index(wnid)}\n" for _, wnid in flat)
+    (kit / "data" / "ILSVRC2012_validation_ground_truth.txt").write_text(labels)
+    with tarfile.open(folder / ARCHIVES[0], "w:gz") as devkit:
+        devkit.add(kit, kit.name)
+    shutil.rmtree(kit)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from deepnets.analysis.commands import (
     curvature,
+    evaluate,
     gates,
     gradients,
     highway,
@@ -34,6 +35,7 @@ ANALYSES = {
     "propagation": propagation,
     "landscape": landscape,
     "curvature": curvature,
+    "evaluate": evaluate,
     "shattering": shattering,
     "showcase": showcase,
 }

@@ -45,8 +45,8 @@ class Published:
 
     `statistic` says what `test_error` is, as in "median of 5" or "single". An error is a number, `fail` (non-finite or
     above 20), or null where the paper draws it without a number. Further statistics of the same rows stand in `mean`,
-    `std` and `best`, top-5 errors in `top5_error`, how the test images are shown in `view`. `literature` names rows that
-    the paper prints and no run trains. All is empty where nothing is printed.
+    `std` and `best`, top-5 errors in `top5_error`, how the test images are shown in `view`. `literature` names rows
+    that the paper prints and no run trains. All is empty where nothing is printed.
     """
 
     statistic: Optional[str] = None

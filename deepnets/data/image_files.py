@@ -61,14 +61,14 @@ def listed(folder: Path, classes: int, every: int) -> ImageFiles:
                 f"dataset.classes={len(names)}"
             )
         chosen = tuple(names[::every])
-        files = [_files(folder / name) for name in chosen]
+        files = [files_in(folder / name) for name in chosen]
     except OSError as error:  # no permission, a link to itself or to nothing
         raise UserError(f"{error.filename} cannot be read ({error.strerror}): repair or remove it") from error
     labels = np.repeat(np.arange(len(chosen)), [len(own) for own in files])
     return ImageFiles(folder, chosen, np.concatenate(files), torch.from_numpy(labels))
 
 
-def _files(folder: Path) -> np.ndarray:
+def files_in(folder: Path) -> np.ndarray:
     """The names of the images in `folder`, sorted."""
     entries = [entry for entry in os.scandir(folder) if entry.name[0] != "."]
     if odd := sorted(entry.name for entry in entries if not entry.is_file()):

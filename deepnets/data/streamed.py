@@ -130,7 +130,7 @@ class StreamedEvaluation:
         is_final: bool = False,
     ) -> None:
         self.source, self.normalization, self.loading, self.is_final = images, normalization, loading, is_final
-        self.views = views(view, size)
+        self.views, self.has_one_view = views(view, size), view in ("center", "center_320")
         # Images of several sizes cannot lie in one tensor, and ten crops are a batch of ten images.
         self.batch_size = {"multi_scale": 1, "ten_crop": ceil(batch_size / 10)}.get(view, batch_size)
         self.largest_share = ceil(len(images) / world.size)
@@ -140,12 +140,16 @@ class StreamedEvaluation:
     def __len__(self) -> int:
         return ceil(self.largest_share / self.batch_size)
 
-    def __iter__(self) -> Iterator[tuple[tuple[Tensor, ...], Tensor]]:
-        """The views, each (n * k, C, h, w) float32 with channels_last strides, an image's k in a row; y (n,) int64."""
+    def __iter__(self) -> Iterator[tuple[Tensor | tuple[Tensor, ...], Tensor]]:
+        """x (n, C, H, W) float32 with channels_last strides, y (n,) int64.
+
+        Where an image has several views, x is a tuple of those of a size, (n * k, C, h, w), an image's k in a row.
+        """
         starts = range(0, self.largest_share, self.batch_size)
         chunks = [self.own[first : first + self.batch_size] for first in starts]
         for pixels, labels in _loaded(_Views(self.source, self.views, self.loading), chunks):
-            yield tuple(self._normalised(view) for view in pixels), labels
+            x = tuple(self._normalised(view) for view in pixels)
+            yield (x[0] if self.has_one_view else x), labels
 
     def some(self, count: int) -> Tensor:
         """At most `count` images spread over the split, the same at every call: (n, C, H, W), normalised."""

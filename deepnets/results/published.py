@@ -88,7 +88,11 @@ def published_of(name: str, frozen: Iterable[dict[str, Any]], sweeps: Path = SWE
     ]
     source = f"conf/sweep/{name}.yaml" if file.is_file() else "the first run"
     warnings = (f"published numbers are those of {source}: {'; '.join(conflicts)}",) if conflicts else ()
-    return Published(statistic, {row: PublishedRow(**values, is_literature=row in literature) for row, values in rows.items()}, warnings)
+    return Published(
+        statistic,
+        {row: PublishedRow(**values, is_literature=row in literature) for row, values in rows.items()},
+        warnings,
+    )
 
 
 def sweep_of(file: Path) -> dict[str, Any]:

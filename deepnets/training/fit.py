@@ -207,20 +207,22 @@ def evaluate(model: nn.Module, batches: Evaluated, sums: Sums, precision: torch.
     for images, labels in batches:
         if len(labels):
             with torch.inference_mode(), autocast(labels.device, precision):
-                logits = model(images).float() if isinstance(images, Tensor) else averaged(model, images, len(labels))
+                logits = logits_of(model, images, len(labels))
                 sums.add(cross_entropy(logits, labels, reduction="sum"), logits, labels)
         yield sums
+
+
+def logits_of(model: nn.Module, images: Tensor | Sequence[Tensor], count: int) -> Tensor:
+    """Of `count` images, or of several views of each, float32 (count, classes)."""
+    return model(images).float() if isinstance(images, Tensor) else averaged(model, images, count)
 
 
 def averaged(model: nn.Module, views: Sequence[Tensor], images: int) -> Tensor:
     """Logits (images, classes) whose softmax is the mean of those of all views of an image.
 
-    Each of `views` is (images * k, C, h, w). A single view's logits are returned as they are.
+    Each of `views` is (images * k, C, h, w).
     """
-    logits = [model(x).float().unflatten(0, (images, -1)) for x in views]
-    if len(logits) == 1 and logits[0].shape[1] == 1:
-        return logits[0][:, 0]
-    scores = torch.cat([each.log_softmax(2) for each in logits], 1)
+    scores = torch.cat([model(x).float().unflatten(0, (images, -1)).log_softmax(2) for x in views], 1)
     return scores.logsumexp(1) - math.log(scores.shape[1])  # finite where the mean itself would round to 0
 
 

@@ -1,11 +1,7 @@
-import io
 import shutil
-import tarfile
 from pathlib import Path
 
-import numpy as np
 import pytest
-import scipy.io
 import torch
 
 from deepnets.config.compose import compose
@@ -13,7 +9,7 @@ from deepnets.data.imagenet import ARCHIVES, PUBLISHED, ImageNet
 from deepnets.errors import UserError
 from deepnets.training.assembly import dataset_of
 from deepnets.training.checks import check, check_settings
-from tests.photographs import photograph_tree
+from tests.photographs import archives, photograph_tree
 
 CPU = torch.device("cpu")
 
@@ -99,38 +95,6 @@ def test_without_imagenet_the_settings_can_be_checked_and_the_data_cannot(tmp_pa
     assert "no images in" in found.source.found.missing
     with pytest.raises(UserError, match=r"no images in .* ILSVRC2012_img_train.tar"):
         check(config)
-
-
-def archives(tree: Path, folder: Path) -> None:
-    """The three archives of ImageNet's site, with the images of the tree."""
-    folder.mkdir()
-    wnids = sorted(path.name for path in (tree / "train").iterdir())
-    with tarfile.open(folder / ARCHIVES[1], "w") as train:
-        for wnid in wnids:
-            inner = io.BytesIO()
-            with tarfile.open(fileobj=inner, mode="w") as of_class:
-                for file in sorted((tree / "train" / wnid).iterdir()):
-                    of_class.add(file, file.name)
-            member = tarfile.TarInfo(f"{wnid}.tar")
-            member.size = inner.tell()
-            inner.seek(0)
-            train.addfile(member, inner)
-    flat = [(file, wnid) for wnid in wnids for file in sorted((tree / "val" / wnid).iterdir())]
-    with tarfile.open(folder / ARCHIVES[2], "w") as val:
-        for number, (file, _) in enumerate(flat, 1):
-            val.add(file, f"ILSVRC2012_val_{number:08}.JPEG")
-    synsets = np.array(
-        [(number, wnid, f"words {number}", "", 0, [], 0, 3) for number, wnid in enumerate(wnids, 1)],
-        dtype=[(name, object) for name in ("ILSVRC2012_ID", "WNID", "words", "gloss", "num_children", "c", "h", "n")],
-    )
-    kit = folder / "ILSVRC2012_devkit_t12"
-    (kit / "data").mkdir(parents=True)
-    scipy.io.savemat(kit / "data" / "meta.mat", {"synsets": synsets})
-    labels = "".join(f"{wnids.index(wnid) + 1}\n" for _, wnid in flat)
-    (kit / "data" / "ILSVRC2012_validation_ground_truth.txt").write_text(labels)
-    with tarfile.open(folder / ARCHIVES[0], "w:gz") as devkit:
-        devkit.add(kit, kit.name)
-    shutil.rmtree(kit)
 
 
 def test_the_official_archives_are_unpacked(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from deepnets.data.normalization import Normalization
 from deepnets.data.streamed import Loading, StreamedEvaluation, StreamedTraining, at_size, decoded, mean_image
 from deepnets.distributed.world import ALONE, World
 from deepnets.errors import UserError
-from deepnets.training.fit import averaged, evaluate
+from deepnets.training.fit import evaluate, logits_of
 from deepnets.training.metrics import Sums
 from tests.photographs import jpeg, photograph_tree
 
@@ -133,12 +133,8 @@ def test_unreadable_images_are_skipped_and_counted_when_asked(damaged: Path, cap
     assert said.count("cannot be read; skipped") == 3
     assert "(3 so far)" in said
     evaluated = StreamedEvaluation(files(damaged), RAW, "center", SIZE, loading, batch_size=4)
-    assert whole(evaluated_as_one(evaluated))[1].tolist() == [0, 0, 0, 0, 1, 1, 1, 0]
+    assert whole(iter(evaluated))[1].tolist() == [0, 0, 0, 0, 1, 1, 1, 0]
     assert "skipped" not in capsys.readouterr().err
-
-
-def evaluated_as_one(batches: StreamedEvaluation) -> Iterator[tuple[Tensor, Tensor]]:
-    return ((views[0], labels) for views, labels in batches)
 
 
 def test_a_training_set_without_a_readable_image_is_an_error(tmp_path: Path) -> None:
@@ -185,10 +181,10 @@ def test_errors_of_a_view_are_those_of_a_slow_reference(tree: Path, view: str, c
     with torch.no_grad():
         slow = torch.stack([slow_scores(model, decoded(val, i), view) for i in range(len(val))])
         batches = StreamedEvaluation(val, RAW, view, SIZE, HERE, batch_size=5)
-        seen = [(averaged(model, x, len(y)), y) for x, y in batches]
+        seen = [(logits_of(model, x, len(y)), y) for x, y in batches]
     logits = torch.cat([scores for scores, _ in seen])
     assert torch.allclose(logits.softmax(1), slow, atol=1e-5)
-    sums = Sums(CPU, batches.top)
+    sums = Sums(CPU, top=batches.top)
     for _ in evaluate(model, batches, sums, torch.float32):
         pass
     ranks = (slow.argsort(1, descending=True) == val.labels[:, None]).int().argmax(1)

@@ -140,7 +140,7 @@ def _trained(path: Path, name: str, arguments: argparse.Namespace) -> Subject:
             flush=True,
         )
     device = find_device(arguments.device)
-    return Subject(name, _placed(model, device), config, arguments.output or folder.path, True, device)
+    return Subject(name, placed(model, device), config, arguments.output or folder.path, True, device)
 
 
 def _fresh(overrides: Sequence[str], arguments: argparse.Namespace) -> Subject:
@@ -153,9 +153,10 @@ def _fresh(overrides: Sequence[str], arguments: argparse.Namespace) -> Subject:
     model = fresh(config, {}, config.seed)
     device = find_device(arguments.device)
     name = f"{run.parent.name}/{run.name}, untrained"
-    return Subject(name, _placed(model, device), config, arguments.output or folder, False, device)
+    return Subject(name, placed(model, device), config, arguments.output or folder, False, device)
 
 
-def _placed(model: nn.Module, device: torch.device) -> nn.Module:
+def placed(model: nn.Module, device: torch.device) -> nn.Module:
+    """`model` on the device, as all analyses take it."""
     set_arithmetic()
     return model.to(device).to(memory_format=torch.channels_last).requires_grad_(False)

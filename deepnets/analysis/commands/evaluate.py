@@ -1,0 +1,106 @@
+"""Test error of a run, of a record with weights or of a state dict, by any view; predictions for ImageNet's server."""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+
+import torch
+
+from deepnets.analysis.commands.outcome import Outcome, tracked
+from deepnets.analysis.commands.subject import Subject, placed, subject_of
+from deepnets.config.schema import Precision
+from deepnets.data.crops import ViewName
+from deepnets.data.imagenet import ImageNet, Streams
+from deepnets.data.synsets import numbers_of, unlabelled
+from deepnets.errors import UserError
+from deepnets.runs.folder import RunFolder
+from deepnets.runs.weights import load_state, read_state
+from deepnets.training.assembly import dataset_of, splits_of
+from deepnets.training.fit import Evaluated, autocast, evaluate, logits_of
+from deepnets.training.hardware import choose_precision
+from deepnets.training.metrics import Sums
+
+GUESSES = 5  # a line of the server's form holds so many
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What can be chosen besides the subject."""
+    parser.add_argument("--weights", type=Path, metavar="FILE", help="state dict of deepnets, torchvision or timm")
+    parser.add_argument("--root", metavar="DIR", help="where the data lie (default: where the run found them)")
+    parser.add_argument("--view", choices=get_args(ViewName), help="of ImageNet's images (default: the run's)")
+    parser.add_argument("--precision", choices=list(Precision), help="arithmetic (default: the run's, else fp32)")
+    parser.add_argument("--predict", type=Path, metavar="DIR", help="unlabelled images, to guess at for the server")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Evaluate, write the files and print the error; returns the exit code.
+
+    Raises:
+        UserError: the weights are of another network, or the data have no such view.
+    """
+    subject = subject_of(arguments)
+    if arguments.weights:
+        if subject.trained:
+            raise UserError("--weights: name the network of a state dict by options, such as model=imagenet_resnet50")
+        load_state(subject.model, read_state(arguments.weights))
+        placed(subject.model, subject.device)
+    result = {} if arguments.weights or not subject.trained else RunFolder(subject.folder).result or {}
+    arithmetic = arguments.precision or {"bfloat16": "bf16"}.get(result.get("precision", ""), "fp32")
+    precision = choose_precision(Precision(arithmetic), subject.device)
+    if arguments.root:
+        data = subject.config.dataset | {"root": arguments.root}
+        subject = replace(subject, config=replace(subject.config, dataset=data))
+    with Outcome("evaluate", subject.folder, arguments) as outcome:
+        if arguments.predict:
+            file = outcome.folder / "evaluate_predictions.txt"
+            count = _predict(subject, arguments, precision, file)
+            said = f"{subject.name}: guesses at {count} images of {arguments.predict} in {file.name}"
+            outcome.finding(said, images=count)
+            return 0
+        view, batches = _batches(subject, arguments.view)
+        sums = Sums(subject.device, top=batches.top)
+        for _ in tracked(evaluate(subject.model, batches, sums, precision), len(batches), "evaluating"):
+            pass
+        mean, images = sums.mean(), int(sums.values[2])
+        numbers = {"test_error": mean.error, "top5_error": mean.top_error, "loss": mean.loss, "images": images}
+        shown = f" by {view}, top-5 {mean.top_error:.2f} %" if mean.top_error is not None else ""
+        before = f"; its record has {result['test_error']:.2f} %" if result.get("test_error") is not None else ""
+        outcome.finding(
+            f"{subject.name}: test error {mean.error:.2f} %{shown}, {images} images, in {precision}{before}",
+            **numbers,
+            view=view,
+            precision=str(precision).removeprefix("torch."),
+        )
+    return 0
+
+
+def _batches(subject: Subject, view: ViewName | None) -> tuple[ViewName, Evaluated]:
+    """The test images as `view` shows them, by default as the run's result was found."""
+    dataset, size = dataset_of(subject.config), subject.config.evaluation_batch_size
+    splits = splits_of(dataset, subject.device)
+    if isinstance(splits, Streams) and isinstance(dataset, ImageNet):
+        view = view or dataset.view
+        return view, splits.evaluation_batches(splits.test, batch_size=size, view=view)
+    if view not in (None, "center"):
+        raise UserError(f"--view {view}: only the images of dataset=imagenet have several views")
+    return "center", splits.evaluation_batches(splits.test, batch_size=size)
+
+
+def _predict(subject: Subject, arguments: argparse.Namespace, precision: torch.dtype, file: Path) -> int:
+    """Write the server's form: a line for each image by the order of names, the numbers of its five best guesses."""
+    dataset = dataset_of(subject.config)
+    if not isinstance(dataset, ImageNet):
+        raise UserError("--predict: the form is ImageNet's; add dataset=imagenet")
+    splits = dataset.load(subject.device)
+    numbers = torch.tensor(numbers_of(dataset.folder, splits.train.classes))
+    images = unlabelled(arguments.predict)
+    view = arguments.view or dataset.view
+    batches = splits.evaluation_batches(images, batch_size=subject.config.evaluation_batch_size, view=view)
+    subject.model.eval()
+    with file.open("w") as lines:
+        for x, labels in batches:
+            with torch.inference_mode(), autocast(subject.device, precision):
+                best = logits_of(subject.model, x, len(labels)).topk(min(GUESSES, dataset.classes)).indices.cpu()
+            lines.writelines(" ".join(map(str, guess)) + "\n" for guess in numbers[best].tolist())
+    return len(images)
