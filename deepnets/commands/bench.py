@@ -13,7 +13,20 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from deepnets.bench import checkpoint, data, ddp, evaluation, grid, lesion, logging, memory, stacked, startup, training
+from deepnets.bench import (
+    checkpoint,
+    data,
+    ddp,
+    evaluation,
+    grid,
+    imagenet,
+    lesion,
+    logging,
+    memory,
+    stacked,
+    startup,
+    training,
+)
 from deepnets.bench.options import count
 from deepnets.results.writing import check_writable
 from deepnets.training.hardware import describe, find_device
@@ -25,6 +38,7 @@ BENCHES = {
     "ddp": ddp,
     "memory": memory,
     "data": data,
+    "imagenet": imagenet,
     "startup": startup,
     "logging": logging,
     "grid": grid,

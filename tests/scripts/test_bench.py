@@ -24,6 +24,7 @@ BENCHES = {
     "ddp": [*TINY, "--iterations", "1"],
     "memory": ["--model", "resnet32", "--iterations", "1", "--modes", "full,recompute_segments"],
     "data": [*TINY, "--iterations", "1", "--workers", "0"],
+    "imagenet": ["--images", "12", "--batch-size", "4", "--workers", "1"],
     "startup": [*TINY],
     "logging": ["--iterations", "1"],
     "grid": ["--rows", "2", "--iterations", "1"],
