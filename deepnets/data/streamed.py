@@ -149,7 +149,7 @@ class StreamedEvaluation:
         chunks = [self.own[first : first + self.batch_size] for first in starts]
         for pixels, labels in _loaded(_Views(self.source, self.views, self.loading), chunks):
             x = tuple(self._normalised(view) for view in pixels)
-            yield (x[0] if self.has_one_view else x), labels
+            yield (x[0] if self.has_one_view and x else x), labels
 
     def some(self, count: int) -> Tensor:
         """At most `count` images spread over the split, the same at every call: (n, C, H, W), normalised."""

@@ -52,16 +52,23 @@ def test_the_result_is_that_of_the_view(undisturbed: Path) -> None:
     assert result["last_test_error"] == float(epochs[-1]["test_error"])
 
 
-def killed_in_an_epoch(root: Path, *words: str) -> None:
-    """Start the run and kill all its processes in the middle of its second epoch."""
-    process = start(*RUN, *words, f"output_root={root}")
-    deadline = time.time() + 60
-    while not any(json.loads(file.read_text()).get("iteration", 0) > 17 for file in root.glob("runs/*/*/status.json")):
+def wait_for(file: str, root: Path, process: subprocess.Popen[str]) -> None:
+    while not list(root.glob(f"runs/*/seed0/{file}")):
         assert process.poll() is None
-        assert time.time() < deadline
-        time.sleep(0.05)
-    children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
-    for child in map(int, children):
+        time.sleep(0.02)
+
+
+def children_of(process: subprocess.Popen[str]) -> list[int]:
+    listed = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False)
+    return list(map(int, listed.stdout.split()))
+
+
+def killed_in_an_epoch(root: Path, *words: str) -> None:
+    """Start the run and kill its processes when the first epoch is over."""
+    process = start(*RUN, *words, f"output_root={root}")
+    wait_for("metrics.csv", root, process)
+    time.sleep(0.3)
+    for child in children_of(process):
         os.kill(child, signal.SIGKILL)
     process.kill()
     process.communicate()
@@ -90,14 +97,8 @@ def test_killed_with_workers_a_run_goes_on_within_the_epoch(
 def test_a_signal_to_all_processes_saves_and_leaves_no_worker(tree: Path, tmp_path: Path) -> None:
     """As a scheduler sends it; a worker that ended by it would end the run with an error."""
     process = start(*RUN, f"dataset.root={tree}", f"output_root={tmp_path}")
-    while not any(
-        json.loads(file.read_text()).get("iteration", 0) > 3 for file in tmp_path.glob("runs/*/*/status.json")
-    ):
-        assert process.poll() is None
-        time.sleep(0.05)
-    workers = list(
-        map(int, subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split())
-    )
+    wait_for("checkpoint.pt", tmp_path, process)
+    workers = children_of(process)
     assert workers
     for one in (*workers, process.pid):
         os.kill(one, signal.SIGTERM)
