@@ -66,18 +66,32 @@ def scores(
     evaluations, not n. One activation per position is held at a time, so batches that fit the processor's cache are
     the fastest on a CPU.
     """
-    sums, images = torch.zeros(len(variants), 2, dtype=torch.float64), 0
+    sums, images = np.zeros((len(variants), 2)), 0
     for x, labels in batches:
         images += len(labels)
-        autocast = torch.autocast(x.device.type, torch.bfloat16, enabled=precision == torch.bfloat16)
-        with torch.inference_mode(), autocast:
-            for group, logits in _logits(walk, x, variants):
-                logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-                wrong = (logits.argmax(1) != labels).sum().double()
-                loss = cross_entropy(logits, labels, reduction="sum").double()
-                sums[group] += torch.stack((wrong, loss)).cpu()
-    wrong, loss = (sums / max(images, 1)).T.numpy()
+        sums += sums_of(walk, x, labels, variants, precision)
+    return scored(sums, images)
+
+
+def scored(sums: np.ndarray, images: int) -> Scores:
+    """The scores of sums (variants, 2), as those of `sums_of`, over all images."""
+    wrong, loss = (sums / max(images, 1)).T
     return Scores(100 * wrong, loss)
+
+
+def sums_of(
+    walk: Walk, x: Tensor, labels: Tensor, variants: Sequence[Variant], precision: torch.dtype = torch.float32
+) -> np.ndarray:
+    """Of each variant, how many images of a batch are wrong, and their summed cross-entropy: (variants, 2)."""
+    sums = torch.zeros(len(variants), 2, dtype=torch.float64)
+    autocast = torch.autocast(x.device.type, torch.bfloat16, enabled=precision == torch.bfloat16)
+    with torch.inference_mode(), autocast:
+        for group, logits in _logits(walk, x, variants):
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            wrong = (logits.argmax(1) != labels).sum().double()
+            loss = cross_entropy(logits, labels, reduction="sum").double()
+            sums[group] += torch.stack((wrong, loss)).cpu()
+    return sums.numpy()
 
 
 def _logits(walk: Walk, x: Tensor, variants: Sequence[Variant]) -> Iterable[tuple[list[int], Tensor]]:

@@ -21,6 +21,7 @@ from deepnets.analysis.commands import (
     propagation,
     shattering,
     showcase,
+    variability,
 )
 from deepnets.analysis.commands.subject import add_subject
 from deepnets.results.writing import check_writable
@@ -37,8 +38,12 @@ ANALYSES = {
     "curvature": curvature,
     "evaluate": evaluate,
     "shattering": shattering,
+    "variability": variability,
     "showcase": showcase,
 }
+
+# Every combination of the showcase's knobs is a network; variability reads results, not networks.
+OWN_SUBJECT = ("showcase", "variability")
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -49,7 +54,7 @@ def main(words: Sequence[str] | None = None) -> int:
         summary = (analysis.__doc__ or "").partition("\n")[0]
         kind = kinds.add_parser(name, help=summary, description=summary)
         kind.set_defaults(run=analysis.run)
-        if name != "showcase":  # every combination of its knobs is a network
+        if name not in OWN_SUBJECT:
             add_subject(kind, optional=name == "shattering")
         analysis.add_options(kind)
     arguments = parser.parse_args(words)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -17,6 +18,8 @@ import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from deepnets.analysis import lesion
+from deepnets.analysis.commands import lesioned
 from deepnets.analysis.commands.drawing import mark_stages
 from deepnets.errors import UserError
 from deepnets.runs.execute import run
@@ -100,6 +103,33 @@ def test_lesions_of_a_run_lie_in_its_folder_and_begin_with_its_error(
     told = capsys.readouterr().out.splitlines()
     assert f"test error {whole:.2f}% whole; without one of 6 units" in told[0]
     assert told[-1].startswith("results")
+
+
+def test_a_lesion_that_was_killed_resumes_with_the_batches_that_are_left(
+    analyze: Analyze, residual: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["lesion", residual.path, "--only", "single", "--output"]
+    analyze(*words, tmp_path / "whole")
+    monkeypatch.setattr(lesioned, "CACHED_VALUES", 2**14)  # several batches
+    calls, sums_of = [], lesion.sums_of
+
+    def killed(*given: Any) -> np.ndarray:
+        calls.append(given)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return sums_of(*given)
+
+    monkeypatch.setattr(lesion, "sums_of", killed)
+    with pytest.raises(KeyboardInterrupt):
+        analyze(*words, tmp_path / "killed")
+    analyze(*words, tmp_path / "killed")
+    batches = len(calls) - 1
+    assert batches > 3
+    analyze(*words, tmp_path / "again")
+    assert len(calls) == 2 * batches + 1
+    whole, killed_once = (rows(tmp_path / name / "lesion_single.csv") for name in ("whole", "killed"))
+    assert [line["error"] for line in whole] == [line["error"] for line in killed_once]
+    assert killed_once == rows(tmp_path / "again" / "lesion_single.csv")
 
 
 def test_lesions_are_measured_in_the_precision_of_the_run(analyze: Analyze, tmp_path: Path) -> None:
@@ -234,6 +264,8 @@ def test_routing_of_a_run_in_numbers(
     assert figures(tmp_path) >= {"highway_layers"}
     (finding,) = json.loads((tmp_path / "highway.json").read_text())["findings"]
     value, low, high = finding["bias_and_gate"]
+    numbers = {line["measure"]: float(line["value"]) for line in rows(tmp_path / "highway_numbers.csv")}
+    assert numbers["bias_and_gate"] == pytest.approx(value, rel=1e-5)
     assert low <= value <= high
     assert f"active, {value:.2f} ({low:.2f} to {high:.2f})" in capsys.readouterr().out
 

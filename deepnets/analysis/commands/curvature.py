@@ -38,12 +38,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError("--eigenvalues is at least 1, --draws at least 2, --tolerance above 0")
     subjects = subjects_of(arguments)
     labels = names_apart([subject.name for subject in subjects])
-    figure = new_figure(3)
-    axes = figure.subplots()
     rows = []
     with Outcome("curvature", subjects[0].folder, arguments) as outcome:
-        weights = [weight for subject in subjects for weight in subject.settled().parameters()]
-        with outcome.saved(*weights) as saved:
+        figure = new_figure(3)
+        axes = figure.subplots()
+        states = [tensor for subject in subjects for tensor in subject.settled().state_dict().values()]
+        with outcome.saved(*states) as saved:
             for subject, label, color in zip(subjects, labels, COLOURS * len(subjects), strict=False):
                 batches = subject.batches(arguments.split, arguments.images)
                 batches.batch_size = min(batches.batch_size, AT_ONCE)

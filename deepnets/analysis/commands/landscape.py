@@ -51,8 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
     weights = [dict(subject.model.named_parameters()) for subject in subjects]
     across = difference(*weights) if arguments.line else None
     with Outcome("landscape", subjects[0].folder, arguments) as outcome:
-        every = [weight for own in weights for weight in own.values()]
-        with outcome.saved(*every) as saved:
+        states = [tensor for subject in subjects for tensor in subject.model.state_dict().values()]
+        with outcome.saved(*states) as saved:
             if across is None:
                 _surfaces(subjects, arguments, outcome, saved)
             else:

@@ -49,7 +49,10 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.only and not able[part]:
             raise UserError("; ".join(reasons))
         left_out += [f"{part} is left out of {reason}" for reason in reasons]
-    with Outcome("lesion", subjects[0].folder, arguments) as outcome:
+    states = [tensor for subject in subjects for tensor in subject.model.state_dict().values()]
+    with Outcome("lesion", subjects[0].folder, arguments) as outcome, outcome.saved(*states) as saved:
+        for net in nets:
+            net.saved = saved
         for part, chosen in able.items():
             if chosen:
                 PARTS[part](chosen, outcome, arguments)

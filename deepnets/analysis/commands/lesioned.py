@@ -2,11 +2,14 @@
 
 import argparse
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
+from torch import Tensor
 
 from deepnets.analysis import lesion
 from deepnets.analysis.commands.outcome import progress
+from deepnets.analysis.commands.saved import Saved
 from deepnets.analysis.commands.subject import Subject
 from deepnets.analysis.lesion import Scores, Variant
 from deepnets.analysis.walk import walk_of
@@ -31,10 +34,22 @@ class Lesioned:
             images.batch_size = min(max(CACHED_VALUES // values, 1), 4096)
         self.batches = images
         self.generator = np.random.default_rng(arguments.seed)
+        self.asked = 0  # how many sets of variants
+        self.saved: Saved  # where their sums go, once the results have a folder
 
     def scores(self, variants: Sequence[Variant]) -> Scores:
-        batches = progress(self.batches, f"{len(variants)} variants of {self.name}")
-        return lesion.scores(self.walk, batches, variants, self.precision)
+        """The scores on all images; each batch is saved as soon as it is done."""
+        self.asked += 1
+        sums, images = np.zeros((len(variants), 2)), 0
+        for x, labels in progress(self.batches, f"{len(variants)} variants of {self.name}"):
+            key = f"{self.name} {self.asked} {images}"
+            found = self.saved.once(key, partial(self._sums, x, labels, variants))
+            sums += np.reshape(found, sums.shape)
+            images += len(labels)
+        return lesion.scored(sums, images)
+
+    def _sums(self, x: Tensor, labels: Tensor, variants: Sequence[Variant]) -> list[float]:
+        return lesion.sums_of(self.walk, x, labels, variants, self.precision).ravel().tolist()
 
     def drawn(self, most: int, draws: int, draw: Callable[[int], Variant]) -> tuple[np.ndarray, list[Variant], Scores]:
         """`draws` variants of 0 and of each of up to POINTS numbers of changes: these numbers, variants, scores."""

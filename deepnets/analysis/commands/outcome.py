@@ -83,10 +83,10 @@ class Outcome:
         self.writer.add_image(f"analysis/{self.analysis}_{name}", pixels, dataformats="HWC")
 
     @contextmanager
-    def saved(self, *weights: Tensor) -> Iterator[Saved]:
-        """Results by key, which the same analysis of the same weights finds if it was killed; dropped at the end."""
+    def saved(self, *state: Tensor) -> Iterator[Saved]:
+        """Results by key, which the same analysis of the same nets finds if it was killed; dropped at the end."""
         file = self.folder / f"{self.analysis}.partial"
-        saved = Saved(file, json.dumps([self.options, checksum(*weights)]))
+        saved = Saved(file, json.dumps([self.options, checksum(*state)]))
         if saved.found:
             print(f"{self.analysis}: resumes; {len(saved.found)} results are there", flush=True)
         yield saved

@@ -135,7 +135,7 @@ def _figure(found: Propagation, walk: Walk, theory: list[Moments] | None, values
         axes.set(title=title, xlabel="unit")
         mark_stages(axes, [walk.stages])
         if axes is not length and min(y) >= 0:
-            axes.set_ylim(bottom=0)
+            axes.set_ylim(0, 1.08 * max(y) or 1)
     if theory:
         for axes, y in ((length, [m.length for m in theory]), (correlation, [m.correlation for m in theory])):
             line(axes, y, color=COLOURS[1], label="mean-field theory", marker="", linestyle="--")

@@ -1,0 +1,75 @@
+"""What differs when one net is trained many times: run folders that differ in their seeds, by their results by image.
+
+No weights are needed: a result holds which test images its run got right.
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from deepnets.analysis.commands.outcome import Outcome
+from deepnets.analysis.variability import Variability, variability
+from deepnets.errors import UserError
+from deepnets.results.read import Run, read_runs
+from deepnets.style import COLOURS, GREY, new_figure, show_array
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What is asked; there is no device, since nothing is evaluated."""
+    parser.add_argument("subject", nargs="+", type=Path, metavar="FOLDER", help="run folders, or folders of them")
+    parser.add_argument("--output", type=Path, help="folder for the results (default: analysis/ in the first folder)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Compare, write the files and print the finding; returns the exit code."""
+    runs = [run for run in read_runs(arguments.subject) if run.test_wrong is not None]
+    wrong = _images(runs)
+    found, name = variability(wrong), runs[0].row
+    with Outcome("variability", arguments.output or arguments.subject[0], arguments) as outcome:
+        outcome.table("runs", {"run": [run.folder.path.name for run in runs], "error": found.errors})
+        missed = np.bincount(wrong.sum(0), minlength=len(runs) + 1)
+        outcome.table("images", {"runs_that_are_wrong": np.arange(len(runs) + 1), "images": missed})
+        outcome.figure("runs", _figure(found, missed))
+        always, never, images = missed[-1], missed[0], wrong.shape[1]
+        outcome.finding(
+            f"{name}: {len(runs)} runs, errors {found.errors.min():.2f}% to {found.errors.max():.2f}%, deviation "
+            f"{found.deviation:.2f} points, where images that fell each by its own chance would cause "
+            f"{found.independent:.2f}; two runs differ on {found.mean_disagreement:.2f}% of {images} images; "
+            f"{100 * never / images:.1f}% of images are right in all runs, {100 * always / images:.1f}% in none",
+            errors=found.errors,
+            deviation=found.deviation,
+            independent=found.independent,
+            disagreement=found.mean_disagreement,
+            always_right=never / images,
+            never_right=always / images,
+        )
+    return 0
+
+
+def _images(runs: list[Run]) -> np.ndarray:
+    """Which images each run got wrong, (runs, images)."""
+    if len(runs) < 2:
+        raise UserError(f"{len(runs)} of these runs say which images they got right; two are needed")
+    if len({run.folder.path.parent for run in runs}) > 1:
+        rows = ", ".join(sorted({run.row for run in runs}))
+        raise UserError(f"these are runs of several nets ({rows}): name the runs of one")
+    if any(run.result["data"] != runs[0].result["data"] for run in runs):
+        raise UserError("these runs were judged on different data, so their images cannot be compared")
+    return np.array([run.test_wrong for run in runs])
+
+
+def _figure(found: Variability, missed: np.ndarray) -> Figure:
+    figure = new_figure(3, 7.5)
+    left, right = figure.subplots(1, 2)
+    left.bar(np.arange(1, len(missed)), missed[1:], color=COLOURS[0])
+    left.set(xlabel="runs that get an image wrong", ylabel="images")
+    left.locator_params(axis="x", integer=True)
+    shown = found.disagreement.copy()
+    np.fill_diagonal(shown, np.nan)
+    image = show_array(right, shown, extent=(0.5, len(shown) + 0.5, len(shown) + 0.5, 0.5))
+    right.set(xlabel="run", ylabel="run", facecolor=GREY)
+    right.locator_params(integer=True)
+    figure.colorbar(image, ax=right, label="images they differ on (%)")
+    return figure

@@ -1,0 +1,55 @@
+"""Variability of trainings: against runs whose differences are known."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from deepnets.analysis.variability import variability
+from deepnets.errors import UserError
+from deepnets.runs.execute import run
+from deepnets.runs.folder import RunFolder
+from tests.analyzing import analyze
+from tests.command import row
+
+
+def test_errors_shares_and_disagreement_by_hand() -> None:
+    wrong = np.array([[1, 1, 0, 0], [1, 0, 0, 0], [1, 0, 1, 0]], dtype=bool)
+    found = variability(wrong)
+    assert found.errors.tolist() == [50, 25, 50]
+    np.testing.assert_allclose(found.share, [1, 1 / 3, 1 / 3, 0])
+    assert found.disagreement.tolist() == [[0, 25, 50], [25, 0, 25], [50, 25, 0]]
+    assert found.mean_disagreement == pytest.approx(100 / 3)
+
+
+def test_images_that_fall_each_by_its_own_chance_deviate_as_much_as_that_predicts() -> None:
+    rng = np.random.default_rng(0)
+    chance = rng.beta(0.3, 1.5, size=2000)
+    found = variability(rng.random((300, 2000)) < chance)
+    assert found.independent == pytest.approx(100 * np.sqrt((chance * (1 - chance)).sum()) / 2000, rel=0.02)
+    assert found.deviation == pytest.approx(found.independent, rel=0.12)
+    together = variability(np.repeat(rng.random((300, 20)) < 0.2, 100, axis=1))
+    assert together.deviation > 5 * together.independent
+
+
+def test_the_command_compares_runs_that_differ_in_their_seed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in (0, 1):
+        folder = RunFolder(tmp_path / "net" / f"seed{seed}")
+        small = ("model.depth=8", "model.widths=[4,4,4]", "epochs=1", "device=cpu", f"seed={seed}")
+        folder.freeze(row(tmp_path, *small).config, {})
+        run(folder)
+    assert analyze("variability", tmp_path / "net", "--output", tmp_path / "results") == 0
+    with (tmp_path / "results" / "variability_runs.csv").open() as file:
+        errors = [float(line["error"]) for line in csv.DictReader(file)]
+    stored = [RunFolder(tmp_path / "net" / f"seed{seed}").result["test_error"] for seed in (0, 1)]
+    assert errors == pytest.approx(stored, rel=1e-5)
+    (finding,) = json.loads((tmp_path / "results" / "variability.json").read_text())["findings"]
+    assert finding["always_right"] + finding["never_right"] + finding["disagreement"] / 100 == pytest.approx(1)
+    assert "net: 2 runs, errors" in capsys.readouterr().out
+    assert {file.suffix for file in (tmp_path / "results").glob("variability_runs.*")} == {".csv", ".png", ".svg"}
+    with pytest.raises(UserError, match="1 of these runs say which images"):
+        analyze("variability", tmp_path / "net" / "seed0", "--output", tmp_path / "one")
