@@ -35,9 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
         outcome.table("layers", layers)
         outcome.figure("layers", _figure(layers))
         numbers = _numbers(found)
-        outcome.rows(
-            "numbers", ("measure", "value", "low", "high"), [(name, *found) for name, found in numbers.items()]
-        )
+        outcome.rows("numbers", ("measure", "value", "low", "high"), [(name, *each) for name, each in numbers.items()])
         outcome.finding(f"{subject.name}: {_sentence(numbers, found)}", **numbers)
     return 0
 
