@@ -32,6 +32,25 @@ def sgd(
     return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov, fused=True)
 
 
+def scalar_sgd(
+    model: nn.Module,
+    lr: Positive,
+    momentum: Momentum,
+    nesterov: bool,
+    weight_decay: NotNegative,
+    scalar_lr_factor: NotNegative,
+) -> torch.optim.SGD:
+    """`sgd` with weight decay on every parameter, and another learning rate for all of fewer than two dimensions.
+
+    Zhang et al. 2019 let biases and multipliers learn ten times as slowly.
+    """
+    (group,) = parameter_groups(model, weight_decay, "all")
+    weights = [parameter for parameter in group["params"] if parameter.ndim > 1]
+    scalars = [parameter for parameter in group["params"] if parameter.ndim <= 1]
+    groups = [{**group, "params": weights}, {**group, "params": scalars, "lr": lr * scalar_lr_factor}]
+    return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov, fused=True)
+
+
 def caffe_sgd(
     model: nn.Module,
     lr: Positive,
@@ -74,3 +93,17 @@ def adam(
     beta1, beta2 = betas
     groups = parameter_groups(model, weight_decay, decayed)
     return torch.optim.Adam(groups, lr=lr, betas=(beta1, beta2), eps=eps, fused=True)
+
+
+def adamw(
+    model: nn.Module,
+    lr: Positive,
+    betas: Annotated[Sequence[Momentum], Field(min_length=2, max_length=2)],
+    eps: Positive,
+    weight_decay: NotNegative,
+    decayed: Decayed,
+) -> torch.optim.AdamW:
+    """Adam with weight decay apart from the gradient (Loshchilov and Hutter 2019)."""
+    beta1, beta2 = betas
+    groups = parameter_groups(model, weight_decay, decayed)
+    return torch.optim.AdamW(groups, lr=lr, betas=(beta1, beta2), eps=eps, fused=True)

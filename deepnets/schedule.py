@@ -65,6 +65,33 @@ class Cosine:
         return "learning rate falling to 0 in half a cosine"
 
 
+class WarmupCosine:
+    """A linear rise over `warmup` of `of`, then half a cosine to x `final_factor`.
+
+    Both count in any unit, such as epochs, and scale with the budget; `warmup` 0 is none. The rise begins at one step
+    of it and ends at the full learning rate.
+
+    Raises:
+        ValueError: a warm-up as long as the budget.
+    """
+
+    def __init__(self, total: int, warmup: NotNegative, of: Positive, final_factor: Factor) -> None:
+        if warmup >= of:
+            raise ValueError(f"warmup {warmup} of {of}: must be shorter than the budget")
+        self.total, self.final_factor = total, final_factor
+        self.warmup_iterations = warmup * total // of
+
+    def __call__(self, iteration: int) -> float:
+        if iteration < self.warmup_iterations:
+            return (iteration + 1) / self.warmup_iterations
+        done = (iteration - self.warmup_iterations) / max(1, self.total - self.warmup_iterations)
+        return self.final_factor + (1 - self.final_factor) * 0.5 * (1 + math.cos(math.pi * min(done, 1)))
+
+    def __str__(self) -> str:
+        rise = f"rising for {self.warmup_iterations} iterations, then " * bool(self.warmup_iterations)
+        return f"learning rate {rise}falling to x {self.final_factor:g} in half a cosine"
+
+
 class Exponential:
     """exp(-k t), with k such that the learning rate ends at x `final_factor` (Srivastava et al. 2015, section 3.1)."""
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from deepnets.optimizer import adam, caffe_sgd, parameter_groups, sgd
+from deepnets.optimizer import adam, adamw, caffe_sgd, parameter_groups, scalar_sgd, sgd
 
 
 def one_weight(gradient: float) -> nn.Linear:
@@ -66,3 +66,21 @@ def test_caffe_multipliers_on_the_first_step() -> None:
 def test_caffe_multipliers_need_a_head() -> None:
     with pytest.raises(ValueError, match="no linear layer"):
         caffe_sgd(nn.Conv2d(1, 1, 1), 0.1, 0.9, True, 1e-3, bias_lr_factor=2.0, head_decay_factor=10.0)
+
+
+def test_adamw_takes_weight_decay_apart_from_the_gradient() -> None:
+    model = nn.Linear(1, 1)
+    before = model.weight.item()
+    model(torch.ones(1, 1)).backward()
+    adamw(model, lr=0.1, betas=[0.9, 0.999], eps=1e-8, weight_decay=0.5, decayed="weights").step()
+    assert model.weight.item() == pytest.approx(before * (1 - 0.1 * 0.5) - 0.1, abs=1e-6)
+
+
+def test_scalars_learn_at_a_rate_of_their_own_and_decay() -> None:
+    model = nn.Linear(1, 1)
+    weight, bias = model.weight.item(), model.bias.item()
+    model(torch.ones(1, 1)).backward()
+    rates = {"lr": 0.1, "momentum": 0.0, "nesterov": False, "weight_decay": 0.5, "scalar_lr_factor": 0.1}
+    scalar_sgd(model, **rates).step()
+    assert model.weight.item() == pytest.approx(weight - 0.1 * (1 + 0.5 * weight), abs=1e-6)
+    assert model.bias.item() == pytest.approx(bias - 0.01 * (1 + 0.5 * bias), abs=1e-6)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from deepnets.schedule import Cosine, ErrorPlateau, Exponential, Plateau, Step
+from deepnets.schedule import Cosine, ErrorPlateau, Exponential, Plateau, Step, WarmupCosine
 
 
 def step(total: int, **changes: object) -> Step:
@@ -131,3 +131,15 @@ def test_error_plateau_falls_when_an_error_reaches_no_new_low() -> None:
     assert [schedule(i) for i in (40, 41, 80, 81)] == pytest.approx([1, 0.1, 0.1, 0.01])
     with pytest.raises(ValueError, match=r"schedule.watched=validation.*dataset.validation"):
         ErrorPlateau(1, "validation", 1, 0.0, 0.1).observe_errors(1, {"test": 1.0})
+
+
+def test_a_warmup_rises_in_equal_steps_and_falls_in_half_a_cosine() -> None:
+    schedule = WarmupCosine(400, warmup=10, of=200, final_factor=0.02)
+    assert schedule.warmup_iterations == 20
+    assert [schedule(0), schedule(9), schedule(19), schedule(20)] == [0.05, 0.5, 1, 1]
+    assert schedule(210) == pytest.approx(0.51)
+    assert schedule(400) == pytest.approx(0.02)
+    assert WarmupCosine(400, warmup=0, of=200, final_factor=0.0)(0) == 1
+    assert str(schedule) == "learning rate rising for 20 iterations, then falling to x 0.02 in half a cosine"
+    with pytest.raises(ValueError, match="warmup 200 of 200: must be shorter than the budget"):
+        WarmupCosine(400, warmup=200, of=200, final_factor=0.0)

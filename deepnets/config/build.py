@@ -57,13 +57,16 @@ TARGETS = frozenset(
         "deepnets.models.survival.Uniform",
         "deepnets.models.transformer.Transformer",
         "deepnets.optimizer.adam",
+        "deepnets.optimizer.adamw",
         "deepnets.optimizer.caffe_sgd",
+        "deepnets.optimizer.scalar_sgd",
         "deepnets.optimizer.sgd",
         "deepnets.schedule.Cosine",
         "deepnets.schedule.ErrorPlateau",
         "deepnets.schedule.Exponential",
         "deepnets.schedule.Plateau",
         "deepnets.schedule.Step",
+        "deepnets.schedule.WarmupCosine",
     }
 )
 

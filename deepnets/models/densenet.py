@@ -19,7 +19,7 @@ class DenseNet(UnitNetwork):
 
     The branch of a unit is BN-ReLU-conv3x3, with `bottleneck` n behind BN-ReLU-conv1x1 of n times `growth` channels; a
     transition is BN-ReLU-conv1x1 to `compression` times the channels and average pooling of 2x2. `dropout` is the rate
-    behind each convolution but the stem's. Maps images (N, C, H, W) to logits (N, classes). Huang et al. 2017, 3.
+    behind each convolution but the stem's. Maps images (N, C, H, W) to logits (N, classes). Huang et al. 2017.
 
     Raises ValueError for sizes below 1, a compression outside (0, 1], and what Ordering, Layers, UnitDesign,
     ShortcutShape and UnitNetwork.complete refuse.

@@ -13,7 +13,7 @@ from deepnets.models.resize import ShortcutShape, ZeroPadding
 class SeparatelyGated(nn.Module):
     """y = C(x) x + T(x) r with carry gate C and transform gate T, each sigmoid(W x + b) by channel and pixel.
 
-    The general form of Srivastava et al. 2015, Eq. 2, of which C = 1 - T is the usual case. W is a convolution of size
+    The general form of Srivastava et al. 2015, of which C = 1 - T is the usual case. W is a convolution of size
     1 with the unit's stride; the biases start as `carry_bias` and `transform_bias`.
     """
 
@@ -85,7 +85,7 @@ class Delta(nn.Module):
 
 
 class Concatenated(nn.Module):
-    """y = (x, r), r's channels behind those of x: Huang et al. 2017 (DenseNet), Eq. 2."""
+    """y = (x, r), r's channels behind those of x: Huang et al. 2017 (DenseNet)."""
 
     def __init__(self, *, ends: ShortcutShape) -> None:
         super().__init__()

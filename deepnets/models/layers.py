@@ -10,7 +10,7 @@ from torch.nn.functional import relu
 from deepnets.models.batchnorm import GhostBatchNorm
 
 WEIGHTS = ("conv", "linear")
-SUBLAYERS = ("attention", "mlp")  # several weights in one layer of a transformer
+SUBLAYERS = ("sublayer", "attention", "mlp")  # several weights in one layer of a transformer; the first is any of them
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ class ResNet(UnitNetwork):
 
     A stage's first unit reads what its branch does, activated in front of the split (2016, appendix), or, with
     `opening` raw, its shortcut reads x itself. `dropout` is the rate in front of each convolution of a branch but the
-    first: Zagoruyko and Komodakis 2016, "Wide residual networks", section 2.4.
+    first: Zagoruyko and Komodakis 2016, "Wide residual networks".
 
     Raises ValueError for sizes below 1, and what units_of_stages, Ordering, Block, Layers, UnitDesign, ShortcutShape
     and UnitNetwork.complete refuse.

@@ -24,7 +24,7 @@ class ScaledBranch(nn.Module):
 
 
 class LayerScale(nn.Module):
-    """y = x + g r with a learned number for each channel, `start` at first: Touvron et al. 2021 (CaiT), Eq. 4."""
+    """y = x + g r with a learned number for each channel, `start` at first: Touvron et al. 2021 (CaiT)."""
 
     def __init__(self, *, start: float, ends: ShortcutShape) -> None:
         super().__init__()

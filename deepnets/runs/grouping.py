@@ -16,7 +16,7 @@ from deepnets.training import stack
 from deepnets.training.assembly import dataset_of, model_of
 from deepnets.training.hardware import with_counted_devices
 
-OPTIMIZERS = ("deepnets.optimizer.sgd", "deepnets.optimizer.caffe_sgd")
+OPTIMIZERS = ("deepnets.optimizer.sgd", "deepnets.optimizer.scalar_sgd", "deepnets.optimizer.caffe_sgd")
 # What may differ: each row has its own start, order of images, rates and schedule.
 OWN = (
     "seed",

@@ -14,12 +14,14 @@ from selenium.webdriver import ActionChains, Chrome, Keys
 from selenium.webdriver.support.select import Select
 
 from deepnets.analysis.commands.showcasepage import Bars, Design, Showcase, shortcuts_of, write_showcase
+from deepnets.errors import UserError
 from tests.analyzing import analyze
 from tests.browser import console_messages, missing_browser, open_browser, requested
 
+COMMAND = "measure units={depth} ordering={ordering} {shortcut}"
 DESIGNS = [
-    Design("original", ["conv", "bn", "relu", "conv", "bn"], ["relu"]),
-    Design("full_preactivation", ["bn", "relu", "conv", "bn", "relu", "conv"], []),
+    Design("original", ["conv", "bn", "relu", "conv", "bn"], ["relu"], COMMAND),
+    Design("full_preactivation", ["bn", "relu", "conv", "bn", "relu", "conv"], [], COMMAND),
 ]
 DEPTHS, SCALES, BIASES = [10, 20], [0.5, 1.0], [0.0, -6.0]
 
@@ -32,8 +34,7 @@ def known() -> Showcase:
             for which, shortcut in enumerate(shortcuts_of(SCALES, BIASES)):
                 gradient = [(10 * (number + 1) + which) / unit for unit in range(1, depth + 1)]
                 bars[design.name, depth, shortcut] = Bars(gradient, [-1.0 * number] * depth, [0.5] * depth, [2] * depth)
-    command = "measure units={depth} ordering={ordering} {shortcut}"
-    return Showcase("Known </script> numbers.", command, DESIGNS, DEPTHS, SCALES, BIASES, bars)
+    return Showcase("Known </script> numbers.", DESIGNS, DEPTHS, SCALES, BIASES, bars)
 
 
 @pytest.fixture(scope="module")
@@ -153,11 +154,11 @@ def test_every_number_is_what_the_named_command_measures(tmp_path: Path) -> None
     assert analyze("showcase", "--depths", 2, "--images", 8, "--draws", 1, "--output", tmp_path) == 0
     text = (tmp_path / "showcase.html").read_text()
     data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
-    assert [len(data["bars"]), len(data["bars"][0]), len(data["bars"][0][0])] == [5, 1, 9]
+    assert [len(data["bars"]), len(data["bars"][0]), len(data["bars"][0][0])] == [7, 1, 9]
     assert data["scales"][1] == 0.5
-    for design, shortcut in ((4, 1), (0, 8)):
+    for design, shortcut in ((4, 1), (0, 8), (5, 3), (6, 8)):
         named = {"depth": "2", "ordering": data["designs"][design]["name"], "shortcut": data["shortcuts"][shortcut]}
-        python, script, *words = shlex.split(data["command"].format(**named))
+        python, script, *words = shlex.split(data["designs"][design]["command"].format(**named))
         assert (python, script) == ("python", "scripts/analyze.py")
         assert analyze(*words, "--test-images", 8, "--output", tmp_path / "again") == 0
         with (tmp_path / "again" / "gradients_units.csv").open() as file:
@@ -168,3 +169,12 @@ def test_every_number_is_what_the_named_command_measures(tmp_path: Path) -> None
             strict=True,
         ):
             np.testing.assert_allclose(found, [float(row[column]) for row in rows], rtol=6e-3, atol=1e-6)
+    assert [(design["branch"], design["after"]) for design in data["designs"][5:]] == [
+        (["sublayer"], ["ln"]),
+        (["ln", "sublayer"], []),
+    ]
+
+
+def test_an_odd_number_of_units_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--depths 3: an even number of units"):
+        analyze("showcase", "--depths", "2,3", "--output", tmp_path)

@@ -32,6 +32,7 @@ DEEP = (
     "he2016_table2",
     "he2016_table3_cifar10",
     "huang2016_table1_augmented",
+    "identity_start",
 )
 
 

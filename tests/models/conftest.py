@@ -14,7 +14,14 @@ CONF = Path(__file__).parents[2] / "conf"
 
 FAMILIES = ("exclusive_gating", "shortcut_only_gating", "highway", "per_unit")  # shortcuts that leave a number open
 GROWING = ("concatenation",)  # a shortcut that changes the size of all that follows
-FURTHER = ("conv_relu", "conv_crelu", "fixup", "pre_norm", "post_norm")  # orderings beside the five of He et al. 2016
+FURTHER = (
+    "conv_relu",
+    "conv_crelu",
+    "relu_conv",
+    "fixup",
+    "pre_norm",
+    "post_norm",
+)  # orderings beside the five of He et al. 2016
 
 Network = Callable[..., nn.Module]
 

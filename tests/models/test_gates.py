@@ -124,7 +124,16 @@ def test_concatenation_is_refused_where_the_width_is_fixed(network: Callable[...
 
 @pytest.mark.parametrize(
     "join",
-    ["rezero", "layer_scale", "inverse_depth", "separate_gates", "orthogonal", "deep_delta", "deepnorm", "projection"],
+    [
+        "skipinit",
+        "layer_scale",
+        "inverse_depth",
+        "separate_gates",
+        "orthogonal",
+        "deep_delta",
+        "deepnorm",
+        "projection",
+    ],
 )
 def test_shortcuts_of_maps_join_tokens_and_branches_that_do_not_survive(
     network: Callable[..., nn.Module], join: str

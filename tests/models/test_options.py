@@ -10,6 +10,11 @@ from deepnets.models.resnet import ResNet
 
 IMAGENET = ("imagenet", "vit_b16")
 FAMILIES = {"resnet", "wide_resnet", "densenet", "vit"}  # options that leave the depth open
+# Channels of batch normalisation: the stem's; of 12 units w, w and 4w in each stage, and the three projections'.
+STARTS_NORMS = 2 * (16 + (12 * 6 + 4) * (16 + 32 + 64))
+STARTS = 1_147_738
+WRN16_4_NORMS = (16 + 64 + 128) + (2 + 1) * (64 + 128 + 256) + 256  # in front of each stage, in units, at the end
+WRN16_4_BIASES = 16 + 5 * (64 + 128 + 256)
 PARAMETERS = {
     "densenet40_12": 1_019_722,
     "densenet_bc100_12": 769_162,
@@ -53,6 +58,8 @@ PARAMETERS = {
     "plain56": 853_018,
     "plain110": 1_727_962,
     "preact110": 1_727_962,
+    "preact18": 11_172_170,
+    "preact34": 21_280_330,
     "preact164": 1_703_258,
     "preact1001": 10_327_706,
     "preact110_subset23": 1_727_962,
@@ -61,10 +68,21 @@ PARAMETERS = {
     "resnet44": 658_586,
     "resnet56": 853_018,
     "resnet110": 1_727_962,
+    "resnet56_fixup": 849_091,
+    "resnet56_rezero": 853_018 + 27,
+    "resnet110_fixup": 1_720_138,
     "resnet110_one_layer": 1_727_962,
     "resnet164": 1_704_154,
     "resnet1001": 10_328_602,
     "resnet1202": 19_421_274,
+    # Bottlenecks of 36 units: with batch normalisation, or with biases in place of it.
+    **dict.fromkeys(("start_batchnorm", "start_zero_gamma"), STARTS),
+    "start_rezero": STARTS + 36,
+    "start_layer_scale": STARTS + 12 * 4 * (16 + 32 + 64),
+    "start_fixup": STARTS - STARTS_NORMS + 36 * 7 + 2,
+    "start_none": STARTS - STARTS_NORMS // 2,
+    "start_skipinit": STARTS - STARTS_NORMS // 2 + 36,
+    "start_layer_scale_bare": STARTS - STARTS_NORMS // 2 + 12 * 4 * (16 + 32 + 64),
     "thin_crelu": 563_896,
     "thin_crelu198": 2_329_370,
     "thin_looks_linear": 563_896,
@@ -82,7 +100,9 @@ PARAMETERS = {
     "vit_digits": 4 * (4 * 32 * 33 + 2 * 32 * 64 + 64 + 32 + 4 * 32) + 5 * 32 + 17 * 32 + 32 + 2 * 32 + 330,
     "vit_cifar": 827_530 + 128,  # the authors' has no position for the class token
     "vit_mnist": 210_058 + 64,
+    "wrn16_4_skipinit": 2_748_890 - 2 * WRN16_4_NORMS + WRN16_4_BIASES + 6,
     "wrn16_8": 10_961_370,
+    "wrn28_10_dropout": 36_479_194,
     "wrn28_10": 36_479_194,
     "wrn40_4": 8_949_210,
     # The nets of constant depth, with biases in 36, 50 or 400 layers each of 16, 32 and 64 channels, and in the stem.
@@ -137,7 +157,7 @@ PARAMETERS_110_BY_SHORTCUT |= {
     "inverse_sqrt_depth": 1_727_962,
     "layer_scale": 1_727_962 + UNITS_110,
     "orthogonal": 1_727_962,
-    "rezero": 1_727_962 + 54,
+    "skipinit": 1_727_962 + 54,
     "separate_gates": 2 * GATES - 1_727_962,
 }
 

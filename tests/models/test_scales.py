@@ -84,7 +84,7 @@ def test_every_family_numbers_its_units(network: Callable[..., nn.Module]) -> No
 
 def test_an_option_is_the_case_its_name_says(network: Callable[..., ResNet]) -> None:
     for case, kind, values in [
-        ("rezero", ScaledBranch, {"a": 0.0}),
+        ("skipinit", ScaledBranch, {"a": 0.0}),
         ("fixup", ScaledBranch, {"a": 1.0}),
         ("layer_scale", LayerScale, {"g": 1e-5}),
         ("inverse_sqrt_depth", DepthScaled, {"branch_scale": 1 / 3}),

@@ -1,6 +1,7 @@
 """One page with knobs: signals and gradients per unit, post- above pre-activation, of networks measured beforehand.
 
-All of them are of model=resnet, with one stage of equal units on digits, at initialisation or after some epochs.
+They are residual networks with one stage of equal units, and transformers of as many units, post-norm and pre-norm, on
+digits, at initialisation or after some epochs.
 """
 
 import argparse
@@ -29,6 +30,8 @@ from deepnets.training.fit import fit
 from deepnets.training.hardware import choose_precision, find_device
 
 ORDERINGS = ("original", "bn_after_addition", "relu_before_addition", "relu_only_preactivation", "full_preactivation")
+NORMS = ("post_norm", "pre_norm")  # of transformers
+TRAINED = ("dataset=digits", "optimizer=adamw", "schedule=warmup_cosine")  # how transformers are
 SCALES = (0.0, 0.5, 0.9, 1.0)
 BIASES = (0.0, -1.0, -2.0, -4.0, -6.0)
 WIDTH, KERNELS = 16, (3, 3)
@@ -48,14 +51,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure all networks and write the page; returns the exit code."""
     depths = _depths(arguments)
-    config = compose(["model=resnet", "model.depth=null", f"model.widths=[{WIDTH}]", "dataset=digits"]).config
-    designs = {name: chosen("ordering", name) for name in ORDERINGS}
+    resnet = compose(["model=resnet", "model.depth=null", f"model.widths=[{WIDTH}]", "dataset=digits"]).config
+    transformer = compose(["model=vit_digits", *TRAINED]).config
+    designs = {name: chosen("ordering", name) for name in (*ORDERINGS, *NORMS)}
     combinations = [
         (name, depth, shortcut) for name in designs for depth in depths for shortcut in shortcuts_of(SCALES, BIASES)
     ]
     bars = {}
     for name, depth, (scale, bias) in tracked(combinations, len(combinations), "networks"):
-        changes = {**designs[name], "depth": None, "units": [depth], "shortcut": _shortcut(scale, bias)}
+        config = transformer if name in NORMS else resnet
+        size = {"depth": depth} if name in NORMS else {"depth": None, "units": [depth]}
+        changes = {**designs[name], **size, "shortcut": _shortcut(scale, bias)}
         found = [_measured(model, config, arguments) for model in _networks(config, changes, arguments)]
         bars[name, depth, (scale, bias)] = Bars(*np.mean(found, axis=0).tolist())
     page = arguments.output / "showcase.html"
@@ -64,26 +70,29 @@ def run(arguments: argparse.Namespace) -> int:
     )
     about = (
         f"The networks are residual networks of {', '.join(map(str, depths))} units of two 3x3 convolutions with "
-        f"{WIDTH} channels, {state}; the data is a batch of {arguments.images} handwritten digits of 8x8 pixels, "
-        f"whose own statistics batch normalisation uses; numbers are means of {arguments.draws} random draws, the "
-        f"seeds 0 to {arguments.draws - 1}."
+        f"{WIDTH} channels, and transformers of as many units, attention and MLP in turn, of width "
+        f"{transformer.model['width']}, {state}; the data is a batch of {arguments.images} handwritten digits of 8x8 "
+        "pixels, whose own statistics batch normalisation uses; numbers are means of "
+        f"{arguments.draws} random draws, the seeds 0 to {arguments.draws - 1}."
     )
-    write_showcase(page, Showcase(about, _command(arguments), _drawn(designs), depths, SCALES, BIASES, bars))
+    write_showcase(page, Showcase(about, _drawn(designs, arguments), depths, SCALES, BIASES, bars))
     ratios = "; ".join(
         f"{name} "
         + ", ".join(
             f"{first_to_last(np.array(bars[name, depth, (1.0, None)].gradient)):.3g} of {depth}" for depth in depths
         )
-        for name in (ORDERINGS[0], ORDERINGS[-1])
+        for name in (ORDERINGS[0], ORDERINGS[-1], *NORMS)
     )
     print(f"showcase: {len(combinations)} networks, {state}; first unit's gradient over the last one's: {ratios} units")
     print(f"page         {page}")
     return 0
 
 
-def _command(arguments: argparse.Namespace) -> str:
+def _command(name: str, arguments: argparse.Namespace) -> str:
     """What measures one network of seed 0 again: gradients_units.csv has the page's numbers."""
     net = f"model=resnet model.depth=null 'model.units=[{{depth}}]' 'model.widths=[{WIDTH}]' dataset=digits"
+    if name in NORMS:
+        net = f"model=vit_digits model.depth={{depth}} {' '.join(TRAINED)}"
     options = f"{net} model/ordering={{ordering}} {{shortcut}} seed=0"
     measure = f"--images {arguments.images} --sizes 1 --draws 1"
     if not arguments.epochs:
@@ -95,7 +104,10 @@ def _command(arguments: argparse.Namespace) -> str:
 def _depths(arguments: argparse.Namespace) -> list[int]:
     if min(arguments.draws, arguments.images) < 1 or arguments.epochs < 0:
         raise UserError("--draws and --images are numbers of at least 1, --epochs of at least 0")
-    return sorted(set(whole_numbers("--depths", arguments.depths)))
+    depths = sorted(set(whole_numbers("--depths", arguments.depths)))
+    if odd := [depth for depth in depths if depth % 2]:
+        raise UserError(f"--depths {odd[0]}: an even number of units, as transformers have attention and MLP in turn")
+    return depths
 
 
 def _shortcut(scale: float, bias: float | None) -> dict[str, Any]:
@@ -129,6 +141,10 @@ def _measured(model: nn.Module, config: Config, arguments: argparse.Namespace) -
     return [gradient_norms(walk, x, labels), signal.low, signal.mean, signal.high]
 
 
-def _drawn(designs: dict[str, dict[str, Any]]) -> list[Design]:
-    orderings = {name: Ordering(tuple(node["layer"]), tuple(node["after"])) for name, node in designs.items()}
-    return [Design(name, ordering.branch(len(KERNELS)), ordering.after) for name, ordering in orderings.items()]
+def _drawn(designs: dict[str, dict[str, Any]], arguments: argparse.Namespace) -> list[Design]:
+    drawn = []
+    for name, node in designs.items():
+        ordering = Ordering(tuple(node["layer"]), tuple(node["after"]))
+        branch = ordering.branch(1 if name in NORMS else len(KERNELS))
+        drawn.append(Design(name, branch, ordering.after, _command(name, arguments)))
+    return drawn

@@ -26,22 +26,22 @@ class Bars:
 
 @dataclass(frozen=True)
 class Design:
-    """An ordering: its name, the layers of a branch, and those behind the addition."""
+    """An ordering: its name, the layers of a branch, and those behind the addition.
+
+    `command` measures one of its networks again, with {depth}, {ordering} and {shortcut} to fill in.
+    """
 
     name: str
     branch: Sequence[str]
     after: Sequence[str]
+    command: str
 
 
 @dataclass(frozen=True)
 class Showcase:
-    """Measured networks by (ordering, depth in units, shortcut); a shortcut is the pair (scale, gate bias or None).
-
-    `command` measures one of them again, with {depth}, {ordering} and {shortcut} to fill in.
-    """
+    """Measured networks by (ordering, depth in units, shortcut); a shortcut is the pair (scale, gate bias or None)."""
 
     about: str
-    command: str
     designs: Sequence[Design]
     depths: Sequence[int]
     scales: Sequence[float]
@@ -71,7 +71,6 @@ def write_showcase(file: Path, showcase: Showcase) -> None:
     data = {
         "designs": [vars(design) for design in showcase.designs],
         "depths": showcase.depths,
-        "command": showcase.command,
         "shortcuts": [options_of(*shortcut) for shortcut in shortcuts],
         "scales": showcase.scales,
         "biases": showcase.biases,
