@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from deepnets.analysis.walk import Walk
+from deepnets.models.attention import MLP, Attention
 from deepnets.models.batchnorm import GhostBatchNorm
 from deepnets.models.shortcuts import Dropped, Gated, Identity, Scaled
 from deepnets.models.unit import Unit
@@ -137,13 +138,13 @@ def _formula(shortcut: nn.Module) -> float:
 def layers_with_weights(model: nn.Module) -> dict[str, nn.Module]:
     """Of every layer with weights but the head and those of shortcuts, where its response is: itself, or the BN behind.
 
-    By name of the convolution or linear layer, in the order of the net.
+    By name of the convolution or linear layer, in the order of the net; a transformer's attention or MLP counts as one.
     """
     found: dict[str, nn.Module] = {}
     for name, parent in model.named_modules():
         if isinstance(parent, nn.Sequential) and "shortcut" not in name.split("."):
             for (child, layer), (_, following) in pairwise([*parent.named_children(), ("", None)]):
-                if isinstance(layer, nn.Conv2d | nn.Linear):
+                if isinstance(layer, nn.Conv2d | nn.Linear | Attention | MLP):
                     found[f"{name}.{child}"] = (
                         following if isinstance(following, _BatchNorm | GhostBatchNorm) else layer
                     )
