@@ -35,7 +35,7 @@ def sgd(
 def scalar_sgd(
     model: nn.Module,
     lr: Positive,
-    momentum: Momentum,
+    momentum: Rate,
     nesterov: bool,
     weight_decay: NotNegative,
     scalar_lr_factor: NotNegative,
@@ -98,7 +98,7 @@ def adam(
 def adamw(
     model: nn.Module,
     lr: Positive,
-    betas: Annotated[Sequence[Momentum], Field(min_length=2, max_length=2)],
+    betas: Annotated[Sequence[Rate], Len(2, 2)],
     eps: Positive,
     weight_decay: NotNegative,
     decayed: Decayed,

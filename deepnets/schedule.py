@@ -75,7 +75,7 @@ class WarmupCosine:
         ValueError: a warm-up as long as the budget.
     """
 
-    def __init__(self, total: int, warmup: NotNegative, of: Positive, final_factor: Factor) -> None:
+    def __init__(self, total: int, warmup: Natural, of: Count, final_factor: Factor) -> None:
         if warmup >= of:
             raise ValueError(f"warmup {warmup} of {of}: must be shorter than the budget")
         self.total, self.final_factor = total, final_factor

@@ -8,6 +8,7 @@ from torch.nn.functional import normalize
 
 from deepnets.models.layers import Conv
 from deepnets.models.resize import ShortcutShape, ZeroPadding
+from deepnets.ranges import NotNegative
 
 
 class SeparatelyGated(nn.Module):
@@ -42,7 +43,7 @@ class Orthogonal(nn.Module):
     half precision they are computed in float32.
     """
 
-    def __init__(self, *, feature_wise: bool, eps: float, ends: ShortcutShape) -> None:
+    def __init__(self, *, feature_wise: bool, eps: NotNegative, ends: ShortcutShape) -> None:
         super().__init__()
         self.feature_wise, self.eps = feature_wise, eps
         self.resize = ends.resized()

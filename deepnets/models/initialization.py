@@ -15,6 +15,7 @@ from deepnets.models.layers import CReLU
 from deepnets.models.resize import ZeroPadding
 from deepnets.models.shortcuts import Gated
 from deepnets.models.unit import Unit
+from deepnets.ranges import NotNegative, Positive, PositiveFactor
 
 
 class Initialization(ABC):
@@ -70,7 +71,7 @@ class Glorot(Initialization):
 class TruncatedNormal(Initialization):
     """W ~ N(0, std^2), cut at +-2, as in vision transformers."""
 
-    std: float
+    std: PositiveFactor
 
     def draw(self, weight: Tensor) -> None:
         nn.init.trunc_normal_(weight, std=self.std)
@@ -80,7 +81,7 @@ class TruncatedNormal(Initialization):
 class Orthogonal(Initialization):
     """`gain` times a matrix (outputs, the rest) with orthonormal rows or columns: Saxe et al. 2014."""
 
-    gain: float
+    gain: Positive
 
     def draw(self, weight: Tensor) -> None:
         nn.init.orthogonal_(weight, self.gain)
@@ -90,8 +91,8 @@ class Orthogonal(Initialization):
 class DeltaOrthogonal(Initialization):
     """Zero but for an orthogonal centre tap times sigma_w; biases ~ N(0, sigma_b^2): Xiao et al. 2018 (1806.05393)."""
 
-    weight_variance: float
-    bias_variance: float
+    weight_variance: Positive
+    bias_variance: NotNegative
 
     def draw(self, weight: Tensor) -> None:
         _centre_tap(weight, "delta_orthogonal", sqrt(self.weight_variance))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from deepnets.models.resize import ShortcutShape
+from deepnets.ranges import Factor, NotNegative
 
 
 class ScaledBranch(nn.Module):
@@ -15,7 +16,7 @@ class ScaledBranch(nn.Module):
     From 1, with Fixup's scalar biases, the multiplier of Zhang et al. 2019.
     """
 
-    def __init__(self, *, start: float, ends: ShortcutShape) -> None:
+    def __init__(self, *, start: Factor, ends: ShortcutShape) -> None:
         super().__init__()
         self.resize, self.a = ends.resized(), nn.Parameter(torch.full((1,), start))
 
@@ -26,7 +27,7 @@ class ScaledBranch(nn.Module):
 class LayerScale(nn.Module):
     """y = x + g r with a learned number for each channel, `start` at first: Touvron et al. 2021 (CaiT)."""
 
-    def __init__(self, *, start: float, ends: ShortcutShape) -> None:
+    def __init__(self, *, start: Factor, ends: ShortcutShape) -> None:
         super().__init__()
         self.resize, self.g = ends.resized(), nn.Parameter(torch.full((ends.outputs,), start))
 
@@ -62,7 +63,7 @@ class PerUnit(nn.Module):
 class DepthScaled(nn.Module):
     """y = x + L^(-exponent) r for L units: 1/2 as in Bordelon et al. 2024, 1 as in Dey et al. 2025 (CompleteP)."""
 
-    def __init__(self, *, exponent: float, ends: ShortcutShape) -> None:
+    def __init__(self, *, exponent: NotNegative, ends: ShortcutShape) -> None:
         super().__init__()
         self.resize, self.branch_scale = ends.resized(), ends.units**-exponent
 
