@@ -139,3 +139,9 @@ def joined(world: World, device: torch.device) -> Iterator[None]:
 def lost_another(error: BaseException) -> bool:
     """Whether the error says that another process has gone: its end is the cause, this one's a consequence."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
+
+
+def slurm_task() -> str | None:
+    """`123_4` for the fourth task of array 123, `123` for a job without array, None outside SLURM."""
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array else os.environ.get("SLURM_JOB_ID")

@@ -62,6 +62,7 @@ class Execution:
         name: str | None = None,
     ) -> None:
         self.folder, self.config, self.heartbeat, self.held, self.name = folder, config, session.heartbeat, held, name
+        self.owner = session.owner
         device = session.device
         saved, damaged = world.broadcast_object(_loaded(folder, config) if world.is_first else ({}, {}))
         with _reading():
@@ -120,6 +121,7 @@ class Execution:
             "observed": self.observed,
         }
         if self.log:
+            self.owner.check()
             self.log.flush()
             state |= {"run": identity(self.config), "frozen": self.frozen, "seconds": self.log.seconds}
             state["evidence"] = self.evidence.state

@@ -21,6 +21,7 @@ from deepnets.config.identity import flat, identity
 from deepnets.config.schema import Config
 from deepnets.errors import UserError
 from deepnets.runs.contents import check_contents
+from deepnets.runs.owner import OWNER, Owner, owned, owner_elsewhere
 from deepnets.system.files import flush_folder, make_folder, read_object, read_text, write_atomically
 
 FINISHED, DIVERGED, FAILED = "finished", "diverged", "failed"  # what result.json says of a run
@@ -28,10 +29,11 @@ FREEZING_SECONDS = 10.0  # more than writing a configuration takes anywhere
 
 
 class Locked(UserError):
-    """Another process is running the folder, which is the argument."""
+    """Another process is running the folder, which is the argument; the second one, where known, is which."""
 
     def __str__(self) -> str:
-        return f"{self.args[0]}: already running in another process"
+        who = f" ({self.args[1]})" if len(self.args) > 1 else ""
+        return f"{self.args[0]}: already running in another process{who}"
 
 
 class Unreadable(UserError):
@@ -167,7 +169,7 @@ class RunFolder:
     def _clear(self) -> None:
         # The configuration last: a kill in between must not leave a checkpoint that another run would continue.
         for item in sorted(self.path.iterdir(), key=lambda item: item.name == "config.yaml"):
-            if item.name != ".lock":
+            if item.name != ".lock" and not item.name.startswith(OWNER):
                 shutil.rmtree(item) if item.is_dir() and not item.is_symlink() else item.unlink()
         flush_folder(self.path)
 
@@ -187,6 +189,22 @@ class RunFolder:
             yield not is_complete
 
     @contextmanager
+    def training(self, patience: float = 0) -> Iterator[Owner | None]:
+        """`claim` it to train it, on this machine alone; None where nothing is left to train.
+
+        Raises:
+            Locked: another process is running it.
+        """
+        with self.claim(patience) as is_left:
+            if not is_left:
+                yield None
+                return
+            with owned(self.path) as owner:
+                if owner is None:
+                    raise Locked(self, *filter(None, [owner_elsewhere(self.path)]))
+                yield None if self.is_complete else owner  # as another machine has left it
+
+    @contextmanager
     def lock(self, patience: float = 0) -> Iterator[None]:
         """The right to write here, for one process at a time; the system frees it however the process ends.
 
@@ -203,6 +221,8 @@ class RunFolder:
         except OSError as error:  # a link that is not followed, or a file system that has run out of locks
             raise UserError(f"{self.path / '.lock'}: cannot be locked ({error.strerror})") from error
         try:
+            if who := owner_elsewhere(self.path):
+                raise Locked(self, who)
             yield
         finally:
             lock.release()

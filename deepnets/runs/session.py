@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import torch
 
 from deepnets.config.schema import Config
-from deepnets.distributed.world import ALONE, World, joined, lost_another
+from deepnets.distributed.world import ALONE, World, joined, lost_another, slurm_task
 from deepnets.runs.folder import FAILED, Locked, RunFolder
-from deepnets.runs.status import Heartbeat, slurm_task
+from deepnets.runs.owner import Owner, TakenOver
+from deepnets.runs.status import Heartbeat
 from deepnets.system.files import opened_to_append
 from deepnets.system.printing import print_error
 from deepnets.training.hardware import device_of_process, find_device
@@ -30,6 +31,7 @@ class Session:
 
     device: torch.device
     heartbeat: Heartbeat | None
+    owner: Owner
 
 
 @contextmanager
@@ -40,21 +42,22 @@ def session(folder: RunFolder, config: Config, world: World = ALONE) -> Iterator
 
     Raises:
         Locked: another process is running the folder.
+        TakenOver: another machine is by now, as this one seemed to be gone.
         AnotherFailed: another process of `world` failed first.
     """
     with ExitStack() as held:
         # Alone, before anything that may fail: only who holds the folder notes a failure in it.
-        is_left = world.size > 1 or held.enter_context(folder.claim(STARTING_SECONDS))
+        owner = held.enter_context(folder.training(STARTING_SECONDS)) if world.size == 1 else None
         try:
             device = find_device(config.device)
             if world.size > 1:
                 device = device_of_process(config.device, world.local_rank)
             held.enter_context(joined(world, device))
             if world.size > 1:
-                is_left = _claimed_by_first(folder, world, held)
-            heartbeat = held.enter_context(Heartbeat(folder)) if is_left and world.is_first else None
-            yield Session(device, heartbeat) if is_left else None
-        except (Locked, AnotherFailed):
+                owner = _claimed_by_first(folder, world, held)
+            heartbeat = held.enter_context(Heartbeat(folder)) if owner and world.is_first else None
+            yield Session(device, heartbeat, owner) if owner else None
+        except (Locked, TakenOver, AnotherFailed):
             raise
         except Exception as error:
             is_lost = world.size > 1 and lost_another(error)
@@ -69,12 +72,12 @@ def session(folder: RunFolder, config: Config, world: World = ALONE) -> Iterator
             raise
 
 
-def _claimed_by_first(folder: RunFolder, world: World, held: ExitStack) -> bool:
-    """Whether anything is left to train, in every process."""
-    found: bool | Locked = False
+def _claimed_by_first(folder: RunFolder, world: World, held: ExitStack) -> Owner | None:
+    """The owner, in every process; None where nothing is left to train."""
+    found: Owner | Locked | None = None
     if world.is_first:
         try:
-            found = held.enter_context(folder.claim(STARTING_SECONDS))
+            found = held.enter_context(folder.training(STARTING_SECONDS))
         except Locked as error:
             found = error
     found = world.broadcast_object(found)

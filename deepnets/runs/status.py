@@ -15,6 +15,7 @@ from typing import Any, Self
 import yaml
 
 from deepnets.distributed.signals import Interrupted
+from deepnets.distributed.world import slurm_task
 from deepnets.runs.folder import DIVERGED, FAILED, FINISHED, RunFolder, Unreadable
 
 BEAT_SECONDS = 10.0
@@ -141,9 +142,3 @@ class Heartbeat:
         content |= self._who | {"progress": asdict(self._progress()) if self._progress else None}
         with self._writing, suppress(OSError):  # a full disk must not end a run for the sake of its status
             self._folder.write_json("status.json", content)
-
-
-def slurm_task() -> str | None:
-    """`123_4` for the fourth task of array 123, `123` for a job without array, None outside SLURM."""
-    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
-    return f"{array}_{task}" if array else os.environ.get("SLURM_JOB_ID")

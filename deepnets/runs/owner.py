@@ -1,0 +1,128 @@
+"""Which machine trains a run where several share a folder: `flock` may reach one machine only, or do nothing."""
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from deepnets.distributed.world import slurm_task
+from deepnets.errors import UserError
+from deepnets.system.files import read_object, write_atomically
+
+LATE_SECONDS = 60.0  # until a machine sees what another has written, as NFS caches names and contents
+GONE_SECONDS = 180.0  # without a heartbeat, which is seen late: as many again to be sure
+OLD_SECONDS = 600.0
+OWNER = ".owner."
+BOOT = Path("/proc/sys/kernel/random/boot_id")  # of the kernel, so that all containers of a machine share it
+
+
+class TakenOver(UserError):
+    """Another machine trains the run, as this one seemed to be gone."""
+
+
+class Owner:
+    """The right of this machine to train the run in a folder; `.owner.N` is the Nth there has been.
+
+    Only that a file is created once is taken to be the same for all machines. Numbers only grow, so that whoever sees
+    the files of a minute ago fails to create the next one.
+    """
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self.folder, self.number = folder, number
+
+    def check(self) -> None:
+        """Raises TakenOver where there is a later owner."""
+        if _last(self.folder) > self.number:
+            raise TakenOver(f"{self.folder}: taken over by {_who(_content(self.folder, _last(self.folder)))}")
+
+
+@contextmanager
+def owned(folder: Path) -> Iterator[Owner | None]:
+    """Be the owner; None where another machine is. The lock of the folder, for this machine, must be held."""
+    number, me = _last(folder) + 1, _me()
+    if number > 1:
+        before = _content(folder, number - 1)
+        if seconds := _late(before, me):
+            time.sleep(seconds)  # until what it has left can be seen
+        elif owner_elsewhere(folder):
+            yield None
+            return
+    file = _file(folder, number)
+    try:
+        with file.open("x") as new:
+            json.dump(me | {"since": time.time()}, new)
+    except FileExistsError:
+        yield None
+        return
+    for old in range(max(1, number - 100), number):
+        with suppress(FileNotFoundError):
+            if time.time() - _file(folder, old).stat().st_mtime > OLD_SECONDS:
+                _file(folder, old).unlink()
+    try:
+        yield Owner(folder, number)
+    finally:
+        with suppress(OSError):  # the folder has gone
+            write_atomically(file, json.dumps(me | {"released": time.time()}))
+
+
+def owner_elsewhere(folder: Path) -> str | None:
+    """The machine and process that train the run elsewhere, and its last sign of life; None where nobody does."""
+    number, me = _last(folder), _me()
+    if not number:
+        return None
+    content = _content(folder, number)
+    if "released" in content or _is_gone(content, me):
+        return None
+    silent = time.time() - _last_sign(folder, content, number)
+    return f"{_who(content)}, last heard of {max(silent, 0):.0f} s ago" if silent <= GONE_SECONDS else None
+
+
+def _me() -> dict[str, Any]:
+    boot = BOOT.read_text().strip() if BOOT.is_file() else socket.gethostname()
+    return {"host": socket.gethostname(), "boot": boot, "pid": os.getpid(), "job": slurm_task()}
+
+
+def _who(owner: dict[str, Any]) -> str:
+    return f"process {owner.get('pid', '?')} on {owner.get('host', 'another machine')}"
+
+
+def _is_gone(owner: dict[str, Any], me: dict[str, Any]) -> bool:
+    """Whether it was on this machine, whose lock we have; or an earlier life of this machine or of this SLURM job."""
+    same_host = owner.get("host") == me["host"] != "localhost"
+    same_job = owner.get("job") is not None and owner["job"] == me["job"]
+    return owner.get("boot") == me["boot"] or same_host or same_job
+
+
+def _late(owner: dict[str, Any], me: dict[str, Any]) -> float:
+    """Seconds until all that an owner elsewhere has left can be seen here."""
+    if "released" not in owner or owner.get("boot") == me["boot"]:
+        return 0.0
+    return max(0.0, min(LATE_SECONDS, owner["released"] + LATE_SECONDS - time.time()))
+
+
+def _last_sign(folder: Path, owner: dict[str, Any], number: int) -> float:
+    since = owner.get("since") or _file(folder, number).stat().st_mtime  # it is just being written
+    with suppress(ValueError, OSError, KeyError, TypeError):
+        heartbeat = datetime.fromisoformat(read_object(folder / "status.json")["heartbeat"])
+        return max(since, heartbeat.astimezone(UTC).timestamp())
+    return since
+
+
+def _last(folder: Path) -> int:
+    numbers = [path.name.removeprefix(OWNER) for path in folder.glob(f"{OWNER}*")]
+    return max((int(number) for number in numbers if number.isdecimal()), default=0)
+
+
+def _content(folder: Path, number: int) -> dict[str, Any]:
+    with suppress(ValueError, OSError):
+        return read_object(_file(folder, number))
+    return {}
+
+
+def _file(folder: Path, number: int) -> Path:
+    return folder / f"{OWNER}{number}"

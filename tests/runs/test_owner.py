@@ -1,0 +1,160 @@
+"""Several machines on one folder: `flock` does nothing, what another machine has written is seen late."""
+
+import random
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from deepnets.runs import owner
+from deepnets.runs.folder import Locked, RunFolder
+from deepnets.runs.owner import TakenOver, owned, owner_elsewhere
+
+# A machine: its flock does nothing, and it lists and reads the folder as that was LATE ago, but for its own last file.
+MACHINE = """
+import fcntl, os, sys, threading, time
+from pathlib import Path
+from deepnets.runs import owner
+from deepnets.runs.folder import RunFolder
+from deepnets.runs.owner import TakenOver, owned
+folder, name, late, wait, work, dies = Path(sys.argv[1]), sys.argv[2], *map(float, sys.argv[3:6]), sys.argv[6] == "dies"
+fcntl.flock = lambda *_: None
+owner.LATE_SECONDS, owner.GONE_SECONDS = late, 3 * late
+owner._me = lambda: {"host": name, "boot": name, "pid": os.getpid(), "job": None}
+seen = []
+
+def look():
+    while True:
+        files = {}
+        for path in folder.glob("*"):
+            try:
+                files[path.name] = path.read_text()
+            except OSError:
+                pass
+        for path in folder.glob(".owner.*"):
+            try:
+                files[path.name] = path.read_text()
+            except OSError:
+                pass
+        seen.append((time.time(), files))
+        time.sleep(0.01)
+
+def past():
+    then = time.time() - late
+    return next((files for at, files in reversed(seen) if at <= then), {})
+
+def read(path):
+    import json
+    text = past().get(path.name, "")
+    return json.loads(text) if text else {}
+
+owner.read_object = read
+numbers = lambda: [int(each[7:]) for each in past() if each[:7] == owner.OWNER and each[7:].isdecimal()]
+owner._last = lambda where: max(numbers(), default=0)
+threading.Thread(target=look, daemon=True).start()
+time.sleep(late * 1.5 + wait)
+with owned(folder) as mine:
+    if mine and "result.json" not in past():
+        record = open(folder / "trained", "a", buffering=1)
+        end = time.time() + work
+        while time.time() < end:
+            record.write(f"{name} {time.time()}\\n")
+            beat = owner.datetime.now(owner.UTC).isoformat()
+            owner.write_atomically(folder / "status.json", '{"heartbeat": "%s"}' % beat)
+            if dies and time.time() > end - work / 2:
+                os._exit(9)
+            time.sleep(0.02)
+        (folder / "result.json").write_text("done")
+"""
+LATE = 0.4  # seconds, for a minute
+
+
+def race(folder: Path, draw: random.Random) -> None:
+    """Two machines begin at any distance in time; now and then one dies, and a third comes."""
+    dies = draw.random() < 0.3
+    waits = [0.0, draw.uniform(0, 2), 4.0]
+    machines = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                MACHINE,
+                str(folder),
+                name,
+                str(LATE),
+                str(wait),
+                "0.8",
+                "dies" if dies and name == "a" else "",
+            ]
+        )
+        for name, wait in zip("abc", waits, strict=True)
+    ]
+    for machine in machines:
+        machine.wait(60)
+    times: dict[str, list[float]] = {}
+    for line in (folder / "trained").read_text().splitlines():
+        name, at = line.split()
+        times.setdefault(name, []).append(float(at))
+    spans = sorted((min(at), max(at)) for at in times.values())
+    assert all(first[1] < second[0] for first, second in pairwise(spans)), times.keys()
+    assert (folder / "result.json").exists()
+    assert len(times) <= 1 + dies
+
+
+@pytest.mark.slow
+def test_a_run_is_trained_by_one_machine_at_a_time_and_once(tmp_path: Path) -> None:
+    draw = random.Random(0)
+    for number in range(4):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        race(folder, draw)
+
+
+def on_another(monkeypatch: pytest.MonkeyPatch, **facts: str) -> None:
+    monkeypatch.setattr(owner, "_me", lambda: {"host": "b", "boot": "b", "pid": 7, "job": None} | facts)
+
+
+def test_another_machine_is_told_who_trains_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder(tmp_path)
+    with owned(folder.path) as mine:
+        assert owner_elsewhere(folder.path) is None
+        on_another(monkeypatch)
+        with (
+            pytest.raises(Locked, match=r"another process \(process \d+ on .*, last heard of 0 s ago\)"),
+            folder.lock(),
+        ):
+            pass
+        on_another(monkeypatch, job="5_1")
+        assert owner_elsewhere(folder.path)
+        monkeypatch.setattr(owner, "GONE_SECONDS", -1.0)
+        with owned(folder.path) as later:
+            with pytest.raises(TakenOver, match="taken over by process 7 on b"):
+                mine.check()
+            later.check()
+
+
+def test_an_earlier_life_of_a_machine_or_of_a_job_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_another(monkeypatch, job="5_1")
+    with owned(tmp_path):
+        for facts in ({"boot": "other"}, {"host": "c", "boot": "c", "job": "5_1"}):
+            on_another(monkeypatch, **facts)
+            assert owner_elsewhere(tmp_path) is None
+        on_another(monkeypatch, host="c", boot="c")
+        assert "process 7 on b" in owner_elsewhere(tmp_path)
+
+
+def test_what_another_machine_left_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with owned(tmp_path):
+        pass
+    monkeypatch.setattr(owner, "LATE_SECONDS", 0.5)
+    began = time.monotonic()
+    with owned(tmp_path):  # this machine's own can be seen at once
+        pass
+    assert time.monotonic() - began < 0.4
+    on_another(monkeypatch)
+    with owned(tmp_path) as mine:
+        assert mine.number == 3
+    assert time.monotonic() - began >= 0.4
