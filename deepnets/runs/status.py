@@ -3,11 +3,13 @@
 import csv
 import os
 import socket
-from collections.abc import Callable
+import subprocess
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import lru_cache, partial
 from threading import Event, Lock, Thread
 from types import TracebackType
 from typing import Any, Self
@@ -20,6 +22,7 @@ from deepnets.runs.folder import DIVERGED, FAILED, FINISHED, RunFolder, Unreadab
 
 BEAT_SECONDS = 10.0
 DEAD_SECONDS = 60.0  # without a beat: six were missed
+QUEUE_SECONDS = 10.0  # between two looks at SLURM's queue, which all users of a cluster share
 STALLED_SECONDS = 600.0  # without an iteration: a beat is a thread's, which NCCL or a kernel that hangs does not stop
 
 WAITING, QUEUED, RUNNING, PREEMPTED, DEAD = "waiting", "queued", "running", "preempted", "dead"
@@ -98,6 +101,30 @@ def read_state(folder: RunFolder) -> State:
         return state_of(folder)
     except Unreadable as error:
         return State(FAILED, reason=f"cannot be read: {error.args[0].name}: {error.reason}")
+
+
+def read_states(folders: Sequence[RunFolder]) -> dict[RunFolder, State]:
+    """`read_state` of each; a queued run whose task SLURM no longer has, as it was cancelled, waits."""
+    states = {folder: read_state(folder) for folder in folders}
+    queued = {folder: state for folder, state in states.items() if state.name == QUEUED}
+    if not queued or (there := _tasks_in_queue(int(time.monotonic() / QUEUE_SECONDS))) is None:
+        return states
+    gone = {folder: state for folder, state in queued.items() if state.job not in there}
+    return states | {
+        folder: replace(state, name=WAITING, job=None, reason=f"job {state.job} is no longer in the queue")
+        for folder, state in gone.items()
+    }
+
+
+@lru_cache(maxsize=1)
+def _tasks_in_queue(_period: int) -> set[str] | None:
+    """All tasks that SLURM has, as `123_4`; None where there is no SLURM, or it does not answer. Once in a period."""
+    command = ["squeue", "--noheader", "--array", "--format=%F_%K"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=QUEUE_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return None if done.returncode else {line.strip().removesuffix("_N/A") for line in done.stdout.splitlines()}
 
 
 def in_a_line(error: Exception) -> str:

@@ -27,6 +27,7 @@ from deepnets.runs.status import (
     WAITING,
     State,
     read_state,
+    read_states,
 )
 
 REFRESH_SECONDS = 2.0
@@ -65,7 +66,7 @@ def follow(folders: list[RunFolder], is_over: Callable[[], bool], seconds: float
     with live_table(folders) as is_live:
         while not over:
             over = is_over()
-            if not is_live and (now := counted([read_state(folder) for folder in folders])) != shown:
+            if not is_live and (now := counted(list(read_states(folders).values()))) != shown:
                 print(shown := now, flush=True)
             if not over:
                 time.sleep(seconds)
@@ -89,7 +90,7 @@ def live_table(folders: list[RunFolder]) -> Iterator[bool]:
 
 def table_of(folders: list[RunFolder], most: int | None = None) -> Table:
     """A line per run, the most urgent of them where there are more than `most`; the caption counts all by state."""
-    states = {folder: read_state(folder) for folder in folders}
+    states = read_states(folders)
     shown = folders
     if most is not None and len(folders) > most:
         shown = sorted(folders, key=lambda folder: URGENCY.index(states[folder].name))[:most]

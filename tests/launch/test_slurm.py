@@ -28,7 +28,7 @@ from deepnets.launch.grid import launch
 from deepnets.launch.slurm import Slurm
 from deepnets.runs import checkpoint
 from deepnets.runs.folder import RunFolder
-from deepnets.runs.status import DEAD, FAILED, PREEMPTED, state_of
+from deepnets.runs.status import DEAD, FAILED, PREEMPTED, read_states, state_of
 from tests.command import ROOT, metrics, row
 
 pytestmark = pytest.mark.slow
@@ -197,6 +197,8 @@ def six_rows(root: Path, pace: Path) -> dict[str, Any]:
     first = job(unreadable)
     answer("scancel", first)
     until(lambda: first not in queue(), "it is cancelled")
+    (cancelled,) = read_states([RunFolder(unreadable)]).values()
+    facts["cancelled"] = [cancelled.name, cancelled.reason == f"job {first} is no longer in the queue"]
     RunFolder(unreadable).write_json("result.json", {"status": FAILED, "reason": "of an earlier attempt", "job": first})
     launched(outputs, "i", "epochs=2", "launcher.retry=failed", "launcher.options={hold:true}")
     i = job(unreadable)
@@ -274,6 +276,10 @@ def test_a_grid_becomes_one_array_and_ctrl_c_leaves_it(grid: dict[str, Any]) -> 
     assert f"cancel them: scancel {array}\n" in grid["waiting"]
     assert grid["held"] == {f"{array}_{task}": "PENDING JobHeldUser" for task in range(6)}
     assert grid["held_states"] == ["queued"] * 6
+
+
+def test_a_cancelled_run_is_not_queued(grid: dict[str, Any]) -> None:
+    assert grid["cancelled"] == ["waiting", True]
 
 
 def test_yaml_edited_meanwhile_does_not_reach_queued_rows(grid: dict[str, Any]) -> None:
