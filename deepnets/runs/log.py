@@ -114,7 +114,7 @@ class Log:
         row |= {"images_per_second": round(self.clock.images_per_second(), 1), "seconds": round(self.seconds, 2)}
         self.clock = _Clock(training)
         self.history.append(row)
-        self.write_metrics()
+        self.write_metrics(durable=False)  # it can be written anew from the checkpoint
         self.dashboard.epoch(training, self.history)
         line = f"epoch {training.epoch}/{training.epochs}" + "".join(
             f"  {split} {mean.loss:.4f} {mean.error:.2f}%" for split, mean in training.completed.items()
@@ -134,14 +134,14 @@ class Log:
         self.write_metrics()
         self.dashboard.end(finished)
 
-    def write_metrics(self) -> None:
+    def write_metrics(self, durable: bool = True) -> None:
         """Write `history` as metrics.csv."""
         text = io.StringIO()
         if self.history:
             writer = csv.DictWriter(text, fieldnames=list(self.history[-1]), lineterminator="\n")
             writer.writeheader()
             writer.writerows(self.history)
-        write_atomically(self.folder.path / "metrics.csv", text.getvalue())
+        write_atomically(self.folder.path / "metrics.csv", text.getvalue(), durable)
 
     def remark(self, line: str) -> None:
         """Tell something about the run, on the console and in its log.txt."""

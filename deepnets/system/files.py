@@ -11,8 +11,8 @@ LONGEST = 10_000_000  # characters of a JSON file; a result has a few thousand
 
 
 @contextmanager
-def fresh(path: Path) -> Iterator[IO[bytes]]:
-    """A new file beside `path`, for the caller to rename; what is written is on disk when the block ends.
+def fresh(path: Path, durable: bool = True) -> Iterator[IO[bytes]]:
+    """A new file beside `path`, for the caller to rename; if `durable`, it is on disk when the block ends.
 
     It is created, and what has its name is removed first: what a kill has left, or a link that would be followed.
     """
@@ -21,8 +21,9 @@ def fresh(path: Path) -> Iterator[IO[bytes]]:
     try:
         with new.open("xb") as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
     except BaseException:
         new.unlink(missing_ok=True)
         raise
@@ -32,12 +33,16 @@ def new_name(path: Path) -> Path:
     return path.with_name(path.name + ".new")
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace the file in one step, so that a kill, or loss of power, at any instant leaves the old or the new one."""
-    with fresh(path) as file:
+def write_atomically(path: Path, text: str, durable: bool = True) -> None:
+    """Replace the file in one step, so that a kill at any instant leaves the old or the new one.
+
+    If `durable`, so does a loss of power; it takes some milliseconds.
+    """
+    with fresh(path, durable) as file:
         file.write(text.encode())
     new_name(path).replace(path)
-    flush_folder(path.parent)
+    if durable:
+        flush_folder(path.parent)
 
 
 def flush_folder(folder: Path) -> None:
