@@ -244,7 +244,7 @@ def check(trace: Trace, states: int, resumes: int, place: Path) -> None:
 
 
 def test_no_power_loss_costs_what_was_saved_or_changes_a_bit(trace: Trace, tmp_path: Path) -> None:
-    check(trace, states=100, resumes=2, place=tmp_path)
+    check(trace, states=60, resumes=1, place=tmp_path)
 
 
 @pytest.mark.slow
