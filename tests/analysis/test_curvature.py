@@ -31,10 +31,10 @@ def test_the_hessian_of_softmax_regression_is_its_closed_form() -> None:
     torch.testing.assert_close(found @ v, known @ v)
     values = torch.linalg.eigvalsh(known).flip(0).numpy()
     np.testing.assert_allclose(largest_eigenvalues(found, 3, 1e-8, seed=0), values[:3], rtol=1e-6)
-    estimates = trace_samples(found, range(400))
-    deviation = np.std(estimates, ddof=1) / 20
+    estimates = trace_samples(found, range(100))
+    deviation = np.std(estimates, ddof=1) / 10
     assert np.mean(estimates) == pytest.approx(values.sum(), abs=4 * deviation)
-    assert deviation < 0.1 * values.sum()
+    assert deviation < 0.2 * values.sum()
 
 
 def test_eigenvalues_of_a_residual_net_are_those_of_its_whole_hessian() -> None:
