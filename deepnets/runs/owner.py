@@ -12,7 +12,7 @@ from typing import Any
 
 from deepnets.distributed.world import slurm_task
 from deepnets.errors import UserError
-from deepnets.system.files import read_object, write_atomically
+from deepnets.system.files import fresh, new_name, read_object, write_atomically
 
 LATE_SECONDS = 60.0  # until a machine sees what another has written, as NFS caches names and contents
 GONE_SECONDS = 180.0  # without a heartbeat, which is seen late: as many again to be sure
@@ -53,10 +53,7 @@ def owned(folder: Path) -> Iterator[Owner | None]:
             yield None
             return
     file = _file(folder, number)
-    try:
-        with file.open("x") as new:
-            json.dump(me | {"since": time.time()}, new)
-    except FileExistsError:
+    if not _created(file, me | {"since": time.time()}):
         yield None
         return
     for old in range(max(1, number - 100), number):
@@ -85,6 +82,25 @@ def owner_elsewhere(folder: Path) -> str | None:
 def _me() -> dict[str, Any]:
     boot = BOOT.read_text().strip() if BOOT.is_file() else socket.gethostname()
     return {"host": socket.gethostname(), "boot": boot, "pid": os.getpid(), "job": slurm_task()}
+
+
+def _created(file: Path, content: dict[str, Any]) -> bool:
+    """Whether the file was not there; it appears as a whole, where the file system has links."""
+    own = file.with_name(f"{file.name}.{content['host']}.{content['pid']}")
+    try:
+        with fresh(own) as new:
+            new.write(json.dumps(content).encode())
+        os.link(new_name(own), file)
+    except FileExistsError:
+        return False
+    except OSError:
+        with suppress(FileExistsError), file.open("x") as alone:
+            json.dump(content, alone)
+            return True
+        return False
+    finally:
+        new_name(own).unlink(missing_ok=True)
+    return True
 
 
 def _who(owner: dict[str, Any]) -> str:

@@ -11,9 +11,10 @@ import random
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import pytest
@@ -53,8 +54,16 @@ class Trace:
     root: Path
     instants: list[Instant] = field(default_factory=list)
     promises: dict[int, Any] = field(default_factory=dict)
+    lock: RLock = field(default_factory=RLock)
 
     def note(self, durable: int | None = None) -> None:
+        with self.lock:  # the heartbeat is another thread's
+            with suppress(FileNotFoundError):
+                self._note(durable)
+                return
+            self._note(durable)
+
+    def _note(self, durable: int | None) -> None:
         names, contents = {}, {}
         for path in sorted(self.root.rglob("*")):
             inode = path.stat().st_ino
@@ -77,13 +86,11 @@ class Trace:
 
 
 def hook(event: str, arguments: tuple[Any, ...]) -> None:
-    if traces and event in ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir"):
+    if traces and event in ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link"):
         trace, place = traces[-1], arguments[0]
         is_read = event == "open" and isinstance(arguments[2], int) and not arguments[2] & (os.O_CREAT | os.O_WRONLY)
         if isinstance(place, str | Path) and str(place).startswith(str(trace.root)) and not is_read:
-            traces.pop()  # what this reads is no part of it
             trace.note()
-            traces.append(trace)
 
 
 @contextmanager
