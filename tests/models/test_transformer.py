@@ -140,7 +140,7 @@ def test_a_thousand_sublayers(network: Network) -> None:
         ("model.heads=5", "heads is 5, which does not divide the width 32: choose from 1, 2, 4, 8, 16, 32"),
         ("model.patch=3", "patch is 3, which does not divide images of 8x8: choose from 1, 2, 4, 8"),
         ("model.depth=7", "depth is 7; .* 6 or 8 is legal"),
-        ("model.readout=max", "readout: got 'max'; input should be 'class_token' or 'mean'"),
+        ("model.readout=max", "readout: got 'max'; must be 'class_token' or 'mean'"),
     ],
 )
 def test_what_makes_no_transformer_is_refused(network: Network, override: str, message: str) -> None:

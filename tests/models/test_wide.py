@@ -49,7 +49,7 @@ def test_dropout_stands_in_front_of_all_convolutions_of_a_branch_but_the_first(n
     assert [type(layer) for layer in dense.stages[1]][:5] == [
         nn.BatchNorm2d, nn.ReLU, nn.Conv2d, nn.Dropout, nn.AvgPool2d
     ]  # fmt: skip
-    with pytest.raises(UserError, match=r"dropout is 1\.0; it must be at least 0 and below 1"):
+    with pytest.raises(UserError, match=r"dropout: got 1\.0; must be below 1"):
         network("resnet20", "model.dropout=1.0")
 
 
@@ -90,5 +90,5 @@ def test_a_raw_opening_makes_the_shortcut_a_straight_highway(network: Network) -
 def test_groups_must_divide(network: Network) -> None:
     with pytest.raises(UserError, match="groups is 3, which does not divide 16 and 16 channels"):
         network("resnet20", "model.groups=3")
-    with pytest.raises(UserError, match="groups is 0; it must be at least 1"):
+    with pytest.raises(UserError, match="groups: got 0; must be at least 1"):
         network("resnet20", "model.groups=0")
