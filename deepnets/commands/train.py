@@ -10,8 +10,11 @@ def main() -> int:
     # Here, because they import torch, which --help and a mistyped option need not wait for.
     if rows[0].config.plan:
         from deepnets.launch.plan import show_plan
+        from deepnets.results.seeds import show_seeds
 
-        return show_plan(rows)
+        code = show_plan(rows)
+        show_seeds(rows)
+        return code
     from deepnets.launch.grid import launch
 
     return launch(rows)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean, median, stdev
+from typing import Any
 
 from deepnets.results.published import FAIL, PublishedRow
 from deepnets.results.read import Run, example
@@ -66,6 +67,11 @@ class Cell:
         """As `median`, of the five best guesses, of the runs that note them."""
         noted = [run.result.get("test_top5_error") for run in self.runs if run.state.name == FINISHED]
         return middle([error for error in noted if error is not None])
+
+    def hours(self, device: str) -> float:
+        """Of all runs that ended on a "cpu", in core-hours (threads of all processes), or on "cuda", in GPU-hours."""
+        ended = [run.result for run in self.runs if "seconds" in run.result]
+        return sum(_units(result) * result["seconds"] / 3600 for result in ended if _device(result) == device)
 
     @cached_property
     def interval(self) -> tuple[float, float] | None:
@@ -137,6 +143,8 @@ class Cell:
             "published top-5": percent(self.published.top5_error),
             "published view": self.published.view,
             "also published": self.published.others,
+            "core-hours": _hours(self.hours("cpu")),
+            "GPU-hours": _hours(self.hours("cuda")),
             "state": self.remarks,
         }
 
@@ -145,6 +153,20 @@ class Cell:
         if self.median is None or not self.is_fail:
             return percent(self.median)
         return FAIL if math.isinf(self.median) else f"{FAIL} ({percent(self.median)})"
+
+
+def _device(result: dict[str, Any]) -> str:
+    return result.get("device_type", "cpu")  # older results are all of CPUs
+
+
+def _units(result: dict[str, Any]) -> int:
+    """Threads, or GPUs, that it was trained by in the end."""
+    processes = list(result.get("processes", {"0": 1}).values())[-1]
+    return processes * (result.get("threads", 1) if _device(result) == "cpu" else 1)
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:.2g}" if hours else ""
 
 
 def middle(errors: Sequence[float]) -> float | None:

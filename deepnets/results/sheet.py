@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +26,12 @@ class Sheet:
         shown = [index for index, words in enumerate(said) if not index or words]
         lines = tuple(tuple(line[index] for index in shown) for line in self.lines)
         return replace(self, header=tuple(self.header[index] for index in shown), lines=lines)
+
+    def of(self, columns: Sequence[str]) -> "Sheet":
+        """Only these columns, in the order of the sheet, without its note."""
+        shown = [index for index, name in enumerate(self.header) if name in columns]
+        lines = tuple(tuple(line[index] for index in shown) for line in self.lines)
+        return replace(self, header=tuple(self.header[index] for index in shown), lines=lines, note="")
 
     def cut(self, most: int) -> "Sheet":
         """The first `most` lines; the note counts the others."""

@@ -153,6 +153,7 @@ def result_of(
         "commit": git_commit(),
         "versions": {name: version(name) for name in ("torch", "hydra-core", "numpy")},
         "python": sys.version.split()[0],
+        "device_type": training.device.type,
         **{name: frozen[name] for name in ("device", "precision", "threads", "step", "processes")},
     }
 

@@ -289,3 +289,14 @@ def test_versions_of_the_code_that_are_averaged_are_told(trained: Trained, tmp_p
     for name in commits.values():
         assert f"{name} (1 run)" in told
         assert name in environment
+
+
+def test_hours_count_threads_or_gpus_of_all_runs(trained: Trained, table: Table) -> None:
+    results = trained.results("none")
+    seconds = sum(result["seconds"] * result["threads"] for result in results)
+    assert table.cells["none", 0].hours("cpu") == pytest.approx(seconds / 3600)
+    assert table.cells["none", 0].hours("cuda") == 0
+    run = table.cells["none", 0].runs[0]
+    gpus = {**run.result, "device_type": "cuda", "processes": {"0": 1, "40": 4}, "seconds": 1800.0}
+    cell = Cell((Run(run.folder, run.config, {}, gpus, run.state),), PublishedRow(), True, math.inf)
+    assert (cell.hours("cuda"), cell.facts()["GPU-hours"], cell.facts()["core-hours"]) == (2.0, "2", "")

@@ -1,0 +1,30 @@
+"""How many seeds the claims of a grid need, from the spread that its runs have shown so far."""
+
+from collections.abc import Sequence
+
+from deepnets.config.schema import Row
+from deepnets.results.read import read_runs
+from deepnets.results.sheets import claim_sheets
+from deepnets.results.statistics import FEWEST_SEEDS
+from deepnets.results.table import tables_of
+from deepnets.results.terminal import console_for, print_sheet
+from deepnets.runs.folder import run_folders
+from deepnets.runs.naming import folders_of
+
+SHOWN = ("claim", "error", "outcome", "n", "seeds needed")
+
+
+def show_seeds(rows: Sequence[Row]) -> None:
+    """Print, for a sweep with claims, what each has shown in the grid's folder, and the seeds it still needs."""
+    sweep = rows[0].config.sweep
+    if not sweep or not sweep.claims:
+        return
+    grids = dict.fromkeys(folder.path.parents[1] for folder in folders_of(list(rows)))
+    begun = [grid for grid in grids if grid.is_dir() and run_folders(grid)]
+    console = console_for()
+    sheets = [sheet for table in tables_of(read_runs(begun)) for sheet in claim_sheets(table)] if begun else []
+    console.print()
+    if not sheets:
+        console.print(f"claims     {len(sweep.claims)}, each needs {FEWEST_SEEDS} seeds of its rows at least")
+    for sheet in sheets:
+        print_sheet(console, sheet.of(SHOWN))
