@@ -21,6 +21,7 @@ from deepnets.analysis.commands import (
     propagation,
     shattering,
     showcase,
+    transfer,
     variability,
 )
 from deepnets.analysis.commands.subject import add_subject
@@ -38,12 +39,13 @@ ANALYSES = {
     "curvature": curvature,
     "evaluate": evaluate,
     "shattering": shattering,
+    "transfer": transfer,
     "variability": variability,
     "showcase": showcase,
 }
 
-# Every combination of the showcase's knobs is a network; variability reads results, not networks.
-OWN_SUBJECT = ("showcase", "variability")
+# Every combination of the showcase's knobs is a network; the others read results, not networks.
+OWN_SUBJECT = ("showcase", "transfer", "variability")
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -1,0 +1,73 @@
+"""The best learning rate over depth: against parabolas whose minimum is known, and runs of a sweep."""
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from deepnets.analysis.transfer import best_rate, trend
+from deepnets.errors import UserError
+from deepnets.runs.execute import run
+from deepnets.runs.folder import RunFolder
+from tests.analyzing import analyze
+from tests.command import row
+
+GRID = [0.001, 0.004, 0.016, 0.064, 0.256]
+
+
+def losses(best: float) -> dict[float, float]:
+    return {rate: 1 + math.log2(rate / best) ** 2 for rate in GRID}
+
+
+@pytest.mark.parametrize("best", [0.004, 0.01, 0.06])
+def test_the_best_rate_is_found_between_those_of_the_grid(best: float) -> None:
+    found, at_edge = best_rate(losses(best))
+    assert found == pytest.approx(best)
+    assert not at_edge
+
+
+def test_an_end_of_the_grid_and_diverged_runs() -> None:
+    assert best_rate(losses(1.0)) == (0.256, True)
+    assert best_rate(dict.fromkeys(GRID, math.inf))[1]
+    assert best_rate({**losses(0.016), 0.064: math.inf}) == (0.016, False)
+
+
+@pytest.mark.parametrize("power", [0.0, -1.0])
+def test_the_slope_is_the_power_of_depth(power: float) -> None:
+    depths = [8, 8, 20, 20, 56, 56]
+    exact = trend(depths, [losses(0.03 * (depth / 8) ** power) for depth in depths])
+    assert exact.slope == pytest.approx(power, abs=1e-6)
+    spread = trend(depths, [losses(0.03 * (depth / 8) ** power * (1.1, 0.9)[i % 2]) for i, depth in enumerate(depths)])
+    low, high = spread.interval
+    assert low < power < high
+    assert 0.05 < high - low < 1
+
+
+def test_the_command_reads_a_sweeps_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for depth in (8, 14, 20):
+        for rate in (0.0, 0.1):
+            folder = RunFolder(tmp_path / "table" / f"identity,{depth},{rate or 0.001}" / "seed0")
+            words = ["sweep=depth_transfer", f"model.depth={depth}", f"optimizer.lr={rate or 0.001}"]
+            small = ["dataset=synthetic", "dataset.reduce=2", "dataset.source.train=64", "dataset.source.test=10"]
+            folder.freeze(row(tmp_path, *words, *small, "epochs=1", "device=cpu").config, {})
+            run(folder)
+    assert analyze("transfer", tmp_path / "table", "--output", tmp_path / "results") == 0
+    with (tmp_path / "results" / "transfer_rates.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [(line["net"], line["depth"]) for line in lines] == [
+        ("identity", "8"),
+        ("identity", "14"),
+        ("identity", "20"),
+    ]
+    (finding,) = json.loads((tmp_path / "results" / "transfer.json").read_text())["findings"]
+    assert finding["at_edge"] == 3
+    assert "3 of 3 best rates are at an end of the grid" in capsys.readouterr().out
+
+
+def test_runs_of_another_sweep_are_refused(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "net" / "seed0")
+    folder.freeze(row(tmp_path, "epochs=1").config, {})
+    with pytest.raises(UserError, match=r"needs the axes model\.depth and optimizer\.lr"):
+        analyze("transfer", tmp_path / "net", "--output", tmp_path / "results")
