@@ -50,7 +50,13 @@ def test_the_command_reads_a_sweeps_runs(tmp_path: Path, capsys: pytest.CaptureF
         for rate in (0.0, 0.1):
             folder = RunFolder(tmp_path / "table" / f"identity,{depth},{rate or 0.001}" / "seed0")
             words = ["sweep=depth_transfer", f"model.depth={depth}", f"optimizer.lr={rate or 0.001}"]
-            small = ["dataset=synthetic", "dataset.reduce=2", "dataset.source.train=64", "dataset.source.test=10"]
+            small = [
+                "batch_size=32",
+                "dataset=synthetic",
+                "dataset.reduce=2",
+                "dataset.source.train=64",
+                "dataset.source.test=10",
+            ]
             folder.freeze(row(tmp_path, *words, *small, "epochs=1", "device=cpu").config, {})
             run(folder)
     assert analyze("transfer", tmp_path / "table", "--output", tmp_path / "results") == 0
