@@ -18,6 +18,7 @@ from deepnets.bench import (
     data,
     ddp,
     evaluation,
+    gpu,
     grid,
     imagenet,
     lesion,
@@ -44,6 +45,7 @@ BENCHES = {
     "grid": grid,
     "stacked": stacked,
     "lesion": lesion,
+    "gpu": gpu,
 }
 
 
@@ -79,7 +81,7 @@ def main(words: Sequence[str] | None = None) -> int:
         console.print(one.table())
         for note in one.notes:
             console.print(note)
-    if arguments.json:
+    if arguments.json and figures:  # a bench of many parts writes them itself
         tables = {one.title: one.as_json() for one in figures}
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps({**machine, "tables": tables}, indent=2) + "\n")
