@@ -10,6 +10,8 @@ VERBS = {
     "report": "set results beside the published numbers",
     "analyze": "measure why depth works",
     "bench": "measure deepnets on this machine",
+    "export": "write a run's weights for other programs",
+    "new": "write a small project of your own",
 }
 HELP = "usage: deepnets VERB ...\n\n" + "".join(f"  {verb:<8} {what}\n" for verb, what in VERBS.items())
 

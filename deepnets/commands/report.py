@@ -33,6 +33,9 @@ def main() -> int:
     what.add_argument("--compare", nargs=2, type=Path, metavar=("A", "B"), help="two runs, rows or sweeps side by side")
     what.add_argument("--screenshots", type=Path, metavar="DIR", help="TensorBoard's pages and the report's as PNG")
     parser.add_argument("--output", type=Path, metavar="DIR", help="where page and figures go (FOLDER/report)")
+    own = parser.add_mutually_exclusive_group()
+    own.add_argument("--project", metavar="FILE", help="your project, whose sweeps have published numbers and claims")
+    own.add_argument("--config-dir", metavar="DIR", help="your folder of options, as of train")
     parser.add_argument("--log", action="store_true", help="errors of curves on a logarithmic scale")
     for kind in ("csv", "latex", "markdown"):
         parser.add_argument(f"--{kind}", type=Path, metavar="FILE", help=f"write the table as {kind} (- prints it)")

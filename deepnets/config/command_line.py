@@ -8,18 +8,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from os.path import expanduser
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from deepnets.config.compose import check_words, register, renamed, row_of, search_of
+from deepnets.config.compose import check_words, compose, composed, register, renamed, row_of, search_of
 from deepnets.config.overruled import check_options
 from deepnets.config.places import CONF
 from deepnets.config.project import Project, check_options_folder, read_project
-from deepnets.config.schema import DEFAULTS, Row
+from deepnets.config.schema import DEFAULTS, Row, Search
+from deepnets.config.sweep_rows import rows_of
 from deepnets.errors import UserError
 
 
@@ -38,18 +40,19 @@ def rows_of_command() -> list[Row]:
         if (now := renamed(word)) != word:
             print(f"{word}: read as {now}, its name since it belongs to the launcher", file=sys.stderr)
             sys.argv[place] = now
-    words, project = _project(sys.argv[1:])
+    words, project, search = _project(sys.argv[1:])
     register()
-    composed = _composed(words)
-    if not composed:
+    rows = _rows_by_rules(words, search)
+    if rows is None:
+        rows = _rows_of_hydra(_flags(search, words))
+    if not rows:
         return []
-    sweeps = {chosen.runtime.choices.get("sweep") for _, chosen in composed}
+    sweeps = {row.choices.get("sweep") for row in rows}
     if len(sweeps) > 1:
         raise UserError(f"sweep={','.join(sorted(map(str, sweeps)))}: a command trains one sweep")
-    search = search_of(composed[0][1], composed[0][1].job.config_name or DEFAULTS)
-    for folder in [place.removeprefix("file://") for place in search.places if place.startswith("file://")]:
+    places = [place.removeprefix("file://") for place in rows[0].search.places if place.startswith("file://")]
+    for folder in places:
         check_options_folder(Path(folder))
-    rows = [row_of(config, dict(chosen.runtime.choices), chosen.overrides.task, search) for config, chosen in composed]
     typed_trust = any(word.startswith("trusted_targets=") for word in words)
     trusted = {tuple(row.config.trusted_targets) for row in rows}
     if len(trusted) > 1 or (rows[0].config.trusted_targets and not typed_trust):
@@ -61,21 +64,52 @@ def rows_of_command() -> list[Row]:
     return rows
 
 
-def _project(words: Sequence[str]) -> tuple[list[str], Project | None]:
-    """The words for Hydra, where options are searched for in front, and the project that --project names."""
+def _project(words: Sequence[str]) -> tuple[list[str], Project | None, Search]:
+    """The other words, the project that --project names, and where options are searched for."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--project")
     parser.add_argument("--config-dir", "-cd")
-    parser.add_argument("--config-name", "-cn")
+    parser.add_argument("--config-name", "-cn", default=DEFAULTS)
     known, rest = parser.parse_known_args(words)
-    project = read_project(known.project) if known.project else None
-    if project and (known.config_dir or known.config_name):
-        raise UserError("--project: names its own options and defaults; leave out --config-dir and --config-name")
-    folder = known.config_dir if project is None else project.options
-    defaults = known.config_name if project is None else project.defaults
-    options = ["--config-dir", str(folder)] if folder else []
-    options += ["--config-name", defaults] if defaults else []
-    return [*options, *rest], project
+    if known.project:
+        if known.config_dir or known.config_name != DEFAULTS:
+            raise UserError("--project: names its own options and defaults; leave out --config-dir and --config-name")
+        project = read_project(known.project)
+        return rest, project, project.search
+    places = (f"file://{Path(known.config_dir).absolute()}",) if known.config_dir else ()
+    return rest, None, Search(places, known.config_name)
+
+
+def _flags(search: Search, words: Sequence[str]) -> list[str]:
+    """The words for Hydra, which takes its flags in front."""
+    folders = [word for place in search.places for word in ("--config-dir", place.removeprefix("file://"))]
+    return [*folders, "--config-name", search.defaults, *words]
+
+
+def _rows_by_rules(words: Sequence[str], search: Search) -> list[Row] | None:
+    """The rows of a sweep with rules, which Hydra's sweeper does not know; None of others, and where flags ask."""
+    typed_words = [word for word in words if word not in ("-m", "--multirun")]
+    sweeps = [word for word in typed_words if re.fullmatch(r"sweep=[^,]+", word)]
+    if not sweeps or any(word.startswith("-") for word in typed_words):
+        return None
+    check_words(typed_words)
+    of_hydra = [word for word in typed_words if word.lstrip("+~").startswith("hydra.")]
+    scales = [word for word in typed_words if re.fullmatch(r"scale=[^,]+", word)]
+    page = composed((*of_hydra, *scales, sweeps[-1]), search)[0]
+    rules: Any = OmegaConf.to_object(page.sweep) if page.sweep else None
+    if not (rules and (rules.zip or rules.exclude or rules.union)):
+        return None
+    params: Any = OmegaConf.to_container(page.hydra.sweeper.params or OmegaConf.create({}), resolve=True)
+    overrides = [word for word in typed_words if word not in of_hydra]
+    return [compose([*of_hydra, *row], search) for row in rows_of(params, rules, overrides)]
+
+
+def _rows_of_hydra(words: Sequence[str]) -> list[Row]:
+    jobs = _composed(words)
+    if not jobs:
+        return []
+    search = search_of(jobs[0][1], jobs[0][1].job.config_name or DEFAULTS)
+    return [row_of(config, dict(job.runtime.choices), job.overrides.task, search) for config, job in jobs]
 
 
 def _composed(words: Sequence[str]) -> list[tuple[DictConfig, HydraConf]]:
@@ -83,7 +117,7 @@ def _composed(words: Sequence[str]) -> list[tuple[DictConfig, HydraConf]]:
     rows: list[tuple[DictConfig, HydraConf]] = []
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name=DEFAULTS)
-    def compose(config: DictConfig) -> None:
+    def note(config: DictConfig) -> None:
         rows.append((config, HydraConfig.get()))
 
     if any(word.startswith(("--config-path", "-cp")) for word in words):
@@ -92,7 +126,7 @@ def _composed(words: Sequence[str]) -> list[tuple[DictConfig, HydraConf]]:
     try:
         with _errors_raised():
             check_words(word for word in words if "=" in word and not word.startswith("-"))
-            compose()
+            note()
     except OmegaConfBaseException:
         raise
     except UserError:

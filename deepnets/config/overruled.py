@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -30,11 +31,11 @@ def check_options(row: Row) -> None:
         return
     scale = f"scale={row.choices['scale']}"
     page, own = composed((*pages, scale), row.search)
-    axes = page.hydra.sweeper.params or {}
+    axes = _options_on_axes(page)
     typed = {word.partition("=")[0].lstrip("+~") for word in row.overrides}
     for group in sorted(typed & own.keys() - {*PAGES, "scale"}):
         option = row.choices[group]
-        if is_execution(group) or option in (own[group], *re.split(r"[,\s]+", str(axes.get(group)))):
+        if is_execution(group) or option in (own[group], *axes.get(group, [])):
             continue
         replaced, chosen = _words({**row.choices, **own}), _words(row.choices)
         alternatives = (replaced, chosen, (*chosen, *pages))
@@ -47,6 +48,16 @@ def check_options(row: Row) -> None:
         }
         if overruled := {key: values for key, values in overruled.items() if values[0] != values[1]}:
             raise UserError(_message(f"{group}={option}", " and ".join(pages), overruled))
+
+
+def _options_on_axes(page: DictConfig) -> dict[str, list[str]]:
+    """By axis of the sweep and of each entry of its union, the values."""
+    found: dict[str, list[str]] = {}
+    for axes in (page.hydra.sweeper.params or {}, *(page.sweep.union if page.sweep else ())):
+        for axis, values in axes.items():
+            words = re.split(r"[,\s]+", values) if isinstance(values, str) else values
+            found.setdefault(axis, []).extend(words if isinstance(words, Sequence) else [words])
+    return found
 
 
 def _words(choices: dict[str, str]) -> list[str]:

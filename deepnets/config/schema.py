@@ -64,13 +64,17 @@ class Sweep:
     """A sweep: `axes` are the choices that name a row, `reported` is what the paper prints about the rows.
 
     `claims` are what it states about them, as `deepnets.config.claim` reads it; `deep` states that scale=deep suits its
-    networks.
+    networks. `zip` pairs axes instead of multiplying them, `exclude` leaves out the rows with all these values, `union`
+    joins blocks of rows, each with axes of its own: see `deepnets.config.sweep_rows`.
     """
 
     axes: list[str] = MISSING
     deep: bool = False
     reported: Published = field(default_factory=Published)
     claims: list[dict[str, str]] = field(default_factory=list)
+    zip: list[list[str]] = field(default_factory=list)
+    exclude: list[dict[str, Any]] = field(default_factory=list)
+    union: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass

@@ -30,16 +30,22 @@ STANDARD_OUTPUT = Path("-")
 MOST_COMPARISONS, MOST_ON_PAGE = 10, 300  # pairs of rows, the surest first; 200 rows have 19900
 
 
-def report(paths: Sequence[Path], output: Path | None, exports: dict[str, Path], logarithmic: bool) -> int:
+def report(
+    paths: Sequence[Path],
+    output: Path | None,
+    exports: dict[str, Path],
+    logarithmic: bool,
+    own_sweeps: Path | None = None,
+) -> int:
     """Print the tables of these folders; write report.html, the figures and `exports` (by kind). Returns 0.
 
     The page and the figures go to `output`, by default the folder `report` in the first of `paths`. Beside the folder
-    of a sweep those are read that `precision=fp32` and `precision=bf16` name.
+    of a sweep those are read that `precision=fp32` and `precision=bf16` name. `own_sweeps` are a project's sweep files.
 
     Raises:
         UserError: a folder has no runs, or a file cannot be written.
     """
-    tables = tables_of(read_runs([*paths, *_in_other_arithmetic(paths)]))
+    tables = tables_of(read_runs([*paths, *_in_other_arithmetic(paths)]), own=own_sweeps)
     console = console_for(STANDARD_OUTPUT in exports.values())
     comparisons = [comparison_sheets(table) for table in tables]  # every pair of rows is tested but once
     for table, sheets in zip(tables, comparisons, strict=True):

@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from deepnets.config.project import read_project
 from deepnets.errors import UserError
 from deepnets.results.compare import compare
 from deepnets.results.keep import keep
@@ -45,7 +46,8 @@ def answer(given: argparse.Namespace) -> int:
         return write_records(_only(given.folders, "--records"))
     if given.screenshots:
         return take_screenshots(_only(given.folders, "--screenshots"), given.screenshots)
-    return report(given.folders, given.output, exports, given.log)
+    options = read_project(given.project).options if given.project else given.config_dir
+    return report(given.folders, given.output, exports, given.log, options and Path(options) / "sweep")
 
 
 def _only(folders: list[Path], option: str) -> Path:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deepnets.results.claims import RULE, Finding, Outcome, findings_of, seeds_needed
-from deepnets.results.published import SWEEPS
 from deepnets.results.search import search_note
 from deepnets.results.sheet import MINUS, NOTHING, Sheet, percent, signed
 from deepnets.results.statistics import CONFIDENCE, Comparison, Errors, compare_rows, rank_agreement
@@ -53,11 +52,11 @@ def overview_sheet(table: Table) -> Sheet | None:
     return Sheet(title, header, tuple(lines), frozenset(header[1:]))
 
 
-def claim_sheets(table: Table, sweeps: Path = SWEEPS) -> list[Sheet]:
+def claim_sheets(table: Table, sweeps: Path | None = None) -> list[Sheet]:
     """The claims of the table's sweep, tested on each column; none without claims."""
     if table.trials:
         return []
-    found = [findings_of(table, index, sweeps) for index in range(len(table.columns))]
+    found = [findings_of(table, index, sweeps or table.sweeps) for index in range(len(table.columns))]
     return [
         Sheet(f"{table.title(index)}: claims", CLAIM_HEADER, tuple(map(claim_line, findings)), CLAIM_NUMBERS, RULE)
         for index, findings in enumerate(found)

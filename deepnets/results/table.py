@@ -41,6 +41,7 @@ class Table:
     columns: tuple[Column, ...]
     cells: dict[tuple[str, int], Cell] = field(repr=False)
     trials: "Table | None" = None
+    sweeps: Path = SWEEPS  # where its sweep file is
 
     def title(self, index: int) -> str:
         """The table's name and what is special about the column."""
@@ -76,15 +77,16 @@ class Table:
         return notes
 
 
-def tables_of(runs: Sequence[Run], sweeps: Path = SWEEPS) -> list[Table]:
+def tables_of(runs: Sequence[Run], sweeps: Path = SWEEPS, own: Path | None = None) -> list[Table]:
     """One table for each sweep; the folders, scales and protocols it was trained in are its columns.
 
-    Published numbers are those of the files in `sweeps`; raises as `published_of` does.
+    Published numbers are those of the files in `own`, a project's, or else in `sweeps`; raises as `published_of` does.
     """
     by_name: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
         by_name[run.grid.name.split("+")[0]].append(run)
-    return [_table(name, members, sweeps) for name, members in by_name.items()]
+    places = {name: own if own and (own / f"{name}.yaml").is_file() else sweeps for name in by_name}
+    return [_table(name, members, places[name]) for name, members in by_name.items()]
 
 
 def _table(name: str, runs: Sequence[Run], sweeps: Path) -> Table:
@@ -101,7 +103,7 @@ def _table(name: str, runs: Sequence[Run], sweeps: Path) -> Table:
         for row in rows:
             printed, members = published.rows.get(row, PublishedRow()), tuple(of_row.get(row, ()))
             cells[row, index] = Cell(members, printed, column.is_published_protocol, bound)
-    table = Table(name, published, rows, columns, cells)
+    table = Table(name, published, rows, columns, cells, sweeps=sweeps)
     return _by_net(table) if is_search(runs) else table
 
 
@@ -112,7 +114,7 @@ def _by_net(trials: Table) -> Table:
     cells: dict[tuple[str, int], Cell] = {
         (row, i): column.get(row, missing) for i, column in enumerate(nets) for row in rows
     }
-    return Table(trials.name, trials.published, rows, trials.columns, cells, trials)
+    return Table(trials.name, trials.published, rows, trials.columns, cells, trials, trials.sweeps)
 
 
 def _fail_above(published: Published) -> float:

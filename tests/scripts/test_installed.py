@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -92,6 +93,27 @@ print(deepnets.__file__)
     command("deepnets", "train", "epochs=1")
     assert "site-packages" in command("python", "-c", program).stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["outputs"]
+
+
+def test_every_command_of_a_new_projects_readme_works(
+    command: Command, environment: dict[str, str], tmp_path: Path
+) -> None:
+    command("deepnets", "new", "lab")
+    project = tmp_path / "lab"
+    readme = (project / "README.md").read_text()
+    assert len(readme.splitlines()) <= 22
+    commands = re.findall(r"```sh\n(.*?)```", readme, re.DOTALL)[0].splitlines()
+    said = []
+    for line in commands:
+        done = subprocess.run(shlex.split(line), cwd=project, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+        said.append(" ".join(done.stdout.split()))
+    assert "9: 9 new" in said[0]
+    assert "learned_mix is lower than none" in said[2]
+    assert "1 passed" in said[-1]
+    assert (project / "weights" / "weights.safetensors").is_file()
+    assert "is there already" in command("deepnets", "new", "lab", code=1).stderr
+    assert "must be one that Python can import" in command("deepnets", "new", "my-lab", code=1).stderr
 
 
 def test_help_and_errors_speak_of_the_installed_command(command: Command) -> None:

@@ -1,0 +1,111 @@
+"""The rows of a sweep whose file pairs axes, leaves rows out or joins blocks: `sweep.zip`, `exclude` and `union`."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from deepnets.config.schema import Sweep
+from deepnets.errors import UserError
+
+Axes = dict[str, list[str]]  # the values of each axis, as they are typed
+Row = dict[str, str]
+
+
+def rows_of(params: Mapping[str, Any], sweep: Sweep, typed: Sequence[str]) -> list[list[str]]:
+    """The overrides of each row: `params` are the axes of the file, `typed` the words of the command.
+
+    A word that sets an axis narrows it; one that sets all axes of a pairing pairs its own values.
+
+    Raises:
+        UserError: a rule names no axis or pairs lists of two lengths, two rows are equal, or a value that was typed has
+            no row left; names the rule.
+    """
+    words = _axes(typed)
+    entries = [_axes_of(entry) for entry in sweep.union or [{}]]
+    joining = {key for entry in entries for key in entry}
+    blocks = [_axes_of(params) | entry for entry in entries]
+    known = {key for block in blocks for key in block}
+    for rule, groups in (("zip", sweep.zip), ("exclude", sweep.exclude)):
+        if unknown := [key for group in groups for key in group if key not in known]:
+            raise UserError(f"sweep.{rule}: {unknown[0]} is no axis of this sweep; it has {', '.join(sorted(known))}")
+    joined = [row for block in blocks for row in _rows(block, known, joining, sweep.zip, words)]
+    rows = [row for row in joined if not any(_matches(row, _axes_of(entry)) for entry in sweep.exclude)]
+    for key in words.keys() & known:
+        for value in words[key]:
+            if not any(row.get(key) == value for row in rows):
+                left_out = any(row.get(key) == value for row in joined)
+                rule = "exclude" if left_out else "union" if sweep.union else "zip"
+                raise UserError(f"sweep.{rule}: leaves no row with {key}={value}")
+    equal = [row for row, count in Counter(" ".join(sorted(_typed(row))) for row in rows).items() if count > 1]
+    if equal:
+        raise UserError(f"sweep.union: two of its entries make the row {equal[0]}")
+    constant = {key: values for key, values in words.items() if key not in known}
+    return [_typed(row) + _typed(more) for row in rows for more in _products(constant)]
+
+
+def _rows(block: Axes, known: set[str], joining: set[str], zips: Sequence[Sequence[str]], words: Axes) -> Iterator[Row]:
+    """The rows of one block; none where a word sets an axis that only other blocks have."""
+    if any(key in words for key in known - block.keys()):
+        return
+    groups = [group for group in zips if set(group) <= block.keys()]
+    paired = {key for group in groups for key in group}
+    factors = [
+        # Of a union a word chooses; of an axis that all blocks share it sets the values.
+        [{key: value} for value in words.get(key, values) if key not in joining or value in values]
+        for key, values in block.items()
+        if key not in paired
+    ]
+    factors += [_pairs(group, block, words) for group in groups]
+    for parts in product(*factors):
+        yield {key: value for part in parts for key, value in part.items()}
+
+
+def _pairs(group: Sequence[str], block: Axes, words: Axes) -> list[Row]:
+    values = words if set(group) <= words.keys() else block
+    lengths = {key: len(values[key]) for key in group}
+    if len(set(lengths.values())) > 1:
+        sizes = ", ".join(f"{key} has {length}" for key, length in lengths.items())
+        raise UserError(f"sweep.zip: pairs lists of one length; {sizes}")
+    pairs = [dict(zip(group, row, strict=True)) for row in zip(*(values[key] for key in group), strict=True)]
+    return [row for row in pairs if all(row[key] in words.get(key, [row[key]]) for key in group)]
+
+
+def _matches(row: Row, entry: Axes) -> bool:
+    return all(row.get(key) in values for key, values in entry.items())
+
+
+def _products(axes: Axes) -> Iterator[Row]:
+    for values in product(*axes.values()):
+        yield dict(zip(axes, values, strict=True))
+
+
+def _typed(row: Row) -> list[str]:
+    return [f"{key}={value}" for key, value in row.items()]
+
+
+def _axes_of(node: Mapping[str, Any]) -> Axes:
+    """`{seed: 0,1}` and `{seed: [0, 1]}` as `{seed: ["0", "1"]}`."""
+    axes: Axes = {}
+    for key, value in node.items():
+        if isinstance(value, str):
+            axes |= _axes([f"{key}={value}"])
+        else:
+            axes[str(key)] = [_word(each) for each in (value if isinstance(value, Sequence) else [value])]
+    return axes
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _axes(words: Sequence[str]) -> Axes:
+    axes: Axes = {}
+    for override in OverridesParser.create().parse_overrides(list(words)):
+        is_list = override.is_discrete_sweep()
+        values = list(override.sweep_string_iterator()) if is_list else [override.get_value_element_as_str()]
+        axes[override.get_key_element()] = values
+    return axes

@@ -1,0 +1,83 @@
+"""Results in Python: runs, their curves and the claims about them as pandas DataFrames."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from deepnets.config.project import read_project
+from deepnets.results.claims import findings_of
+from deepnets.results.read import Run, read_runs
+from deepnets.results.table import tables_of
+
+FIGURES = (
+    *("test_error", "last_test_error", "best_test_error", "train_error", "validation_error", "epochs", "iterations"),
+    *("seconds", "images_per_second", "parameters", "device", "precision", "threads", "commit"),
+)
+
+
+class Results(pd.DataFrame):
+    """A row per run: sweep, row, seed, status, errors (percent), time, device, commit and folder; then every setting.
+
+    The option chosen in a group has the group's name (`model/shortcut`), where the run noted it; a value has its dotted
+    key (`model.depth`). A part of the table, as `results[results.seed == 0]`, has the curves and claims of its runs.
+    """
+
+    _metadata = ["_runs", "_own_sweeps"]  # noqa: RUF012 (as pandas reads it)
+
+    @property
+    def _constructor(self) -> Callable[..., "Results"]:
+        return Results
+
+    @property
+    def curves(self) -> pd.DataFrame:
+        """metrics.csv of these runs, a row per epoch, with sweep, row, seed and folder; read when it is asked for."""
+        return pd.DataFrame([_names(run) | epoch for run in self._members() for epoch in run.history])
+
+    @property
+    def claims(self) -> pd.DataFrame:
+        """The claims in the sweeps' files, tested on these runs: a row per claim, pair of rows and protocol.
+
+        `difference` is that of the mean errors, in percent points, with the interval from `low` to `high`.
+        """
+        lines = []
+        for table in tables_of(self._members(), own=self._own_sweeps):
+            for index in range(len(table.columns)):
+                for finding in findings_of(table, index, table.sweeps):
+                    low, high = finding.interval or (None, None)
+                    names = {"sweep": table.title(index), "claim": finding.claim.text, "place": finding.claim.place}
+                    rows = {"first": finding.first.row, "second": finding.other, "seeds": finding.seeds}
+                    said = {"outcome": finding.outcome.value, "difference": finding.difference}
+                    lines.append(names | rows | said | {"low": low, "high": high, "seen_before": finding.seen_before})
+        return pd.DataFrame(lines)
+
+    def _members(self) -> list[Run]:
+        return [self._runs[folder] for folder in self["folder"]]
+
+
+def load_results(*folders: str | Path, project: str | Path | None = None) -> Results:
+    """The runs in and below these folders, as `load_results("outputs/he2016_table1")`; those of records too.
+
+    `project` is the file of your own project, whose sweeps' published numbers and claims are read.
+
+    Raises:
+        UserError: a folder is not there, or has no run in it.
+    """
+    runs = {str(run.folder): run for run in read_runs([Path(folder) for folder in folders])}
+    results = Results([_line(run) for run in runs.values()])
+    options = read_project(project).options if project else None
+    results._runs, results._own_sweeps = runs, options and options / "sweep"
+    return results
+
+
+def _line(run: Run) -> dict[str, Any]:
+    figures = {name: run.result.get(name) for name in FIGURES}
+    chosen = run.origin.get("choices") or {}
+    options = {group: option for group, option in chosen.items() if not group.startswith("hydra/")}
+    status = {"status": run.state.name, "reason": run.state.reason}
+    return _names(run) | status | figures | options | run.settings
+
+
+def _names(run: Run) -> dict[str, Any]:
+    return {"sweep": run.grid.name, "row": run.row, "seed": run.seed, "folder": str(run.folder)}
