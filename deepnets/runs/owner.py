@@ -13,6 +13,7 @@ from typing import Any
 from deepnets.distributed.world import slurm_task
 from deepnets.errors import UserError
 from deepnets.system.files import fresh, new_name, read_object, write_atomically
+from deepnets.system.printing import print_line
 
 LATE_SECONDS = 60.0  # until a machine sees what another has written, as NFS caches names and contents
 GONE_SECONDS = 180.0  # without a heartbeat, which is seen late: as many again to be sure
@@ -48,7 +49,8 @@ def owned(folder: Path) -> Iterator[Owner | None]:
     if number > 1:
         before = _content(folder, number - 1)
         if seconds := _late(before, me):
-            time.sleep(seconds)  # until what it has left can be seen
+            print_line(f"{folder}: waiting {seconds:.0f} s, until all that {_who(before)} has left can be seen here")
+            time.sleep(seconds)
         elif owner_elsewhere(folder):
             yield None
             return
