@@ -34,6 +34,7 @@ DEEP = (
     "huang2016_table1_augmented",
     "identity_start",
 )
+DEEP_IMAGENET = ("he2015_table2", "he2015_table3", "he2016_table5")
 
 
 def composed(*overrides: str) -> Row:
@@ -145,7 +146,20 @@ def test_deep_keeps_the_depth_in_a_folder_of_its_own(sweep: str) -> None:
         assert round(iterations * config.scale.budget, -1) == 1600
 
 
-@pytest.mark.parametrize("sweep", sorted({*SWEEPS} - {*DEEP}))
+@pytest.mark.parametrize("sweep", DEEP_IMAGENET)
+def test_deep_keeps_the_depth_on_small_crops_of_every_tenth_class(sweep: str) -> None:
+    for row in rows(sweep, "deep"):
+        full, deep = (
+            composed(f"sweep={sweep}", f"model={row.choices['model']}", *more) for more in ((), ("scale=deep",))
+        )
+        assert deep.config.model["units"] == full.config.model["units"]
+        assert deep.config.model["widths"] == [16, 32, 64, 128]
+        dataset = dataset_of(deep.config)
+        assert (dataset.shape, dataset.classes) == ((3, 64, 64), 100)
+        check_nodes(deep.config)
+
+
+@pytest.mark.parametrize("sweep", sorted({*SWEEPS} - {*DEEP, *DEEP_IMAGENET}))
 def test_deep_is_refused_where_it_suits_no_network(sweep: str) -> None:
     with pytest.raises(UserError, match="scale=deep suits none of this sweep's networks"):
         composed(f"sweep={sweep}", "scale=deep")
