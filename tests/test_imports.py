@@ -27,7 +27,7 @@ ORDER = [
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
 FILES = sorted((ROOT / "deepnets").rglob("*.py"))
 MODULES = {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in FILES}
-HEAVY = {"torchvision", "sklearn"}  # what a function may import
+HEAVY = {"torchvision", "sklearn", "litdata"}  # what a function may import
 COMPOSING = "deepnets.commands.train"  # imports torch only after that, so that --help is instant
 LIGHT = {"annotated_types", "math", "torch"} | sys.stdlib_module_names  # what models may import
 

@@ -21,6 +21,7 @@ from deepnets.errors import UserError
 
 PATIENCE = 4.0  # seconds until a host that does not answer counts as unreachable
 STALL = 30.0  # seconds without a byte until a download is given up
+IMAGENET_ARCHIVES = ("ILSVRC2012_devkit_t12.tar.gz", "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar")
 
 
 @dataclass(frozen=True)
@@ -155,3 +156,14 @@ def _advice(archive: Archive, root: Path, failure: str) -> str:
         f"{archive.name}/{{train,test}}/<class>/<images>), and downloading {archive.url} failed: {failure}. "
         f"Copy the official files or such a tree there, or name the folder that holds them by dataset.root=DIR"
     )
+
+
+def unpack_imagenet(folder: Path) -> None:
+    """`IMAGENET_ARCHIVES` in `folder` beside themselves, as train/ and val/; a `UserError` where they are damaged."""
+    from torchvision.datasets import ImageNet
+
+    try:
+        for split in ("train", "val"):
+            ImageNet(str(folder), split)
+    except (OSError, RuntimeError) as error:
+        raise UserError(f"ImageNet's archives in {folder} cannot be unpacked: {error}") from error

@@ -1,62 +1,34 @@
 """ImageNet, and other trees of photographs: read and decoded while a network trains on them."""
 
 import os
-import zlib
-from dataclasses import dataclass
+import time
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
-from deepnets.data.crops import Crop, ViewName, augmentation
+from deepnets.data.archives import IMAGENET_ARCHIVES, unpack_imagenet
+from deepnets.data.crops import SCALES, Crop, ViewName, augmentation
+from deepnets.data.decoding import Encoded, Loading
 from deepnets.data.holdout import hold_out
 from deepnets.data.image_files import listed
 from deepnets.data.normalization import Normalization
+from deepnets.data.shards import SPLITS, is_sharded, sharded
 from deepnets.data.source import DataFiles, Source
-from deepnets.data.streamed import Encoded, Loading, StreamedEvaluation, StreamedTraining, mean_image
+from deepnets.data.streamed import StreamedEvaluation, StreamedTraining, Streams, mean_image
 from deepnets.distributed.world import ALONE, World
 from deepnets.errors import UserError
 
 CLASSES = 1000
 PUBLISHED = (1_281_167, 50_000)  # images for training and validation
-SPLITS = ("train", "val")
-ARCHIVES = ("ILSVRC2012_devkit_t12.tar.gz", "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar")
 # Of each channel on a scale of 0 to 1, over a random part of ImageNet (fb.resnet.torch, datasets/imagenet.lua).
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 MEAN_IMAGES = 4096  # of which the mean image is, evenly spread over the training images
 MOST_WORKERS = 16
-
-
-@dataclass(frozen=True)
-class Streams:
-    """The splits as `Dataset` has them, of images that are not read yet."""
-
-    train: Encoded
-    validation: Encoded | None
-    test: Encoded
-    normalization: Normalization
-    size: int
-    loading: Loading
-
-    def evaluation_batches(
-        self, images: Encoded, *, batch_size: int, world: World = ALONE, view: ViewName = "center"
-    ) -> StreamedEvaluation:
-        """`images`, some of a split, as that view shows them."""
-        return StreamedEvaluation(
-            images, self.normalization, view, self.size, self.loading, batch_size=batch_size, world=world
-        )
-
-    def contents(self) -> dict[str, Any]:
-        """How many images each split has, and checksums of their labels and names; nothing is decoded."""
-        there = {"train": self.train, "validation": self.validation, "test": self.test}
-        splits = {name: images for name, images in there.items() if images is not None}
-        labels, names = 0, 0
-        for images in splits.values():
-            labels = zlib.crc32(images.labels.numpy().data, labels)
-            names = zlib.crc32(images.fingerprint, names)
-        return {**{name: len(images) for name, images in splits.items()}, "labels": labels, "names": names}
+TIMED_IMAGES = 32  # for a plan
 
 
 class ImageNet:
@@ -127,6 +99,32 @@ class ImageNet:
         loading = Loading(self._workers(), device, self.skip_unreadable)
         return Streams(train, validation, test, self._normalization(train, loading), self.size, loading)
 
+    @cached_property
+    def reading_seconds(self) -> float:
+        """Seconds that each device's workers take to read, decode and crop an image, measured on a few; 0 of none."""
+        if not self._images:
+            return 0.0
+        train, workers = self._images[0], self._workers()
+        chosen = train.select(torch.arange(0, len(train), -(-len(train) // TIMED_IMAGES)))
+        here = Loading(0, torch.device("cpu"), skip_unreadable=True)
+        cropped = augmentation(self.crop, self.size, self.jitter, self.flip)
+        batches = StreamedTraining(
+            chosen, self._scaled(torch.zeros(3), torch.ones(3), here), cropped, here, lights=0, batch_size=8, seed=0
+        )
+        for _ in batches.epoch(0):  # the first images import what they need
+            pass
+        started = time.perf_counter()
+        for _ in batches.epoch(1):
+            pass
+        return (time.perf_counter() - started) / len(chosen) / max(1, workers)
+
+    @property
+    def final_passes(self) -> float:
+        """By the area of what is seen, in centre crops."""
+        seen = {"center": 0.0, "center_320": (320 / 224) ** 2, "ten_crop": 10.0}
+        whole = 4 / 3 * 2 * sum((scale / 224) ** 2 for scale in SCALES)  # of usual photographs, and mirrored
+        return seen.get(self.view, whole)
+
     def training_batches(
         self, splits: Streams, *, batch_size: int, seed: int, world: World = ALONE
     ) -> StreamedTraining:
@@ -169,11 +167,11 @@ class ImageNet:
                 )
             return DataFiles(sizes, self._unread)
         expected = PUBLISHED[0] // self.every_class, PUBLISHED[1] // self.every_class
-        if all((self.folder / name).is_file() for name in ARCHIVES):
+        if all((self.folder / name).is_file() for name in IMAGENET_ARCHIVES):
             return DataFiles(expected, self._unread)
         problem = (
             f"no images in {self.root}: it needs train/<class>/ and val/<class>/ with image files, shards of both, or "
-            f"ImageNet's official {', '.join(ARCHIVES)}; set dataset.root=DIR"
+            f"ImageNet's official {', '.join(IMAGENET_ARCHIVES)}; set dataset.root=DIR"
         )
         if self.folders != CLASSES:
             raise UserError(problem)
@@ -194,19 +192,13 @@ class ImageNet:
         return train, test
 
     def _split(self, folder: Path) -> Encoded:
-        return listed(folder, self.folders, self.every_class)
+        return (sharded if is_sharded(folder) else listed)(folder, self.folders, self.every_class)
 
     def _unpack(self) -> None:
-        """The official archives beside themselves, as torchvision does; a `UserError` where they are damaged."""
-        from torchvision.datasets import ImageNet as Archives
-
+        """The official archives beside themselves; a `UserError` where they are damaged or absent."""
         if missing := self.source.found.missing:
             raise UserError(missing)
-        try:
-            for split in SPLITS:
-                Archives(str(self.folder), split)
-        except (OSError, RuntimeError) as error:
-            raise UserError(f"ImageNet's archives in {self.root} cannot be unpacked: {error}") from error
+        unpack_imagenet(self.folder)
         vars(self).pop("_images")
         vars(self.source).pop("found")
         if self.source.found.missing or not self._images:
@@ -227,6 +219,10 @@ class ImageNet:
             mean, deviation = mean_image(chosen, self.size, loading), torch.ones(3)
         else:
             mean, deviation = torch.tensor(MEAN) * 255, torch.tensor(DEVIATION)
+        return self._scaled(mean, deviation, loading)
+
+    def _scaled(self, mean: Tensor, deviation: Tensor, loading: Loading) -> Normalization:
+        """On scales of 0 to 255 and of 0 to 1."""
         whole = self.size, self.size, 3
         mean, scale = (x.to(loading.device, torch.float32).expand(whole) for x in (mean, 1 / (255 * deviation)))
         return Normalization(mean.contiguous(), scale.contiguous())

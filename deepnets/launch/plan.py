@@ -80,7 +80,9 @@ def _entry(config: Config, folder: RunFolder, launcher: Launcher, paces: dict[st
         config = with_counted_devices(config)
         pace = pace_of(config, dataset, size, paces)
         evaluated = epochs * (dataset.source.found.sizes[1] + dataset.validation)
-        seconds = left * (images * pace.training + evaluated * pace.evaluation)
+        evaluated += dataset.final_passes * dataset.source.found.sizes[1]
+        reading = 0.0 if missing else dataset.reading_seconds  # workers read while the device computes
+        seconds = left * (images * max(pace.training, reading) + evaluated * max(pace.evaluation, reading))
         return Entry(folder, state, left, size, flops, seconds, config.devices, pace.memory, missing)
     except UserError as error:
         if is_complete and (folder.path / "config.yaml").is_file():

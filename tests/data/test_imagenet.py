@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from deepnets.config.compose import compose
-from deepnets.data.imagenet import ARCHIVES, PUBLISHED, ImageNet
+from deepnets.data.archives import IMAGENET_ARCHIVES as ARCHIVES
+from deepnets.data.imagenet import PUBLISHED, ImageNet
 from deepnets.errors import UserError
 from deepnets.training.assembly import dataset_of
 from deepnets.training.checks import check, check_settings
@@ -115,3 +116,10 @@ def test_the_official_archives_are_unpacked(tree: Path, tmp_path: Path, monkeypa
         original = sorted(file.read_bytes() for file in (tree / "val" / wnid).iterdir())
         there = [i for i, y in enumerate(splits.test.labels.tolist()) if y == label]
         assert sorted(splits.test.read(i).numpy().tobytes() for i in there) == original
+
+
+def test_a_plan_knows_what_reading_and_the_last_view_take(tree: Path) -> None:
+    few = dataset(tree, "dataset.classes=4", "dataset.size=32", "dataset.view=ten_crop")
+    shared = dataset(tree, "dataset.classes=4", "dataset.size=32", "dataset.workers=1000")
+    assert 0 < 100 * shared.reading_seconds < few.reading_seconds < 1
+    assert (few.final_passes, shared.final_passes) == (10, 0)

@@ -11,9 +11,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from deepnets.data.crops import augmentation, views
+from deepnets.data.decoding import Loading, decoded
 from deepnets.data.image_files import ImageFiles, listed
 from deepnets.data.normalization import Normalization
-from deepnets.data.streamed import Loading, StreamedEvaluation, StreamedTraining, at_size, decoded, mean_image
+from deepnets.data.streamed import StreamedEvaluation, StreamedTraining, at_size, mean_image
 from deepnets.distributed.world import ALONE, World
 from deepnets.errors import UserError
 from deepnets.training.fit import evaluate, logits_of

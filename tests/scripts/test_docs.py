@@ -18,6 +18,7 @@ from sklearn.datasets import load_digits
 
 from deepnets.models.layers import Layers
 from deepnets.models.resize import ShortcutShape
+from tests.photographs import photograph_tree
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDS = ROOT / "outputs" / "records"
@@ -44,6 +45,10 @@ TABLE_1 = "python scripts/train.py sweep=he2016_table1"
 SEARCH = "python scripts/train.py sweep=srivastava2015_fig1_highway scale=mini"
 CLUSTER = "a cluster; tests/launch/test_slurm.py submits to a SLURM of its own"
 ADDED = {
+    "python scripts/train.py sweep=he2015_table2 dataset.root=DIR model=imagenet_resnet18": (
+        "plan=true dataset.root=PHOTOGRAPHS dataset.classes=4",
+        "600,000 iterations of ImageNet",
+    ),
     f"{TABLE_1} dataset.root=DIR": (ONE_ROW, "80 runs of 64,000 iterations"),
     "python scripts/train.py protocol=he2016 model=preact110 dataset.root=DIR": (
         "plan=true model.depth=8",
@@ -150,6 +155,7 @@ def clone(tmp_path: Path) -> Path:
     (tmp_path / "outputs").mkdir()
     (tmp_path / "outputs" / "records").symlink_to(RECORDS)
     write_data(tmp_path / "DIR")
+    photograph_tree(tmp_path / "PHOTOGRAPHS", classes=4, train=35, val=2)
     sbatch = tmp_path / "bin" / "sbatch"  # a plan asks only whether there is one
     sbatch.parent.mkdir()
     sbatch.write_text("#!/bin/sh\nexit 1\n")

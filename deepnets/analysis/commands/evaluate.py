@@ -11,7 +11,8 @@ from deepnets.analysis.commands.outcome import Outcome, tracked
 from deepnets.analysis.commands.subject import Subject, placed, subject_of
 from deepnets.config.schema import Precision
 from deepnets.data.crops import ViewName
-from deepnets.data.imagenet import ImageNet, Streams
+from deepnets.data.imagenet import ImageNet
+from deepnets.data.streamed import Streams
 from deepnets.data.synsets import numbers_of, unlabelled
 from deepnets.errors import UserError
 from deepnets.runs.folder import RunFolder

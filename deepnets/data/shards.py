@@ -1,0 +1,133 @@
+"""Shards of image files, as the library litdata writes them: few large files in place of a million small ones.
+
+`python -m deepnets.data.shards TREE OUT` writes those of a tree; `pip install 'deepnets[shards]'` installs the library.
+Of the streaming libraries it is the one with releases every month, and it reads any sample by its number: so the order
+of images, and where a run resumes, are deepnets' own, as for files.
+"""
+
+import argparse
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deepnets.command import run_command
+from deepnets.data.image_files import listed
+from deepnets.errors import UserError
+
+SHARD = "64MB"
+SPLITS = ("train", "val")
+ABOUT = "images.npz"  # beside the shards: `labels`, `names` and `classes`, as of the files
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Images by their `places` (N,) in the shards of `folder`; `labels` and `names` as those of `ImageFiles`."""
+
+    folder: Path
+    classes: tuple[str, ...]
+    names: np.ndarray
+    labels: Tensor
+    places: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def select(self, index: Tensor) -> "Shards":
+        """The images at `index` (n,) int64, in that order."""
+        chosen = index.cpu().numpy()
+        return Shards(self.folder, self.classes, self.names[chosen], self.labels[chosen], self.places[chosen])
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Their names: those of the files."""
+        return self.names.tobytes()
+
+    def name(self, image: int) -> str:
+        """Where that image lies, and the file that it was."""
+        return f"{self.folder}, {self.classes[int(self.labels[image])]}/{os.fsdecode(self.names[image])}"
+
+    def read(self, image: int) -> Tensor:
+        """Its bytes, uint8."""
+        return torch.frombuffer(
+            bytearray(_opened(self.folder, os.getpid())[int(self.places[image])]), dtype=torch.uint8
+        )
+
+
+def is_sharded(folder: Path) -> bool:
+    """Whether shards lie in it."""
+    return (folder / ABOUT).is_file()
+
+
+def sharded(folder: Path, classes: int, every: int) -> Shards:
+    """The images of every `every`-th class in the shards of `folder`; raises UserError as `listed` does."""
+    with np.load(folder / ABOUT, allow_pickle=False) as about:
+        names, labels, known = about["names"], about["labels"], about["classes"].tolist()
+    if len(known) != classes:
+        raise UserError(f"{folder} has {len(known)} classes, expected are {classes}: set dataset.classes={len(known)}")
+    places = np.flatnonzero(labels % every == 0)
+    return Shards(folder, tuple(known[::every]), names[places], torch.from_numpy(labels[places] // every), places)
+
+
+@lru_cache(maxsize=4)
+def _opened(folder: Path, process: int) -> Any:
+    """What reads the shards, in each process its own."""
+    try:
+        from litdata import StreamingDataset
+    except ImportError as error:
+        raise UserError(f"{folder} holds shards: install what reads them by pip install 'deepnets[shards]'") from error
+    return StreamingDataset(str(folder), shuffle=False)
+
+
+def write(tree: Path, out: Path) -> None:
+    """Write the shards of both splits of a tree, in the order of its files.
+
+    Raises:
+        UserError: the tree is none, or `out` holds shards.
+    """
+    from litdata import optimize
+
+    for split in SPLITS:
+        if not (tree / split).is_dir():
+            raise UserError(
+                f"no folder {tree / split}: a tree is DIR/train/<class>/<images> and DIR/val/<class>/<images>"
+            )
+        if is_sharded(out / split):
+            raise UserError(f"{out / split} holds shards: remove them, or name another folder")
+        classes = sum(entry.is_dir() and entry.name[0] != "." for entry in os.scandir(tree / split))
+        images = listed(tree / split, classes, 1)
+        optimize(
+            _content,
+            [images.name(image) for image in range(len(images))],
+            str(out / split),
+            chunk_bytes=SHARD,
+            num_workers=1,  # several would write in another order
+            reorder_files=False,
+        )
+        np.savez(
+            out / split / ABOUT, labels=images.labels.numpy(), names=images.names, classes=np.array(images.classes)
+        )
+        print(f"{out / split}: {len(images)} images of {classes} classes")
+
+
+def _content(file: str) -> bytes:
+    return Path(file).read_bytes()
+
+
+def main() -> int:
+    """Write the shards that the command line asks for."""
+    parser = argparse.ArgumentParser(description="Write shards of a tree of images.")
+    parser.add_argument("tree", type=Path, help="a folder with train/<class>/ and val/<class>/")
+    parser.add_argument("out", type=Path, help="where the shards go")
+    arguments = parser.parse_args()
+    write(arguments.tree, arguments.out)
+    return 0
+
+
+if __name__ == "__main__":
+    run_command(main)
