@@ -79,8 +79,8 @@ def _entry(config: Config, folder: RunFolder, launcher: Launcher, paces: dict[st
             return Entry(folder, state, left, size, flops, problem=missing)
         config = with_counted_devices(config)
         pace = pace_of(config, dataset, size, paces)
-        evaluated = epochs * (dataset.source.found.sizes[1] + dataset.validation)
-        evaluated += dataset.final_passes * dataset.source.found.sizes[1]
+        tested = dataset.source.found.sizes[1]
+        evaluated = epochs * (tested + dataset.validation) + dataset.final_passes * tested
         reading = 0.0 if missing else dataset.reading_seconds  # workers read while the device computes
         seconds = left * (images * max(pace.training, reading) + evaluated * max(pace.evaluation, reading))
         return Entry(folder, state, left, size, flops, seconds, config.devices, pace.memory, missing)
