@@ -17,7 +17,7 @@ from tests.photographs import photograph_tree
 
 pytestmark = pytest.mark.slow
 
-NET = ["model=imagenet_resnet18", "dataset=imagenet", "dataset.size=32", "precision=fp32", "device=cpu", "threads=2"]
+NET = ["model=imagenet_resnet18", "dataset=imagenet", "dataset.size=32", "precision=fp32", "device=cpu", "threads=1"]
 RUN = [*NET, "model.widths=[4,4,8,8]", "dataset.classes=4", "dataset.workers=2", "dataset.view=ten_crop"]
 RUN += ["dataset.normalization=channel", "dataset.crop=aspect_ratio", "dataset.jitter=0.4", "batch_size=10"]
 RUN += ["epochs=4", "checkpoint_seconds=0", "schedule=error_plateau", "schedule.patience=1", "optimizer.lr=0.01"]
@@ -111,14 +111,8 @@ def test_a_signal_to_all_processes_saves_and_leaves_no_worker(tree: Path, tmp_pa
 
 def test_resnet18_memorises_photographs(tmp_path: Path) -> None:
     tree = photograph_tree(tmp_path / "tree", classes=4, train=40, val=2, largest=4)
-    words = [
-        "model.widths=[16,32,64,128]",
-        "dataset.classes=4",
-        "dataset.crop=none",
-        "dataset.flip=false",
-        "batch_size=20",
-    ]
-    words += ["dataset.lighting=0", "dataset.normalization=channel", "epochs=25", "optimizer.lr=0.02"]
-    done = train(*NET, *words, f"dataset.root={tree}", f"output_root={tmp_path / 'out'}")
+    words = ["model.widths=[16,32,64,128]", "dataset.classes=4", "dataset.crop=none", "dataset.flip=false"]
+    words += ["dataset.lighting=0", "dataset.normalization=channel", "dataset.workers=1", "batch_size=20", "epochs=20"]
+    done = train(*NET, *words, "schedule=cosine", f"dataset.root={tree}", f"output_root={tmp_path / 'out'}")
     assert done.returncode == 0, done.stderr
     assert json.loads((folder_in(tmp_path / "out") / "result.json").read_text())["train_error"] < 2
