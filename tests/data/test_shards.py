@@ -16,7 +16,7 @@ from tests.command import ENVIRONMENT, ROOT
 from tests.photographs import photograph_tree
 
 pytest.importorskip("litdata")
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly  # litdata takes a minute or two to write
 
 CPU = torch.device("cpu")
 
