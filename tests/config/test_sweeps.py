@@ -148,7 +148,7 @@ def test_deep_keeps_the_depth_in_a_folder_of_its_own(sweep: str) -> None:
 
 @pytest.mark.parametrize("sweep", DEEP_IMAGENET)
 def test_deep_keeps_the_depth_on_small_crops_of_every_tenth_class(sweep: str) -> None:
-    for row in rows(sweep, "deep"):
+    for row in rows(sweep, "deep")[-1:]:  # the deepest net
         full, deep = (
             composed(f"sweep={sweep}", f"model={row.choices['model']}", *more) for more in ((), ("scale=deep",))
         )
