@@ -8,7 +8,6 @@ from torch import nn
 from deepnets.config.places import CONF
 from deepnets.models.resnet import ResNet
 
-IMAGENET = ("imagenet", "vit_b16")
 FAMILIES = {"resnet", "wide_resnet", "densenet", "vit"}  # options that leave the depth open
 # Channels of batch normalisation: the stem's; of 12 units w, w and 4w in each stage, and the three projections'.
 STARTS_NORMS = 2 * (16 + (12 * 6 + 4) * (16 + 32 + 64))
@@ -46,6 +45,7 @@ PARAMETERS = {
     "imagenet_resnet152": 60_192_808,
     "imagenet_resnet200": 64_666_152 + 2 * (256 + 512 + 1024 + 2048),  # of projections
     "imagenet_resnext50": 25_028_904,
+    "imagenet_vit_b16": 86_567_656,
     "imagenet_wide_resnet50_2": 68_883_240,
     "mnist_resnet52": 117_802,
     "plain_fc10": 102_463,
@@ -95,7 +95,6 @@ PARAMETERS = {
     "thin_resnet198": 2_344_146,
     "thin_resnet_unnormalized": 565_642,
     "thin_resnet_unnormalized198": 2_338_330,
-    "vit_b16": 86_567_656,
     # 8 units of width 32: four layers, tokens of 2 x 2 pixels, their 16 positions and the class token's, norm and head.
     "vit_digits": 4 * (4 * 32 * 33 + 2 * 32 * 64 + 64 + 32 + 4 * 32) + 5 * 32 + 17 * 32 + 32 + 2 * 32 + 330,
     "vit_cifar": 827_530 + 128,  # the authors' has no position for the class token
@@ -167,11 +166,11 @@ def shape_of(option: str) -> tuple[int, int, int]:
         return (1, 8, 8)
     if "mnist" in option or (option.startswith(("highway_fc", "plain_fc")) and "cifar" not in option):
         return (1, 28, 28)
-    return (3, 224, 224) if option.startswith(IMAGENET) else (3, 32, 32)
+    return (3, 224, 224) if option.startswith("imagenet") else (3, 32, 32)
 
 
 def classes_of(option: str) -> int:
-    if option.startswith(IMAGENET):
+    if option.startswith("imagenet"):
         return 1000
     return 100 if option.endswith("cifar100") else 10
 

@@ -63,7 +63,7 @@ def test_the_logits_are_torchvisions(network: Network) -> None:
     for weight in (theirs.heads.head.weight, theirs.encoder.layers[0].mlp[0].bias):
         nn.init.normal_(weight, std=0.1)
     with torch.device("meta"):
-        ours = network("vit_b16", shape=(3, 224, 224), classes=1000)
+        ours = network("imagenet_vit_b16", shape=(3, 224, 224), classes=1000)
     state = theirs.state_dict()
     first = ["class_token", "encoder.pos_embedding", "conv_proj.weight", "conv_proj.bias"]
     values = [state.pop(name) for name in first] + list(state.values())
