@@ -148,7 +148,7 @@ def test_a_tensor_that_was_left_on_the_cpu_is_an_error(
 def test_a_run_logs_saves_and_resumes_there(
     device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "Session", lambda _, heartbeat: Session(DEVICE, heartbeat))
+    monkeypatch.setattr(session, "Session", lambda _, heartbeat, owner: Session(DEVICE, heartbeat, owner))
     folders = [RunFolder(tmp_path / name) for name in ("whole", "stopped")]
     for folder in folders:
         folder.freeze(row(tmp_path, *NET, "epochs=2").config, {})
