@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from os.path import expanduser
+from os.path import abspath, expanduser
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from deepnets.config.compose import check_words, compose, composed, register, renamed, row_of, search_of
 from deepnets.config.overruled import check_options
 from deepnets.config.places import CONF
-from deepnets.config.project import Project, check_options_folder, read_project
+from deepnets.config.project import Project, check_options_folder, is_file, read_project
 from deepnets.config.schema import DEFAULTS, Row, Search
 from deepnets.config.sweep_rows import rows_of
 from deepnets.errors import UserError
@@ -59,8 +59,10 @@ def rows_of_command() -> list[Row]:
         raise UserError("trusted_targets: can be set on the command line only, to one list for all runs")
     for row in rows:
         check_options(row)
+        trust = row.config.trusted_targets  # with absolute files, as jobs may start elsewhere
+        trust[:] = [abspath(each) if is_file(each) else each for each in trust]
         if project:  # trusted as a whole, so that a job elsewhere reads the list of then
-            row.config.trusted_targets.append(str(project.file))
+            trust.append(str(project.file))
     return rows
 
 
@@ -127,9 +129,7 @@ def _composed(words: Sequence[str]) -> list[tuple[DictConfig, HydraConf]]:
         with _errors_raised():
             check_words(word for word in words if "=" in word and not word.startswith("-"))
             note()
-    except OmegaConfBaseException:
-        raise
-    except UserError:
+    except (OmegaConfBaseException, UserError):
         raise
     except ValueError as error:  # Hydra's own flags do not go together
         raise UserError(str(error)) from error

@@ -34,12 +34,14 @@ def rows_of(params: Mapping[str, Any], sweep: Sweep, typed: Sequence[str]) -> li
             raise UserError(f"sweep.{rule}: {unknown[0]} is no axis of this sweep; it has {', '.join(sorted(known))}")
     joined = [row for block in blocks for row in _rows(block, known, joining, sweep.zip, words)]
     rows = [row for row in joined if not any(_matches(row, _axes_of(entry)) for entry in sweep.exclude)]
-    for key in words.keys() & known:
+    for key in [key for key in words if key in known]:
         for value in words[key]:
             if not any(row.get(key) == value for row in rows):
                 left_out = any(row.get(key) == value for row in joined)
                 rule = "exclude" if left_out else "union" if sweep.union else "zip"
                 raise UserError(f"sweep.{rule}: leaves no row with {key}={value}")
+    if not rows:
+        raise UserError("sweep.exclude: leaves no row of this sweep")
     equal = [row for row, count in Counter(" ".join(sorted(_typed(row))) for row in rows).items() if count > 1]
     if equal:
         raise UserError(f"sweep.union: two of its entries make the row {equal[0]}")

@@ -65,6 +65,7 @@ def test_union_joins_blocks() -> None:
             "depth has 3",
         ),
         (("model.depth=26",), {"zip": [["model.depth", "epochs"]]}, "sweep.zip: leaves no row with model.depth=26"),
+        ((), {"exclude": [{"model.depth": "8,14,20"}]}, "sweep.exclude: leaves no row of this sweep"),
         ((), {"exclude": [{"depth": 8}]}, "sweep.exclude: depth is no axis of this sweep"),
         (("epochs=2",), {"exclude": [{"epochs": 2}]}, "sweep.exclude: leaves no row with epochs=2"),
         (("seed=0,1", "epochs=2"), {"exclude": [{"epochs": 2, "seed": 1}]}, "sweep.exclude: leaves no row with seed=1"),
@@ -109,5 +110,5 @@ hydra:
         "paired/14,5,identity/seed0": 5,
     }
     assert composed("model.depth=14", "seed=2") == {"paired/14,5,identity/seed2": 5}
-    with pytest.raises(UserError, match=r"sweep\.exclude: leaves no row with model/shortcut=none"):
+    with pytest.raises(UserError, match=r"sweep\.exclude: leaves no row with model.depth=14"):
         composed("model.depth=14", "model/shortcut=none")
