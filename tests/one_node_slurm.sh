@@ -46,7 +46,7 @@ KillWait=10
 MinJobAge=3600
 JobRequeue=1
 PropagateResourceLimits=NONE
-NodeName=n1 NodeHostname=$host NodeAddr=127.0.0.1 Port=$((port + 1)) CPUs=8 Gres=gpu:8 State=UNKNOWN
+NodeName=n1 NodeHostname=$host NodeAddr=127.0.0.1 Port=$((port + 1)) CPUs=12 Gres=gpu:8 State=UNKNOWN
 NodeName=n2 NodeHostname=$host NodeAddr=127.0.0.1 Port=$((port + 2)) CPUs=8 State=UNKNOWN
 PartitionName=debug Nodes=n1 Default=YES MaxTime=INFINITE DefaultTime=10 State=UP
 PartitionName=two Nodes=n1,n2 MaxTime=INFINITE DefaultTime=10 State=UP

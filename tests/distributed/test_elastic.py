@@ -1,6 +1,9 @@
 """A run that is continued by another number of processes, on the CPU by gloo."""
 
 import io
+import re
+import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,8 +11,10 @@ import torch
 
 from deepnets.config.compose import compose
 from deepnets.distributed.world import ALONE, World, joined, world_from_env
+from deepnets.runs.folder import RunFolder
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import fit
+from tests.command import metrics, start, train
 from tests.processes import in_processes
 
 pytestmark = pytest.mark.slow
@@ -60,6 +65,53 @@ def part(overrides: list[str], state: bytes | None, until: int) -> dict[str, Any
     world = world_from_env()
     with joined(world, CPU):
         return trained(world, overrides, state, until)
+
+
+DEVICES = [2, 1, 3, 2, 4, 4, 1, 3, 1, 2, 3]  # of a command and of ten that resume what it began
+RUN = [*NET[:2], *NET[3:-1], "optimizer.lr=0.02", "precision=fp32", "epochs=60", "threads=1"]  # without dropout
+
+
+@pytest.mark.nightly
+def test_ten_commands_resume_a_run_with_other_numbers_of_devices(tmp_path: Path) -> None:
+    """Each is stopped by a signal after an epoch or more; the last one ends the run."""
+    twin = train(*RUN, f"output_root={tmp_path / 'twin'}")
+    assert twin.returncode == 0, twin.stderr
+    begun: list[tuple[int, int]] = []  # at which iteration, by how many
+    for number, devices in enumerate(DEVICES):
+        process = start(*RUN, f"devices={devices}", f"output_root={tmp_path / 'run'}")
+        printed = ""
+        for line in process.stdout:
+            printed += line
+            if line.startswith("epoch ") and number < len(DEVICES) - 1:
+                process.send_signal(signal.SIGUSR1)
+                break
+        printed += process.communicate(timeout=300)[0]
+        assert process.returncode == (0 if number == len(DEVICES) - 1 else 138), printed
+        found = re.search(r"resuming at iteration (\d+) of 600", printed)
+        assert bool(found) is (number > 0), printed
+        begun.append((int(found[1]) if found else 0, devices))
+    (folder,) = (tmp_path / "run").glob("runs/*/seed0")
+    (expected,) = (tmp_path / "twin").glob("runs/*/seed0")
+    assert folder.name == expected.name
+    assert folder.parent.name == expected.parent.name
+    changes: dict[str, int] = {}
+    for at, devices in begun:
+        if devices != next(reversed(changes.values()), None):
+            changes[str(at)] = devices  # in the place of one that has not trained an iteration
+    assert RunFolder(folder).result["processes"] == changes
+    told = ", ".join(f"{devices} from iteration {at}" for at, devices in changes.items())
+    assert f"trained by processes: {told}\n" in (folder / "log.txt").read_text()
+    assert len(metrics(folder)) == 60
+    pairs = list(zip(metrics(folder), metrics(expected), strict=True))
+    apart = [
+        max(abs(float(seen[name]) / float(alone[name]) - 1) for name in ("train_loss", "test_loss"))
+        for seen, alone in pairs
+    ]
+    errors = [abs(float(seen["test_error"]) - float(alone["test_error"])) for seen, alone in pairs]
+    print(f"losses apart by {apart}, errors by {errors}; {changes}")
+    assert max(apart[:2]) < 1e-3
+    assert max(apart) < 0.05  # in float32, training carries rounding on: from 1e-6 to 1e-2 in 600 iterations
+    assert max(errors) < 3
 
 
 @pytest.mark.parametrize("batch", ["groups", pytest.param("whole batch", marks=pytest.mark.nightly)])

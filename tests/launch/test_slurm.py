@@ -230,9 +230,10 @@ def one_run_stopped_in_many_ways(root: Path, pace: Path) -> dict[str, Any]:
     launched(root, "k", *run, "checkpoint_seconds=1")
     launched(root, "m", *run, "devices=2")
     launched(root, "n", *run, "devices=2", "launcher.nodes=2", "launcher.partition=two")
+    launched(root, "r", *run, "devices=2")
     warned, preempted, limited, killed = (folder_of(root, name) for name in "wplk")
-    limited_ddp, spread = (folder_of(root, name) for name in "mn")
-    stopped = [warned, preempted, limited, limited_ddp, spread]
+    limited_ddp, spread, reduced = (folder_of(root, name) for name in "mnr")
+    stopped = [warned, preempted, limited, limited_ddp, spread, reduced]
     facts: dict[str, Any] = {}
 
     for folder in (*stopped, killed):
@@ -240,7 +241,7 @@ def one_run_stopped_in_many_ways(root: Path, pace: Path) -> dict[str, Any]:
     for folder in (limited, limited_ddp):  # in one to two minutes, of which the warning comes two before
         elapsed = time.time() - (folder / "job.json").stat().st_mtime
         answer("scontrol", "update", f"jobid={job(folder)}", f"TimeLimit={int(elapsed / 60) + 2}")
-    answer("scancel", "--batch", "--signal=USR1", job(warned), job(spread))
+    answer("scancel", "--batch", "--signal=USR1", job(warned), job(spread), job(reduced))
     answer("scontrol", "requeue", job(preempted))  # what SLURM does when another job takes the node
     until((killed / "checkpoint.pt").is_file, "the first checkpoint")
     os.kill(json.loads((killed / "status.json").read_text())["pid"], signal.SIGKILL)
@@ -251,6 +252,8 @@ def one_run_stopped_in_many_ways(root: Path, pace: Path) -> dict[str, Any]:
         until(lambda folder=folder: state_of(RunFolder(folder)).name == PREEMPTED, f"{folder} is saved")
     (pace / "slow").unlink()
     for folder in stopped:
+        if folder == reduced:
+            facts["reduced"] = launched(root, "r", *run, "devices=1")
         start_again(job(folder), "TimeLimit=10")
     until(lambda: not queue(), "all end")
     facts["endings"] = [ending(job(folder)) for folder in stopped]
@@ -349,8 +352,22 @@ def test_a_row_that_was_stopped_ends_bit_by_bit_as_undisturbed(stops: dict[str, 
     assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
 
 
+def test_a_row_that_is_queued_again_goes_on_with_fewer_devices(stops: dict[str, Any]) -> None:
+    """As the same command with another number says while it is queued; it ends as undisturbed up to rounding."""
+    assert "0 of 1 runs submitted; 1 in the queue before" in stops["reduced"][1]
+    folder, twin = RunFolder(folder_of(stops["root"], "r")), folder_of(stops["root"], TWINS[1])
+    processes = folder.result["processes"]
+    assert list(processes.values()) == [2, 1]
+    _, since = processes
+    assert (
+        f"trained by processes: 2 from iteration 0, 1 from iteration {since}" in (folder.path / "log.txt").read_text()
+    )
+    for epoch, expected in zip(metrics(folder.path), metrics(twin), strict=True):
+        assert float(epoch["train_loss"]) == pytest.approx(float(expected["train_loss"]), rel=0.02)
+
+
 def test_what_saved_itself_is_queued_again_and_what_was_killed_is_submitted_again(stops: dict[str, Any]) -> None:
-    assert stops["endings"] == ["COMPLETED 0:0 1"] * 5
+    assert stops["endings"] == ["COMPLETED 0:0 1"] * 6
     assert stops["killed"] == ["FAILED 137:0 0", DEAD]
     assert "1 of 1 runs submitted" in stops["resubmitted"][1]
 
