@@ -48,7 +48,7 @@ class Loading:
 
 
 def decoded(images: Encoded, image: int) -> Tensor:
-    """That image as torchvision reads it: (3, H, W) uint8, colours of grey and CMYK files RGB, EXIF tags not minded.
+    """That image as torchvision reads it: (3, H, W) uint8, grey and CMYK files become RGB, EXIF tags are not applied.
 
     Raises:
         UserError: it cannot be read.

@@ -74,7 +74,7 @@ def killed_in_an_epoch(root: Path, *words: str) -> None:
     process.communicate()
 
 
-@pytest.mark.parametrize(("devices", "exact"), [(2, True), (1, False)])
+@pytest.mark.parametrize(("devices", "exact"), [(2, True), pytest.param(1, False, marks=pytest.mark.nightly)])
 def test_killed_with_workers_a_run_goes_on_within_the_epoch(
     tree: Path, undisturbed: Path, tmp_path: Path, devices: int, exact: bool
 ) -> None:
@@ -109,6 +109,7 @@ def test_a_signal_to_all_processes_saves_and_leaves_no_worker(tree: Path, tmp_pa
     assert "resuming at iteration" in done.stdout, done.stderr
 
 
+@pytest.mark.nightly
 def test_resnet18_memorises_photographs(tmp_path: Path) -> None:
     tree = photograph_tree(tmp_path / "tree", classes=4, train=40, val=2, largest=4)
     words = ["model.widths=[16,32,64,128]", "dataset.classes=4", "dataset.crop=none", "dataset.flip=false"]
