@@ -82,8 +82,11 @@ class Training:
         self.sums.add(loss, logits, labels)
         count = self.batches.images_in(self.batch)
         self.iteration += 1
-        is_known = self.world.size == 1 or self.iteration % self.log_iterations == 0
-        self.loss = self.world.all_reduce_sum(loss) / count if is_known else None
+        if self.world.size == 1:
+            self.loss = loss / count
+        else:
+            is_logged = self.iteration % self.log_iterations == 0
+            self.loss = self.world.all_reduce_sum(loss) / count if is_logged else None
         self.batch += 1
         self.images += count
 
