@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from types import FrameType
 from typing import NoReturn
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -31,20 +32,29 @@ def run_command(command: Callable[[], int]) -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # on a terminal that is not UTF-8
     threading.excepthook = _thread_failed
+    stopped: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        stopped.append(number)
+        raise KeyboardInterrupt
+
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, stop)
     try:
         code = command()
         sys.stdout.flush()
         sys.exit(code)
     except BrokenPipeError:  # the reader of the output has left
         _end_quietly(128 + signal.SIGPIPE)
-    except Interrupted as stop:
-        sys.exit(stop.exit_code)
+    except Interrupted as interrupted:
+        sys.exit(interrupted.exit_code)
     except KeyboardInterrupt:
         print_error(f"Stopped. {RESUME}.")
         sys.exit(130)
     except Exception as error:
+        if stopped:  # an import that Ctrl-C breaks off may end in another error
+            print_error(f"Stopped. {RESUME}.")
+            sys.exit(130)
         line = _said(error)
         if line is None or os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
