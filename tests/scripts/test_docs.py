@@ -46,7 +46,7 @@ SEARCH = "python scripts/train.py sweep=srivastava2015_fig1_highway scale=mini"
 CLUSTER = "a cluster; tests/launch/test_slurm.py submits to a SLURM of its own"
 ADDED = {
     "python scripts/train.py sweep=he2015_table2 dataset.root=DIR model=imagenet_resnet18": (
-        "plan=true dataset.root=PHOTOGRAPHS dataset.classes=4",
+        "plan=true dataset.root=PHOTOGRAPHS dataset.classes=4 batch_size=64",
         "600,000 iterations of ImageNet",
     ),
     f"{TABLE_1} dataset.root=DIR": (ONE_ROW, "80 runs of 64,000 iterations"),
