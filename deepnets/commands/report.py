@@ -13,6 +13,7 @@ EXAMPLES = """examples:
   COMMAND outputs/he2016_table1 --watch                    what its runs are doing
   COMMAND outputs/he2016_table1 --keep outputs/records     its small files, to commit
   COMMAND outputs/records --records                        README.md of a folder of records
+  COMMAND outputs/records/he2016_table1+scale=deep --verify data   do these configurations still train so?
   COMMAND --compare outputs/runs/A outputs/runs/B          what differs between two runs or sweeps
 """.replace("COMMAND", program("report"))
 
@@ -30,6 +31,9 @@ def main() -> int:
     parser.add_argument("--watch", action="store_true", help="refresh it until Ctrl-C")
     what.add_argument("--keep", type=Path, metavar="DIR", help="copy the small files of ended runs to DIR, as records")
     what.add_argument("--records", action="store_true", help="write FOLDER/README.md from the records in FOLDER")
+    what.add_argument(
+        "--verify", metavar="DATA", help="train the first iterations of records anew, on the data in DATA, and compare"
+    )
     what.add_argument("--compare", nargs=2, type=Path, metavar=("A", "B"), help="two runs, rows or sweeps side by side")
     what.add_argument("--screenshots", type=Path, metavar="DIR", help="TensorBoard's pages and the report's as PNG")
     parser.add_argument("--output", type=Path, metavar="DIR", help="where page and figures go (FOLDER/report)")

@@ -12,7 +12,8 @@ from deepnets.results.report import EXPORTS, report
 from deepnets.results.screenshots import take_screenshots
 from deepnets.runs.watch import show
 
-NO_REPORT = ("status", "watch", "keep", "records", "screenshots")  # requests that take none of a report's options
+# Requests that take none of a report's options.
+NO_REPORT = ("status", "watch", "keep", "records", "screenshots", "verify")
 
 
 def answer(given: argparse.Namespace) -> int:
@@ -44,6 +45,10 @@ def answer(given: argparse.Namespace) -> int:
         return keep(given.folders, given.keep)
     if given.records:
         return write_records(_only(given.folders, "--records"))
+    if given.verify:
+        from deepnets.results.verify import verify  # imports torch, for which no other request has to wait
+
+        return verify(given.folders, given.verify)
     if given.screenshots:
         return take_screenshots(_only(given.folders, "--screenshots"), given.screenshots)
     options = read_project(given.project).options if given.project else given.config_dir

@@ -1,0 +1,75 @@
+"""Whether a record is what its configuration trains: its first iterations, trained anew and compared."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from deepnets.errors import UserError
+from deepnets.results.read import Run, read_runs
+from deepnets.runs.evidence import Evidence
+from deepnets.runs.record import data_of, differing
+from deepnets.training.assembly import prepare
+from deepnets.training.fit import fit
+from deepnets.training.hardware import describe, find_device
+
+COMPARED = 5  # losses, where bits cannot be equal: rounding grows with each further iteration
+TOLERANCE = {"float32": 1e-3, "bfloat16": 3e-2}  # of the largest relative difference of these losses
+
+
+def verify(paths: Sequence[Path], root: str) -> int:
+    """Train the first iterations of each record anew, on the data in `root`, and print how they compare.
+
+    Losses and weights must be equal bit by bit where torch, device, threads and step are those of the record and it
+    was trained by one process, alone; elsewhere the first `COMPARED` losses within `TOLERANCE`. Returns 1 if one
+    differs.
+
+    Raises:
+        UserError: a folder has no runs, a run has no `beginning` in its result, or the data are others.
+    """
+    runs = read_runs(paths)
+    if old := [str(run.folder) for run in runs if "beginning" not in run.result]:
+        raise UserError(f"{old[0]}: its result holds no beginning to compare with ({len(old)} of {len(runs)} runs)")
+    return max([_verify(run, root) for run in runs])
+
+
+def _verify(run: Run, root: str) -> int:
+    result = run.result
+    frozen = run.folder.config
+    config = replace(frozen, dataset=frozen.dataset | {"root": root}, device="auto")
+    device = find_device(config.device)
+    if others := differing(result["data"], data_of(config, device)):
+        raise UserError(f"{run.folder}: was trained on other data than those in {root}: {others}")
+    torch.set_num_threads(result["threads"])
+    training, evidence = prepare(config, device, getattr(torch, result["precision"])), Evidence()
+    losses = result["beginning"]["losses"]
+    for state in fit(training):
+        evidence.note(state)
+        if training.iteration == len(losses):
+            break
+    now = evidence.facts()["beginning"]
+    others = "; ".join(_others(result, config.launcher, device))
+    is_equal = now == result["beginning"]
+    if is_equal:
+        words = "equal bit by bit"
+    else:
+        pairs = zip(now["losses"], losses[:COMPARED], strict=False)
+        gap = max(abs(a - b) / abs(b) if None not in (a, b) else float(a != b) for a, b in pairs)
+        tolerance = TOLERANCE[result["precision"]]
+        is_equal = bool(others) and gap <= tolerance
+        words = f"the first {COMPARED} losses differ by at most {gap:.1e} (tolerance {tolerance:.0e})"
+    why = f" ({others})" if others else ""
+    print(f"{run.folder}: {'verified' if is_equal else 'DIFFERS'}: {len(losses)} iterations, {words}{why}")
+    return 0 if is_equal else 1
+
+
+def _others(result: dict[str, Any], launcher: dict[str, Any], device: torch.device) -> list[str]:
+    """What is not as it was, so that bits need not be equal."""
+    then = {"torch": result["versions"]["torch"], "device": result["device"]}
+    now = {"torch": version("torch"), "device": describe(device)}
+    words = [f"{name} {then[name]} then, {now[name]} now" for name in then if then[name] != now[name]]
+    words += ["trained by several processes"] * (result["processes"] != {"0": 1})
+    return words + ["trained in a stack"] * (launcher.get("stacked", 1) > 1)
