@@ -10,6 +10,7 @@ from deepnets.results.keep import keep
 from deepnets.results.records import write_records
 from deepnets.results.report import EXPORTS, report
 from deepnets.results.screenshots import take_screenshots
+from deepnets.results.verify import verify
 from deepnets.runs.watch import show
 
 # Requests that take none of a report's options.
@@ -46,8 +47,6 @@ def answer(given: argparse.Namespace) -> int:
     if given.records:
         return write_records(_only(given.folders, "--records"))
     if given.verify:
-        from deepnets.results.verify import verify  # imports torch, for which no other request has to wait
-
         return verify(given.folders, given.verify)
     if given.screenshots:
         return take_screenshots(_only(given.folders, "--screenshots"), given.screenshots)
