@@ -49,6 +49,10 @@ def check_settings(config: Config) -> tuple[Dataset, int]:
     # The data come last: looking for them may mean a download.
     iterations = iterations_of(config, dataset)
     schedule = build("schedule", config.schedule, config.trusted_targets, total=iterations)
+    if getattr(schedule, "watched", None) == "validation" and not config.dataset["validation"]:
+        raise UserError(
+            "schedule.watched=validation: needs a validation split; add for example dataset.validation=5000"
+        )
     if (warmup := getattr(schedule, "warmup_iterations", 0)) >= iterations:
         raise UserError(f"schedule.warmup_iterations={warmup}: the budget is only {iterations} iterations")
     if config.batch_size > dataset.training_size:
