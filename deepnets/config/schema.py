@@ -7,7 +7,7 @@ from typing import Any, Optional
 from omegaconf import MISSING
 
 from deepnets.models.memory import Memory
-from deepnets.ranges import Count, Name, NotNegative, PositiveFactor, Seed, Size, Threads
+from deepnets.system.ranges import Count, Name, NotNegative, PositiveFactor, Seed, Size, Threads
 
 DEFAULTS = "train"  # the file in conf/ that is one run
 

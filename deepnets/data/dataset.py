@@ -19,7 +19,7 @@ from deepnets.data.reduction import reduced
 from deepnets.data.source import Source, Split
 from deepnets.distributed.world import ALONE, World
 from deepnets.errors import UserError
-from deepnets.ranges import Count, Name, Natural
+from deepnets.system.ranges import Count, Name, Natural
 
 CHECKED_IMAGES = 1000  # at most, of each split, spread over it
 

@@ -13,7 +13,7 @@ from deepnets.data.idx import find_idx, idx_shape, read_idx
 from deepnets.data.source import DataFiles, Source, Split
 from deepnets.data.trees import is_tree, tree
 from deepnets.errors import UserError
-from deepnets.ranges import Count, Name, Size
+from deepnets.system.ranges import Count, Name, Size
 
 MNIST_SHAPE, COLOUR_SHAPE = (1, 28, 28), (3, 32, 32)
 DIGITS = tuple("0123456789")

@@ -9,7 +9,6 @@ from typing import ClassVar
 from deepnets.config.schema import Config
 from deepnets.errors import UserError
 from deepnets.launch.ending import Tally, lines_of
-from deepnets.ranges import Size
 from deepnets.runs.console import describe_result
 from deepnets.runs.execute import run
 from deepnets.runs.folder import Locked, RunFolder
@@ -17,6 +16,7 @@ from deepnets.runs.grouping import groups_of
 from deepnets.runs.status import read_state
 from deepnets.runs.together import Ending, run_together
 from deepnets.system.printing import print_error, print_line
+from deepnets.system.ranges import Size
 from deepnets.training.hardware import find_device
 from deepnets.training.step import check_device
 

@@ -20,10 +20,10 @@ from deepnets.errors import UserError
 from deepnets.launch.batch_script import batch_script
 from deepnets.launch.ending import Tally, lines_of
 from deepnets.launch.slurm_queue import ROWS, Retry, key_of, queued_rows, rows_of, slurm_answer
-from deepnets.ranges import Count, Name, Natural, Size
 from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.status import read_state
 from deepnets.runs.watch import follow
+from deepnets.system.ranges import Count, Name, Natural, Size
 
 POLL_SECONDS = 5  # between two looks at the queue, which all users of a cluster share
 EARLY_SECONDS = 60  # SLURM signals up to this much earlier than asked

@@ -8,7 +8,7 @@ from deepnets.models.initialization import Initialization, initialize
 from deepnets.models.layers import Conv, Layers
 from deepnets.models.ordering import Ordering
 from deepnets.models.unit import Unit, UnitDesign
-from deepnets.ranges import Size
+from deepnets.system.ranges import Size
 
 
 class FullyConnected(nn.Module):

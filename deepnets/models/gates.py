@@ -8,7 +8,7 @@ from torch.nn.functional import normalize
 
 from deepnets.models.layers import Conv
 from deepnets.models.resize import ShortcutShape, ZeroPadding
-from deepnets.ranges import NotNegative
+from deepnets.system.ranges import NotNegative
 
 
 class SeparatelyGated(nn.Module):

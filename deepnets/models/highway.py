@@ -12,7 +12,7 @@ from deepnets.models.initialization import Initialization, initialize
 from deepnets.models.layers import Conv, Layers
 from deepnets.models.ordering import Ordering
 from deepnets.models.unit import Unit, UnitDesign
-from deepnets.ranges import Count, Kernel, Natural, NotNegative, Rate, Size
+from deepnets.system.ranges import Count, Kernel, Natural, NotNegative, Rate, Size
 
 
 class Highway(nn.Module):

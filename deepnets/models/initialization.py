@@ -15,7 +15,7 @@ from deepnets.models.layers import CReLU
 from deepnets.models.resize import ZeroPadding
 from deepnets.models.shortcuts import Gated
 from deepnets.models.unit import Unit
-from deepnets.ranges import NotNegative, Positive, PositiveFactor
+from deepnets.system.ranges import NotNegative, Positive, PositiveFactor
 
 
 class Initialization(ABC):

@@ -14,7 +14,7 @@ from deepnets.models.ordering import Ordering
 from deepnets.models.resize import Resize
 from deepnets.models.survival import Survival
 from deepnets.models.unit import UnitDesign
-from deepnets.ranges import Count, Kernel, Natural, Rate, Size
+from deepnets.system.ranges import Count, Kernel, Natural, Rate, Size
 
 
 class ResNet(UnitNetwork):

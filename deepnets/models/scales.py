@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from deepnets.models.resize import ShortcutShape
-from deepnets.ranges import Factor, NotNegative
+from deepnets.system.ranges import Factor, NotNegative
 
 
 class ScaledBranch(nn.Module):

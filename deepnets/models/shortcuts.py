@@ -10,7 +10,7 @@ from deepnets.models.dropout import dropout
 from deepnets.models.layers import Conv
 from deepnets.models.resize import ShortcutShape
 from deepnets.models.share import Share
-from deepnets.ranges import Kernel, Rate
+from deepnets.system.ranges import Kernel, Rate
 
 
 class Identity(nn.Module):

@@ -14,7 +14,7 @@ from deepnets.models.network import UnitNetwork
 from deepnets.models.ordering import Ordering
 from deepnets.models.survival import Survival
 from deepnets.models.unit import UnitDesign
-from deepnets.ranges import Kernel, Positive, Rate, Size
+from deepnets.system.ranges import Kernel, Positive, Rate, Size
 
 Readout = Literal["class_token", "mean"]
 
