@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from deepnets.runs.bits import packed
-from deepnets.training.fit import Training
-
-FIRST = 20  # iterations
+from deepnets.training.fit import FIRST, Training
 
 
 class Evidence:

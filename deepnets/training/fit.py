@@ -18,6 +18,7 @@ from deepnets.training.metrics import Mean, Sums
 from deepnets.training.step import Forward, check_device, check_network, forward_of
 
 Evaluated = EvaluationBatches | StreamedEvaluation
+FIRST = 20  # iterations whose loss is always known: what a later training of the run is compared with
 
 
 @dataclass
@@ -28,7 +29,7 @@ class Training:
     forward pass, executed in the way that `step` names. `iterations` is the budget. `iteration`, `epoch`, `batch`
     (within the epoch) and `images` count what is done. `sums` holds this process's part of this epoch's training loss
     and error so far, `loss` the last batch's mean loss, both on the device; of several processes it is summed, and is
-    not None, only every `log_iterations`. `completed` is set only in the state that
+    not None, only every `log_iterations` and in the first `FIRST`. `completed` is set only in the state that
     ends an epoch: the means over "train" and over each evaluated split. `is_divided` says that the processes train as
     one would with the whole batch; otherwise each has statistics and random numbers of its own, and the first one's
     statistics are the net's.
@@ -85,7 +86,7 @@ class Training:
         if self.world.size == 1:
             self.loss = loss / count
         else:
-            is_logged = self.iteration % self.log_iterations == 0
+            is_logged = self.iteration % self.log_iterations == 0 or self.iteration <= FIRST
             self.loss = self.world.all_reduce_sum(loss) / count if is_logged else None
         self.batch += 1
         self.images += count

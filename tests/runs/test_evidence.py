@@ -8,12 +8,13 @@ import torch
 
 from deepnets.config.claim import claims_of
 from deepnets.launch.grid import launch
+from deepnets.results.verify import verify
 from deepnets.run import load_run
 from deepnets.runs.bits import packed, unpacked
-from deepnets.runs.evidence import FIRST
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder, run_folders
 from deepnets.training.assembly import dataset_of, splits_of
+from deepnets.training.fit import FIRST
 from tests.command import row, train
 
 NET = ["model=highway_fc10", "model.depth=4", "model.width=10", "dataset=digits", "epochs=2", "device=cpu", "threads=1"]
@@ -48,6 +49,7 @@ def test_several_processes_put_their_images_together_in_order(tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     (folder,) = run_folders(tmp_path)
     test_the_images_that_a_run_got_right_are_those_of_its_network(folder)
+    assert verify([folder.path], "data") == 0
 
 
 def test_a_run_again_begins_alike_and_one_of_another_seed_does_not(trained: RunFolder, tmp_path: Path) -> None:
