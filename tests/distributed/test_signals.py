@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,14 @@ import pytest
 from deepnets.distributed.signals import SIGNALS, Interrupted, Interruption, hold_back
 from deepnets.runs.folder import RunFolder
 from tests.command import ENVIRONMENT, ROOT, row
+
+
+@pytest.fixture(autouse=True)
+def hangup_acts() -> Iterator[None]:
+    """As in a terminal; whoever started the tests by nohup has it ignored, and so it stays."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("number", SIGNALS)

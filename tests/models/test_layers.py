@@ -69,7 +69,7 @@ def test_ghost_batches_stay_channels_last() -> None:
 
 
 def test_a_group_of_no_images_is_refused(network: Callable[..., ResNet]) -> None:
-    with pytest.raises(UserError, match="batchnorm_images is 0; at least 1, or null for the whole batch"):
+    with pytest.raises(UserError, match="batchnorm_images: got 0; must be at least 1"):
         network("resnet20", "model.batchnorm_images=0")
 
 

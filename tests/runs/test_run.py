@@ -149,7 +149,7 @@ def test_who_finds_a_folder_taken_writes_nothing_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["+model.dropout=0.5"], "model: unknown key 'dropout'"),
+        (["+model.dropping=0.5"], "model: unknown key 'dropping'"),
         (["model.depth=deep"], r"model\.depth: got 'deep'"),
         (["optimizer.lr=-1"], r"optimizer\.lr: got -1"),
         (["dataset.pad=x"], r"dataset\.pad: got 'x'"),
