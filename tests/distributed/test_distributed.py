@@ -46,13 +46,13 @@ def trained(config: Config, world: World) -> dict[str, Any]:
     seen: dict[str, Any] = {"yields": 0, "completed": [], "losses": []}
     for state in fit(training):
         seen["yields"] += 1
-        assert (state.loss is None) is (world.size > 1 and state.iteration % 2 == 1)  # summed where it is logged
+        assert state.loss is not None  # of the first iterations, whether they are logged or not
         if state.iteration % 2 == 0:
             seen["losses"].append(state.loss.item())
         if state.iteration == 1:
             seen["gradients"] = [parameter.grad.numpy().copy() for parameter in state.model.parameters()]
         if state.completed:
-            seen["completed"].append([vars(mean) for mean in state.completed.values()])
+            seen["completed"].append([{"loss": mean.loss, "error": mean.error} for mean in state.completed.values()])
     seen["weights"] = {name: value.numpy() for name, value in training.model.state_dict().items()}
     return seen
 

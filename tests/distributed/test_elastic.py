@@ -53,7 +53,7 @@ def trained(world: World, overrides: list[str], state: bytes | None, until: int)
     epochs = []
     for at in fit(training):
         if at.completed:
-            epochs.append([vars(mean) for mean in at.completed.values()])
+            epochs.append([{"loss": mean.loss, "error": mean.error} for mean in at.completed.values()])
         if at.iteration == until and (at.batch or at.completed):
             break
     saved = io.BytesIO()

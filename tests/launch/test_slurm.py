@@ -375,7 +375,7 @@ def test_what_saved_itself_is_queued_again_and_what_was_killed_is_submitted_agai
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"gpus": -1}, "launcher.gpus=-1: must be at least 0"),
+        ({"gpus": -1}, "launcher.gpus=-1: devices=4 needs 4 on each node, or 0"),
         ({"nodes": 3}, "devices=4: cannot be divided among launcher.nodes=3"),
         ({"gpus": 2}, "launcher.gpus=2: devices=4 needs 4 on each node"),
         ({"time": 2}, "launcher.time=2: leaves no time to train"),

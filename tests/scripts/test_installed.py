@@ -36,7 +36,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     (site,) = (root / "venv").glob("lib/python*/site-packages")
     libraries = {str(Path(module.__file__ or "").parents[1]) for module in (pytest, sys.modules["numpy"])}
     python = root / "venv" / "bin" / "python"
-    plain = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    unset = ("PYTHONPATH", "VIRTUAL_ENV", "COLUMNS")  # pytest-xdist sets the width of its own terminal
+    plain = {key: value for key, value in os.environ.items() if key not in unset}
     pip = [str(python), "-m", "pip", "install", "-q", "--no-deps"]
     (site / "libraries.pth").write_text("\n".join(libraries))
     done = subprocess.run([*pip, str(source)], env=plain, capture_output=True, text=True)
