@@ -114,7 +114,8 @@ def test_ten_commands_resume_a_run_with_other_numbers_of_devices(tmp_path: Path)
     assert max(errors) < 3
 
 
-@pytest.mark.parametrize("batch", ["groups", pytest.param("whole batch", marks=pytest.mark.nightly)])
+@pytest.mark.nightly
+@pytest.mark.parametrize("batch", ["groups", "whole batch"])
 def test_any_number_of_processes_continues_any_other(batch: str) -> None:
     expected = trained(ALONE, BATCHES[batch], None, 41)
     epochs, state = [], None
