@@ -205,7 +205,7 @@ def _check_type(where: str, value: Any, annotation: Any, strict: bool = True) ->
 
 
 def _said(message: str) -> str:
-    """pydantic's message in the words of ours."""
+    """What pydantic says about a value, as this project says it."""
     for its, ours in WORDS.items():
         message = message.replace(its, ours)
     return message[0].lower() + message[1:]

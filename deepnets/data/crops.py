@@ -1,4 +1,4 @@
-"""What of an image a network sees: random crops in training, fixed views in evaluation. uint8 images (3, H, W)."""
+"""The crops of a photograph: random ones in training, fixed views in evaluation. Images are uint8 (3, H, W)."""
 
 from collections.abc import Callable
 from typing import Literal
