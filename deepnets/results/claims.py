@@ -21,6 +21,10 @@ from deepnets.results.table import Table
 
 FAILS_AT_SCALE = 80.0  # percent; where the protocol is not the paper's: near the 90 of guessing one class of ten
 
+IMAGE_NOISE = (
+    "Test set: half of the interval that the choice of test images gives the difference, by the images that each run "
+    "got right."
+)
 RULE = (
     f"A claim is supported where the {100 * CONFIDENCE:.0f}% interval of the difference of mean errors (Welch's t, "
     "over seeds) lies on its side of 0, contradicted where it lies on the other, and undecided otherwise, or below "
@@ -28,10 +32,9 @@ RULE = (
     f"the paper's protocol, {FAILS_AT_SCALE:.0f}% elsewhere; that it does is supported where every run fails, none of "
     "the other row's does, and the difference is on that side, and contradicted where none of its runs fails. Runs "
     "that were set up before the claim was written down (seen before) do not count towards supported. A diverged run "
-    f"counts as {WORST_ERROR:.0f}%. P is the share of pairs of runs in which the first row's error is higher. Test "
-    "set: half of the interval that the choice of test images gives the difference, by the images that each run got "
-    "right. Seeds needed: of each row, for the interval to leave out 0 four times of five, if difference and spread "
-    "stay as they are."
+    f"counts as {WORST_ERROR:.0f}%. P is the share of pairs of runs in which the first row's error is higher. "
+    f"{IMAGE_NOISE} Seeds needed: of each row, for the interval to leave out 0 four times of five, if difference and "
+    "spread stay as they are."
 )
 
 

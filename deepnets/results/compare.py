@@ -14,8 +14,8 @@ from deepnets.results.page import Section, write_report_page
 from deepnets.results.provenance import environment_sheet, texts
 from deepnets.results.read import Run, example, read_runs
 from deepnets.results.sheet import NOTHING, Sheet, percent, signed
-from deepnets.results.sheets import comparison_sheet
-from deepnets.results.statistics import Errors, compare_pairs
+from deepnets.results.sheets import comparison_sheet, errors_of
+from deepnets.results.statistics import compare_pairs
 from deepnets.results.terminal import console_for, print_sheet
 from deepnets.runs.folder import RunFolder
 from deepnets.style import styled
@@ -134,8 +134,8 @@ def _tests(pairs: Pairs) -> Sheet:
     for row, both in pairs.items():
         rows = [runs[0].row for runs in both]
         names = [row, row] if len(set(rows)) == 1 else rows  # rows of two names beside each other have their own
-        errors = [tuple(run.error for run in runs if run.error is not None) for runs in both]
-        tested.append((Errors(f"{names[0]}, A", errors[0]), Errors(f"{names[1]}, B", errors[1])))
+        a, b = (errors_of(f"{name}, {side}", runs) for name, side, runs in zip(names, "AB", both, strict=True))
+        tested.append((a, b))
     return comparison_sheet("Do A and B differ?", compare_pairs(tested))
 
 

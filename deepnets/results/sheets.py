@@ -5,7 +5,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from deepnets.results.claims import RULE, Finding, Outcome, findings_of, seeds_needed
+from deepnets.results.claims import IMAGE_NOISE, RULE, Finding, Outcome, findings_of, seeds_needed
+from deepnets.results.read import Run
 from deepnets.results.search import search_note
 from deepnets.results.sheet import MINUS, NOTHING, Sheet, percent, signed
 from deepnets.results.statistics import CONFIDENCE, Comparison, Errors, compare_rows, rank_agreement
@@ -88,15 +89,24 @@ def comparison_sheets(table: Table) -> list[Sheet]:
     """Every pair of rows of a column."""
     sheets = []
     for index in range(len(table.columns)):
-        errors = [Errors(row, tuple(cell.errors)) for row, cell in table.column(index).items() if cell.errors]
+        errors = [errors_of(row, cell.runs) for row, cell in table.column(index).items() if cell.errors]
         if len(errors) > 1:
             sheets.append(comparison_sheet(f"{table.title(index)}: do rows differ?", compare_rows(errors)))
     return sheets
 
 
+def errors_of(row: str, runs: Sequence[Run]) -> Errors:
+    """The errors of the runs that have ended, with the test images each got wrong."""
+    ended = [(run.error, run.test_wrong) for run in runs if run.error is not None]
+    return Errors(row, tuple(error for error, _ in ended), tuple(wrong for _, wrong in ended))
+
+
 def comparison_sheet(title: str, comparisons: Sequence[Comparison]) -> Sheet:
     """The pairs that could be tested, a line each; the note counts the others by their reason."""
-    header = ("row", "n", "difference", "interval", "Hedges' g", "p", "p (Holm)", "other row", "error of the row")
+    header = (
+        *("row", "n", "difference", "interval", "test set", "Hedges' g", "p", "p (Holm)"),
+        *("other row", "error of the row"),
+    )
     tested = [pair for pair in comparisons if not pair.why_not]
     silent = Counter(pair.why_not for pair in comparisons if pair.why_not)
     notes = []
@@ -104,10 +114,10 @@ def comparison_sheet(title: str, comparisons: Sequence[Comparison]) -> Sheet:
         notes.append(
             f"Welch's t test on the mean test errors, {_pairs(len(tested))}: p corrected by Holm; intervals hold with "
             f"{100 * CONFIDENCE:.0f}% for all pairs together (Bonferroni). Holm's test is sharper than the intervals: "
-            "it may show a difference whose interval holds 0."
+            f"it may show a difference whose interval holds 0. {IMAGE_NOISE}"
         )
     notes += [f"{_pairs(count).capitalize()} without a claim: {reason}." for reason, count in silent.items()]
-    return Sheet(title, header, tuple(map(_comparison, tested)), frozenset(header[1:7]), " ".join(notes))
+    return Sheet(title, header, tuple(map(_comparison, tested)), frozenset(header[1:8]), " ".join(notes))
 
 
 def _rankings(table: Table, index: int) -> list[str]:
@@ -136,6 +146,7 @@ def _comparison(pair: Comparison) -> tuple[str, ...]:
         f"{pair.seeds[0]}, {pair.seeds[1]}",
         signed(pair.difference),
         f"{signed(pair.low)} to {signed(pair.high)}",
+        percent(pair.image_noise),
         f"{pair.effect:+.2f}".replace("-", MINUS),
         f"{pair.p:.2g}",
         f"{pair.p_corrected:.2g}",

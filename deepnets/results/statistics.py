@@ -62,7 +62,8 @@ class Comparison:
     """Row `first` against row `second` by Welch's t test: `difference` of the mean errors in percent, first - second.
 
     `low` and `high` bound the difference with `CONFIDENCE` for all comparisons together (Bonferroni); `p` is of this
-    one alone, `p_corrected` by Holm for all. `effect` is Hedges' g. All are nan where no claim can be made: `why_not`.
+    one alone, `p_corrected` by Holm for all. `effect` is Hedges' g, `image_noise` as the function of
+    that name says, None where images are not known. All others are nan where no claim can be made: `why_not`.
     """
 
     first: str
@@ -74,6 +75,7 @@ class Comparison:
     effect: float = math.nan
     p: float = math.nan
     p_corrected: float = math.nan
+    image_noise: float | None = None
     why_not: str = ""
 
     @property
@@ -88,10 +90,14 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Errors:
-    """Final test errors of a row, in percent, one for each seed; infinite where a run diverged."""
+    """Final test errors of a row, in percent, one for each seed; infinite where a run diverged.
+
+    `wrong`: which test images each run got wrong, (images,), None where that is not known.
+    """
 
     row: str
     values: tuple[float, ...]
+    wrong: tuple[np.ndarray | None, ...] = ()
 
 
 def compare_rows(rows: Sequence[Errors]) -> list[Comparison]:
@@ -154,4 +160,5 @@ def _welch(first: Errors, second: Errors, tests: int) -> Comparison:
         high=float(interval.high),
         effect=hedges_g(first.values, second.values),
         p=float(test.pvalue),
+        image_noise=image_noise(first.wrong, second.wrong),
     )

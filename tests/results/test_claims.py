@@ -12,7 +12,8 @@ from deepnets.config.claim import Claim, Measured, Relation
 from deepnets.results.claims import Finding, Outcome, Side, findings_of, pairs_of, seeds_needed, welch_interval
 from deepnets.results.claims_page import claims_page
 from deepnets.results.read import read_runs
-from deepnets.results.sheets import claim_sheets
+from deepnets.results.sheet import percent
+from deepnets.results.sheets import claim_sheets, comparison_sheets
 from deepnets.results.statistics import image_noise
 from deepnets.results.table import Table, tables_of
 from tests.trained import Trained
@@ -133,6 +134,9 @@ def test_claims_of_a_sweep_file_are_tested_on_its_runs(trained: Trained, table: 
     assert sibling.difference == below.difference
     assert below.image_noise is not None
     assert below.image_noise > 0
+    (sheet,) = comparison_sheets(table)
+    pair_line = next(line for line in sheet.lines if {line[0], line[8]} == {"identity", "none"})
+    assert pair_line[4] == percent(below.image_noise)
     train = [[result["train_error"] for result in trained.results(row)] for row in ("identity", "none")]
     assert training.difference == pytest.approx(np.mean(train[0]) - np.mean(train[1]))
     assert training.image_noise is None
