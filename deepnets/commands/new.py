@@ -1,9 +1,11 @@
 """Write a small project of your own: a shortcut, a data set, a sweep with a claim, a test and a README."""
 
 import argparse
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from deepnets.config.places import SCHEMAS
 from deepnets.errors import UserError
 
 FILES = {
@@ -25,6 +27,7 @@ python -m pytest
 * `NAME_shortcuts.py` and `NAME_data.py` are the shortcut and the data set; `conf/model/shortcut/learned_mix.yaml` and
   `conf/dataset/stripes.yaml` make them options.
 * `conf/sweep/NAME.yaml` is the sweep: its rows, what is expected of them, and their protocol.
+* `conf/schema/` holds the schemas by which an editor with a YAML language server checks and completes these files.
 * `test_NAME.py` tests the shortcut, and that the sweep's network is built.
 """,
     "project.yaml": """options: conf
@@ -75,16 +78,19 @@ def stripes(root: Path) -> Source:
     return Source("stripes", (1, 8, 8), ("|", "-", "/", "\\\\"), lambda: DataFiles(SIZES, read))
 ''',
     "conf/model/shortcut/learned_mix.yaml": """# @package model
+# yaml-language-server: $schema=../../schema/model.json
 shortcut:
   _target_: NAME_shortcuts.LearnedMix
   _partial_: true
   start: 0.5
 """,
-    "conf/dataset/stripes.yaml": """defaults: [digits]
+    "conf/dataset/stripes.yaml": """# yaml-language-server: $schema=../schema/dataset.json
+defaults: [digits]
 source:
   _target_: NAME_data.stripes
 """,
     "conf/sweep/NAME.yaml": """# @package _global_
+# yaml-language-server: $schema=../schema/train.json
 # Does a network that learns how much of each branch it takes learn stripes?
 defaults:
   - override /dataset: stripes
@@ -138,5 +144,6 @@ def main(words: Sequence[str] | None = None) -> int:
         file = folder / name.replace("NAME", folder.name)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text.replace("NAME", folder.name))
+    shutil.copytree(SCHEMAS, folder / "conf" / SCHEMAS.name)
     print(f"project      {folder}; {folder}/README.md has its commands")
     return 0

@@ -105,7 +105,7 @@ def check_ranges(settings: "DataclassInstance", prefix: str = "") -> None:
     Raises:
         UserError: names the first that is not.
     """
-    for key, annotation in _annotations(type(settings)).items():
+    for key, annotation in annotations_of(type(settings)).items():
         value = getattr(settings, key)
         if is_dataclass(value) and not isinstance(value, type):
             check_ranges(value, f"{prefix}{key}.")
@@ -119,13 +119,13 @@ def check_types(settings: dict[str, Any]) -> None:
     Raises:
         UserError: names the first key whose value is of another type or out of range.
     """
-    for key, annotation in _annotations(Config).items():
+    for key, annotation in annotations_of(Config).items():
         if key in settings:
             _check_type(key, settings[key], annotation, strict=False)
 
 
 @cache
-def _annotations(schema: type) -> dict[str, Any]:
+def annotations_of(schema: type) -> dict[str, Any]:
     return get_type_hints(schema, include_extras=True)
 
 
@@ -159,7 +159,7 @@ def _check(
         raise UserError(f"{where}._partial_: only a nested node may leave arguments open")
     arguments = {key: value for key, value in node.items() if key not in ("_target_", "_partial_")}
     try:
-        parameters, annotations = _signature(target)
+        parameters, annotations = signature_of(target)
     except Exception as error:
         if target in trusted:  # whatever the user's own module raises while it is imported
             raise UserError(f"{where}: {target} cannot be imported: {error}") from error
@@ -220,7 +220,7 @@ def _adapter(annotation: Any) -> TypeAdapter:
 
 
 @cache
-def _signature(target: str) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
+def signature_of(target: str) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
     called: Callable[..., Any] = hydra.utils.get_object(target)
     parameters = dict(inspect.signature(called).parameters)
     annotated = called.__init__ if inspect.isclass(called) else called

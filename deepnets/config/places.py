@@ -6,6 +6,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parents[1]
 INSTALLED = (PACKAGE / "conf").is_dir()  # as in a wheel; a clone has conf/ beside the package
 CONF = PACKAGE / "conf" if INSTALLED else PACKAGE.parent / "conf"
+SCHEMAS = CONF / "schema"  # of the files in it, for editors
 
 
 def home() -> Path:

@@ -1,0 +1,149 @@
+"""JSON schemas of the files in conf/, by which an editor completes and checks them.
+
+`python -m deepnets.config.json_schema` writes them to conf/schema.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import is_dataclass
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
+
+import yaml
+from pydantic import TypeAdapter
+
+from deepnets.config.build import annotations_of, signature_of
+from deepnets.config.frozen import LOADER
+from deepnets.config.places import CONF, SCHEMAS
+from deepnets.config.schema import DEFAULTS, Config, Scale
+
+Schema = dict[str, Any]
+Targets = Mapping[str, set[str]]  # the classes that the files of conf/ name, by the key of the node
+
+WIDTH = 100
+DRAFT = {"$schema": "http://json-schema.org/draft-07/schema#"}
+TEXT = {"type": "string"}
+COMPOSED = TEXT | {"pattern": r"\$\{|^\?\?\?$"}  # an interpolation; ??? where another file sets the value
+OWN = TEXT | {"not": {"pattern": r"^deepnets\."}}  # a class of the user's, whose arguments are not known here
+LIST_OF_DEFAULTS = {"type": "array", "items": {"type": ["string", "object"]}}
+
+# The arguments that the program sets, not a file, by the key of the node.
+PASSED = {"model": ["shape", "classes"], "optimizer": ["model"], "schedule": ["total"], "shortcut": ["ends"]}
+PASSED |= {"source": ["root"]}
+
+
+def schemas() -> dict[str, Schema]:
+    """By name: `train` for files that are a run or part of one, and one for each group whose files are a node."""
+    targets: dict[str, set[str]] = {}
+    for file in CONF.rglob("*.yaml"):
+        for key, target in _targets_in(file.relative_to(CONF).parts[0], yaml.load(file.read_text(), LOADER)):
+            targets.setdefault(key, set()).add(target)
+    definitions: dict[str, Schema] = {"composed": COMPOSED, "scale": _settings(Scale, targets)}
+    for key in sorted(targets):
+        definitions |= _node(key, targets)
+    keys = annotations_of(Config)
+    run = _object({"defaults": LIST_OF_DEFAULTS, "hydra": {}} | _values(keys, targets))
+    groups = {key: DRAFT | _reference(key, f"{DEFAULTS}.json") for key in keys if key in definitions}
+    return {DEFAULTS: DRAFT | run | {"definitions": definitions}, **groups}
+
+
+def text_of(node: Any, indent: str = "") -> str:
+    """A schema as its file has it: what fits into a line stands in one."""
+    line = json.dumps(node)
+    if len(indent + line) <= WIDTH or not isinstance(node, dict | list):
+        return line
+    inner = f"{indent} "
+    if isinstance(node, list):
+        first, last, parts = "[", "]", [text_of(value, inner) for value in node]
+    else:
+        first, last, parts = "{", "}", [f"{json.dumps(key)}: {text_of(value, inner)}" for key, value in node.items()]
+    return f"{first}\n{inner}" + f",\n{inner}".join(parts) + f"\n{indent}{last}"
+
+
+def _targets_in(key: str, node: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(node, dict):
+        if "_target_" in node:
+            yield key, node["_target_"]
+        for name, value in node.items():
+            yield from _targets_in(name, value)
+
+
+def _node(key: str, targets: Targets) -> dict[str, Schema]:
+    """The definitions of a node and of its classes: the class decides which arguments there are.
+
+    Where none is named, another file does it, and the arguments of each class are legal.
+    """
+    control: dict[str, Schema] = {"defaults": LIST_OF_DEFAULTS, "_target_": TEXT, "_partial_": {"type": "boolean"}}
+    cases = [{"if": {"not": {"required": ["_target_"]}}, "then": _reference(f"any {key}")}]
+    definitions: dict[str, Schema] = {}
+    every: dict[str, Schema] = {}
+    for target in sorted(targets[key]):
+        parameters, annotations = signature_of(target)
+        open_ones = {name: annotations[name] for name in parameters if name not in PASSED.get(key, ())}
+        arguments = _values(open_ones, targets)
+        every |= {name: _any_of([every.get(name, value), value]) for name, value in arguments.items()}
+        definitions[target] = _object(control | arguments)
+        is_it = {"required": ["_target_"], "properties": {"_target_": {"const": target}}}
+        cases.append({"if": is_it, "then": _reference(target)})
+    definitions[f"any {key}"] = _object(control | every)
+    named = {"anyOf": [{"enum": sorted(targets[key])}, OWN]}
+    return {key: {"type": "object", "properties": {"_target_": named}, "allOf": cases}} | definitions
+
+
+def _object(properties: dict[str, Schema]) -> Schema:
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+def _values(annotations: Mapping[str, Any], targets: Targets) -> dict[str, Schema]:
+    return {name: _value(name, annotation, targets) for name, annotation in annotations.items()}
+
+
+def _value(name: str, annotation: Any, targets: Targets) -> Schema:
+    """What a file may say for an argument of this name and type."""
+    parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    if name in targets:
+        options = [_reference(name), *(_plain(part) for part in parts if part in (str, NoneType))]
+    else:
+        options = [_settings(part, targets) if is_dataclass(part) else _plain(part) for part in parts]
+    return _any_of([*options, _reference("composed")])
+
+
+def _settings(schema: Any, targets: Targets) -> Schema:
+    return _object(_values(annotations_of(schema), targets))
+
+
+def _plain(annotation: Any) -> Schema:
+    return _with_composed(TypeAdapter(annotation).json_schema())
+
+
+def _with_composed(schema: Schema) -> Schema:
+    """What pydantic says of a type, where each value inside may be composed too."""
+    schema = {key: value for key, value in schema.items() if key not in ("title", "description")}
+    for inside in ("items", "additionalProperties"):
+        if schema.get(inside) not in (None, True):
+            schema[inside] = _any_of([_with_composed(schema[inside]), _reference("composed")])
+    if "anyOf" in schema:
+        schema["anyOf"] = [_with_composed(option) for option in schema["anyOf"]]
+    return schema
+
+
+def _any_of(options: Sequence[Schema]) -> Schema:
+    """Each of them once; any text may be composed."""
+    flat: list[Schema] = []
+    for option in options:
+        flat += [each for each in option.get("anyOf", [option]) if each not in flat]
+    if {} in flat:
+        return {}
+    if TEXT in flat:
+        flat = [each for each in flat if each != _reference("composed")]
+    return {"anyOf": flat} if len(flat) > 1 else flat[0]
+
+
+def _reference(name: str, file: str = "") -> Schema:
+    return {"$ref": f"{file}#/definitions/{name}"}
+
+
+if __name__ == "__main__":
+    SCHEMAS.mkdir(exist_ok=True)
+    for name, schema in schemas().items():
+        (SCHEMAS / f"{name}.json").write_text(text_of(schema) + "\n")
