@@ -12,7 +12,7 @@ from typing import Any, Union, get_args, get_origin
 import yaml
 from pydantic import TypeAdapter
 
-from deepnets.config.build import annotations_of, signature_of
+from deepnets.config.build import TARGETS, annotations_of, signature_of
 from deepnets.config.frozen import LOADER
 from deepnets.config.places import CONF, SCHEMAS
 from deepnets.config.schema import DEFAULTS, Config, Scale
@@ -62,7 +62,7 @@ def text_of(node: Any, indent: str = "") -> str:
 
 def _targets_in(key: str, node: Any) -> Iterator[tuple[str, str]]:
     if isinstance(node, dict):
-        if "_target_" in node:
+        if node.get("_target_") in TARGETS:
             yield key, node["_target_"]
         for name, value in node.items():
             yield from _targets_in(name, value)

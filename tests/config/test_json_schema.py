@@ -42,9 +42,9 @@ def errors_of(schema: str, text: str) -> list[str]:
 
 
 def test_every_file_suits_the_schema_that_it_names() -> None:
-    for file in FILES:
-        schema = named_schema(file)
-        assert schema.parent == SCHEMAS
+    named = {file: named_schema(file) for file in FILES}
+    assert {schema.parent for schema in named.values()} == {SCHEMAS}
+    for file, schema in named.items():
         assert errors_of(schema.stem, file.read_text()) == [], file
 
 
