@@ -15,6 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from deepnets.errors import UserError
+
 T = TypeVar("T")
 GPU_TIMEOUT = timedelta(minutes=10)  # NCCL's own default, which the mixed backend would replace by gloo's 30
 
@@ -128,12 +130,36 @@ def joined(world: World, device: torch.device) -> Iterator[None]:
     if world.size == 1:
         yield
         return
+    store, *_ = next(dist.rendezvous("env://"))
     if device.type == "cuda":
-        dist.init_process_group("cpu:gloo,cuda:nccl", timeout=GPU_TIMEOUT, device_id=device)
+        check_own_gpu(store, world, str(torch.cuda.get_device_properties(device).uuid))
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl",
+            store=store,
+            rank=world.rank,
+            world_size=world.size,
+            timeout=GPU_TIMEOUT,
+            device_id=device,
+        )
     else:
-        dist.init_process_group("gloo")
+        dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
     yield
     dist.destroy_process_group()  # after an exception the others learn from the end of this process, when all is noted
+
+
+def check_own_gpu(store: dist.Store, world: World, uuid: str) -> None:
+    """Whether no two processes are on one GPU, which NCCL refuses without saying which; `store` is common to them.
+
+    Raises:
+        UserError: two are.
+    """
+    store.set(f"gpu of {world.rank}", uuid)
+    uuids = [store.get(f"gpu of {rank}").decode() for rank in range(world.size)]
+    if len(there := [rank for rank in range(world.size) if uuids[rank] == uuid]) > 1:
+        raise UserError(
+            f"devices={world.size}: processes {' and '.join(map(str, there))} are on one GPU, {uuid}; each needs a GPU "
+            "of its own: start fewer processes, or let each see another one"
+        )
 
 
 def lost_another(error: BaseException) -> bool:

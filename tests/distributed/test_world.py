@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from deepnets.data.batches import EvaluationBatches, TrainingBatches
 from deepnets.data.normalization import fit
 from deepnets.data.source import Split
-from deepnets.distributed.world import ALONE, World, lost_another, world_from_env
+from deepnets.distributed.world import ALONE, World, check_own_gpu, lost_another, world_from_env
 from deepnets.errors import UserError
 from deepnets.training.assembly import prepare
 from deepnets.training.checks import check_settings
@@ -99,3 +100,13 @@ def test_processes_begin_with_equal_weights_and_draws(
     assert len({tuple(draw) for draw in draws}) > 5
     assert torch.equal(random, others[0][2])
     assert torch.equal(random, others[1][2]) is not apart
+
+
+def test_two_processes_on_one_gpu_are_refused_by_its_name() -> None:
+    store = dist.HashStore()
+    for rank, uuid in enumerate(["GPU-a", "GPU-b", "GPU-a"]):
+        store.set(f"gpu of {rank}", uuid)
+    check_own_gpu(store, World(1, 3), "GPU-b")
+    for rank in (0, 2):
+        with pytest.raises(UserError, match="devices=3: processes 0 and 2 are on one GPU, GPU-a; each needs"):
+            check_own_gpu(store, World(rank, 3), "GPU-a")

@@ -3,13 +3,16 @@
 import json
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from deepnets.bench import gpu
-from deepnets.bench.gpu import Found, Part, Unfinished, follow, parts_of, several, throughput, trained, waits
+from deepnets.bench import parts as in_parts
+from deepnets.bench.gpu import parts_of
+from deepnets.bench.parts import Found, Part, Unfinished, follow
+from deepnets.bench.steps import throughput, waits
+from deepnets.bench.trainings import SAVING_SECONDS, analysed, several, stopped, trained
 from deepnets.commands.bench import main
 from deepnets.config.compose import compose
 from deepnets.config.overruled import check_options
@@ -59,7 +62,7 @@ def test_what_does_not_fit_into_the_rest_of_the_time_waits_for_the_next_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(gpu.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(in_parts.time, "monotonic", lambda: now[0])
 
     def slow(seconds: float) -> Found:
         now[0] += seconds
@@ -70,6 +73,10 @@ def test_what_does_not_fit_into_the_rest_of_the_time_waits_for_the_next_command(
         return {}
 
     parts = [Part("quick", quick), Part("slow", slow), Part("last", quick)]
+    short = Part("short", slow, limit=20)
+    assert follow([Part("quick", quick), short], tmp_path / "limited.json", minutes=1)
+    assert json.loads((tmp_path / "limited.json").read_text())["short"] == {"absent": "takes more than 0.333 minutes"}
+
     assert not follow(parts, tmp_path / "gpu.json", minutes=1)
     assert json.loads((tmp_path / "gpu.json").read_text()) == {"quick": {}}
     assert not follow(parts, tmp_path / "gpu.json", minutes=1)
@@ -79,55 +86,101 @@ def test_what_does_not_fit_into_the_rest_of_the_time_waits_for_the_next_command(
     }
 
 
-@pytest.mark.parametrize("layout", gpu.LAYOUTS)
-def test_training_is_timed_in_each_layout(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[bool] = []
+@pytest.mark.slow
+def test_training_is_timed_in_each_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[int, list[bool]] = {}
     convolve = torch.nn.Conv2d.forward
 
     def forward(conv: torch.nn.Conv2d, x: torch.Tensor) -> torch.Tensor:
-        seen.append(x.is_contiguous(memory_format=gpu.LAYOUTS[layout]))
+        layout = torch.channels_last if conv.weight.is_contiguous(memory_format=torch.channels_last) else None
+        seen.setdefault(id(conv), []).append(x.is_contiguous(memory_format=layout or torch.contiguous_format))
         return convolve(conv, x)
 
     monkeypatch.setattr(torch.nn.Conv2d, "forward", forward)
-    found = throughput(layout, 2, NET, iterations=1)["images/s"]
-    assert found.keys() == ({"training", "floor"} if layout == "channels_last" else {"training"})
-    assert all(rate > 0 for rates in found.values() for rate in rates)
-    assert all(seen)
+    found = throughput(["eager channels_last", "graphed NCHW", "eager NCHW"], 1, 1, NET)
+    assert found["images/s"].keys() == {"eager channels_last", "eager NCHW", "floor"}
+    assert all(rate > 0 for rates in found["images/s"].values() for rate in rates)
+    assert found["absent"] == {
+        "graphed NCHW": "step=graphed: CUDA graphs need a GPU, the device is cpu; use step=eager or compiled"
+    }
+    assert len(seen) == 3 * 7
+    assert all(all(calls) for calls in seen.values())
 
 
 def test_an_epoch_is_watched_for_waits() -> None:
     assert waits(NET) == {"waits": 0, "yields": 4 + 1}
 
 
-def test_the_parts_stand_in_their_order(tmp_path: Path) -> None:
-    parts = parts_of(["dataset=cifar10", f"dataset.root={tmp_path}"], tmp_path, 1, "cuda")
+def test_the_parts_stand_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "gpu.json"
+    parts = parts_of(["dataset=cifar10", f"dataset.root={tmp_path}"], file, 1, "cuda")
     names = [part.name for part in parts]
-    assert len(names) == len(set(names)) == 56
-    assert names[:3] == ["environment", "tests", "training resnet20 bf16 eager channels_last"]
+    assert len(names) == len(set(names)) == 42
+    assert names[:5] == [
+        *(
+            "environment",
+            "tests",
+            "tests of compiled code",
+            "the default, trained and analysed",
+            "training resnet20 bf16",
+        )
+    ]
     assert names[-1] == "full protocol resnet110 full_preactivation"
-    for part in parts[-2:]:
-        words, folder = part.measure.args
-        run = compose(words)
-        check_options(run)
-        assert folder_of(run).path == folder.path
+    asked = []
+    monkeypatch.setattr(gpu, "trained", lambda words, folder, seconds: asked.append((words, folder, seconds)))
+    rates = {
+        "eager channels_last": [9.0, 1.0, 2.0],
+        "graphed NCHW": [8.0],
+        "graphed channels_last": [3.0],
+        "floor": [7.0],
+    }
+    file.write_text(json.dumps({"training resnet110 bf16": {"images/s": rates}, "training resnet110 fp32": {}}))
+    parts[-1].measure(60.0)
+    ((words, folder, _),) = asked
+    assert "step=graphed" in words
+    run = compose([word for word in words if "device=" not in word and "step=" not in word])
+    check_options(run)
+    assert folder_of(run).path == folder.path
     assert gpu.environment()["torch"] == str(torch.__version__)
 
 
 @pytest.mark.slow
-def test_parts_in_processes_of_their_own(tmp_path: Path) -> None:
-    assert gpu._child("waits", *NET, 120.0) == {"waits": 0, "yields": 5}
-    assert "training" in gpu._child("throughput", "NCHW", "1", *NET, 120.0)["images/s"]
-    assert "depth is 9" in gpu._child("waits", *NET, "model.depth=9", 120.0)["absent"]
+def test_parts_in_processes_of_their_own() -> None:
+    assert gpu._steps("waits", *NET, 120.0) == {"waits": 0, "yields": 5}
+    assert "eager NCHW" in gpu._steps("throughput", "eager NCHW", 1, 1, *NET, 120.0)["images/s"]
+    assert "depth is 9" in gpu._steps("waits", *NET, "model.depth=9", 120.0)["absent"]
     words = ["memory", "--model", "resnet20", "--modes", "full", "--iterations", "1", "--repeats", "1", "device=cpu"]
     assert len(gpu._bench(*words, 120.0)) == 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stacked", [False, True])
-def test_several_runs_at_once(tmp_path: Path, stacked: bool) -> None:
-    found: dict[str, Any] = several(NET, tmp_path, 2, 120.0, stacked=stacked)
-    assert len(found["images/s of each"]) == 2
-    assert list(tmp_path.iterdir()) == []
+def test_several_runs_at_once(stacked: bool) -> None:
+    assert len(several([*NET, "epochs=3"], 2, 120.0, stacked=stacked)["images_per_second"]) == 2
+
+
+@pytest.mark.slow
+def test_a_run_is_stopped_within_a_part_and_analysed() -> None:
+    found = stopped([*NET, "epochs=40", "deterministic=true", "precision=fp32"], 120.0)
+    assert found["equal"]
+    assert 0 < found["resumed at"] < 160
+    found = analysed([*NET, "epochs=1"], "cpu", 120.0)
+    assert found.keys() == {"test_error", "seconds", "device", "precision", "lesion"}
+    assert any("deleted" in line for line in found["lesion"])
+
+
+@pytest.mark.nightly
+def test_the_whole_command_but_its_long_trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU, with one small network in place of four: no part but what needs a GPU is absent."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(gpu, "MODELS", {"resnet20": 1})
+    file = tmp_path / "gpu.json"
+    assert follow(parts_of(TINY[:-1], file, 1, "cpu")[:-2], file, 60)
+    found = json.loads(file.read_text())
+    absent = {name: part["absent"] for name, part in found.items() if part.get("absent")}
+    graphs = [absent.pop(name) for name in list(absent) if "graph" in name or "training" in name]
+    assert all("graph" in str(reason) for reason in graphs), graphs
+    assert absent == {}
 
 
 @pytest.mark.slow
@@ -139,7 +192,7 @@ def test_a_training_is_stopped_and_resumed(tmp_path: Path, monkeypatch: pytest.M
     words = [*config.overrides]
     (tmp_path / "slow").touch()
     with pytest.raises(Unfinished):
-        trained(words, folder_of(config), gpu.SAVING_SECONDS + 30)
+        trained(words, folder_of(config), SAVING_SECONDS + 30)
     (tmp_path / "slow").unlink()
     assert trained(words, folder_of(config), 200)["status"] == "finished"
     assert "resuming at iteration" in (folder_of(config).path / "log.txt").read_text()
