@@ -5,6 +5,7 @@ import re
 
 # Of a network, or of a process: no file's.
 NO_FILE = (ConnectionError, TimeoutError, ChildProcessError, ProcessLookupError)
+LONGEST = 200  # characters of a value in a message
 NO_MEMORY = re.compile(r"[Cc]an(not|'t) allocate memory|out of memory|can't start new thread")
 
 
@@ -24,6 +25,12 @@ def of_system(error: BaseException) -> str | None:
     if isinstance(error, OSError) and error.errno is not None and not isinstance(error, NO_FILE):
         return f"{error.filename}: {error.strerror}" if error.filename else first_line(error)
     return None
+
+
+def brief(value: object) -> str:
+    """The value as Python writes it, in one line; a long one cut off."""
+    text = repr(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
 def first_line(error: BaseException) -> str:

@@ -1,6 +1,7 @@
 """Configuration nodes: a `_target_` and its arguments, checked against its signature before anything is called."""
 
 import inspect
+import re
 from collections.abc import Callable, Collection
 from dataclasses import is_dataclass
 from functools import cache, partial
@@ -11,7 +12,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from deepnets.config.project import trusted_names
 from deepnets.config.schema import Config
-from deepnets.errors import UserError
+from deepnets.errors import UserError, brief
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -71,8 +72,10 @@ TARGETS = frozenset(
 )
 
 LARGEST = 2**63  # what torch takes for a number
+LONGEST_TARGET = 200  # characters
 WORDS = {
     "Input should be": "must be",
+    "String should match pattern '^[^\\x00-\\x1f\\x7f]+$'": "must be a text of one line",
     "String should": "must",
     "greater than or equal to": "at least",
     "less than or equal to": "at most",
@@ -89,7 +92,7 @@ def build(where: str, node: dict[str, Any], trusted: Collection[str] = (), **run
             target refuses its values.
     """
     if not isinstance(node, dict):
-        raise UserError(f"{where}={node}: choose one of its options")
+        raise UserError(f"{where}={brief(node)}: choose one of its options")
     _check(where, node, trusted_names(trusted), runtime)
     try:
         return _built(node, runtime)
@@ -147,14 +150,16 @@ def _check(
 ) -> None:
     target = node.get("_target_")
     if not isinstance(target, str) or (target not in TARGETS and target not in trusted):
-        raise UserError(
-            f"{where}._target_: {target!r} is not one of the classes a configuration may name. If it is your own and "
-            f"you trust it, list it in a project's file that --project names, or add 'trusted_targets=[{target}]' to "
-            f"the command line; analyze and deepnets.run take --trust {target}."
-        )
+        message = f"{where}._target_: {brief(target)} is not one of the classes a configuration may name."
+        if isinstance(target, str) and re.fullmatch(r"\w+(\.\w+)+", target) and len(target) < LONGEST_TARGET:
+            message += (
+                " If it is your own and you trust it, list it in a project's file that --project names, or add "
+                f"'trusted_targets=[{target}]' to the command line; analyze and deepnets.run take --trust {target}."
+            )
+        raise UserError(message)
     is_partial = node.get("_partial_", False)
     if not isinstance(is_partial, bool):
-        raise UserError(f"{where}._partial_: got {is_partial!r}; must be true or false")
+        raise UserError(f"{where}._partial_: got {brief(is_partial)}; must be true or false")
     if is_partial and not nested:
         raise UserError(f"{where}._partial_: only a nested node may leave arguments open")
     arguments = {key: value for key, value in node.items() if key not in ("_target_", "_partial_")}
@@ -167,7 +172,7 @@ def _check(
     unknown = [key for key in arguments if key not in parameters or key in runtime]
     if unknown:
         allowed = ", ".join(name for name in parameters if name not in runtime) or "none"
-        raise UserError(f"{where}: unknown key {unknown[0]!r}; {target} takes: {allowed}")
+        raise UserError(f"{where}: unknown key {brief(unknown[0])}; {target} takes: {allowed}")
     for key, value in arguments.items():
         _check_nested(f"{where}.{key}", value, trusted)
         if key in annotations and not (isinstance(value, dict) and "_target_" in value):
@@ -192,7 +197,7 @@ def _check_nested(where: str, value: Any, trusted: Collection[str]) -> None:
         for index, inner in enumerate(value):
             _check_nested(f"{where}[{index}]", inner, trusted)
     elif isinstance(value, int) and abs(value) >= LARGEST:
-        raise UserError(f"{where}: got {value!r}; must be below {LARGEST}")
+        raise UserError(f"{where}: got {brief(value)}; must be below {LARGEST}")
 
 
 def _check_type(where: str, value: Any, annotation: Any, strict: bool = True) -> None:
@@ -201,7 +206,7 @@ def _check_type(where: str, value: Any, annotation: Any, strict: bool = True) ->
     except ValidationError as error:
         first = error.errors()[0]
         path = "".join(f"[{index}]" for index in first["loc"] if isinstance(index, int))
-        raise UserError(f"{where}{path}: got {first['input']!r}; {_said(first['msg'])}") from None
+        raise UserError(f"{where}{path}: got {brief(first['input'])}; {_said(first['msg'])}") from None
 
 
 def _said(message: str) -> str:

@@ -8,9 +8,11 @@ from pathlib import Path
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from deepnets.config.frozen import LONGEST, plain_yaml
 from deepnets.config.places import CONF
 from deepnets.config.schema import DEFAULTS, Search
 from deepnets.errors import UserError
+from deepnets.system.files import read_text
 
 
 class _Content(BaseModel):
@@ -46,7 +48,7 @@ def read_project(file: str | Path) -> Project:
     """
     path = Path(file).expanduser().absolute()
     try:
-        content = _Content.model_validate(yaml.safe_load(path.read_text()) or {})
+        content = _Content.model_validate(plain_yaml(read_text(path, LONGEST)) or {})
     except OSError as error:
         raise UserError(f"{file}: cannot be read as a project's file: {error.strerror}") from error
     except yaml.YAMLError as error:
@@ -55,6 +57,8 @@ def read_project(file: str | Path) -> Project:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise UserError(f"{file}: {where}: {first['msg']}; it may hold options, defaults and trusted") from error
+    except ValueError as error:
+        raise UserError(f"{file}: cannot be read as a project's file: {error}") from error
     options = path.parent / content.options if content.options else None
     if options:
         check_options_folder(options)

@@ -21,6 +21,7 @@ from deepnets.data.source import DataFiles, Source
 from deepnets.data.streamed import StreamedEvaluation, StreamedTraining, Streams, mean_image
 from deepnets.distributed.world import ALONE, World
 from deepnets.errors import UserError
+from deepnets.system.ranges import Factor, Natural, Size
 
 CLASSES = 1000
 PUBLISHED = (1_281_167, 50_000)  # images for training and validation
@@ -47,19 +48,19 @@ class ImageNet:
     def __init__(
         self,
         root: str,
-        classes: Annotated[int, Field(ge=2)],
-        every_class: Annotated[int, Field(ge=1)],
-        size: Annotated[int, Field(ge=32)],
+        classes: Annotated[int, Field(ge=2, le=100_000)],
+        every_class: Size,
+        size: Annotated[int, Field(ge=32, le=4096)],
         crop: Crop,
-        jitter: Annotated[float, Field(ge=0, le=1)],
-        lighting: Annotated[float, Field(ge=0)],
+        jitter: Factor,
+        lighting: Factor,
         flip: bool,
         normalization: Literal["channel", "pixel_mean"],
         view: ViewName,
-        validation: Annotated[int, Field(ge=0)],
+        validation: Natural,
         incomplete: bool,
         skip_unreadable: bool,
-        workers: Annotated[int, Field(ge=0)] | None,
+        workers: Annotated[int, Field(ge=0, le=1024)] | None,
     ) -> None:
         if every_class > classes // 2:
             raise UserError(f"every_class={every_class}: at least two of the {classes} classes must be left")

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from deepnets.command import run_command
 from deepnets.data.image_files import listed
-from deepnets.errors import UserError
+from deepnets.errors import UserError, first_line
 
 SHARD = "64MB"
 SPLITS = ("train", "val")
@@ -54,9 +54,11 @@ class Shards:
 
     def read(self, image: int) -> Tensor:
         """Its bytes, uint8."""
-        return torch.frombuffer(
-            bytearray(_opened(self.folder, os.getpid())[int(self.places[image])]), dtype=torch.uint8
-        )
+        opened, place = _opened(self.folder, os.getpid()), int(self.places[image])
+        try:
+            return torch.frombuffer(bytearray(opened[place]), dtype=torch.uint8)
+        except Exception as error:  # damage shows as nearly anything in the library
+            raise OSError(f"{type(error).__name__}, {first_line(error)}") from error
 
 
 def is_sharded(folder: Path) -> bool:
@@ -66,8 +68,21 @@ def is_sharded(folder: Path) -> bool:
 
 def sharded(folder: Path, classes: int, every: int) -> Shards:
     """The images of every `every`-th class in the shards of `folder`; raises UserError as `listed` does."""
-    with np.load(folder / ABOUT, allow_pickle=False) as about:
-        names, labels, known = about["names"], about["labels"], about["classes"].tolist()
+    try:
+        with np.load(folder / ABOUT, allow_pickle=False) as about:
+            names, labels, names_of_classes = about["names"], about["labels"], about["classes"]
+        known = names_of_classes.tolist()
+        texts = names.dtype.kind == "S" and names_of_classes.dtype.kind == "U"
+        if not (texts and names_of_classes.ndim == names.ndim == 1):
+            raise ValueError("its names are no texts")
+        if not (labels.dtype == np.int64 and labels.shape == names.shape):
+            raise ValueError("it has not a label for each name")
+        if not np.array_equal(np.unique(labels), np.arange(len(known))):
+            raise ValueError(f"its labels do not number its {len(known)} classes")
+    except Exception as error:  # a damaged zip raises nearly anything
+        raise UserError(
+            f"{folder / ABOUT}: does not describe shards ({first_line(error)}): write them again"
+        ) from error
     if len(known) != classes:
         raise UserError(f"{folder} has {len(known)} classes, expected are {classes}: set dataset.classes={len(known)}")
     places = np.flatnonzero(labels % every == 0)
@@ -81,7 +96,10 @@ def _opened(folder: Path, process: int) -> Any:
         from litdata import StreamingDataset
     except ImportError as error:
         raise UserError(f"{folder} holds shards: install what reads them by pip install 'deepnets[shards]'") from error
-    return StreamingDataset(str(folder), shuffle=False)
+    try:
+        return StreamingDataset(str(folder), shuffle=False)
+    except Exception as error:  # damage shows as nearly anything in the library
+        raise UserError(f"{folder}: holds no readable shards ({first_line(error)}): write them again") from error
 
 
 def write(tree: Path, out: Path) -> None:

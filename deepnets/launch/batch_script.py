@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from deepnets.errors import UserError
 from deepnets.launch.child import OUTPUT
 
 # SLURM's warning goes to this shell alone (--signal=B:), the SIGTERM that ends a job to this shell and on some clusters
@@ -60,7 +61,12 @@ def batch_script(
     """The script of an array whose task i executes the folder in line i of the file `rows`.
 
     A run that saved because its limit is near is queued again; any other exit code becomes the task's.
+
+    Raises:
+        UserError: a line break, behind which a directive would be a command of the script.
     """
+    if broken := [word for word in (*directives, str(rows)) if "\n" in word]:
+        raise UserError(f"launcher=slurm: {broken[0]!r}: a line break cannot be part of it")
     trust = [f"--trust={target}" for target in trusted]
     run = " ".join([shlex.join([sys.executable, "-m", "deepnets.run"]), '"$row"', *map(shlex.quote, trust)])
     body = BODY.format(

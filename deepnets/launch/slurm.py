@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count, groupby
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import filelock
+from annotated_types import Ge, Le
 
 from deepnets.config.places import program
 from deepnets.config.schema import Config
@@ -23,7 +24,8 @@ from deepnets.launch.slurm_queue import ROWS, Retry, key_of, queued_rows, rows_o
 from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.status import read_state
 from deepnets.runs.watch import follow
-from deepnets.system.ranges import Count, Name, Natural, Size
+from deepnets.system.files import make_own_folder
+from deepnets.system.ranges import Count, Name, Size
 
 POLL_SECONDS = 5  # between two looks at the queue, which all users of a cluster share
 EARLY_SECONDS = 60  # SLURM signals up to this much earlier than asked
@@ -38,14 +40,14 @@ class Slurm:
 
     in_process: ClassVar[bool] = False
 
-    partition: str | None
-    account: str | None
+    partition: Name | None
+    account: Name | None
     time: Count | Name | None
     nodes: Size
-    gpus: Natural | None
+    gpus: Annotated[int, Ge(0), Le(1024)] | None
     cpus: Size | None
     at_once: Size | None
-    warning: Count
+    warning: Annotated[int, Ge(1), Le(65_535)]  # as sbatch takes it
     options: dict[str, bool | int | str] | None
     wait: bool
     retry: Retry | None
@@ -173,9 +175,10 @@ class Slurm:
 
 
 def _new_directory(parent: Path) -> Path:
+    make_own_folder(parent)
     for number in count(1):
         with suppress(FileExistsError):
-            (parent / str(number)).mkdir(parents=True)
+            (parent / str(number)).mkdir()
             return parent / str(number)
     raise AssertionError
 

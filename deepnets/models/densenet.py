@@ -11,7 +11,7 @@ from deepnets.models.ordering import Ordering
 from deepnets.models.resize import Resize
 from deepnets.models.survival import Survival
 from deepnets.models.unit import UnitDesign
-from deepnets.system.ranges import Count, Kernel, PositiveFactor, Rate, Size
+from deepnets.system.ranges import Count, Depth, Kernel, PositiveFactor, Rate, Size
 
 
 class DenseNet(UnitNetwork):
@@ -28,7 +28,7 @@ class DenseNet(UnitNetwork):
     def __init__(
         self,
         *,
-        units: Sequence[Size],
+        units: Sequence[Depth],
         growth: Size,
         bottleneck: Size | None,
         compression: PositiveFactor,

@@ -8,7 +8,7 @@ from deepnets.models.initialization import Initialization, initialize
 from deepnets.models.layers import Conv, Layers
 from deepnets.models.ordering import Ordering
 from deepnets.models.unit import Unit, UnitDesign
-from deepnets.system.ranges import Size
+from deepnets.system.ranges import Depth, Size
 
 
 class FullyConnected(nn.Module):
@@ -23,7 +23,7 @@ class FullyConnected(nn.Module):
     def __init__(
         self,
         *,
-        depth: Size,
+        depth: Depth,
         width: Size,
         layer: Sequence[str],
         shortcut: Callable[..., nn.Module],

@@ -8,7 +8,7 @@ from torch.nn.functional import normalize
 
 from deepnets.models.layers import Conv
 from deepnets.models.resize import ShortcutShape, ZeroPadding
-from deepnets.system.ranges import NotNegative
+from deepnets.system.ranges import NotNegative, Real
 
 
 class SeparatelyGated(nn.Module):
@@ -18,7 +18,7 @@ class SeparatelyGated(nn.Module):
     1 with the unit's stride; the biases start as `carry_bias` and `transform_bias`.
     """
 
-    def __init__(self, *, transform_bias: float, carry_bias: float, ends: ShortcutShape) -> None:
+    def __init__(self, *, transform_bias: Real, carry_bias: Real, ends: ShortcutShape) -> None:
         super().__init__()
         self.transform_bias, self.carry_bias = transform_bias, carry_bias
         self.resize = ends.resized()
@@ -66,7 +66,7 @@ class Delta(nn.Module):
     linear in the unit's input here, one for each position; which layers the authors use for them is not confirmed.
     """
 
-    def __init__(self, *, bias: float, ends: ShortcutShape) -> None:
+    def __init__(self, *, bias: Real, ends: ShortcutShape) -> None:
         super().__init__()
         self.bias = bias
         self.resize = ends.resized()

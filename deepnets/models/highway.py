@@ -12,7 +12,7 @@ from deepnets.models.initialization import Initialization, initialize
 from deepnets.models.layers import Conv, Layers
 from deepnets.models.ordering import Ordering
 from deepnets.models.unit import Unit, UnitDesign
-from deepnets.system.ranges import Count, Kernel, Natural, NotNegative, Rate, Size
+from deepnets.system.ranges import Count, Kernel, NotNegative, Rate, Size, Units
 
 
 class Highway(nn.Module):
@@ -32,8 +32,8 @@ class Highway(nn.Module):
         *,
         layer: Sequence[str],
         widths: Sequence[Size],
-        entries: Sequence[Sequence[Natural] | None],
-        units: Sequence[Natural],
+        entries: Sequence[Sequence[Units] | None],
+        units: Sequence[Units],
         kernels: Sequence[Kernel],
         pools: Sequence[Sequence[Kernel] | None],
         dropouts: Sequence[Rate],

@@ -14,7 +14,7 @@ from deepnets.models.ordering import Ordering
 from deepnets.models.resize import Resize
 from deepnets.models.survival import Survival
 from deepnets.models.unit import UnitDesign
-from deepnets.system.ranges import Count, Kernel, Natural, Rate, Size
+from deepnets.system.ranges import Count, Depth, Kernel, Natural, Rate, Size
 
 
 class ResNet(UnitNetwork):
@@ -35,8 +35,8 @@ class ResNet(UnitNetwork):
     def __init__(
         self,
         *,
-        depth: Size | None,
-        units: Sequence[Size] | None,
+        depth: Depth | None,
+        units: Sequence[Depth] | None,
         widths: Sequence[Size],
         kernels: Sequence[Kernel],
         expansion: Kernel,

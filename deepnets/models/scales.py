@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from deepnets.models.resize import ShortcutShape
-from deepnets.system.ranges import Factor, NotNegative
+from deepnets.system.ranges import Factor, NotNegative, Real
 
 
 class ScaledBranch(nn.Module):
@@ -42,9 +42,7 @@ class PerUnit(nn.Module):
     Raises ValueError for lists of another length than the number of units.
     """
 
-    def __init__(
-        self, *, shortcut_scales: Sequence[float], branch_scales: Sequence[float], ends: ShortcutShape
-    ) -> None:
+    def __init__(self, *, shortcut_scales: Sequence[Real], branch_scales: Sequence[Real], ends: ShortcutShape) -> None:
         super().__init__()
         for name, scales in {"shortcut_scales": shortcut_scales, "branch_scales": branch_scales}.items():
             if len(scales) != ends.units:

@@ -10,7 +10,7 @@ from deepnets.models.dropout import dropout
 from deepnets.models.layers import Conv
 from deepnets.models.resize import ShortcutShape
 from deepnets.models.share import Share
-from deepnets.system.ranges import Kernel, Rate
+from deepnets.system.ranges import Kernel, Rate, Real
 
 
 class Identity(nn.Module):
@@ -27,7 +27,7 @@ class Identity(nn.Module):
 class Scaled(nn.Module):
     """y = a x + b r with constants a and b; (0, 1) is the plain net: He et al. 2016, Fig. 2(b)."""
 
-    def __init__(self, *, shortcut_scale: float, branch_scale: float, ends: ShortcutShape) -> None:
+    def __init__(self, *, shortcut_scale: Real, branch_scale: Real, ends: ShortcutShape) -> None:
         super().__init__()
         self.shortcut_scale = shortcut_scale
         self.branch_scale = branch_scale
@@ -55,7 +55,7 @@ class Gated(nn.Module):
     """
 
     def __init__(
-        self, *, bias: float, exclusive: bool, kernel: Kernel | None, batchnorm: bool, ends: ShortcutShape
+        self, *, bias: Real, exclusive: bool, kernel: Kernel | None, batchnorm: bool, ends: ShortcutShape
     ) -> None:
         super().__init__()
         if kernel is not None and (kernel < 1 or kernel % 2 == 0):

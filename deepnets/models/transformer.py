@@ -14,7 +14,7 @@ from deepnets.models.network import UnitNetwork
 from deepnets.models.ordering import Ordering
 from deepnets.models.survival import Survival
 from deepnets.models.unit import UnitDesign
-from deepnets.system.ranges import Kernel, Positive, Rate, Size
+from deepnets.system.ranges import Depth, Kernel, Positive, Rate, Size
 
 Readout = Literal["class_token", "mean"]
 
@@ -34,7 +34,7 @@ class Transformer(UnitNetwork):
     def __init__(
         self,
         *,
-        depth: Size,
+        depth: Depth,
         width: Size,
         heads: Size,
         mlp_ratio: Size,

@@ -7,11 +7,11 @@ from typing import Any
 
 from tensorboard.plugins.hparams.api_pb2 import Status
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
-from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
 from deepnets.config.schema import Config, Selection
 from deepnets.monitor.choices import choices_of
+from deepnets.monitor.events import event_writer
 from deepnets.monitor.pictures import pixels, profile, tiles
 from deepnets.monitor.units import PROBE_IMAGES, first_filters, gate_activity, gradient_norms
 from deepnets.training.fit import Training
@@ -56,7 +56,7 @@ class Dashboard:
             training.batch and training.iteration == training.iterations
         )
         purge = training.iteration + (not evaluates) if training.iteration else None
-        self.writer = SummaryWriter(str(folder), purge_step=purge)
+        self.writer = event_writer(folder, purge_step=purge)
         self.metric = "error/selected" if config.selection is Selection.best_validation else "error/test"
         if training.iteration == 0:
             self._begin(choices_of(config, origin), is_table=config.sweep is not None)

@@ -1,6 +1,5 @@
 """Records: the small files of runs that have ended, to commit beside the code."""
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from deepnets.results.read import Run, read_runs
 from deepnets.results.writing import writing
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.status import DIVERGED, FINISHED
+from deepnets.system.files import write_atomically
 
 
 def keep(paths: Sequence[Path], into: Path) -> int:
@@ -43,8 +43,8 @@ def keep(paths: Sequence[Path], into: Path) -> int:
 
 def _copy(run: Run, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(run.folder.path / "metrics.csv", folder / "metrics.csv")
+    write_atomically(folder / "metrics.csv", (run.folder.path / "metrics.csv").read_bytes())
     # An earlier version may have written another identity of the same run.
     RunFolder(folder).write_json("result.json", {**run.result, "identity": identity_hash(run.folder.config)})
     config = run.config | {"output_root": "outputs", "dataset": run.config["dataset"] | {"root": "data"}}
-    (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    write_atomically(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))

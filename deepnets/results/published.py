@@ -105,9 +105,12 @@ def sweep_of(file: Path) -> dict[str, Any]:
         return {}
     try:
         content = yaml.safe_load(file.read_text()) or {}
-    except yaml.YAMLError as error:
-        raise UserError(f"{file}: cannot be read as YAML ({error}); correct it") from error
-    return content.get("sweep") or {}
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"{file}: cannot be read as YAML ({' '.join(str(error).split())}); correct it") from error
+    sweep = content.get("sweep") or {} if isinstance(content, dict) else None
+    if not isinstance(sweep, dict):
+        raise UserError(f"{file}: its sweep must be a node, as that of conf/sweep/digits_shortcuts.yaml; correct it")
+    return sweep
 
 
 def _numbers(reported: dict[str, Any]) -> dict[tuple[str, str], Any]:

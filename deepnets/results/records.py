@@ -23,6 +23,7 @@ from deepnets.results.writing import writing
 from deepnets.runs.folder import RunFolder, run_folders
 from deepnets.system.files import write_atomically
 
+ENTRIES = {"protocol", "device", "threads", "seconds"}  # of result.json
 ABOUT = "about.md"  # what a person writes about a table; {{ table }} is where its numbers stand
 
 
@@ -108,7 +109,8 @@ def _about(folder: Path, name: str, **values: str) -> str:
 
 def _table_text(table: Table) -> str:
     """Sweep file, protocol, seeds, arithmetic and the numbers."""
-    runs = [run for column in table.columns for run in column.runs]
+    # Of a file that cannot be read, or that lacks what a result has, a warning below says so.
+    runs = [run for column in table.columns for run in column.runs if run.config and run.result.keys() >= ENTRIES]
     file = SWEEPS / f"{table.name}.yaml"
     facts = {
         "Protocol": _several(run.result["protocol"].removeprefix("protocol: ") for run in runs),
@@ -116,7 +118,7 @@ def _table_text(table: Table) -> str:
         "Runs": f"{len(runs)}, seeds {_listed(run.seed for run in runs)}, {_hours(runs)}",
         "Hardware": _listed(_hardware(run.result) for run in runs),
     }
-    lines = "\n".join(f"* {name}: {text}" for name, text in facts.items() if text)
+    lines = "\n".join(f"* {name}: {text}" for name, text in facts.items() if text and runs)
     warnings = "".join(f"\n* Warning: {warning}" for warning in table.warnings)
     return f"{lines}{warnings}\n\n{markdown_sheets(table)}".strip()
 
@@ -124,6 +126,8 @@ def _table_text(table: Table) -> str:
 def _several(protocols: Iterable[str]) -> str:
     """The one most runs have, with the number of others."""
     counts = Counter(protocols).most_common()
+    if not counts:
+        return ""
     return counts[0][0] + (f"; one of {len(counts)}, see result.json for the others" if len(counts) > 1 else "")
 
 

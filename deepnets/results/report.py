@@ -24,6 +24,7 @@ from deepnets.results.table import Table, tables_of
 from deepnets.results.terminal import console_for, print_sheet
 from deepnets.results.writing import writing
 from deepnets.runs.folder import RunFolder, run_folders
+from deepnets.system.files import make_own_folder
 
 EXPORTS = {"csv": to_csv, "latex": to_latex, "markdown": to_markdown}
 STANDARD_OUTPUT = Path("-")
@@ -60,6 +61,8 @@ def report(
                 file.write_text(text)
             console.print(f"{kind:<12} {RunFolder(file)}", soft_wrap=True, markup=False)
     folder = output or paths[0] / "report"
+    if not output:
+        make_own_folder(folder)
     pictures = pictures_of(tables, logarithmic)
     pairs = [sheet.cut(MOST_ON_PAGE) for sheets in comparisons for sheet in sheets]
     title = " and ".join(dict.fromkeys(table.name for table in tables))

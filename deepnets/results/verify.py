@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from deepnets.errors import UserError
+from deepnets.errors import UserError, brief
 from deepnets.results.read import Run, read_runs
 from deepnets.runs.evidence import Evidence
 from deepnets.runs.record import data_of, differing
@@ -16,6 +16,7 @@ from deepnets.training.assembly import prepare
 from deepnets.training.fit import fit
 from deepnets.training.hardware import describe, find_device
 
+NEEDED = {"beginning", "data", "threads", "precision", "versions", "device", "processes"}
 COMPARED = 5  # losses, where bits cannot be equal: rounding grows with each further iteration
 TOLERANCE = {"float32": 1e-3, "bfloat16": 3e-2}  # of the largest relative difference of these losses
 
@@ -31,7 +32,7 @@ def verify(paths: Sequence[Path], root: str) -> int:
         UserError: a folder has no runs, a run has no `beginning` in its result, or the data are others.
     """
     runs = read_runs(paths)
-    if old := [str(run.folder) for run in runs if "beginning" not in run.result]:
+    if old := [str(run.folder) for run in runs if not run.result.keys() >= NEEDED]:
         raise UserError(f"{old[0]}: its result holds no beginning to compare with ({len(old)} of {len(runs)} runs)")
     return max([_verify(run, root) for run in runs])
 
@@ -39,6 +40,8 @@ def verify(paths: Sequence[Path], root: str) -> int:
 def _verify(run: Run, root: str) -> int:
     result = run.result
     frozen = run.folder.config
+    if result["precision"] not in TOLERANCE:
+        raise UserError(f"{run.folder}: its result names no arithmetic of deepnets, {brief(result['precision'])}")
     config = replace(frozen, dataset=frozen.dataset | {"root": root}, device="auto")
     device = find_device(config.device)
     if others := differing(result["data"], data_of(config, device)):
@@ -68,7 +71,7 @@ def _verify(run: Run, root: str) -> int:
 
 def _others(result: dict[str, Any], launcher: dict[str, Any], device: torch.device) -> list[str]:
     """What is not as it was, so that bits need not be equal."""
-    then = {"torch": result["versions"]["torch"], "device": result["device"]}
+    then = {"torch": result["versions"].get("torch"), "device": result["device"]}
     now = {"torch": version("torch"), "device": describe(device)}
     words = [f"{name} {then[name]} then, {now[name]} now" for name in then if then[name] != now[name]]
     words += ["trained by several processes"] * (result["processes"] != {"0": 1})

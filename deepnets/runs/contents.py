@@ -1,10 +1,13 @@
 """What the JSON files of a run folder hold. Whatever was there before an entry was is a run's file too."""
 
 from datetime import datetime
-from typing import Any, Literal, Required
+from typing import Annotated, Any, Literal, Required
 
+from annotated_types import MinLen
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
+
+from deepnets.runs.bits import unpacked
 
 Number = float | None
 
@@ -50,6 +53,13 @@ class Origin(TypedDict, total=False):
     claims: list[Any]
 
 
+class Beginning(TypedDict):
+    """See `deepnets.runs.evidence`."""
+
+    losses: Annotated[list[Number], MinLen(1)]
+    weights: str
+
+
 class Result(TypedDict, total=False):
     """result.json; that of a run that failed has the first three only."""
 
@@ -80,7 +90,7 @@ class Result(TypedDict, total=False):
     versions: dict[str, str]
     python: str
     claims: list[Any]
-    beginning: dict[str, Any]
+    beginning: Beginning
     test_right: str
 
 
@@ -105,3 +115,8 @@ def check_contents(name: str, content: dict[str, Any]) -> None:
             first = error.errors()[0]
             place = ".".join(map(str, first["loc"]))
             raise ValueError(f"{place}: {first['msg']}") from None
+    if "test_right" in content:
+        images = content.get("data", {}).get("test")
+        if not isinstance(images, int):
+            raise ValueError("data.test: is not the number of test images")
+        unpacked(content["test_right"], images)

@@ -12,6 +12,8 @@ from deepnets.runs import checkpoint
 from deepnets.runs.folder import RunFolder
 from deepnets.training.fit import Training
 
+LARGEST = 100_000  # channels or pixels, as `deepnets.system.ranges.Size`
+
 ENTRIES: dict[str, Any] = {
     "history": list,
     "seconds": int | float,
@@ -58,7 +60,15 @@ def malformed(state: Any) -> str | None:
             value = value.get(name) if isinstance(value, dict) else None
         if not isinstance(value, kind):
             return f"{place} is missing or of another type"
-    return None
+    shape = state["frozen"]["shape"]
+    if len(shape) != 3 or not all(isinstance(length, int) and 0 < length <= LARGEST for length in shape):
+        return f"frozen.shape is {shape}"
+    return None if is_state(state["training"]["model"]) else "training.model is not of weights by name"
+
+
+def is_state(value: Any) -> bool:
+    """Whether it is tensors by name, as `state_dict` of a network returns them."""
+    return isinstance(value, dict) and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in value.items())
 
 
 def resume(folder: RunFolder, state: dict[str, Any], training: Training) -> list[str]:

@@ -8,23 +8,33 @@ from typing import Any
 
 import torch
 from omegaconf import OmegaConf
+from pydantic import BaseModel, Json, ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from deepnets.config.identity import difference, identity
 from deepnets.config.schema import Config
-from deepnets.errors import UserError
+from deepnets.errors import UserError, first_line
 from deepnets.models.resnet import ResNet
 from deepnets.runs.execution import described
 from deepnets.runs.folder import RunFolder
-from deepnets.runs.saved import load
+from deepnets.runs.saved import is_state, load
 from deepnets.runs.torchvision import torchvision_names, torchvision_network
-from deepnets.system.files import write_atomically
+from deepnets.system.files import fresh, new_name, write_atomically
+from deepnets.system.ranges import Size
 from deepnets.training.assembly import model_of
 
 FILE = "weights.safetensors"
 TOLERANCE = 1e-4  # of the largest logit: two orders of operations differ by rounding
+
+
+class _Metadata(BaseModel):
+    """What `write_weights` notes in a file besides the weights."""
+
+    run: Json[dict[str, Any]]
+    shape: Json[tuple[Size, Size, Size]]
+    classes: Size
 
 
 @dataclass(frozen=True)
@@ -64,13 +74,14 @@ def read_weights(folder: str | Path, trusted: Sequence[str] = ()) -> Weights:
         raise UserError("\n".join([f"{run_folder}: no checkpoint to load", *described(damaged)]))
     state, about = _read_safetensors(file)
     try:
-        differing = difference(json.loads(about["run"]), config)
-        shape, classes = tuple(json.loads(about["shape"])), int(about["classes"])
-    except (KeyError, ValueError) as error:
-        raise UserError(f"{file}: was not written by deepnets: {error!r} in its metadata") from error
-    if differing:
+        made = _Metadata.model_validate(about)
+    except ValidationError as error:
+        first = error.errors()[0]
+        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise UserError(f"{file}: was not written by deepnets: in its metadata, {reason}") from error
+    if differing := difference(made.run, config):
         raise UserError(f"{file}: weights of another run than its config.yaml: {', '.join(differing)} differ")
-    return Weights(state, config, shape, classes)
+    return Weights(state, config, made.shape, made.classes)
 
 
 def write_weights(weights: Weights, folder: Path) -> Path:
@@ -153,9 +164,14 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
         for name in own.keys() & state.keys()
         if own[name].shape != state[name].shape
     ]
+    wrong += [
+        f"{name} holds {str(tensor.dtype).removeprefix('torch.')}, not real numbers in memory"
+        for name, tensor in state.items()
+        if tensor.layout != torch.strided or tensor.is_meta or tensor.is_complex() or tensor.is_quantized
+    ]
     if wrong:
         raise UserError(f"the weights are of another network: {min(wrong)} ({len(wrong)} differences)")
-    model.load_state_dict(state, assign=True)
+    model.load_state_dict({name: tensor.to(own[name].dtype) for name, tensor in state.items()}, assign=True)
 
 
 def read_state(file: Path) -> dict[str, Tensor]:
@@ -164,13 +180,15 @@ def read_state(file: Path) -> dict[str, Tensor]:
     Raises:
         UserError: the file cannot be read as one.
     """
+    if not file.is_file():
+        raise UserError(f"{file}: no such file of weights")
     if file.suffix == ".safetensors":
         return _read_safetensors(file)[0]
     try:
         state: Any = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # damage shows as nearly any exception
-        raise UserError(f"{file}: cannot be read as weights: {' '.join(str(error).split())}") from error
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise UserError(f"{file}: cannot be read as weights: {first_line(error)}") from error
+    if not is_state(state):
         raise UserError(f"{file}: holds more than weights by name; save a network's state_dict()")
     return state
 
@@ -185,7 +203,7 @@ def _read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 def _write_safetensors(state: Mapping[str, Tensor], file: Path, about: dict[str, str]) -> Path:
     """The file appears complete or not at all."""
-    new = file.with_name(file.name + ".new")
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}, new, about)
-    new.replace(file)
+    with fresh(file) as new:
+        new.write(save({name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}, about))
+    new_name(file).replace(file)
     return file

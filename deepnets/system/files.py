@@ -1,5 +1,6 @@
 """How files that matter are written and read: whole or not at all, on disk before the next, never by a link."""
 
+import errno
 import json
 import os
 from collections.abc import Iterator
@@ -33,13 +34,13 @@ def new_name(path: Path) -> Path:
     return path.with_name(path.name + ".new")
 
 
-def write_atomically(path: Path, text: str, durable: bool = True) -> None:
+def write_atomically(path: Path, content: str | bytes, durable: bool = True) -> None:
     """Replace the file in one step, so that a kill at any instant leaves the old or the new one.
 
     If `durable`, so does a loss of power; it takes some milliseconds.
     """
     with fresh(path, durable) as file:
-        file.write(text.encode())
+        file.write(content.encode() if isinstance(content, str) else content)
     new_name(path).replace(path)
     if durable:
         flush_folder(path.parent)
@@ -60,6 +61,17 @@ def make_folder(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for each in missing:
         flush_folder(each.parent)
+
+
+def make_own_folder(folder: Path) -> None:
+    """Create a folder inside of a run's or a sweep's, whose name is not the user's choice.
+
+    Raises:
+        OSError: it is a link, which is not followed, or cannot be created.
+    """
+    if folder.is_symlink():
+        raise OSError(errno.ELOOP, "is a link, and is not followed; put a folder in its place", str(folder))
+    folder.mkdir(parents=True, exist_ok=True)
 
 
 def opened_to_append(path: Path) -> IO[bytes]:

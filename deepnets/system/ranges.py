@@ -2,18 +2,22 @@
 
 from typing import Annotated
 
-from annotated_types import Ge, Gt, Le, Lt, MinLen
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import Field
 
 Count = Annotated[int, Ge(1), Le(10**12)]  # epochs, iterations, images
 Natural = Annotated[int, Ge(0), Le(10**12)]
-Size = Annotated[int, Ge(1), Le(100_000)]  # layers, channels, pixels, processes
+Size = Annotated[int, Ge(1), Le(100_000)]  # channels, pixels, processes
+Depth = Annotated[int, Ge(1), Le(20_000)]  # layers, units: of more a network is not built within a minute
+Units = Annotated[int, Ge(0), Le(20_000)]  # of a stage
 Kernel = Annotated[int, Ge(1), Le(255)]  # kernels, strides
 Threads = Annotated[int, Ge(1), Le(1024)]  # far more end in a crash of OpenMP
 Seed = Annotated[int, Ge(0), Lt(2**63)]  # what torch takes
-Positive = Annotated[float, Gt(0)]
-NotNegative = Annotated[float, Ge(0)]
+Real = Annotated[float, Ge(-1e30), Le(1e30)]  # float32 holds 3e38; so do squares of what networks compute with
+Positive = Annotated[float, Gt(0), Le(1e30)]
+NotNegative = Annotated[float, Ge(0), Le(1e30)]
 Factor = Annotated[float, Ge(0), Le(1)]
 PositiveFactor = Annotated[float, Gt(0), Le(1)]
 Share = Annotated[float, Gt(0), Lt(1)]
 Rate = Annotated[float, Ge(0), Lt(1)]  # of dropout; a momentum
-Name = Annotated[str, MinLen(1)]
+Name = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")]  # of one line, and not empty

@@ -7,7 +7,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from deepnets.config.build import build, check_ranges
 from deepnets.config.schema import Config, Selection
 from deepnets.data.dataset import Dataset, memory_size
-from deepnets.errors import UserError
+from deepnets.errors import UserError, first_line
 from deepnets.models.batchnorm import GhostBatchNorm, group_sizes
 from deepnets.training.assembly import dataset_of, iterations_of, model_of, splits_of
 from deepnets.training.hardware import find_device, with_counted_devices
@@ -40,8 +40,11 @@ def check_settings(config: Config) -> tuple[Dataset, int]:
     dataset = dataset_of(config)
     if config.selection is Selection.best_validation and not config.dataset["validation"]:
         raise UserError("selection=best_validation: needs a validation split; add for example dataset.validation=5000")
-    with torch.device("meta"):
-        model = model_of(config, dataset.shape, dataset.classes)
+    try:
+        with torch.device("meta"):
+            model = model_of(config, dataset.shape, dataset.classes)
+    except RuntimeError as error:  # sizes of more numbers than can be counted
+        raise UserError(f"model: cannot be built: {first_line(error)}") from error
     check_memory(model)
     if not config.trusted_targets:  # a user's own need not be able to compute without numbers
         try_out(model, dataset.shape)

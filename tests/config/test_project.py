@@ -162,3 +162,15 @@ def test_only_a_named_file_makes_classes_importable(project: Path) -> None:
     assert str(project) not in sys.path
     assert trusted_names(["a.B", str(project / "project.yaml")]) == {"a.B", "lab_shortcuts.Half"}
     assert sys.path[-1] == str(project)
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xff\xfe", b"a: &a [1]\nb: *a", b"[" * 100_000, b"options: '${oc.env:HOME}'", b"5"]
+)
+def test_a_file_that_is_no_projects_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "project.yaml").write_bytes(content)
+    with pytest.raises(UserError, match=r"project\.yaml: ") as refused:
+        read_project(tmp_path / "project.yaml")
+    assert "\n" not in str(refused.value)
+    with pytest.raises(UserError):
+        read_project(tmp_path)

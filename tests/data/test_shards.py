@@ -1,22 +1,24 @@
-"""Shards hold what the files held. Without litdata, which reads them, these tests are skipped."""
+"""Shards hold what the files held, and damaged ones are refused."""
 
+import random
+import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from deepnets.config.compose import compose
-from deepnets.data.decoding import Loading
+from deepnets.data.decoding import Loading, decoded
 from deepnets.data.image_files import listed
-from deepnets.data.shards import sharded
+from deepnets.data.shards import ABOUT, sharded
+from deepnets.errors import UserError
 from deepnets.training.assembly import dataset_of
 from tests.command import ENVIRONMENT, ROOT
 from tests.photographs import photograph_tree
-
-pytest.importorskip("litdata")
-pytestmark = pytest.mark.nightly  # litdata takes a minute or two to write
 
 CPU = torch.device("cpu")
 
@@ -33,6 +35,8 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return files, shards
 
 
+@pytest.mark.nightly  # litdata takes a minute or two to write
+@pytest.mark.skipif(find_spec("litdata") is None, reason="litdata reads shards")
 def test_shards_hold_the_bytes_of_the_files_in_their_order(trees: tuple[Path, Path]) -> None:
     files, shards = trees
     for every in (1, 2):
@@ -45,6 +49,8 @@ def test_shards_hold_the_bytes_of_the_files_in_their_order(trees: tuple[Path, Pa
         assert here.name(0).endswith("train_0000.JPEG")
 
 
+@pytest.mark.nightly  # litdata takes a minute or two to write
+@pytest.mark.skipif(find_spec("litdata") is None, reason="litdata reads shards")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_run_sees_the_same_batches_of_either(trees: tuple[Path, Path], workers: int) -> None:
     seen, contents = [], []
@@ -59,3 +65,51 @@ def test_a_run_sees_the_same_batches_of_either(trees: tuple[Path, Path], workers
     for (images, labels), (others, other_labels) in zip(*seen, strict=True):
         assert torch.equal(images, others)
         assert torch.equal(labels, other_labels)
+
+
+@pytest.mark.nightly  # litdata takes a minute or two to write
+@pytest.mark.skipif(find_spec("litdata") is None, reason="litdata reads shards")
+def test_damaged_shards_are_named(trees: tuple[Path, Path], tmp_path: Path) -> None:
+    draw = random.Random(0)
+    for number in range(40):
+        folder = tmp_path / str(number)
+        shutil.copytree(trees[1] / "train", folder)
+        file = draw.choice(sorted(folder.iterdir()))
+        content = bytearray(file.read_bytes())
+        if number % 2:
+            content = content[: draw.randrange(len(content))]
+        else:
+            for _ in range(20):
+                content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+        file.write_bytes(content)
+        said = ""
+        try:
+            images = sharded(folder, 4, 1)
+            for image in range(len(images)):
+                decoded(images, image)
+        except UserError as error:
+            said = str(error)
+        assert not said or (str(folder) in said and "\n" not in said)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"labels": np.array([0, 5, 1])},
+        {"labels": np.array([0.0, 1.0, 1.0])},
+        {"labels": np.array([0, 1])},
+        {"names": np.array([1, 2, 3])},
+        {"classes": np.array(5)},
+        None,
+    ],
+)
+def test_what_describes_shards_is_checked(tmp_path: Path, change: dict[str, np.ndarray] | None) -> None:
+    about = {"names": np.array([b"a", b"b", b"c"]), "labels": np.array([0, 1, 1]), "classes": np.array(["x", "y"])}
+    np.savez(tmp_path / ABOUT, **about)
+    assert len(sharded(tmp_path, 2, 1)) == 3
+    if change is None:
+        (tmp_path / ABOUT).write_bytes(b"no zip")
+    else:
+        np.savez(tmp_path / ABOUT, **{**about, **change})
+    with pytest.raises(UserError, match="does not describe shards"):
+        sharded(tmp_path, 2, 1)

@@ -6,12 +6,14 @@ import random
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from deepnets.errors import UserError
+from deepnets.monitor.events import event_writer
 from deepnets.results.columns import warnings_of
 from deepnets.results.read import read_runs
 from deepnets.results.table import tables_of
@@ -75,6 +77,47 @@ def test_no_planted_link_is_followed(tmp_path: Path, name: str) -> None:
     assert victim.read_text() == "theirs"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["analysis", "report"])
+def test_no_link_to_a_folder_is_followed(finished: RunFolder, tmp_path: Path, name: str) -> None:
+    victim, folder = tmp_path / "victim", tmp_path / "seed0"
+    victim.mkdir()
+    shutil.copytree(finished.path, folder)
+    (folder / name).symlink_to(victim)
+    words = {"analysis": ["analyze", "evaluate"], "report": ["report"]}[name]
+    with pytest.raises(OSError, match=f"{name}.*is a link, and is not followed"):
+        call([*words, str(folder)])
+    assert not list(victim.iterdir())
+
+
+def test_no_link_to_a_file_of_an_analysis_is_followed(finished: RunFolder, tmp_path: Path) -> None:
+    victim, folder = tmp_path / "victim", tmp_path / "seed0"
+    victim.write_text("theirs")
+    shutil.copytree(finished.path, folder)
+    files = ["evaluate.json", "evaluate.json.new", "lesion_by_unit.csv", "lesion.partial", "lesion_by_unit.png"]
+    (folder / "analysis").mkdir()
+    for name in files:
+        (folder / "analysis" / name).symlink_to(victim)
+    for what in ("evaluate", "lesion"):
+        call(["analyze", what, str(folder)])
+    assert victim.read_text() == "theirs"
+
+
+def test_the_name_of_a_file_of_events_is_not_known_before(tmp_path: Path) -> None:
+    for _ in range(2):
+        event_writer(tmp_path).close()
+    first, second = tmp_path.glob("events.out.tfevents.*")
+    assert len({file.name.rpartition(".")[2] for file in (first, second)}) == 2
+    assert len(first.name.rpartition(".")[2]) == 16
+
+
+def call(words: list[str]) -> None:
+    """The command within this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", [f"deepnets {words[0]}", *words[1:]])
+        import_module(f"deepnets.commands.{words[0]}").main()
+
+
 def replaced(file: Path, draw: random.Random, victim: Path) -> str:
     """Damage the file in one of many ways; returns which."""
     content = file.read_bytes()
@@ -85,6 +128,8 @@ def replaced(file: Path, draw: random.Random, victim: Path) -> str:
             entries = json.loads(content)
             entries[draw.choice([*entries, "new"])] = draw.choice(values)
             file.write_text(json.dumps(entries))
+        elif file.suffix not in (".yaml", ".csv"):
+            flipped()
         else:
             lines = content.decode().splitlines()
             lines[draw.randrange(len(lines))] = draw.choice(

@@ -82,7 +82,7 @@ def test_a_damaged_or_foreign_file_is_refused(trained: RunFolder, tmp_path: Path
     with pytest.raises(UserError, match="cannot be read as safetensors"):
         read_weights(tmp_path)
     save_file({"w": torch.ones(2)}, file)
-    with pytest.raises(UserError, match="was not written by deepnets: KeyError"):
+    with pytest.raises(UserError, match="was not written by deepnets: in its metadata, run: Field required"):
         read_weights(tmp_path)
     file.unlink()
     with pytest.raises(UserError, match="no checkpoint to load"):
@@ -160,3 +160,27 @@ def test_the_file_says_of_which_run_it_is(trained: RunFolder, tmp_path: Path) ->
         about = file.metadata()
     assert json.loads(about["run"])["batch_size"] == 16
     assert (about["shape"], about["classes"]) == ("[3, 32, 32]", "10")
+
+
+@pytest.mark.parametrize("about", [{"run": "5"}, {"shape": "5"}, {"shape": "[1,8,1e9]"}, {"classes": "-1"}])
+def test_metadata_of_other_types_are_refused(trained: RunFolder, tmp_path: Path, about: dict[str, str]) -> None:
+    file = write_weights(read_weights(trained.path), tmp_path)
+    with safe_open(file, framework="pt") as opened:
+        there = opened.metadata()
+    save_file(load_file(file), file, there | about)
+    with pytest.raises(UserError, match=f"was not written by deepnets: in its metadata, {next(iter(about))}"):
+        read_weights(tmp_path)
+
+
+def test_weights_in_other_arithmetic_are_read_as_float32_and_none_that_are_no_numbers(tmp_path: Path) -> None:
+    model = build_model(["model.widths=[2,2,2]"])
+    load_state(model, {name: tensor.half() for name, tensor in model.state_dict().items()})
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    odd = {name: tensor.to(torch.complex64) for name, tensor in model.state_dict().items()}
+    with pytest.raises(UserError, match="holds complex64"):
+        load_state(model, odd)
+    torch.save({5: torch.ones(1)}, tmp_path / "numbered.pt")
+    with pytest.raises(UserError, match="holds more than weights by name"):
+        read_state(tmp_path / "numbered.pt")
+    with pytest.raises(UserError, match="no such file of weights"):
+        read_state(tmp_path)

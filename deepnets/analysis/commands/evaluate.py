@@ -17,6 +17,7 @@ from deepnets.data.synsets import numbers_of, unlabelled
 from deepnets.errors import UserError
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.weights import load_state, read_state
+from deepnets.system.files import fresh, new_name
 from deepnets.training.assembly import dataset_of, splits_of
 from deepnets.training.fit import Evaluated, autocast, evaluate, logits_of
 from deepnets.training.hardware import choose_precision
@@ -99,9 +100,10 @@ def _predict(subject: Subject, arguments: argparse.Namespace, precision: torch.d
     view = arguments.view or dataset.view
     batches = splits.evaluation_batches(images, batch_size=subject.config.evaluation_batch_size, view=view)
     subject.model.eval()
-    with file.open("w") as lines:
+    with fresh(file, durable=False) as lines:
         for x, labels in batches:
             with torch.inference_mode(), autocast(subject.device, precision):
                 best = logits_of(subject.model, x, len(labels)).topk(min(GUESSES, dataset.classes)).indices.cpu()
-            lines.writelines(" ".join(map(str, guess)) + "\n" for guess in numbers[best].tolist())
+            lines.writelines(f"{' '.join(map(str, guess))}\n".encode() for guess in numbers[best].tolist())
+    new_name(file).replace(file)
     return len(images)

@@ -2,6 +2,7 @@
 
 import argparse
 import csv
+import io
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,15 +16,15 @@ from PIL import Image
 from rich.console import Console
 from rich.progress import track
 from torch import Tensor
-from torch.utils.tensorboard import SummaryWriter
 
 from deepnets.analysis.commands.saved import Saved, checksum
 from deepnets.data.batches import EvaluationBatches
 from deepnets.errors import UserError
+from deepnets.monitor.events import event_writer
 from deepnets.results.figures.picture import Picture
 from deepnets.runs.folder import RunFolder
 from deepnets.style import styled
-from deepnets.system.files import write_atomically
+from deepnets.system.files import make_own_folder, write_atomically
 
 Part = TypeVar("Part")
 
@@ -49,8 +50,10 @@ class Outcome:
             # TensorBoard leaves a file of events for a newer one for good: of a run that trains no more would be seen.
             if (self.events / "config.yaml").is_file():
                 stack.enter_context(RunFolder(self.events).lock())
+            if self.folder.parent == self.events:
+                make_own_folder(self.folder)
             self.folder.mkdir(parents=True, exist_ok=True)
-            self.writer = stack.enter_context(closing(SummaryWriter(str(self.events))))
+            self.writer = stack.enter_context(closing(event_writer(self.events)))
             stack.enter_context(styled())
             self.held = stack.pop_all()
         return self
@@ -65,11 +68,12 @@ class Outcome:
 
     def table(self, name: str, columns: Mapping[str, Sequence[Any] | np.ndarray]) -> None:
         """Write the columns, of equal length, as CSV; numbers to six significant digits."""
-        with (self.folder / f"{self.analysis}_{name}.csv").open("w", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(columns)
-            for row in zip(*columns.values(), strict=True):
-                writer.writerow([f"{cell:.6g}" if isinstance(cell, float | np.floating) else cell for cell in row])
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(columns)
+        for row in zip(*columns.values(), strict=True):
+            writer.writerow([f"{cell:.6g}" if isinstance(cell, float | np.floating) else cell for cell in row])
+        write_atomically(self.folder / f"{self.analysis}_{name}.csv", text.getvalue(), durable=False)
 
     def rows(self, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """As `table`, row by row."""

@@ -5,7 +5,12 @@ import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
+
+from deepnets.system.files import LONGEST, opened_to_append, read_text, write_atomically
+
+LINE = TypeAdapter(tuple[str, list[float]])
 
 
 class Saved:
@@ -13,25 +18,25 @@ class Saved:
 
     def __init__(self, file: Path, origin: str) -> None:
         self.file, self.found = file, dict[str, list[float]]()
-        lines = file.read_text().splitlines() if file.exists() else []
-        if lines[:1] != [json.dumps(origin)]:
-            file.write_text(json.dumps(origin) + "\n")
-            return
-        for line in lines[1:]:
+        try:
+            lines = read_text(file, LONGEST).splitlines()
+        except (OSError, ValueError):  # there is none, or something else lies there
+            lines = []
+        for line in lines[1:] if lines[:1] == [json.dumps(origin)] else []:
             try:
-                key, numbers = json.loads(line)
-            except ValueError:
+                key, numbers = LINE.validate_json(line)
+            except ValidationError:
                 break
             self.found[key] = numbers
         written = [json.dumps(origin), *(json.dumps(each) for each in self.found.items())]
-        file.write_text("".join(f"{line}\n" for line in written))
+        write_atomically(file, "".join(f"{line}\n" for line in written), durable=False)
 
     def once(self, key: str, compute: Callable[[], Iterable[float]]) -> list[float]:
         """The numbers of this key, computed unless they are there."""
         if key not in self.found:
             self.found[key] = list(compute())
-            with self.file.open("a") as file:
-                file.write(json.dumps([key, self.found[key]]) + "\n")
+            with opened_to_append(self.file) as file:
+                file.write(json.dumps([key, self.found[key]]).encode() + b"\n")
         return self.found[key]
 
 

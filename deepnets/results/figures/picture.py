@@ -11,6 +11,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from deepnets.style import FAINT, INK, PAPER, styled
+from deepnets.system.files import write_atomically
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,9 @@ class Picture:
         folder.mkdir(parents=True, exist_ok=True)
         files = [folder / f"{self.name}.{kind}" for kind in ("png", "svg")]
         with styled():
-            self.figure.savefig(files[0], dpi=150)
-        files[1].write_text(self._svg)
+            self.figure.savefig(png := io.BytesIO(), format="png", dpi=150)
+        write_atomically(files[0], png.getvalue(), durable=False)
+        write_atomically(files[1], self._svg, durable=False)
         return files
 
     def inline(self) -> str:

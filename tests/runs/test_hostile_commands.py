@@ -1,0 +1,88 @@
+"""Every command on folders in which somebody has damaged or planted files: a line that names the file, or its work."""
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from deepnets.errors import UserError, of_system
+from deepnets.results import load_results
+from deepnets.runs.execute import run
+from deepnets.runs.folder import RunFolder
+from deepnets.runs.weights import FILE, read_weights, write_weights
+from tests.command import row
+from tests.runs.test_planted import RUN, call, replaced
+
+FILES = ["config.yaml", "origin.json", "metrics.csv", "result.json", "status.json", "job.json", "checkpoint.pt", FILE]
+COMMANDS: dict[str, Callable[[Path, Path], list[str]]] = {
+    "report": lambda sweep, out: ["report", str(sweep), "--output", str(out), "--csv", str(out / "a.csv")],
+    "status": lambda sweep, out: ["report", str(sweep), "--status"],
+    "keep": lambda sweep, out: ["report", str(sweep), "--keep", str(out)],
+    "records": lambda sweep, out: ["report", str(sweep.parent), "--records"],
+    "verify": lambda sweep, out: ["report", str(sweep), "--verify", str(out)],
+    "compare": lambda sweep, out: ["report", "--compare", *(str(sweep / name) for name in ("good", "bad"))],
+    "evaluate": lambda sweep, out: ["analyze", "evaluate", str(sweep / "bad" / "seed0")],
+    "variability": lambda sweep, out: ["analyze", "variability", str(sweep)],
+    "weights": lambda sweep, out: [
+        "analyze", "evaluate", *RUN[:4], "--output", str(out), "--weights", str(sweep / "bad" / "seed0" / FILE)
+    ],
+    "export": lambda sweep, out: ["export", str(sweep / "bad" / "seed0"), "--to", str(out)],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep of two seeds of a row each, which know their claims."""
+    root = tmp_path_factory.mktemp("finished")
+    for number, name in enumerate(("good", "bad")):
+        folder = RunFolder(root / "records" / "table" / name / "seed0")
+        config = row(root, *RUN, f"seed={number}").config
+        folder.freeze(config, {"command": "x", "overrides": RUN, "choices": {"model": "digits_resnet"}, "claims": []})
+        run(folder)
+        folder.write_json("job.json", {"job": "7_0", "submitted": "2026-01-01T00:00:00+00:00"})
+        write_weights(read_weights(folder.path), folder.path)
+    return root / "records"
+
+
+def said_by(words: list[str]) -> str | None:
+    """What the command says where it cannot do its work."""
+    try:
+        call(words)
+    except UserError as error:
+        return str(error)
+    except OSError as error:
+        if line := of_system(error):  # as `run_command` prints it
+            return line
+        raise
+    return None
+
+
+def attack(finished: Path, place: Path, attempts: int, seed: int) -> None:
+    draw, victim = random.Random(seed), place / "victim"
+    victim.write_text("theirs")
+    for number in range(attempts):
+        records, out = place / str(number) / "records", place / str(number) / "out"
+        shutil.copytree(finished, records)
+        out.mkdir()
+        bad = records / "table" / "bad" / "seed0"
+        name, file = draw.choice(list(COMMANDS)), bad / draw.choice(FILES)
+        way = replaced(file, draw, victim)
+        if file.name == FILE:  # read where there is no checkpoint
+            (bad / "checkpoint.pt").unlink()
+        said = said_by(COMMANDS[name](records / "table", out))
+        assert said is None or ("\n" not in said.strip() and len(said) < 1000) or "damaged" in said, (name, file, said)
+        assert victim.read_text() == "theirs", (name, file, way)
+        assert len(load_results(records)) == 2
+        shutil.rmtree(place / str(number))
+
+
+@pytest.mark.slow
+def test_every_command_names_what_is_damaged(finished: Path, tmp_path: Path) -> None:
+    attack(finished, tmp_path, attempts=60, seed=1)
+
+
+@pytest.mark.nightly
+def test_many_commands_name_what_is_damaged(finished: Path, tmp_path: Path) -> None:
+    attack(finished, tmp_path, attempts=600, seed=2)
