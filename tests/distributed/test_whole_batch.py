@@ -15,6 +15,7 @@ from tests.processes import in_processes
 CPU = torch.device("cpu")
 DIGITS = ["model.depth=8", "model.widths=[4,4,4]", "device=cpu"]
 UNEVEN = [*DIGITS, "batch_size=158"]  # 1437 images: nine batches of 158, which 4 does not divide, and one of 15
+PHOTOGRAPHS = ["dataset=synthetic", "dataset.source.size=16", "dataset.source.train=50", "batch_size=18", "device=cpu"]
 NETS = {
     "whole batch": UNEVEN,
     "groups within processes": [*DIGITS, "batch_size=128", "model.batchnorm_images=32"],  # the last batch: one of 29
@@ -24,8 +25,18 @@ NETS = {
     "recomputation": [*UNEVEN, "model/shortcut=dropout", "model.batchnorm_images=60", "memory=recompute_units"],
     "dropout behind layers": [
         *("model=highway_cifar19", "model.widths=[4,4,4,10]", "model.units=[1,1,1,0]", "model.layer=[conv,bn,relu]"),
-        *("dataset=synthetic", "dataset.source.size=16", "dataset.source.train=50", "batch_size=18", "device=cpu"),
+        *PHOTOGRAPHS,
     ],
+    "transformer": [
+        *("model=vit_digits", "model.dropout=0.1", "model/ordering=post_norm", "model/survival=linear_decay"),
+        *UNEVEN[2:],
+    ],
+    "concatenation": [
+        *("model=densenet_bc100_12", "model.units=[1,2,1]", "model.growth=4", "model.dropout=0.2"),
+        *("model.batchnorm_images=5", *PHOTOGRAPHS),
+    ],
+    "without normalisation": ["model=resnet56_fixup", "model.depth=8", "model.widths=[4,4,6]", *PHOTOGRAPHS],
+    "orthogonal weights": [*UNEVEN, "model/initialization=orthogonal"],
 }
 
 
