@@ -1,5 +1,6 @@
 """The top of every command: how it ends when the user erred, or asked it to stop."""
 
+import atexit
 import io
 import os
 import re
@@ -7,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from difflib import get_close_matches
 from types import FrameType
 from typing import NoReturn
@@ -16,7 +18,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from deepnets.distributed.signals import RESUME, Interrupted
-from deepnets.errors import UserError, of_system
+from deepnets.errors import UserError, of_system, readable
 from deepnets.system.printing import print_error
 
 SHORT = 160  # characters: a longer list of names is not printed
@@ -49,16 +51,14 @@ def run_command(command: Callable[[], int]) -> NoReturn:
     except Interrupted as interrupted:
         sys.exit(interrupted.exit_code)
     except KeyboardInterrupt:
-        print_error(f"Stopped. {RESUME}.")
-        sys.exit(130)
+        _end_stopped()
     except Exception as error:
         if stopped:  # an import that Ctrl-C breaks off may end in another error
-            print_error(f"Stopped. {RESUME}.")
-            sys.exit(130)
+            _end_stopped()
         line = _said(error)
         if line is None or os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
-        print_error(f"error: {line}")
+        print_error(f"error: {readable(line)}")
         _end_quietly(1)
 
 
@@ -66,6 +66,16 @@ def _said(error: Exception) -> str | None:
     if isinstance(error, UserError):
         return str(error)
     return in_short(error) if isinstance(error, HydraException | OmegaConfBaseException) else of_system(error)
+
+
+def _end_stopped() -> NoReturn:
+    """By Ctrl-C. Where that broke off code made of a text, as dataclasses are, sys.exit would end in a signal."""
+    print_error(f"Stopped. {RESUME}.")
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(130)
 
 
 def _end_quietly(code: int) -> NoReturn:

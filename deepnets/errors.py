@@ -33,5 +33,10 @@ def brief(value: object) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
+def readable(message: str) -> str:
+    """The message without the rest of values that no reader would read to their ends."""
+    return re.sub(rf"(\S{{{LONGEST}}})\S{{{LONGEST},}}", r"\1...", message)
+
+
 def first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -10,7 +10,7 @@ from rich.table import Column, Table
 
 from deepnets.runs.console import describe_result
 from deepnets.runs.folder import FAILED, Locked, RunFolder
-from deepnets.runs.status import read_state
+from deepnets.runs.status import read_states
 from deepnets.system.printing import print_error, print_line, print_rich
 
 
@@ -52,9 +52,10 @@ class Tally:
 
     def _print_table(self, above: Path) -> None:
         table = Table(Column("run", overflow="fold"), "status", "test error %", "train error %", "seconds", box=None)
+        states = read_states(self.folders)
         for folder in self.folders:
             result = folder.result or {}
-            status = FAILED if folder in self.failed else read_state(folder).name
+            status = FAILED if folder in self.failed else states[folder].name
             if folder in self.elsewhere and not folder.is_complete:
                 status = "running in another process"
             cells = [result.get(name) for name in ("test_error", "train_error", "seconds")]

@@ -16,7 +16,7 @@ from deepnets.config.frozen import LONGEST, plain_yaml
 from deepnets.config.identity import flat, is_execution, upgrade
 from deepnets.runs.bits import unpacked
 from deepnets.runs.folder import RunFolder, folders_in
-from deepnets.runs.status import DIVERGED, FAILED, FINISHED, UNREADABLE, State, in_a_line, read_state
+from deepnets.runs.status import DIVERGED, FAILED, FINISHED, UNREADABLE, State, in_a_line, read_states
 from deepnets.system.files import read_text
 
 LONGEST_METRICS = 100_000_000  # bytes; a million epochs
@@ -138,7 +138,7 @@ def _read(folder: RunFolder) -> Run:
     elif result.get("status") in (FINISHED, DIVERGED):  # the files of a state need not be read
         state = State(result["status"])
     else:
-        state = read_state(folder)
+        state = read_states([folder])[folder]  # which asks SLURM once about all that are queued
     return Run(folder, config, origin, result, state, tuple(unread.values()))
 
 

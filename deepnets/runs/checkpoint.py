@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from deepnets.errors import UserError
+from deepnets.errors import UserError, first_line
 from deepnets.system.files import flush_folder, fresh, new_name
 
 LAST = "checkpoint.pt"
@@ -30,7 +30,8 @@ def save(folder: Path, state: dict[str, Any]) -> None:
         with fresh(folder / LAST) as file:
             torch.save(tree_map_only(Tensor, _own, state), file)
     except (OSError, RuntimeError) as error:  # torch reports a failed write of its archive as RuntimeError
-        raise UserError(f"{folder / LAST}: cannot be written ({error}); what was there before is intact") from error
+        reason = error if isinstance(error, OSError) else f"is the disk full? {first_line(error)}"
+        raise UserError(f"{folder / LAST}: cannot be written ({reason}); what was there before is intact") from error
     if (folder / LAST).exists():
         (folder / LAST).replace(folder / PREVIOUS)
     new_name(folder / LAST).replace(folder / LAST)

@@ -19,7 +19,7 @@ from deepnets.config.build import build
 from deepnets.config.compose import compose, composed
 from deepnets.config.identity import flat
 from deepnets.config.places import CONF
-from deepnets.errors import UserError
+from deepnets.errors import UserError, readable
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.naming import folder_of
 from deepnets.training.checks import check_settings
@@ -91,7 +91,7 @@ def attack(bases: Sequence[int], folder: Path, data: st.DataObject) -> None:
             check_settings(read)
             build("launcher", read.launcher).check(read)
     except UserError as error:
-        message = str(error)
+        message = readable(str(error))
         assert message.count("\n") <= 1
         assert len(message) < 1000
         named = (*way, value, "training set", "sbatch", "DictConfig")

@@ -1,0 +1,74 @@
+"""No word of a command ends in anything but a run or two lines: every key and group, added, dropped, ill-typed."""
+
+import random
+import sys
+
+import pytest
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from deepnets.command import in_short
+from deepnets.config.command_line import rows_of_command
+from deepnets.config.compose import compose, composed
+from deepnets.config.identity import flat
+from deepnets.config.places import CONF
+from deepnets.errors import UserError, readable
+from deepnets.runs.naming import folder_of
+from deepnets.training.checks import check_settings
+
+GROUPS = [str(folder.relative_to(CONF)) for folder in sorted(CONF.rglob("*")) if folder.is_dir()]
+VALUES = [
+    "", "null", "nope", "1e30", "-1", "nan", "[]", "[1,[2]]", "{}", "{a:1}", "true", "${seed}", "${nope}", "\\${seed}",
+    "${oc.env:NOPE}", "???", "'", "a b", "a,b", "range(3)", "choice()", "é", "x" * 3000, "a/../b",
+    "/", ".", "$(x)", "1_0",
+]  # fmt: skip
+FORMS = [
+    "{}={}",
+    "{}={}",
+    "{}={}",
+    "+{}={}",
+    "++{}={}",
+    "~{}",
+    "~{}={}",
+    "{}",
+    "{}:={}",
+    "{}@a={}",
+    "{}.a={}",
+    "{}/a={}",
+]
+SWEEPS = [[], [], [], ["sweep=digits_shortcuts"], ["-m", "seed=0,1"], ["scale=mini"]]
+
+
+def said_by(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str | None:
+    """What the command says where it does not train these words."""
+    monkeypatch.setattr(sys, "argv", ["scripts/train.py", *words])
+    try:
+        for row in rows_of_command()[:1]:
+            folder_of(row)
+            check_settings(row.config)
+    except UserError as error:
+        return readable(str(error))
+    except (HydraException, OmegaConfBaseException) as error:
+        return readable(in_short(error))
+    return None
+
+
+def attack(attempts: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = random.Random(seed)
+    keys = [*flat(vars(compose([]).config)), *composed(())[0], *GROUPS, "launcher", "nope", ""]
+    for _ in range(attempts):
+        word = draw.choice(FORMS).format(draw.choice(keys), draw.choice(VALUES))
+        said = said_by([*draw.choice(SWEEPS), word], monkeypatch)
+        assert said is None or said.strip().count("\n") <= 1, (word, said)
+        assert said is None or len(said) < 1500, (word, said)
+
+
+@pytest.mark.slow
+def test_words_are_refused_in_two_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    attack(30, 0, monkeypatch)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("part", range(8))
+def test_many_words_are_refused_in_two_lines(monkeypatch: pytest.MonkeyPatch, part: int) -> None:
+    attack(100, 1 + part, monkeypatch)
