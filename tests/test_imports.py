@@ -27,7 +27,7 @@ ORDER = [
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
 FILES = sorted((ROOT / "deepnets").rglob("*.py"))
 MODULES = {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in FILES}
-HEAVY = {"torchvision", "sklearn", "litdata"}  # what a function may import
+HEAVY = {"torchvision", "sklearn", "litdata", "mlflow", "wandb"}  # what a function may import
 COMPOSING = "deepnets.commands.train"  # imports torch only after that, so that --help is instant
 LIGHT = {"annotated_types", "math", "torch"} | sys.stdlib_module_names  # what models may import
 
@@ -105,3 +105,13 @@ def test_only_config_build_finds_objects_by_name() -> None:
 def test_composing_does_not_wait_for_torch() -> None:
     program = "import sys; sys.argv = ['train.py']; import scripts.train; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+
+
+def test_only_the_export_imports_a_tracker() -> None:
+    trackers = {"mlflow", "wandb"}
+    users = [
+        module
+        for module, file in MODULES.items()
+        if any(trackers & set(imported(node)) for node in ast.walk(ast.parse(file.read_text())))
+    ]
+    assert users == ["deepnets.results.trackers"]

@@ -14,6 +14,7 @@ EXAMPLES = """examples:
   COMMAND outputs/he2016_table1 --keep outputs/records     its small files, to commit
   COMMAND outputs/records --records                        README.md of a folder of records
   COMMAND outputs/records/he2016_table1+scale=deep --verify data   do these configurations still train so?
+  COMMAND outputs/he2016_table1 --export mlflow            its runs, to the server at MLFLOW_TRACKING_URI
   COMMAND --compare outputs/runs/A outputs/runs/B          what differs between two runs or sweeps
 """.replace("COMMAND", program("report"))
 
@@ -34,6 +35,7 @@ def main() -> int:
     what.add_argument(
         "--verify", metavar="DATA", help="train the first iterations of records anew, on the data in DATA, and compare"
     )
+    what.add_argument("--export", choices=("mlflow", "wandb"), help="add ended runs to a tracker, each once")
     what.add_argument("--compare", nargs=2, type=Path, metavar=("A", "B"), help="two runs, rows or sweeps side by side")
     what.add_argument("--screenshots", type=Path, metavar="DIR", help="TensorBoard's pages and the report's as PNG")
     parser.add_argument("--output", type=Path, metavar="DIR", help="where page and figures go (FOLDER/report)")

@@ -10,11 +10,12 @@ from deepnets.results.keep import keep
 from deepnets.results.records import write_records
 from deepnets.results.report import EXPORTS, report
 from deepnets.results.screenshots import take_screenshots
+from deepnets.results.trackers import export
 from deepnets.results.verify import verify
 from deepnets.runs.watch import show
 
 # Requests that take none of a report's options.
-NO_REPORT = ("status", "watch", "keep", "records", "screenshots", "verify")
+NO_REPORT = ("status", "watch", "keep", "records", "screenshots", "verify", "export")
 
 
 def answer(given: argparse.Namespace) -> int:
@@ -48,6 +49,8 @@ def answer(given: argparse.Namespace) -> int:
         return write_records(_only(given.folders, "--records"))
     if given.verify:
         return verify(given.folders, given.verify)
+    if given.export:
+        return export(given.folders, given.export)
     if given.screenshots:
         return take_screenshots(_only(given.folders, "--screenshots"), given.screenshots)
     options = read_project(given.project).options if given.project else given.config_dir

@@ -1,0 +1,198 @@
+"""Runs exported, from their files, to an experiment tracker: MLflow or Weights & Biases."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol
+
+from deepnets.errors import UserError
+from deepnets.results.figures.curves import training_curves
+from deepnets.results.read import Run, read_runs
+from deepnets.runs.status import DIVERGED, FINISHED
+from deepnets.style import styled
+
+KEY = "deepnets.key"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An ended run as a tracker shows it."""
+
+    run: Run
+
+    @property
+    def experiment(self) -> str:
+        return self.run.grid.name
+
+    @property
+    def name(self) -> str:
+        return f"{self.run.row}/{self.run.folder.path.name}"
+
+    @cached_property
+    def key(self) -> str:
+        """The same for a copy of the folder, another when the run was trained again: seconds are in metrics.csv."""
+        lines = [self.experiment, self.name, self.run.result.get("seconds"), *self.run.history]
+        return hashlib.sha256("\n".join(map(str, lines)).encode()).hexdigest()[:16]
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The option chosen in each group, where the run noted it, and every setting that makes the run what it is."""
+        chosen = self.run.origin.get("choices") or {}
+        options = {group: option for group, option in chosen.items() if not group.startswith("hydra/")}
+        return options | self.run.settings | {"seed": self.run.seed}
+
+    @property
+    def results(self) -> dict[str, float]:
+        """The numbers of result.json."""
+        return {name: float(value) for name, value in self.run.result.items() if isinstance(value, int | float)}
+
+    @property
+    def curves(self) -> dict[int, dict[str, float]]:
+        """metrics.csv by epoch."""
+        return {
+            int(epoch["epoch"]): {f"curves/{name}": value for name, value in epoch.items() if name != "epoch"}
+            for epoch in self.run.history
+        }
+
+    @property
+    def tags(self) -> dict[str, str]:
+        said = {name: self.run.result.get(name) for name in ("status", "commit", "device", "precision")}
+        known = {"sweep": self.experiment, "row": self.run.row, **said, "folder": self.run.folder}
+        return {name: str(value) for name, value in known.items() if value is not None}
+
+    def figures(self, folder: Path) -> list[Path]:
+        """Its curves, drawn into `folder`, and the figures of its analyses."""
+        curves = folder / "curves.png"
+        with styled():
+            if self.run.history:
+                training_curves({self.name: self.run}, logarithmic=False).savefig(curves, dpi=150)
+        analyses = sorted((self.run.folder.path / "analysis").glob("*.png"))
+        return [curves] * curves.exists() + [file for file in analyses if not file.is_symlink()]
+
+
+class Tracker(Protocol):
+    """`place` is where its runs go."""
+
+    place: str
+
+    def has(self, entry: Entry) -> bool:
+        """Whether this run is there as a whole."""
+
+    def add(self, entry: Entry, figures: Sequence[Path]) -> None:
+        """Write it; what an export that was broken off has left of it goes."""
+
+
+class MlflowTracker:
+    """The server or database that MLFLOW_TRACKING_URI names: a sweep is an experiment, a diverged run a failed one."""
+
+    def __init__(self) -> None:
+        import mlflow
+
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # its own patience is minutes
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+        self._entities = mlflow.entities
+        self._client = mlflow.MlflowClient()
+        self.place = str(mlflow.get_tracking_uri())
+
+    def has(self, entry: Entry) -> bool:
+        return any(run.info.status != "RUNNING" for run in self._found(entry))
+
+    def add(self, entry: Entry, figures: Sequence[Path]) -> None:
+        for run in self._found(entry):
+            self._client.delete_run(run.info.run_id)
+        end = os.path.getmtime(entry.run.folder.path / "result.json")
+        start = end - entry.run.result.get("seconds", 0)
+        tags = entry.tags | {KEY: entry.key}
+        run = self._client.create_run(self._experiment(entry), int(start * 1000), tags, entry.name).info.run_id
+        Metric, Param = self._entities.Metric, self._entities.Param
+        metrics = [
+            Metric(name, value, int((start + values.get("curves/seconds", 0)) * 1000), epoch)
+            for epoch, values in entry.curves.items()
+            for name, value in values.items()
+        ]
+        metrics += [Metric(name, value, int(end * 1000), 0) for name, value in entry.results.items()]
+        self._client.log_batch(run, metrics, [Param(name, str(value)) for name, value in entry.parameters.items()])
+        for file in figures:
+            self._client.log_artifact(run, str(file), "figures")
+        status = "FAILED" if entry.run.state.name == DIVERGED else "FINISHED"
+        self._client.set_terminated(run, status, int(end * 1000))
+
+    def _experiment(self, entry: Entry) -> str:
+        found = self._client.get_experiment_by_name(entry.experiment)
+        return found.experiment_id if found else self._client.create_experiment(entry.experiment)
+
+    def _found(self, entry: Entry) -> list[Any]:
+        return list(self._client.search_runs([self._experiment(entry)], f"tags.`{KEY}` = '{entry.key}'"))
+
+
+class WandbTracker:
+    """Weights & Biases, in the mode that WANDB_MODE names: a sweep is a project, a row a group.
+
+    A run that is written again has the same id, and so takes the place of what is there.
+    """
+
+    def __init__(self) -> None:
+        import wandb
+
+        self._wandb = wandb
+        self._settings = wandb.Settings(
+            console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True
+        )
+        self.place = self._settings.wandb_dir
+
+    def has(self, entry: Entry) -> bool:
+        return any(Path(self.place).glob(f"*run-*-{entry.key}/{KEY}"))
+
+    def add(self, entry: Entry, figures: Sequence[Path]) -> None:
+        run = self._wandb.init(
+            project="".join("_" if letter in "/\\#?%:" else letter for letter in entry.experiment)[:128],
+            id=entry.key,
+            name=entry.name,
+            group=entry.run.row,
+            config=entry.parameters | entry.tags,
+            tags=[value[:64] for name, value in entry.tags.items() if name in ("sweep", "row", "status", "precision")],
+            settings=self._settings,
+        )
+        for epoch, values in entry.curves.items():
+            run.log(values, step=epoch)
+        images = {f"figures/{file.stem}": self._wandb.Image(str(file)) for file in figures}
+        run.log(images, step=len(entry.run.history))
+        run.summary.update(entry.results)
+        folder = Path(run.dir).parent
+        run.finish()
+        (folder / KEY).touch()
+
+
+TRACKERS: dict[str, type[Tracker]] = {"mlflow": MlflowTracker, "wandb": WandbTracker}
+
+
+def export(paths: Sequence[Path], kind: str) -> int:
+    """Add the ended runs in `paths` that the tracker does not have: parameters, curves, figures and tags. Returns 0.
+
+    Raises:
+        UserError: the tracker's library is not installed, the tracker refuses, or a folder has no runs.
+    """
+    runs = read_runs(paths)
+    entries = [Entry(run) for run in runs if run.state.name in (FINISHED, DIVERGED)]
+    try:
+        tracker = TRACKERS[kind]()
+        new = [entry for entry in entries if not tracker.has(entry)]
+        for entry in new:
+            with TemporaryDirectory() as folder:
+                tracker.add(entry, entry.figures(Path(folder)))
+    except ModuleNotFoundError as error:
+        if error.name != kind:
+            raise
+        raise UserError(f"--export {kind}: {kind} is not installed: pip install 'deepnets[{kind}]'") from error
+    except Exception as error:
+        if type(error).__module__.split(".")[0] != kind:
+            raise
+        raise UserError(f"--export {kind}: {error}") from error
+    before, unfinished = len(entries) - len(new), len(runs) - len(entries)
+    written = f"{len(new)} run{'s' * (len(new) != 1)}"
+    print(f"{kind:<12} {written} in {tracker.place}; {before} there before, {unfinished} not ended")
+    return 0
