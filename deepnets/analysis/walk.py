@@ -41,7 +41,7 @@ def walk_of(model: nn.Module) -> Walk:
     """The walk of `model`.
 
     Raises:
-        UserError: it is training, of another family than ours, or has no units.
+        UserError: it is training, of another family, or has no units.
     """
     if model.training:
         raise UserError("this network is in training mode, where its output depends on the batch: call model.eval()")

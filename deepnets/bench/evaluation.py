@@ -12,7 +12,7 @@ from deepnets.bench.figures import Figures
 from deepnets.bench.options import count, counts
 from deepnets.bench.peers import plain
 from deepnets.bench.subject import add_subject, chosen
-from deepnets.bench.task import Task, task_of, told
+from deepnets.bench.task import Task, arithmetic, task_of
 from deepnets.bench.turns import SETTLE_SECONDS, Candidates, in_turns
 from deepnets.data.batches import EvaluationBatches
 from deepnets.data.normalization import Normalization
@@ -57,7 +57,7 @@ def measure(arguments: argparse.Namespace) -> list[Figures]:
         return images / loop.seconds()
 
     for loop in (_PlainLoop(as_usual), _PlainLoop(task)):
-        name = f"plain loop, batches of {own}, {told(loop.task.precision, loop.task.layout)}"
+        name = f"plain loop, batches of {own}, {arithmetic(loop.task.precision, loop.task.layout)}"
         candidates[name] = partial(plainly, loop)
     title = f"evaluation of {arguments.model}, {images} images"
     return [

@@ -88,6 +88,6 @@ def given(path: Path) -> ModuleType:
     return module
 
 
-def told(precision: torch.dtype, layout: torch.memory_format) -> str:
+def arithmetic(precision: torch.dtype, layout: torch.memory_format) -> str:
     """As in "bfloat16 channels_last"."""
     return f"{precision} {'channels_last' if layout == torch.channels_last else 'NCHW'}".removeprefix("torch.")

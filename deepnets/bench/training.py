@@ -25,7 +25,7 @@ from deepnets.bench.figures import Figures
 from deepnets.bench.options import count, some_of
 from deepnets.bench.peers import plain
 from deepnets.bench.subject import Subject, add_subject, chosen
-from deepnets.bench.task import Task, bundled, given, task_of, told
+from deepnets.bench.task import Task, arithmetic, bundled, given, task_of
 from deepnets.bench.turns import SETTLE_SECONDS, Candidates, in_turns, seconds_of
 from deepnets.data.batches import TrainingBatches
 from deepnets.run import build_model
@@ -62,7 +62,7 @@ def measure(arguments: argparse.Namespace) -> list[Figures]:
         candidates |= {name: partial(rate, seconds) for name, seconds in peers.items()}
         best, notes = floor.at_best(subject)
         values = in_turns(candidates | best, arguments.repeats, SETTLE_SECONDS if peers and arguments.workers else 0)
-    notes = [f"where no arithmetic is named: {told(subject.precision, torch.channels_last)}", *notes]
+    notes = [f"where no arithmetic is named: {arithmetic(subject.precision, torch.channels_last)}", *notes]
     title = f"training {arguments.model}, batches of {subject.config.batch_size}"
     return [Figures(title, "images/s", values, absent, notes)]
 
@@ -111,7 +111,7 @@ def _peers(arguments: argparse.Namespace, subject: Subject) -> tuple[dict[str, C
         as_usual = another(precision=torch.float32, layout=torch.contiguous_format)
         for one in (as_usual, another()):
             for workers in dict.fromkeys((0, arguments.workers)):
-                name = f"plain script, {told(one.precision, one.layout)}, {workers} workers"
+                name = f"plain script, {arithmetic(one.precision, one.layout)}, {workers} workers"
                 peers[name] = plain.prepare(replace(one, model=another().model, workers=workers))
     for name in ("timm", "lightning"):
         if name in arguments.peers:

@@ -211,8 +211,8 @@ def _check_type(where: str, value: Any, annotation: Any, strict: bool = True) ->
 
 def _said(message: str) -> str:
     """What pydantic says about a value, as this project says it."""
-    for its, ours in WORDS.items():
-        message = message.replace(its, ours)
+    for word, plainer in WORDS.items():
+        message = message.replace(word, plainer)
     return message[0].lower() + message[1:]
 
 

@@ -23,7 +23,7 @@ class Decisions:
         self.trains, self.left = True, 1
 
     def __call__(self, *, trains: bool) -> tuple[int | None, bool]:
-        """Called at every yield; `trains` tells whether it ends an iteration of training."""
+        """Called at every yield; `trains`: whether it ends an iteration of training."""
         has_turned, self.trains = trains != self.trains, trains
         self.left -= 1
         if self.left and not has_turned:

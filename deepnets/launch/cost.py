@@ -68,7 +68,7 @@ def _size(key: str, shape: tuple[int, int, int], classes: int) -> Size:
 
 
 def pace_of(config: Config, dataset: Dataset, size: Size, known: dict[str, Pace]) -> Pace:
-    """The pace of real training steps on noise of the data set's shape; `known` is asked first, and told the answer.
+    """The pace of real training steps on noise of the data set's shape; `known` caches it.
 
     Raises:
         UserError: the network does not fit into the memory of the GPU.

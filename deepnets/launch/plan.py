@@ -26,7 +26,7 @@ from deepnets.training.hardware import describe, find_device, with_counted_devic
 
 FLOPS_PER_MAC = 2 * 3  # a multiply and an add; the backward pass costs twice the forward pass
 ILLEGAL = "illegal"
-DEVICES = (1, 8, 64)  # for how many the time is told
+DEVICES = (1, 8, 64)  # the numbers of devices whose time is printed
 
 
 @dataclass(frozen=True)
@@ -144,12 +144,12 @@ def _times(entries: Sequence[Entry], config: Config) -> list[str]:
         return [f"time left  not measured: device={config.device} is not on this machine"]
     runs = [(entry.seconds, entry.devices) for entry in entries if entry.seconds]
     most = max((devices for _, devices in runs), default=1)
-    told = [f"{_duration(makespan(runs, count))} on {count}" for count in DEVICES if count >= most]
+    times = [f"{_duration(makespan(runs, count))} on {count}" for count in DEVICES if count >= most]
     divided = "; devices=N is taken to be N times as fast" if most > 1 else ""
     is_stacked = config.launcher.get("stacked", 1) > 1
     one_by_one = f" (alone; not of launcher.stacked={config.launcher['stacked']})" if is_stacked else ""
     return [
-        f"time left  {', '.join(told) or f'for runs on {most} devices'} x {describe(find_device(config.device))}",
+        f"time left  {', '.join(times) or f'for runs on {most} devices'} x {describe(find_device(config.device))}",
         f"           seconds measured per image{one_by_one} x images left; a device that is free takes the next run"
         + divided,
         "memory     weights, the optimiser's state, and what a training step was measured to take, on each device",

@@ -159,7 +159,7 @@ def result_of(
 
 
 def data_of(config: Config, device: torch.device) -> dict[str, Any]:
-    """What tells data sets of one name apart, as the run sees them: `contents`."""
+    """What data sets of one name differ in, as the run sees them: `contents`."""
     return splits_of(dataset_of(config), device).contents()
 
 

@@ -136,7 +136,7 @@ def fit_together(stack: Stack) -> Iterator[None]:
 def stacked(network: nn.Module, parameters: dict[str, Tensor], buffers: dict[str, Tensor], images: Tensor) -> Tensor:
     """The logits (K, N, classes) of K networks like `network`, each of its own images: `images` is (K, N, C, H, W).
 
-    `parameters` and `buffers` are theirs by name, (K, *shape).
+    `parameters` and `buffers` by name, each (K, *shape).
     """
 
     def logits(parameters: dict[str, Tensor], buffers: dict[str, Tensor], images: Tensor) -> Tensor:
