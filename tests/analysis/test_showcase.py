@@ -150,6 +150,7 @@ def test_a_network_that_diverged_is_called_so_and_the_others_are_shown(tmp_path:
         assert console_messages(opened) == []
 
 
+@pytest.mark.slow
 def test_every_number_is_what_the_named_command_measures(tmp_path: Path) -> None:
     assert analyze("showcase", "--depths", 2, "--images", 8, "--draws", 1, "--output", tmp_path) == 0
     text = (tmp_path / "showcase.html").read_text()

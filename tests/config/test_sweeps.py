@@ -77,11 +77,20 @@ def seeds(sweep: str, scale: str = "full") -> list[str]:
 built: set[str] = set()
 
 
+def is_deepest(config: Config) -> bool:
+    """Whether its network takes seconds to build; the options among these are built in tests/models/test_options.py."""
+    return (config.model.get("depth") or 0) > 200
+
+
 def check_nodes(config: Config) -> None:
     """What deepnets.run checks before it looks for data."""
     assert (config.epochs is None) != (config.iterations is None)
     build("optimizer", config.optimizer, model=nn.Linear(1, 1))
     build("schedule", config.schedule, total=1000)
+    check_network(config)
+
+
+def check_network(config: Config) -> None:
     dataset = dataset_of(config)
     architecture = OmegaConf.to_yaml({"model": config.model, "shape": dataset.shape})  # whatever the classes
     if architecture not in built:
@@ -108,7 +117,8 @@ def test_the_rows_are_those_the_paper_reports_and_build_without_data(sweep: str)
     for axis in table.axes:  # or it would name no row
         assert any(word.startswith(f"{axis}=") for word in grid(sweep)[0])
     for row in rows(sweep):
-        check_nodes(row.config)
+        if not is_deepest(row.config):
+            check_nodes(row.config)
     comment = (CONF / "sweep" / f"{sweep}.yaml").read_text().split("\nsweep:")[0]
     assert f"python scripts/train.py sweep={sweep}" in comment
     assert "# Protocol" in comment
@@ -116,6 +126,14 @@ def test_the_rows_are_those_the_paper_reports_and_build_without_data(sweep: str)
     if not sweep.startswith("digits"):
         assert "Reported: " in comment
         assert f" PFLOP in {len(grid(sweep))} run" in comment.replace("\n# ", " ")
+
+
+@pytest.mark.slow
+def test_the_deepest_networks_of_all_sweeps_build() -> None:
+    deepest = [row.config for sweep in SWEEPS for row in rows(sweep) if is_deepest(row.config)]
+    assert len(deepest) > 10
+    for config in deepest:
+        check_nodes(config)
 
 
 @pytest.mark.parametrize("sweep", SWEEPS)
@@ -131,19 +149,22 @@ def test_mini_has_two_seeds_and_a_folder_of_its_own(sweep: str) -> None:
 @pytest.mark.parametrize("sweep", DEEP)
 def test_deep_keeps_the_depth_in_a_folder_of_its_own(sweep: str) -> None:
     assert seeds(sweep, "deep") == ["seed=0", "seed=1", "seed=2"]
-    full = {path_name(row): row.config for row in rows(sweep)}
-    deep = {path_name(row): row.config for row in rows(sweep, "deep")}
-    assert set(full) - set(deep) == ({"resnet1202"} if sweep == "he2015_table6" else set())
-    assert {row.parents[1].name for row in (folder.path for folder in folders_of(rows(sweep, "deep")))} == {
-        f"{sweep}+scale=deep"
-    }
-    for name, config in deep.items():
+    full, deep = (
+        {tuple(word for word in words if not word.startswith(("scale=", "seed="))) for words in grid(sweep, scale)}
+        for scale in ("full", "deep")
+    )
+    assert full - deep == ({(f"sweep={sweep}", "model=resnet1202")} if sweep == "he2015_table6" else set())
+    for words in (grid(sweep, "deep")[0], grid(sweep, "deep")[-1]):
+        here, there = composed(*words), composed(*(word for word in words if word != "scale=deep"))
+        assert folder_of(here).path.parents[1].name == f"{sweep}+scale=deep"
+        assert path_name(here) == path_name(there)
         for what in ("depth", "units", "kernels"):
-            assert config.model[what] == full[name].model[what]
-        assert dataset_of(config).shape == (3, 16, 16)
-        check_nodes(config)
-        iterations = config.iterations or config.epochs * 352  # of 45,000 images in batches of 128
-        assert round(iterations * config.scale.budget, -1) == 1600
+            assert here.config.model[what] == there.config.model[what]
+        assert dataset_of(here.config).shape == (3, 16, 16)
+        if not is_deepest(here.config):
+            check_nodes(here.config)
+        iterations = here.config.iterations or here.config.epochs * 352  # of 45,000 images in batches of 128
+        assert round(iterations * here.config.scale.budget, -1) == 1600
 
 
 @pytest.mark.parametrize("sweep", DEEP_IMAGENET)

@@ -60,6 +60,7 @@ def test_equal_architectures_are_timed_once_and_others_anew() -> None:
     assert len(paces) == 2
 
 
+@pytest.mark.slow
 def test_a_plan_writes_nothing_and_reports_the_whole_grid(tmp_path: Path) -> None:
     done = train("sweep=digits_shortcuts", "plan=true", f"output_root={tmp_path}")
     assert done.returncode == 0, done.stderr
@@ -95,6 +96,7 @@ def test_compute_is_six_times_the_macs_of_all_training_images(tmp_path: Path) ->
     assert f"compute    {flops / 1e15:.3g} PFLOP in all" in done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_an_illegal_row_is_given_with_its_reason_beside_the_legal_ones(tmp_path: Path) -> None:
     done = train("-m", "model.depth=8,9,14", "plan=true", f"output_root={tmp_path}")
     assert done.returncode == 1
@@ -145,6 +147,7 @@ def test_a_row_whose_data_are_missing_is_planned_but_not_downloaded(tmp_path: Pa
     assert not root.exists()
 
 
+@pytest.mark.slow
 def test_a_table_fits_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import tests.command
 

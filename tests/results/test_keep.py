@@ -33,6 +33,7 @@ def test_records_say_what_the_runs_say(trained: Trained, tmp_path: Path, capsys:
     }
 
 
+@pytest.mark.slow
 def test_a_record_names_no_folder_of_the_machine_and_counts_as_finished(tmp_path: Path) -> None:
     tiny = ["model.depth=8", "model.widths=[2,2,2]", "epochs=null", "iterations=3"]
     assert train(*tiny, f"output_root={tmp_path / 'there'}").returncode == 0

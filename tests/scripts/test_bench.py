@@ -147,6 +147,7 @@ def test_peers_train_as_many_iterations_as_they_are_asked(
     assert norm.num_batches_tracked == 5 + extra  # 4 batches an epoch: it goes on into the next
 
 
+@pytest.mark.slow
 def test_a_peer_in_a_file_is_measured_and_absent_ones_are_named(
     bench: Callable[..., dict[str, Any]],
     part: Callable[[str], ModuleType],
