@@ -3,7 +3,7 @@
 Without a GPU: backward passes on a stand-in that refuses tensors of two devices, forward passes on fake CUDA tensors.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from deepnets.analysis.curvature import Hessian, trace_samples
+from deepnets.analysis.landscape import random_direction, score_at
 from deepnets.config.compose import compose
 from deepnets.data import batches
 from deepnets.data.dataset import Splits
@@ -25,13 +27,13 @@ from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.session import Session
 from deepnets.training import assembly
-from deepnets.training import fit as loop
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import Training, evaluate, fit
 from deepnets.training.metrics import Sums
 from tests.command import metrics, row
 from tests.standin import DEVICE, Held, stand_in
 
+SLOW = pytest.mark.slow
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 NET = ["model.depth=8", "model.widths=[4,4,6]", "precision=fp32", "device=cpu", "epochs=1", "batch_size=250"]
 NET += ["model/shortcut=dropout_inverted", "model/survival=linear_decay", "model.batchnorm_images=100"]
@@ -40,15 +42,15 @@ NET += ["model/shortcut=dropout_inverted", "model/survival=linear_decay", "model
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
     """The stand-in, on which nothing is cast."""
-    monkeypatch.setattr(loop, "autocast", lambda device, precision: nullcontext())
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
     assembly._on_cpu.cache_clear()
     with stand_in() as there:
         yield there
     assembly._on_cpu.cache_clear()
 
 
-def trained(device: torch.device) -> Training:
-    training = prepare(compose(NET).config, device, torch.float32)
+def trained(device: torch.device, net: Sequence[str] = NET) -> Training:
+    training = prepare(compose(net).config, device, torch.float32)
     for _ in fit(training):
         pass
     return training
@@ -63,6 +65,41 @@ def test_training_elsewhere_is_that_of_the_cpu_bit_by_bit(device: torch.device) 
     plain = trained(CPU)
     for name, weight in plain.model.state_dict().items():
         assert torch.equal(ours.model.state_dict()[name].held, weight), name
+
+
+NEWER = {
+    "transformer": [
+        *("model=vit_digits", "model.dropout=0.1", "model/survival=linear_decay", "optimizer=adamw"),
+        "optimizer.eps=0.001",  # or it would scale up the rounding of a key's bias, whose gradient is 0
+    ],
+    "concatenation": ["model=densenet40_12", "model.units=[1,1,1]", "model.growth=4", "model.dropout=0.2"],
+    "without normalisation": ["model=resnet56_fixup", "model.depth=8", "model.widths=[4,4,6]", "optimizer=scalar_sgd"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("net", NEWER)
+def test_newer_networks_train_there_as_on_the_cpu(
+    device: torch.device, net: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "inference_mode", torch.no_grad)  # a view of a parameter is not to be had in it there
+    overrides = [*NEWER[net], "optimizer.lr=0.001", *NET[2:4], "batch_size=250", "epochs=null", "iterations=2"]
+    ours, plain = trained(device, overrides), trained(CPU, overrides)
+    for name, weight in plain.model.state_dict().items():
+        torch.testing.assert_close(ours.model.state_dict()[name].held, weight, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_analyses_compute_there(device: torch.device) -> None:
+    def measured(there: torch.device) -> list[float]:
+        training = trained(there, [*NET, "model/survival=none", "model/shortcut=identity"])
+        model, (x, labels) = training.model, next(training.batches.epoch(0))
+        weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        direction = random_direction(weights, torch.Generator().manual_seed(0))
+        found = [*score_at(model.train(), weights, [(0.1, direction)], x, labels)]
+        return found + trace_samples(Hessian(model.eval(), [(x[:8], labels[:8])]), [0])
+
+    assert measured(device) == pytest.approx(measured(CPU), rel=1e-4)
 
 
 MISPLACED: dict[str, Callable[[Training, pytest.MonkeyPatch], object]] = {}
@@ -192,6 +229,9 @@ def faked(model: nn.Module) -> nn.Module:
         ["model=resnet20", "model/shortcut=exclusive_gating_b6", "model.batchnorm_images=64"],
         ["model=resnet20", "model/shortcut=dropout", "optimizer=adam", "optimizer.lr=0.001"],
         ["model=highway_cifar19"],
+        pytest.param(["model=vit_cifar", "model.depth=4", "model.dropout=0.1", "optimizer=adamw"], marks=SLOW),
+        pytest.param(["model=densenet_bc100_12", "model.units=[1,2,1]", "model.dropout=0.2"], marks=SLOW),
+        pytest.param(["model=resnet56_fixup", "model.depth=8", "optimizer=scalar_sgd"], marks=SLOW),
     ],
     ids="+".join,
 )
