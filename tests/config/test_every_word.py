@@ -65,7 +65,7 @@ def attack(attempts: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_words_are_refused_in_two_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    attack(30, 0, monkeypatch)
+    attack(12, 0, monkeypatch)
 
 
 @pytest.mark.nightly

@@ -80,7 +80,7 @@ def attack(finished: Path, place: Path, attempts: int, seed: int) -> None:
 
 @pytest.mark.slow
 def test_every_command_names_what_is_damaged(finished: Path, tmp_path: Path) -> None:
-    attack(finished, tmp_path, attempts=60, seed=1)
+    attack(finished, tmp_path, attempts=25, seed=1)
 
 
 @pytest.mark.nightly
