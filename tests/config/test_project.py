@@ -1,6 +1,7 @@
 """A user's own options and classes: found wherever it is composed, trusted only where the command line says so."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from deepnets.errors import UserError
 from deepnets.run import build_model, load_run
 from deepnets.runs.naming import folder_of
 from tests.command import ENVIRONMENT, ROOT
+from tests.launch.test_slurm import slurm
 
 SHORTCUT = """
 from torch import nn
@@ -58,7 +60,7 @@ def project(tmp_path: Path) -> Path:
 
 def deepnets(folder: Path, *words: str, module: str = "deepnets") -> subprocess.CompletedProcess[str]:
     """The command, called in `folder`, where only deepnets is on the path."""
-    environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"}
+    environment = {**ENVIRONMENT, **os.environ, "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"}
     command = [sys.executable, "-m", module, *words]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
@@ -108,6 +110,25 @@ def test_a_sweep_of_the_project_trains_resumes_and_is_analysed(project: Path) ->
         project, "analyze", "lesion", str(run), "--project", "project.yaml", "--images", "10", "--device", "cpu"
     )
     assert analysed.returncode == 0, analysed.stderr
+
+
+@pytest.mark.slow
+def test_jobs_of_slurm_find_the_projects_classes(project: Path) -> None:
+    jobs = ["launcher=slurm", "launcher.cpus=1", "launcher.wait=true", "device=cpu"]
+    with slurm():
+        done = train(project, "--project", "project.yaml", "sweep=halves", *jobs)
+        assert done.returncode == 0, done.stdout + done.stderr
+        (project / "elsewhere").mkdir()
+        given = ["--config-dir=../conf", "trusted_targets=[../project.yaml]", "sweep=halves"]
+        done = train(project / "elsewhere", *given, *jobs)
+        assert done.returncode == 0, done.stdout + done.stderr
+        done = train(project / "elsewhere", given[0], *given[2:], *jobs, "seed=5")
+        assert "'lab_shortcuts.Half' is not one of the classes" in done.stdout + done.stderr
+    finished = [file.parent for file in project.rglob("result.json")]
+    assert len(finished) == 4
+    for folder in finished:
+        assert (folder / "job.json").is_file()
+        assert json.loads((folder / "result.json").read_text())["status"] == "finished"
 
 
 @pytest.mark.slow
