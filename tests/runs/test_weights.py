@@ -94,8 +94,8 @@ def test_a_damaged_or_foreign_file_is_refused(trained: RunFolder, tmp_path: Path
     ("overrides", "name"),
     [
         (["model=imagenet_resnet18"], "resnet18"),
-        (["model=imagenet_resnet34", "model.batchnorm_images=32"], "resnet34"),
-        (["model=imagenet_resnet50", "model.strided_kernel=1"], "resnet50"),
+        pytest.param(["model=imagenet_resnet34", "model.batchnorm_images=32"], "resnet34", marks=pytest.mark.slow),
+        pytest.param(["model=imagenet_resnet50", "model.strided_kernel=1"], "resnet50", marks=pytest.mark.slow),
     ],
 )
 def test_networks_of_other_libraries_have_the_logits(
