@@ -253,7 +253,7 @@ def one_run_stopped_in_many_ways(root: Path, pace: Path) -> dict[str, Any]:
     (pace / "slow").unlink()
     for folder in stopped:
         if folder == reduced:
-            facts["reduced"] = launched(root, "r", *run, "devices=1")
+            facts["reduced"] = launched(root, "r", *run, "devices=auto")
         start_again(job(folder), "TimeLimit=10")
     until(lambda: not queue(), "all end")
     facts["endings"] = [ending(job(folder)) for folder in stopped]
@@ -353,7 +353,7 @@ def test_a_row_that_was_stopped_ends_bit_by_bit_as_undisturbed(stops: dict[str, 
 
 
 def test_a_row_that_is_queued_again_goes_on_with_fewer_devices(stops: dict[str, Any]) -> None:
-    """As the same command with another number says while it is queued; it ends as undisturbed up to rounding."""
+    """As the same command with devices=auto, one on a CPU, says while it is queued; it ends as undisturbed."""
     assert "0 of 1 runs submitted; 1 in the queue before" in stops["reduced"][1]
     folder, twin = RunFolder(folder_of(stops["root"], "r")), folder_of(stops["root"], TWINS[1])
     processes = folder.result["processes"]
