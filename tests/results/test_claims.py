@@ -9,6 +9,7 @@ import pytest
 from scipy import stats
 
 from deepnets.config.claim import Claim, Measured, Relation
+from deepnets.config.places import CONF
 from deepnets.results.claims import Finding, Outcome, Side, findings_of, pairs_of, seeds_needed, welch_interval
 from deepnets.results.claims_page import claims_page
 from deepnets.results.read import read_runs
@@ -16,6 +17,7 @@ from deepnets.results.sheet import percent
 from deepnets.results.sheets import claim_sheets, comparison_sheets
 from deepnets.results.statistics import image_noise
 from deepnets.results.table import Table, tables_of
+from tests.command import ROOT
 from tests.trained import Trained
 
 LOW, HIGH = (50.0, 51.0, 52.0), (61.0, 60.0, 62.5)
@@ -157,6 +159,13 @@ def test_the_sheet_and_the_page_show_each_claim(table: Table, sweeps: Path, tmp_
     empty = claims_page(tmp_path, [], sweeps)
     assert "Without a run" in empty
     assert "identity is lower than nowhere/none" in empty
+
+
+def test_where_no_paper_prints_fails_a_row_fails_near_guessing() -> None:
+    (table,) = tables_of(read_runs([ROOT / "outputs" / "records" / "ordering_warmup_transformer"]))
+    without, _ = findings_of(table, 0, CONF / "sweep")
+    assert table.columns[0].is_published_protocol
+    assert (without.fail_above, without.outcome) == (80.0, Outcome.supported)
 
 
 def test_a_claim_about_an_axis_is_about_each_pair_of_rows() -> None:
