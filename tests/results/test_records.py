@@ -11,11 +11,18 @@ from deepnets.results.read import read_runs
 from deepnets.results.records import records_pages, write_records
 from deepnets.results.sheet import MINUS
 from deepnets.runs.folder import RunFolder, run_folders
+from deepnets.runs.weights import FILE, read_weights
 from tests.command import ROOT, metrics
 from tests.quoted import quoted
 
 RECORDS = ROOT / "outputs" / "records"
 RUNS = run_folders(RECORDS)
+TABLE_1, PLAIN = "he2016_table1+scale=deep", "he2015_fig6+scale=deep"
+WITH_WEIGHTS = {  # what analyses and claims use, one seed of each row; 10 MB at most together
+    *(f"{TABLE_1}/{row}/seed0" for row in ("identity", "none", "scaled_0.5_0.5")),
+    *(f"{TABLE_1}/exclusive_gating_{bias}/seed0" for bias in ("b0", "b6")),
+    *(f"{PLAIN}/{row}/seed0" for row in ("plain20", "plain56")),
+}
 PROSE = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -35,6 +42,20 @@ def test_a_record_is_of_a_run_that_has_ended_and_can_be_read(folder: RunFolder) 
     assert folder.result["identity"] == identity_hash(config)
     errors = [epoch["test_error"] for epoch in run.history] or [None]  # none of a run that diverges in its first epoch
     assert errors[-1] == folder.result.get("last_test_error")
+
+
+def test_the_weights_on_record_are_those_listed() -> None:
+    files = list(RECORDS.glob(f"**/{FILE}"))
+    assert {str(file.parent.relative_to(RECORDS)) for file in files} == WITH_WEIGHTS
+    assert sum(file.stat().st_size for file in files) <= 10e6
+
+
+@pytest.mark.parametrize("record", sorted(WITH_WEIGHTS))
+def test_weights_on_record_are_of_their_run(record: str) -> None:
+    model = read_weights(RECORDS / record).model()
+    assert (
+        sum(parameter.numel() for parameter in model.parameters()) == RunFolder(RECORDS / record).result["parameters"]
+    )
 
 
 @pytest.mark.parametrize("seed", [0, 1])
