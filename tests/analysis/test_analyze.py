@@ -270,6 +270,7 @@ def test_routing_of_a_run_in_numbers(
     assert f"active, {value:.2f} ({low:.2f} to {high:.2f})" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_one_image_of_the_gates_is_that_of_the_whole_training_set(
     analyze: Analyze, highway: RunFolder, tmp_path: Path
 ) -> None:

@@ -74,6 +74,7 @@ def seeds(sweep: str, scale: str = "full") -> list[str]:
     return sorted({word for words in grid(sweep, scale) for word in words if word.startswith("seed=")})
 
 
+MANY_ROWS = ("balduzzi2017_fig6", "depth_transfer")
 built: set[str] = set()
 
 
@@ -99,7 +100,9 @@ def check_network(config: Config) -> None:
     built.add(architecture)
 
 
-@pytest.mark.parametrize("sweep", SWEEPS)
+@pytest.mark.parametrize(
+    "sweep", [pytest.param(sweep, marks=[pytest.mark.slow] * (sweep in MANY_ROWS)) for sweep in SWEEPS]
+)
 def test_the_rows_are_those_the_paper_reports_and_build_without_data(sweep: str) -> None:
     folders = [folder.path for folder in folders_of(rows(sweep))]
     names = [path.parent.name for path in folders]

@@ -36,7 +36,7 @@ def config(*overrides: str) -> Config:
         (["model=resnet110"], 1_727_962, 252.89),
         (["model=resnet110", "dataset=cifar100"], 1_733_812, 252.89),
         (["model=preact164"], 1_703_258, 244.5),
-        (["model=preact1001"], 10_327_706, 1487.8),
+        pytest.param(["model=preact1001"], 10_327_706, 1487.8, marks=pytest.mark.slow),
     ],
 )
 def test_networks_cost_what_their_papers_architectures_cost(
@@ -138,6 +138,7 @@ def test_rows_for_a_device_that_is_elsewhere_are_planned_without_a_time(
     assert "memory  " not in told.split("runs  ")[-1]
 
 
+@pytest.mark.slow
 def test_a_row_whose_data_are_missing_is_planned_but_not_downloaded(tmp_path: Path) -> None:
     root = tmp_path / "data"
     done = train("model=resnet20", "dataset=mnist", f"dataset.root={root}", "plan=true", f"output_root={tmp_path}")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import nn
 
@@ -179,6 +180,7 @@ def parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+@pytest.mark.slow
 def test_every_committed_option_has_its_published_size(network: Callable[..., ResNet]) -> None:
     with torch.device("meta"):
         models = {

@@ -206,6 +206,7 @@ def test_watching_ends_with_the_last_row(grid: Path, capsys: pytest.CaptureFixtu
     assert "4 runs: 1 failed, 2 diverged, 1 finished" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_command_shows_states(grid: Path) -> None:
     command = [sys.executable, "scripts/report.py", str(grid), "--status"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT, check=False)

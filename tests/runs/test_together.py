@@ -298,6 +298,7 @@ def test_other_launchers_do_not_stack(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_the_old_name_of_a_launchers_argument_is_still_read(tmp_path: Path) -> None:
     done = train(*SHORT, "stacked=0", f"output_root={tmp_path}")
     assert "stacked=0: read as launcher.stacked=0" in done.stderr

@@ -91,6 +91,7 @@ def test_selection_by_validation_reports_that_epoch(tmp_path: Path) -> None:
     assert result["last_test_error"] == float(rows[-1]["test_error"])
 
 
+@pytest.mark.slow
 def test_a_budget_in_iterations_may_end_within_an_epoch(tmp_path: Path) -> None:
     done = train(*SMALL[:2], "epochs=null", "iterations=17", "batch_size=100", f"output_root={tmp_path}")
     assert done.returncode == 0, done.stderr
@@ -129,6 +130,7 @@ def test_a_failing_row_does_not_stop_the_others(tmp_path: Path) -> None:
     assert json.loads((blocked / "result.json").read_text())["status"] == "finished"
 
 
+@pytest.mark.slow
 def test_an_illegal_row_stops_the_grid_before_anything_is_written(tmp_path: Path) -> None:
     done = train("-m", "model.depth=8,9,14", f"output_root={tmp_path}")
     assert done.returncode == 1
@@ -266,6 +268,7 @@ def test_help_lists_every_option(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_full_traceback_is_there_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import tests.command
 

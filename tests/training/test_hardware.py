@@ -124,6 +124,7 @@ def test_a_device_has_a_name() -> None:
     assert describe(CPU)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc of glibc only")
 def test_memory_that_was_freed_is_used_again_without_new_pages() -> None:
     code = """

@@ -32,6 +32,7 @@ NETS = [
 ]
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("overrides", NETS, ids="+".join)
 def test_compiled_loss_gradients_statistics_and_draws_are_the_plain_ones(overrides: list[str]) -> None:
@@ -88,6 +89,7 @@ def test_each_network_is_compiled_anew() -> None:
         torch.testing.assert_close(compiled(model)(x), model(x))
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_a_compiled_run_is_the_plain_one_to_its_end(tmp_path: Path) -> None:
     """Batches all of one size; gates, which the dashboard watches by hooks between the epochs."""
