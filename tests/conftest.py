@@ -3,8 +3,9 @@
 import os
 import signal
 
-# A shell's background job starts with Ctrl-C ignored, and would hand that on to the commands under test.
+# A shell's background job starts with Ctrl-C ignored, nohup's with SIGHUP: the commands under test would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
 import pytest  # noqa: E402
