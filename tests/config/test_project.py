@@ -84,7 +84,7 @@ def test_the_projects_network_is_built_and_nothing_is_trusted_by_itself(project:
         build_model([f"hydra.searchpath=['file://{project}/conf']", "model/shortcut=half"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_sweep_of_the_project_trains_resumes_and_is_analysed(project: Path) -> None:
     done = train(project, "--project", "project.yaml", "sweep=halves", "launcher=pool")
     assert done.returncode == 0, done.stderr
@@ -112,7 +112,7 @@ def test_a_sweep_of_the_project_trains_resumes_and_is_analysed(project: Path) ->
     assert analysed.returncode == 0, analysed.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_jobs_of_slurm_find_the_projects_classes(project: Path) -> None:
     jobs = ["launcher=slurm", "launcher.cpus=1", "launcher.wait=true", "device=cpu"]
     with slurm():

@@ -131,7 +131,7 @@ def test_the_rows_are_those_the_paper_reports_and_build_without_data(sweep: str)
         assert f" PFLOP in {len(grid(sweep))} run" in comment.replace("\n# ", " ")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_deepest_networks_of_all_sweeps_build() -> None:
     deepest = [row.config for sweep in SWEEPS for row in rows(sweep) if is_deepest(row.config)]
     assert len(deepest) > 10

@@ -100,6 +100,7 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grid]:
         grid.process.communicate()
 
 
+@pytest.mark.nightly
 def test_a_grid_is_stopped_killed_and_continued(grid: Grid) -> None:
     one_ctrl_c_saves_the_rows_in_flight_and_starts_no_other(grid)
     a_row_that_is_killed_fails_alone_and_the_others_finish(grid)
@@ -250,6 +251,7 @@ def test_output_of_a_run_that_dies_early_is_told(tmp_path: Path) -> None:
     assert json.loads((folder.path / "result.json").read_text()) == {"status": "failed", "reason": reason}
 
 
+@pytest.mark.nightly
 def test_rows_go_on_when_the_reader_of_the_output_leaves(tmp_path: Path) -> None:
     short = ["model.depth=8", "model.widths=[4,4,4]", "epochs=1", "device=cpu", "precision=fp32", "seed=range(3)"]
     command = shlex.join([*TRAIN, "-m", *short, "launcher=pool", f"output_root={tmp_path}"])

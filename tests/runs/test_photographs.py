@@ -74,7 +74,8 @@ def killed_in_an_epoch(root: Path, *words: str) -> None:
     process.communicate()
 
 
-@pytest.mark.parametrize(("devices", "exact"), [(2, True), pytest.param(1, False, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(("devices", "exact"), [(2, True), (1, False)])
+@pytest.mark.nightly
 def test_killed_with_workers_a_run_goes_on_within_the_epoch(
     tree: Path, undisturbed: Path, tmp_path: Path, devices: int, exact: bool
 ) -> None:

@@ -144,7 +144,7 @@ def test_the_parts_stand_in_their_order(tmp_path: Path, monkeypatch: pytest.Monk
     assert gpu.environment()["torch"] == str(torch.__version__)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_parts_in_processes_of_their_own() -> None:
     assert gpu._steps("waits", *NET, 120.0) == {"waits": 0, "yields": 5}
     assert "eager NCHW" in gpu._steps("throughput", "eager NCHW", 1, 1, *NET, 120.0)["images/s"]
@@ -159,7 +159,7 @@ def test_several_runs_at_once(stacked: bool) -> None:
     assert len(several([*NET, "epochs=3"], 2, 120.0, stacked=stacked)["images_per_second"]) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_is_stopped_within_a_part_and_analysed() -> None:
     found = stopped([*NET, "epochs=40", "deterministic=true", "precision=fp32"], 120.0)
     assert found["equal"]
@@ -183,7 +183,7 @@ def test_the_whole_command_but_its_long_trainings(tmp_path: Path, monkeypatch: p
     assert absent == {}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_training_is_stopped_and_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACE", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

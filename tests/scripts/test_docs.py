@@ -22,6 +22,7 @@ from tests.photographs import photograph_tree
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDS = ROOT / "outputs" / "records"
+LONG = ("analysis.md", "launchers.md", "sweeps.md")  # a minute to three each
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLE = re.compile(r"(?:`([\w/.]+)`:\n\n)?```(\w+)\n(.*?)```", re.DOTALL)
 SETUP = ("python3 -m venv", ".venv/bin/pip")  # the environment of this test was made so
@@ -179,7 +180,14 @@ def write_data(data: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.name, marks=[pytest.mark.nightly] * (page.name in LONG))
+        for page in PAGES
+        if commands(page)
+    ],
+)
 def test_commands_and_examples_work_in_order(page: Path, clone: Path) -> None:
     python = Path(sys.executable).parent
     environment = {**os.environ, "PATH": f"{python}:{os.environ['PATH']}:{clone / 'bin'}", "PYTHONPATH": str(clone)}
