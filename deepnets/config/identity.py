@@ -174,6 +174,7 @@ STEPS: tuple[Callable[[Frozen], Frozen], ...] = (
     _dropped("stacked"),
     _dropped("wait"),
     _dropped("retry"),
+    Added("clip_gradient_norm", None),
     Added("dataset.reduce", 1, target="deepnets.data.dataset.Dataset"),
     Added("dataset.incomplete", False, target="deepnets.data.dataset.Dataset"),
     Added("model.groups", 1, target="deepnets.models.resnet.ResNet"),

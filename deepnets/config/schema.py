@@ -7,7 +7,7 @@ from typing import Any, Optional
 from omegaconf import MISSING
 
 from deepnets.models.memory import Memory
-from deepnets.system.ranges import Count, Name, NotNegative, PositiveFactor, Seed, Size, Threads
+from deepnets.system.ranges import Count, Name, NotNegative, Positive, PositiveFactor, Seed, Size, Threads
 
 DEFAULTS = "train"  # the file in conf/ that is one run
 
@@ -46,7 +46,8 @@ class Published:
     `statistic` says what `test_error` is, as in "median of 5" or "single". An error is a number, `fail` (non-finite or
     above 20), or null where the paper draws it without a number. Further statistics of the same rows stand in `mean`,
     `std` and `best`, top-5 errors in `top5_error`, how the test images are shown in `view`. `literature` names rows
-    that the paper prints and no run trains. All is empty where nothing is printed.
+    that the paper prints and no run trains. `best_epochs`: a run's number is the mean of so many lowest test errors;
+    null: the last epoch's. All is empty where nothing is printed.
     """
 
     statistic: Optional[str] = None
@@ -57,6 +58,7 @@ class Published:
     top5_error: dict[str, float] = field(default_factory=dict)
     view: dict[str, str] = field(default_factory=dict)
     literature: list[str] = field(default_factory=list)
+    best_epochs: Optional[Count] = None
 
 
 @dataclass
@@ -99,6 +101,7 @@ class Config:
     batch_size: Count = MISSING
     seed: Seed = MISSING
     setting: Optional[Seed] = MISSING
+    clip_gradient_norm: Optional[Positive] = MISSING
     precision: Precision = MISSING
     memory: Memory = MISSING
     step: StepKind = MISSING

@@ -31,6 +31,16 @@ class Cell:
     def errors(self) -> list[float]:
         return [run.error for run in self.runs if run.error is not None]
 
+    @cached_property
+    def compared(self) -> list[float]:
+        """`errors`, or by the paper's rule the mean of each run's `best_epochs` lowest."""
+        if not (count := self.published.best_epochs):
+            return self.errors
+        epochs = [
+            sorted(epoch["test_error"] for epoch in run.history)[:count] for run in self.runs if run.error is not None
+        ]
+        return [math.inf if math.isinf(error) else fmean(best) for error, best in zip(self.errors, epochs, strict=True)]
+
     @property
     def example(self) -> Run | None:
         """The run that stands for the row in figures; None where no configuration can be read."""
@@ -83,11 +93,11 @@ class Cell:
 
     @property
     def difference(self) -> float | None:
-        """The median minus the published value, where both are numbers."""
-        published = self.published.test_error
-        if not isinstance(published, int | float) or self.median is None or math.isinf(self.median):
+        """The median of `compared` minus the published value, where both are numbers."""
+        published, found = self.published.test_error, middle(self.compared)
+        if not isinstance(published, int | float) or found is None or math.isinf(found):
             return None
-        return self.median - published
+        return found - published
 
     @property
     def verdict(self) -> str:
@@ -99,11 +109,12 @@ class Cell:
 
     def _verdict(self) -> str:
         published = self.published.test_error
-        if self.interval is None:  # below FEWEST_SEEDS
+        interval = median_interval(self.compared)
+        if interval is None:  # below FEWEST_SEEDS
             return TOO_FEW
         if self.is_fail or not isinstance(published, int | float):
             return AGREES if self.is_fail and published == FAIL else DIFFERS
-        low, high = self.interval
+        low, high = interval
         return AGREES if low <= published <= high else DIFFERS
 
     @property
@@ -138,6 +149,7 @@ class Cell:
             "mean ± std": percent(self.mean) + (f" ± {percent(self.std)}" if self.std is not None else ""),
             "95% interval": f"{percent(self.interval[0])} to {percent(self.interval[1])}" if self.interval else NOTHING,
             "best": percent(self.best),
+            "best epochs": percent(middle(self.compared)) if self.published.best_epochs else "",
             "training": percent(self.train_median),
             "top-5": percent(self.top5_median),
             "published top-5": percent(self.published.top5_error),

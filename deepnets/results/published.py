@@ -22,6 +22,7 @@ STATISTICS = ("test_error", "mean", "std", "best", "top5_error", "view")
 class PublishedRow:
     """The numbers of a row, in percent; `test_error` may be "fail", or None where it is only drawn.
 
+    `best_epochs`: the paper's rule is the mean of so many lowest test errors of a run; None: the last epoch's.
     `view` is how the test images were shown. A row that `is_literature` is of another paper's net, which no run trains.
     """
 
@@ -32,6 +33,7 @@ class PublishedRow:
     top5_error: float | None = None
     view: str = ""
     is_literature: bool = False
+    best_epochs: int | None = None
 
     @property
     def text(self) -> str:
@@ -70,10 +72,12 @@ def published_of(name: str, frozen: Iterable[dict[str, Any]], sweeps: Path = SWE
     if file.is_file():
         reported = sweep_of(file).get("reported") or {}
         statistic, shown = reported.get("statistic"), _numbers(reported)
+        best_epochs = reported.get("best_epochs")
         literature = {plain(str(row)) for row in reported.get("literature") or ()}
     else:
         literature = set()
         statistic = next((table["statistic"] for table in frozen if table.get("statistic")), None)
+        best_epochs = next((table["best_epochs"] for table in frozen if table.get("best_epochs")), None)
         shown = {key: value for table in reversed(numbers) for key, value in table.items()}
         shown = {key: shown[key] for table in numbers for key in table}  # in the order of the first
     rows: dict[str, dict[str, Any]] = defaultdict(dict)
@@ -90,7 +94,10 @@ def published_of(name: str, frozen: Iterable[dict[str, Any]], sweeps: Path = SWE
     warnings = (f"published numbers are those of {source}: {'; '.join(conflicts)}",) if conflicts else ()
     return Published(
         statistic,
-        {row: PublishedRow(**values, is_literature=row in literature) for row, values in rows.items()},
+        {
+            row: PublishedRow(**values, is_literature=row in literature, best_epochs=best_epochs)
+            for row, values in rows.items()
+        },
         warnings,
     )
 

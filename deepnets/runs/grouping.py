@@ -69,6 +69,8 @@ def obstacle(config: Config) -> str | None:
         return f"step={config.step}: only runs with step=eager can be stacked"
     if config.optimizer["_target_"] not in OPTIMIZERS:
         return f"optimizer {config.optimizer['_target_']}: only SGD can be stacked"
+    if config.clip_gradient_norm is not None:
+        return f"clip_gradient_norm={config.clip_gradient_norm}: only runs without it can be stacked"
     dataset = dataset_of(config)
     if dataset.is_streamed:
         return "images that are decoded while a network trains cannot be stacked"

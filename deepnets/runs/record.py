@@ -76,6 +76,7 @@ def protocol_of(config: Config, training: Training) -> str:
         images += f" on {processes} devices, each normalised apart"
     if together := config.model.get("batchnorm_images"):
         images += f", normalised over {group_sizes(math.ceil(config.batch_size / processes), together)[0]} images"
+    clip = f", gradient norm at most {training.clip_gradient_norm:g}" if training.clip_gradient_norm else ""
     schedule = training.schedule.lr_lambdas[0]
     is_described = type(schedule).__str__ is not object.__str__  # a class of the user's own may say nothing
     settings = ", ".join(
@@ -84,7 +85,7 @@ def protocol_of(config: Config, training: Training) -> str:
         if isinstance(value, int | float | str) and key[0] != "_"
     )
     return (
-        f"protocol: {config.optimizer['_target_'].rpartition('.')[2]} ({settings}), "
+        f"protocol: {config.optimizer['_target_'].rpartition('.')[2]} ({settings}){clip}, "
         f"{schedule if is_described else type(schedule).__name__}, {images}, "
         f"{training.iterations} iterations ({training.iterations / len(training.batches):.4g} epochs), "
         f"scale {config.scale.name}, result by {config.selection.value} epoch, "

@@ -49,6 +49,7 @@ def prepare(config: Config, device: torch.device, precision: torch.dtype, world:
         sums=Sums(device),
         world=world,
         step=config.step,
+        clip_gradient_norm=config.clip_gradient_norm,
         log_iterations=config.log_iterations,
         is_divided=config.batchnorm_processes is None,
     )

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils import clip_grad_norm_
 
 from deepnets.config.schema import StepKind
 from deepnets.data.batches import EvaluationBatches, TrainingBatches
@@ -26,12 +27,13 @@ class Training:
     """All that a run consists of while it trains, and where in its budget it stands.
 
     `replica` is `model`, or what averages the gradients of its copies in all processes of `world`; `forward` is its
-    forward pass, executed in the way that `step` names. `iterations` is the budget. `iteration`, `epoch`, `batch`
-    (within the epoch) and `images` count what is done. `sums` holds this process's part of this epoch's training loss
-    and error so far, `loss` the last batch's mean loss, both on the device; of several processes it is summed, and is
-    not None, only every `log_iterations` and in the first `FIRST`. `completed` is set only in the state that
-    ends an epoch: the means over "train" and over each evaluated split. `is_divided` says that the processes train as
-    one would with the whole batch; otherwise each has statistics and random numbers of its own, and the first one's
+    forward pass, executed in the way that `step` names. `clip_gradient_norm` is the largest norm of the gradient of all
+    parameters (Pascanu et al. 2013); a larger one is scaled down. `iterations` is the budget. `iteration`, `epoch`,
+    `batch` (within the epoch) and `images` count what is done. `sums` holds this process's part of this epoch's
+    training loss and error so far, `loss` the last batch's mean loss, both on the device; of several processes it is
+    summed, and is not None, only every `log_iterations` and in the first `FIRST`. `completed` is set only in the state
+    that ends an epoch: the means over "train" and over each evaluated split. `is_divided` says that the processes train
+    as one would with the whole batch; otherwise each has statistics and random numbers of its own, and the first one's
     statistics are the net's.
     """
 
@@ -46,6 +48,7 @@ class Training:
     sums: Sums
     world: World = ALONE
     step: StepKind = StepKind.eager
+    clip_gradient_norm: float | None = None
     log_iterations: int = 1
     is_divided: bool = True
     iteration: int = 0
@@ -189,6 +192,8 @@ def fit(training: Training) -> Iterator[Training]:
             loss = cross_entropy(logits, labels, reduction="sum")
             t.optimizer.zero_grad()
             (loss / t.divisor).backward()
+            if t.clip_gradient_norm is not None:
+                clip_grad_norm_(t.model.parameters(), t.clip_gradient_norm)
             t.optimizer.step()
             t.schedule.step()
             t.end_step(loss.detach(), logits.detach(), labels)

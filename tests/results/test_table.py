@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,21 @@ def test_the_statistics_of_a_row(trained: Trained, table: Table, row: str) -> No
     assert shown["best"] == f"{errors.min():.2f}"
     assert shown["published"] == f"{published:.2f}"
     assert float(shown["difference"].replace("\N{MINUS SIGN}", "-")) == pytest.approx(cell.difference, abs=0.005)
+
+
+def test_a_paper_that_reports_its_best_epochs_is_compared_by_that_rule(trained: Trained, table: Table) -> None:
+    cell = table.cells["identity", 0]
+    best = []
+    for seed in range(4):
+        lines = (trained.path / "identity" / f"seed{seed}" / "metrics.csv").read_text().splitlines()
+        errors = [float(line.split(",")[lines[0].split(",").index("test_error")]) for line in lines[1:]]
+        best.append(sum(sorted(errors)[:2]) / 2)
+    assert sorted(best) != sorted(cell.errors)
+    ruled = replace(cell, published=PublishedRow(test_error=float(np.median(best)), best_epochs=2))
+    assert ruled.compared == pytest.approx(best)
+    assert (ruled.difference, ruled.verdict) == (pytest.approx(0), "agrees")
+    assert ruled.facts()["best epochs"] == f"{np.median(best):.2f}"
+    assert (ruled.median, ruled.facts()["median"]) == (cell.median, f"{cell.median:.2f}")
 
 
 def test_the_interval_of_three_or_four_seeds_is_their_range(trained: Trained, table: Table) -> None:

@@ -1,6 +1,7 @@
 """The loop against the same training written out by hand."""
 
 import io
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +34,10 @@ def small_net() -> nn.Sequential:
 
 
 def training(
-    iterations: int, schedule: Callable[[int], float] | None = None, step: StepKind = StepKind.eager
+    iterations: int,
+    schedule: Callable[[int], float] | None = None,
+    step: StepKind = StepKind.eager,
+    clip: float | None = None,
 ) -> Training:
     """Batches of 4, 4 and 2 images; rate 0.5, without another schedule 0.05 from the middle on."""
     split = Split(IMAGES, LABELS)
@@ -52,10 +56,13 @@ def training(
         precision=torch.float32,
         sums=Sums(CPU),
         step=step,
+        clip_gradient_norm=clip,
     )
 
 
-def by_hand(iterations: int, epochs: int) -> tuple[nn.Sequential, list[tuple[float, float, float, float]]]:
+def by_hand(
+    iterations: int, epochs: int, clip: float = math.inf
+) -> tuple[nn.Sequential, list[tuple[float, float, float, float]]]:
     """Nesterov momentum written out, and (train loss, train error, test loss, test error) of each epoch."""
     model, batches = small_net(), training(iterations).batches
     velocity = [torch.zeros_like(parameter) for parameter in model.parameters()]
@@ -69,6 +76,8 @@ def by_hand(iterations: int, epochs: int) -> tuple[nn.Sequential, list[tuple[flo
             logits = model(x)
             loss = cross_entropy(logits, y)
             gradients = torch.autograd.grad(loss, list(model.parameters()))
+            norm = math.sqrt(sum(gradient.square().sum().item() for gradient in gradients))
+            gradients = [gradient * min(1, clip / norm) for gradient in gradients]
             rate = 0.5 if done < iterations // 2 else 0.05
             with torch.no_grad():
                 for parameter, gradient, v in zip(model.parameters(), gradients, velocity, strict=True):
@@ -86,14 +95,15 @@ def by_hand(iterations: int, epochs: int) -> tuple[nn.Sequential, list[tuple[flo
     return model, numbers
 
 
-def test_training_is_the_formula_with_short_batches_and_a_cut_epoch() -> None:
-    ours = training(iterations=8)
+@pytest.mark.parametrize("clip", [None, 0.3])
+def test_training_is_the_formula_with_short_batches_and_a_cut_epoch(clip: float | None) -> None:
+    ours = training(iterations=8, clip=clip)
     numbers = [
         [value for split in ("train", "test") for value in (done[split].loss, done[split].error)]
         for state in fit(ours)
         if (done := state.completed)
     ]
-    model, expected = by_hand(iterations=8, epochs=3)
+    model, expected = by_hand(iterations=8, epochs=3, clip=clip or math.inf)
     assert ours.images == 10 + 10 + 8
     torch.testing.assert_close(torch.tensor(numbers), torch.tensor(expected), rtol=1e-4, atol=1e-5)
     for name, weight in model.state_dict().items():
