@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -12,10 +13,13 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from deepnets.distributed.signals import SIGNALS
 from deepnets.errors import UserError
+
+# torchvision 0.29 announces in every process that its decoders will move to another library.
+warnings.filterwarnings("ignore", "The image decoding and encoding capabilities of TorchVision", DeprecationWarning)
 
 
 class Encoded(Protocol):
@@ -68,7 +72,10 @@ def decoded(images: Encoded, image: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Crops(Dataset):
-    """Training images by their numbers: pixels (n, H, W, 3) uint8, labels (n,), draws of lighting (n, 3)."""
+    """Training images by their numbers: pixels (n, H, W, 3) uint8, labels (n,), and draws of colours.
+
+    These are normal ones for lighting (n, 3), and even ones from [-1, 1) for jitter (n, 3).
+    """
 
     images: Encoded
     cropped: Callable[[Tensor], Tensor]
@@ -77,16 +84,20 @@ class Crops(Dataset):
 
     def __getitem__(self, numbers: np.ndarray) -> tuple[Any, list[str]]:
         problems: list[str] = []
-        readable, draws, pixels = numbers.copy(), torch.empty(len(numbers), 3), []
+        readable, pixels = numbers.copy(), []
+        lights, jitters = torch.empty(2, len(numbers), 3)
         with torch.random.fork_rng(devices=[]):
             for place, number in enumerate(numbers.tolist()):
-                torch.manual_seed(int(np.random.SeedSequence((*self.draw, number)).generate_state(1)[0]))
-                draws[place] = torch.randn(3)
+                # Of this generator alone: seeding those of absent devices takes as long as half of decoding.
+                torch.default_generator.manual_seed(_seed(*self.draw, number))
+                lights[place] = torch.randn(3)
                 readable[place], image = _readable(self, number, problems)
                 if image is None:
                     return None, problems
                 pixels.append(self.cropped(image).permute(1, 2, 0))
-        return (torch.stack(pixels), self.images.labels[readable], draws), problems
+                jitters[place] = torch.rand(3) * 2 - 1
+        # Collated, they lie at once in the memory that workers share.
+        return (default_collate(pixels), self.images.labels[readable], lights, jitters), problems
 
 
 @dataclass(frozen=True)
@@ -120,6 +131,10 @@ def _readable(dataset: "Crops | Views", number: int, problems: list[str]) -> tup
             if not dataset.loading.skip_unreadable:
                 break
     return number, None
+
+
+def _seed(*numbers: int) -> int:
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
 def loaded(dataset: Crops | Views, batches: Sequence[np.ndarray]) -> Iterator[Any]:

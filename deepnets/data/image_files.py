@@ -40,7 +40,7 @@ class ImageFiles:
 
     def name(self, image: int) -> str:
         """Where that image lies."""
-        return str(self.folder / self.classes[int(self.labels[image])] / os.fsdecode(self.names[image]))
+        return os.path.join(self.folder, self.classes[int(self.labels[image])], os.fsdecode(self.names[image]))
 
     def read(self, image: int) -> Tensor:
         """The bytes of that file, uint8; an OSError where it cannot be read."""

@@ -108,10 +108,9 @@ class ImageNet:
         train, workers = self._images[0], self._workers()
         chosen = train.select(torch.arange(0, len(train), -(-len(train) // TIMED_IMAGES)))
         here = Loading(0, torch.device("cpu"), skip_unreadable=True)
-        cropped = augmentation(self.crop, self.size, self.jitter, self.flip)
-        batches = StreamedTraining(
-            chosen, self._scaled(torch.zeros(3), torch.ones(3), here), cropped, here, lights=0, batch_size=8, seed=0
-        )
+        as_is = self._scaled(torch.zeros(3), torch.ones(3), here)
+        cropped = augmentation(self.crop, self.size, self.flip)
+        batches = StreamedTraining(chosen, as_is, cropped, here, lights=0, jitter=0, batch_size=8, seed=0)
         for _ in batches.epoch(0):  # the first images import what they need
             pass
         started = time.perf_counter()
@@ -133,9 +132,10 @@ class ImageNet:
         return StreamedTraining(
             splits.train,
             splits.normalization,
-            augmentation(self.crop, self.size, self.jitter, self.flip),
+            augmentation(self.crop, self.size, self.flip),
             splits.loading,
             lights=self.lighting,
+            jitter=self.jitter,
             batch_size=batch_size,
             seed=seed,
             world=world,

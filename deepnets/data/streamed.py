@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from deepnets.data.crops import ViewName, lighting, views
+from deepnets.data.crops import ViewName, jittered, lighting, views
 from deepnets.data.decoding import Crops, Encoded, Loading, Views, loaded
 from deepnets.data.normalization import Normalization
 from deepnets.distributed.world import ALONE, World
@@ -25,7 +25,8 @@ class StreamedTraining:
 
     As of `TrainingBatches`, the order is a function of (seed, epoch), each image's crop and colours of (seed, epoch,
     image): the same for any number of processes and workers, and from any batch on. `lights` is the deviation of the
-    draws of lighting noise (fb.resnet.torch: 0.1; 0 for none).
+    draws of lighting noise (fb.resnet.torch: 0.1; 0 for none), `jitter` how far the factors of brightness, contrast and
+    saturation lie from 1 (0.4).
     """
 
     def __init__(
@@ -36,12 +37,13 @@ class StreamedTraining:
         loading: Loading,
         *,
         lights: float,
+        jitter: float,
         batch_size: int,
         seed: int,
         world: World = ALONE,
     ) -> None:
         self.source, self.normalization, self.cropped, self.loading = images, normalization, cropped, loading
-        self.lights, self.batch_size, self.seed, self.world = lights, batch_size, seed, world
+        self.lights, self.jitter, self.batch_size, self.seed, self.world = lights, jitter, batch_size, seed, world
         self.images = len(images)
         self.share = Share(world.rank)
 
@@ -66,10 +68,12 @@ class StreamedTraining:
         shards = [self.world.shards(len(whole)) for whole in whole_batches[start:]]
         own = [whole[parts[self.world.rank]] for whole, parts in zip(whole_batches[start:], shards, strict=True)]
         batches = loaded(Crops(self.source, self.cropped, (self.seed, epoch), self.loading), own)
-        for (pixels, labels, draws), self.share.parts in zip(batches, shards, strict=True):
+        for (pixels, labels, lights, jitters), self.share.parts in zip(batches, shards, strict=True):
+            if self.jitter:
+                pixels = jittered(pixels.float(), 1 + self.jitter * jitters)
             x = self.normalization(pixels)
             if self.lights:
-                x += (lighting(draws * self.lights) * 255)[:, None, None] * self.normalization.scale
+                x += (lighting(lights * self.lights) * 255)[:, None, None] * self.normalization.scale
             yield x.permute(0, 3, 1, 2), labels
 
 

@@ -1,5 +1,7 @@
 import io
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy.stats import kstest
 from torch import Tensor, nn
 
 from deepnets.data.crops import augmentation, views
@@ -19,6 +22,7 @@ from deepnets.distributed.world import ALONE, World
 from deepnets.errors import UserError
 from deepnets.training.fit import evaluate, logits_of
 from deepnets.training.metrics import Sums
+from tests.command import ENVIRONMENT, ROOT
 from tests.photographs import jpeg, photograph_tree
 
 CPU, SIZE = torch.device("cpu"), 32
@@ -48,9 +52,9 @@ def files(tree: Path, split: str = "train") -> ImageFiles:
 
 
 def training(tree: Path, world: World = ALONE, loading: Loading = HERE, **changes: float) -> StreamedTraining:
-    settings = {"lights": 0.1, "batch_size": 4, "seed": 3} | changes
+    settings = {"lights": 0.1, "jitter": 0.4, "batch_size": 4, "seed": 3} | changes
     return StreamedTraining(
-        files(tree), RAW, augmentation("aspect_ratio", SIZE, 0.4, True), loading, world=world, **settings
+        files(tree), RAW, augmentation("aspect_ratio", SIZE, True), loading, world=world, **settings
     )
 
 
@@ -71,7 +75,7 @@ def test_files_are_read_as_pillow_and_torchvision_read_them(tmp_path: Path, kind
 def test_an_epoch_holds_each_image_once_in_an_order_of_seed_and_epoch(tree: Path) -> None:
     same = nn.Identity()  # of images of several sizes; the first pixel says which it is
     batches = StreamedTraining(
-        files(tree), RAW, lambda image: same(image[:, :SIZE, :SIZE]), HERE, lights=0, batch_size=4, seed=3
+        files(tree), RAW, lambda image: same(image[:, :SIZE, :SIZE]), HERE, lights=0, jitter=0, batch_size=4, seed=3
     )
     assert (len(batches), batches.images_in(3)) == (4, 2)
     epochs = [whole(batches.epoch(epoch)) for epoch in (0, 1, 0)]
@@ -220,3 +224,27 @@ def test_a_link_to_itself_is_refused(tmp_path: Path) -> None:
     loop.symlink_to(loop)
     with pytest.raises(UserError, match=r"loop.JPEG (is no file|cannot be read)"):
         files(tmp_path)
+
+
+def test_colours_are_drawn_evenly_for_each_image(tree: Path) -> None:
+    """Of a grey image only its brightness changes; the factors lie within `jitter` of 1, and each image has its own."""
+    grey = lambda image: torch.full((3, SIZE, SIZE), 100, dtype=torch.uint8)  # noqa: E731
+    batches = StreamedTraining(files(tree), RAW, grey, HERE, lights=0, jitter=0.4, batch_size=14, seed=3)
+    factors = torch.cat([whole(batches.epoch(epoch))[0][:, 0, 0, 0] / 100 for epoch in range(20)])
+    assert len(factors.unique()) == len(factors)
+    assert kstest(factors.numpy(), "uniform", (0.6, 0.8)).pvalue > 1e-3
+
+
+@pytest.mark.slow
+def test_torchvisions_farewell_to_its_decoders_is_not_printed(tree: Path) -> None:
+    """Also where all warnings are asked for."""
+    code = (
+        "import sys, torch; from pathlib import Path; from deepnets.data.crops import views; "
+        "from deepnets.data.decoding import *; from deepnets.data.image_files import listed; "
+        "images = Views(listed(Path(sys.argv[1]), 2, 1), views('center', 32), Loading(0, torch.device('cpu'), False)); "
+        "print(len(list(loaded(images, [np.arange(2)]))))"
+    )
+    words = [sys.executable, "-W", "default", "-c", code, str(tree / "train")]
+    done = subprocess.run(words, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.stdout == "1\n", done.stderr
+    assert "TorchVision" not in done.stderr
