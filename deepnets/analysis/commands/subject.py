@@ -36,7 +36,9 @@ class Subject:
     device: torch.device
 
     def batches(self, split: str, images: int | None = None) -> EvaluationBatches:
-        """The split "train", without augmentation, or "test": all in order, or always the same random `images`.
+        """The split "train", without augmentation, or "test": all in order, or always the same random `images`, shuffled.
+
+        A class-folder tree is in the order of its classes, and groups of a batch that are normalised apart need many.
 
         Raises:
             UserError: fewer than 1 image.
@@ -45,9 +47,9 @@ class Subject:
         chosen = getattr(splits, split)
         if images is not None and images < 1:
             raise UserError(f"--images {images}: take at least 1, or leave it out for all {len(chosen)}")
-        if images is not None and images < len(chosen):
+        if images is not None:
             order = torch.randperm(len(chosen), generator=torch.Generator().manual_seed(0))
-            chosen = chosen.select(order[:images].sort().values.to(self.device))
+            chosen = chosen.select(order[:images].to(self.device))
         return splits.evaluation_batches(chosen, batch_size=self.config.evaluation_batch_size)
 
     def settled(self) -> nn.Module:
