@@ -36,7 +36,7 @@ class Subject:
     device: torch.device
 
     def batches(self, split: str, images: int | None = None) -> EvaluationBatches:
-        """The split "train", without augmentation, or "test": all in order, or always the same random `images`, shuffled.
+        """The split "train", without augmentation, or "test": all in order, or the same random `images`, shuffled.
 
         A class-folder tree is in the order of its classes, and groups of a batch that are normalised apart need many.
 
