@@ -177,6 +177,7 @@ STEPS: tuple[Callable[[Frozen], Frozen], ...] = (
     Added("clip_gradient_norm", None),
     Added("dataset.reduce", 1, target="deepnets.data.dataset.Dataset"),
     Added("dataset.incomplete", False, target="deepnets.data.dataset.Dataset"),
+    Added("dataset.decoder", "cpu", target="deepnets.data.imagenet.ImageNet"),
     Added("model.groups", 1, target="deepnets.models.resnet.ResNet"),
     Added("model.opening", "activated", target="deepnets.models.resnet.ResNet"),
     Added("model.dropout", 0.0, target="deepnets.models.resnet.ResNet"),

@@ -1,25 +1,18 @@
-"""Images that workers read, decode and crop while a network trains, as uint8 batches on the device."""
+"""Images of files or shards, one by one: their bytes, and what these decode to."""
 
-import os
-import signal
-import sys
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import chain
-from typing import Any, Protocol
+from typing import Literal, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate
 
-from deepnets.distributed.signals import SIGNALS
 from deepnets.errors import UserError
 
 # torchvision 0.29 announces in every process that its decoders will move to another library.
 warnings.filterwarnings("ignore", "The image decoding and encoding capabilities of TorchVision", DeprecationWarning)
+
+
+Decoder = Literal["cpu", "gpu"]
 
 
 class Encoded(Protocol):
@@ -35,20 +28,6 @@ class Encoded(Protocol):
     def select(self, index: Tensor) -> "Encoded": ...
     def name(self, image: int) -> str: ...
     def read(self, image: int) -> Tensor: ...
-
-
-@dataclass(frozen=True)
-class Loading:
-    """Who reads and decodes, for `device`: so many worker processes, or with 0 this one.
-
-    In place of an unreadable image stands, with `skip_unreadable`, the next one of the split that is readable: so each
-    batch has its images, in every process. `skipped` are those that were found.
-    """
-
-    workers: int
-    device: torch.device
-    skip_unreadable: bool
-    skipped: set[str] = field(default_factory=set)
 
 
 def decoded(images: Encoded, image: int) -> Tensor:
@@ -70,113 +49,10 @@ def decoded(images: Encoded, image: int) -> Tensor:
     return pixels[0] if pixels.ndim == 4 else pixels  # the first picture of an animation
 
 
-@dataclass(frozen=True)
-class Crops(Dataset):
-    """Training images by their numbers: pixels (n, H, W, 3) uint8, labels (n,), and draws of colours.
-
-    These are normal ones for lighting (n, 3), and even ones from [-1, 1) for jitter (n, 3).
-    """
-
-    images: Encoded
-    cropped: Callable[[Tensor], Tensor]
-    draw: tuple[int, int]
-    loading: Loading
-
-    def __getitem__(self, numbers: np.ndarray) -> tuple[Any, list[str]]:
-        problems: list[str] = []
-        readable, pixels = numbers.copy(), []
-        lights, jitters = torch.empty(2, len(numbers), 3)
-        with torch.random.fork_rng(devices=[]):
-            for place, number in enumerate(numbers.tolist()):
-                # Of this generator alone: seeding those of absent devices takes as long as half of decoding.
-                torch.default_generator.manual_seed(_seed(*self.draw, number))
-                lights[place] = torch.randn(3)
-                readable[place], image = _readable(self, number, problems)
-                if image is None:
-                    return None, problems
-                pixels.append(self.cropped(image).permute(1, 2, 0))
-                jitters[place] = torch.rand(3) * 2 - 1
-        # Collated, they lie at once in the memory that workers share.
-        return (default_collate(pixels), self.images.labels[readable], lights, jitters), problems
-
-
-@dataclass(frozen=True)
-class Views(Dataset):
-    """Images by their numbers: a tensor (n * k, h, w, 3) uint8 for each size of view, labels (n,)."""
-
-    images: Encoded
-    views: Callable[[Tensor], list[Tensor]]
-    loading: Loading
-
-    def __getitem__(self, numbers: np.ndarray) -> tuple[Any, list[str]]:
-        problems: list[str] = []
-        readable, seen = numbers.copy(), []
-        for place, number in enumerate(numbers.tolist()):
-            readable[place], image = _readable(self, number, problems)
-            if image is None:
-                return None, problems
-            seen.append(self.views(image))
-        pixels = [torch.cat(same).permute(0, 2, 3, 1).contiguous() for same in zip(*seen, strict=True)]
-        return (pixels, self.images.labels[readable]), problems
-
-
-def _readable(dataset: "Crops | Views", number: int, problems: list[str]) -> tuple[int, Tensor | None]:
-    """That image, or where unreadable ones are skipped the next readable one; adds what is wrong to `problems`."""
-    images = dataset.images
-    for candidate in chain(range(number, len(images)), range(number)):
-        try:
-            return candidate, decoded(images, candidate)
-        except UserError as error:
-            problems.append(str(error))
-            if not dataset.loading.skip_unreadable:
-                break
-    return number, None
-
-
-def _seed(*numbers: int) -> int:
-    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
-
-
-def loaded(dataset: Crops | Views, batches: Sequence[np.ndarray]) -> Iterator[Any]:
-    """The tensors of each batch on the device, in order.
-
-    Raises:
-        UserError: an image cannot be read, and is not to be skipped.
-    """
-    loading = dataset.loading
-    loader: DataLoader = DataLoader(
-        dataset,
-        batch_size=None,
-        sampler=batches,  # type: ignore[arg-type]
-        num_workers=min(loading.workers, len(batches)),
-        pin_memory=loading.device.type == "cuda",
-        worker_init_fn=_leave_signals_to_the_parent,
-        generator=torch.Generator(),  # of the workers' seeds, which nothing here uses; the run's own is left as it is
-    )
-    for tensors, problems in loader:
-        if tensors is None:
-            raise UserError(problems[0])
-        for name in (problem.partition(" is not a readable image")[0] for problem in problems):
-            if name not in loading.skipped:
-                loading.skipped.add(name)
-                print(f"warning: {name} cannot be read; skipped ({len(loading.skipped)} so far)", file=sys.stderr)
-        yield _moved(tensors, loading.device)
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(device, non_blocking=True)
-    return [_moved(one, device) for one in value]
-
-
-def _leave_signals_to_the_parent(worker: int) -> None:
-    """It saves the run first; a scheduler signals all processes, and one that loses a worker fails instead."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    if hasattr(signal, "sigwaitinfo"):
-        threading.Thread(target=_end_for_the_parent, daemon=True).start()
-
-
-def _end_for_the_parent() -> None:
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
-        pass
-    os._exit(0)
+def check_decoder(decoder: Decoder, device: torch.device) -> None:
+    """A `UserError` where images should be decoded on a device that cannot."""
+    if decoder == "gpu" and device.type != "cuda":
+        raise UserError(
+            f"dataset.decoder=gpu: images are decoded by nvJPEG, which needs CUDA, and this run's device is "
+            f"{device.type}; train on a GPU, or set dataset.decoder=cpu"
+        )

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from deepnets.data.crops import ViewName, jittered, lighting, views
-from deepnets.data.decoding import Crops, Encoded, Loading, Views, loaded
+from deepnets.data.decoding import Encoded
+from deepnets.data.loading import Crops, Loading, Views, loaded
 from deepnets.data.normalization import Normalization
 from deepnets.distributed.world import ALONE, World
 from deepnets.models.share import Share

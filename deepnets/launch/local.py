@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from deepnets.config.schema import Config
+from deepnets.data.decoding import check_decoder
 from deepnets.errors import UserError
 from deepnets.launch.ending import Tally, lines_of
 from deepnets.runs.console import describe_result
@@ -33,12 +34,13 @@ class Local:
     stacked: Size
 
     def check(self, config: Config) -> None:
-        """Whether the device of a run executes its steps.
+        """Whether the device of a run executes its steps, and decodes its images where it should.
 
         Raises:
             UserError: it does not.
         """
-        check_device(config.step, find_device(config.device))
+        check_device(config.step, device := find_device(config.device))
+        check_decoder(config.dataset.get("decoder", "cpu"), device)
 
     def execute(self, folders: list[RunFolder], config: Config) -> int:
         """Returns 1 when a run failed.

@@ -6,8 +6,10 @@ import torch
 
 from deepnets.config.compose import compose
 from deepnets.data.archives import IMAGENET_ARCHIVES as ARCHIVES
-from deepnets.data.imagenet import PUBLISHED, ImageNet
+from deepnets.data.imagenet import ImageNet
+from deepnets.data.photographs import PUBLISHED
 from deepnets.errors import UserError
+from deepnets.launch.local import Local
 from deepnets.training.assembly import dataset_of
 from deepnets.training.checks import check, check_settings
 from tests.photographs import archives, photograph_tree
@@ -123,3 +125,13 @@ def test_a_plan_knows_what_reading_and_the_last_view_take(tree: Path) -> None:
     shared = dataset(tree, "dataset.classes=4", "dataset.size=32", "dataset.workers=1000")
     assert 0 < 100 * shared.reading_seconds < few.reading_seconds < 1
     assert (few.final_passes, shared.final_passes) == (10, 0)
+
+
+def test_decoding_on_a_gpu_is_refused_without_one(tree: Path) -> None:
+    words = ["dataset.classes=4", "dataset.size=32", "dataset.decoder=gpu", "dataset.normalization=channel"]
+    images = dataset(tree, *words)
+    with pytest.raises(UserError, match=r"dataset.decoder=gpu: .* needs CUDA, and this run's device is cpu; .*=cpu$"):
+        images.training_batches(images.load(CPU), batch_size=4, seed=0)
+    row = compose(["model=imagenet_resnet18", "dataset=imagenet", f"dataset.root={tree}", "device=cpu", *words])
+    with pytest.raises(UserError, match=r"dataset.decoder=gpu: "):
+        Local(stacked=1).check(row.config)

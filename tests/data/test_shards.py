@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from deepnets.config.compose import compose
-from deepnets.data.decoding import Loading, decoded
+from deepnets.data.decoding import decoded
 from deepnets.data.image_files import listed
+from deepnets.data.loading import Loading
 from deepnets.data.shards import ABOUT, sharded
 from deepnets.errors import UserError
 from deepnets.training.assembly import dataset_of

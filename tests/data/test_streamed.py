@@ -14,8 +14,9 @@ from scipy.stats import kstest
 from torch import Tensor, nn
 
 from deepnets.data.crops import augmentation, views
-from deepnets.data.decoding import Loading, decoded
+from deepnets.data.decoding import decoded
 from deepnets.data.image_files import ImageFiles, listed
+from deepnets.data.loading import Loading
 from deepnets.data.normalization import Normalization
 from deepnets.data.streamed import StreamedEvaluation, StreamedTraining, at_size, mean_image
 from deepnets.distributed.world import ALONE, World
@@ -235,12 +236,28 @@ def test_colours_are_drawn_evenly_for_each_image(tree: Path) -> None:
     assert kstest(factors.numpy(), "uniform", (0.6, 0.8)).pvalue > 1e-3
 
 
+def test_a_device_that_decodes_sees_the_same_images(tree: Path, damaged: Path) -> None:
+    """Here the CPU stands for it. Where torchvision refuses a batch as a whole, its images are decoded one by one."""
+    there = Loading(0, CPU, skip_unreadable=True, decoder="gpu")
+    for root, workers in ((tree, 0), (tree, 2), (damaged, 0)):
+        images, labels = whole(training(root, loading=replace(HERE, skip_unreadable=True)).epoch(0))
+        others = whole(training(root, loading=replace(there, workers=workers)).epoch(0))
+        assert torch.equal(images, others[0])
+        assert torch.equal(labels, others[1])
+    for view in ("ten_crop", "multi_scale"):
+        here, at_device = (
+            [x for xs, _ in StreamedEvaluation(files(tree, "val"), RAW, view, SIZE, one, batch_size=20) for x in xs]
+            for one in (HERE, there)
+        )
+        assert all(torch.equal(*pair) for pair in zip(here, at_device, strict=True))
+
+
 @pytest.mark.slow
 def test_torchvisions_farewell_to_its_decoders_is_not_printed(tree: Path) -> None:
     """Also where all warnings are asked for."""
     code = (
         "import sys, torch; from pathlib import Path; from deepnets.data.crops import views; "
-        "from deepnets.data.decoding import *; from deepnets.data.image_files import listed; "
+        "from deepnets.data.loading import *; from deepnets.data.image_files import listed; "
         "images = Views(listed(Path(sys.argv[1]), 2, 1), views('center', 32), Loading(0, torch.device('cpu'), False)); "
         "print(len(list(loaded(images, [np.arange(2)]))))"
     )

@@ -95,7 +95,7 @@ def _predict(subject: Subject, arguments: argparse.Namespace, precision: torch.d
     if not isinstance(dataset, ImageNet):
         raise UserError("--predict: the form is ImageNet's; add dataset=imagenet")
     splits = dataset.load(subject.device)
-    numbers = torch.tensor(numbers_of(dataset.folder, splits.train.classes))
+    numbers = torch.tensor(numbers_of(dataset.photographs.folder, splits.train.classes))
     images = unlabelled(arguments.predict)
     view = arguments.view or dataset.view
     batches = splits.evaluation_batches(images, batch_size=subject.config.evaluation_batch_size, view=view)
