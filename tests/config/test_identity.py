@@ -16,11 +16,11 @@ FIRST = {folder.path.parents[1].name: folder for folder in run_folders(RECORDS) 
 
 
 def command_of(folder: RunFolder) -> list[str]:
-    """The overrides that a record's path names, of a sweep at another scale."""
-    sweep, scale = folder.path.parents[1].name.split("+")
+    """The overrides that a record's path names, of a sweep at another scale or in other arithmetic."""
+    sweep, *changes = folder.path.parents[1].name.split("+")
     axes = folder.config.sweep.axes
     row = [f"{axis}={value}" for axis, value in zip(axes, folder.path.parent.name.split(","), strict=True)]
-    return [f"sweep={sweep}", scale, *row, f"seed={folder.path.name.removeprefix('seed')}"]
+    return [f"sweep={sweep}", *changes, *row, f"seed={folder.path.name.removeprefix('seed')}"]
 
 
 @pytest.mark.parametrize("folder", FIRST.values(), ids=FIRST)
