@@ -108,6 +108,10 @@ def in_short(error: Exception) -> str:
         return f"{group}={option}: no such option{_nearest(option, error.options or (), '--help')}"
     if isinstance(error, OverrideParseException):
         return f"{error.override}: cannot be read: {line}"
+    if found := re.match(r"In '(.+)': \w+ raised while composing config:", line):
+        reason = str(error).partition("\n")[2].partition("\n")[0]
+        named = re.search(r"full_key: (\S+)", str(error))
+        return f"{found[1]}.yaml: {f'{named[1]}: ' if named else ''}{reason}"
     if found := re.match(r"Could not override '(.+)'\.", line):
         node = getattr(cause, "parent_node", None)
         names = [str(name) for name in node] if isinstance(node, DictConfig) else []

@@ -8,15 +8,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from os.path import abspath, expanduser
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+from warnings import catch_warnings, filterwarnings
 
 import hydra
+from hydra._internal.utils import get_args_parser
 from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from deepnets.config.compose import check_words, compose, composed, register, renamed, row_of, search_of
+from deepnets.config.composing import composing
 from deepnets.config.overruled import check_options
 from deepnets.config.places import CONF
 from deepnets.config.project import Project, check_options_folder, is_file, read_project
@@ -83,9 +85,22 @@ def _project(words: Sequence[str]) -> tuple[list[str], Project | None, Search]:
 
 
 def _flags(search: Search, words: Sequence[str]) -> list[str]:
-    """The words for Hydra, which takes its flags in front."""
+    """The words for Hydra, which takes its flags in front.
+
+    Raises:
+        UserError: a flag that there is not, or that lacks its value.
+    """
+
+    def refuse(message: str) -> NoReturn:
+        raise UserError(f"{message}; --hydra-help lists all flags")
+
+    several = ("-m", "--multirun")
     folders = [word for place in search.places for word in ("--config-dir", place.removeprefix("file://"))]
-    return [*folders, "--config-name", search.defaults, *words]
+    in_front = sorted([*folders, "--config-name", search.defaults, *words], key=lambda word: word not in several)
+    parser = get_args_parser()
+    parser.error = refuse  # type: ignore[method-assign]  # which would print how Hydra is used, over eight lines
+    parser.parse_args(in_front)
+    return in_front
 
 
 def _rows_by_rules(words: Sequence[str], search: Search) -> list[Row] | None:
@@ -126,13 +141,9 @@ def _composed(words: Sequence[str]) -> list[tuple[DictConfig, HydraConf]]:
         raise UserError("--config-path: the options of deepnets always stand; add your own with --config-dir")
     typed_words, sys.argv = sys.argv, [sys.argv[0], *words]  # where Hydra reads them
     try:
-        with _errors_raised():
+        with _errors_raised(), composing(words):
             check_words(word for word in words if "=" in word and not word.startswith("-"))
             note()
-    except (OmegaConfBaseException, UserError):
-        raise
-    except ValueError as error:  # Hydra's own flags do not go together
-        raise UserError(str(error)) from error
     finally:
         sys.argv = typed_words
     return rows
@@ -144,7 +155,9 @@ def _errors_raised() -> Iterator[None]:
     before = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
-        yield
+        with catch_warnings():
+            filterwarnings("ignore", ".*hydra.searchpath")  # of a folder that is not there: an error says so
+            yield
     finally:
         if before is None:
             del os.environ["HYDRA_FULL_ERROR"]

@@ -17,6 +17,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 
+from deepnets.config.composing import WithoutCallbacks, composing
 from deepnets.config.frozen import refuse_interpolations
 from deepnets.config.places import CONF, home, program
 from deepnets.config.resolvers import at_scale, case, choice, log_uniform, uniform
@@ -100,8 +101,9 @@ def check_words(words: Iterable[str]) -> None:
 
 
 def register() -> None:
-    """Make the schema `config` and the resolvers known to Hydra, which reads them while it composes."""
+    """Make the schemas and the resolvers known to Hydra, which reads them while it composes."""
     ConfigStore.instance().store(name="config", node=Config)
+    ConfigStore.instance().store(group="hydra", name="config", node=WithoutCallbacks, provider="hydra")
     OmegaConf.register_new_resolver("repository", lambda path: str(home() / path), replace=True)
     OmegaConf.register_new_resolver("program", program, replace=True)
     OmegaConf.register_new_resolver("folder_name", lambda path: Path(path).resolve().name, replace=True)
@@ -138,7 +140,7 @@ def composed(overrides: tuple[str, ...], search: Search = CONF_ALONE) -> tuple[D
     first = next((place for place in places if _holds(place, search.defaults)), places[0])
     others = [place for place in places if place != first]
     words = [*overrides, *([f"hydra.searchpath=[{','.join(map(_quoted, others))}]"] if search.places else [])]
-    with initialize_config_dir(first.removeprefix("file://"), version_base="1.3"):
+    with initialize_config_dir(first.removeprefix("file://"), version_base="1.3"), composing(overrides):
         config = hydra.compose(search.defaults, words, return_hydra_config=True)
     return config, dict(config.hydra.runtime.choices)
 

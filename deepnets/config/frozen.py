@@ -9,6 +9,7 @@ from deepnets.config.identity import upgrade
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, ten times as fast, where PyYAML has it
 LONGEST = 1_000_000  # characters; a configuration has a few thousand
 DEEPEST = 20  # nested nodes; a configuration has five
+ALIASES = 20  # in a file of options, which a person writes; nine of nine could fill any memory
 
 
 def read_frozen(text: str) -> dict[str, Any]:
@@ -31,18 +32,23 @@ def plain_yaml(text: str) -> Any:
             large, or holds an interpolation (`${...}`), which somebody may resolve.
         yaml.YAMLError: it is no YAML of plain values.
     """
+    check_bounds(text)
+    values = yaml.load(text, LOADER)
+    refuse_interpolations(values)
+    return values
+
+
+def check_bounds(text: str, aliases: int = 0) -> None:
+    """Raise ValueError where a YAML text is longer, nested deeper or has more aliases, each of which repeats a part."""
     if len(text) > LONGEST:
         raise ValueError(f"{len(text)} characters, at most {LONGEST} are read")
     depth = 0
     for event in yaml.parse(text, LOADER):
-        if isinstance(event, yaml.AliasEvent):
+        if isinstance(event, yaml.AliasEvent) and (aliases := aliases - 1) < 0:
             raise ValueError(f"line {event.start_mark.line + 1}: an alias (*{event.anchor}); write the value itself")
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > DEEPEST:
             raise ValueError(f"line {event.start_mark.line + 1}: nested deeper than {DEEPEST} nodes")
-    values = yaml.load(text, LOADER)
-    refuse_interpolations(values)
-    return values
 
 
 def refuse_interpolations(values: Any) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from deepnets.config.frozen import LONGEST, plain_yaml
+from deepnets.config.frozen import ALIASES, LONGEST, check_bounds, plain_yaml
 from deepnets.config.places import CONF
 from deepnets.config.schema import DEFAULTS, Search
 from deepnets.errors import UserError
@@ -69,7 +69,8 @@ def check_options_folder(folder: Path) -> None:
     """Whether a folder can stand beside conf/.
 
     Raises:
-        UserError: it is not there, or holds an option of a name that conf/ has too, which would never be read.
+        UserError: it is not there, holds an option of a name that conf/ has too, which would never be read, or one that
+            cannot be read.
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder of options")
@@ -77,6 +78,10 @@ def check_options_folder(folder: Path) -> None:
         if (CONF / file.relative_to(folder)).is_file():
             named = "; `defaults` of a project's file, or --config-name, names it" if file.parent == folder else ""
             raise UserError(f"{file}: deepnets has an option of this name, and reads that one; rename yours{named}")
+        try:
+            check_bounds(read_text(file, LONGEST), ALIASES)
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            raise UserError(f"{file}: cannot be read as options: {' '.join(str(error).split())}") from error
 
 
 def trusted_names(trusted: Collection[str]) -> frozenset[str]:

@@ -78,5 +78,5 @@ def slurm_answer(*command: str) -> str:
     """
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise UserError(f"{command[0]}: {done.stderr.strip() or f'exit code {done.returncode}'}")
+        raise UserError(f"{command[0]}: {' '.join(done.stderr.split()) or f'exit code {done.returncode}'}")
     return done.stdout

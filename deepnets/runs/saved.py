@@ -7,11 +7,14 @@ from torch import Tensor
 
 from deepnets.config.identity import difference
 from deepnets.config.schema import Config
-from deepnets.errors import UserError
+from deepnets.errors import UserError, brief
 from deepnets.runs import checkpoint
 from deepnets.runs.folder import RunFolder
 from deepnets.training.fit import Training
 
+# What torch's optimisers take from a state without asking; the learning rate is the schedule's.
+OF_OPTIMIZER = ("initial_lr", "momentum", "dampening", "nesterov", "betas", "eps", "weight_decay")
+MOST = 8  # settings that a message names
 LARGEST = 100_000  # channels or pixels, as `deepnets.system.ranges.Size`
 
 ENTRIES: dict[str, Any] = {
@@ -44,7 +47,8 @@ def load(folder: RunFolder, config: Config) -> tuple[dict[str, Any] | None, dict
     """
     state, damaged = checkpoint.load(folder.path, malformed)
     if state and "run" in state and (differing := difference(state["run"], config)):
-        lines = [f"  {key}: {there!r} there, {here!r} here" for key, (there, here) in differing.items()]
+        lines = [f"  {key}: {brief(there)} there, {brief(here)} here" for key, (there, here) in differing.items()]
+        lines = [*lines[:MOST], *([f"  and {len(lines) - MOST} more"] if len(lines) > MOST else [])]
         raise UserError(
             "\n".join([f"{folder}: the checkpoint in it is of another run:", *lines])
             + "\nPut back this run's own, or start anew with overwrite=true."
@@ -75,7 +79,7 @@ def resume(folder: RunFolder, state: dict[str, Any], training: Training) -> list
     """Let `training` stand where the checkpoint does; returns remarks.
 
     Raises:
-        UserError: its shapes are of another network, or it stands where this budget never does.
+        UserError: it is of another network or optimiser, or stands where this budget never does.
     """
     saved = state["training"]
     per_epoch, whole = len(training.batches), training.iterations
@@ -89,8 +93,27 @@ def resume(folder: RunFolder, state: dict[str, Any], training: Training) -> list
             f"{per_epoch} an epoch. Put back this run's own, or start anew with overwrite=true"
         )
     try:
+        _check_alike(saved, training)
         training.load_state_dict(saved)
-    except (RuntimeError, ValueError, KeyError) as error:
+    except (RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise UserError(f"{folder}: the checkpoint in it is of another network or optimiser: {error}") from error
     adopted = "the checkpoint does not say of which run it is; its shapes and its budget are this run's"
     return ([] if "run" in state else [adopted]) + [f"resuming at iteration {iteration} of {whole}"]
+
+
+def _check_alike(saved: dict[str, Any], training: Training) -> None:
+    """Raise ValueError where torch would adopt what no checkpoint of this run holds: other types, another optimiser."""
+    for name, weight in training.model.state_dict().items():
+        there = saved["model"].get(name, weight)
+        if there.dtype != weight.dtype:
+            raise ValueError(f"{name} is of {there.dtype} there, of {weight.dtype} here")
+    groups = training.optimizer.param_groups
+    for there, here in zip(saved["optimizer"]["param_groups"], groups, strict=True):
+        for name in OF_OPTIMIZER:
+            if name in there and name in here and bool(there[name] != here[name]):
+                raise ValueError(f"{name} is {there[name]} there, {here[name]} here")
+    weights = [weight for group in groups for weight in group["params"]]
+    for number, values in saved["optimizer"]["state"].items():
+        for name, value in values.items():
+            if isinstance(value, Tensor) and value.ndim and value.shape != weights[number].shape:
+                raise ValueError(f"{name} of a weight of {list(weights[number].shape)} is of {list(value.shape)}")

@@ -10,6 +10,7 @@ import torch
 
 from deepnets.config.schema import Config
 from deepnets.distributed.world import ALONE, World, joined, lost_another, slurm_task
+from deepnets.errors import UserError
 from deepnets.runs.folder import FAILED, Locked, RunFolder
 from deepnets.runs.owner import Owner, TakenOver
 from deepnets.runs.status import Heartbeat
@@ -66,7 +67,9 @@ def session(folder: RunFolder, config: Config, world: World = ALONE) -> Iterator
             reason = f"{type(error).__name__}: {error}"
             if world.size > 1:
                 reason += f" (process {world.rank} of {world.size})"
-            is_first = note_failure(folder, reason, "".join(traceback.format_exception(error)))
+            is_users = isinstance(error, UserError)
+            details = f"{error}\n" if is_users else "".join(traceback.format_exception(error))
+            is_first = note_failure(folder, reason, details)
             if is_lost or not is_first:
                 raise AnotherFailed from error
             raise

@@ -35,8 +35,36 @@ FORMS = [
     "{}@a={}",
     "{}.a={}",
     "{}/a={}",
+    "--{}={}",
+    "-{}",
 ]
 SWEEPS = [[], [], [], ["sweep=digits_shortcuts"], ["-m", "seed=0,1"], ["scale=mini"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["sweep.axes=[]"], "sweep.axes=[]: a key here lies below one that has no value"),
+        (["sweep=digits_shortcuts", "iterations.a=1"], "iterations.a"),
+        (["--nope"], "unrecognized arguments: --nope; --hydra-help lists all flags"),
+        (["--cfg", "nope"], "--cfg/-c: invalid choice: 'nope'"),
+        (["--multirun", "hydra.sweeper._target_=os.system"], "os.system"),
+        (["+hydra.callbacks={a:{_target_:os.mkdir}}"], "hydra.callbacks"),
+        (["hydra.searchpath=[file:///nowhere]"], "/nowhere: no such folder of options"),
+    ],
+)
+def test_a_word_that_is_refused_is_named(
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    line = said_by(words, monkeypatch)
+    assert said in (line or "")
+    assert line.strip().count("\n") <= 1
+    assert not recwarn.list
+
+
+def test_a_flag_may_stand_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["scripts/train.py", "epochs=1", "-m", "seed=0,1", "model.depth=8"])
+    assert [row.config.seed for row in rows_of_command()] == [0, 1]
 
 
 def said_by(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str | None:

@@ -1,5 +1,6 @@
 """The committed records, and outputs/records/README.md, which is written from them."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from deepnets.config.identity import identity_hash
 from deepnets.errors import UserError
 from deepnets.results.read import read_runs
 from deepnets.results.records import records_pages, write_records
+from deepnets.results.report import report
 from deepnets.results.sheet import MINUS
 from deepnets.runs.folder import RunFolder, run_folders
 from deepnets.runs.weights import FILE, read_weights
@@ -113,6 +115,22 @@ def test_what_a_person_writes_takes_its_numbers_from_the_files(records: Path) ->
     about.write_text("{{ ''.__class__.__mro__ }}")
     with pytest.raises(UserError, match="unsafe"):
         records_pages(records)
+
+
+def test_records_in_another_arithmetic_are_columns_of_the_table_beside_them(tmp_path: Path) -> None:
+    """As `sweep=he2016_table1 scale=deep precision=bf16` names its folder, where the scale means float32."""
+    beside = tmp_path / "he2016_table1+precision=bf16+scale=deep"
+    for place in (tmp_path / TABLE_1, beside):
+        shutil.copytree(RECORDS / TABLE_1 / "identity", place / "identity")
+    for file in beside.glob("*/*/result.json"):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"precision": "bfloat16", "test_error": 50.0}))
+    report([tmp_path / TABLE_1], tmp_path / "report", {"csv": tmp_path / "table.csv"}, False)
+    table = (tmp_path / "table.csv").read_text()
+    page = records_pages(tmp_path)["README.md"]
+    assert page.count("\n## ") + page.startswith("## ") == 1
+    for text in (table, page):
+        assert "scale=deep float32" in text
+        assert "scale=deep bfloat16" in text
 
 
 def test_a_folder_without_records_is_an_error(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """A checkpoint is continued by the run that wrote it and by no other."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,30 @@ def test_one_that_stands_where_the_budget_never_does_is_refused(
 def test_one_of_another_network_is_refused(first: RunFolder, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is of another network"):
         run(without_run(first, tmp_path / "other", "epochs=2", "model.widths=[2,2,4]"))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda model, optimizer: model.update({"head.bias": torch.zeros(10, dtype=torch.int64)}), "head.bias is of"),
+        (lambda model, optimizer: optimizer["param_groups"][0].update(weight_decay=0.5), "weight_decay is 0.5 there"),
+        (lambda model, optimizer: optimizer["param_groups"][0].update(initial_lr=7.0), "initial_lr is 7.0 there, 0.1"),
+        (lambda model, optimizer: optimizer["param_groups"].pop(), "zip"),
+        (lambda model, optimizer: optimizer["state"][0].update(momentum_buffer=torch.zeros(3)), "momentum_buffer of a"),
+        (lambda model, optimizer: optimizer["state"].update({999: {"a": torch.zeros(3)}}), "out of range"),
+    ],
+)
+def test_another_optimiser_is_refused_and_not_adopted(
+    first: RunFolder, tmp_path: Path, change: Callable[[dict, dict], Any], named: str
+) -> None:
+    other = copy(first, tmp_path / "other", "epochs=2")
+    state = state_of(other)
+    del state["run"]
+    change(state["training"]["model"], state["training"]["optimizer"])
+    checkpoint.save(other.path, state)
+    with pytest.raises(UserError, match=f"is of another network or optimiser: .*{named}"):
+        run(other)
+    assert "Traceback" not in (other.path / "log.txt").read_text()
 
 
 @pytest.mark.parametrize("place", ["training", "training.model", "training.iteration", "history", "frozen.precision"])
