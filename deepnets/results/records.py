@@ -14,7 +14,6 @@ from jinja2.sandbox import SandboxedEnvironment
 from deepnets.errors import UserError
 from deepnets.results.cell import Cell
 from deepnets.results.claims_page import claims_page
-from deepnets.results.columns import in_other_arithmetic
 from deepnets.results.export import markdown_sheets
 from deepnets.results.published import SWEEPS
 from deepnets.results.read import Run, read_runs
@@ -44,19 +43,15 @@ def write_records(folder: Path) -> int:
 def records_pages(folder: Path) -> dict[str, str]:
     """The text of README.md and of claims.md (`claims_page`), by their names.
 
-    README.md has what `folder`/about.md says, how to read the tables, and a section for each table by its name, with
-    the runs beside it that have `precision=` typed. A section is the table's about.md, a Jinja template with the
-    functions of `numbers_of`, or a heading without one.
+    README.md has what `folder`/about.md says, how to read the tables, and a section for each table by its name. A
+    section is the table's about.md, a Jinja template with the functions of `numbers_of`, or a heading without one.
 
     Raises:
         UserError: there are no records, or an about.md names what is not there.
     """
     if not folder.is_dir() or not (runs := run_folders(folder)):
         raise UserError(f"{folder}: no records; --keep DIR copies those of ended runs there")
-    of_runs = sorted({run.path.parents[1] for run in runs})
-    beside = {place: in_other_arithmetic([place]) for place in of_runs}
-    within = {place.name for places in beside.values() for place in places}  # the table of the folder they lie beside
-    tables = {place: tables_of(read_runs([place, *beside[place]]))[0] for place in of_runs if place.name not in within}
+    tables = {place: tables_of(read_runs([place]))[0] for place in sorted({run.path.parents[1] for run in runs})}
     places = sorted({*tables, *(file.parent for file in folder.glob(f"*/{ABOUT}"))})
     notes = dict.fromkeys(note for table in tables.values() for note in table.notes)
     sections = [_about(folder, ""), "\n".join(f"* {note}" for note in notes)]

@@ -25,6 +25,8 @@ from deepnets.runs.naming import folder_of
 from deepnets.training.checks import check_settings
 from tests.command import row
 
+pytestmark = pytest.mark.attack
+
 HOSTILE: list[Any] = [
     math.nan, math.inf, -math.inf, -1, 0, 1, 2, 3, 0.5, -0.5, 1e300, 1e-300, 10**30, -(10**30), 2**63, 10**5, 10**12,
     "", "word", "a\nb", "x" * 5000, "\0", "a/../../b", "nan", "${oc.env:HOME}", None, True,

@@ -16,6 +16,8 @@ from deepnets.errors import UserError, readable
 from deepnets.runs.naming import folder_of
 from deepnets.training.checks import check_settings
 
+pytestmark = pytest.mark.attack
+
 GROUPS = [str(folder.relative_to(CONF)) for folder in sorted(CONF.rglob("*")) if folder.is_dir()]
 VALUES = [
     "", "null", "nope", "1e30", "-1", "nan", "[]", "[1,[2]]", "{}", "{a:1}", "true", "${seed}", "${nope}", "\\${seed}",

@@ -16,6 +16,8 @@ from deepnets.errors import UserError
 from deepnets.runs.folder import RunFolder
 from tests.command import row
 
+pytestmark = pytest.mark.attack
+
 CANARY = "canary-that-no-configuration-may-write"
 CALLS = [
     {"_target_": "pathlib.Path.touch", "self": {"_target_": "pathlib.Path", "_args_": [CANARY]}},

@@ -13,6 +13,8 @@ from deepnets.config.compose import composed
 from tests.config.test_every_key import HOSTILE, places
 from tests.config.test_every_word import said_by
 
+pytestmark = pytest.mark.attack
+
 CANARY = "canary-that-no-option-may-write"
 CALL = {"_target_": "os.mkdir", "path": CANARY}
 SWEEP: dict[str, Any] = {

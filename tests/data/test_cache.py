@@ -94,6 +94,8 @@ from pathlib import Path
 import torch
 from deepnets.data.cache import cached
 from deepnets.data.source import Split
+
+pytestmark = pytest.mark.attack
 split = Split(torch.arange(300_000).remainder(251).to(torch.uint8).view(-1, 10, 10, 3), torch.arange(1000))
 for key in "abababab":
     for part in cached(Path(sys.argv[1]), "x.npz", key, lambda: (split, split)):

@@ -7,6 +7,8 @@ import pytest
 from deepnets.data.idx import find_idx, idx_shape, read_idx
 from deepnets.errors import UserError
 
+pytestmark = pytest.mark.attack
+
 CONTENT = bytes([0, 0, 8, 2]) + (2).to_bytes(4, "big") + (3).to_bytes(4, "big") + bytes([1, 2, 3, 250, 5, 6])
 
 

@@ -21,6 +21,8 @@ from deepnets.training.assembly import dataset_of
 from tests.command import ENVIRONMENT, ROOT
 from tests.photographs import photograph_tree
 
+pytestmark = pytest.mark.attack
+
 CPU = torch.device("cpu")
 
 

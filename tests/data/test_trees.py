@@ -13,6 +13,8 @@ from PIL import Image
 from deepnets.data.trees import tree
 from deepnets.errors import UserError
 
+pytestmark = pytest.mark.attack
+
 WriteTree = Callable[..., Path]
 
 

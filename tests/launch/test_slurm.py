@@ -23,12 +23,16 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from deepnets.config.compose import register
+from deepnets.config.schema import Row
 from deepnets.errors import UserError
 from deepnets.launch.grid import launch
 from deepnets.launch.slurm import Slurm
+from deepnets.results.read import read_runs
+from deepnets.results.table import tables_of
 from deepnets.runs import checkpoint
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.status import DEAD, FAILED, PREEMPTED, read_states, state_of
+from deepnets.runs.watch import show
 from tests.command import ROOT, metrics, row
 
 pytestmark = pytest.mark.slow
@@ -370,6 +374,49 @@ def test_what_saved_itself_is_queued_again_and_what_was_killed_is_submitted_agai
     assert stops["endings"] == ["COMPLETED 0:0 1"] * 6
     assert stops["killed"] == ["FAILED 137:0 0", DEAD]
     assert "1 of 1 runs submitted" in stops["resubmitted"][1]
+
+
+def of_sweep(root: Path, seed: int, *changes: str) -> Row:
+    """A run of a sweep; what its file would set is set here, as what is typed would be part of the name."""
+    words = ["sweep=digits_shortcuts", "model/shortcut=identity", "device=cpu", "devices=2", f"seed={seed}"]
+    each = row(root, *words, "checkpoint_seconds=1000", *changes)
+    each.config.model |= {"depth": 8, "widths": [4, 4, 4]}
+    each.config.epochs, each.config.batch_size = 8, 256
+    each.config.schedule = {"_target_": "tests.paced.Paced", "name": "sweep"}
+    each.config.trusted_targets = ["tests.paced.Paced"]
+    return each
+
+
+@pytest.mark.nightly
+def test_a_sweep_of_two_devices_has_the_names_states_data_and_report_of_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, local = tmp_path / "slurm", tmp_path / "local"
+    with slurm() as pace:
+        (pace / "slow").touch()
+        rows = [of_sweep(root, seed, *SLURM, "launcher.options={hold:true}") for seed in (0, 1)]
+        assert launch(rows) == 0
+        stopped, other = (RunFolder(root / "digits_shortcuts" / "identity" / f"seed{seed}") for seed in (0, 1))
+        assert [state_of(folder).name for folder in (stopped, other)] == ["queued"] * 2
+        answer("scontrol", "release", job(stopped.path).split("_")[0])
+        until((stopped.path / "metrics.csv").is_file, "an epoch")
+        assert state_of(stopped).name == "running"
+        answer("scancel", "--batch", "--signal=USR1", job(stopped.path))
+        until(lambda: state_of(stopped).name == PREEMPTED, "it is saved")
+        (pace / "slow").unlink()
+        start_again(job(stopped.path))
+        until(lambda: not queue(), "all end")
+        assert launch([of_sweep(local, 0)]) == 0
+    capsys.readouterr()
+    assert show([root], watch=False) == 0
+    assert capsys.readouterr().out.count("finished") >= 2
+    assert stopped.result["processes"] == {"0": 2}
+    assert "resuming at iteration" in (stopped.path / "log.txt").read_text()
+    assert metrics(stopped.path) == metrics(local / "digits_shortcuts" / "identity" / "seed0")
+    (table,) = tables_of(read_runs([root]))
+    (column,) = table.columns
+    assert (column.label, column.is_published_protocol) == ("full", True)
+    assert len(table.cells["identity", 0].errors) == 2
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ import torch
 
 from deepnets.runs import checkpoint
 
+pytestmark = pytest.mark.attack
+
 
 def state(value: float) -> dict:
     return {"weights": torch.full((50, 40), value), "iteration": int(value), "history": [{"epoch": 1, "loss": 0.5}]}

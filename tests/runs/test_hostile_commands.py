@@ -9,11 +9,15 @@ import pytest
 
 from deepnets.errors import UserError, of_system
 from deepnets.results import load_results
+from deepnets.results.read import read_runs
+from deepnets.results.trackers import Entry
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.weights import FILE, read_weights, write_weights
 from tests.command import row
 from tests.runs.test_planted import RUN, call, replaced
+
+pytestmark = pytest.mark.attack
 
 FILES = ["config.yaml", "origin.json", "metrics.csv", "result.json", "status.json", "job.json", "checkpoint.pt", FILE]
 COMMANDS: dict[str, Callable[[Path, Path], list[str]]] = {
@@ -46,6 +50,15 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "records"
 
 
+def tracked(sweep: Path, out: Path) -> None:
+    """What `report --export` reads of each ended run, for any tracker."""
+    for entry in (Entry(ended) for ended in read_runs([sweep]) if ended.error is not None):
+        assert all(isinstance(value, float) for value in entry.results.values())
+        assert all(isinstance(epoch, int) for epoch in entry.curves)
+        assert entry.key not in (*entry.tags, *entry.parameters)
+        assert len(entry.figures(out)) <= 1
+
+
 def said_by(words: list[str]) -> str | None:
     """What the command says where it cannot do its work."""
     try:
@@ -75,6 +88,7 @@ def attack(finished: Path, place: Path, attempts: int, seed: int) -> None:
         assert said is None or ("\n" not in said.strip() and len(said) < 1000) or "damaged" in said, (name, file, said)
         assert victim.read_text() == "theirs", (name, file, way)
         assert len(load_results(records)) == 2
+        tracked(records / "table", out)
         shutil.rmtree(place / str(number))
 
 

@@ -20,6 +20,8 @@ from pathlib import Path
 from deepnets.runs import owner
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.owner import TakenOver, owned
+
+pytestmark = pytest.mark.attack
 folder, name, late, wait, work, dies = Path(sys.argv[1]), sys.argv[2], *map(float, sys.argv[3:6]), sys.argv[6] == "dies"
 fcntl.flock = lambda *_: None
 owner.LATE_SECONDS, owner.GONE_SECONDS = late, 3 * late

@@ -24,6 +24,8 @@ from deepnets.runs.folder import RunFolder
 from deepnets.runs.status import read_state
 from tests.command import row
 
+pytestmark = pytest.mark.attack
+
 RUN = [
     "dataset=synthetic",
     "dataset.source.train=64",

@@ -26,6 +26,8 @@ from deepnets.runs.saved import load
 from deepnets.runs.status import read_state
 from tests.command import metrics, row
 
+pytestmark = pytest.mark.attack
+
 RUN = [
     "dataset=synthetic",
     "dataset.source.train=64",

@@ -16,6 +16,8 @@ from deepnets.runs.folder import RunFolder
 from deepnets.runs.saved import malformed
 from tests.command import row
 
+pytestmark = pytest.mark.attack
+
 SMALL = [
     "dataset=synthetic",
     "dataset.source.train=64",

@@ -17,7 +17,7 @@ from deepnets.runs import checkpoint
 from deepnets.runs.folder import RunFolder
 from tests.command import ENVIRONMENT, ROOT, TRAIN
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.attack]
 
 RUN = ["model.depth=8", "model.widths=[4,8,16]", "epochs=2", "device=cpu", "threads=1"]
 LONG = [*RUN[:2], "epochs=3000", *RUN[3:], "checkpoint_seconds=0.1"]
