@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from deepnets.bench.figures import Figures
-from deepnets.bench.options import count
+from deepnets.bench.options import count, whole
 from deepnets.bench.peers import plain
 from deepnets.bench.subject import add_subject, chosen
 from deepnets.bench.task import task_of
@@ -20,7 +20,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """What can be chosen."""
     add_subject(parser, "resnet20")
     parser.add_argument("--iterations", type=count, default=40, help="batches a repeat (default: 40)")
-    parser.add_argument("--workers", type=int, default=2, help="processes of torchvision's loader (default: 2)")
+    parser.add_argument("--workers", type=whole, default=2, help="processes of torchvision's loader (default: 2)")
 
 
 def measure(arguments: argparse.Namespace) -> list[Figures]:

@@ -3,7 +3,8 @@
 All in the same processes, in turns. One process trains while the others wait. Several divide a batch of the run's size
 among them (strong scaling) or each take one of that size (weak). A step waits for as long as it takes more than the
 same step under no_sync(), which leaves out the gradients' all-reduce; what the all-reduce takes alone beyond that is
-hidden behind the backward pass.
+hidden behind the backward pass. What batch statistics over all processes take is the difference to the same step with
+statistics of each process's part.
 """
 
 import argparse
@@ -31,6 +32,8 @@ from deepnets.errors import UserError
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import Training
 from deepnets.training.hardware import device_of_process
+
+OWN = "strong, statistics of each process's part"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -74,6 +77,7 @@ def measure(arguments: argparse.Namespace) -> list[Figures]:
     return [
         Figures(f"{title}, all together", "images/s", rates),
         Figures(f"{title}, each", "images/s", {names["alone"]: rates[names["alone"]], **each}),
+        *([_statistics(seconds)] if OWN in seconds else []),
         *(_step(f"a step of {names[key]}", seconds, key) for key in ("strong", "weak")),
     ]
 
@@ -88,6 +92,13 @@ def _step(title: str, seconds: Measurement, key: str) -> Figures:
         f"the all-reduce alone: {_told(reducing)} of the step; what is not waited for runs beside the backward pass",
     ]
     return Figures(title, "seconds", values, notes=notes)
+
+
+def _statistics(seconds: Measurement) -> Figures:
+    share = [100 * (1 - own / whole) for whole, own in zip(seconds["strong"], seconds[OWN], strict=True)]
+    values = {"of the whole batch": seconds["strong"], "of each process's part": seconds[OWN]}
+    notes = [f"statistics over all processes: {_told(share)} of the step"]
+    return Figures("a step with batch statistics", "seconds", values, notes=notes)
 
 
 def _told(percent: Sequence[float]) -> str:
@@ -135,7 +146,7 @@ def _candidates(words: Sequence[str], world: World, device: torch.device, thread
         with one.replica.no_sync():
             return pace(steps[id(one)])
 
-    return {
+    candidates = {
         "alone": lambda: one_process(threads),
         "alone, all threads": lambda: one_process(threads * world.size),
         "strong": lambda: pace(steps[id(strong)]),
@@ -144,6 +155,11 @@ def _candidates(words: Sequence[str], world: World, device: torch.device, thread
         "weak, no_sync": lambda: without_gradients(weak),
         "all-reduce": lambda: pace(_reductions(gradients)),
     }
+    if subject.config.model.get("batchnorm_images", 0) is None:
+        parts = subject_of([*words, f"model.batchnorm_images={batch // world.size}"]).config
+        own = endless(prepare(parts, device, subject.precision, world))
+        candidates[OWN] = lambda: pace(own)
+    return candidates
 
 
 def _reductions(gradients: torch.Tensor) -> Iterator[None]:

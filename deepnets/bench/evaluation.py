@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from deepnets.bench.figures import Figures
-from deepnets.bench.options import count, counts
+from deepnets.bench.options import count, counts, whole
 from deepnets.bench.peers import plain
 from deepnets.bench.subject import add_subject, chosen
 from deepnets.bench.task import Task, arithmetic, task_of
@@ -32,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--sizes", type=counts, default=SIZES, help=f"of batches, besides evaluation_batch_size (default: {SIZES})"
     )
     parser.add_argument("--images", type=count, help="of the test set (default: all)")
-    parser.add_argument("--workers", type=int, default=2, help="processes of the plain loop's loader (default: 2)")
+    parser.add_argument("--workers", type=whole, default=2, help="processes of the plain loop's loader (default: 2)")
 
 
 def measure(arguments: argparse.Namespace) -> list[Figures]:

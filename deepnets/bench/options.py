@@ -3,12 +3,21 @@
 import argparse
 from collections.abc import Callable, Sequence
 
+MOST = 10**9
+
 
 def count(text: str) -> int:
     """A whole number of 1 or more."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text}: must be a whole number, 1 or more")
-    return int(text)
+    if (number := int(text[:20])) > MOST or len(text) > 20:
+        raise argparse.ArgumentTypeError(f"{text}: must be at most {MOST}")
+    return number
+
+
+def whole(text: str) -> int:
+    """A whole number of 0 or more."""
+    return 0 if text == "0" else count(text)
 
 
 def counts(text: str) -> list[int]:

@@ -22,7 +22,7 @@ import torch
 
 from deepnets.bench import floor
 from deepnets.bench.figures import Figures
-from deepnets.bench.options import count, some_of
+from deepnets.bench.options import count, some_of, whole
 from deepnets.bench.peers import plain
 from deepnets.bench.subject import Subject, add_subject, chosen
 from deepnets.bench.task import Task, arithmetic, bundled, given, task_of
@@ -45,7 +45,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     peers = ",".join(PEERS)
     parser.add_argument("--peers", type=some_of([*PEERS, "none"]), default=peers, help=f"some of {peers}, or none")
     parser.add_argument("--peer", type=Path, action="append", default=[], metavar="FILE", help="another peer")
-    parser.add_argument("--workers", type=int, default=2, help="processes of the peers' loaders (default: 2)")
+    parser.add_argument("--workers", type=whole, default=2, help="processes of the peers' loaders (default: 2)")
 
 
 def measure(arguments: argparse.Namespace) -> list[Figures]:
