@@ -10,7 +10,7 @@ from typing import Any
 from deepnets.config.identity import is_execution
 from deepnets.results.read import Run
 from deepnets.results.sheet import short_commit
-from deepnets.runs.folder import RunFolder, run_folders
+from deepnets.runs.folder import RunFolder
 
 FULL = "full"  # the label of the column that follows the table's own protocol
 # Two rows of a table that differ in these, unless they are its axes, stand in separate columns.
@@ -77,17 +77,6 @@ def columns_of(runs: Sequence[Run]) -> list[Column]:
             is_published = scale == "full" and not changes and APART not in dict(settings)
             columns.append(Column(" ".join(words) or FULL, is_published, tuple(members)))
     return columns
-
-
-def in_other_arithmetic(paths: Sequence[Path]) -> list[Path]:
-    """The folders beside a sweep's that hold it with `precision=` typed, where they are."""
-    found = []
-    for path in (path.resolve() for path in paths):
-        sweep, *changes = path.name.split("+")
-        if not any(change.startswith(PRECISION) for change in changes):
-            names = ["+".join([sweep, *sorted([*changes, f"{PRECISION}={value}"])]) for value in ARITHMETIC]
-            found += [path.with_name(name) for name in names if run_folders(path.with_name(name))]
-    return found
 
 
 def warnings_of(column: Column) -> list[str]:
