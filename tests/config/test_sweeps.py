@@ -34,7 +34,7 @@ DEEP = (
     "huang2016_table1_augmented",
     "identity_start",
 )
-DEEP_IMAGENET = ("he2015_table2", "he2015_table3", "he2016_table5")
+DEEP_IMAGENET = ("he2015_footnote3", "he2015_table2", "he2015_table3", "he2016_table5")
 
 
 def composed(*overrides: str) -> Row:

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from multiprocessing import active_children
 from pathlib import Path
 
 import numpy as np
@@ -219,11 +220,11 @@ def test_a_pipe_is_refused_and_not_waited_for(tree: Path, tmp_path: Path) -> Non
         files(tmp_path)
 
 
-def test_a_link_to_itself_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["train/n00000000/loop.JPEG", "train/n00000002"])
+def test_a_link_to_itself_is_refused(tmp_path: Path, place: str) -> None:
     photograph_tree(tmp_path, 2, 1, 1)
-    loop = tmp_path / "train" / "n00000000" / "loop.JPEG"
-    loop.symlink_to(loop)
-    with pytest.raises(UserError, match=r"loop.JPEG (is no file|cannot be read)"):
+    (tmp_path / place).symlink_to(tmp_path / place)
+    with pytest.raises(UserError, match=rf"{Path(place).name} (is no file|cannot be read|is no folder)"):
         files(tmp_path)
 
 
@@ -265,3 +266,30 @@ def test_torchvisions_farewell_to_its_decoders_is_not_printed(tree: Path) -> Non
     done = subprocess.run(words, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True)
     assert done.stdout == "1\n", done.stderr
     assert "TorchVision" not in done.stderr
+
+
+def occupied() -> tuple[list[int], int]:
+    """Bytes of this process and of its workers, and this one's open files."""
+    processes = [os.getpid(), *sorted(child.pid for child in active_children())]
+    pages = [int(Path(f"/proc/{process}/statm").read_text().split()[1]) for process in processes]
+    return [page * os.sysconf("SC_PAGE_SIZE") for page in pages], len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.nightly
+def test_memory_is_steady_over_5000_batches(tree: Path) -> None:
+    """That of this process and of its workers after 500 batches and after nearly all."""
+    images = files(tree).select(torch.arange(20_000) % 14)
+    loading = replace(HERE, workers=2)
+    batches = StreamedTraining(
+        images, RAW, augmentation("aspect_ratio", SIZE, True), loading, lights=0.1, jitter=0.4, batch_size=4, seed=0
+    )
+    seen = []
+    for number, _ in enumerate(batches.epoch(0), 1):
+        if number in (500, 4990):
+            seen.append(occupied())
+    assert number == 5000
+    ((early, opened), (late, opened_late)) = seen
+    assert len(early) == len(late) == 3
+    print([(before >> 20, after >> 20) for before, after in zip(early, late, strict=True)], opened, opened_late)
+    assert all(after - before < 4 << 20 for before, after in zip(early, late, strict=True)), seen
+    assert opened_late <= opened + 4

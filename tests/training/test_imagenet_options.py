@@ -1,0 +1,77 @@
+"""Each ImageNet option steps once in each protocol, as does each row of a sweep, as deep and wide as published.
+
+Crops are of 64 pixels, in batches of 4, of a tree of four classes.
+"""
+
+import itertools
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from deepnets.config.compose import compose
+from deepnets.config.places import CONF
+from deepnets.training.assembly import prepare
+from deepnets.training.fit import evaluate, fit
+from deepnets.training.metrics import Sums
+from tests.photographs import photograph_tree
+
+pytestmark = pytest.mark.nightly
+
+SMALL = ["dataset.size=64", "dataset.classes=4", "dataset.workers=0", "batch_size=4", "evaluation_batch_size=4"]
+OPTIONS = sorted(file.stem for file in (CONF / "model").glob("imagenet_*.yaml"))
+PROTOCOLS = sorted(file.stem for file in (CONF / "protocol").glob("*_imagenet.yaml"))
+ABSENT = {"imagenet_vit_b16": {"batchnorm_images", "strided_kernel"}, "imagenet_densenet121": {"strided_kernel"}}
+SWEEPS = [file for file in sorted((CONF / "sweep").glob("*.yaml")) if "_imagenet\n" in file.read_text()]
+
+
+def rows() -> list[list[str]]:
+    """The words of each row of each sweep of an ImageNet protocol, with one seed."""
+    found = []
+    for file in SWEEPS:
+        params = yaml.safe_load(file.read_text())["hydra"]["sweeper"]["params"]
+        axes = [[f"{key}={value}" for value in str(values).split(",")] for key, values in params.items()]
+        found += [[f"sweep={file.stem}", *words] for words in itertools.product(*axes)]
+    return found
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return photograph_tree(tmp_path_factory.mktemp("tree"), classes=4, train=1, val=1)
+
+
+def step_once(tree: Path, *words: str) -> None:
+    config = compose([*words, *SMALL, f"dataset.root={tree}", "device=cpu"]).config
+    training = prepare(config, torch.device("cpu"), torch.float32)
+    before = [parameter.detach().clone() for parameter in training.model.parameters()]
+    states = fit(training)
+    while training.iteration == 0:
+        next(states)
+    changed = [not torch.equal(*pair) for pair in zip(before, training.model.parameters(), strict=True)]
+    assert sum(changed) > len(changed) / 2
+    assert all(parameter.isfinite().all() for parameter in training.model.parameters())
+    for batches in training.evaluated.values():
+        sums = Sums(torch.device("cpu"), top=batches.top)
+        for _ in evaluate(training.model, batches, sums, torch.float32):
+            pass
+        assert sums.values[2] == 4  # images
+        assert math.isfinite(sums.mean().loss)
+
+
+@pytest.mark.parametrize("model", OPTIONS)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_an_option_steps_in_a_protocol(tree: Path, protocol: str, model: str) -> None:
+    set_here = {"batchnorm_images", *(["strided_kernel"] if protocol == "fb_imagenet" else [])}
+    without = [f"~model.{key}" for key in set_here & ABSENT.get(model, set())]
+    step_once(tree, f"protocol={protocol}", f"model={model}", *without)
+
+
+def test_there_are_rows() -> None:
+    assert {words[0] for words in rows()} >= {"sweep=he2015_table2", "sweep=he2016_table5", "sweep=huang2016_imagenet"}
+
+
+@pytest.mark.parametrize("words", rows(), ids=",".join)
+def test_a_row_of_a_sweep_steps(tree: Path, words: list[str]) -> None:
+    step_once(tree, *words)
