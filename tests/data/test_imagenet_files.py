@@ -10,8 +10,9 @@ from deepnets.data.imagenet import ImageNet
 from deepnets.data.photographs import PUBLISHED
 from deepnets.errors import UserError
 from deepnets.launch.local import Local
-from deepnets.training.assembly import dataset_of
+from deepnets.training.assembly import dataset_of, prepare
 from deepnets.training.checks import check, check_settings
+from deepnets.training.fit import fit
 from tests.photographs import archives, photograph_tree
 
 CPU = torch.device("cpu")
@@ -135,3 +136,12 @@ def test_decoding_on_a_gpu_is_refused_without_one(tree: Path) -> None:
     row = compose(["model=imagenet_resnet18", "dataset=imagenet", f"dataset.root={tree}", "device=cpu", *words])
     with pytest.raises(UserError, match=r"dataset.decoder=gpu: "):
         Local(stacked=1).check(row.config)
+
+
+def test_resnet18_memorises_a_small_tree(tree: Path) -> None:
+    words = ["model=imagenet_resnet18", "model.widths=[8,8,16,16]", "dataset=imagenet", f"dataset.root={tree}"]
+    words += ["dataset.classes=4", "dataset.size=32", "dataset.crop=none", "dataset.flip=false", "dataset.lighting=0"]
+    words += ["dataset.normalization=channel", "dataset.workers=0", "batch_size=12", "epochs=20", "optimizer.lr=0.05"]
+    training = prepare(compose([*words, "schedule=cosine", "device=cpu"]).config, CPU, torch.float32)
+    errors = [state.completed["train"].error for state in fit(training) if state.completed]
+    assert (len(errors), errors[-1]) == (20, 0)

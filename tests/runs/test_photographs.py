@@ -123,7 +123,7 @@ def test_resnet18_memorises_photographs(tmp_path: Path) -> None:
         with Image.open(images.name(number)) as file:
             assert np.array_equal(decoded(images, number).permute(1, 2, 0), file.convert("RGB"))
     words = ["model.widths=[16,32,64,128]", "dataset.classes=4", "dataset.crop=none", "dataset.flip=false"]
-    words += ["dataset.lighting=0", "dataset.normalization=channel", "dataset.workers=2", "batch_size=40", "epochs=12"]
+    words += ["dataset.lighting=0", "dataset.normalization=channel", "dataset.workers=2", "batch_size=40", "epochs=16"]
     done = train(*NET, *words, "schedule=cosine", f"dataset.root={tree}", f"output_root={tmp_path / 'out'}")
     assert done.returncode == 0, done.stderr
     assert json.loads((folder_in(tmp_path / "out") / "result.json").read_text())["train_error"] < 2

@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 
+from deepnets.analysis.recalibration import recalibrate_batchnorm
 from deepnets.config.compose import compose
 from deepnets.config.places import CONF
 from deepnets.training.assembly import prepare
@@ -52,6 +53,9 @@ def step_once(tree: Path, *words: str) -> None:
     changed = [not torch.equal(*pair) for pair in zip(before, training.model.parameters(), strict=True)]
     assert sum(changed) > len(changed) / 2
     assert all(parameter.isfinite().all() for parameter in training.model.parameters())
+    # After an iteration the running statistics lie between those of the images and 1, with which the activations of a
+    # hundred layers overflow.
+    recalibrate_batchnorm(training.model.eval(), training.evaluated["test"].some(4))
     for batches in training.evaluated.values():
         sums = Sums(torch.device("cpu"), top=batches.top)
         for _ in evaluate(training.model, batches, sums, torch.float32):
