@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 from itertools import pairwise
+from math import ceil
 
 import numpy as np
 import torch
@@ -14,6 +15,8 @@ from deepnets.models.attention import MLP, Attention
 from deepnets.models.batchnorm import GhostBatchNorm
 from deepnets.models.shortcuts import Dropped, Gated, Identity, Scaled
 from deepnets.models.unit import Unit
+
+BATCH = 128  # images, of which the papers train so many at once; a backward pass holds all their activations
 
 
 def with_batch_statistics(model: nn.Module) -> nn.Module:
@@ -32,8 +35,14 @@ def gradient_norms(walk: Walk, x: Tensor, labels: Tensor) -> np.ndarray:
     """||dL/dx_l|| of each unit's output x_l, (units,): L2 over an image, then the mean over the images x (N, C, H, W).
 
     L is the sum of the images' cross-entropies, so that an image's gradient does not depend on N. x_l is what follows
-    the addition of unit l: with a ReLU behind it, the ReLU's output.
+    the addition of unit l: with a ReLU behind it, the ReLU's output. More than BATCH images are several batches.
     """
+    count = ceil(len(x) / BATCH)
+    batches = zip(x.tensor_split(count), labels.tensor_split(count), strict=True)
+    return np.sum([_summed_norms(walk, *batch) for batch in batches], axis=0) / len(x)
+
+
+def _summed_norms(walk: Walk, x: Tensor, labels: Tensor) -> np.ndarray:
     outputs = []
     x = x.detach().requires_grad_()
     with torch.enable_grad():
@@ -42,7 +51,7 @@ def gradient_norms(walk: Walk, x: Tensor, labels: Tensor) -> np.ndarray:
             outputs.append(x)
         loss = cross_entropy(walk.end(x), labels, reduction="sum")
     found = torch.autograd.grad(loss, outputs)
-    return torch.stack([gradient.double().flatten(1).norm(dim=1).mean() for gradient in found]).cpu().numpy()
+    return torch.stack([gradient.double().flatten(1).norm(dim=1).sum() for gradient in found]).cpu().numpy()
 
 
 def first_to_last(norms: np.ndarray) -> float:
@@ -86,7 +95,7 @@ def bypass_factors(walk: Walk, x: Tensor, generator: torch.Generator) -> np.ndar
 
 
 def _past_branch(unit: Unit, x: Tensor, b: float, gradient: Tensor) -> tuple[Tensor, float]:
-    """The gradient in front of a unit, and its norm over what the change of shape alone would leave."""
+    """The direction of the gradient in front of a unit, and its norm over what the change of shape would leave."""
     with torch.no_grad():
         split = unit.before(x)
         r = b * unit.branch(split)
@@ -98,7 +107,8 @@ def _past_branch(unit: Unit, x: Tensor, b: float, gradient: Tensor) -> tuple[Ten
         resize = getattr(unit.shortcut, "resize", None)
         reference = gradient if resize is None else torch.autograd.grad(resize(split), split, gradient)[0]
     norm = reference.double().norm().item()
-    return pulled, pulled.double().norm().item() / norm if norm else 0.0
+    size = pulled.double().norm().item()
+    return pulled / (size or 1.0), size / norm if norm else 0.0  # of unit length: many units leave little for float32
 
 
 def _factor(unit: Unit, x: Tensor, generator: torch.Generator) -> float:

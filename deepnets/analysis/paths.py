@@ -5,20 +5,24 @@ which goes through h or F alone in each unit. A path's length is the number of F
 (1 - g(x)) x and F is what it lacks to y, so that the sum stays the whole gradient.
 """
 
-from collections.abc import Callable, Sequence
-from math import comb
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
-from scipy.stats import binom
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from deepnets.analysis.walk import Walk, terms
 from deepnets.errors import UserError
+from deepnets.models.shortcuts import Dropped, Identity, Projected, Scaled
 from deepnets.models.unit import Unit
 
-CHUNK = 64  # images and paths in one pass
+AT_ONCE = 16  # images of one backward pass
+PATHS = 256  # whose gradients are held at once
+FAR = 40  # powers of two from 1 to where a gradient is scaled
+APART = (Identity, Scaled, Projected, Dropped)  # what r adds does not read x, whose gradient would drown a small one
 
 
 def path_gradients(walk: Walk, x: Tensor, labels: Tensor, through: Tensor) -> Tensor:
@@ -27,16 +31,8 @@ def path_gradients(walk: Walk, x: Tensor, labels: Tensor, through: Tensor) -> Te
     `through` (N, units) tells in which units that path takes F, and not h. The forward pass is the whole net's, so that
     all activations are those of the net. Raises a UserError for plain units, which have one path.
     """
-    _check(walk)
-    x = x.detach().requires_grad_()
-    state = x
-    with torch.enable_grad():
-        for unit, before, b, chosen in zip(walk.units, walk.before, walk.b, through.T, strict=True):
-            h, y = terms(unit, before(state), b)
-            term = torch.where(chosen.view(-1, *[1] * (h.dim() - 1)), y - h, h)
-            state = unit.after(y.detach() + (term - term.detach()))
-        loss = cross_entropy(walk.end(state), labels, reduction="sum")
-    return torch.autograd.grad(loss, x)[0]
+    gradients, exponents = _along(walk, x, labels, through, torch.arange(len(x), device=x.device))
+    return gradients * _power(exponents, gradients)
 
 
 def norms_by_length(
@@ -44,119 +40,144 @@ def norms_by_length(
 ) -> np.ndarray:
     """The Euclidean norm of the gradient along `draws` random paths of each length, (lengths, draws): Fig. 6b.
 
-    Every draw takes one of the paths of that length, all equally likely, and the images x (N, C, H, W) in turn.
+    Every draw takes one of the paths of that length, all equally likely, and the images x (N, C, H, W) in turn. A path
+    costs about one evaluation of the net.
     """
-    count = len(lengths) * draws
-    ranks = torch.rand(count, len(walk), generator=generator).argsort(1).argsort(1)
-    through = (ranks < torch.tensor(lengths).repeat_interleave(draws)[:, None]).to(x.device)
-    image = (torch.arange(draws) % len(x)).repeat(len(lengths)).to(x.device)
-    norms = [
-        path_gradients(walk, x[some], labels[some], paths).flatten(1).norm(dim=1).cpu()
-        for some, paths in zip(image.split(CHUNK), through.split(CHUNK), strict=True)
-    ]
-    return torch.cat(norms).view(len(lengths), draws).numpy()
+    through, image = drawn(len(walk), lengths, draws, len(x), generator)
+    return norms_along(walk, x, labels, through, image).view(len(lengths), draws).numpy()
 
 
-def means_by_image(norms: np.ndarray, images: int) -> np.ndarray:
-    """Each image's mean of `norms_by_length`, (lengths, images): draws of one image are not independent, images are."""
-    return np.stack([norms[:, image::images].mean(1) for image in range(images)], axis=1)
+def drawn(
+    units: int, lengths: Sequence[int], draws: int, images: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """`draws` random paths of each length, (paths, units), and the images that take them in turn, (paths,)."""
+    ranks = torch.rand(len(lengths) * draws, units, generator=generator).argsort(1).argsort(1)
+    through = ranks < torch.tensor(lengths).repeat_interleave(draws)[:, None]
+    return through, (torch.arange(draws) % images).repeat(len(lengths))
+
+
+def norms_along(walk: Walk, x: Tensor, labels: Tensor, through: Tensor, image: Tensor) -> Tensor:
+    """The norms of the gradients along paths (paths, units) of these images (paths,) of x, (paths,) float64."""
+    norms = torch.empty(len(image), dtype=torch.float64)
+    for some in image.argsort().split(PATHS):
+        chosen, own = image[some].to(x.device).unique(return_inverse=True)
+        gradients, exponents = _along(walk, x[chosen], labels[chosen], through[some].to(x.device), own)
+        gradients = gradients.double().flatten(1)
+        norms[some] = (gradients.norm(dim=1) * _power(exponents, gradients)[:, 0]).cpu()
+    return norms
+
+
+def _along(walk: Walk, x: Tensor, labels: Tensor, through: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients g (paths, C, H, W) and exponents e (paths,) of g 2^e, along paths of these images (paths,) of x.
+
+    The forward pass serves all paths of an image; a path that passes h needs no F. The longest paths carry too little
+    for float32, so that g is scaled on its way.
+    """
+    _check(walk)
+    passed, state = _passed(walk, x)
+    gradients = _pulled_back(lambda s: cross_entropy(walk.end(s), labels, reduction="sum"), state)[image]
+    exponents = torch.zeros(len(image), dtype=torch.int64, device=x.device)
+    units = list(zip(walk.units, walk.before, walk.b, passed, through.T, strict=True))
+    for unit, before, b, (source, y), takes_branch in reversed(units):
+        pulled = gradients.new_empty(len(image), *source.shape[1:])
+        for chosen, term_of in ((takes_branch, _branch_of), (~takes_branch, _shortcut_of)):
+            for some in chosen.nonzero()[:, 0].split(AT_ONCE):
+                at_y = _pulled_back(unit.after, y[image[some]], gradients[some])
+                pulled[some] = _pulled_back(partial(term_of, unit, before, b), source[image[some]], at_y)
+        gradients, exponents = _scaled(pulled, exponents)
+    return gradients, exponents
+
+
+def _passed(walk: Walk, x: Tensor) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+    """What stands in front of each unit and its sum y, and what stands behind the last."""
+    passed = []
+    with torch.no_grad():
+        for unit, before, b in zip(walk.units, walk.before, walk.b, strict=True):
+            _, y = terms(unit, before(x), b)
+            passed.append((x, y))
+            x = unit.after(y)
+    return passed, x
+
+
+def _branch_of(unit: Unit, before: Callable[[Tensor], Tensor], b: float, x: Tensor) -> Tensor:
+    x = unit.before(before(x))
+    r = unit.branch(x)
+    beside = x.detach() if isinstance(unit.shortcut, APART) else x
+    return unit.shortcut(beside, r if b == 1 else b * r) - unit.shortcut(beside, x.new_zeros(()))
+
+
+def _shortcut_of(unit: Unit, before: Callable[[Tensor], Tensor], _: float, x: Tensor) -> Tensor:
+    x = unit.before(before(x))
+    return unit.shortcut(x, x.new_zeros(()))
+
+
+def _scaled(gradients: Tensor, exponents: Tensor) -> tuple[Tensor, Tensor]:
+    """The same g 2^e, with the greatest value of each g (first dimension) far from the ends of float32."""
+    greatest = torch.linalg.vector_norm(gradients, torch.inf, dim=tuple(range(1, gradients.dim())))
+    more = torch.frexp(greatest).exponent.to(exponents)
+    if more.abs().max() <= FAR:
+        return gradients, exponents
+    return gradients * _power(-more, gradients), exponents + more
+
+
+def _power(exponents: Tensor, like: Tensor) -> Tensor:
+    """2^e in the type of `like`, to be multiplied with it by its first dimension."""
+    return torch.exp2(exponents.to(like)).view(-1, *[1] * (like.dim() - 1))
 
 
 def gradients_by_length(walk: Walk, x: Tensor, labels: Tensor) -> Tensor:
     """The sum of the gradients at x along all paths of each length 0 to n, (n + 1, N, C, H, W), without sampling.
 
     Behind every unit the sums by length are known from those in front of the next: through h a path keeps its length,
-    through F it gains one. Costs about 3 n / 2 evaluations of the net. Raises a UserError for plain units.
+    through F it gains one. Costs about n / 2 backward passes. float64. Raises a UserError for plain units.
     """
     _check(walk)
-    sources, state = [], x
-    with torch.no_grad():
-        for unit, before, b in zip(walk.units, walk.before, walk.b, strict=True):
-            sources.append(state)
-            state = unit(before(state), b)
-    sums = _pulled_back(lambda s: -torch.log_softmax(walk.end(s), 1).gather(1, labels[:, None]), state)[None]
-    for unit, before, b, source in reversed(list(zip(walk.units, walk.before, walk.b, sources, strict=True))):
-        through_h, through_branch = _pulled_back_by_term(unit, before, b, source, sums)
-        sums = torch.cat((through_h, torch.zeros_like(through_h[:1])))
-        sums[1:] += through_branch
-    return sums
+    parts = [_sums(walk, *part) for part in zip(x.split(AT_ONCE), labels.split(AT_ONCE), strict=True)]
+    return torch.cat(parts, dim=1)
 
 
-def _pulled_back(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def _sums(walk: Walk, x: Tensor, labels: Tensor) -> Tensor:
+    passed, state = _passed(walk, x)
+    sums = [_pulled_back(lambda s: cross_entropy(walk.end(s), labels, reduction="sum"), state)]
+    exponents = [0]
+    for unit, before, b, (source, y) in reversed(list(zip(walk.units, walk.before, walk.b, passed, strict=True))):
+        parts: list[list[tuple[Tensor, int]]] = [[] for _ in range(len(sums) + 1)]
+        for length, both in enumerate(_pulled_back_by_term(unit, before, b, source, y, sums)):
+            for more, pulled in enumerate(both):
+                parts[length + more].append((pulled, exponents[length]))
+        sums, exponents = map(list, zip(*map(_added, parts), strict=True))
+    return torch.stack([total.double() * 2.0**exponent for total, exponent in zip(sums, exponents, strict=True)])
+
+
+def _added(parts: list[tuple[Tensor, int]]) -> tuple[Tensor, int]:
+    """The sum of all g 2^e as one such pair, with the greatest value far from the ends of float32."""
+    exponent = max(exponent for _, exponent in parts)
+    total, *others = (part if own == exponent else part * 2.0 ** (own - exponent) for part, own in parts)
+    for other in others:
+        total = total + other
+    _, more = math.frexp(torch.linalg.vector_norm(total, torch.inf).item())
+    return (total, exponent) if abs(more) <= FAR else (total * 2.0**-more, exponent + more)
+
+
+def _pulled_back(function: Callable[[Tensor], Tensor], x: Tensor, gradient: Tensor | None = None) -> Tensor:
     x = x.detach().requires_grad_()
     with torch.enable_grad():
-        return torch.autograd.grad(function(x).sum(), x)[0]
+        return torch.autograd.grad(function(x), x, gradient)[0]
 
 
 def _pulled_back_by_term(
-    unit: Unit, before: Callable[[Tensor], Tensor], b: float, source: Tensor, sums: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The gradients `sums` (lengths, N, ...) behind the unit as they arrive in front of it: through h, through F."""
-    source = source.detach().requires_grad_()
+    unit: Unit, before: Callable[[Tensor], Tensor], b: float, source: Tensor, y: Tensor, gradients: Sequence[Tensor]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each of the gradients (N, ...) behind the unit as it arrives in front of it: through h, and through F."""
+    source, y = source.detach().requires_grad_(), y.detach().requires_grad_()
     with torch.enable_grad():
-        h, y = terms(unit, before(source), b)
-        branch = y - h
-        y = y.detach().requires_grad_()
         after = unit.after(y)
-    pulled = []
-    for gradient in sums:
+        h, branch = _shortcut_of(unit, before, b, source), _branch_of(unit, before, b, source)
+    for gradient in gradients:
         (at_y,) = torch.autograd.grad(after, y, gradient, retain_graph=True)
-        pulled.append([torch.autograd.grad(term, source, at_y, retain_graph=True)[0] for term in (h, branch)])
-    through_h, through_branch = map(torch.stack, zip(*pulled, strict=True))
-    return through_h, through_branch
-
-
-def path_share(units: int, lengths: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Which share of all 2^n paths has each length: Fig. 6a, Binomial(n, 1/2)."""
-    return binom.pmf(lengths, units, 0.5)
-
-
-def surviving_paths(units: int, deleted: int, lengths: tuple[int, int] | None = None) -> int:
-    """How many of the 2^units paths are left without `deleted` branches, 2^(units - deleted); of `lengths` only.
-
-    Both ends count. Veit et al. 2016, section 4.2.
-    """
-    left = units - deleted
-    first, last = lengths or (0, left)
-    return sum(comb(left, length) for length in range(first, last + 1))
-
-
-def effective_lengths(products: np.ndarray, share: float = 0.95) -> tuple[int, int]:
-    """The shortest range of indices, both ends included, that holds that share of the sum of `products`.
-
-    Raises:
-        UserError: they are not finite.
-    """
-    if not np.isfinite(products).all():
-        raise UserError("the gradients of this network are not finite: it diverged or overflows; choose another")
-    sums = np.concatenate(([0.0], np.cumsum(products)))
-    ranges = [
-        (last - first, first, last)
-        for first in range(len(products))
-        for last in range(first, len(products))
-        if sums[last + 1] - sums[first] >= share * sums[-1]
-    ]
-    _, first, last = min(ranges)
-    return first, last
-
-
-def effective_paths(
-    means: np.ndarray, share_of_paths: np.ndarray, resamples: int, rng: np.random.Generator
-) -> tuple[float, tuple[float, float]]:
-    """Which share of all paths has an effective length, and its bootstrap 95 % interval over the images.
-
-    `means` (lengths, images) are of `means_by_image`, `share_of_paths` is of the same lengths. Gradients differ so much
-    between images that a few of them may decide. Raises a UserError where they are not finite.
-    """
-
-    def share(means: np.ndarray) -> float:
-        first, last = effective_lengths(share_of_paths * means.mean(1))
-        return share_of_paths[first : last + 1].sum()
-
-    images = means.shape[1]
-    resampled = [share(means[:, rng.integers(images, size=images)]) for _ in range(resamples)]
-    low, high = np.quantile(resampled, (0.025, 0.975))
-    return share(means), (low, high)
+        (through_h,) = torch.autograd.grad(h, source, at_y, retain_graph=True)
+        (through_branch,) = torch.autograd.grad(branch, source, at_y, retain_graph=True)
+        yield through_h, through_branch
 
 
 def _check(walk: Walk) -> None:

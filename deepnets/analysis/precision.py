@@ -3,12 +3,14 @@
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from deepnets.analysis.gradients import BATCH
 from deepnets.analysis.walk import Walk
 
 Images = Callable[[Tensor], Tensor]
@@ -33,6 +35,7 @@ def parameter_gradients(
 ) -> list[Tensor]:
     """dL/dw of each parameter, L the mean cross-entropy of images x (N, C, H, W), as training computes it.
 
+    More than BATCH images are several batches, whose gradients are added.
     With `float32_stream` what the stem hands to the units is float32 under autocast, and so is all that is only added
     to it; the branches compute in bfloat16 as before.
     """
@@ -40,10 +43,15 @@ def parameter_gradients(
         if float32_stream:
             stem = model.get_submodule("stem")
             held.callback(stem.register_forward_hook(lambda module, given, output: output.float()).remove)
-        with torch.enable_grad():
-            with torch.autocast(x.device.type, torch.bfloat16, enabled=precision == torch.bfloat16):
-                logits = model(x).float()
-            return list(torch.autograd.grad(cross_entropy(logits, labels), list(model.parameters())))
+        count = ceil(len(x) / BATCH)
+        found = []
+        for images, own in zip(x.tensor_split(count), labels.tensor_split(count), strict=True):
+            with torch.enable_grad():
+                with torch.autocast(x.device.type, torch.bfloat16, enabled=precision == torch.bfloat16):
+                    logits = model(images).float()
+                loss = cross_entropy(logits, own) * (len(own) / len(labels))
+                found.append(torch.autograd.grad(loss, list(model.parameters())))
+        return [torch.stack(parts).sum(0) for parts in zip(*found, strict=True)]
 
 
 def agreement(model: nn.Module, walk: Walk, gradients: Sequence[Tensor], reference: Sequence[Tensor]) -> Agreement:

@@ -1,15 +1,18 @@
-"""Gradients of a network along lines between two images, beside noise."""
+"""Gradients of a network along lines between two images, beside noise; resumes where it was killed."""
 
 import argparse
+from functools import partial
 from itertools import cycle
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from torch import Tensor, nn
 
 from deepnets.analysis import shattering
 from deepnets.analysis.commands.drawing import mean_and_deviation
 from deepnets.analysis.commands.outcome import Outcome, tracked
+from deepnets.analysis.commands.saved import Saved
 from deepnets.analysis.commands.subject import Subject, names_apart, one_batch, subjects_of
 from deepnets.analysis.imageline import line_gradients
 from deepnets.style import COLOURS, GREY, new_figure
@@ -21,50 +24,67 @@ def measure(arguments: argparse.Namespace) -> int:
     """Measure the subjects, write the files and print the finding; returns the exit code."""
     subjects = subjects_of(arguments)
     labels = names_apart([subject.name for subject in subjects])
-    gradients = dict(zip(labels, [_gradients(subject, arguments) for subject in subjects], strict=True))
+    states = [tensor for subject in subjects for tensor in subject.settled().state_dict().values()]
+    with Outcome("shattering", subjects[0].folder, arguments) as outcome:
+        with outcome.saved(*states) as saved:
+            found = [_gradients(subject, arguments, saved) for subject in subjects]
+        _write(subjects, labels, dict(zip(labels, found, strict=True)), arguments, outcome)
+    return 0
+
+
+def _write(
+    subjects: list[Subject],
+    labels: list[str],
+    gradients: dict[str, np.ndarray],
+    arguments: argparse.Namespace,
+    outcome: Outcome,
+) -> None:
+    """Set the gradients beside noise: tables, figure and findings."""
     generator = torch.Generator().manual_seed(arguments.seed)
     noise = {
         "brown noise": shattering.brown_noise(arguments.draws, generator),
         "white noise": shattering.white_noise(arguments.draws, generator),
     }
     curves = {name: shattering.autocorrelation(g, LAGS) for name, g in (gradients | noise).items()}
-    with Outcome("shattering", subjects[0].folder, arguments) as outcome:
-        rows = [
-            (name, draw, point, value) for name, g in gradients.items() for (draw, point), value in np.ndenumerate(g)
-        ]
-        outcome.rows("line", ("net", "draw", "point", "gradient"), rows)
-        outcome.rows(
-            "line_autocorrelation",
-            ("net", "lag", "mean", "deviation"),
-            [
-                (name, lag, curve[:, lag].mean(), curve[:, lag].std(ddof=1))
-                for name, curve in curves.items()
-                for lag in range(LAGS + 1)
-            ],
+    rows = [(name, draw, point, value) for name, g in gradients.items() for (draw, point), value in np.ndenumerate(g)]
+    outcome.rows("line", ("net", "draw", "point", "gradient"), rows)
+    outcome.rows(
+        "line_autocorrelation",
+        ("net", "lag", "mean", "deviation"),
+        [
+            (name, lag, curve[:, lag].mean(), curve[:, lag].std(ddof=1))
+            for name, curve in curves.items()
+            for lag in range(LAGS + 1)
+        ],
+    )
+    outcome.figure("line", _figure(gradients, curves))
+    at_one = {name: float(curve[:, 1].mean()) for name, curve in curves.items()}
+    for subject, label in zip(subjects, labels, strict=True):
+        outcome.finding(
+            f"{subject.name}: autocorrelation of the gradient at lag 1 of {shattering.POINTS} points between two "
+            f"images {at_one[label]:.3f}, at lag {LAGS} {curves[label][:, LAGS].mean():.3f}, means of "
+            f"{arguments.draws} pairs; brown noise {at_one['brown noise']:.3f}, white noise "
+            f"{at_one['white noise']:.3f} at lag 1",
+            lag_1=at_one[label],
+            autocorrelation=curves[label].mean(0),
+            brown=at_one["brown noise"],
+            white=at_one["white noise"],
         )
-        outcome.figure("line", _figure(gradients, curves))
-        at_one = {name: float(curve[:, 1].mean()) for name, curve in curves.items()}
-        for subject, label in zip(subjects, labels, strict=True):
-            outcome.finding(
-                f"{subject.name}: autocorrelation of the gradient at lag 1 of {shattering.POINTS} points between two "
-                f"images {at_one[label]:.3f}, at lag {LAGS} {curves[label][:, LAGS].mean():.3f}, means of "
-                f"{arguments.draws} pairs; brown noise {at_one['brown noise']:.3f}, white noise "
-                f"{at_one['white noise']:.3f} at lag 1",
-                lag_1=at_one[label],
-                autocorrelation=curves[label].mean(0),
-                brown=at_one["brown noise"],
-                white=at_one["white noise"],
-            )
-    return 0
 
 
-def _gradients(subject: Subject, arguments: argparse.Namespace) -> np.ndarray:
+def _gradients(subject: Subject, arguments: argparse.Namespace, saved: Saved) -> np.ndarray:
     """Along a line for each draw, (draws, points): between images in turn, of the first one's label."""
     x, labels = one_batch(subject, 2 * arguments.draws)
     model = subject.settled()
-    starts, ends = x[0::2], x[1::2]
-    pairs = tracked(zip(starts, ends, labels[0::2].tolist(), strict=False), len(ends), f"lines of {subject.name}")
-    return np.stack([line_gradients(model, *pair, shattering.POINTS) for pair in pairs])
+    pairs = list(zip(x[0::2], x[1::2], labels[0::2].tolist(), strict=False))
+    found = []
+    for number, pair in enumerate(tracked(pairs, len(pairs), f"lines of {subject.name}")):
+        found.append(saved.once(f"{subject.name} {number}", partial(_line, model, *pair)))
+    return np.array(found)
+
+
+def _line(model: nn.Module, start: Tensor, end: Tensor, output: int) -> list[float]:
+    return line_gradients(model, start, end, output, shattering.POINTS).tolist()
 
 
 def _figure(gradients: dict[str, np.ndarray], curves: dict[str, np.ndarray]) -> Figure:

@@ -1,18 +1,16 @@
 """The error after random deletions beside the paths that survive them (Veit et al. 2016, first claim)."""
 
 from collections.abc import Sequence
-from copy import deepcopy
 from typing import Any
 
 import numpy as np
 import torch
 from scipy.stats import pearsonr, spearmanr
 
-from deepnets.analysis import paths
+from deepnets.analysis import pathlengths, paths
 from deepnets.analysis.commands.lesioned import Lesioned
 from deepnets.analysis.commands.outcome import Outcome
 from deepnets.analysis.commands.subject import one_batch
-from deepnets.analysis.walk import walk_of
 from deepnets.style import new_figure
 
 DRAWS = 10  # paths of each length, over as many images, to find the effective lengths
@@ -36,8 +34,8 @@ def count_paths(nets: Sequence[Lesioned], rows: Sequence[tuple[Any, ...]], outco
         units = len(net.walk)
         found = {
             "deleted": deleted,
-            "surviving": np.array([float(paths.surviving_paths(units, int(k))) for k in deleted]),
-            "effective": np.array([float(paths.surviving_paths(units, int(k), lengths)) for k in deleted]),
+            "surviving": np.array([float(pathlengths.surviving_paths(units, int(k))) for k in deleted]),
+            "effective": np.array([float(pathlengths.surviving_paths(units, int(k), lengths)) for k in deleted]),
         }
         for name, axes in panels.items():
             axes.scatter(found[name], error, s=12, color=net.color, alpha=0.7, linewidth=0, label=net.label)
@@ -65,9 +63,9 @@ def count_paths(nets: Sequence[Lesioned], rows: Sequence[tuple[Any, ...]], outco
 
 
 def _effective_lengths(net: Lesioned) -> tuple[int, int]:
-    walk = walk_of(deepcopy(net.subject.model).double())  # the longest paths carry too little for float32
+    walk = net.walk
     x, labels = one_batch(net.subject, DRAWS, net.split)
     lengths = np.arange(len(walk) + 1)
     generator = torch.Generator().manual_seed(0)
-    norms = paths.norms_by_length(walk, x.double(), labels, lengths.tolist(), DRAWS, generator)
-    return paths.effective_lengths(paths.path_share(len(walk), lengths) * norms.mean(1))
+    norms = paths.norms_by_length(walk, x, labels, lengths.tolist(), DRAWS, generator)
+    return pathlengths.effective_lengths(pathlengths.path_share(len(walk), lengths) * norms.mean(1))

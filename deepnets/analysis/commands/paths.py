@@ -1,16 +1,22 @@
-"""The gradient at the input by the length of its path (Veit et al. 2016, Fig. 6)."""
+"""The gradient at the input by the length of its path (Veit et al. 2016, Fig. 6).
+
+What was killed resumes by the same command.
+"""
 
 import argparse
+from functools import partial
 
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from torch import Tensor
 
-from deepnets.analysis import paths
+from deepnets.analysis import pathlengths, paths
 from deepnets.analysis.commands.bypass import bypass_of
-from deepnets.analysis.commands.outcome import Outcome
+from deepnets.analysis.commands.outcome import Outcome, tracked
+from deepnets.analysis.commands.saved import Saved
 from deepnets.analysis.commands.subject import Subject, subject_of
-from deepnets.analysis.walk import walk_of
+from deepnets.analysis.walk import Walk, walk_of
 from deepnets.errors import UserError
 from deepnets.style import COLOURS, DOTS, GREY, new_figure
 
@@ -32,29 +38,30 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.draws < arguments.images:
         raise UserError(f"--draws {arguments.draws} --images {arguments.images}: draw at least one path for each image")
     subject = subject_of(arguments)
-    walk = walk_of(subject.settled().double())  # the longest paths carry too little for float32
+    walk = walk_of(subject.settled())
     x, labels = (torch.cat(part) for part in zip(*subject.batches(arguments.split, arguments.images), strict=True))
-    x, generator = x.double(), torch.Generator().manual_seed(arguments.seed)
     lengths = np.arange(len(walk) + 1)
-    norms = paths.norms_by_length(walk, x, labels, lengths.tolist(), arguments.draws, generator)
-    share = paths.path_share(len(walk), lengths)
+    share = pathlengths.path_share(len(walk), lengths)
     images = len(x)  # the split may have fewer than were asked for
-    means = paths.means_by_image(norms, images)
-    mean = means.mean(1)
-    product = share * 2.0 ** len(walk) * mean
-    columns = {
-        "length": lengths,
-        "share_of_paths": share,
-        "mean_norm": mean,
-        "standard_error": means.std(1, ddof=1) / np.sqrt(images) if images > 1 else np.nan * mean,
-        "count_times_norm": product,
-        "norm_of_sum": paths.gradients_by_length(walk, x, labels).flatten(2).norm(dim=2).mean(1).cpu().numpy(),
-    }
-    first, last = paths.effective_lengths(product)
-    summed = paths.effective_lengths(columns["norm_of_sum"])
-    effective = paths.effective_paths(means, share, RESAMPLES, np.random.default_rng(arguments.seed))
     past = bypass_of(walk, x, arguments.seed)
     with Outcome("paths", subject.folder, arguments) as outcome:
+        with outcome.saved(*subject.model.state_dict().values()) as saved:
+            norms = _norms(walk, x, labels, lengths, arguments, saved)
+            summed_norms = _norms_of_sums(walk, x, labels, saved)
+        means = pathlengths.means_by_image(norms, images)
+        mean = means.mean(1)
+        product = share * 2.0 ** len(walk) * mean
+        columns = {
+            "length": lengths,
+            "share_of_paths": share,
+            "mean_norm": mean,
+            "standard_error": means.std(1, ddof=1) / np.sqrt(images) if images > 1 else np.nan * mean,
+            "count_times_norm": product,
+            "norm_of_sum": summed_norms,
+        }
+        first, last = pathlengths.effective_lengths(product)
+        summed = pathlengths.effective_lengths(summed_norms)
+        effective = pathlengths.effective_paths(means, share, RESAMPLES, np.random.default_rng(arguments.seed))
         outcome.table("lengths", columns)
         outcome.figure("lengths", _figure(columns, first, last))
         sentence = _finding(subject, columns, (first, last), summed, effective)
@@ -62,6 +69,38 @@ def run(arguments: argparse.Namespace) -> int:
         outcome.table("units", {"unit": lengths[1:], "shortcut_factor": past.shortcut, "bypass_factor": past.whole})
         outcome.finding(f"{subject.name}: of the path of length 0, {past.sentence('as it is')}", **past.numbers)
     return 0
+
+
+def _norms(
+    walk: Walk, x: Tensor, labels: Tensor, lengths: np.ndarray, arguments: argparse.Namespace, saved: Saved
+) -> np.ndarray:
+    """Of `draws` paths of each length, (lengths, draws); the paths of few images at a time are saved."""
+    generator = torch.Generator().manual_seed(arguments.seed)
+    through, image = paths.drawn(len(walk), lengths.tolist(), arguments.draws, len(x), generator)
+    norms = torch.empty(len(image), dtype=torch.float64)
+    parts = image.argsort().split(paths.PATHS)
+    for number, some in enumerate(tracked(parts, len(parts), "paths")):
+        own = partial(_norms_along, walk, x, labels, through[some], image[some])
+        norms[some] = torch.tensor(saved.once(f"paths {number}", own), dtype=torch.float64)
+    return norms.view(len(lengths), -1).numpy()
+
+
+def _norms_of_sums(walk: Walk, x: Tensor, labels: Tensor, saved: Saved) -> np.ndarray:
+    """The norm of the sum over all paths of a length, mean over the images, (lengths,)."""
+    starts = range(0, len(x), paths.AT_ONCE)
+    found = []
+    for start in tracked(starts, len(starts), "sums of paths"):
+        some = slice(start, start + paths.AT_ONCE)
+        found.append(saved.once(f"sums {start}", partial(_sums, walk, x[some], labels[some])))
+    return np.sum(found, axis=0) / len(x)
+
+
+def _norms_along(walk: Walk, x: Tensor, labels: Tensor, through: Tensor, image: Tensor) -> list[float]:
+    return paths.norms_along(walk, x, labels, through, image).tolist()
+
+
+def _sums(walk: Walk, x: Tensor, labels: Tensor) -> list[float]:
+    return paths.gradients_by_length(walk, x, labels).flatten(2).norm(dim=2).sum(1).tolist()
 
 
 def _finding(
