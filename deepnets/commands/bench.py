@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 
 from deepnets.bench import (
+    analyses,
     checkpoint,
     data,
     ddp,
@@ -45,6 +46,7 @@ BENCHES = {
     "grid": grid,
     "stacked": stacked,
     "lesion": lesion,
+    "analyses": analyses,
     "gpu": gpu,
 }
 

@@ -60,7 +60,7 @@ def part(bench: Callable[..., dict[str, Any]]) -> Callable[[str], ModuleType]:
 
 
 def test_all_benches_are_tried_here(part: Callable[[str], ModuleType]) -> None:
-    assert {*BENCHES, "gpu"} == set(
+    assert {*BENCHES, "analyses", "gpu"} == set(
         importlib.import_module("deepnets.commands.bench").BENCHES
     )  # which has tests of its own
 
@@ -198,3 +198,17 @@ def test_wrong_values_are_refused_with_what_is_right(
     with pytest.raises(SystemExit):
         bench(tmp_path / "figures.json", *words)
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.nightly
+def test_every_analysis_is_timed_beside_its_limit(part: Callable[[str], ModuleType]) -> None:
+    analyses = part("analyses")
+    small = ["dataset=synthetic", "dataset.source.train=1000", "dataset.source.test=1000", "model.depth=8"]
+    less = {"gradients": ["--images", "8", "--test-images", "8"], "landscape": ["--images", "8", "--points", "3"]}
+    few = ["--images", "8"]
+    less |= {"evaluate": [], "paths": [*few, "--draws", "8"], "shattering": ["--draws", "2"]}
+    for name, words in analyses.ANALYSES.items():
+        found = analyses.part(name, [*small, *words, *less.get(name, few)]).measure(60)
+        assert found.get("within"), (name, found)
+        assert found["limit"] == (1200 if name == "landscape" else 300)
+        assert found["processor_seconds"] > 0.1
