@@ -43,6 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
     lengths = np.arange(len(walk) + 1)
     share = pathlengths.path_share(len(walk), lengths)
     images = len(x)  # the split may have fewer than were asked for
+    ends = paths.norms_by_length(walk, x[:1], labels[:1], [0, len(walk)], 1, torch.Generator().manual_seed(0))
+    pathlengths.effective_lengths(ends[:, 0])  # refuses a net that overflows before anything is written
     past = bypass_of(walk, x, arguments.seed)
     with Outcome("paths", subject.folder, arguments) as outcome:
         with outcome.saved(*subject.model.state_dict().values()) as saved:
