@@ -9,7 +9,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from deepnets.bench.figures import Figures
-from deepnets.bench.options import count, counts, whole
 from deepnets.bench.peers import plain
 from deepnets.bench.subject import add_subject, chosen
 from deepnets.bench.task import Task, arithmetic, task_of
@@ -18,6 +17,7 @@ from deepnets.data.batches import EvaluationBatches
 from deepnets.data.normalization import Normalization
 from deepnets.data.source import Split
 from deepnets.run import build_model
+from deepnets.system.options import count, counts, whole
 from deepnets.training.assembly import dataset_of, splits_of
 from deepnets.training.fit import Training, evaluate
 from deepnets.training.metrics import Sums

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 from deepnets.bench.figures import Figures
-from deepnets.bench.options import count
 from deepnets.bench.turns import Measurement
 from deepnets.runs.folder import RunFolder
+from deepnets.system.options import count
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

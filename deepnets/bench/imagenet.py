@@ -18,12 +18,12 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from deepnets.bench.figures import Figures
-from deepnets.bench.options import count
 from deepnets.bench.turns import SETTLE_SECONDS, in_turns
 from deepnets.config.compose import compose
 from deepnets.data.decoding import Encoded
 from deepnets.data.imagenet import ImageNet
 from deepnets.data.streamed import Streams
+from deepnets.system.options import count
 from deepnets.training.assembly import dataset_of
 
 WIDTH, HEIGHT, QUALITY = 500, 375, 95

@@ -8,11 +8,11 @@ import tempfile
 import time
 
 from deepnets.bench.figures import Figures
-from deepnets.bench.options import count
 from deepnets.bench.subject import subject_of
 from deepnets.bench.turns import Measurement
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.log import Log
+from deepnets.system.options import count
 from deepnets.training.fit import fit
 
 

@@ -22,7 +22,6 @@ import torch
 
 from deepnets.bench import floor
 from deepnets.bench.figures import Figures
-from deepnets.bench.options import count, some_of, whole
 from deepnets.bench.peers import plain
 from deepnets.bench.subject import Subject, add_subject, chosen
 from deepnets.bench.task import Task, arithmetic, bundled, given, task_of
@@ -31,6 +30,7 @@ from deepnets.data.batches import TrainingBatches
 from deepnets.run import build_model
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.log import Log
+from deepnets.system.options import count, some_of, whole
 from deepnets.training.assembly import dataset_of
 from deepnets.training.fit import Training, fit
 

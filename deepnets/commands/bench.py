@@ -29,8 +29,8 @@ from deepnets.bench import (
     startup,
     training,
 )
-from deepnets.bench.options import count
 from deepnets.results.writing import check_writable
+from deepnets.system.options import count
 from deepnets.training.hardware import describe, find_device
 
 BENCHES = {

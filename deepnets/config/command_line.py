@@ -4,17 +4,17 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from os.path import abspath, expanduser
 from pathlib import Path
 from typing import Any, NoReturn
-from warnings import catch_warnings, filterwarnings
 
 import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from deepnets.config.compose import check_words, compose, composed, register, renamed, row_of, search_of
@@ -43,6 +43,8 @@ def rows_of_command() -> list[Row]:
             print(f"{word}: read as {now}, its name since it belongs to the launcher", file=sys.stderr)
             sys.argv[place] = now
     words, project, search = _project(sys.argv[1:])
+    known = {*search.places, *_typed_places(words)}
+    _check_folders(known)  # before Hydra reads them
     register()
     rows = _rows_by_rules(words, search)
     if rows is None:
@@ -52,9 +54,7 @@ def rows_of_command() -> list[Row]:
     sweeps = {row.choices.get("sweep") for row in rows}
     if len(sweeps) > 1:
         raise UserError(f"sweep={','.join(sorted(map(str, sweeps)))}: a command trains one sweep")
-    places = [place.removeprefix("file://") for place in rows[0].search.places if place.startswith("file://")]
-    for folder in places:
-        check_options_folder(Path(folder))
+    _check_folders({*rows[0].search.places} - known)
     typed_trust = any(word.startswith("trusted_targets=") for word in words)
     trusted = {tuple(row.config.trusted_targets) for row in rows}
     if len(trusted) > 1 or (rows[0].config.trusted_targets and not typed_trust):
@@ -82,6 +82,19 @@ def _project(words: Sequence[str]) -> tuple[list[str], Project | None, Search]:
         return rest, project, project.search
     places = (f"file://{Path(known.config_dir).absolute()}",) if known.config_dir else ()
     return rest, None, Search(places, known.config_name)
+
+
+def _typed_places(words: Iterable[str]) -> list[str]:
+    """Where options are searched for by `hydra.searchpath=[file://FOLDER]`."""
+    typed = [word for word in words if word.startswith("hydra.searchpath=")]
+    values = [override.value() for override in OverridesParser.create().parse_overrides(typed)]
+    return [place for value in values if isinstance(value, list) for place in value if isinstance(place, str)]
+
+
+def _check_folders(places: Iterable[str]) -> None:
+    for place in sorted(places):
+        if place.startswith("file://"):
+            check_options_folder(Path(place.removeprefix("file://")))
 
 
 def _flags(search: Search, words: Sequence[str]) -> list[str]:
@@ -155,9 +168,7 @@ def _errors_raised() -> Iterator[None]:
     before = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
-        with catch_warnings():
-            filterwarnings("ignore", ".*hydra.searchpath")  # of a folder that is not there: an error says so
-            yield
+        yield
     finally:
         if before is None:
             del os.environ["HYDRA_FULL_ERROR"]

@@ -39,7 +39,9 @@ def composing(words: Iterable[str]) -> Iterator[None]:
         yield
     except (HydraException, OmegaConfBaseException, UserError):
         raise
-    except (AssertionError, LookupError, RuntimeError, TypeError, ValueError, YAMLError) as error:
+    except (AssertionError, LookupError, OSError, RuntimeError, TypeError, ValueError, YAMLError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the system; OmegaConf raises it without
+            raise
         reason = f"Hydra cannot compose this: {' '.join(str(error).split()) or type(error).__name__}"
         if isinstance(error, AssertionError):
             words = [word for word in words if "." in word.partition("=")[0]]

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from deepnets.config.compose import ABSENT, composed, selected
 from deepnets.config.identity import is_execution, plain
 from deepnets.config.schema import Row
-from deepnets.errors import UserError
+from deepnets.errors import UserError, brief
 from deepnets.runs.folder import RunFolder
 
 BUDGETS = ("epochs", "iterations")  # one is null, and the other names the budget
@@ -41,6 +41,8 @@ def folder_of(row: Row) -> RunFolder:
     """
     if row.config.sweep:
         axes = row.config.sweep.axes
+        if not all(isinstance(axis, str) for axis in axes):
+            raise UserError(f"sweep.axes: got {brief(axes)}; must be names of choices")
         if not axes:
             raise UserError("sweep.axes: names no choice, so that all rows would share a folder")
         grid = "+".join([row.choices["sweep"], *_changes(row, {"sweep", *axes})])

@@ -30,7 +30,7 @@ SWEEP: dict[str, Any] = {
 }
 PARTS: list[Any] = [
     *HOSTILE, CALL, [CALL], {"a": CALL}, "${oc.create:{_target_: os.mkdir}}", "${nope}", "\\${seed}", "os.mkdir",
-    ["override /hydra/callbacks: mine"], [{"/hydra/callbacks": "mine"}], [{"nope": "nope"}], ["nope"], "range(0,1e9)",
+    ["override /hydra/callbacks: mine"], [{"/hydra/callbacks": "mine"}], [{"nope": "nope"}], ["nope"],
     "choice(1,2", {"callbacks": {"a": CALL}}, {"job_logging": {"version": 1, "handlers": {"a": {"()": "os.abort"}}}},
     {"launcher": CALL}, {"sweeper": CALL}, {"mode": "RUN"}, {"searchpath": ["file:///nowhere"]},
 ]  # fmt: skip

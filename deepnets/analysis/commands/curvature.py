@@ -18,18 +18,19 @@ from deepnets.analysis.curvature import Hessian, largest_eigenvalues, trace_samp
 from deepnets.data.batches import EvaluationBatches
 from deepnets.errors import UserError
 from deepnets.style import COLOURS, new_figure
+from deepnets.system.options import number, whole
 
 AT_ONCE = 250  # images in one double backward pass, which holds all activations
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What can be chosen besides the subject."""
-    parser.add_argument("--images", type=int, default=1000, help="images, drawn once (default: 1000)")
+    parser.add_argument("--images", type=number, default=1000, help="images, drawn once (default: 1000)")
     parser.add_argument("--split", choices=("train", "test"), default="train", help="default: train")
-    parser.add_argument("--eigenvalues", type=int, default=3, help="how many of the largest (default: 3)")
+    parser.add_argument("--eigenvalues", type=number, default=3, help="how many of the largest (default: 3)")
     parser.add_argument("--tolerance", type=float, default=0.01, help="relative, of an eigenvalue (default: 0.01)")
-    parser.add_argument("--draws", type=int, default=10, help="vectors of the trace's estimate (default: 10)")
-    parser.add_argument("--seed", type=int, default=0, help="of the vectors (default: 0)")
+    parser.add_argument("--draws", type=number, default=10, help="vectors of the trace's estimate (default: 10)")
+    parser.add_argument("--seed", type=whole, default=0, help="of the vectors (default: 0)")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -12,18 +12,19 @@ from deepnets.analysis.commands.subject import Subject, subject_of
 from deepnets.analysis.walk import walk_of
 from deepnets.errors import UserError
 from deepnets.style import new_figure, show_array
+from deepnets.system.options import number, whole
 
 ABSENT = "0.85"  # where a layer has fewer blocks than others
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What can be chosen besides the subject."""
-    parser.add_argument("--images", type=int, help="how many training images, drawn once (default: all)")
-    parser.add_argument("--sample", type=int, help="index of the one training image (default: a random one)")
+    parser.add_argument("--images", type=number, help="how many training images, drawn once (default: all)")
+    parser.add_argument("--sample", type=number, help="index of the one training image (default: a random one)")
     parser.add_argument(
         "--classes", help="labels of the routing figure, e.g. 0,7 as in the paper (default: at most 10)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the random image (default: 0)")
+    parser.add_argument("--seed", type=whole, default=0, help="of the random image (default: 0)")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -21,6 +21,7 @@ from deepnets.analysis.gradients import first_to_last, with_batch_statistics
 from deepnets.analysis.signals import clipped, responses, signals
 from deepnets.analysis.walk import walk_of
 from deepnets.errors import UserError
+from deepnets.system.options import number, whole
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import fit
 from deepnets.training.hardware import choose_precision
@@ -28,10 +29,10 @@ from deepnets.training.hardware import choose_precision
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What can be chosen besides the subject."""
-    parser.add_argument("--images", type=int, default=128, help="training images of the one batch (default: 128)")
-    parser.add_argument("--test-images", type=int, help="images for responses and clipped shares (default: all)")
+    parser.add_argument("--images", type=number, default=128, help="training images of the one batch (default: 128)")
+    parser.add_argument("--test-images", type=number, help="images for responses and clipped shares (default: all)")
     parser.add_argument(
-        "--epochs", type=int, default=0, help="epochs of the one run to repeat and measure (default: 0)"
+        "--epochs", type=number, default=0, help="epochs of the one run to repeat and measure (default: 0)"
     )
     parser.add_argument(
         "--orderings", default="original,full_preactivation", help="compared in fresh nets (default: %(default)s)"
@@ -39,8 +40,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sizes", default="1,3,6,12", help="units per stage of what is compared (default: %(default)s)"
     )
-    parser.add_argument("--draws", type=int, default=3, help="fresh networks of each of these (default: 3)")
-    parser.add_argument("--seed", type=int, default=0, help="of the random gradients (default: 0)")
+    parser.add_argument("--draws", type=number, default=3, help="fresh networks of each of these (default: 3)")
+    parser.add_argument("--seed", type=whole, default=0, help="of the random gradients (default: 0)")
 
 
 def run(arguments: argparse.Namespace) -> int:

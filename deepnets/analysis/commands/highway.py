@@ -15,13 +15,14 @@ from deepnets.analysis.commands.subject import subject_of
 from deepnets.analysis.routing import Routing, interval, routing_of
 from deepnets.analysis.walk import walk_of
 from deepnets.style import COLOURS, new_figure
+from deepnets.system.options import number
 
 Interval = tuple[float, float, float]  # value, low, high
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What can be chosen besides the subject."""
-    parser.add_argument("--images", type=int, help="how many training images, drawn once (default: all)")
+    parser.add_argument("--images", type=number, help="how many training images, drawn once (default: all)")
 
 
 def run(arguments: argparse.Namespace) -> int:

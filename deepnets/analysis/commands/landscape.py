@@ -21,6 +21,7 @@ from deepnets.analysis.gradients import with_batch_statistics
 from deepnets.analysis.landscape import Weights, difference, nonconvexity, random_direction, score_at
 from deepnets.errors import UserError
 from deepnets.style import COLOURS, new_figure
+from deepnets.system.options import number, whole
 from deepnets.training.hardware import choose_precision
 
 Steps = tuple[tuple[float, Weights], ...]
@@ -30,13 +31,13 @@ LEVELS = 12  # of the contours
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What can be chosen besides the subject."""
     parser.add_argument("--line", action="store_true", help="the loss on the line between two run folders")
-    parser.add_argument("--points", type=int, default=25, help="on each axis, an odd number (default: 25)")
+    parser.add_argument("--points", type=number, default=25, help="on each axis, an odd number (default: 25)")
     parser.add_argument(
         "--range", type=float, default=1.0, help="how far a surface goes, 1 being the filters' norms (default: 1)"
     )
-    parser.add_argument("--images", type=int, default=250, help="images, drawn once (default: 250)")
+    parser.add_argument("--images", type=number, default=250, help="images, drawn once (default: 250)")
     parser.add_argument("--split", choices=("train", "test"), default="train", help="default: train")
-    parser.add_argument("--seed", type=int, default=0, help="of the directions (default: 0)")
+    parser.add_argument("--seed", type=whole, default=0, help="of the directions (default: 0)")
 
 
 def run(arguments: argparse.Namespace) -> int:

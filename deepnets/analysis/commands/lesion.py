@@ -24,16 +24,19 @@ from deepnets.analysis.commands.pathcount import count_paths
 from deepnets.analysis.commands.subject import names_apart, subjects_of
 from deepnets.errors import UserError
 from deepnets.style import COLOURS, new_figure
+from deepnets.system.options import number, whole
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What can be chosen besides the subject."""
     parser.add_argument("--only", choices=PARTS, help="one of the three experiments (default: all)")
-    parser.add_argument("--images", type=int, help="how many images, drawn once (default: all)")
+    parser.add_argument("--images", type=number, help="how many images, drawn once (default: all)")
     parser.add_argument("--split", choices=("train", "test"), help="default: test; train where gates are closed")
-    parser.add_argument("--most", type=int, default=20, help="units deleted, or pairs swapped, at most (default: 20)")
-    parser.add_argument("--draws", type=int, default=5, help="draws of each number of units (default: 5)")
-    parser.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
+    parser.add_argument(
+        "--most", type=number, default=20, help="units deleted, or pairs swapped, at most (default: 20)"
+    )
+    parser.add_argument("--draws", type=number, default=5, help="draws of each number of units (default: 5)")
+    parser.add_argument("--seed", type=whole, default=0, help="of the draws (default: 0)")
 
 
 def run(arguments: argparse.Namespace) -> int:

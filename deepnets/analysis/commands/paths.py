@@ -19,6 +19,7 @@ from deepnets.analysis.commands.subject import Subject, subject_of
 from deepnets.analysis.walk import Walk, walk_of
 from deepnets.errors import UserError
 from deepnets.style import COLOURS, DOTS, GREY, new_figure
+from deepnets.system.options import number, whole
 
 RESAMPLES = 1000
 
@@ -26,11 +27,11 @@ RESAMPLES = 1000
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What can be chosen besides the subject."""
     parser.add_argument(
-        "--draws", type=int, default=100, help="random paths of each length (default: 100; paper: 1000)"
+        "--draws", type=number, default=100, help="random paths of each length (default: 100; paper: 1000)"
     )
-    parser.add_argument("--images", type=int, default=25, help="images, drawn once, that take turns (default: 25)")
+    parser.add_argument("--images", type=number, default=25, help="images, drawn once, that take turns (default: 25)")
     parser.add_argument("--split", choices=("train", "test"), default="test", help="default: test")
-    parser.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
+    parser.add_argument("--seed", type=whole, default=0, help="of the draws (default: 0)")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -20,17 +20,18 @@ from deepnets.analysis.precision import Agreement, agreement, parameter_gradient
 from deepnets.analysis.walk import Walk, walk_of
 from deepnets.errors import UserError
 from deepnets.style import COLOURS, new_figure
+from deepnets.system.options import number, whole
 
 BF16, STREAM = "bfloat16", "bfloat16, float32 stream"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What can be chosen besides the subject."""
-    parser.add_argument("--images", type=int, default=128, help="training images of the one batch (default: 128)")
+    parser.add_argument("--images", type=number, default=128, help="training images of the one batch (default: 128)")
     parser.add_argument(
         "--perturbation", type=float, default=1e-3, help="of the input, relative to its norm (default: 1e-3)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the perturbation (default: 0)")
+    parser.add_argument("--seed", type=whole, default=0, help="of the perturbation (default: 0)")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -21,15 +21,16 @@ from deepnets.analysis.propagation import Propagation, propagation, singular_val
 from deepnets.analysis.walk import Walk, walk_of
 from deepnets.errors import UserError
 from deepnets.style import COLOURS, GREY, new_figure
+from deepnets.system.options import number
 
 NEAR = 0.02  # chi that is this near to 1 counts as critical
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What can be chosen besides the subject."""
-    parser.add_argument("--images", type=int, default=128, help="training images of the one batch (default: 128)")
+    parser.add_argument("--images", type=number, default=128, help="training images of the one batch (default: 128)")
     parser.add_argument(
-        "--jacobian", type=int, default=1024, help="values of the last unit's output, at most (default: 1024)"
+        "--jacobian", type=number, default=1024, help="values of the last unit's output, at most (default: 1024)"
     )
 
 

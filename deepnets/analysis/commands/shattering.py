@@ -21,6 +21,7 @@ from deepnets.analysis.shattering import Kind, Net
 from deepnets.config.places import home
 from deepnets.errors import UserError
 from deepnets.style import COLOURS, GREY, new_figure, show_array
+from deepnets.system.options import number, whole
 
 LAGS = 15
 FAR_POINTS = 256  # inputs whose gradients are correlated with one another
@@ -31,12 +32,12 @@ NAMES = {"feedforward": "centred feed-forward", "resnet": "resnet", "resnet_cent
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What can be chosen; depths and beta are those of the paper's nets."""
     parser.add_argument("--depths", default="2,4,10,24,50", help="of the curves (default: %(default)s)")
-    parser.add_argument("--feedforward-depth", type=int, default=24, help="of the pictured net (default: 24)")
-    parser.add_argument("--resnet-depth", type=int, default=50, help="of the pictured nets (default: 50)")
+    parser.add_argument("--feedforward-depth", type=number, default=24, help="of the pictured net (default: 24)")
+    parser.add_argument("--resnet-depth", type=number, default=50, help="of the pictured nets (default: 50)")
     parser.add_argument("--beta", type=float, default=0.1, help="what scales the branches of resnets (default: 0.1)")
-    parser.add_argument("--draws", type=int, default=20, help="networks of each kind and depth (default: 20)")
+    parser.add_argument("--draws", type=number, default=20, help="networks of each kind and depth (default: 20)")
     parser.add_argument("--literal", action="store_true", help="picture Fig. 1a with the biases N(0, 1/N) it prints")
-    parser.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
+    parser.add_argument("--seed", type=whole, default=0, help="of the draws (default: 0)")
 
 
 def run(arguments: argparse.Namespace) -> int:

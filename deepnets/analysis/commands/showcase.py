@@ -25,6 +25,7 @@ from deepnets.config.places import home
 from deepnets.config.schema import Config
 from deepnets.errors import UserError
 from deepnets.models.ordering import Ordering
+from deepnets.system.options import number
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import fit
 from deepnets.training.hardware import choose_precision, find_device
@@ -42,9 +43,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     where = home() / "outputs" / "analysis" / "showcase"
     parser.add_argument("--output", type=Path, default=where, help="folder for showcase.html (default: %(default)s)")
     parser.add_argument("--depths", default="10,20,30,40", help="numbers of units (default: %(default)s)")
-    parser.add_argument("--images", type=int, default=128, help="training images of the one batch (default: 128)")
-    parser.add_argument("--draws", type=int, default=2, help="networks each number is the mean of (default: 2)")
-    parser.add_argument("--epochs", type=int, default=0, help="train each network so long first (default: 0)")
+    parser.add_argument("--images", type=number, default=128, help="training images of the one batch (default: 128)")
+    parser.add_argument("--draws", type=number, default=2, help="networks each number is the mean of (default: 2)")
+    parser.add_argument("--epochs", type=number, default=0, help="train each network so long first (default: 0)")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 or auto (default)")
 
 

@@ -1,23 +1,27 @@
 """Types of options: what argparse hands on, or the reason why it does not."""
 
 import argparse
+import re
 from collections.abc import Callable, Sequence
 
 MOST = 10**9
 
 
-def count(text: str) -> int:
-    """A whole number of 1 or more."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: must be a whole number, 1 or more")
-    if (number := int(text[:20])) > MOST or len(text) > 20:
-        raise argparse.ArgumentTypeError(f"{text}: must be at most {MOST}")
-    return number
+def number(text: str, least: int = -MOST) -> int:
+    """A whole number that no library's integers overflow at."""
+    if not re.fullmatch(r"-?\d{1,10}", text) or not least <= int(text) <= MOST:
+        raise argparse.ArgumentTypeError(f"{text}: must be a whole number, {least} or more, {MOST} at most")
+    return int(text)
 
 
 def whole(text: str) -> int:
-    """A whole number of 0 or more."""
-    return 0 if text == "0" else count(text)
+    """One of 0 or more."""
+    return number(text, 0)
+
+
+def count(text: str) -> int:
+    """One of 1 or more."""
+    return number(text, 1)
 
 
 def counts(text: str) -> list[int]:
