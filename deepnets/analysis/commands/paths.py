@@ -82,9 +82,9 @@ def _norms(
     through, image = paths.drawn(len(walk), lengths.tolist(), arguments.draws, len(x), generator)
     norms = torch.empty(len(image), dtype=torch.float64)
     parts = image.argsort().split(paths.PATHS)
-    for number, some in enumerate(tracked(parts, len(parts), "paths")):
+    for place, some in enumerate(tracked(parts, len(parts), "paths")):
         own = partial(_norms_along, walk, x, labels, through[some], image[some])
-        norms[some] = torch.tensor(saved.once(f"paths {number}", own), dtype=torch.float64)
+        norms[some] = torch.tensor(saved.once(f"paths {place}", own), dtype=torch.float64)
     return norms.view(len(lengths), -1).numpy()
 
 
