@@ -21,6 +21,7 @@ from deepnets.distributed.signals import SIGNALS
 from deepnets.errors import UserError
 
 MOST_WORKERS = 16
+ORPHANED_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ def loaded(dataset: Crops | Views, batches: Sequence[np.ndarray]) -> Iterator[An
         sampler=batches,  # type: ignore[arg-type]
         num_workers=min(loading.workers, len(batches)),
         pin_memory=loading.device.type == "cuda" and loading.decoder == "cpu",
-        worker_init_fn=_leave_signals_to_the_parent,
+        worker_init_fn=partial(_leave_signals_to_the_parent, os.getpid()),
         generator=torch.Generator(),  # of the workers' seeds, which nothing here uses; the run's own is left as it is
     )
     results = loader if loading.decoder == "cpu" else map(partial(_decoded_there, dataset), batches, loader)
@@ -184,14 +185,16 @@ def _moved(value: Any, device: torch.device) -> Any:
     return [_moved(one, device) for one in value]
 
 
-def _leave_signals_to_the_parent(worker: int) -> None:
+def _leave_signals_to_the_parent(parent: int, worker: int) -> None:
     """It saves the run first; a scheduler signals all processes, and one that loses a worker fails instead."""
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    if hasattr(signal, "sigwaitinfo"):
-        threading.Thread(target=_end_for_the_parent, daemon=True).start()
+    if hasattr(signal, "sigtimedwait"):
+        threading.Thread(target=_end_for_the_parent, args=(parent,), daemon=True).start()
 
 
-def _end_for_the_parent() -> None:
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
-        pass
+def _end_for_the_parent(parent: int) -> None:
+    """Where it says so, or is no more: torch's own watch misses a parent that was killed as this process began."""
+    while os.getppid() == parent:
+        if (said := signal.sigtimedwait({signal.SIGTERM}, ORPHANED_SECONDS)) and said.si_pid == parent:
+            break
     os._exit(0)

@@ -232,7 +232,7 @@ def test_colours_are_drawn_evenly_for_each_image(tree: Path) -> None:
     """Of a grey image only its brightness changes; the factors lie within `jitter` of 1, and each image has its own."""
     grey = lambda image: torch.full((3, SIZE, SIZE), 100, dtype=torch.uint8)  # noqa: E731
     batches = StreamedTraining(files(tree), RAW, grey, HERE, lights=0, jitter=0.4, batch_size=14, seed=3)
-    factors = torch.cat([whole(batches.epoch(epoch))[0][:, 0, 0, 0] / 100 for epoch in range(8)])
+    factors = torch.cat([whole(batches.epoch(epoch))[0][:, 0, 0, 0] / 100 for epoch in range(20)])
     assert len(factors.unique()) == len(factors)
     assert kstest(factors.numpy(), "uniform", (0.6, 0.8)).pvalue > 1e-3
 
