@@ -47,7 +47,7 @@ def test_what_hydra_refuses_is_one_line(word: str, message: str) -> None:
         (
             "sync_batchnorm=true",
             "sync_batchnorm: batch statistics are over the whole batch on any number of devices; "
-            "model.batchnorm_images=N makes them those of groups of at most N images",
+            "model.batchnorm_images=N computes them over groups of at most N images",
         ),
     ],
 )

@@ -36,7 +36,7 @@ def difference(start: Weights, end: Weights) -> dict[str, Tensor]:
         UserError: they are nets of different shapes.
     """
     if {name: weight.shape for name, weight in start.items()} != {name: weight.shape for name, weight in end.items()}:
-        raise UserError("a line joins two runs of one network; these differ in their layers")
+        raise UserError("a line joins two runs of one network; these two have different layers")
     return {name: end[name] - weight for name, weight in start.items()}
 
 

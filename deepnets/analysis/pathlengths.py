@@ -31,7 +31,7 @@ def effective_lengths(products: np.ndarray, share: float = 0.95) -> tuple[int, i
         UserError: they are not finite.
     """
     if not np.isfinite(products).all():
-        raise UserError("the gradients of this network are not finite: it diverged or overflows; choose another")
+        raise UserError("the gradients of this network are not finite: it diverged or overflows; use another")
     sums = np.concatenate(([0.0], np.cumsum(products)))
     ranges = [
         (last - first, first, last)

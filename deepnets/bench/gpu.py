@@ -1,4 +1,4 @@
-"""All that only a GPU can answer, part by part, into one file: the same command goes on where the last one ended.
+"""Everything that needs a GPU, part by part, into one file: the same command resumes where the last one ended.
 
 In this order: the GPU's tests; the default run; images/s by `step` and memory layout beside the floor; waits for the
 device within an epoch; memory of the deepest network; several runs on the GPU; stochastic depth, stopping, both

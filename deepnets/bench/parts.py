@@ -1,4 +1,4 @@
-"""A long measurement in parts, each of which is stored at once: the same command goes on where the last one ended."""
+"""A long measurement in parts, each of which is stored at once: the same command resumes where the last one ended."""
 
 import json
 import subprocess

@@ -1,7 +1,7 @@
 """Measure why depth works, on a trained run or a fresh network.
 
 SUBJECT is a run folder, or the model and data options of `train`, which make a network as it is before
-training; shattering without one and showcase build networks of their own. Numbers (CSV), figures (PNG and SVG) and
+training; shattering without a subject and showcase build their own networks. Numbers (CSV), figures (PNG and SVG) and
 TensorBoard images go into the run folder; the finding is printed.
 """
 

@@ -1,6 +1,6 @@
 """Measure deepnets on this machine.
 
-Every figure is a ratio of things measured in turns in one run, given as median and range over the repeats.
+Every figure is a ratio of things measured in turn in one run, given as median and range over the repeats.
 WHAT --help lists its options. Most take `--root DIR`, a folder with CIFAR-10 (for stacked:
 MNIST) in any form that `dataset=cifar10` reads; the others make their images.
 """

@@ -33,7 +33,7 @@ def main() -> int:
     what.add_argument("--keep", type=Path, metavar="DIR", help="copy the small files of ended runs to DIR, as records")
     what.add_argument("--records", action="store_true", help="write FOLDER/README.md from the records in FOLDER")
     what.add_argument(
-        "--verify", metavar="DATA", help="train the first iterations of records anew, on the data in DATA, and compare"
+        "--verify", metavar="DATA", help="train the first iterations of records again, on the data in DATA, and compare"
     )
     what.add_argument("--export", choices=("mlflow", "wandb"), help="add ended runs to a tracker, each once")
     what.add_argument("--compare", nargs=2, type=Path, metavar=("A", "B"), help="two runs, rows or sweeps side by side")
@@ -41,7 +41,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, metavar="DIR", help="where page and figures go (FOLDER/report)")
     own = parser.add_mutually_exclusive_group()
     own.add_argument("--project", metavar="FILE", help="your project, whose sweeps have published numbers and claims")
-    own.add_argument("--config-dir", metavar="DIR", help="your folder of options, as of train")
+    own.add_argument("--config-dir", metavar="DIR", help="your folder of options, as for train")
     parser.add_argument("--log", action="store_true", help="errors of curves on a logarithmic scale")
     for kind in ("csv", "latex", "markdown"):
         parser.add_argument(f"--{kind}", type=Path, metavar="FILE", help=f"write the table as {kind} (- prints it)")

@@ -151,7 +151,7 @@ def _composed(words: Sequence[str]) -> list[tuple[DictConfig, HydraConf]]:
         rows.append((config, HydraConfig.get()))
 
     if any(word.startswith(("--config-path", "-cp")) for word in words):
-        raise UserError("--config-path: the options of deepnets always stand; add your own with --config-dir")
+        raise UserError("--config-path: cannot replace the options of deepnets; add your own with --config-dir")
     typed_words, sys.argv = sys.argv, [sys.argv[0], *words]  # where Hydra reads them
     try:
         with _errors_raised(), composing(words):

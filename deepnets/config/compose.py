@@ -52,9 +52,11 @@ def typed(composed: DictConfig) -> Config:
         if missing:
             raise UserError(f"{place + min(missing)}: needs a value")
     if config.scale.name == "deep" and config.sweep and not config.sweep.deep:
-        raise UserError("scale=deep suits none of this sweep's networks: use scale=mini or scale=full")
+        raise UserError("scale=deep is not supported by this sweep: use scale=mini or scale=full")
     if config.setting is not None and "${setting}" not in OmegaConf.to_yaml(composed):
-        raise UserError(f"setting={config.setting}: numbers the draws of a random search, and nothing is drawn here")
+        raise UserError(
+            f"setting={config.setting}: numbers the trials of a random search, but this is no random search"
+        )
     for node, key in ((vars(config), "output_root"), (config.dataset, "root")):
         if isinstance(node.get(key), str) and node[key]:  # an empty one is refused, and is not the working directory
             node[key] = os.path.abspath(os.path.expanduser(node[key]))
@@ -90,7 +92,7 @@ def check_words(words: Iterable[str]) -> None:
         if group == "sync_batchnorm":
             raise UserError(
                 "sync_batchnorm: batch statistics are over the whole batch on any number of devices; "
-                "model.batchnorm_images=N makes them those of groups of at most N images"
+                "model.batchnorm_images=N computes them over groups of at most N images"
             )
         if equals and not group:
             raise UserError(f"{word}: needs a key in front of the =")

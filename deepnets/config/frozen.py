@@ -30,7 +30,7 @@ def plain_yaml(text: str) -> Any:
     Raises:
         ValueError: it is longer or nested deeper than any configuration, has aliases, which can make a small text
             large, or holds an interpolation (`${...}`), which somebody may resolve.
-        yaml.YAMLError: it is no YAML of plain values.
+        yaml.YAMLError: it is not YAML of plain values.
     """
     check_bounds(text)
     values = yaml.load(text, LOADER)

@@ -52,11 +52,11 @@ def read_project(file: str | Path) -> Project:
     except OSError as error:
         raise UserError(f"{file}: cannot be read as a project's file: {error.strerror}") from error
     except yaml.YAMLError as error:
-        raise UserError(f"{file}: no YAML: {' '.join(str(error).split())}") from error
+        raise UserError(f"{file}: not valid YAML: {' '.join(str(error).split())}") from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise UserError(f"{file}: {where}: {first['msg']}; it may hold options, defaults and trusted") from error
+        raise UserError(f"{file}: {where}: {first['msg']}; the file may have options, defaults and trusted") from error
     except ValueError as error:
         raise UserError(f"{file}: cannot be read as a project's file: {error}") from error
     options = path.parent / content.options if content.options else None

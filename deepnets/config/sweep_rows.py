@@ -31,7 +31,9 @@ def rows_of(params: Mapping[str, Any], sweep: Sweep, typed: Sequence[str]) -> li
     known = {key for block in blocks for key in block}
     for rule, groups in (("zip", sweep.zip), ("exclude", sweep.exclude)):
         if unknown := [key for group in groups for key in group if key not in known]:
-            raise UserError(f"sweep.{rule}: {unknown[0]} is no axis of this sweep; it has {', '.join(sorted(known))}")
+            raise UserError(
+                f"sweep.{rule}: {unknown[0]} is not an axis of this sweep; it has {', '.join(sorted(known))}"
+            )
     joined = [row for block in blocks for row in _rows(block, known, joining, sweep.zip, words)]
     rows = [row for row in joined if not any(_matches(row, _axes_of(entry)) for entry in sweep.exclude)]
     for key in [key for key in words if key in known]:
@@ -44,7 +46,7 @@ def rows_of(params: Mapping[str, Any], sweep: Sweep, typed: Sequence[str]) -> li
         raise UserError("sweep.exclude: leaves no row of this sweep")
     equal = [row for row, count in Counter(" ".join(sorted(_typed(row))) for row in rows).items() if count > 1]
     if equal:
-        raise UserError(f"sweep.union: two of its entries make the row {equal[0]}")
+        raise UserError(f"sweep.union: two of its entries produce the row {equal[0]}")
     constant = {key: values for key, values in words.items() if key not in known}
     return [_typed(row) + _typed(more) for row in rows for more in _products(constant)]
 

@@ -10,10 +10,10 @@ from deepnets.errors import UserError
 
 
 def find_idx(folder: Path, name: str) -> Path | None:
-    """`name` or `name`.gz in `folder`, None if neither is there; a `UserError` where it is no file."""
+    """`name` or `name`.gz in `folder`, None if neither is there; a `UserError` where it is not a file."""
     found = next((path for path in (folder / name, folder / f"{name}.gz") if path.exists()), None)
     if found and not found.is_file():
-        raise UserError(f"{found} is no file: replace or delete it")
+        raise UserError(f"{found} is not a file: replace or delete it")
     return found
 
 

@@ -72,7 +72,7 @@ def files_in(folder: Path) -> np.ndarray:
     """The names of the images in `folder`, sorted."""
     entries = [entry for entry in os.scandir(folder) if entry.name[0] != "."]
     if odd := sorted(entry.name for entry in entries if not entry.is_file()):
-        raise UserError(f"{folder / odd[0]} is no file: replace or remove it")
+        raise UserError(f"{folder / odd[0]} is not a file: replace or remove it")
     names = sorted(os.fsencode(entry.name) for entry in entries if entry.name.lower().endswith(SUFFIXES))
     if not names:
         raise UserError(f"no images in {folder}: it is half copied; complete it ({' '.join(SUFFIXES)})")

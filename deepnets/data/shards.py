@@ -74,7 +74,7 @@ def sharded(folder: Path, classes: int, every: int) -> Shards:
         known = names_of_classes.tolist()
         texts = names.dtype.kind == "S" and names_of_classes.dtype.kind == "U"
         if not (texts and names_of_classes.ndim == names.ndim == 1):
-            raise ValueError("its names are no texts")
+            raise ValueError("its names are not strings")
         if not (labels.dtype == np.int64 and labels.shape == names.shape):
             raise ValueError("it has not a label for each name")
         if not np.array_equal(np.unique(labels), np.arange(len(known))):

@@ -94,7 +94,7 @@ def _files(folder: Path) -> Files:
             )
         entries = [entry for entry in seen if entry.name.lower().endswith(SUFFIXES)]
         if odd := sorted(entry.name for entry in entries if entry.stat() and not entry.is_file()):
-            raise UserError(f"{folder / name / odd[0]} is no file: replace or remove it")
+            raise UserError(f"{folder / name / odd[0]} is not a file: replace or remove it")
         if not entries:
             raise UserError(f"no images in {folder / name}: put some there ({' '.join(SUFFIXES)}) or remove the folder")
         files[name] = sorted(entries, key=lambda entry: entry.name)

@@ -150,9 +150,8 @@ def _times(entries: Sequence[Entry], config: Config) -> list[str]:
     one_by_one = f" (alone; not of launcher.stacked={config.launcher['stacked']})" if is_stacked else ""
     return [
         f"time left  {', '.join(times) or f'for runs on {most} devices'} x {describe(find_device(config.device))}",
-        f"           seconds measured per image{one_by_one} x images left; a device that is free takes the next run"
-        + divided,
-        "memory     weights, the optimiser's state, and what a training step was measured to take, on each device",
+        f"           seconds measured per image{one_by_one} x images left; a free device takes the next run" + divided,
+        "memory     weights, the optimiser's state, and the measured memory of a training step, on each device",
     ]
 
 

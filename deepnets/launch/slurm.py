@@ -74,7 +74,7 @@ class Slurm:
             )
         if not shutil.which("sbatch"):
             raise UserError(
-                "launcher=slurm: no sbatch on this machine; submit from one that has it, or take launcher=pool or local"
+                "launcher=slurm: no sbatch on this machine; submit from one that has it, or use launcher=pool or local"
             )
 
     def execute(self, folders: list[RunFolder], config: Config) -> int:

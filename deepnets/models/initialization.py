@@ -168,7 +168,9 @@ class DeepNorm(Initialization):
         beta = (4 * len(_units(model))) ** -0.25
         sublayers = [module for module in model.modules() if isinstance(module, Attention | MLP)]
         if not sublayers:
-            raise ValueError("deepnorm scales the sublayers of transformers: choose a model=vit_*, or another one")
+            raise ValueError(
+                "deepnorm scales the sublayers of transformers: choose a model=vit_*, or another initialization"
+            )
         for sublayer in sublayers:
             for weight in sublayer.values_and_outputs():
                 weight.detach().mul_(beta)
@@ -263,7 +265,7 @@ def _units(model: nn.Module) -> list[Unit]:
 def _centre_tap(weight: Tensor, name: str, gain: float) -> None:
     outputs, inputs = weight.shape[:2]
     if outputs < inputs:
-        raise ValueError(f"{name} keeps all of its input, but a layer goes from {inputs} to {outputs}")
+        raise ValueError(f"{name} preserves all of its input, but a layer goes from {inputs} to {outputs}")
     nn.init.zeros_(weight)
     centre = weight
     for size in weight.shape[2:]:

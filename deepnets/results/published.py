@@ -65,7 +65,7 @@ def published_of(name: str, frozen: Iterable[dict[str, Any]], sweeps: Path = SWE
     without a file the first counts.
 
     Raises:
-        UserError: the file is no YAML.
+        UserError: the file is not YAML.
     """
     frozen = [table for table in frozen if table]
     numbers, file = [_numbers(table) for table in frozen], sweeps / f"{name}.yaml"
@@ -106,7 +106,7 @@ def sweep_of(file: Path) -> dict[str, Any]:
     """The node `sweep` of a sweep file; empty where there is no such file.
 
     Raises:
-        UserError: the file is no YAML.
+        UserError: the file is not YAML.
     """
     if not file.is_file():
         return {}

@@ -27,7 +27,7 @@ def answer(given: argparse.Namespace) -> int:
     exports = {kind: file for kind in EXPORTS if (file := getattr(given, kind))}
     requests = [name for name in (*NO_REPORT, "compare") if getattr(given, name)]
     if "watch" in requests and {*requests} - {"watch", "status"}:
-        raise UserError(f"--watch shows what rows are doing; it does not go with --{requests[-1]}")
+        raise UserError(f"--watch shows what runs are doing; it does not go with --{requests[-1]}")
     if given.compare:
         if given.folders:
             raise UserError("--compare takes two folders, A and B, and no others")
@@ -38,7 +38,7 @@ def answer(given: argparse.Namespace) -> int:
         first, second = given.compare
         return compare(first, second, given.output, given.log)
     if not given.folders:
-        raise UserError("name the folder of a table, as in outputs/<sweep>; --help lists all options")
+        raise UserError("name the folder of a sweep, as in outputs/<sweep>; --help lists all options")
     if requests and (exports or given.output or given.log):
         raise UserError(f"--{requests[0]} makes no report: drop --output, --log and exports")
     if given.status or given.watch:

@@ -22,7 +22,7 @@ TOLERANCE = {"float32": 1e-3, "bfloat16": 3e-2}  # of the largest relative diffe
 
 
 def verify(paths: Sequence[Path], root: str) -> int:
-    """Train the first iterations of each record anew, on the data in `root`, and print how they compare.
+    """Train the first iterations of each record again, on the data in `root`, and print how they compare.
 
     Losses and weights must be equal bit by bit where torch, device, threads and step are those of the record and it
     was trained by one process, alone; elsewhere the first `COMPARED` losses within `TOLERANCE`. Returns 1 if one
@@ -33,7 +33,9 @@ def verify(paths: Sequence[Path], root: str) -> int:
     """
     runs = read_runs(paths)
     if old := [str(run.folder) for run in runs if not run.result.keys() >= NEEDED]:
-        raise UserError(f"{old[0]}: its result holds no beginning to compare with ({len(old)} of {len(runs)} runs)")
+        raise UserError(
+            f"{old[0]}: its result has no first iterations to compare with ({len(old)} of {len(runs)} runs)"
+        )
     return max([_verify(run, root) for run in runs])
 
 
@@ -41,7 +43,7 @@ def _verify(run: Run, root: str) -> int:
     result = run.result
     frozen = run.folder.config
     if result["precision"] not in TOLERANCE:
-        raise UserError(f"{run.folder}: its result names no arithmetic of deepnets, {brief(result['precision'])}")
+        raise UserError(f"{run.folder}: its result names an unknown precision, {brief(result['precision'])}")
     config = replace(frozen, dataset=frozen.dataset | {"root": root}, device="auto")
     device = find_device(config.device)
     if others := differing(result["data"], data_of(config, device)):

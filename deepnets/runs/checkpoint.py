@@ -69,7 +69,7 @@ def _own(tensor: Tensor) -> Tensor:
 def _damage(file: Path) -> str | None:
     """What is wrong with the zip container, a checksum or the kind of content in it; None when all is well."""
     if not file.is_file():
-        return "it is no file"
+        return "it is not a file"
     try:
         with zipfile.ZipFile(file) as archive:
             broken = archive.testzip()

@@ -251,6 +251,6 @@ def folders_in(paths: Sequence[Path]) -> list[RunFolder]:
             raise UserError(f"{path}: no such folder; name a sweep's folder, as in outputs/<sweep>, or a run's")
         below = run_folders(path.resolve())
         if not below:
-            raise UserError(f"{path}: no run in it (a run folder holds a config.yaml)")
+            raise UserError(f"{path}: no run folder in it (a run folder has a config.yaml)")
         found |= {folder.path: folder for folder in below}
     return list(found.values())

@@ -63,8 +63,8 @@ def check_arithmetic(folder: RunFolder, began: str, config: Config, device: torc
         name = {"float32": "fp32", "bfloat16": "bf16"}.get(began, began)
         raise UserError(
             f"{folder}: began in {began}, and precision={config.precision} is {here} on {describe(device)}: resume it "
-            f"on a device like the one it began on, or start it anew, in a folder of its own, with precision={name}, "
-            "which is the same everywhere"
+            f"on a device like the one it began on, or start again, in a separate folder, with precision={name}, "
+            "which is the same on any device"
         )
 
 

@@ -51,7 +51,7 @@ def load(folder: RunFolder, config: Config) -> tuple[dict[str, Any] | None, dict
         lines = [*lines[:MOST], *([f"  and {len(lines) - MOST} more"] if len(lines) > MOST else [])]
         raise UserError(
             "\n".join([f"{folder}: the checkpoint in it is of another run:", *lines])
-            + "\nPut back this run's own, or start anew with overwrite=true."
+            + "\nRestore this run's own, or start again with overwrite=true."
         )
     return state, damaged
 
@@ -90,7 +90,7 @@ def resume(folder: RunFolder, state: dict[str, Any], training: Training) -> list
         raise UserError(
             f"{folder}: the checkpoint in it is of another run: it stands at iteration {iteration}, batch {batch} of "
             f"epoch {epoch + 1}, with {len(state['history'])} epochs of metrics; this run has {whole} iterations, "
-            f"{per_epoch} an epoch. Put back this run's own, or start anew with overwrite=true"
+            f"{per_epoch} an epoch. Restore this run's own, or start again with overwrite=true"
         )
     try:
         _check_alike(saved, training)

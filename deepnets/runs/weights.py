@@ -135,7 +135,7 @@ def write_for_torchvision(weights: Weights, file: Path) -> Path:
             expected, logits = there(images), model(images)
         if not torch.allclose(logits, expected, rtol=0, atol=TOLERANCE * expected.abs().max().item()):
             raise ValueError(
-                "its logits are others. It strides in a bottleneck's 3x3 convolution (model.strided_kernel=1) and has "
+                "its logits differ. It strides in a bottleneck's 3x3 convolution (model.strided_kernel=1) and has "
                 "no stochastic depth"
             )
     except (ValueError, RuntimeError) as error:  # the latter of names and shapes

@@ -106,7 +106,7 @@ def read_text(path: Path, longest: int) -> str:
     """The text of a regular file, of so many bytes at most; what waits for somebody to write to it is none."""
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
         if not path.is_file():
-            raise ValueError("it is no file")
+            raise ValueError("it is not a file")
         content = file.read(longest + 1)
     if len(content) > longest:
         raise ValueError(f"more than {longest} bytes")

@@ -101,14 +101,14 @@ def check_network(kind: StepKind, model: nn.Module, processes: int) -> None:
     if kind == StepKind.eager:
         return
     if processes > 1:
-        raise UserError(f"step={kind} devices={processes}: runs of one process only; use step=eager or devices=1")
+        raise UserError(f"step={kind} devices={processes}: supports one process only; use step=eager or devices=1")
     if getattr(model, "survival", None) is not None:
         raise UserError(
             f"step={kind}: stochastic depth draws anew which units each batch passes, which no compiled code or graph "
             "can follow; use step=eager"
         )
     if "compiled" in kind and memory != Memory.full:
-        raise UserError(f"step={kind} memory={memory}: compiled code chooses itself what it stores; use memory=full")
+        raise UserError(f"step={kind} memory={memory}: compiled code decides itself what to store; use memory=full")
     if memory != Memory.full and any(map(draws, model.modules())):
         raise UserError(
             f"step={kind} memory={memory}: dropout that is computed again must draw the same numbers again, which a "

@@ -66,7 +66,7 @@ def test_a_line_leads_from_one_net_to_the_other_and_nets_of_other_shapes_have_no
     x, labels = small_batch(16)
     found = score_at(models[0], start, [(1.0, difference(start, end))], x, labels)
     assert found == pytest.approx(score_at(models[1], end, [], x, labels))
-    with pytest.raises(UserError, match="these differ in their layers"):
+    with pytest.raises(UserError, match="these two have different layers"):
         difference(start, dict(small_network("model=plain_fc10", "model.width=7").named_parameters()))
 
 

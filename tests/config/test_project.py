@@ -156,10 +156,10 @@ def test_a_configuration_cannot_trust(project: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("trust: [a.B]", "trust: Extra inputs are not permitted; it may hold options, defaults and trusted"),
+        ("trust: [a.B]", "trust: Extra inputs are not permitted; the file may have options, defaults and trusted"),
         ("trusted: a.B", "trusted: Input should be a valid list"),
         ("options: nowhere", "nowhere: no such folder of options"),
-        ("options: [", "no YAML"),
+        ("options: [", "not valid YAML"),
     ],
 )
 def test_a_wrong_file_says_what_is_wrong(content: str, message: str, tmp_path: Path) -> None:

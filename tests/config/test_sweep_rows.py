@@ -58,7 +58,7 @@ def test_union_joins_blocks() -> None:
 @pytest.mark.parametrize(
     ("words", "rules", "message"),
     [
-        ((), {"zip": [["model.depth", "batch_size"]]}, "sweep.zip: batch_size is no axis of this sweep"),
+        ((), {"zip": [["model.depth", "batch_size"]]}, "sweep.zip: batch_size is not an axis of this sweep"),
         (
             ("model.depth=8,14",),
             {"zip": [["model.depth", "epochs"]], "params": PARAMS | {"epochs": "1,2"}},
@@ -66,13 +66,13 @@ def test_union_joins_blocks() -> None:
         ),
         (("model.depth=26",), {"zip": [["model.depth", "epochs"]]}, "sweep.zip: leaves no row with model.depth=26"),
         ((), {"exclude": [{"model.depth": "8,14,20"}]}, "sweep.exclude: leaves no row of this sweep"),
-        ((), {"exclude": [{"depth": 8}]}, "sweep.exclude: depth is no axis of this sweep"),
+        ((), {"exclude": [{"depth": 8}]}, "sweep.exclude: depth is not an axis of this sweep"),
         (("epochs=2",), {"exclude": [{"epochs": 2}]}, "sweep.exclude: leaves no row with epochs=2"),
         (("seed=0,1", "epochs=2"), {"exclude": [{"epochs": 2, "seed": 1}]}, "sweep.exclude: leaves no row with seed=1"),
         (
             (),
             {"union": [{"epochs": "1,2"}, {"epochs": "2,3"}]},
-            "sweep.union: two of its entries make the row epochs=2",
+            "sweep.union: two of its entries produce the row epochs=2",
         ),
         (("epochs=4",), {"union": [{"epochs": 1}, {"epochs": 2}]}, "sweep.union: leaves no row with epochs=4"),
     ],

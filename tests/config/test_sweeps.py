@@ -185,7 +185,7 @@ def test_deep_keeps_the_depth_on_small_crops_of_every_tenth_class(sweep: str) ->
 
 @pytest.mark.parametrize("sweep", sorted({*SWEEPS} - {*DEEP, *DEEP_IMAGENET}))
 def test_deep_is_refused_where_it_suits_no_network(sweep: str) -> None:
-    with pytest.raises(UserError, match="scale=deep suits none of this sweep's networks"):
+    with pytest.raises(UserError, match="scale=deep is not supported by this sweep"):
         composed(f"sweep={sweep}", "scale=deep")
 
 
@@ -286,7 +286,7 @@ def test_without_a_setting_nothing_is_drawn_and_the_run_is_refused() -> None:
 
 
 def test_a_setting_without_a_search_is_refused() -> None:
-    with pytest.raises(UserError, match="setting=5: numbers the draws of a random search"):
+    with pytest.raises(UserError, match="setting=5: numbers the trials of a random search"):
         composed("setting=5")
 
 

@@ -100,7 +100,7 @@ def test_a_tree_of_a_known_set_has_its_class_names(tmp_path: Path, write_tree: W
 def test_a_folder_in_place_of_a_file_of_mnist_is_named(tmp_path: Path) -> None:
     for name in sources.MNIST_FILES:
         (tmp_path / "MNIST" / "raw" / name).mkdir(parents=True)
-    with pytest.raises(UserError, match="train-images-idx3-ubyte is no file"):
+    with pytest.raises(UserError, match="train-images-idx3-ubyte is not a file"):
         _ = sources.mnist(tmp_path).found
 
 

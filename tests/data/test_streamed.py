@@ -224,7 +224,7 @@ def test_a_pipe_is_refused_and_not_waited_for(tree: Path, tmp_path: Path) -> Non
 def test_a_link_to_itself_is_refused(tmp_path: Path, place: str) -> None:
     photograph_tree(tmp_path, 2, 1, 1)
     (tmp_path / place).symlink_to(tmp_path / place)
-    with pytest.raises(UserError, match=rf"{Path(place).name} (is no file|cannot be read|is no folder)"):
+    with pytest.raises(UserError, match=rf"{Path(place).name} (is not a file|cannot be read|is no folder)"):
         files(tmp_path)
 
 

@@ -191,7 +191,7 @@ def test_a_folder_among_images_is_refused_by_name(write_tree: WriteTree) -> None
 def test_a_pipe_that_is_called_like_an_image_is_refused_by_name(write_tree: WriteTree) -> None:
     folder = write_tree()
     os.mkfifo(folder / "test" / "0" / "pipe.png")
-    with pytest.raises(UserError, match=r"test/0/pipe\.png is no file"):
+    with pytest.raises(UserError, match=r"test/0/pipe\.png is not a file"):
         tree("x", folder)
 
 

@@ -53,7 +53,7 @@ def test_claims_are_tested_and_a_projects_own_are_read(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_runs_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no run in it"):
+    with pytest.raises(UserError, match="no run folder in it"):
         load_results(tmp_path)
 
 

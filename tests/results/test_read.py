@@ -111,7 +111,7 @@ def test_a_broken_origin_leaves_the_result(trained: Trained, tmp_path: Path) -> 
     assert run.broken == [f"{path}/origin.json: a list instead of an object"]
 
 
-@pytest.mark.parametrize(("name", "message"), [("absent", "no such folder"), ("empty", "no run in it")])
+@pytest.mark.parametrize(("name", "message"), [("absent", "no such folder"), ("empty", "no run folder in it")])
 def test_a_folder_without_runs_is_refused(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=message):

@@ -73,7 +73,7 @@ def test_what_cannot_be_done_is_said_in_a_line() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "name the folder of a table"),
+        ([], "name the folder of a sweep"),
         (["--compare", "a", "b", "c"], "--compare takes two folders"),
         (["--compare", "a", "b", "--csv", "c"], "does not go with --csv"),
         (["a", "--keep", "b", "--watch"], "does not go with --keep"),

@@ -51,5 +51,5 @@ def test_what_cannot_be_verified_is_refused(trained: RunFolder) -> None:
     with pytest.raises(UserError, match="was trained on other data than those in data: content 0000000000000000 then"):
         verify([other.path], "data")
     (other.path / "result.json").write_text(json.dumps(result))
-    with pytest.raises(UserError, match=r"its result holds no beginning to compare with \(1 of 1 runs\)"):
+    with pytest.raises(UserError, match=r"its result has no first iterations to compare with \(1 of 1 runs\)"):
         verify([other.path], "data")

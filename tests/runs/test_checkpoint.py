@@ -100,7 +100,7 @@ def test_what_is_no_file_is_damage(tmp_path: Path) -> None:
     (tmp_path / checkpoint.LAST).mkdir()
     loaded, damaged = checkpoint.load(tmp_path)
     assert loaded["iteration"] == 1
-    assert damaged == {"checkpoint.pt": "it is no file"}
+    assert damaged == {"checkpoint.pt": "it is not a file"}
 
 
 def test_a_pickle_of_something_else_is_damage_and_not_called(tmp_path: Path) -> None:

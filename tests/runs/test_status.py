@@ -215,7 +215,7 @@ def test_the_command_shows_states(grid: Path) -> None:
 
 
 def test_a_place_without_runs_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no run in it"):
+    with pytest.raises(UserError, match="no run folder in it"):
         show([tmp_path], watch=False)
 
 

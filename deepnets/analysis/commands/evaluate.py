@@ -93,7 +93,7 @@ def _predict(subject: Subject, arguments: argparse.Namespace, precision: torch.d
     """Write the server's form: a line for each image by the order of names, the numbers of its five best guesses."""
     dataset = dataset_of(subject.config)
     if not isinstance(dataset, ImageNet):
-        raise UserError("--predict: the form is ImageNet's; add dataset=imagenet")
+        raise UserError("--predict: writes the format of ImageNet's test server; add dataset=imagenet")
     splits = dataset.load(subject.device)
     numbers = torch.tensor(numbers_of(dataset.photographs.folder, splits.train.classes))
     images = unlabelled(arguments.predict)

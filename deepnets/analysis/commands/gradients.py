@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     orderings, sizes = compared(arguments)
     subjects = subjects_of(arguments)
     if arguments.epochs > 0 and len(subjects) > 1:
-        raise UserError(f"--epochs {arguments.epochs}: repeats one run, and {len(subjects)} are named")
+        raise UserError(f"--epochs {arguments.epochs}: repeats one run, but {len(subjects)} are named")
     with Outcome("gradients", subjects[0].folder, arguments) as outcome:
         labels = names_apart([subject.name for subject in subjects])
         pairs = zip(subjects, labels, strict=True)

@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     subjects = subjects_of(arguments)
     if arguments.line and len(subjects) != 2:
-        raise UserError(f"--line: joins two run folders, and {len(subjects)} named")
+        raise UserError(f"--line: joins two run folders, but {len(subjects)} named")
     weights = [dict(subject.model.named_parameters()) for subject in subjects]
     across = difference(*weights) if arguments.line else None
     with Outcome("landscape", subjects[0].folder, arguments) as outcome:

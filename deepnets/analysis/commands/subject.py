@@ -148,7 +148,9 @@ def _trained(path: Path, name: str, arguments: argparse.Namespace) -> Subject:
 def _fresh(overrides: Sequence[str], arguments: argparse.Namespace) -> Subject:
     row = compose(overrides, search_of_trusted(arguments.trust))
     if row.config.sweep:
-        raise UserError(f"{' '.join(overrides)}: a sweep is many networks; choose options of one, or run folders")
+        raise UserError(
+            f"{' '.join(overrides)}: a sweep has many networks; name the options of one network, or run folders"
+        )
     config = replace(row.config, trusted_targets=arguments.trust)
     run = folder_of(replace(row, config=config)).path
     folder = Path(config.output_root) / "analysis" / f"{run.parent.name},{run.name}"

@@ -51,12 +51,12 @@ def run(arguments: argparse.Namespace) -> int:
 def _images(runs: list[Run]) -> np.ndarray:
     """Which images each run got wrong, (runs, images)."""
     if len(runs) < 2:
-        raise UserError(f"{len(runs)} of these runs say which images they got right; two are needed")
+        raise UserError(f"{len(runs)} of these runs store which images they got right; at least two are needed")
     if len({run.folder.path.parent for run in runs}) > 1:
         rows = ", ".join(sorted({run.row for run in runs}))
         raise UserError(f"these are runs of several nets ({rows}): name the runs of one")
     if any(run.result["data"] != runs[0].result["data"] for run in runs):
-        raise UserError("these runs were judged on different data, so their images cannot be compared")
+        raise UserError("these runs were tested on different data, so their images cannot be compared")
     return np.array([run.test_wrong for run in runs])
 
 
