@@ -117,7 +117,7 @@ def test_networks_of_other_libraries_have_the_logits(
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
-        (["model=imagenet_resnet50"], r"logits are others\. .*\(model.strided_kernel=1\)"),
+        (["model=imagenet_resnet50"], r"logits differ\. .*\(model.strided_kernel=1\)"),
         (["model=imagenet_resnet18", "model.resize=zero_padding"], "Missing key.*downsample"),
         (["model=imagenet_preact152", "model.units=[1,1,1,1]"], "Unexpected key|Missing key"),
         (["model=resnet20"], "4 stages .*, this one 3 with 2"),
