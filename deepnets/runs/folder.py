@@ -40,7 +40,7 @@ class Unreadable(UserError):
     """A file of a run folder does not hold what it should; the arguments are its path and the error."""
 
     def __str__(self) -> str:
-        return f"{self.args[0]}: cannot be read ({self.reason}); put the run's own back, or remove it"
+        return f"{self.args[0]}: cannot be read ({self.reason}); restore the run's own, or remove it"
 
     @property
     def reason(self) -> str:

@@ -308,7 +308,7 @@ def test_a_run_that_trains_is_left_alone_unless_the_results_go_elsewhere(
         (("paths", "model.depth=8", "model/shortcut=none"), "single path"),
         (("paths", "nowhere"), "nowhere: not a run folder"),
         (("paths", "outputs/runs/net,epochs=5/seed0"), "epochs=5/seed0: not a run folder"),
-        (("lesion", "sweep=digits_shortcuts"), "a sweep is many networks"),
+        (("lesion", "sweep=digits_shortcuts"), "a sweep has many networks"),
         (("gates", "a", "b"), "a: not a run folder"),
         (("lesion", "nowhere", "model.depth=8"), "name run folders, or options"),
         (("lesion", "model.depth=8", "--images", 0), "--images 0"),

@@ -216,7 +216,7 @@ def test_a_mean_image_is_scaled_to_larger_views() -> None:
 def test_a_pipe_is_refused_and_not_waited_for(tree: Path, tmp_path: Path) -> None:
     photograph_tree(tmp_path, 2, 1, 1)
     os.mkfifo(tmp_path / "train" / "n00000000" / "pipe.JPEG")
-    with pytest.raises(UserError, match=r"pipe.JPEG is no file"):
+    with pytest.raises(UserError, match=r"pipe.JPEG is not a file"):
         files(tmp_path)
 
 
