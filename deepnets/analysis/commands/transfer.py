@@ -33,6 +33,8 @@ def run(arguments: argparse.Namespace) -> int:
             for depth, rate in zip(found.depths, found.rates, strict=True)
         ]
         outcome.rows("rates", ("net", "depth", "best_rate"), points)
+        slopes = [(name, found.slope, *found.interval) for name, found in trends.items()]
+        outcome.rows("slopes", ("net", "slope", "low", "high"), slopes)
         outcome.figure("rates", _figure(trends))
         for name, found in trends.items():
             low, high = found.interval
@@ -71,5 +73,8 @@ def _figure(trends: Mapping[str, Trend]) -> Figure:
     for index, (name, found) in enumerate(trends.items()):
         axes.plot(found.depths, found.rates, "o", label=name, color=look(index)["color"])
     axes.set(xlabel="layers", ylabel="best learning rate", xscale="log", yscale="log")
+    depths = sorted({int(depth) for found in trends.values() for depth in found.depths})
+    axes.set_xticks(depths, map(str, depths))
+    axes.set_xticks([], minor=True)
     name_lines(figure, axes)
     return figure
