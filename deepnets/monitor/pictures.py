@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 from torch import Tensor
 
-from deepnets.style import styled
+from deepnets.monitor.style import styled
 
 # TensorBoard shows a picture about 350 pixels wide by repeating or leaving out pixels: a larger one would lose strokes
 # of its letters.

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from deepnets.monitor.style import styled
 from deepnets.results.cell import middle
 from deepnets.results.columns import Column, columns_of, warnings_of
 from deepnets.results.figures.curves import MOST_PANELS, curves_beside
@@ -18,7 +19,6 @@ from deepnets.results.sheets import comparison_sheet, errors_of
 from deepnets.results.statistics import compare_pairs
 from deepnets.results.terminal import console_for, print_sheet
 from deepnets.runs.folder import RunFolder
-from deepnets.style import styled
 
 Pairs = dict[str, tuple[list[Run], list[Run]]]
 

@@ -10,10 +10,10 @@ from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 from deepnets.errors import UserError
+from deepnets.monitor.style import styled
 from deepnets.results.figures.curves import training_curves
 from deepnets.results.read import Run, read_runs
 from deepnets.runs.status import DIVERGED, FINISHED
-from deepnets.style import styled
 
 KEY = "deepnets.key"
 

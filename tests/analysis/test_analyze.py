@@ -22,9 +22,9 @@ from deepnets.analysis import lesion
 from deepnets.analysis.commands import lesioned
 from deepnets.analysis.commands.drawing import mark_stages
 from deepnets.errors import UserError
+from deepnets.monitor.style import new_figure
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
-from deepnets.style import new_figure
 from tests.command import ROOT, row
 
 SMALL = ("model.depth=14", "model.widths=[4,4,4]", "epochs=2", "precision=fp32", "device=cpu")

@@ -17,7 +17,7 @@ from deepnets.analysis.commands.subject import names_apart, subjects_of
 from deepnets.analysis.curvature import Hessian, largest_eigenvalues, trace_samples
 from deepnets.data.batches import EvaluationBatches
 from deepnets.errors import UserError
-from deepnets.style import COLOURS, new_figure
+from deepnets.monitor.style import COLOURS, new_figure
 from deepnets.system.options import number, whole
 
 AT_ONCE = 250  # images in one double backward pass, which holds all activations

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from deepnets.style import DOTS, GREY
+from deepnets.monitor.style import DOTS, GREY
 
 Values = Sequence[float] | np.ndarray
 

@@ -11,7 +11,7 @@ from deepnets.analysis.commands.outcome import Outcome, progress, whole_numbers
 from deepnets.analysis.commands.subject import Subject, subject_of
 from deepnets.analysis.walk import walk_of
 from deepnets.errors import UserError
-from deepnets.style import new_figure, show_array
+from deepnets.monitor.style import new_figure, show_array
 from deepnets.system.options import number, whole
 
 ABSENT = "0.85"  # where a layer has fewer blocks than others

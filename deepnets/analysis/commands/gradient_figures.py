@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from deepnets.analysis.commands.drawing import line, mark_stages, mean_and_range
 from deepnets.analysis.commands.gradient_state import State
 from deepnets.analysis.gradients import first_to_last
-from deepnets.style import COLOURS, GREY, new_figure, show_array
+from deepnets.monitor.style import COLOURS, GREY, new_figure, show_array
 
 
 def units(states: Sequence[State]) -> Figure:

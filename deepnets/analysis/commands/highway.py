@@ -14,7 +14,7 @@ from deepnets.analysis.commands.outcome import Outcome, progress
 from deepnets.analysis.commands.subject import subject_of
 from deepnets.analysis.routing import Routing, interval, routing_of
 from deepnets.analysis.walk import walk_of
-from deepnets.style import COLOURS, new_figure
+from deepnets.monitor.style import COLOURS, new_figure
 from deepnets.system.options import number
 
 Interval = tuple[float, float, float]  # value, low, high

@@ -15,7 +15,7 @@ from deepnets.analysis.commands.outcome import Outcome, tracked
 from deepnets.analysis.commands.saved import Saved
 from deepnets.analysis.commands.subject import Subject, names_apart, one_batch, subjects_of
 from deepnets.analysis.imageline import line_gradients
-from deepnets.style import COLOURS, GREY, new_figure
+from deepnets.monitor.style import COLOURS, GREY, new_figure
 
 LAGS = 15
 

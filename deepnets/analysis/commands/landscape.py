@@ -20,7 +20,7 @@ from deepnets.analysis.commands.subject import Subject, names_apart, one_batch, 
 from deepnets.analysis.gradients import with_batch_statistics
 from deepnets.analysis.landscape import Weights, difference, nonconvexity, random_direction, score_at
 from deepnets.errors import UserError
-from deepnets.style import COLOURS, new_figure
+from deepnets.monitor.style import COLOURS, new_figure
 from deepnets.system.options import number, whole
 from deepnets.training.hardware import choose_precision
 

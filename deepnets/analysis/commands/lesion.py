@@ -23,7 +23,7 @@ from deepnets.analysis.commands.outcome import Outcome
 from deepnets.analysis.commands.pathcount import count_paths
 from deepnets.analysis.commands.subject import names_apart, subjects_of
 from deepnets.errors import UserError
-from deepnets.style import COLOURS, new_figure
+from deepnets.monitor.style import COLOURS, new_figure
 from deepnets.system.options import number, whole
 
 

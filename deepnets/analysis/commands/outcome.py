@@ -21,9 +21,9 @@ from deepnets.analysis.commands.saved import Saved, checksum
 from deepnets.data.batches import EvaluationBatches
 from deepnets.errors import UserError
 from deepnets.monitor.events import event_writer
+from deepnets.monitor.style import styled
 from deepnets.results.figures.picture import Picture
 from deepnets.runs.folder import RunFolder
-from deepnets.style import styled
 from deepnets.system.files import make_own_folder, write_atomically
 
 Part = TypeVar("Part")

@@ -11,7 +11,7 @@ from deepnets.analysis import pathlengths, paths
 from deepnets.analysis.commands.lesioned import Lesioned
 from deepnets.analysis.commands.outcome import Outcome
 from deepnets.analysis.commands.subject import one_batch
-from deepnets.style import new_figure
+from deepnets.monitor.style import new_figure
 
 DRAWS = 10  # paths of each length, over as many images, to find the effective lengths
 WHAT = {"deleted": "units deleted", "surviving": "surviving paths", "effective": "surviving effective paths"}

@@ -18,7 +18,7 @@ from deepnets.analysis.commands.saved import Saved
 from deepnets.analysis.commands.subject import Subject, subject_of
 from deepnets.analysis.walk import Walk, walk_of
 from deepnets.errors import UserError
-from deepnets.style import COLOURS, DOTS, GREY, new_figure
+from deepnets.monitor.style import COLOURS, DOTS, GREY, new_figure
 from deepnets.system.options import number, whole
 
 RESAMPLES = 1000

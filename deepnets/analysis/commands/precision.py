@@ -19,7 +19,7 @@ from deepnets.analysis.gradients import with_batch_statistics
 from deepnets.analysis.precision import Agreement, agreement, parameter_gradients, perturbed
 from deepnets.analysis.walk import Walk, walk_of
 from deepnets.errors import UserError
-from deepnets.style import COLOURS, new_figure
+from deepnets.monitor.style import COLOURS, new_figure
 from deepnets.system.options import number, whole
 
 BF16, STREAM = "bfloat16", "bfloat16, float32 stream"

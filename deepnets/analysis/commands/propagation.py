@@ -20,7 +20,7 @@ from deepnets.analysis.meanfield import Moments, Phi, critical_weight_variance, 
 from deepnets.analysis.propagation import Propagation, propagation, singular_values
 from deepnets.analysis.walk import Walk, walk_of
 from deepnets.errors import UserError
-from deepnets.style import COLOURS, GREY, new_figure
+from deepnets.monitor.style import COLOURS, GREY, new_figure
 from deepnets.system.options import number
 
 NEAR = 0.02  # chi that is this near to 1 counts as critical

@@ -20,7 +20,7 @@ from deepnets.analysis.commands.outcome import Outcome, whole_numbers
 from deepnets.analysis.shattering import Kind, Net
 from deepnets.config.places import home
 from deepnets.errors import UserError
-from deepnets.style import COLOURS, GREY, new_figure, show_array
+from deepnets.monitor.style import COLOURS, GREY, new_figure, show_array
 from deepnets.system.options import number, whole
 
 LAGS = 15

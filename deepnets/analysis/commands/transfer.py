@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from deepnets.analysis.commands.outcome import Outcome
 from deepnets.analysis.transfer import Trend, trend
 from deepnets.errors import UserError
+from deepnets.monitor.style import look, name_lines, new_panels
 from deepnets.results.read import Run, read_runs
 from deepnets.results.search import final_loss
-from deepnets.style import look, name_lines, new_panels
 
 DEPTH, RATE = "model.depth", "optimizer.lr"
 

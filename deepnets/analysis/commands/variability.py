@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from deepnets.analysis.commands.outcome import Outcome
 from deepnets.analysis.variability import Variability, variability
 from deepnets.errors import UserError
+from deepnets.monitor.style import COLOURS, GREY, new_figure, show_array
 from deepnets.results.read import Run, read_runs
-from deepnets.style import COLOURS, GREY, new_figure, show_array
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

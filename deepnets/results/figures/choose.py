@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from matplotlib.figure import Figure
 
+from deepnets.monitor.style import styled
 from deepnets.results.cell import Cell
 from deepnets.results.columns import FULL
 from deepnets.results.figures.curves import MOST_IN_PANEL, MOST_PANELS, degradation, learning_rates, training_curves
@@ -17,7 +18,6 @@ from deepnets.results.read import Run
 from deepnets.results.search import TRIAL, Net
 from deepnets.results.series import DEPTH, swept, varying
 from deepnets.results.table import Table
-from deepnets.style import styled
 
 MOST_SWEPT = 4
 

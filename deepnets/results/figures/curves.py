@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
+from deepnets.monitor.style import FAINT, INK, look, name_lines, new_panels
 from deepnets.results.read import Run
 from deepnets.results.series import DEPTH, is_plain, lines_over
-from deepnets.style import FAINT, INK, look, name_lines, new_panels
 
 MOST_IN_PANEL = 6
 MOST_PANELS = 24

@@ -10,7 +10,7 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
-from deepnets.style import FAINT, INK, PAPER, styled
+from deepnets.monitor.style import FAINT, INK, PAPER, styled
 from deepnets.system.files import write_atomically
 
 

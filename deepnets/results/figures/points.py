@@ -6,11 +6,11 @@ from itertools import pairwise
 
 from matplotlib.figure import Figure
 
+from deepnets.monitor.style import COLOURS, INK, PAPER, look, name_lines, new_panels
 from deepnets.results.cell import Cell
 from deepnets.results.published import FAIL
 from deepnets.results.read import Run
 from deepnets.results.series import DEPTH, lines_over
-from deepnets.style import COLOURS, INK, PAPER, look, name_lines, new_panels
 
 MOST_BARS = 60
 CLOSE = 0.06  # of the scale's length: nearer values cannot be written below it side by side

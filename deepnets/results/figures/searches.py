@@ -6,10 +6,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
+from deepnets.monitor.style import look, name_lines, new_panels
 from deepnets.results.figures.points import WIDE
 from deepnets.results.search import LOSS, Net, final_loss
 from deepnets.results.series import DEPTH, lines_over
-from deepnets.style import look, name_lines, new_panels
 
 
 def best_curves(nets: Mapping[str, Net]) -> Figure | None:

@@ -1,6 +1,6 @@
 """How every figure looks, of a report, of an analysis and on TensorBoard; the colour-blind can tell its colours apart.
 
-It stands on the ground, since what draws while a net trains lies below reports and analyses.
+It lies here, since what draws while a net trains is below reports and analyses.
 """
 
 from contextlib import AbstractContextManager
