@@ -86,6 +86,12 @@ def views(name: ViewName, size: int) -> Callable[[Image], list[Tensor]]:
     return partial(_seen, name, size)
 
 
+def view_shapes(name: ViewName, size: int) -> list[tuple[int, int, int]]:
+    """(C, H, W) of the crops of `views`, of a square image."""
+    seen = _seen(name, size, torch.zeros(3, size, size, dtype=torch.uint8))
+    return [(3, *crops.shape[2:]) for crops in seen]
+
+
 def _seen(name: ViewName, size: int, image: Image) -> list[Tensor]:
     from torchvision.transforms.v2 import functional as F
 

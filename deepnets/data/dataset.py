@@ -65,6 +65,7 @@ class Dataset:
 
     is_streamed = False
     reading_seconds = 0.0  # an image's, while a network trains; all are in memory
+    final_shapes: tuple[tuple[int, int, int], ...] = ()  # (C, H, W) of what is seen then, where that is not `shape`
     final_passes = 0.0  # through the test images when the budget ends, beside that of each epoch
 
     def __init__(

@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from deepnets.data.crops import SCALES, Crop, ViewName, augmentation
+from deepnets.data.crops import SCALES, Crop, ViewName, augmentation, view_shapes
 from deepnets.data.decoding import Decoder, Encoded, check_decoder
 from deepnets.data.holdout import hold_out
 from deepnets.data.loading import Loading, default_workers
@@ -117,6 +117,10 @@ class ImageNet:
         for _ in batches.epoch(1):
             pass
         return (time.perf_counter() - started) / len(chosen) / max(1, workers)
+
+    @property
+    def final_shapes(self) -> tuple[tuple[int, int, int], ...]:
+        return () if self.view == "center" else tuple(view_shapes(self.view, self.size))
 
     @property
     def final_passes(self) -> float:

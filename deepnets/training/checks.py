@@ -47,7 +47,8 @@ def check_settings(config: Config) -> tuple[Dataset, int]:
         raise UserError(f"model: cannot be built: {first_line(error)}") from error
     check_memory(model)
     if not config.trusted_targets:  # a user's own need not be able to compute without numbers
-        try_out(model, dataset.shape)
+        for shape in (dataset.shape, *dataset.final_shapes):
+            try_out(model, shape)
     check_network(config.step, model, config.devices)
     # The data come last: looking for them may mean a download.
     iterations = iterations_of(config, dataset)

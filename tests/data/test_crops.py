@@ -4,6 +4,7 @@ import math
 import pickle
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +14,11 @@ from scipy.stats import ks_2samp
 from torch import Tensor
 from torchvision.transforms import v2
 
+from deepnets.config.compose import compose
 from deepnets.data.crops import COMPONENTS, EIGENVALUES, augmentation, jittered, lighting, views
-from tests.photographs import jpeg
+from deepnets.errors import UserError
+from deepnets.training.checks import check_settings
+from tests.photographs import jpeg, photograph_tree
 
 Slow = Callable[[random.Random, int], tuple[float, float, float, float]]
 WIDTH, HEIGHT, DRAWS = 250, 188, 300
@@ -132,6 +136,15 @@ def test_multi_scale_shows_the_whole_image_at_five_sizes_and_mirrored() -> None:
     sizes = views("multi_scale", 224)(ramp())
     assert [min(x.shape[2:]) for x in sizes] == [224, 256, 384, 480, 640]
     assert all(torch.equal(image.flip(2), mirrored) for image, mirrored in sizes)
+
+
+def test_a_network_of_one_size_of_image_is_refused_where_the_result_shows_another(tmp_path: Path) -> None:
+    photograph_tree(tmp_path, classes=2, train=2, val=1)
+    data = ["dataset=imagenet", f"dataset.root={tmp_path}", "dataset.classes=2", "dataset.size=64", "batch_size=2"]
+    net = ["model=imagenet_vit_b16", "model.depth=2", "model.width=12"]
+    check_settings(compose([*data, *net, "dataset.view=ten_crop"]).config)
+    with pytest.raises(UserError, match="positions are of 17 tokens, these images have 26"):
+        check_settings(compose([*data, *net, "dataset.view=center_320"]).config)
 
 
 def test_crops_of_an_aspect_ratio_are_torchvisions() -> None:
