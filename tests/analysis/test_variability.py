@@ -51,5 +51,5 @@ def test_the_command_compares_runs_that_differ_in_their_seed(
     assert finding["always_right"] + finding["never_right"] + finding["disagreement"] / 100 == pytest.approx(1)
     assert "net: 2 runs, errors" in capsys.readouterr().out
     assert {file.suffix for file in (tmp_path / "results").glob("variability_runs.*")} == {".csv", ".png", ".svg"}
-    with pytest.raises(UserError, match="1 of these runs say which images"):
+    with pytest.raises(UserError, match="1 of these runs store which images"):
         analyze("variability", tmp_path / "net" / "seed0", "--output", tmp_path / "one")
