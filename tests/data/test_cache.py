@@ -9,6 +9,8 @@ import torch
 from deepnets.data.cache import cached, fingerprint
 from deepnets.data.source import Split
 
+pytestmark = pytest.mark.attack
+
 TRAIN = Split(torch.arange(48, dtype=torch.uint8).view(4, 2, 2, 3), torch.tensor([0, 1, 2, 0]))
 TEST = Split(torch.arange(12, dtype=torch.uint8).view(1, 2, 2, 3), torch.tensor([1]))
 
@@ -95,7 +97,6 @@ import torch
 from deepnets.data.cache import cached
 from deepnets.data.source import Split
 
-pytestmark = pytest.mark.attack
 split = Split(torch.arange(300_000).remainder(251).to(torch.uint8).view(-1, 10, 10, 3), torch.arange(1000))
 for key in "abababab":
     for part in cached(Path(sys.argv[1]), "x.npz", key, lambda: (split, split)):

@@ -13,6 +13,8 @@ from deepnets.runs import owner
 from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.owner import TakenOver, owned, owner_elsewhere
 
+pytestmark = pytest.mark.attack
+
 # A machine: its flock does nothing, and it lists and reads the folder as that was LATE ago, but for its own last file.
 MACHINE = """
 import fcntl, os, sys, threading, time
@@ -21,7 +23,6 @@ from deepnets.runs import owner
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.owner import TakenOver, owned
 
-pytestmark = pytest.mark.attack
 folder, name, late, wait, work, dies = Path(sys.argv[1]), sys.argv[2], *map(float, sys.argv[3:6]), sys.argv[6] == "dies"
 fcntl.flock = lambda *_: None
 owner.LATE_SECONDS, owner.GONE_SECONDS = late, 3 * late
