@@ -1,18 +1,24 @@
-"""What Hydra may do while it composes: call no class that an option names, and end in no error but one of a line."""
+"""What Hydra may do while it composes: call no class that an option names, write out no grid without a bound, and end
+in no error but one of a line."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from hydra.conf import HydraConf
+from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
+from hydra.plugins.sweeper import Sweeper
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from deepnets.errors import UserError
 
 CALLBACKS = {"callbacks": None}  # of Hydra's defaults
+LARGEST_GRID = 10_000  # runs of one command, which are all composed before the first one starts
+TOO_LARGE = f"a grid of more than {LARGEST_GRID:,} runs, the most that one command composes"
 
 
 @dataclass
@@ -33,13 +39,22 @@ def composing(words: Iterable[str]) -> Iterator[None]:
     """Within, only Hydra works: what it asserts, or looks up in vain, is wrong in the words or in a file of options.
 
     Raises:
-        UserError: so it is.
+        UserError: so it is; or a grid of more runs than `LARGEST_GRID`.
     """
+    # Hydra loads the module of its sweeper anew, so that the class which it uses is found in its list only.
+    sweeper: Any = next(each for each in Plugins.instance().discover(Sweeper) if each.__name__ == "BasicSweeper")
+    split = sweeper.split_arguments
+
+    def checked(overrides: list[Override], max_batch_size: int | None) -> list[list[list[str]]]:
+        check_size(overrides)
+        return split(overrides, max_batch_size)
+
+    sweeper.split_arguments = staticmethod(checked)
     try:
         yield
-    except (HydraException, OmegaConfBaseException, UserError):
+    except (HydraException, OmegaConfBaseException, UserError, MemoryError):
         raise
-    except (AssertionError, LookupError, OSError, RuntimeError, TypeError, ValueError, YAMLError) as error:
+    except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:  # of the system; OmegaConf raises it without
             raise
         reason = f"Hydra cannot compose this: {' '.join(str(error).split()) or type(error).__name__}"
@@ -47,3 +62,26 @@ def composing(words: Iterable[str]) -> Iterator[None]:
             words = [word for word in words if "." in word.partition("=")[0]]
             reason = f"a key here lies below one that has no value ({reason})"
         raise UserError(f"{' '.join(words)}: {reason}") from error
+    finally:
+        sweeper.split_arguments = staticmethod(split)
+
+
+def check_size(overrides: Iterable[Override]) -> None:
+    """Raises a UserError where the values of these words are a grid of more runs than `LARGEST_GRID`."""
+    runs = 1.0
+    for override in {override.get_key_element(): override for override in overrides}.values():  # the last of a key
+        runs *= _number_of_values(override.value())
+        if not runs <= LARGEST_GRID:  # or no number
+            raise UserError(f"{override.input_line}: {TOO_LARGE}")
+
+
+def _number_of_values(sweep: Any) -> float:
+    """Of the sweep that a word is, without writing it out; 1 of a word that is none."""
+    if isinstance(sweep, ChoiceSweep):
+        return len(sweep.list)
+    if isinstance(sweep, RangeSweep) and sweep.step:  # Hydra refuses a step of 0
+        try:
+            return max((sweep.stop - sweep.start) / sweep.step, 0.0)  # type: ignore[operator]
+        except OverflowError:
+            return inf
+    return 1.0

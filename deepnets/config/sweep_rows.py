@@ -2,17 +2,19 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice, product
+from typing import Any, TypeVar
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from deepnets.config.composing import LARGEST_GRID, TOO_LARGE, check_size
 from deepnets.config.schema import Sweep
 from deepnets.errors import UserError
 
 Axes = dict[str, list[str]]  # the values of each axis, as they are typed
 Row = dict[str, str]
+R = TypeVar("R")
 
 
 def rows_of(params: Mapping[str, Any], sweep: Sweep, typed: Sequence[str]) -> list[list[str]]:
@@ -21,8 +23,8 @@ def rows_of(params: Mapping[str, Any], sweep: Sweep, typed: Sequence[str]) -> li
     A word that sets an axis narrows it; one that sets all axes of a pairing pairs its own values.
 
     Raises:
-        UserError: a rule names no axis or pairs lists of two lengths, two rows are equal, or a value that was typed has
-            no row left; names the rule.
+        UserError: a rule names no axis or pairs lists of two lengths, two rows are equal, a value that was typed has
+            no row left, or there are more than `LARGEST_GRID` rows; names the rule.
     """
     words = _axes(typed)
     entries = [_axes_of(entry) for entry in sweep.union or [{}]]
@@ -34,7 +36,7 @@ def rows_of(params: Mapping[str, Any], sweep: Sweep, typed: Sequence[str]) -> li
             raise UserError(
                 f"sweep.{rule}: {unknown[0]} is not an axis of this sweep; it has {', '.join(sorted(known))}"
             )
-    joined = [row for block in blocks for row in _rows(block, known, joining, sweep.zip, words)]
+    joined = _bounded(row for block in blocks for row in _rows(block, known, joining, sweep.zip, words))
     rows = [row for row in joined if not any(_matches(row, _axes_of(entry)) for entry in sweep.exclude)]
     for key in [key for key in words if key in known]:
         for value in words[key]:
@@ -48,7 +50,15 @@ def rows_of(params: Mapping[str, Any], sweep: Sweep, typed: Sequence[str]) -> li
     if equal:
         raise UserError(f"sweep.union: two of its entries produce the row {equal[0]}")
     constant = {key: values for key, values in words.items() if key not in known}
-    return [_typed(row) + _typed(more) for row in rows for more in _products(constant)]
+    return _bounded(_typed(row) + _typed(more) for row in rows for more in _products(constant))
+
+
+def _bounded(rows: Iterable[R]) -> list[R]:
+    """The rows in a list. Raises a UserError where they are more than `LARGEST_GRID`."""
+    listed = list(islice(rows, LARGEST_GRID + 1))
+    if len(listed) > LARGEST_GRID:
+        raise UserError(f"sweep: {TOO_LARGE}")
+    return listed
 
 
 def _rows(block: Axes, known: set[str], joining: set[str], zips: Sequence[Sequence[str]], words: Axes) -> Iterator[Row]:
@@ -108,7 +118,9 @@ def _word(value: Any) -> str:
 
 def _axes(words: Sequence[str]) -> Axes:
     axes: Axes = {}
-    for override in OverridesParser.create().parse_overrides(list(words)):
+    overrides = OverridesParser.create().parse_overrides(list(words))
+    check_size(overrides)
+    for override in overrides:
         is_list = override.is_discrete_sweep()
         values = list(override.sweep_string_iterator()) if is_list else [override.get_value_element_as_str()]
         axes[override.get_key_element()] = values

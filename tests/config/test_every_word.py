@@ -21,7 +21,7 @@ pytestmark = pytest.mark.attack
 GROUPS = [str(folder.relative_to(CONF)) for folder in sorted(CONF.rglob("*")) if folder.is_dir()]
 VALUES = [
     "", "null", "nope", "1e30", "-1", "nan", "[]", "[1,[2]]", "{}", "{a:1}", "true", "${seed}", "${nope}", "\\${seed}",
-    "${oc.env:NOPE}", "???", "'", "a b", "a,b", "range(3)", "choice()", "é", "x" * 3000, "a/../b",
+    "${oc.env:NOPE}", "???", "'", "a b", "a,b", "range(3)", "range(0,1e12)", "choice()", "é", "x" * 3000, "a/../b",
     "/", ".", "$(x)", "1_0",
 ]  # fmt: skip
 FORMS = [
@@ -53,6 +53,12 @@ SWEEPS = [[], [], [], ["sweep=digits_shortcuts"], ["-m", "seed=0,1"], ["scale=mi
         (["--multirun", "hydra.sweeper._target_=os.system"], "os.system"),
         (["+hydra.callbacks={a:{_target_:os.mkdir}}"], "hydra.callbacks"),
         (["hydra.searchpath=[file:///nowhere]"], "/nowhere: no such folder of options"),
+        (["-m", "seed=range(0,1000000000)"], "seed=range(0,1000000000): a grid of more than 10,000 runs"),
+        (["seed=float(range(0,nan))", "-m"], "a grid of more than 10,000 runs"),
+        (["seed=range(0,1,1e-300)", "-m"], "a grid of more than 10,000 runs"),
+        (["-m", "seed=range(0,200)", "epochs=range(1,52)"], "epochs=range(1,52): a grid of more than 10,000 runs"),
+        (["sweep=digits_shortcuts", "epochs=range(1,1000000000)"], "a grid of more than 10,000 runs"),
+        (["-m", "seed=0,1", "hydra.sweeper.params={epochs:5}"], "Hydra cannot compose this"),
     ],
 )
 def test_a_word_that_is_refused_is_named(

@@ -32,7 +32,7 @@ PARTS: list[Any] = [
     *HOSTILE, CALL, [CALL], {"a": CALL}, "${oc.create:{_target_: os.mkdir}}", "${nope}", "\\${seed}", "os.mkdir",
     ["override /hydra/callbacks: mine"], [{"/hydra/callbacks": "mine"}], [{"nope": "nope"}], ["nope"],
     "choice(1,2", {"callbacks": {"a": CALL}}, {"job_logging": {"version": 1, "handlers": {"a": {"()": "os.abort"}}}},
-    {"launcher": CALL}, {"sweeper": CALL}, {"mode": "RUN"}, {"searchpath": ["file:///nowhere"]},
+    "range(0,1000000000)", {"launcher": CALL}, {"sweeper": CALL}, {"mode": "RUN"}, {"searchpath": ["file:///nowhere"]},
 ]  # fmt: skip
 BOMB = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 10))
 TEXTS = ["", "[", "5", "\t", "a: 1\n- b", "[" * 100_000, "!!python/object/apply:os.mkdir [x]", "epochs: 1\nepochs: 2"]
@@ -75,6 +75,14 @@ def test_a_sweeps_file_calls_nothing_and_what_is_wrong_in_it_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attack(tmp_path, 3, 0, monkeypatch)
+
+
+def test_a_sweep_of_more_runs_than_can_be_composed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sweep").mkdir()
+    hydra = {"mode": "MULTIRUN", "sweeper": {"params": {"seed": "range(0,5000)"}}}
+    (tmp_path / "sweep" / "mine.yaml").write_text(f"# @package _global_\n{yaml.safe_dump({'hydra': hydra})}")
+    said = said_by(["--config-dir", str(tmp_path), "sweep=mine", "epochs=1,2,3"], monkeypatch)
+    assert said == "epochs=1,2,3: a grid of more than 10,000 runs, the most that one command composes"
 
 
 @pytest.mark.slow

@@ -75,6 +75,9 @@ def test_union_joins_blocks() -> None:
             "sweep.union: two of its entries produce the row epochs=2",
         ),
         (("epochs=4",), {"union": [{"epochs": 1}, {"epochs": 2}]}, "sweep.union: leaves no row with epochs=4"),
+        (("seed=range(0,1000000000)",), {}, "a grid of more than 10,000 runs"),
+        (("batch_size=range(0,600)",), {}, "sweep: a grid of more than 10,000 runs"),
+        ((), {"params": {f"a{n}": "range(0,10)" for n in range(9)}}, "sweep: a grid of more than 10,000 runs"),
     ],
 )
 def test_the_rule_that_leaves_no_row_is_named(words: tuple[str, ...], rules: dict, message: str) -> None:
