@@ -132,7 +132,10 @@ def test_jobs_of_slurm_find_the_projects_classes(project: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("search", ["--config-dir=conf", "hydra.searchpath=['file://HERE/conf']"])
+@pytest.mark.parametrize(
+    "search",
+    [pytest.param("--config-dir=conf", marks=pytest.mark.nightly), "hydra.searchpath=['file://HERE/conf']"],
+)
 def test_options_without_a_project_trust_nothing(project: Path, search: str) -> None:
     search = search.replace("HERE", str(project))
     plan = train(project, "sweep=halves", search, "plan=true", "hydra.verbose=false")

@@ -12,7 +12,7 @@ from deepnets.results.screenshots import BROWSERS, PAGES, take_screenshots
 from tests.trained import Trained
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(not any(map(shutil.which, BROWSERS)), reason="chromium is not installed")
 def test_pictures_of_tensorboard_and_of_the_report(trained: Trained, tmp_path: Path) -> None:
     sweep = tmp_path / "sweep"

@@ -107,7 +107,7 @@ def race(folder: Path, draw: random.Random) -> None:
     assert len(times) <= 1 + dies
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_is_trained_by_one_machine_at_a_time_and_once(tmp_path: Path) -> None:
     draw = random.Random(0)
     for number in range(4):

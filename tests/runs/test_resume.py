@@ -145,7 +145,7 @@ def test_a_damaged_checkpoint_is_told_and_the_previous_one_used(undisturbed: Pat
     assert_equal_runs(folder_in(tmp_path), undisturbed)
 
 
-@pytest.mark.parametrize("seconds", [0, 1000])
+@pytest.mark.parametrize("seconds", [0, pytest.param(1000, marks=pytest.mark.nightly)])
 def test_tensorboard_curves_do_not_double(tmp_path: Path, seconds: int) -> None:
     process = start(*RUN, f"output_root={tmp_path}", f"checkpoint_seconds={seconds}")
     for line in process.stdout:

@@ -250,7 +250,7 @@ def test_the_same_command_finds_everything_finished(grid: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("by", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.nightly)])
 def test_a_stopped_group_goes_on_to_the_same_bits(grid: Path, tmp_path: Path, by: signal.Signals) -> None:
     process = start(*GRID, f"output_root={tmp_path}")
     for line in process.stdout:
