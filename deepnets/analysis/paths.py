@@ -19,7 +19,7 @@ from deepnets.errors import UserError
 from deepnets.models.shortcuts import Dropped, Identity, Projected, Scaled
 from deepnets.models.unit import Unit
 
-AT_ONCE = 16  # images of one backward pass
+AT_ONCE = 32  # images of one backward pass
 PATHS = 256  # whose gradients are held at once
 FAR = 40  # powers of two from 1 to where a gradient is scaled
 APART = (Identity, Scaled, Projected, Dropped)  # what r adds does not read x, whose gradient would drown a small one
@@ -75,15 +75,16 @@ def _along(walk: Walk, x: Tensor, labels: Tensor, through: Tensor, image: Tensor
     """
     _check(walk)
     passed, state = _passed(walk, x)
-    gradients = _pulled_back(lambda s: cross_entropy(walk.end(s), labels, reduction="sum"), state)[image]
+    gradients = _rows(_pulled_back(lambda s: cross_entropy(walk.end(s), labels, reduction="sum"), state), image)
     exponents = torch.zeros(len(image), dtype=torch.int64, device=x.device)
     units = list(zip(walk.units, walk.before, walk.b, passed, through.T, strict=True))
     for unit, before, b, (source, y), takes_branch in reversed(units):
-        pulled = gradients.new_empty(len(image), *source.shape[1:])
+        pulled = _in_order(source.new_empty(len(image), *_in_order(source).shape[1:]), back=True)
         for chosen, term_of in ((takes_branch, _branch_of), (~takes_branch, _shortcut_of)):
             for some in chosen.nonzero()[:, 0].split(AT_ONCE):
-                at_y = _pulled_back(unit.after, y[image[some]], gradients[some])
-                pulled[some] = _pulled_back(partial(term_of, unit, before, b), source[image[some]], at_y)
+                at_y = _pulled_back(unit.after, _rows(y, image[some]), _rows(gradients, some))
+                at_source = _pulled_back(partial(term_of, unit, before, b), _rows(source, image[some]), at_y)
+                _in_order(pulled).index_copy_(0, some, _in_order(at_source))
         gradients, exponents = _scaled(pulled, exponents)
     return gradients, exponents
 
@@ -100,10 +101,13 @@ def _passed(walk: Walk, x: Tensor) -> tuple[list[tuple[Tensor, Tensor]], Tensor]
 
 
 def _branch_of(unit: Unit, before: Callable[[Tensor], Tensor], b: float, x: Tensor) -> Tensor:
+    """F(x) up to a constant, which has no gradient."""
     x = unit.before(before(x))
     r = unit.branch(x)
-    beside = x.detach() if isinstance(unit.shortcut, APART) else x
-    return unit.shortcut(beside, r if b == 1 else b * r) - unit.shortcut(beside, x.new_zeros(()))
+    r = r if b == 1 else b * r
+    if isinstance(unit.shortcut, APART):
+        return unit.shortcut(x.detach(), r)
+    return unit.shortcut(x, r) - unit.shortcut(x, x.new_zeros(()))
 
 
 def _shortcut_of(unit: Unit, before: Callable[[Tensor], Tensor], _: float, x: Tensor) -> Tensor:
@@ -113,11 +117,24 @@ def _shortcut_of(unit: Unit, before: Callable[[Tensor], Tensor], _: float, x: Te
 
 def _scaled(gradients: Tensor, exponents: Tensor) -> tuple[Tensor, Tensor]:
     """The same g 2^e, with the greatest value of each g (first dimension) far from the ends of float32."""
-    greatest = torch.linalg.vector_norm(gradients, torch.inf, dim=tuple(range(1, gradients.dim())))
+    rows = _in_order(gradients).flatten(1)
+    greatest = torch.maximum(rows.amax(1), -rows.amin(1))
     more = torch.frexp(greatest).exponent.to(exponents)
     if more.abs().max() <= FAR:
         return gradients, exponents
     return gradients * _power(-more, gradients), exponents + more
+
+
+def _rows(x: Tensor, index: Tensor) -> Tensor:
+    """x[index], each row copied at once."""
+    return _in_order(_in_order(x).index_select(0, index), back=True)
+
+
+def _in_order(x: Tensor, back: bool = False) -> Tensor:
+    """Images x (N, C, H, W) as (N, H, W, C), the order in which their values lie in memory, and back."""
+    if x.dim() != 4:
+        return x
+    return x.permute(0, 3, 1, 2) if back else x.permute(0, 2, 3, 1)
 
 
 def _power(exponents: Tensor, like: Tensor) -> Tensor:
