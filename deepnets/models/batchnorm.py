@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from math import ceil, prod
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import batch_norm
 
 from deepnets.models.share import Share
@@ -76,23 +78,40 @@ def group_sizes(batch: int, images: int) -> list[int]:
 def _normalised(bn: nn.BatchNorm2d, x: Tensor, sizes: Sequence[int], share: Share) -> Tensor:
     """x, this process's part of a batch, normalised by the statistics of groups of `sizes` of the whole batch."""
     own, edges = share.own, list(accumulate(sizes, initial=0))
+    assert bn.running_mean is not None
+    assert bn.running_var is not None
     assert bn.momentum is not None
     assert len(x) == own.stop - own.start, f"{len(x)} images are not those of {share}"
     _count(bn)
     lengths = [max(0, min(last, own.stop) - max(first, own.start)) for first, last in pairwise(edges)]
-    present = [group for group, length in enumerate(lengths) if length]
-    pieces = dict(zip(present, x.split([lengths[group] for group in present]), strict=True))
     momenta = [size / share.images * bn.momentum for size in sizes]
     if {part.start for part in share.parts} <= set(edges):
-        normalised = _of_whole_groups(bn, pieces, momenta, len(share.parts))
-    else:
-        normalised = _of_divided_groups(bn, pieces, sizes, momenta)
-    return normalised[0] if len(normalised) == 1 else torch.cat(normalised)
+        return _of_whole_groups(bn, x, lengths, momenta, len(share.parts))
+    counts = [size * x.shape[2] * x.shape[3] for size in sizes]
+    with torch.no_grad():
+        means, variances = _statistics(x, lengths, sizes, len(share.parts), bn.running_mean)
+        for mean, variance, count, momentum in zip(means, variances, counts, momenta, strict=True):
+            bn.running_mean.lerp_(mean, momentum)
+            bn.running_var.lerp_(variance * (count / (count - 1)), momentum)
+    return _OfDividedGroups.apply(x, bn.weight, bn.bias, means, variances, bn.eps, lengths, counts)
+
+
+def _pieces(x: Tensor, lengths: Sequence[int]) -> dict[int, Tensor]:
+    """The part of x that lies in each group, of those of which it has a part."""
+    present = {group: length for group, length in enumerate(lengths) if length}
+    if len(present) == 1:  # which split would be copied by its gradient
+        return dict.fromkeys(present, x)
+    return dict(zip(present, x.split([*present.values()]), strict=True))
+
+
+def _joined(pieces: list[Tensor], x: Tensor) -> Tensor:
+    """The pieces that x fell into, none of them if it is empty."""
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces or [x])
 
 
 def _of_whole_groups(
-    bn: nn.BatchNorm2d, pieces: dict[int, Tensor], momenta: Sequence[float], processes: int
-) -> list[Tensor]:
+    bn: nn.BatchNorm2d, x: Tensor, lengths: Sequence[int], momenta: Sequence[float], processes: int
+) -> Tensor:
     """Each group lies within one process: nothing is communicated.
 
     A process's running statistics count its own groups `processes` times and the others' not at all. As they are linear
@@ -103,64 +122,83 @@ def _of_whole_groups(
     for statistic in (bn.running_mean, bn.running_var):
         statistic.mul_(prod(1 - momentum for momentum in momenta))
     normalised = []
-    for group, piece in pieces.items():
+    for group, piece in _pieces(x, lengths).items():
         mean, variance = torch.zeros_like(bn.running_mean), torch.zeros_like(bn.running_var)
         normalised.append(batch_norm(piece, mean, variance, bn.weight, bn.bias, True, 1.0, bn.eps))
         weight = processes * momenta[group] * prod(1 - momentum for momentum in momenta[group + 1 :])
         bn.running_mean.add_(mean, alpha=weight)
         bn.running_var.add_(variance, alpha=weight)
-    return normalised
+    return _joined(normalised, x)
 
 
-def _of_divided_groups(
-    bn: nn.BatchNorm2d, pieces: dict[int, Tensor], sizes: Sequence[int], momenta: Sequence[float]
-) -> list[Tensor]:
-    """Some group lies on several processes: the statistics of all are summed over the processes, in two sums."""
-    assert bn.running_mean is not None
-    assert bn.running_var is not None
-    first = next(iter(pieces.values()))
-    area = first.shape[2] * first.shape[3]
-    values = {group: piece if piece.dtype == torch.float64 else piece.float() for group, piece in pieces.items()}
-    counts = [size * area for size in sizes]
+def _statistics(
+    x: Tensor, lengths: Sequence[int], sizes: Sequence[int], processes: int, like: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Means and variances (groups, channels) of groups that lie on several processes, by one message of each.
 
-    def means_of(own: dict[int, Tensor]) -> list[Tensor]:
-        none = torch.zeros_like(next(iter(own.values())))
-        sums = _Sum.apply(torch.stack([own.get(group, none) for group in range(len(sizes))]))
-        return [total / count for total, count in zip(sums.unbind(), counts, strict=True)]
+    Chan et al. 1983, "Algorithms for computing the sample variance": a sum of squares less that of the mean cancels.
+    """
+    own = like.new_zeros(len(sizes), 3, *like.shape)
+    for group, piece in _pieces(x, lengths).items():
+        unused = torch.empty_like(like)  # running statistics, whose dtype is that of the result
+        mean, variance = torch.batch_norm_update_stats(piece, unused, unused, 0.0)
+        own[group] = torch.stack([torch.full_like(mean, len(piece) / sizes[group]), mean, variance])
+    of_all = own.new_empty(processes * len(own), *own.shape[1:])
+    dist.all_gather_into_tensor(of_all, own)
+    weight, mean, variance = of_all.view(processes, *own.shape).unbind(2)
+    means = (weight * mean).sum(0)
+    deviation = mean - means
+    return means, (weight * torch.addcmul(variance, deviation, deviation)).sum(0)
 
-    means = means_of({group: len(x) * area * x.mean((0, 2, 3)) for group, x in values.items()})
-    # Squares about the common mean: sums of plain squares would cancel.
-    centred = {group: (x - means[group].view(1, -1, 1, 1)).square().sum((0, 2, 3)) for group, x in values.items()}
-    variances = means_of(centred)
-    with torch.no_grad():
-        for mean, variance, count, momentum in zip(means, variances, counts, momenta, strict=True):
-            bn.running_mean.lerp_(mean, momentum)
-            bn.running_var.lerp_(variance * count / (count - 1), momentum)
-    normalised = []
-    for group, x in values.items():
-        scale = bn.weight * (variances[group] + bn.eps).rsqrt()
-        shift = bn.bias - means[group] * scale
-        normalised.append((x * scale.view(1, -1, 1, 1) + shift.view(1, -1, 1, 1)).to(first.dtype))
-    return normalised
+
+class _OfDividedGroups(torch.autograd.Function):
+    """Batch normalisation by given statistics of groups, of which other processes have parts.
+
+    For a group of m values, dx = w/s dy - w/s (sum(dy) + sum(dy x^) x^) / m with s^2 = variance + eps. The first term
+    is the gradient of a normalisation by constants, which comes with this process's part of both sums; the second is x
+    normalised with another weight and bias. Both are torch's fused operations.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        means: Tensor,
+        variances: Tensor,
+        eps: float,
+        lengths: Sequence[int],
+        counts: Sequence[int],
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight, means, variances)
+        ctx.eps, ctx.lengths, ctx.counts = eps, lengths, counts
+        normalised = [
+            batch_norm(piece, means[group], variances[group], weight, bias, eps=eps)
+            for group, piece in _pieces(x, lengths).items()
+        ]
+        return _joined(normalised, x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, means, variances = ctx.saved_tensors
+        pieces, factors = _pieces(x, ctx.lengths), (variances + ctx.eps).rsqrt()
+        gradients, own = {}, weight.new_zeros(len(means), 2, *weight.shape)
+        for group, of_group in _pieces(dy, ctx.lengths).items():
+            mean, variance, factor = means[group], variances[group], factors[group]
+            gradients[group], *sums = torch.ops.aten.native_batch_norm_backward(
+                of_group, pieces[group], weight, mean, variance, mean, factor, False, ctx.eps, [True, True, True]
+            )
+            own[group] = torch.stack(sums)
+        sums = own.clone()
+        dist.all_reduce(sums)
+        for group, piece in pieces.items():
+            other_weight, other_bias = sums[group] * (weight * factors[group] / -ctx.counts[group])
+            gradients[group] += batch_norm(piece, means[group], variances[group], other_weight, other_bias, eps=ctx.eps)
+        return _joined([*gradients.values()], dy), *own.sum(0), None, None, None, None, None
 
 
 def _count(bn: nn.BatchNorm2d) -> None:
     if bn.num_batches_tracked is not None:  # it is None while recomputation lets the statistics be
         bn.num_batches_tracked.add_(1)
-
-
-class _Sum(torch.autograd.Function):
-    """The sum over all processes, of the values and, backwards, of the gradients."""
-
-    @staticmethod
-    def forward(ctx: torch.autograd.function.FunctionCtx, values: Tensor) -> Tensor:
-        return _sum_in_place(values.clone())
-
-    @staticmethod
-    def backward(ctx: torch.autograd.function.FunctionCtx, gradient: Tensor) -> Tensor:
-        return _sum_in_place(gradient.clone(memory_format=torch.contiguous_format))
-
-
-def _sum_in_place(values: Tensor) -> Tensor:
-    dist.all_reduce(values)
-    return values
