@@ -10,11 +10,12 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import cross_entropy
 
 from deepnets.bench.subject import Subject
-from deepnets.bench.turns import Candidates, wait
+from deepnets.bench.turns import Candidates
 from deepnets.launch.cost import size_of
 from deepnets.models.memory import Memory
 from deepnets.training.assembly import dataset_of
 from deepnets.training.fit import Training
+from deepnets.training.hardware import wait
 
 # Of the square matrices and of the tensor that are multiplied and copied: far larger than any cache.
 MATRIX = {"cpu": 2048, "cuda": 8192}

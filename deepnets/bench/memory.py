@@ -20,10 +20,11 @@ import torch
 from deepnets.bench.figures import Figures
 from deepnets.bench.subject import add_subject, chosen, subject_of, words_of
 from deepnets.bench.training import endless
-from deepnets.bench.turns import Measurement, seconds_of, wait
+from deepnets.bench.turns import Measurement, seconds_of
 from deepnets.errors import UserError
 from deepnets.models.memory import Memory
 from deepnets.system.options import count, some_of
+from deepnets.training.hardware import wait
 
 MODES = list(Memory)
 PROCESS = Path("/proc/self")

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
+from deepnets.training.hardware import wait
+
 Candidates = dict[str, Callable[[], float]]
 Measurement = dict[str, list[float]]
 SETTLE_SECONDS = 1.0  # a loader's workers go on filling their queue after its turn
@@ -34,9 +36,3 @@ def seconds_of(steps: Iterator, iterations: int, device: torch.device) -> float:
         next(steps)
     wait(device)
     return time.perf_counter() - started
-
-
-def wait(device: torch.device) -> None:
-    """Until the device has done what it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -20,7 +20,7 @@ from deepnets.runs.record import threads_of
 from deepnets.training.assembly import prepare
 from deepnets.training.checks import try_out
 from deepnets.training.fit import Training, evaluate, fit
-from deepnets.training.hardware import choose_precision, describe, find_device
+from deepnets.training.hardware import choose_precision, describe, find_device, wait
 from deepnets.training.metrics import Sums
 
 TIMED_SECONDS, TIMED_STEPS = 0.4, 3  # after a first step, which is slower; both must be reached
@@ -152,18 +152,13 @@ def _peak(act: Callable[[], None], device: torch.device) -> int:
 def _seconds(act: Callable[[], None], device: torch.device) -> float:
     """Of one `act`: the mean over a short while."""
     act()
-    _wait(device)
+    wait(device)
     started, count = time.perf_counter(), 0
     while count < TIMED_STEPS or time.perf_counter() - started < TIMED_SECONDS:
         act()
-        _wait(device)
+        wait(device)
         count += 1
     return (time.perf_counter() - started) / count
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _noise(dataset: Dataset, images: int) -> dict:

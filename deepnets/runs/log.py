@@ -17,6 +17,7 @@ from deepnets.runs.folder import RunFolder
 from deepnets.system.files import opened_to_append, write_atomically
 from deepnets.system.printing import print_line
 from deepnets.training.fit import Training
+from deepnets.training.hardware import wait
 
 # Columns of metrics.csv that differ from one execution to the next; all others are a function of the run.
 TIME_COLUMNS = ("images_per_second", "seconds")
@@ -189,8 +190,8 @@ class _Clock:
 
     def tick(self, training: Training) -> None:
         ends_epoch = training.batch == len(training.batches) or training.iteration == training.iterations
-        if training.device.type == "cuda" and ends_epoch and training.images > self.images:
-            torch.cuda.synchronize(training.device)  # what it has yet to do is training, not evaluation
+        if ends_epoch and training.images > self.images:
+            wait(training.device)  # what it has yet to do is training, not evaluation
         now = time.monotonic()
         if training.images > self.images:
             self.seconds += now - self.last

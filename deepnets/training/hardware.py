@@ -117,7 +117,15 @@ def keep_freed_memory() -> None:
 
 def describe(device: torch.device) -> str:
     """The device's product name."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return torch.cpu.get_capabilities().get("cpu_name", "cpu")
+
+
+def wait(device: torch.device) -> None:
+    """Until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _gpu_computes_bfloat16(device: torch.device) -> bool:
@@ -128,7 +136,3 @@ def _gpu_computes_bfloat16(device: torch.device) -> bool:
 def _cpu_computes_bfloat16() -> bool:
     capabilities = torch.cpu.get_capabilities()
     return capabilities.get("avx512_bf16", False) or capabilities.get("amx_bf16", False)
-
-
-def _cpu_name() -> str:
-    return torch.cpu.get_capabilities().get("cpu_name", "cpu")

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from deepnets.bench.peers import plain
 from deepnets.bench.task import Task
-from deepnets.bench.turns import wait
+from deepnets.training.hardware import wait
 
 STARTING = 2  # iterations before the clock: a Trainer starts anew each time, and so do the loader's workers
 
