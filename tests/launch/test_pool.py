@@ -21,11 +21,12 @@ from deepnets.launch.pool import Pool
 from deepnets.launch.shares import Shares, devices_of
 from deepnets.results.read import read_runs
 from deepnets.results.table import tables_of
+from deepnets.runs import checkpoint
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.naming import folders_of
 from deepnets.runs.status import state_of
 from deepnets.runs.watch import show
-from tests.command import ENVIRONMENT, ROOT, TRAIN, row
+from tests.command import ENVIRONMENT, ROOT, TRAIN, metrics, row
 
 pytestmark = pytest.mark.slow
 
@@ -197,6 +198,47 @@ def test_runs_of_two_devices_are_the_runs_of_one(tmp_path: Path, capsys: pytest.
     (column,) = table.columns
     assert (column.label, column.is_published_protocol) == ("full", True)
     assert len(table.cells["identity", 0].errors) == 2
+
+
+@pytest.mark.nightly
+def test_runs_of_two_devices_are_stopped_and_resumed_to_the_same_bits(tmp_path: Path) -> None:
+    """By Ctrl-C, then by SIGTERM to the pool alone; what waits meanwhile is trained in the end."""
+    words = ["model.depth=8", "model.widths=[4,4,4]", "epochs=60", "device=cpu", "devices=2", "threads=2"]
+    words += ["model/shortcut=dropout_inverted", "checkpoint_seconds=1000", "launcher=pool"]
+    assert launch([row(tmp_path / "undisturbed", *words)]) == 0
+    (twin,) = (tmp_path / "undisturbed").glob("runs/*/seed0")
+    folders = [tmp_path / "stopped" / twin.relative_to(tmp_path / "undisturbed").with_name(f"seed{n}") for n in (0, 1)]
+    command = [*TRAIN, "-m", "seed=0,1", *words, f"output_root={tmp_path / 'stopped'}"]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        stopped_after_an_epoch(command, folders[0], number)
+        assert [state_of(RunFolder(folder)).name for folder in folders] == ["preempted", "waiting"]
+    process = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=False)
+    assert process.returncode == 0, process.stderr
+    assert (folders[0] / "output.txt").read_text().count("resuming at iteration") == 2
+    assert [RunFolder(folder).result["processes"] for folder in folders] == [{"0": 2}] * 2
+    assert metrics(folders[0]) == metrics(twin)
+    assert len(metrics(folders[1])) == 60
+    weights, expected = (checkpoint.load(folder)[0]["training"]["model"] for folder in (folders[0], twin))
+    assert all(torch.equal(weights[name], weight) for name, weight in expected.items())
+
+
+def stopped_after_an_epoch(command: list[str], folder: Path, number: signal.Signals) -> None:
+    """`command`, stopped when the run in `folder` has completed an epoch more than before."""
+    before = epochs_of(folder)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=ENVIRONMENT, process_group=0
+    )
+    until(lambda: process.poll() is not None or epochs_of(folder) > before)
+    os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+    told, _ = process.communicate(timeout=300)
+    assert process.returncode == 128 + number, told
+    assert "Traceback" not in told + (folder / "output.txt").read_text()
+    assert before < epochs_of(folder) < 60
+
+
+def epochs_of(folder: Path) -> int:
+    """How many are written down."""
+    return len(metrics(folder)) if (folder / "metrics.csv").is_file() else 0
 
 
 def test_a_run_of_several_gpus_takes_a_share_of_each() -> None:
