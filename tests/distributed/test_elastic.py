@@ -68,7 +68,7 @@ def part(overrides: list[str], state: bytes | None, until: int) -> dict[str, Any
 
 
 DEVICES = [2, 1, 3, 2, 4, 4, 1, 3, 1, 2, 3]  # of a command and of ten that resume what it began
-RUN = [*NET[:2], *NET[3:-1], "optimizer.lr=0.02", "precision=fp32", "epochs=60", "threads=1"]  # without dropout
+RUN = [*NET[:2], *NET[3:-1], "optimizer.lr=0.005", "precision=fp32", "epochs=60", "threads=1"]  # without dropout
 
 
 @pytest.mark.nightly
@@ -110,8 +110,10 @@ def test_ten_commands_resume_a_run_with_other_numbers_of_devices(tmp_path: Path)
     errors = [abs(float(seen["test_error"]) - float(alone["test_error"])) for seen, alone in pairs]
     print(f"losses apart by {apart}, errors by {errors}; {changes}")
     assert max(apart[:2]) < 1e-3
-    assert max(apart) < 0.05  # in float32, training carries rounding on: from 1e-6 to 1e-2 in 600 iterations
-    assert max(errors) < 3
+    # Training carries rounding on: weights changed by 1e-7 lead to 7e-4 and 1.4 %, and to ten times that at a rate of
+    # 0.02. It depends on where a run was stopped.
+    assert max(apart) < 0.01
+    assert max(errors) < 5
 
 
 @pytest.mark.nightly
