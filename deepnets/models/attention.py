@@ -24,7 +24,7 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, *, heads: int, bias: bool, dropout: float) -> None:
         super().__init__()
-        if heads < 1 or width % heads:
+        if width % heads:
             legal = ", ".join(str(number) for number in range(1, width + 1) if width % number == 0)
             raise ValueError(f"heads is {heads}, which does not divide the width {width}: choose from {legal}")
         self.heads = heads

@@ -12,8 +12,8 @@ class Block:
 
     He et al.'s released models of 2015 stride in the first kernel; fb.resnet.torch and torchvision in the bottleneck's
     3x3 (index 1). Kernels larger than 1 divide their channels into `groups`: Xie et al. 2017, "Aggregated residual
-    transformations" (ResNeXt). Raises ValueError for an even kernel, a `strided_kernel` that is no index of `kernels`,
-    and groups below 1.
+    transformations" (ResNeXt). Raises ValueError for an even kernel, and a `strided_kernel` that is no index of
+    `kernels`.
     """
 
     kernels: tuple[int, ...]
@@ -22,10 +22,8 @@ class Block:
     groups: int = 1
 
     def __post_init__(self) -> None:
-        if not self.kernels or any(kernel < 1 or kernel % 2 == 0 for kernel in self.kernels):
-            raise ValueError(f"kernels are {list(self.kernels)}; choose one or more, odd and positive, e.g. [3, 3]")
-        if self.groups < 1:
-            raise ValueError(f"groups is {self.groups}; it must be at least 1, which is an ordinary convolution")
+        if not self.kernels or any(kernel % 2 == 0 for kernel in self.kernels):
+            raise ValueError(f"kernels are {list(self.kernels)}; choose one or more, odd, e.g. [3, 3]")
         if not 0 <= self.strided_kernel < len(self.kernels):
             raise ValueError(
                 f"strided_kernel is {self.strided_kernel}; it is an index of kernels {list(self.kernels)}, "

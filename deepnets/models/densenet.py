@@ -21,8 +21,7 @@ class DenseNet(UnitNetwork):
     transition is BN-ReLU-conv1x1 to `compression` times the channels and average pooling of 2x2. `dropout` is the rate
     behind each convolution but the stem's. Maps images (N, C, H, W) to logits (N, classes). Huang et al. 2017.
 
-    Raises ValueError for sizes below 1, a compression outside (0, 1], and what Ordering, Layers, UnitDesign,
-    ShortcutShape and UnitNetwork.complete refuse.
+    Raises ValueError for no stages, and what Layers, UnitDesign, ShortcutShape and UnitNetwork.complete refuse.
     """
 
     def __init__(
@@ -46,12 +45,8 @@ class DenseNet(UnitNetwork):
         classes: int,
     ) -> None:
         super().__init__()
-        sizes = {"growth": growth, "bottleneck": bottleneck, "stem_width": stem_width, "units": min(units, default=0)}
-        for name, size in sizes.items():
-            if size is not None and size < 1:
-                raise ValueError(f"{name} is {size}; it must be at least 1")
-        if not 0 < compression <= 1:
-            raise ValueError(f"compression is {compression}; it must be above 0 and at most 1")
+        if not units:
+            raise ValueError("units: [] given; needs one number or more, one per stage")
         layers = Layers(conv_bias=False, batchnorm_images=batchnorm_images, dropout=dropout)
         ordering = Ordering(("bn", "relu", "conv", *["dropout"] * bool(dropout)), after=())
         design = UnitDesign(ordering, layers, shortcut, resize, units=sum(units), grows=True)

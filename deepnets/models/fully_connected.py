@@ -17,7 +17,7 @@ class FullyConnected(nn.Module):
     Maps images (N, C, H, W), flattened, to logits (N, classes). Srivastava et al. 2015, "Training very deep networks",
     3.1: the layers are y = H(x) T(x) + x (1 - T(x)) with a gated shortcut, y = H(x) without one.
 
-    Raises ValueError for sizes below 1, and what Ordering and Layers refuse.
+    Raises ValueError for another layer, and what Ordering refuses.
     """
 
     def __init__(
@@ -32,9 +32,6 @@ class FullyConnected(nn.Module):
         classes: int,
     ) -> None:
         super().__init__()
-        for name, size in {"depth": depth, "width": width, "classes": classes}.items():
-            if size < 1:
-                raise ValueError(f"{name} is {size}; it must be at least 1")
         if not set(layer) <= {"linear", "relu", "tanh"}:
             raise ValueError(f"layer is {list(layer)}; here it is made of linear, relu and tanh, e.g. [linear, tanh]")
         layers = Layers(conv_bias=True, batchnorm_images=None)

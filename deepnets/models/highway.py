@@ -23,8 +23,7 @@ class Highway(nn.Module):
     dropout; None leaves entry or pooling out. `first_std` and `head_std` replace the initialisation of the first
     convolution and of the head. Maps images (N, C, H, W) to logits (N, classes). Srivastava et al. 2015, 3.2 and 3.3.
 
-    Raises ValueError for lists that disagree, sizes below 1, rates outside [0, 1), images that are too small, and what
-    Ordering and Layers refuse.
+    Raises ValueError for lists that disagree, even kernels, images that are too small, and what Ordering refuses.
     """
 
     def __init__(
@@ -50,7 +49,8 @@ class Highway(nn.Module):
     ) -> None:
         super().__init__()
         _check_stages(widths=widths, entries=entries, units=units, pools=pools, dropouts=dropouts)
-        _check_sizes(widths, units, kernels, [input_dropout, *dropouts, head_dropout], classes)
+        if not kernels or any(kernel % 2 == 0 for kernel in kernels):
+            raise ValueError(f"kernels: {list(kernels)} given; a highway layer keeps its size, which needs odd ones")
         layers = Layers(conv_bias=True, batchnorm_images=batchnorm_images)
         design = UnitDesign(Ordering(tuple(layer), after=()), layers, shortcut, resize="zero_padding", units=sum(units))
         self.stem = nn.Dropout(input_dropout)
@@ -107,17 +107,3 @@ def _check_stages(**lists: Sequence[Any]) -> None:
         for pair in lists[name]:
             if pair is not None and len(pair) != 2:
                 raise ValueError(f"{name}: {list(pair)} given; needs two numbers or null, e.g. [3, 1]")
-
-
-def _check_sizes(
-    widths: Sequence[int], units: Sequence[int], kernels: Sequence[int], rates: Sequence[float], classes: int
-) -> None:
-    for name, sizes in {"widths": widths, "kernels": kernels, "classes": [classes]}.items():
-        if not sizes or min(sizes) < 1:
-            raise ValueError(f"{name}: {list(sizes)} given; sizes are at least 1")
-    if min(units) < 0:
-        raise ValueError(f"units: {list(units)} given; a stage has 0 or more")
-    if any(kernel % 2 == 0 for kernel in kernels):
-        raise ValueError(f"kernels: {list(kernels)} given; a highway layer keeps its size, which needs odd ones")
-    if not all(0 <= rate < 1 for rate in rates):
-        raise ValueError(f"dropout rates are {rates}; each must be at least 0 and below 1")

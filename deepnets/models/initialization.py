@@ -114,15 +114,12 @@ class LooksLinear(Initialization):
         _centre_tap(weight, "looks_linear", 1.0)
 
 
-class Fixup(Initialization):
+class Fixup(HeFanOut):
     """He's, the last weight of each branch and the head's 0, the others of a branch times L^(-1 / (2m - 2)).
 
     L is the number of units and m that of a branch's weights; the stem starts as torch's layers do. Zhang et al. 2019,
     rules 1 and 2; the scalars of rule 3 are `model/ordering=fixup model/shortcut=fixup`.
     """
-
-    def draw(self, weight: Tensor) -> None:
-        nn.init.kaiming_normal_(weight, mode="fan_out", nonlinearity="relu")
 
     def finish(self, model: nn.Module, head: nn.Linear) -> None:
         units = _units(model)
@@ -137,11 +134,8 @@ class Fixup(Initialization):
                 layer.reset_parameters()
 
 
-class ZeroGamma(Initialization):
+class ZeroGamma(HeFanOut):
     """He's (fan-out), and the gain of the batch normalisation that ends each branch 0: Goyal et al. 2017."""
-
-    def draw(self, weight: Tensor) -> None:
-        nn.init.kaiming_normal_(weight, mode="fan_out", nonlinearity="relu")
 
     def finish(self, model: nn.Module, head: nn.Linear) -> None:
         for unit in _units(model):
@@ -155,14 +149,11 @@ class ZeroGamma(Initialization):
             nn.init.zeros_(last.weight)
 
 
-class DeepNorm(Initialization):
+class DeepNorm(Glorot):
     """Glorot's, with the weights of MLPs, values and outputs times (8N)^(-1/4) for N layers: Wang et al. 2022.
 
     A layer is two units, attention and MLP; queries and keys are not scaled. It belongs to `model/shortcut=deepnorm`.
     """
-
-    def draw(self, weight: Tensor) -> None:
-        nn.init.xavier_normal_(weight)
 
     def finish(self, model: nn.Module, head: nn.Linear) -> None:
         beta = (4 * len(_units(model))) ** -0.25

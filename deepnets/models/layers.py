@@ -62,20 +62,13 @@ class Layers:
 
     Where batch normalisation follows, a bias has no effect; fb.resnet.torch leaves it out, others keep it.
     `batchnorm_images` None is the whole batch, else see GhostBatchNorm. `dropout` is the rate of "dropout", and
-    `further` makes layers of one family from their channels, by name. Raises ValueError for `batchnorm_images` below 1
-    and for a rate outside [0, 1).
+    `further` makes layers of one family from their channels, by name.
     """
 
     conv_bias: bool
     batchnorm_images: int | None
     dropout: float = 0.0
     further: Mapping[str, Callable[[int], nn.Module]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout is {self.dropout}; it must be at least 0 and below 1")
-        if self.batchnorm_images is not None and self.batchnorm_images < 1:
-            raise ValueError(f"batchnorm_images is {self.batchnorm_images}; at least 1, or null for the whole batch")
 
     def sequence(self, names: Sequence[str], channels: int, convs: Sequence[Conv] = ()) -> nn.Sequential:
         """The named layers in order, each "conv" or "linear" the next of `convs`; no name at all is the identity.

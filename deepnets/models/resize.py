@@ -34,8 +34,8 @@ class ZeroPadding(nn.Module):
 class ShortcutShape:
     """The two ends of a shortcut: x with `inputs` channels, and F(x), behind the branch's `convs`, with `outputs`.
 
-    It is the shortcut of unit `unit` of `units`, counted from 1. Raises ValueError for another `resize`, and when zero
-    padding would have to remove channels.
+    It is the shortcut of unit `unit` of `units`, counted from 1. Raises ValueError when zero padding would have to
+    remove channels.
     """
 
     inputs: int
@@ -58,8 +58,6 @@ class ShortcutShape:
             return nn.Identity()
         if self.resize == "projection":
             return self.projected()
-        if self.resize not in ("zero_padding", "average_pooling"):
-            raise ValueError(f"resize is {self.resize!r}; choose zero_padding, average_pooling or projection")
         if self.outputs < self.inputs:
             raise ValueError(
                 f"zero padding cannot bring {self.inputs} channels to {self.outputs}; "

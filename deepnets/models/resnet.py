@@ -28,8 +28,8 @@ class ResNet(UnitNetwork):
     `opening` raw, its shortcut reads x itself. `dropout` is the rate in front of each convolution of a branch but the
     first: Zagoruyko and Komodakis 2016, "Wide residual networks".
 
-    Raises ValueError for sizes below 1, and what units_of_stages, Ordering, Block, Layers, UnitDesign, ShortcutShape
-    and UnitNetwork.complete refuse.
+    Raises ValueError for no widths, and what units_of_stages, Ordering, Block, Layers, UnitDesign, ShortcutShape and
+    UnitNetwork.complete refuse.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class ResNet(UnitNetwork):
         classes: int,
     ) -> None:
         super().__init__()
-        _check_sizes(widths=widths, expansion=[expansion], shape=shape, classes=[classes])
+        if not widths:
+            raise ValueError("widths: [] given; needs one number or more, one per stage")
         stem_width = widths[0] if stem_width is None else stem_width
-        _check_sizes(stem_kernel=[stem_kernel], stem_stride=[stem_stride], stem_width=[stem_width])
         ordering = Ordering(tuple(layer), tuple(after))
         block = Block(tuple(kernels), expansion, strided_kernel, groups)
         layers = Layers(conv_bias, batchnorm_images, dropout)
@@ -91,12 +91,6 @@ class ResNet(UnitNetwork):
         self.tail = layers.sequence(ordering.before, channels)
         self.head = nn.Linear(channels_behind(ordering.before, channels), classes)
         self.complete(survival, initialization)
-
-
-def _check_sizes(**sizes: Sequence[int]) -> None:
-    for name, given in sizes.items():
-        if not given or min(given) < 1:
-            raise ValueError(f"{name}: {list(given)} given; sizes are at least 1")
 
 
 def _checked_stem(stem: Sequence[str]) -> Sequence[str]:

@@ -58,8 +58,8 @@ class Gated(nn.Module):
         self, *, bias: Real, exclusive: bool, kernel: Kernel | None, batchnorm: bool, ends: ShortcutShape
     ) -> None:
         super().__init__()
-        if kernel is not None and (kernel < 1 or kernel % 2 == 0):
-            raise ValueError(f"a gate's kernel is {kernel}; it must be odd and positive, or null for the branch's own")
+        if kernel is not None and kernel % 2 == 0:
+            raise ValueError(f"a gate's kernel is {kernel}; it must be odd, or null for the branch's own")
         self.bias = bias
         self.exclusive = exclusive
         self.resize = ends.resized()
@@ -110,8 +110,6 @@ class Dropped(nn.Module):
 
     def __init__(self, *, rate: Rate, inverted: bool, ends: ShortcutShape) -> None:
         super().__init__()
-        if not 0 <= rate < 1:
-            raise ValueError(f"dropout rate is {rate}; it must be at least 0 and below 1")
         self.rate = rate
         self.inverted = inverted
         self.share: Share | None = None

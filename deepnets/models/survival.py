@@ -9,15 +9,9 @@ from deepnets.system.ranges import PositiveFactor, Size
 
 @dataclass(frozen=True)
 class LinearDecay:
-    """p_l = 1 - (l / L) (1 - p_L) for unit l of L, with p_L = `last`: Huang et al. 2016, Eq. 4.
-
-    Raises ValueError for a probability outside (0, 1].
-    """
+    """p_l = 1 - (l / L) (1 - p_L) for unit l of L, with p_L = `last`: Huang et al. 2016, Eq. 4."""
 
     last: PositiveFactor
-
-    def __post_init__(self) -> None:
-        _check(self.last)
 
     def drawn(self, units: int, generator: torch.Generator | None = None) -> list[float]:
         """b of each unit for one mini-batch in training: 1 with probability p_l, else 0."""
@@ -30,12 +24,9 @@ class LinearDecay:
 
 @dataclass(frozen=True)
 class Uniform:
-    """The same p for all units: Huang et al. 2016, Fig. 8. Raises ValueError for a probability outside (0, 1]."""
+    """The same p for all units: Huang et al. 2016, Fig. 8."""
 
     probability: PositiveFactor
-
-    def __post_init__(self) -> None:
-        _check(self.probability)
 
     def drawn(self, units: int, generator: torch.Generator | None = None) -> list[float]:
         """b of each unit for one mini-batch in training: 1 with probability p, else 0."""
@@ -82,8 +73,3 @@ def own_generator() -> torch.Generator:
 def _bernoulli(probabilities: list[float], generator: torch.Generator | None) -> list[float]:
     draws = torch.rand(len(probabilities), generator=generator, device="cpu").tolist()
     return [float(draw < probability) for draw, probability in zip(draws, probabilities, strict=True)]
-
-
-def _check(probability: float) -> None:
-    if not 0 < probability <= 1:
-        raise ValueError(f"survival probability is {probability}; it must be above 0 and at most 1")

@@ -27,8 +27,8 @@ class Transformer(UnitNetwork):
     The head reads the class token or the mean of all tokens, through a layer of `representation` units and tanh where
     that is given. Maps images (N, C, H, W) to logits (N, classes). Dosovitskiy et al. 2021; Xiong et al. 2020.
 
-    Raises ValueError for sizes below 1, an odd depth, another layer than of one sublayer and norms, patches that do not
-    divide the image, and what Ordering, Layers, Attention, UnitDesign and UnitNetwork.complete refuse.
+    Raises ValueError for an odd depth, another layer than of one sublayer and norms, patches that do not divide the
+    image, and what Ordering, Attention, UnitDesign and UnitNetwork.complete refuse.
     """
 
     def __init__(
@@ -54,9 +54,6 @@ class Transformer(UnitNetwork):
         classes: int,
     ) -> None:
         super().__init__()
-        for name, size in {"width": width, "mlp_ratio": mlp_ratio, "representation": representation}.items():
-            if size is not None and size < 1:
-                raise ValueError(f"{name} is {size}; it must be at least 1")
         if depth < 2 or depth % 2:
             below, above = max(2, depth - 1), max(2, depth + 1)
             raise ValueError(
@@ -100,7 +97,7 @@ class Tokens(nn.Module):
     ) -> None:
         super().__init__()
         channels, *size = shape
-        if patch < 1 or any(side % patch for side in size):
+        if any(side % patch for side in size):
             legal = [str(n) for n in range(1, min(size) + 1) if not any(side % n for side in size)]
             raise ValueError(
                 f"patch is {patch}, which does not divide images of {size[0]}x{size[1]}: choose from {', '.join(legal)}"

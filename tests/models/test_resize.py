@@ -38,8 +38,3 @@ def test_nothing_is_resized_where_the_shapes_agree() -> None:
 def test_zero_padding_cannot_remove_channels() -> None:
     with pytest.raises(ValueError, match=r"zero padding cannot bring 8 channels to 4.*projection"):
         ShortcutShape(8, 4, (Conv(4, 3, 1),), "zero_padding", ("conv",), LAYERS).resized()
-
-
-def test_an_unknown_resize_is_refused() -> None:
-    with pytest.raises(ValueError, match="resize is 'pad'; choose zero_padding, average_pooling or projection"):
-        ShortcutShape(4, 8, (Conv(8, 3, 2),), "pad", ("conv",), LAYERS).resized()

@@ -73,10 +73,9 @@ def test_a_gate_like_its_branch(ends: ShortcutShape) -> None:
     torch.testing.assert_close(shortcut(x, r), (1 - g) * padded(x, r) + g * r)
 
 
-@pytest.mark.parametrize("kernel", [0, 2])
-def test_an_even_gate_is_refused(kernel: int) -> None:
-    with pytest.raises(ValueError, match=f"a gate's kernel is {kernel}; it must be odd and positive, or null"):
-        Gated(bias=0.0, exclusive=True, kernel=kernel, batchnorm=False, ends=SAME)
+def test_an_even_gate_is_refused() -> None:
+    with pytest.raises(ValueError, match="a gate's kernel is 2; it must be odd, or null"):
+        Gated(bias=0.0, exclusive=True, kernel=2, batchnorm=False, ends=SAME)
 
 
 def test_a_nearly_closed_gate_survives_bfloat16() -> None:
@@ -124,12 +123,6 @@ def test_a_plain_net_has_no_projection_that_never_learns() -> None:
         4, 6, (Conv(6, 3, 2), Conv(6, 3, 1)), resize="projection", projection=("conv", "bn"), layers=LAYERS
     )
     assert list(Scaled(shortcut_scale=0.0, branch_scale=1.0, ends=ends).parameters()) == []
-
-
-@pytest.mark.parametrize("rate", [-0.1, 1.0])
-def test_an_impossible_dropout_rate_is_refused(rate: float) -> None:
-    with pytest.raises(ValueError, match=f"dropout rate is {rate}; it must be at least 0 and below 1"):
-        Dropped(rate=rate, inverted=False, ends=SAME)
 
 
 def test_an_option_file_is_the_case_its_name_says_in_every_unit(network: Callable[..., ResNet]) -> None:
