@@ -22,9 +22,9 @@ from deepnets.config.project import search_of_trusted
 from deepnets.config.schema import Config
 from deepnets.distributed.world import world_from_env
 from deepnets.errors import UserError
-from deepnets.runs.console import describe_result
 from deepnets.runs.execute import LOCKED, run
 from deepnets.runs.folder import Locked, RunFolder
+from deepnets.runs.record import describe_result
 from deepnets.runs.session import AnotherFailed
 from deepnets.runs.weights import read_weights
 from deepnets.training.assembly import dataset_of, model_of

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from deepnets.analysis.walk import Walk
@@ -105,7 +105,7 @@ def _logits(walk: Walk, x: Tensor, variants: Sequence[Variant]) -> Iterable[tupl
         groups = defaultdict(list)
         for variant in alike:
             groups[variants[variant][position]].append(variant)
-        following = [*walk.before, _same][position + 1]
+        following = walk.before[position + 1] if position + 1 < len(walk) else nn.Identity()
         for place, group in groups.items():
             pending.append((following(_pass(walk, place, x)), position + 1, group))
 
@@ -113,10 +113,6 @@ def _logits(walk: Walk, x: Tensor, variants: Sequence[Variant]) -> Iterable[tupl
 def _pass(walk: Walk, place: Place, x: Tensor) -> Tensor:
     unit = walk.units[place.unit]
     return without_branch(unit, x) if place.deleted else unit(x, walk.b[place.unit])
-
-
-def _same(x: Tensor) -> Tensor:
-    return x
 
 
 def intact(walk: Walk) -> Variant:

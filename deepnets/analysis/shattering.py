@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import relu
 
 Kind = Literal[
@@ -26,6 +26,7 @@ UNITS = 200  # per hidden layer, N
 POINTS, RANGE = 256, 2.0  # the grid: 256 points on [-2, 2]
 DRAWS_AT_ONCE = 5  # small enough that a layer's arrays stay in a processor's cache
 EPS = 1e-5
+LINE_POINTS_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,20 @@ def gradients(net: Net, x: Tensor, draws: int, generator: torch.Generator) -> np
     return torch.cat(found).numpy()
 
 
+def line_gradients(model: nn.Module, start: Tensor, end: Tensor, output: int, points: int) -> np.ndarray:
+    """df/dt of f = logit `output` at x = (1 - t) start + t end for t = 0 ... 1, (points,): images are (C, H, W).
+
+    Of any network, whose batch normalisation must use stored statistics: each point's gradient is its own.
+    """
+    found = []
+    for t in torch.linspace(0, 1, points, dtype=start.dtype, device=start.device).split(LINE_POINTS_AT_ONCE):
+        x = torch.lerp(start, end, t.view(-1, 1, 1, 1)).requires_grad_()
+        with torch.enable_grad():
+            (gradient,) = torch.autograd.grad(model(x)[:, output].sum(), x)
+        found.append((gradient * (end - start)).double().flatten(1).sum(1))
+    return torch.cat(found).cpu().numpy()
+
+
 def _output(net: Net, x: Tensor, generator: torch.Generator) -> Tensor:
     """f(x) (draws, M) of inputs (draws, M, D)."""
     draws, _, inputs = x.shape
@@ -86,7 +101,7 @@ def _output(net: Net, x: Tensor, generator: torch.Generator) -> Tensor:
                 if layer < net.depth - 1:
                     x = x @ normal(UNITS, UNITS, 2 / UNITS)
             case "looks_linear":
-                x = _looks_linear(x, _orthogonal(normal(UNITS, UNITS, 1.0)))
+                x = _looks_linear(x, torch.linalg.qr(normal(UNITS, UNITS, 1.0)).Q)
             case "resnet_centred":
                 x = x + net.beta * (relu(_centred(x)) @ normal(UNITS, UNITS, 2 / UNITS))
             case "resnet" if layer > 0:
@@ -107,10 +122,6 @@ def _batch_normalized(x: Tensor) -> Tensor:
 def _looks_linear(x: Tensor, weight: Tensor) -> Tensor:
     """(W, -W) behind a CReLU: W relu(x) - W relu(-x) = W x."""
     return torch.cat((relu(x), relu(-x)), 2) @ torch.cat((weight, -weight), 1)
-
-
-def _orthogonal(normal: Tensor) -> Tensor:
-    return torch.linalg.qr(normal).Q
 
 
 def white_noise(draws: int, generator: torch.Generator, points: int = POINTS) -> np.ndarray:

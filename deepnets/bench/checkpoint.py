@@ -5,9 +5,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from deepnets.bench.figures import Figures
+from deepnets.bench.figures import Figures, in_turns
 from deepnets.bench.subject import Subject, subject_of
-from deepnets.bench.turns import in_turns
 from deepnets.runs import checkpoint
 from deepnets.training.fit import Training, fit
 

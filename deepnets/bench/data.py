@@ -6,11 +6,10 @@ from functools import partial
 
 import torch
 
-from deepnets.bench.figures import Figures
+from deepnets.bench.figures import SETTLE_SECONDS, Candidates, Figures, in_turns, seconds_of
 from deepnets.bench.peers import plain
 from deepnets.bench.subject import add_subject, chosen
 from deepnets.bench.task import task_of
-from deepnets.bench.turns import SETTLE_SECONDS, Candidates, in_turns, seconds_of
 from deepnets.data.batches import TrainingBatches
 from deepnets.system.options import count, whole
 from deepnets.training.assembly import dataset_of

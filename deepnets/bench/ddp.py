@@ -19,10 +19,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from deepnets.bench.figures import Figures
+from deepnets.bench.figures import Candidates, Figures, Measurement, in_turns, seconds_of
 from deepnets.bench.subject import add_subject, chosen, subject_of, words_of
 from deepnets.bench.training import endless
-from deepnets.bench.turns import Candidates, Measurement, in_turns, seconds_of
 from deepnets.command import run_command
 from deepnets.distributed.signals import Interrupted, Interruption
 from deepnets.distributed.spawn import how_it_ended, processes

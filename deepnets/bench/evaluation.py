@@ -6,13 +6,11 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from torch.utils.data import DataLoader
 
-from deepnets.bench.figures import Figures
+from deepnets.bench.figures import SETTLE_SECONDS, Candidates, Figures, in_turns
 from deepnets.bench.peers import plain
 from deepnets.bench.subject import add_subject, chosen
 from deepnets.bench.task import Task, arithmetic, task_of
-from deepnets.bench.turns import SETTLE_SECONDS, Candidates, in_turns
 from deepnets.data.batches import EvaluationBatches
 from deepnets.data.normalization import Normalization
 from deepnets.data.source import Split
@@ -81,13 +79,7 @@ class _PlainLoop:
     def __init__(self, task: Task) -> None:
         self.task = task
         self.model = task.model.to(task.device).to(memory_format=task.layout).eval()
-        self.loader = DataLoader(
-            plain.PlainImages(task.images, task.labels, plain.normalization(task)),
-            task.batch_size,
-            num_workers=task.workers,
-            persistent_workers=task.workers > 0,
-            pin_memory=task.device.type == "cuda",
-        )
+        self.loader = plain.loader(task, plain.normalization(task), trains=False)
 
     def seconds(self) -> float:
         device, right, started = self.task.device, 0, time.perf_counter()

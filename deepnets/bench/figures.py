@@ -1,11 +1,22 @@
-"""What a bench has measured: values of candidates, each the ratio of the first to it, as a table and for JSON."""
+"""Figures of candidates, which are measured in turns, so that what else the machine does meets all of them alike.
+
+Each is given with the ratio of the first candidate to it, as a table and for JSON.
+"""
 
 import statistics
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from rich.table import Table
+
+from deepnets.training.hardware import wait
+
+Candidates = dict[str, Callable[[], float]]
+Measurement = dict[str, list[float]]
+SETTLE_SECONDS = 1.0  # a loader's workers go on filling their queue after its turn
 
 
 @dataclass(frozen=True)
@@ -63,3 +74,29 @@ def _spread(prefix: str, values: Sequence[float]) -> dict[str, float]:
         prefix + "low": min(values),
         prefix + "high": max(values),
     }
+
+
+def in_turns(candidates: Mapping[str, Callable[[], float]], repeats: int, settle_seconds: float = 0.0) -> Measurement:
+    """What each candidate returns: called once to warm up, then `repeats` times in turns, by its name.
+
+    Every second round goes backwards, so that none always follows the same other. Where some have workers, each turn
+    begins after SETTLE_SECONDS.
+    """
+    for measure in candidates.values():
+        measure()
+    results: Measurement = {name: [] for name in candidates}
+    for repeat in range(repeats):
+        names = list(candidates)
+        for name in reversed(names) if repeat % 2 else names:
+            time.sleep(settle_seconds)
+            results[name].append(candidates[name]())
+    return results
+
+
+def seconds_of(steps: Iterator, iterations: int, device: torch.device) -> float:
+    """That so many of the steps take."""
+    started = time.perf_counter()
+    for _ in range(iterations):
+        next(steps)
+    wait(device)
+    return time.perf_counter() - started

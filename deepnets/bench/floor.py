@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import cross_entropy
 
+from deepnets.bench.figures import Candidates
 from deepnets.bench.subject import Subject
-from deepnets.bench.turns import Candidates
 from deepnets.launch.cost import size_of
 from deepnets.models.memory import Memory
 from deepnets.training.assembly import dataset_of

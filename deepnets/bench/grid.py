@@ -7,8 +7,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from deepnets.bench.figures import Figures
-from deepnets.bench.turns import Measurement
+from deepnets.bench.figures import Figures, Measurement
 from deepnets.runs.folder import RunFolder
 from deepnets.system.options import count
 

@@ -17,8 +17,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from deepnets.bench.figures import Figures
-from deepnets.bench.turns import SETTLE_SECONDS, in_turns
+from deepnets.bench.figures import SETTLE_SECONDS, Figures, in_turns
 from deepnets.config.compose import compose
 from deepnets.data.decoding import Encoded
 from deepnets.data.imagenet import ImageNet

@@ -12,9 +12,8 @@ import torch
 from deepnets.analysis import lesion
 from deepnets.analysis.recalibration import recalibrate_batchnorm
 from deepnets.analysis.walk import Walk, walk_of
-from deepnets.bench.figures import Figures
+from deepnets.bench.figures import Figures, in_turns
 from deepnets.bench.subject import Subject, add_subject, chosen
-from deepnets.bench.turns import in_turns
 from deepnets.data.batches import EvaluationBatches
 from deepnets.data.dataset import Splits
 from deepnets.run import build_model

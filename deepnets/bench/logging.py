@@ -7,9 +7,8 @@ import argparse
 import tempfile
 import time
 
-from deepnets.bench.figures import Figures
+from deepnets.bench.figures import Figures, Measurement
 from deepnets.bench.subject import subject_of
-from deepnets.bench.turns import Measurement
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.log import Log
 from deepnets.system.options import count

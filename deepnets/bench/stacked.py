@@ -9,9 +9,8 @@ from functools import partial
 
 import torch
 
-from deepnets.bench.figures import Figures
+from deepnets.bench.figures import Figures, in_turns, seconds_of
 from deepnets.bench.subject import add_subject, chosen, subject_of, words_of
-from deepnets.bench.turns import in_turns, seconds_of
 from deepnets.system.options import count, counts
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import fit

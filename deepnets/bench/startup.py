@@ -8,9 +8,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from deepnets.bench.figures import Figures
+from deepnets.bench.figures import Figures, in_turns
 from deepnets.bench.subject import add_subject, words_of
-from deepnets.bench.turns import in_turns
 
 TRAIN = ("-m", "deepnets", "train")
 

@@ -9,10 +9,10 @@ from functools import partial
 import torch
 
 from deepnets.bench import floor
+from deepnets.bench.figures import Candidates, in_turns, seconds_of
 from deepnets.bench.parts import Found
 from deepnets.bench.subject import Subject, subject_of
 from deepnets.bench.training import endless
-from deepnets.bench.turns import Candidates, in_turns, seconds_of
 from deepnets.command import run_command
 from deepnets.config.schema import StepKind
 from deepnets.training.fit import Training, fit

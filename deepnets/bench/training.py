@@ -21,11 +21,10 @@ from typing import Any
 import torch
 
 from deepnets.bench import floor
-from deepnets.bench.figures import Figures
+from deepnets.bench.figures import SETTLE_SECONDS, Candidates, Figures, in_turns, seconds_of
 from deepnets.bench.peers import plain
 from deepnets.bench.subject import Subject, add_subject, chosen
 from deepnets.bench.task import Task, arithmetic, bundled, given, task_of
-from deepnets.bench.turns import SETTLE_SECONDS, Candidates, in_turns, seconds_of
 from deepnets.data.batches import TrainingBatches
 from deepnets.run import build_model
 from deepnets.runs.folder import RunFolder

@@ -8,46 +8,22 @@ MNIST) in any form that `dataset=cifar10` reads; the others make their images.
 import argparse
 import json
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
-from deepnets.bench import (
-    analyses,
-    checkpoint,
-    data,
-    ddp,
-    evaluation,
-    gpu,
-    grid,
-    imagenet,
-    lesion,
-    logging,
-    memory,
-    stacked,
-    startup,
-    training,
-)
 from deepnets.results.writing import check_writable
 from deepnets.system.options import count
 from deepnets.training.hardware import describe, find_device
 
 BENCHES = {
-    "training": training,
-    "evaluation": evaluation,
-    "checkpoint": checkpoint,
-    "ddp": ddp,
-    "memory": memory,
-    "data": data,
-    "imagenet": imagenet,
-    "startup": startup,
-    "logging": logging,
-    "grid": grid,
-    "stacked": stacked,
-    "lesion": lesion,
-    "analyses": analyses,
-    "gpu": gpu,
+    name: import_module(f"deepnets.bench.{name}")
+    for name in (
+        *("training", "evaluation", "checkpoint", "ddp", "memory", "data", "imagenet", "startup", "logging", "grid"),
+        *("stacked", "lesion", "analyses", "gpu"),
+    )
 }
 
 

@@ -108,12 +108,9 @@ def _axes_of(node: Mapping[str, Any]) -> Axes:
         if isinstance(value, str):
             axes |= _axes([f"{key}={value}"])
         else:
-            axes[str(key)] = [_word(each) for each in (value if isinstance(value, Sequence) else [value])]
+            values = value if isinstance(value, Sequence) else [value]
+            axes[str(key)] = [each if isinstance(each, str) else json.dumps(each) for each in values]
     return axes
-
-
-def _word(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _axes(words: Sequence[str]) -> Axes:

@@ -1,7 +1,7 @@
 """The crops of a photograph: random ones in training, fixed views in evaluation. Images are uint8 (3, H, W)."""
 
 from collections.abc import Callable
-from functools import partial, reduce
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -40,11 +40,7 @@ def augmentation(crop: Crop, size: int, flip: bool) -> Callable[[Image], Image]:
         "aspect_ratio": [partial(_resized_part, resized)],
         "none": [v2.Resize(round(size * SHORTER)), v2.CenterCrop(size)],
     }
-    return partial(_in_turn, [*parts[crop], *([v2.RandomHorizontalFlip()] if flip else [])])
-
-
-def _in_turn(steps: list[Callable[[Image], Image]], image: Image) -> Image:
-    return reduce(lambda seen, step: step(seen), steps, image)
+    return v2.Compose([*parts[crop], *([v2.RandomHorizontalFlip()] if flip else [])])
 
 
 def _resized_part(crop: Any, image: Image) -> Image:

@@ -15,7 +15,6 @@ import torch
 from deepnets.data.batches import EvaluationBatches, TrainingBatches
 from deepnets.data.holdout import hold_out
 from deepnets.data.normalization import KINDS, Normalization, fit
-from deepnets.data.reduction import reduced
 from deepnets.data.source import Source, Split
 from deepnets.distributed.world import ALONE, World
 from deepnets.errors import UserError
@@ -133,7 +132,7 @@ class Dataset:
         for split in found:
             self._refuse_unfit(split)
         # Reduced anew in each process: that takes less time than reading a second cache would save.
-        train, test = (reduced(split, self.reduce) for split in found)
+        train, test = (split.reduced(self.reduce) for split in found)
         if device.type == "cuda" and (size := train.images.nbytes + test.images.nbytes) > (
             free := torch.cuda.mem_get_info(device)[0]
         ):

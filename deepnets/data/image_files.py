@@ -1,8 +1,9 @@
 """Image files in class folders, listed but not read: FOLDER/<class>/<image files>."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
@@ -28,10 +29,10 @@ class ImageFiles:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def select(self, index: Tensor) -> "ImageFiles":
+    def select(self, index: Tensor) -> Self:
         """The images at `index` (n,) int64, in that order."""
         index = index.cpu()
-        return ImageFiles(self.folder, self.classes, self.names[index.numpy()], self.labels[index])
+        return replace(self, names=self.names[index.numpy()], labels=self.labels[index])
 
     @property
     def fingerprint(self) -> bytes:

@@ -7,17 +7,17 @@ of images, and where a run resumes, are deepnets' own, as for files.
 
 import argparse
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from deepnets.command import run_command
-from deepnets.data.image_files import listed
+from deepnets.data.image_files import ImageFiles, listed
 from deepnets.errors import UserError, first_line
 
 SHARD = "64MB"
@@ -26,27 +26,14 @@ ABOUT = "images.npz"  # beside the shards: `labels`, `names` and `classes`, as o
 
 
 @dataclass(frozen=True)
-class Shards:
-    """Images by their `places` (N,) in the shards of `folder`; `labels` and `names` as those of `ImageFiles`."""
+class Shards(ImageFiles):
+    """Images by their `places` (N,) in the shards of `folder`."""
 
-    folder: Path
-    classes: tuple[str, ...]
-    names: np.ndarray
-    labels: Tensor
     places: np.ndarray
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def select(self, index: Tensor) -> "Shards":
+    def select(self, index: Tensor) -> Self:
         """The images at `index` (n,) int64, in that order."""
-        chosen = index.cpu().numpy()
-        return Shards(self.folder, self.classes, self.names[chosen], self.labels[chosen], self.places[chosen])
-
-    @property
-    def fingerprint(self) -> bytes:
-        """Their names: those of the files."""
-        return self.names.tobytes()
+        return replace(super().select(index), places=self.places[index.cpu().numpy()])
 
     def name(self, image: int) -> str:
         """Where that image lies, and the file that it was."""

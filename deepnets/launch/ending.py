@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rich.table import Column, Table
 
-from deepnets.runs.console import describe_result
 from deepnets.runs.folder import FAILED, Locked, RunFolder
+from deepnets.runs.record import describe_result
 from deepnets.runs.status import read_states
 from deepnets.system.printing import print_error, print_line, print_rich
 

@@ -8,13 +8,13 @@ from typing import Any
 from deepnets.command import called
 from deepnets.config.build import build
 from deepnets.config.claim import claims_of
+from deepnets.config.places import git_commit
 from deepnets.config.schema import Config, Row
 from deepnets.errors import UserError
 from deepnets.launch.ending import lines_of
 from deepnets.launch.launcher import Launcher
 from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.naming import folders_of
-from deepnets.runs.revision import git_commit
 from deepnets.system.printing import print_line
 from deepnets.training.checks import check
 

@@ -10,10 +10,10 @@ from deepnets.config.schema import Config
 from deepnets.data.decoding import check_decoder
 from deepnets.errors import UserError
 from deepnets.launch.ending import Tally, lines_of
-from deepnets.runs.console import describe_result
 from deepnets.runs.execute import run
 from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.grouping import groups_of
+from deepnets.runs.record import describe_result
 from deepnets.runs.status import read_state
 from deepnets.runs.together import Ending, run_together
 from deepnets.system.printing import print_error, print_line

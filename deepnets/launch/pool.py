@@ -13,8 +13,8 @@ from deepnets.errors import UserError
 from deepnets.launch.child import note_crash, start
 from deepnets.launch.ending import Tally
 from deepnets.launch.shares import Shares, devices_of, gpus_of
-from deepnets.runs.console import describe_result
 from deepnets.runs.folder import Locked, RunFolder
+from deepnets.runs.record import describe_result
 from deepnets.runs.watch import live_table
 from deepnets.system.printing import print_error, print_line
 from deepnets.system.ranges import Size

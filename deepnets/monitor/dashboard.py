@@ -1,17 +1,18 @@
 """A run in TensorBoard: its curves, its place in the table of the sweep, and pictures of its units."""
 
 import math
+import secrets
 import time
 from pathlib import Path
 from typing import Any
 
 from tensorboard.plugins.hparams.api_pb2 import Status
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
 from deepnets.config.schema import Config, Selection
 from deepnets.monitor.choices import choices_of
-from deepnets.monitor.events import event_writer
 from deepnets.monitor.pictures import pixels, profile, tiles
 from deepnets.monitor.units import PROBE_IMAGES, first_filters, gate_activity, gradient_norms
 from deepnets.training.fit import Training
@@ -148,3 +149,8 @@ class Dashboard:
         filters = first_filters(training.model, training.batches.shape)
         if filters is not None:
             self.writer.add_image("weights/first_layer", tiles(filters), training.iteration, dataformats="HWC")
+
+
+def event_writer(folder: Path, **options: Any) -> SummaryWriter:
+    """Writes a new file in `folder`, of a name that nobody can know: TensorBoard would follow a link of that name."""
+    return SummaryWriter(str(folder), filename_suffix=f".{secrets.token_hex(8)}", **options)

@@ -50,7 +50,10 @@ def to_markdown(tables: Sequence[Table]) -> str:
 
 def markdown_sheets(table: Table) -> str:
     """The table alone, in Markdown."""
-    return "\n".join(_markdown(sheet.without_empty_columns()) for sheet in result_sheets(table))
+    return "\n".join(
+        f"**{sheet.title}**. {sheet.note}\n\n{markdown_table(sheet.without_empty_columns())}\n"
+        for sheet in result_sheets(table)
+    )
 
 
 def to_latex(tables: Sequence[Table]) -> str:
@@ -58,10 +61,6 @@ def to_latex(tables: Sequence[Table]) -> str:
     return "\n".join(
         _latex(sheet.without_empty_columns()) for table in tables for sheet in result_sheets(table)
     ) + _notes(tables, "% {}\n")
-
-
-def _markdown(sheet: Sheet) -> str:
-    return f"**{sheet.title}**. {sheet.note}\n\n{markdown_table(sheet)}\n"
 
 
 def markdown_table(sheet: Sheet) -> str:

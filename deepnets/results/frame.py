@@ -73,10 +73,8 @@ def load_results(*folders: str | Path, project: str | Path | None = None) -> Res
 
 def _line(run: Run) -> dict[str, Any]:
     figures = {name: run.result.get(name) for name in FIGURES}
-    chosen = run.origin.get("choices") or {}
-    options = {group: option for group, option in chosen.items() if not group.startswith("hydra/")}
     status = {"status": run.state.name, "reason": run.state.reason}
-    return _names(run) | status | figures | options | run.settings
+    return _names(run) | status | figures | run.options | run.settings
 
 
 def _names(run: Run) -> dict[str, Any]:

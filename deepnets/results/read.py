@@ -14,7 +14,7 @@ import numpy as np
 from deepnets.config.build import check_types
 from deepnets.config.frozen import LONGEST, plain_yaml
 from deepnets.config.identity import flat, is_execution, upgrade
-from deepnets.runs.bits import unpacked
+from deepnets.runs.contents import unpacked
 from deepnets.runs.folder import RunFolder, folders_in
 from deepnets.runs.status import DIVERGED, FAILED, FINISHED, UNREADABLE, State, in_a_line, read_states
 from deepnets.system.files import read_text
@@ -62,6 +62,12 @@ class Run:
         if self.state.name == DIVERGED:
             return math.inf
         return self.result.get("test_error") if self.state.name == FINISHED else None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The option chosen in each group, where the run noted it."""
+        chosen = self.origin.get("choices") or {}
+        return {group: option for group, option in chosen.items() if not group.startswith("hydra/")}
 
     @cached_property
     def test_wrong(self) -> np.ndarray | None:

@@ -18,10 +18,9 @@ from deepnets.results.figures.picture import Picture
 from deepnets.results.page import Section, write_report_page
 from deepnets.results.provenance import command_sheet, difference_sheet, environment_sheet
 from deepnets.results.read import read_runs
-from deepnets.results.sheet import Sheet
+from deepnets.results.sheet import Sheet, console_for, print_sheet
 from deepnets.results.sheets import claim_sheets, comparison_sheets, overview_sheet, result_sheets
 from deepnets.results.table import Table, tables_of
-from deepnets.results.terminal import console_for, print_sheet
 from deepnets.results.writing import writing
 from deepnets.runs.folder import RunFolder, run_folders
 from deepnets.system.files import make_own_folder

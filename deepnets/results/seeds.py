@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from deepnets.config.schema import Row
 from deepnets.results.read import read_runs
+from deepnets.results.sheet import console_for, print_sheet
 from deepnets.results.sheets import claim_sheets
 from deepnets.results.statistics import FEWEST_SEEDS
 from deepnets.results.table import tables_of
-from deepnets.results.terminal import console_for, print_sheet
 from deepnets.runs.folder import run_folders
 from deepnets.runs.naming import folders_of
 

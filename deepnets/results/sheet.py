@@ -2,12 +2,18 @@
 
 import json
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
 MINUS = "\N{MINUS SIGN}"
 NOTHING = "\N{EN DASH}"
+PIPE_WIDTH = 200  # columns, where the output is not a terminal
 
 
 @dataclass(frozen=True)
@@ -23,15 +29,15 @@ class Sheet:
     def without_empty_columns(self) -> "Sheet":
         """Only the columns with a word or number in them."""
         said = [{line[index] for line in self.lines} - {"", NOTHING} for index in range(len(self.header))]
-        shown = [index for index, words in enumerate(said) if not index or words]
-        lines = tuple(tuple(line[index] for index in shown) for line in self.lines)
-        return replace(self, header=tuple(self.header[index] for index in shown), lines=lines)
+        return self._only([index for index, words in enumerate(said) if not index or words])
 
     def of(self, columns: Sequence[str]) -> "Sheet":
         """Only these columns, in the order of the sheet, without its note."""
-        shown = [index for index, name in enumerate(self.header) if name in columns]
+        return replace(self._only([index for index, name in enumerate(self.header) if name in columns]), note="")
+
+    def _only(self, shown: Sequence[int]) -> "Sheet":
         lines = tuple(tuple(line[index] for index in shown) for line in self.lines)
-        return replace(self, header=tuple(self.header[index] for index in shown), lines=lines, note="")
+        return replace(self, header=tuple(self.header[index] for index in shown), lines=lines)
 
     def cut(self, most: int) -> "Sheet":
         """The first `most` lines; the note counts the others."""
@@ -40,6 +46,30 @@ class Sheet:
             return self
         note = f"{more} more line{'s' * (more > 1)} not shown here. {self.note}".strip()
         return replace(self, lines=self.lines[:most], note=note)
+
+
+def console_for(exporting: bool = False) -> Console:
+    """Where people read; standard error while standard output carries an export."""
+    console = Console(highlight=False, stderr=exporting)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = PIPE_WIDTH
+    return console
+
+
+def print_sheet(console: Console, sheet: Sheet, most: int | None = None) -> None:
+    """A sheet as text; lines beyond `most` are counted."""
+    shown = (sheet if most is None else sheet.cut(most)).without_empty_columns()
+    table = Table(box=None, pad_edge=False)
+    for name in shown.header:
+        table.add_column(name, justify="right" if name in shown.numbers else "left", overflow="fold")
+    for line in shown.lines:
+        table.add_row(*map(Text, line))
+    console.print(Text(sheet.title, style="bold"))
+    if shown.lines:
+        console.print(table)
+    if shown.note:
+        console.print(Text(shown.note, style="dim"))
+    console.print()
 
 
 def percent(value: float | None) -> str:

@@ -41,9 +41,7 @@ class Entry:
     @property
     def parameters(self) -> dict[str, Any]:
         """The option chosen in each group, where the run noted it, and every setting that makes the run what it is."""
-        chosen = self.run.origin.get("choices") or {}
-        options = {group: option for group, option in chosen.items() if not group.startswith("hydra/")}
-        return options | self.run.settings | {"seed": self.run.seed}
+        return self.run.options | self.run.settings | {"seed": self.run.seed}
 
     @property
     def results(self) -> dict[str, float]:

@@ -1,28 +1,33 @@
 """What the JSON files of a run folder hold. Whatever was there before an entry was is a run's file too."""
 
+import base64
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, Literal, Required
 
+import numpy as np
 from annotated_types import MinLen
 from pydantic import TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
-from deepnets.runs.bits import unpacked
-
 Number = float | None
 
 
-class Progress(TypedDict, total=False):
-    """See `deepnets.runs.status.Progress`."""
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is; the error in percent, None before the first epoch's end.
 
-    epoch: Required[int]
-    epochs: Required[int]
-    iteration: Required[int]
-    iterations: Required[int]
-    test_error: Required[Number]
-    images_per_second: Required[float]
-    seconds_left: Required[float]
-    seconds_idle: float
+    `seconds_idle` have passed since the last iteration or evaluated batch, at the last heartbeat.
+    """
+
+    epoch: int
+    epochs: int
+    iteration: int
+    iterations: int
+    test_error: float | None
+    images_per_second: float
+    seconds_left: float
+    seconds_idle: float = 0.0
 
 
 class Status(TypedDict, total=False):
@@ -120,3 +125,20 @@ def check_contents(name: str, content: dict[str, Any]) -> None:
         if not isinstance(images, int):
             raise ValueError("data.test: is not the number of test images")
         unpacked(content["test_right"], images)
+
+
+def packed(right: np.ndarray) -> str:
+    """A bit for each image, `right` (images,), eight to a byte, in base 64: 1.7 kB for 10,000."""
+    return base64.b64encode(np.packbits(right).tobytes()).decode()
+
+
+def unpacked(text: str, images: int) -> np.ndarray:
+    """What `packed` packed, (images,) bool.
+
+    Raises:
+        ValueError: the text is not of so many images.
+    """
+    packed_bits = np.frombuffer(base64.b64decode(text, validate=True), np.uint8)
+    if len(packed_bits) != -(-images // 8):
+        raise ValueError(f"{len(packed_bits)} bytes are not a bit for each of {images} images")
+    return np.unpackbits(packed_bits, count=images).astype(bool)

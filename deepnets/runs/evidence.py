@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deepnets.runs.bits import packed
+from deepnets.runs.contents import packed
 from deepnets.training.fit import FIRST, Training
 
 

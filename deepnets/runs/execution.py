@@ -19,6 +19,7 @@ from deepnets.distributed.signals import Interrupted, Interruption
 from deepnets.distributed.world import World
 from deepnets.errors import UserError
 from deepnets.runs import checkpoint
+from deepnets.runs.contents import Progress
 from deepnets.runs.evidence import Evidence
 from deepnets.runs.folder import DIVERGED, FINISHED, RunFolder
 from deepnets.runs.log import Log
@@ -34,7 +35,6 @@ from deepnets.runs.record import (
 )
 from deepnets.runs.saved import load, resume
 from deepnets.runs.session import Session
-from deepnets.runs.status import Progress
 from deepnets.training.assembly import dataset_of, prepare, splits_of
 from deepnets.training.fit import Training
 from deepnets.training.hardware import scarce_cores

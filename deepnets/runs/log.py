@@ -12,8 +12,8 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from deepnets.config.schema import Config
 from deepnets.monitor.dashboard import Dashboard
-from deepnets.runs.console import duration
 from deepnets.runs.folder import RunFolder
+from deepnets.runs.record import duration
 from deepnets.system.files import opened_to_append, write_atomically
 from deepnets.system.printing import print_line
 from deepnets.training.fit import Training

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from deepnets.config.identity import identity_hash
+from deepnets.config.places import git_commit
 from deepnets.config.schema import Config, Selection
 from deepnets.errors import UserError
 from deepnets.models.batchnorm import group_sizes
 from deepnets.runs.folder import DIVERGED, RunFolder
-from deepnets.runs.revision import git_commit
 from deepnets.training.assembly import dataset_of, splits_of
 from deepnets.training.fit import Training
 from deepnets.training.hardware import choose_precision, describe
@@ -168,3 +168,22 @@ def differing(before: dict[str, Any], now: dict[str, Any]) -> str:
     """What of `before`, in which an older version noted less, is otherwise now, with both values; or nothing."""
     keys = [key for key in before if before[key] != now.get(key)]
     return ", ".join(f"{key} {before[key]} then, {now.get(key)} now" for key in keys)
+
+
+def describe_result(result: dict[str, Any]) -> str:
+    """A run's end in a line."""
+    name, value = "test error", result["test_error"]
+    if value is None:  # it diverged
+        name, value = "last test error", result["last_test_error"]
+    error = "no epoch completed" if value is None else f"{name} {value:.2f}%"
+    if result["selected_epoch"] and result["selection"] == "best_validation":
+        error += f" at epoch {result['selected_epoch']} of lowest validation error"
+    pace = f"{result['images_per_second']:,.0f} images/s" if result["images_per_second"] else "no epoch timed"
+    epochs = f"{result['epochs']} epoch{'s' * (result['epochs'] != 1)}"
+    return f"{result['status']}: {error} after {epochs} in {duration(result['seconds'])} ({pace})"
+
+
+def duration(seconds: float) -> str:
+    minutes, seconds = divmod(int(seconds + 0.5), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -18,6 +18,7 @@ import yaml
 
 from deepnets.distributed.signals import Interrupted
 from deepnets.distributed.world import slurm_task
+from deepnets.runs.contents import Progress
 from deepnets.runs.folder import DIVERGED, FAILED, FINISHED, RunFolder, Unreadable
 
 BEAT_SECONDS = 10.0
@@ -32,23 +33,6 @@ STATES = (WAITING, QUEUED, RUNNING, PREEMPTED, DEAD, FAILED, DIVERGED, FINISHED)
 
 # What a file that is cut off, or that another program wrote, may lead to.
 UNREADABLE = (yaml.YAMLError, csv.Error, KeyError, AttributeError, ValueError, TypeError, OSError)
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a run is; the error in percent, None before the first epoch's end.
-
-    `seconds_idle` have passed since the last iteration or evaluated batch, at the last heartbeat.
-    """
-
-    epoch: int
-    epochs: int
-    iteration: int
-    iterations: int
-    test_error: float | None
-    images_per_second: float
-    seconds_left: float
-    seconds_idle: float = 0.0
 
 
 @dataclass(frozen=True)

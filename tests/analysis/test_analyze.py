@@ -20,9 +20,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from deepnets.analysis import lesion
 from deepnets.analysis.commands import lesioned
-from deepnets.analysis.commands.drawing import mark_stages
 from deepnets.errors import UserError
-from deepnets.monitor.style import new_figure
+from deepnets.monitor.style import mark_stages, new_figure
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
 from tests.command import ROOT, row
@@ -312,7 +311,6 @@ def test_a_run_that_trains_is_left_alone_unless_the_results_go_elsewhere(
         (("gates", "a", "b"), "a: not a run folder"),
         (("lesion", "nowhere", "model.depth=8"), "name run folders, or options"),
         (("lesion", "model.depth=8", "--images", 0), "--images 0"),
-        (("lesion", "model.depth=8", "--draws", 0), "both must be at least 1"),
         (("paths", "model.depth=8", "--draws", 3), "at least one path for each image"),
         ((*OVERFLOWS, "--draws", 1, "--images", 1), "gradients of this network are not finite"),
         (("gates", "model/shortcut=highway_b2", "--classes", "11"), "whole numbers from 0 to 9"),

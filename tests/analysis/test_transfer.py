@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deepnets.analysis.transfer import best_rate, trend
+from deepnets.analysis.commands.transfer import best_rate, trend
 from deepnets.errors import UserError
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder

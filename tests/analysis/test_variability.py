@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deepnets.analysis.variability import variability
+from deepnets.analysis.commands.variability import variability
 from deepnets.errors import UserError
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from deepnets.data.dataset import Dataset
-from deepnets.data.reduction import CHUNK, reduced
-from deepnets.data.source import DataFiles, Source, Split
+from deepnets.data.source import CHUNK, DataFiles, Source, Split
 from deepnets.errors import UserError
 
 
@@ -18,7 +17,7 @@ def test_each_square_of_pixels_becomes_its_mean(factor: int) -> None:
     images = torch.randint(256, (3, 6, 12, 2), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     images[0, :, :, 0] = torch.arange(72).view(6, 12) % 2  # of 2x2 pixels: exact halves
     labels = torch.tensor([2, 0, 1])
-    small = reduced(Split(images, labels), factor)
+    small = Split(images, labels).reduced(factor)
     assert small.images.shape == (3, 6 // factor, 12 // factor, 2)
     assert (small.images.dtype, small.labels.tolist()) == (torch.uint8, [2, 0, 1])
     for image, row, column, channel in torch.cartesian_prod(*map(torch.arange, small.images.shape)).tolist():
@@ -32,7 +31,7 @@ def test_each_square_of_pixels_becomes_its_mean(factor: int) -> None:
 
 def test_the_brightest_pixels_and_a_last_short_chunk() -> None:
     split = Split(torch.full((CHUNK + 1, 22, 11, 1), 255, dtype=torch.uint8), torch.zeros(CHUNK + 1, dtype=torch.int64))
-    images = reduced(split, 11).images
+    images = split.reduced(11).images
     assert images.shape == (CHUNK + 1, 2, 1, 1)
     assert (images == 255).all()
 
@@ -50,7 +49,7 @@ def test_a_network_and_its_batches_see_the_reduced_images() -> None:
     assert data.shape == (3, 2, 3)
     whole, small = dataset(1).load(torch.device("cpu")), data.load(torch.device("cpu"))
     for name in ("train", "test"):
-        assert torch.equal(getattr(small, name).images, reduced(getattr(whole, name), 2).images)
+        assert torch.equal(getattr(small, name).images, getattr(whole, name).reduced(2).images)
     assert torch.allclose(small.normalization.mean, small.train.images.float().mean(0))
 
 

@@ -10,7 +10,7 @@ from deepnets.config.claim import claims_of
 from deepnets.launch.grid import launch
 from deepnets.results.verify import verify
 from deepnets.run import load_run
-from deepnets.runs.bits import packed, unpacked
+from deepnets.runs.contents import packed, unpacked
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder, run_folders
 from deepnets.training.assembly import dataset_of, splits_of

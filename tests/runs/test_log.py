@@ -11,10 +11,9 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from deepnets.config.schema import Config
-from deepnets.runs.console import describe_result
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.log import Log
-from deepnets.runs.record import protocol_of
+from deepnets.runs.record import describe_result, protocol_of
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import Training, fit
 from tests.command import row

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from deepnets.errors import UserError
-from deepnets.monitor.events import event_writer
+from deepnets.monitor.dashboard import event_writer
 from deepnets.results.columns import warnings_of
 from deepnets.results.read import read_runs
 from deepnets.results.table import tables_of
 from deepnets.run import load_run
-from deepnets.runs.console import describe_result
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
+from deepnets.runs.record import describe_result
 from deepnets.runs.status import read_state
 from tests.command import row
 

@@ -16,8 +16,9 @@ import pytest
 from deepnets.distributed.signals import Interrupted
 from deepnets.errors import UserError
 from deepnets.runs import status
+from deepnets.runs.contents import Progress
 from deepnets.runs.folder import RunFolder
-from deepnets.runs.status import Heartbeat, Progress, state_of
+from deepnets.runs.status import Heartbeat, state_of
 from deepnets.runs.watch import show, table_of
 from tests.command import ENVIRONMENT, ROOT, row
 

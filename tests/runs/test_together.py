@@ -14,7 +14,7 @@ from deepnets.launch.grid import launch
 from deepnets.models.fully_connected import FullyConnected
 from deepnets.monitor.dashboard import Dashboard
 from deepnets.runs import checkpoint
-from deepnets.runs.bits import unpacked
+from deepnets.runs.contents import unpacked
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.grouping import groups_of

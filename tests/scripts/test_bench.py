@@ -95,7 +95,7 @@ def test_a_ratio_is_of_the_same_repeat(part: Callable[[str], ModuleType]) -> Non
 def test_candidates_take_turns_after_one_round_to_warm_up(part: Callable[[str], ModuleType]) -> None:
     calls: list[str] = []
     candidates = {name: lambda name=name: float(calls.append(name) or len(calls)) for name in "ab"}
-    assert part("turns").in_turns(candidates, 2) == {"a": [3, 6], "b": [4, 5]}
+    assert part("figures").in_turns(candidates, 2) == {"a": [3, 6], "b": [4, 5]}
     assert calls == ["a", "b", "a", "b", "b", "a"]
 
 

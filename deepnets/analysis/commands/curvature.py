@@ -11,14 +11,13 @@ from functools import partial
 import numpy as np
 from torch import Tensor
 
-from deepnets.analysis.commands.drawing import line
 from deepnets.analysis.commands.outcome import Outcome, progress
 from deepnets.analysis.commands.subject import names_apart, subjects_of
 from deepnets.analysis.curvature import Hessian, largest_eigenvalues, trace_samples
 from deepnets.data.batches import EvaluationBatches
 from deepnets.errors import UserError
-from deepnets.monitor.style import COLOURS, new_figure
-from deepnets.system.options import number, whole
+from deepnets.monitor.style import COLOURS, line, new_figure
+from deepnets.system.options import count, number, whole
 
 AT_ONCE = 250  # images in one double backward pass, which holds all activations
 
@@ -27,24 +26,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """What can be chosen besides the subject."""
     parser.add_argument("--images", type=number, default=1000, help="images, drawn once (default: 1000)")
     parser.add_argument("--split", choices=("train", "test"), default="train", help="default: train")
-    parser.add_argument("--eigenvalues", type=number, default=3, help="how many of the largest (default: 3)")
+    parser.add_argument("--eigenvalues", type=count, default=3, help="how many of the largest (default: 3)")
     parser.add_argument("--tolerance", type=float, default=0.01, help="relative, of an eigenvalue (default: 0.01)")
     parser.add_argument("--draws", type=number, default=10, help="vectors of the trace's estimate (default: 10)")
     parser.add_argument("--seed", type=whole, default=0, help="of the vectors (default: 0)")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Measure, write the files and print the finding; returns the exit code."""
-    if arguments.eigenvalues < 1 or arguments.draws < 2 or not arguments.tolerance > 0:
-        raise UserError("--eigenvalues is at least 1, --draws at least 2, --tolerance above 0")
+def run(arguments: argparse.Namespace) -> None:
+    """Measure, write the files and print the finding."""
+    if arguments.draws < 2 or not arguments.tolerance > 0:
+        raise UserError("--draws is at least 2, --tolerance above 0")
     subjects = subjects_of(arguments)
     labels = names_apart([subject.name for subject in subjects])
     rows = []
     with Outcome("curvature", subjects[0].folder, arguments) as outcome:
         figure = new_figure(3)
         axes = figure.subplots()
-        states = [tensor for subject in subjects for tensor in subject.settled().state_dict().values()]
-        with outcome.saved(*states) as saved:
+        with outcome.saved(*(subject.settled() for subject in subjects)) as saved:
             for subject, label, color in zip(subjects, labels, COLOURS * len(subjects), strict=False):
                 batches = subject.batches(arguments.split, arguments.images)
                 batches.batch_size = min(batches.batch_size, AT_ONCE)
@@ -75,7 +73,6 @@ def run(arguments: argparse.Namespace) -> int:
         figure.legend(loc="outside upper left", fontsize=7)
         outcome.rows("spectrum", ("run", "what", "number", "value"), rows)
         outcome.figure("spectrum", figure)
-    return 0
 
 
 class _Shown:

@@ -35,8 +35,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--predict", type=Path, metavar="DIR", help="unlabelled images, to guess at for the server")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Evaluate, write the files and print the error; returns the exit code.
+def run(arguments: argparse.Namespace) -> None:
+    """Evaluate, write the files and print the error.
 
     Raises:
         UserError: the weights are of another network, or the data have no such view.
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
             count = _predict(subject, arguments, precision, file)
             said = f"{subject.name}: guesses at {count} images of {arguments.predict} in {file.name}"
             outcome.finding(said, images=count)
-            return 0
+            return
         view, batches = _batches(subject, arguments.view)
         sums = Sums(subject.device, top=batches.top)
         for _ in tracked(evaluate(subject.model, batches, sums, precision), len(batches), "evaluating"):
@@ -74,7 +74,6 @@ def run(arguments: argparse.Namespace) -> int:
             view=view,
             precision=str(precision).removeprefix("torch."),
         )
-    return 0
 
 
 def _batches(subject: Subject, view: ViewName | None) -> tuple[ViewName, Evaluated]:

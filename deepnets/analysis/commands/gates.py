@@ -27,19 +27,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=whole, default=0, help="of the random image (default: 0)")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Measure, write the files and print the finding; returns the exit code."""
+def run(arguments: argparse.Namespace) -> None:
+    """Measure, write the files and print the finding."""
     subject = subject_of(arguments)
     walk = walk_of(subject.model)
     bias = gates.biases(walk)  # first, since it refuses nets without gates before the data are read
     training = subject.batches("train", arguments.images)
-    classes = _shown_classes(arguments.classes, subject)
+    last = len(subject.classes) - 1
+    classes = whole_numbers("--classes", arguments.classes, 0, last) if arguments.classes else range(min(last + 1, 10))
     whole = training.split if arguments.images is None else subject.batches("train").split
     index = _index(arguments, len(whole))
     subject.settled()
-    by_class, images = gates.activity_by_class(walk, progress(training, "gates"), len(subject.classes))
-    shown = [label for label in classes if images[label]]
-    mean, routing = gates.mean_activity(by_class, images), gates.routing(by_class, images)
+    found = gates.routing_of(walk, progress(training, "gates"), len(subject.classes))
+    shown = [label for label in classes if found.images[label]]
+    mean, routing = found.mean, found.of_classes
     one = whole.select(whole.labels.new_tensor([index]))
     sampled, outputs = gates.of_one(walk, training.normalization(one.images).permute(0, 3, 1, 2))
     label = subject.classes[int(one.labels)]
@@ -54,14 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
         outcome.figure("blocks", _four_panels(panels))
         if shown:
             outcome.figure("routing", _routing_figure({subject.classes[label]: routing[label] for label in shown}))
-        sentence = _finding(subject, gates.gates_of(walk)[0].bias, bias, mean, routing[images > 0])
+        sentence = _finding(subject, gates.gates_of(walk)[0].bias, bias, mean, routing[found.images > 0])
         outcome.finding(sentence, mean_bias=np.nanmean(bias), mean_gate=np.nanmean(mean))
-    return 0
-
-
-def _shown_classes(given: str | None, subject: Subject) -> list[int]:
-    classes = len(subject.classes)
-    return whole_numbers("--classes", given, 0, classes - 1) if given else list(range(min(classes, 10)))
 
 
 def _index(arguments: argparse.Namespace, images: int) -> int:

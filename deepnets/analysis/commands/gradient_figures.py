@@ -1,16 +1,42 @@
 """The figures of gradients, signals and responses over depth."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from deepnets.analysis.commands.drawing import line, mark_stages, mean_and_range
-from deepnets.analysis.commands.gradient_state import State
+from deepnets.analysis.commands.bypass import Bypass
 from deepnets.analysis.gradients import first_to_last
-from deepnets.monitor.style import COLOURS, GREY, new_figure, show_array
+from deepnets.analysis.signals import Signals
+from deepnets.analysis.walk import Walk
+from deepnets.monitor.style import COLOURS, GREY, line, mark_stages, mean_and_range, new_figure, show_array
+
+
+@dataclass(frozen=True)
+class State:
+    """What was measured of one network at one time; arrays have an entry per unit.
+
+    A ReLU behind the addition clipped `below` of `values` values; 0 of 0 where there is none.
+    """
+
+    run: str
+    label: str
+    time: str
+    walk: Walk
+    norms: np.ndarray
+    signals: Signals
+    bypass: Bypass
+    below: np.ndarray
+    values: np.ndarray
+    responses: dict[str, float]
+
+    @property
+    def clipped(self) -> np.ndarray:
+        """The share of values that is clipped; NaN where no ReLU stands."""
+        return np.where(self.values > 0, self.below / np.maximum(self.values, 1), np.nan)
 
 
 def units(states: Sequence[State]) -> Figure:

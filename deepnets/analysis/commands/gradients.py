@@ -12,7 +12,7 @@ import numpy as np
 from deepnets.analysis import gradients
 from deepnets.analysis.commands import gradient_figures as figures
 from deepnets.analysis.commands.bypass import bypass_of
-from deepnets.analysis.commands.gradient_state import State
+from deepnets.analysis.commands.gradient_figures import State
 from deepnets.analysis.commands.orderings import compare, compared
 from deepnets.analysis.commands.outcome import Outcome, progress
 from deepnets.analysis.commands.subject import Subject, names_apart, one_batch, subjects_of
@@ -21,7 +21,7 @@ from deepnets.analysis.gradients import first_to_last, with_batch_statistics
 from deepnets.analysis.signals import clipped, responses, signals
 from deepnets.analysis.walk import walk_of
 from deepnets.errors import UserError
-from deepnets.system.options import number, whole
+from deepnets.system.options import count, number, whole
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import fit
 from deepnets.training.hardware import choose_precision
@@ -40,12 +40,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sizes", default="1,3,6,12", help="units per stage of what is compared (default: %(default)s)"
     )
-    parser.add_argument("--draws", type=number, default=3, help="fresh networks of each of these (default: 3)")
+    parser.add_argument("--draws", type=count, default=3, help="fresh networks of each of these (default: 3)")
     parser.add_argument("--seed", type=whole, default=0, help="of the random gradients (default: 0)")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Measure, write the files and print the finding; returns the exit code."""
+def run(arguments: argparse.Namespace) -> None:
+    """Measure, write the files and print the finding."""
     orderings, sizes = compared(arguments)
     subjects = subjects_of(arguments)
     if arguments.epochs > 0 and len(subjects) > 1:
@@ -65,7 +65,6 @@ def run(arguments: argparse.Namespace) -> int:
             compare(subjects[0], orderings, sizes, arguments, outcome)
         except UserError as error:
             outcome.finding(f"orderings are not compared: {error}")
-    return 0
 
 
 def _states(subject: Subject, label: str, arguments: argparse.Namespace) -> list[State]:

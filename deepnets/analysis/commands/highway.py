@@ -9,12 +9,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
-from deepnets.analysis.commands.drawing import line
 from deepnets.analysis.commands.outcome import Outcome, progress
 from deepnets.analysis.commands.subject import subject_of
-from deepnets.analysis.routing import Routing, interval, routing_of
+from deepnets.analysis.gates import Routing, interval, routing_of
 from deepnets.analysis.walk import walk_of
-from deepnets.monitor.style import COLOURS, new_figure
+from deepnets.monitor.style import COLOURS, line, new_figure
 from deepnets.system.options import number
 
 Interval = tuple[float, float, float]  # value, low, high
@@ -25,8 +24,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--images", type=number, help="how many training images, drawn once (default: all)")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Measure, write the files and print the finding; returns the exit code."""
+def run(arguments: argparse.Namespace) -> None:
+    """Measure, write the files and print the finding."""
     subject = subject_of(arguments)
     walk = walk_of(subject.settled())
     batches = subject.batches("train", arguments.images)
@@ -38,7 +37,6 @@ def run(arguments: argparse.Namespace) -> int:
         numbers = _numbers(found)
         outcome.rows("numbers", ("measure", "value", "low", "high"), [(name, *each) for name, each in numbers.items()])
         outcome.finding(f"{subject.name}: {_sentence(numbers, found)}", **numbers)
-    return 0
 
 
 def _layers(found: Routing) -> dict[str, np.ndarray]:
@@ -76,13 +74,8 @@ def _numbers(found: Routing) -> dict[str, Interval]:
         "lifetime_sparseness": mean(found.lifetime[layer, block]),
         "between_classes": mean(found.between[layer, block]),
         "change": mean(found.change.mean(1)),
-        "first_half_of_change": mean(_first_half(found.change)),
+        "first_half_of_change": mean(found.change[:, : found.change.shape[1] // 2].sum(1) / found.change.sum(1)),
     }
-
-
-def _first_half(change: np.ndarray) -> np.ndarray:
-    """The share of an image's change over all layers that the first half of them makes, (images,)."""
-    return change[:, : change.shape[1] // 2].sum(1) / change.sum(1)
 
 
 def _sentence(numbers: dict[str, Interval], found: Routing) -> str:

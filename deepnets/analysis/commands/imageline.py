@@ -7,29 +7,23 @@ from itertools import cycle
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from torch import Tensor, nn
 
 from deepnets.analysis import shattering
-from deepnets.analysis.commands.drawing import mean_and_deviation
-from deepnets.analysis.commands.outcome import Outcome, tracked
-from deepnets.analysis.commands.saved import Saved
+from deepnets.analysis.commands.outcome import Outcome, Saved, tracked
 from deepnets.analysis.commands.subject import Subject, names_apart, one_batch, subjects_of
-from deepnets.analysis.imageline import line_gradients
-from deepnets.monitor.style import COLOURS, GREY, new_figure
+from deepnets.monitor.style import COLOURS, GREY, mean_and_deviation, new_figure
 
 LAGS = 15
 
 
-def measure(arguments: argparse.Namespace) -> int:
-    """Measure the subjects, write the files and print the finding; returns the exit code."""
+def measure(arguments: argparse.Namespace) -> None:
+    """Measure the subjects, write the files and print the finding."""
     subjects = subjects_of(arguments)
     labels = names_apart([subject.name for subject in subjects])
-    states = [tensor for subject in subjects for tensor in subject.settled().state_dict().values()]
     with Outcome("shattering", subjects[0].folder, arguments) as outcome:
-        with outcome.saved(*states) as saved:
+        with outcome.saved(*(subject.settled() for subject in subjects)) as saved:
             found = [_gradients(subject, arguments, saved) for subject in subjects]
         _write(subjects, labels, dict(zip(labels, found, strict=True)), arguments, outcome)
-    return 0
 
 
 def _write(
@@ -79,12 +73,10 @@ def _gradients(subject: Subject, arguments: argparse.Namespace, saved: Saved) ->
     pairs = list(zip(x[0::2], x[1::2], labels[0::2].tolist(), strict=False))
     found = []
     for number, pair in enumerate(tracked(pairs, len(pairs), f"lines of {subject.name}")):
-        found.append(saved.once(f"{subject.name} {number}", partial(_line, model, *pair)))
+        found.append(
+            saved.once(f"{subject.name} {number}", partial(shattering.line_gradients, model, *pair, shattering.POINTS))
+        )
     return np.array(found)
-
-
-def _line(model: nn.Module, start: Tensor, end: Tensor, output: int) -> list[float]:
-    return line_gradients(model, start, end, output, shattering.POINTS).tolist()
 
 
 def _figure(gradients: dict[str, np.ndarray], curves: dict[str, np.ndarray]) -> Figure:

@@ -13,14 +13,12 @@ import torch
 from matplotlib.figure import Figure
 from torch import nn
 
-from deepnets.analysis.commands.drawing import line
-from deepnets.analysis.commands.outcome import Outcome, tracked
-from deepnets.analysis.commands.saved import Saved
+from deepnets.analysis.commands.outcome import Outcome, Saved, tracked
 from deepnets.analysis.commands.subject import Subject, names_apart, one_batch, subjects_of
 from deepnets.analysis.gradients import with_batch_statistics
 from deepnets.analysis.landscape import Weights, difference, nonconvexity, random_direction, score_at
 from deepnets.errors import UserError
-from deepnets.monitor.style import COLOURS, new_figure
+from deepnets.monitor.style import COLOURS, line, new_figure
 from deepnets.system.options import number, whole
 from deepnets.training.hardware import choose_precision
 
@@ -40,8 +38,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=whole, default=0, help="of the directions (default: 0)")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Measure, write the files and print the finding; returns the exit code."""
+def run(arguments: argparse.Namespace) -> None:
+    """Measure, write the files and print the finding."""
     if arguments.points < 3 or arguments.points % 2 == 0 or not arguments.range > 0:
         raise UserError(
             f"--points {arguments.points} --range {arguments.range:g}: an odd number from 3 on, and above 0"
@@ -51,14 +49,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"--line: joins two run folders, but {len(subjects)} named")
     weights = [dict(subject.model.named_parameters()) for subject in subjects]
     across = difference(*weights) if arguments.line else None
-    with Outcome("landscape", subjects[0].folder, arguments) as outcome:
-        states = [tensor for subject in subjects for tensor in subject.model.state_dict().values()]
-        with outcome.saved(*states) as saved:
-            if across is None:
-                _surfaces(subjects, arguments, outcome, saved)
-            else:
-                _line(subjects, across, arguments, outcome, saved)
-    return 0
+    models = [subject.model for subject in subjects]
+    with Outcome("landscape", subjects[0].folder, arguments) as outcome, outcome.saved(*models) as saved:
+        if across is None:
+            _surfaces(subjects, arguments, outcome, saved)
+        else:
+            _line(subjects, across, arguments, outcome, saved)
 
 
 def _surfaces(subjects: list[Subject], arguments: argparse.Namespace, outcome: Outcome, saved: Saved) -> None:

@@ -17,14 +17,13 @@ from matplotlib.figure import Figure
 from scipy.stats import kendalltau
 
 from deepnets.analysis import lesion
-from deepnets.analysis.commands.drawing import line, mark_stages, mean_and_range
 from deepnets.analysis.commands.lesioned import Lesioned
 from deepnets.analysis.commands.outcome import Outcome
 from deepnets.analysis.commands.pathcount import count_paths
 from deepnets.analysis.commands.subject import names_apart, subjects_of
 from deepnets.errors import UserError
-from deepnets.monitor.style import COLOURS, new_figure
-from deepnets.system.options import number, whole
+from deepnets.monitor.style import COLOURS, line, mark_stages, mean_and_range, new_figure
+from deepnets.system.options import count, number, whole
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -32,17 +31,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", choices=PARTS, help="one of the three experiments (default: all)")
     parser.add_argument("--images", type=number, help="how many images, drawn once (default: all)")
     parser.add_argument("--split", choices=("train", "test"), help="default: test; train where gates are closed")
-    parser.add_argument(
-        "--most", type=number, default=20, help="units deleted, or pairs swapped, at most (default: 20)"
-    )
-    parser.add_argument("--draws", type=number, default=5, help="draws of each number of units (default: 5)")
+    parser.add_argument("--most", type=count, default=20, help="units deleted, or pairs swapped, at most (default: 20)")
+    parser.add_argument("--draws", type=count, default=5, help="draws of each number of units (default: 5)")
     parser.add_argument("--seed", type=whole, default=0, help="of the draws (default: 0)")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Measure, write the files and print the finding; returns the exit code."""
-    if arguments.most < 1 or arguments.draws < 1:
-        raise UserError(f"--most {arguments.most} --draws {arguments.draws}: both must be at least 1")
+def run(arguments: argparse.Namespace) -> None:
+    """Measure, write the files and print the finding."""
     subjects = subjects_of(arguments)
     nets = [Lesioned(subject, color, arguments) for subject, color in zip(subjects, cycle(COLOURS), strict=False)]
     _name_apart(nets)
@@ -52,8 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.only and not able[part]:
             raise UserError("; ".join(reasons))
         left_out += [f"{part} is left out of {reason}" for reason in reasons]
-    states = [tensor for subject in subjects for tensor in subject.model.state_dict().values()]
-    with Outcome("lesion", subjects[0].folder, arguments) as outcome, outcome.saved(*states) as saved:
+    models = [subject.model for subject in subjects]
+    with Outcome("lesion", subjects[0].folder, arguments) as outcome, outcome.saved(*models) as saved:
         for net in nets:
             net.saved = saved
         for part, chosen in able.items():
@@ -61,7 +56,6 @@ def run(arguments: argparse.Namespace) -> int:
                 PARTS[part](chosen, outcome, arguments)
         for reason in left_out:
             outcome.finding(reason)
-    return 0
 
 
 def _able(part: str, nets: Sequence[Lesioned]) -> tuple[list[Lesioned], list[str]]:

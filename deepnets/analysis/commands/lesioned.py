@@ -5,11 +5,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
-from torch import Tensor
 
 from deepnets.analysis import lesion
-from deepnets.analysis.commands.outcome import progress
-from deepnets.analysis.commands.saved import Saved
+from deepnets.analysis.commands.outcome import Saved, progress
 from deepnets.analysis.commands.subject import Subject
 from deepnets.analysis.lesion import Scores, Variant
 from deepnets.analysis.walk import walk_of
@@ -43,21 +41,13 @@ class Lesioned:
         sums, images = np.zeros((len(variants), 2)), 0
         for x, labels in progress(self.batches, f"{len(variants)} variants of {self.name}"):
             key = f"{self.name} {self.asked} {images}"
-            found = self.saved.once(key, partial(self._sums, x, labels, variants))
+            found = self.saved.once(key, partial(lesion.sums_of, self.walk, x, labels, variants, self.precision))
             sums += np.reshape(found, sums.shape)
             images += len(labels)
         return lesion.scored(sums, images)
 
-    def _sums(self, x: Tensor, labels: Tensor, variants: Sequence[Variant]) -> list[float]:
-        return lesion.sums_of(self.walk, x, labels, variants, self.precision).ravel().tolist()
-
     def drawn(self, most: int, draws: int, draw: Callable[[int], Variant]) -> tuple[np.ndarray, list[Variant], Scores]:
         """`draws` variants of 0 and of each of up to POINTS numbers of changes: these numbers, variants, scores."""
-        changes = np.repeat([0, *_spaced(most)], draws)
+        changes = np.repeat([0, *np.unique(np.linspace(1, most, POINTS).round().astype(int))], draws)
         variants = [draw(count) for count in changes]
         return changes, variants, self.scores(variants)
-
-
-def _spaced(most: int) -> list[int]:
-    """At most POINTS numbers from 1 to `most`."""
-    return sorted({round(count) for count in np.linspace(1, most, POINTS)})

@@ -18,8 +18,6 @@ from deepnets.models.resnet import ResNet
 def compared(arguments: argparse.Namespace) -> tuple[dict[str, dict[str, Any]], list[int]]:
     """The orderings, each as it stands in a model's node, and the units per stage; a UserError for what is none."""
     sizes = sorted(set(whole_numbers("--sizes", arguments.sizes)))
-    if arguments.draws < 1:
-        raise UserError(f"--draws {arguments.draws}: must be at least 1")
     return {name: chosen("ordering", name) for name in arguments.orderings.split(",")}, sizes
 
 

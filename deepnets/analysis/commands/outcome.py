@@ -2,31 +2,34 @@
 
 import argparse
 import csv
+import hashlib
 import io
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import numpy as np
 from matplotlib.figure import Figure
+from numpy.typing import ArrayLike
 from PIL import Image
+from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from rich.progress import track
-from torch import Tensor
+from torch import Tensor, nn
 
-from deepnets.analysis.commands.saved import Saved, checksum
 from deepnets.data.batches import EvaluationBatches
 from deepnets.errors import UserError
-from deepnets.monitor.events import event_writer
+from deepnets.monitor.dashboard import event_writer
 from deepnets.monitor.style import styled
 from deepnets.results.figures.picture import Picture
 from deepnets.runs.folder import RunFolder
-from deepnets.system.files import make_own_folder, write_atomically
+from deepnets.system.files import LONGEST, make_own_folder, opened_to_append, read_text, write_atomically
 
 Part = TypeVar("Part")
+LINE = TypeAdapter(tuple[str, list[float]])
 
 
 class Outcome:
@@ -87,10 +90,10 @@ class Outcome:
         self.writer.add_image(f"analysis/{self.analysis}_{name}", pixels, dataformats="HWC")
 
     @contextmanager
-    def saved(self, *state: Tensor) -> Iterator[Saved]:
+    def saved(self, *nets: nn.Module) -> Iterator["Saved"]:
         """Results by key, which the same analysis of the same nets finds if it was killed; dropped at the end."""
         file = self.folder / f"{self.analysis}.partial"
-        saved = Saved(file, json.dumps([self.options, checksum(*state)]))
+        saved = Saved(file, json.dumps([self.options, _checksum(nets)]))
         if saved.found:
             print(f"{self.analysis}: resumes; {len(saved.found)} results are there", flush=True)
         yield saved
@@ -100,6 +103,33 @@ class Outcome:
         """Print a finding in a sentence, and note it with its numbers, which may be arrays, for the JSON file."""
         print(f"{self.analysis}: {sentence}", flush=True)
         self.findings.append({"sentence": sentence} | {name: _plain(value) for name, value in numbers.items()})
+
+
+class Saved:
+    """Numbers by key, a line of JSON each; those of another `origin` are dropped, and so is a line half written."""
+
+    def __init__(self, file: Path, origin: str) -> None:
+        self.file, self.found = file, dict[str, list[float]]()
+        try:
+            lines = read_text(file, LONGEST).splitlines()
+        except (OSError, ValueError):  # there is none, or something else lies there
+            lines = []
+        for line in lines[1:] if lines[:1] == [json.dumps(origin)] else []:
+            try:
+                key, numbers = LINE.validate_json(line)
+            except ValidationError:
+                break
+            self.found[key] = numbers
+        written = [json.dumps(origin), *(json.dumps(each) for each in self.found.items())]
+        write_atomically(file, "".join(f"{line}\n" for line in written), durable=False)
+
+    def once(self, key: str, compute: Callable[[], ArrayLike]) -> list[float]:
+        """The numbers of this key, computed unless they are there."""
+        if key not in self.found:
+            self.found[key] = np.ravel(compute()).astype(float).tolist()
+            with opened_to_append(self.file) as file:
+                file.write(json.dumps([key, self.found[key]]).encode() + b"\n")
+        return self.found[key]
 
 
 def whole_numbers(option: str, text: str, least: int = 1, most: float = math.inf) -> list[int]:
@@ -128,6 +158,14 @@ def _plain(value: Any) -> Any:
             return str(value)
         case _:
             return value
+
+
+def _checksum(nets: Iterable[nn.Module]) -> str:
+    """SHA-256 over the bytes of all that they hold."""
+    found = hashlib.sha256()
+    for tensor in (tensor for net in nets for tensor in net.state_dict().values()):
+        found.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return found.hexdigest()
 
 
 def progress(batches: EvaluationBatches, what: str) -> Iterable[tuple[Tensor, Tensor]]:

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from deepnets.analysis import pathlengths, paths
 from deepnets.analysis.commands.bypass import bypass_of
-from deepnets.analysis.commands.outcome import Outcome, tracked
-from deepnets.analysis.commands.saved import Saved
+from deepnets.analysis.commands.outcome import Outcome, Saved, tracked
 from deepnets.analysis.commands.subject import Subject, subject_of
 from deepnets.analysis.walk import Walk, walk_of
 from deepnets.errors import UserError
@@ -34,8 +33,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=whole, default=0, help="of the draws (default: 0)")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Measure, write the files and print the finding; returns the exit code."""
+def run(arguments: argparse.Namespace) -> None:
+    """Measure, write the files and print the finding."""
     if arguments.draws < arguments.images:
         raise UserError(f"--draws {arguments.draws} --images {arguments.images}: draw at least one path for each image")
     subject = subject_of(arguments)
@@ -48,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     pathlengths.effective_lengths(ends[:, 0])  # refuses a net that overflows before anything is written
     past = bypass_of(walk, x, arguments.seed)
     with Outcome("paths", subject.folder, arguments) as outcome:
-        with outcome.saved(*subject.model.state_dict().values()) as saved:
+        with outcome.saved(subject.model) as saved:
             norms = _norms(walk, x, labels, lengths, arguments, saved)
             summed_norms = _norms_of_sums(walk, x, labels, saved)
         means = pathlengths.means_by_image(norms, images)
@@ -71,7 +70,6 @@ def run(arguments: argparse.Namespace) -> int:
         outcome.finding(sentence, lengths=(first, last), share=effective[0], interval=effective[1])
         outcome.table("units", {"unit": lengths[1:], "shortcut_factor": past.shortcut, "bypass_factor": past.whole})
         outcome.finding(f"{subject.name}: of the path of length 0, {past.sentence('as it is')}", **past.numbers)
-    return 0
 
 
 def _norms(
@@ -83,7 +81,7 @@ def _norms(
     norms = torch.empty(len(image), dtype=torch.float64)
     parts = image.argsort().split(paths.PATHS)
     for place, some in enumerate(tracked(parts, len(parts), "paths")):
-        own = partial(_norms_along, walk, x, labels, through[some], image[some])
+        own = partial(paths.norms_along, walk, x, labels, through[some], image[some])
         norms[some] = torch.tensor(saved.once(f"paths {place}", own), dtype=torch.float64)
     return norms.view(len(lengths), -1).numpy()
 
@@ -98,12 +96,8 @@ def _norms_of_sums(walk: Walk, x: Tensor, labels: Tensor, saved: Saved) -> np.nd
     return np.sum(found, axis=0) / len(x)
 
 
-def _norms_along(walk: Walk, x: Tensor, labels: Tensor, through: Tensor, image: Tensor) -> list[float]:
-    return paths.norms_along(walk, x, labels, through, image).tolist()
-
-
-def _sums(walk: Walk, x: Tensor, labels: Tensor) -> list[float]:
-    return paths.gradients_by_length(walk, x, labels).flatten(2).norm(dim=2).sum(1).tolist()
+def _sums(walk: Walk, x: Tensor, labels: Tensor) -> Tensor:
+    return paths.gradients_by_length(walk, x, labels).flatten(2).norm(dim=2).sum(1)
 
 
 def _finding(

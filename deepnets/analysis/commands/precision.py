@@ -10,16 +10,14 @@ import torch
 from matplotlib.figure import Figure
 from torch import nn
 
-from deepnets.analysis.commands.drawing import line, mark_stages
-from deepnets.analysis.commands.orderings import one_batch
 from deepnets.analysis.commands.outcome import Outcome
-from deepnets.analysis.commands.subject import subject_of
+from deepnets.analysis.commands.subject import one_batch, subject_of
 from deepnets.analysis.commands.variants import fresh
 from deepnets.analysis.gradients import with_batch_statistics
 from deepnets.analysis.precision import Agreement, agreement, parameter_gradients, perturbed
 from deepnets.analysis.walk import Walk, walk_of
 from deepnets.errors import UserError
-from deepnets.monitor.style import COLOURS, new_figure
+from deepnets.monitor.style import COLOURS, line, mark_stages, new_figure
 from deepnets.system.options import number, whole
 
 BF16, STREAM = "bfloat16", "bfloat16, float32 stream"
@@ -34,8 +32,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=whole, default=0, help="of the perturbation (default: 0)")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Measure, write the files and print the finding; returns the exit code.
+def run(arguments: argparse.Namespace) -> None:
+    """Measure, write the files and print the finding.
 
     Raises:
         UserError: the perturbation is not positive.
@@ -66,7 +64,6 @@ def run(arguments: argparse.Namespace) -> int:
         ]
         outcome.rows("units", ("time", "what", "unit", "cosine", "difference"), rows)
         outcome.figure("units", _figure(found, walk_of(subject.model)))
-    return 0
 
 
 def _measured(

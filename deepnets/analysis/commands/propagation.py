@@ -12,7 +12,6 @@ import numpy as np
 from matplotlib.figure import Figure
 from torch import nn
 
-from deepnets.analysis.commands.drawing import line, mark_stages
 from deepnets.analysis.commands.outcome import Outcome
 from deepnets.analysis.commands.subject import Subject, one_batch, subject_of
 from deepnets.analysis.gradients import with_batch_statistics
@@ -20,7 +19,7 @@ from deepnets.analysis.meanfield import Moments, Phi, critical_weight_variance, 
 from deepnets.analysis.propagation import Propagation, propagation, singular_values
 from deepnets.analysis.walk import Walk, walk_of
 from deepnets.errors import UserError
-from deepnets.monitor.style import COLOURS, GREY, new_figure
+from deepnets.monitor.style import COLOURS, GREY, line, mark_stages, new_figure
 from deepnets.system.options import number
 
 NEAR = 0.02  # chi that is this near to 1 counts as critical
@@ -34,8 +33,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Measure, write the files and print the finding; returns the exit code."""
+def run(arguments: argparse.Namespace) -> None:
+    """Measure, write the files and print the finding."""
     if arguments.images < 2:
         raise UserError(f"--images {arguments.images}: correlations need at least 2")
     subject = subject_of(arguments)
@@ -49,7 +48,6 @@ def run(arguments: argparse.Namespace) -> int:
         outcome.table("singular", {"index": np.arange(1, len(values) + 1), "value": values})
         outcome.figure("units", _figure(found, walk, theory, values))
         _finding(outcome, subject, found, walk, theory, values, size)
-    return 0
 
 
 def _columns(found: Propagation, walk: Walk, theory: list[Moments] | None) -> dict[str, Any]:

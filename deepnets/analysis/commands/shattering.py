@@ -15,13 +15,12 @@ from matplotlib.figure import Figure
 
 from deepnets.analysis import shattering
 from deepnets.analysis.commands import imageline
-from deepnets.analysis.commands.drawing import mean_and_deviation
 from deepnets.analysis.commands.outcome import Outcome, whole_numbers
 from deepnets.analysis.shattering import Kind, Net
 from deepnets.config.places import home
 from deepnets.errors import UserError
-from deepnets.monitor.style import COLOURS, GREY, new_figure, show_array
-from deepnets.system.options import number, whole
+from deepnets.monitor.style import COLOURS, GREY, mean_and_deviation, new_figure, show_array
+from deepnets.system.options import count, number, whole
 
 LAGS = 15
 FAR_POINTS = 256  # inputs whose gradients are correlated with one another
@@ -32,19 +31,20 @@ NAMES = {"feedforward": "centred feed-forward", "resnet": "resnet", "resnet_cent
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What can be chosen; depths and beta are those of the paper's nets."""
     parser.add_argument("--depths", default="2,4,10,24,50", help="of the curves (default: %(default)s)")
-    parser.add_argument("--feedforward-depth", type=number, default=24, help="of the pictured net (default: 24)")
-    parser.add_argument("--resnet-depth", type=number, default=50, help="of the pictured nets (default: 50)")
+    parser.add_argument("--feedforward-depth", type=count, default=24, help="of the pictured net (default: 24)")
+    parser.add_argument("--resnet-depth", type=count, default=50, help="of the pictured nets (default: 50)")
     parser.add_argument("--beta", type=float, default=0.1, help="what scales the branches of resnets (default: 0.1)")
     parser.add_argument("--draws", type=number, default=20, help="networks of each kind and depth (default: 20)")
     parser.add_argument("--literal", action="store_true", help="picture Fig. 1a with the biases N(0, 1/N) it prints")
     parser.add_argument("--seed", type=whole, default=0, help="of the draws (default: 0)")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Measure, write the files and print the finding; returns the exit code."""
+def run(arguments: argparse.Namespace) -> None:
+    """Measure, write the files and print the finding."""
     depths, started = _depths(arguments), time.monotonic()
     if arguments.subject:
-        return imageline.measure(arguments)
+        imageline.measure(arguments)
+        return
     arguments.output = arguments.output or home() / "outputs" / "analysis" / "shattering"
     generator = torch.Generator().manual_seed(arguments.seed)
     draws, grid = arguments.draws, shattering.grid()
@@ -114,12 +114,11 @@ def run(arguments: argparse.Namespace) -> int:
             **{f"{kind}_{beta:g}": first[kind, beta, deepest] for kind, beta in by_lag},
             **{name.replace("-", "_"): curve[:, 1].mean() for name, curve in noise.items()},
         )
-    return 0
 
 
 def _depths(arguments: argparse.Namespace) -> list[int]:
-    if min(arguments.feedforward_depth, arguments.resnet_depth) < 1 or arguments.draws < 2:
-        raise UserError("--feedforward-depth and --resnet-depth are at least 1, --draws at least 2 for a band")
+    if arguments.draws < 2:
+        raise UserError(f"--draws {arguments.draws}: a band needs at least 2")
     return sorted(set(whole_numbers("--depths", arguments.depths)))
 
 

@@ -25,7 +25,7 @@ from deepnets.config.places import home
 from deepnets.config.schema import Config
 from deepnets.errors import UserError
 from deepnets.models.ordering import Ordering
-from deepnets.system.options import number
+from deepnets.system.options import count, whole
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import fit
 from deepnets.training.hardware import choose_precision, find_device
@@ -43,14 +43,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     where = home() / "outputs" / "analysis" / "showcase"
     parser.add_argument("--output", type=Path, default=where, help="folder for showcase.html (default: %(default)s)")
     parser.add_argument("--depths", default="10,20,30,40", help="numbers of units (default: %(default)s)")
-    parser.add_argument("--images", type=number, default=128, help="training images of the one batch (default: 128)")
-    parser.add_argument("--draws", type=number, default=2, help="networks each number is the mean of (default: 2)")
-    parser.add_argument("--epochs", type=number, default=0, help="train each network so long first (default: 0)")
+    parser.add_argument("--images", type=count, default=128, help="training images of the one batch (default: 128)")
+    parser.add_argument("--draws", type=count, default=2, help="networks each number is the mean of (default: 2)")
+    parser.add_argument("--epochs", type=whole, default=0, help="train each network so long first (default: 0)")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 or auto (default)")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Measure all networks and write the page; returns the exit code."""
+def run(arguments: argparse.Namespace) -> None:
+    """Measure all networks and write the page."""
     depths = _depths(arguments)
     resnet = compose(["model=resnet", "model.depth=null", f"model.widths=[{WIDTH}]", "dataset=digits"]).config
     transformer = compose(["model=vit_digits", *TRAINED]).config
@@ -86,7 +86,6 @@ def run(arguments: argparse.Namespace) -> int:
     )
     print(f"showcase: {len(combinations)} networks, {state}; first unit's gradient over the last one's: {ratios} units")
     print(f"page         {page}")
-    return 0
 
 
 def _command(name: str, arguments: argparse.Namespace) -> str:
@@ -103,8 +102,6 @@ def _command(name: str, arguments: argparse.Namespace) -> str:
 
 
 def _depths(arguments: argparse.Namespace) -> list[int]:
-    if min(arguments.draws, arguments.images) < 1 or arguments.epochs < 0:
-        raise UserError("--draws and --images are numbers of at least 1, --epochs of at least 0")
     depths = sorted(set(whole_numbers("--depths", arguments.depths)))
     if odd := [depth for depth in depths if depth % 2]:
         raise UserError(f"--depths {odd[0]}: an even number of units, as transformers have attention and MLP in turn")

@@ -79,6 +79,12 @@ def add_subject(parser: argparse.ArgumentParser, optional: bool = False) -> None
     )
 
 
+def add_folders(parser: argparse.ArgumentParser) -> None:
+    """What an analysis of results asks; there is no device, since nothing is evaluated."""
+    parser.add_argument("subject", nargs="+", type=Path, metavar="FOLDER", help="run folders, or folders of them")
+    parser.add_argument("--output", type=Path, help="folder for the results (default: analysis/ in the first folder)")
+
+
 def subject_of(arguments: argparse.Namespace) -> Subject:
     """The one thing that the command line names.
 

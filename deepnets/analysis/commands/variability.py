@@ -1,29 +1,62 @@
 """What differs when one net is trained many times: run folders that differ in their seeds, by their results by image.
 
-No weights are needed: a result holds which test images its run got right.
+No weights are needed: a result holds which test images its run got right. Jordan 2024; Summers and Dinneen 2021.
 """
 
 import argparse
-from pathlib import Path
+from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 from matplotlib.figure import Figure
 
 from deepnets.analysis.commands.outcome import Outcome
-from deepnets.analysis.variability import Variability, variability
 from deepnets.errors import UserError
 from deepnets.monitor.style import COLOURS, GREY, new_figure, show_array
 from deepnets.results.read import Run, read_runs
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """What is asked; there is no device, since nothing is evaluated."""
-    parser.add_argument("subject", nargs="+", type=Path, metavar="FOLDER", help="run folders, or folders of them")
-    parser.add_argument("--output", type=Path, help="folder for the results (default: analysis/ in the first folder)")
+@dataclass(frozen=True)
+class Variability:
+    """Of runs that were judged on the same images.
+
+    `errors` (runs,) in percent; `share` (images,), that of the runs which get an image wrong; `disagreement` (runs,
+    runs), the percentage of images that one of two runs gets wrong and the other right.
+    """
+
+    errors: np.ndarray
+    share: np.ndarray
+    disagreement: np.ndarray
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of the runs' errors, in points."""
+        return float(self.errors.std(ddof=1))
+
+    @property
+    def independent(self) -> float:
+        """The deviation if each image fell by its own chance, whatever the others do: 100 sqrt(sum p (1 - p)) / images.
+
+        p (1 - p) of an image is estimated without bias from its share among the runs.
+        """
+        runs = len(self.errors)
+        variance = self.share * (1 - self.share) * runs / (runs - 1)
+        return float(100 * np.sqrt(variance.sum()) / len(self.share))
+
+    @property
+    def mean_disagreement(self) -> float:
+        """Of all pairs of runs."""
+        return float(np.mean([self.disagreement[pair] for pair in combinations(range(len(self.errors)), 2)]))
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Compare, write the files and print the finding; returns the exit code."""
+def variability(wrong: np.ndarray) -> Variability:
+    """Of at least two runs (runs, images) of bool: which images each got wrong."""
+    one_only = wrong.astype(float) @ ~wrong.T  # images that the first gets wrong and the second right
+    return Variability(100 * wrong.mean(1), wrong.mean(0), 100 * (one_only + one_only.T) / wrong.shape[1])
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Compare, write the files and print the finding."""
     runs = [run for run in read_runs(arguments.subject) if run.test_wrong is not None]
     wrong = _images(runs)
     found, name = variability(wrong), runs[0].row
@@ -45,7 +78,6 @@ def run(arguments: argparse.Namespace) -> int:
             always_right=never / images,
             never_right=always / images,
         )
-    return 0
 
 
 def _images(runs: list[Run]) -> np.ndarray:

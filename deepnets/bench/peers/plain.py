@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 
+from deepnets.bench.figures import seconds_of
 from deepnets.bench.task import Task
-from deepnets.bench.turns import seconds_of
 
 
 class PlainImages(Dataset):
@@ -42,17 +42,19 @@ def normalization(task: Task) -> list[Callable]:
     return [ToTensor(), Normalize(task.mean, task.std)]
 
 
-def loader(task: Task) -> DataLoader:
-    """Batches as the usual script makes them; the last, short one of an epoch is left out, for equal iterations."""
-    data = PlainImages(task.images, task.labels, [*augmentation(task), *normalization(task)])
+def loader(
+    task: Task, transforms: Sequence[Callable] | None = None, *, trains: bool = True, collate: Callable | None = None
+) -> DataLoader:
+    """Batches as the usual script makes them; in training without the last, short one, for equal iterations."""
     return DataLoader(
-        data,
+        PlainImages(task.images, task.labels, transforms or [*augmentation(task), *normalization(task)]),
         task.batch_size,
-        shuffle=True,
-        drop_last=True,
+        shuffle=trains,
+        drop_last=trains,
         num_workers=task.workers,
         persistent_workers=task.workers > 0,
         pin_memory=task.device.type == "cuda",
+        collate_fn=collate,
     )
 
 

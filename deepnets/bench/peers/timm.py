@@ -12,25 +12,15 @@ from timm.data.transforms import ToNumpy
 from timm.optim import create_optimizer_v2
 from timm.utils import AverageMeter
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader
 
+from deepnets.bench.figures import seconds_of
 from deepnets.bench.peers import plain
 from deepnets.bench.task import Task
-from deepnets.bench.turns import seconds_of
 
 
 def loader(task: Task) -> PrefetchLoader:
     """Batches of uint8, which are normalised on the device, one ahead of the loop."""
-    batches = DataLoader(
-        plain.PlainImages(task.images, task.labels, [*plain.augmentation(task), ToNumpy()]),
-        task.batch_size,
-        shuffle=True,
-        drop_last=True,
-        num_workers=task.workers,
-        persistent_workers=task.workers > 0,
-        pin_memory=task.device.type == "cuda",
-        collate_fn=fast_collate,
-    )
+    batches = plain.loader(task, [*plain.augmentation(task), ToNumpy()], collate=fast_collate)
     return PrefetchLoader(batches, task.mean, task.std, channels=task.images.shape[3], device=task.device)
 
 
