@@ -22,6 +22,8 @@ from deepnets.errors import UserError
 from deepnets.monitor.style import COLOURS, GREY, mean_and_deviation, new_figure, show_array
 from deepnets.system.options import count, number, whole
 
+Key = tuple[Kind, float, int]  # a kind of net, its beta and depth
+
 LAGS = 15
 FAR_POINTS = 256  # inputs whose gradients are correlated with one another
 LOWEST = 2e-4  # of the correlations that are drawn; below, they are lost in the noise of the draws
@@ -46,8 +48,49 @@ def run(arguments: argparse.Namespace) -> None:
         imageline.measure(arguments)
         return
     arguments.output = arguments.output or home() / "outputs" / "analysis" / "shattering"
-    generator = torch.Generator().manual_seed(arguments.seed)
-    draws, grid = arguments.draws, shattering.grid()
+    pictures, curves, noise, correlations = _measured(arguments, depths)
+    seconds = time.monotonic() - started
+    with Outcome("shattering", arguments.output, arguments) as outcome:
+        x = shattering.grid()[:, 0].numpy()
+        outcome.table("gradients", {"x": x.astype(float)} | pictures)
+        found: list[tuple[Any, Any, Any, np.ndarray]] = [(*key, curve) for key, curve in curves.items()]
+        found += [(name, "", "", curve) for name, curve in noise.items()]
+        rows = [
+            (net, beta, depth, lag, float(curve[:, lag].mean()), float(curve[:, lag].std(ddof=1)))
+            for net, beta, depth, curve in found
+            for lag in range(LAGS + 1)
+        ]
+        outcome.rows("autocorrelation", ("net", "beta", "depth", "lag", "mean", "deviation"), rows)
+        theory = [shattering.THEORY[kind](depth, beta) for kind, beta, depth in correlations]
+        keys = zip(*correlations, strict=True)
+        columns: dict[str, Sequence[Any]] = dict(zip(("net", "beta", "depth"), keys, strict=True))
+        for name in ("variance", "covariance", "correlation"):
+            columns[name] = [getattr(found, name) for found in correlations.values()]
+            columns[f"{name}_theory"] = [getattr(found, name) for found in theory]
+        outcome.table("correlation", columns)
+        outcome.figure("gradients", _pictures(x, pictures))
+        outcome.figure("autocorrelation", _autocorrelations(curves, noise))
+        outcome.figure("correlation", _correlations(correlations))
+        deepest = max(depths)
+        first = {(kind, beta): curve[:, 1].mean() for (kind, beta, depth), curve in curves.items() if depth == deepest}
+        beside = {name: curve[:, 1].mean() for name, curve in noise.items()}
+        residual = [f", resnet with beta {beta:g} {r:.2f}" for (kind, beta), r in first.items() if kind == "resnet"]
+        outcome.finding(
+            f"autocorrelation of the gradient at lag 1, mean of {arguments.draws} nets of {deepest} layers: centred "
+            f"feed-forward {first['feedforward', 1.0]:.2f}{''.join(residual)}, looks-linear "
+            f"{beside['looks-linear']:.2f}; white noise {beside['white']:.2f}, brown noise {beside['brown']:.2f} "
+            f"({seconds:.0f} s)",
+            depth=deepest,
+            **{f"{kind}_{beta:g}": mean for (kind, beta), mean in first.items()},
+            **{name.replace("-", "_"): mean for name, mean in beside.items()},
+        )
+
+
+def _measured(
+    arguments: argparse.Namespace, depths: Sequence[int]
+) -> tuple[dict[str, np.ndarray], dict[Key, np.ndarray], dict[str, np.ndarray], dict[Key, shattering.Moments]]:
+    """Gradients over the grid to be pictured, autocorrelations of nets and beside them of noise, moments far apart."""
+    generator, draws, grid = torch.Generator().manual_seed(arguments.seed), arguments.draws, shattering.grid()
 
     def gradients(net: Net, inputs: torch.Tensor = grid, count: int = draws) -> np.ndarray:
         return shattering.gradients(net, inputs, count, generator)
@@ -64,8 +107,7 @@ def run(arguments: argparse.Namespace) -> None:
         pictured["one layer, biases N(0, 1/N)"] = Net("one_layer_literal")
     pictures = {name: gradients(net, count=1)[0, :, 0].astype(np.float64) for name, net in pictured.items()}
     pictures |= {"brown noise": brown[0], "white noise": white[0]}
-    betas = list(dict.fromkeys((1.0, arguments.beta)))
-    residual: list[tuple[Kind, float]] = [("resnet", beta) for beta in betas]
+    residual: list[tuple[Kind, float]] = [("resnet", beta) for beta in dict.fromkeys((1.0, arguments.beta))]
     by_lag: list[tuple[Kind, float]] = [("feedforward", 1.0), *residual]
     by_depth: list[tuple[Kind, float]] = [("feedforward", 1.0), ("resnet_centred", 1.0), *residual]
     curves = {
@@ -81,39 +123,7 @@ def run(arguments: argparse.Namespace) -> None:
         for kind, beta in by_depth
         for depth in depths
     }
-    seconds = time.monotonic() - started
-    with Outcome("shattering", arguments.output, arguments) as outcome:
-        outcome.table("gradients", {"x": grid[:, 0].numpy().astype(float)} | pictures)
-        found: list[tuple[Any, Any, Any, np.ndarray]] = [(*key, curve) for key, curve in curves.items()]
-        found += [(name, "", "", curve) for name, curve in noise.items()]
-        rows = [
-            (net, beta, depth, lag, float(curve[:, lag].mean()), float(curve[:, lag].std(ddof=1)))
-            for net, beta, depth, curve in found
-            for lag in range(LAGS + 1)
-        ]
-        outcome.rows("autocorrelation", ("net", "beta", "depth", "lag", "mean", "deviation"), rows)
-        kinds, betas_of, depths_of = zip(*correlations, strict=True)
-        theory = [shattering.THEORY[kind](depth, beta) for kind, beta, depth in correlations]
-        columns: dict[str, Sequence[Any]] = {"net": kinds, "beta": betas_of, "depth": depths_of}
-        for name in ("variance", "covariance", "correlation"):
-            columns[name] = [getattr(found, name) for found in correlations.values()]
-            columns[f"{name}_theory"] = [getattr(found, name) for found in theory]
-        outcome.table("correlation", columns)
-        outcome.figure("gradients", _pictures(grid[:, 0].numpy(), pictures))
-        outcome.figure("autocorrelation", _autocorrelations(curves, noise))
-        outcome.figure("correlation", _correlations(correlations))
-        deepest = max(depths)
-        first = {key: found[:, 1].mean() for key, found in curves.items()}
-        outcome.finding(
-            f"autocorrelation of the gradient at lag 1, mean of {draws} nets of {deepest} layers: centred feed-forward "
-            f"{first['feedforward', 1.0, deepest]:.2f}"
-            + "".join(f", resnet with beta {beta:g} {first['resnet', beta, deepest]:.2f}" for beta in betas)
-            + f", looks-linear {noise['looks-linear'][:, 1].mean():.2f}; white noise "
-            f"{noise['white'][:, 1].mean():.2f}, brown noise {noise['brown'][:, 1].mean():.2f} ({seconds:.0f} s)",
-            depth=deepest,
-            **{f"{kind}_{beta:g}": first[kind, beta, deepest] for kind, beta in by_lag},
-            **{name.replace("-", "_"): curve[:, 1].mean() for name, curve in noise.items()},
-        )
+    return pictures, curves, noise, correlations
 
 
 def _depths(arguments: argparse.Namespace) -> list[int]:
@@ -146,7 +156,7 @@ def _pictures(x: np.ndarray, pictures: Mapping[str, np.ndarray]) -> Figure:
     return figure
 
 
-def _autocorrelations(curves: Mapping[tuple[Kind, float, int], np.ndarray], noise: Mapping[str, np.ndarray]) -> Figure:
+def _autocorrelations(curves: Mapping[Key, np.ndarray], noise: Mapping[str, np.ndarray]) -> Figure:
     panels: dict[str, dict[str, np.ndarray]] = {}
     for (kind, beta, depth), curve in curves.items():
         name = "centred feed-forward" if kind == "feedforward" else f"resnet, β = {beta:g}"
@@ -165,7 +175,7 @@ def _autocorrelations(curves: Mapping[tuple[Kind, float, int], np.ndarray], nois
     return figure
 
 
-def _correlations(correlations: Mapping[tuple[Kind, float, int], shattering.Moments]) -> Figure:
+def _correlations(correlations: Mapping[Key, shattering.Moments]) -> Figure:
     figure = new_figure(3.4, 5.5)
     axes = figure.subplots()
     families = list(dict.fromkeys((kind, beta) for kind, beta, _ in correlations))
