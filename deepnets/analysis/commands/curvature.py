@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 from torch import Tensor
 
-from deepnets.analysis.commands.outcome import Outcome, progress
+from deepnets.analysis.commands.outcome import Outcome, tracked
 from deepnets.analysis.commands.subject import names_apart, subjects_of
 from deepnets.analysis.curvature import Hessian, largest_eigenvalues, trace_samples
 from deepnets.data.batches import EvaluationBatches
@@ -83,4 +83,4 @@ class _Shown:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         self.passes += 1
-        return iter(progress(self.batches, f"product {self.passes} of {self.name}"))
+        return iter(tracked(self.batches, f"product {self.passes} of {self.name}"))

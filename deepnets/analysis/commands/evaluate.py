@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> None:
             return
         view, batches = _batches(subject, arguments.view)
         sums = Sums(subject.device, top=batches.top)
-        for _ in tracked(evaluate(subject.model, batches, sums, precision), len(batches), "evaluating"):
+        for _ in tracked(evaluate(subject.model, batches, sums, precision), "evaluating", len(batches)):
             pass
         mean, images = sums.mean(), int(sums.values[2])
         numbers = {"test_error": mean.error, "top5_error": mean.top_error, "loss": mean.loss, "images": images}

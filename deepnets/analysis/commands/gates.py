@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from deepnets.analysis import gates
-from deepnets.analysis.commands.outcome import Outcome, progress, whole_numbers
+from deepnets.analysis.commands.outcome import Outcome, tracked, whole_numbers
 from deepnets.analysis.commands.subject import Subject, subject_of
 from deepnets.analysis.walk import walk_of
 from deepnets.errors import UserError
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> None:
     whole = training.split if arguments.images is None else subject.batches("train").split
     index = _index(arguments, len(whole))
     subject.settled()
-    found = gates.routing_of(walk, progress(training, "gates"), len(subject.classes))
+    found = gates.routing_of(walk, tracked(training, "gates"), len(subject.classes))
     shown = [label for label in classes if found.images[label]]
     mean, routing = found.mean, found.of_classes
     one = whole.select(whole.labels.new_tensor([index]))

@@ -14,7 +14,7 @@ from deepnets.analysis.commands import gradient_figures as figures
 from deepnets.analysis.commands.bypass import bypass_of
 from deepnets.analysis.commands.gradient_figures import State
 from deepnets.analysis.commands.orderings import compare, compared
-from deepnets.analysis.commands.outcome import Outcome, progress
+from deepnets.analysis.commands.outcome import Outcome, tracked
 from deepnets.analysis.commands.subject import Subject, names_apart, one_batch, subjects_of
 from deepnets.analysis.commands.variants import fresh
 from deepnets.analysis.gradients import first_to_last, with_batch_statistics
@@ -80,7 +80,7 @@ def _states(subject: Subject, label: str, arguments: argparse.Namespace) -> list
         tested = model if time == "trained" else as_in_training
         batches = subject.batches("test", arguments.test_images)
         try:
-            below, values = clipped(walk_of(tested), progress(batches, f"clipping in {subject.name}"))
+            below, values = clipped(walk_of(tested), tracked(batches, f"clipping in {subject.name}"))
         except UserError:
             below = values = np.zeros(len(walk))
         states.append(
@@ -94,7 +94,7 @@ def _states(subject: Subject, label: str, arguments: argparse.Namespace) -> list
                 bypass=bypass_of(walk, x, arguments.seed),
                 below=below,
                 values=values,
-                responses=responses(tested, progress(batches, f"responses of {subject.name}")),
+                responses=responses(tested, tracked(batches, f"responses of {subject.name}")),
             )
         )
     return states

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
-from deepnets.analysis.commands.outcome import Outcome, progress
+from deepnets.analysis.commands.outcome import Outcome, tracked
 from deepnets.analysis.commands.subject import subject_of
 from deepnets.analysis.gates import Routing, interval, routing_of
 from deepnets.analysis.walk import walk_of
@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> None:
     subject = subject_of(arguments)
     walk = walk_of(subject.settled())
     batches = subject.batches("train", arguments.images)
-    found = routing_of(walk, progress(batches, "gates"), len(subject.classes))
+    found = routing_of(walk, tracked(batches, "gates"), len(subject.classes))
     with Outcome("highway", subject.folder, arguments) as outcome:
         layers = _layers(found)
         outcome.table("layers", layers)

@@ -72,7 +72,7 @@ def _gradients(subject: Subject, arguments: argparse.Namespace, saved: Saved) ->
     model = subject.settled()
     pairs = list(zip(x[0::2], x[1::2], labels[0::2].tolist(), strict=False))
     found = []
-    for number, pair in enumerate(tracked(pairs, len(pairs), f"lines of {subject.name}")):
+    for number, pair in enumerate(tracked(pairs, f"lines of {subject.name}")):
         found.append(
             saved.once(f"{subject.name} {number}", partial(shattering.line_gradients, model, *pair, shattering.POINTS))
         )

@@ -123,7 +123,7 @@ def _scores(subject: Subject, places: Sequence[Steps], arguments: argparse.Names
     weights = dict(model.named_parameters())
     precision = choose_precision(subject.config.precision, subject.device)
     found = []
-    for index, steps in enumerate(tracked(places, len(places), f"loss around {subject.name}")):
+    for index, steps in enumerate(tracked(places, f"loss around {subject.name}")):
         key = f"{subject.name} {index}"
         found.append(saved.once(key, partial(score_at, model, weights, steps, x, labels, precision)))
     return np.array(found)

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from deepnets.analysis import lesion
-from deepnets.analysis.commands.outcome import Saved, progress
+from deepnets.analysis.commands.outcome import Saved, tracked
 from deepnets.analysis.commands.subject import Subject
 from deepnets.analysis.lesion import Scores, Variant
 from deepnets.analysis.walk import walk_of
@@ -39,7 +39,7 @@ class Lesioned:
         """The scores on all images; each batch is saved as soon as it is done."""
         self.asked += 1
         sums, images = np.zeros((len(variants), 2)), 0
-        for x, labels in progress(self.batches, f"{len(variants)} variants of {self.name}"):
+        for x, labels in tracked(self.batches, f"{len(variants)} variants of {self.name}"):
             key = f"{self.name} {self.asked} {images}"
             found = self.saved.once(key, partial(lesion.sums_of, self.walk, x, labels, variants, self.precision))
             sums += np.reshape(found, sums.shape)

@@ -18,9 +18,8 @@ from PIL import Image
 from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from rich.progress import track
-from torch import Tensor, nn
+from torch import nn
 
-from deepnets.data.batches import EvaluationBatches
 from deepnets.errors import UserError
 from deepnets.monitor.dashboard import event_writer
 from deepnets.monitor.style import styled
@@ -168,12 +167,7 @@ def _checksum(nets: Iterable[nn.Module]) -> str:
     return found.hexdigest()
 
 
-def progress(batches: EvaluationBatches, what: str) -> Iterable[tuple[Tensor, Tensor]]:
-    """The batches, with a bar on the terminal that shows how far they are."""
-    return tracked(batches, len(batches), what)
-
-
-def tracked(parts: Iterable[Part], total: int, what: str) -> Iterable[Part]:
-    """The parts, with that bar."""
+def tracked(parts: Iterable[Part], what: str, total: int | None = None) -> Iterable[Part]:
+    """The parts, `total` where they have no length, with a bar on the terminal that shows how far they are."""
     console = Console(stderr=True)
     return track(parts, what, total=total, console=console, transient=True, disable=not console.is_terminal)

@@ -80,7 +80,7 @@ def _norms(
     through, image = paths.drawn(len(walk), lengths.tolist(), arguments.draws, len(x), generator)
     norms = torch.empty(len(image), dtype=torch.float64)
     parts = image.argsort().split(paths.PATHS)
-    for place, some in enumerate(tracked(parts, len(parts), "paths")):
+    for place, some in enumerate(tracked(parts, "paths")):
         own = partial(paths.norms_along, walk, x, labels, through[some], image[some])
         norms[some] = torch.tensor(saved.once(f"paths {place}", own), dtype=torch.float64)
     return norms.view(len(lengths), -1).numpy()
@@ -90,7 +90,7 @@ def _norms_of_sums(walk: Walk, x: Tensor, labels: Tensor, saved: Saved) -> np.nd
     """The norm of the sum over all paths of a length, mean over the images, (lengths,)."""
     starts = range(0, len(x), paths.AT_ONCE)
     found = []
-    for start in tracked(starts, len(starts), "sums of paths"):
+    for start in tracked(starts, "sums of paths"):
         some = slice(start, start + paths.AT_ONCE)
         found.append(saved.once(f"sums {start}", partial(_sums, walk, x[some], labels[some])))
     return np.sum(found, axis=0) / len(x)

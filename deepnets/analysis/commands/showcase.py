@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> None:
         (name, depth, shortcut) for name in designs for depth in depths for shortcut in shortcuts_of(SCALES, BIASES)
     ]
     bars = {}
-    for name, depth, (scale, bias) in tracked(combinations, len(combinations), "networks"):
+    for name, depth, (scale, bias) in tracked(combinations, "networks"):
         config = transformer if name in NORMS else resnet
         size = {"depth": depth} if name in NORMS else {"depth": None, "units": [depth]}
         changes = {**designs[name], **size, "shortcut": _shortcut(scale, bias)}
