@@ -17,7 +17,7 @@ from yaml import YAMLError
 
 from deepnets.config.build import check_ranges
 from deepnets.config.frozen import LONGEST, read_frozen
-from deepnets.config.identity import flat, identity
+from deepnets.config.identity import difference, identity
 from deepnets.config.schema import Config
 from deepnets.errors import UserError
 from deepnets.runs.contents import check_contents
@@ -129,17 +129,13 @@ class RunFolder:
         Raises:
             UserError: another run lives here (names the differing keys), or the folder cannot be written.
         """
-        if (self.path / "config.yaml").is_file() and not config.overwrite:
-            here, there = flat(identity(config)), flat(identity(self.config))
-            if here != there:
-                keys = sorted(key for key in {*here, *there} if here.get(key, "absent") != there.get(key, "absent"))
-                lines = [
-                    f"  {key}: {there.get(key, 'absent')!r} there, {here.get(key, 'absent')!r} here" for key in keys
-                ]
-                raise UserError(
-                    "\n".join([f"{self} holds a run with other settings:", *lines])
-                    + "\nRun that with its own settings, choose another output_root, or delete it with overwrite=true."
-                )
+        is_kept = (self.path / "config.yaml").is_file() and not config.overwrite
+        if is_kept and (differing := difference(identity(self.config), config)):
+            lines = [f"  {key}: {there!r} there, {here!r} here" for key, (there, here) in differing.items()]
+            raise UserError(
+                "\n".join([f"{self} holds a run with other settings:", *lines])
+                + "\nRun that with its own settings, choose another output_root, or delete it with overwrite=true."
+            )
         nearest = next(parent for parent in (self.path, *self.path.parents) if parent.exists())
         if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
             raise UserError(

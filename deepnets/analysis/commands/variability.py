@@ -11,9 +11,12 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from deepnets.analysis.commands.outcome import Outcome
+from deepnets.analysis.commands.subject import add_folders
 from deepnets.errors import UserError
 from deepnets.monitor.style import COLOURS, GREY, new_figure, show_array
 from deepnets.results.read import Run, read_runs
+
+add_options = add_folders
 
 
 @dataclass(frozen=True)
