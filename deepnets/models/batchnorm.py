@@ -99,7 +99,7 @@ def _normalised(bn: nn.BatchNorm2d, x: Tensor, sizes: Sequence[int], share: Shar
 def _pieces(x: Tensor, lengths: Sequence[int]) -> dict[int, Tensor]:
     """The part of x that lies in each group, of those of which it has a part."""
     present = {group: length for group, length in enumerate(lengths) if length}
-    if len(present) == 1:  # which split would be copied by its gradient
+    if len(present) == 1:  # the backward pass of split would copy the gradient
         return dict.fromkeys(present, x)
     return dict(zip(present, x.split([*present.values()]), strict=True))
 
