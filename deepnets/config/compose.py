@@ -111,12 +111,9 @@ def register() -> None:
     OmegaConf.register_new_resolver("folder_name", lambda path: Path(path).resolve().name, replace=True)
     for resolver in (at_scale, case, log_uniform, uniform, choice):
         OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)
-    OmegaConf.register_new_resolver("scratch", _scratch_folder, replace=True)
-
-
-def _scratch_folder() -> str:
-    """Where Hydra may write the copy of the configuration that it insists on; every grid overwrites it."""
-    return str(Path(tempfile.gettempdir()) / f"deepnets-{os.getuid()}")
+    # Where Hydra may write the copy of the configuration that it insists on; every grid overwrites it.
+    scratch = Path(tempfile.gettempdir()) / f"deepnets-{os.getuid()}"
+    OmegaConf.register_new_resolver("scratch", lambda: str(scratch), replace=True)
 
 
 def compose(overrides: Sequence[str], search: Search = CONF_ALONE) -> Row:

@@ -60,7 +60,8 @@ def columns_of(runs: Sequence[Run]) -> list[Column]:
         broken = [run for run in inside if not run.config]
         for run in inside:
             if run.config:
-                settings = tuple((key, _text(run.settings.get(key))) for key in [*keys, *_apart(run)])
+                apart = [APART] * (run.settings.get(APART) is not None)
+                settings = tuple((key, _text(run.settings.get(key))) for key in [*keys, *apart])
                 parts[arithmetic_of(run) or usual[grid], settings].append(run)
         if not parts:
             parts["", ()] = []
@@ -125,10 +126,6 @@ def _name(grid: Path) -> tuple[str, ...]:
     return table, *(
         change for change, key in keys.items() if key not in ("sync_batchnorm", PRECISION) and not is_execution(key)
     )
-
-
-def _apart(run: Run) -> list[str]:
-    return [] if run.settings.get(APART) is None else [APART]
 
 
 def _separating(runs: Sequence[Run]) -> list[str]:

@@ -16,7 +16,7 @@ from deepnets.results.cell import Cell
 from deepnets.results.claims_page import claims_page
 from deepnets.results.export import markdown_sheets
 from deepnets.results.published import SWEEPS
-from deepnets.results.read import Run, read_runs
+from deepnets.results.read import read_runs
 from deepnets.results.sheet import MINUS
 from deepnets.results.table import Table, tables_of
 from deepnets.results.writing import writing
@@ -112,10 +112,11 @@ def _table_text(table: Table) -> str:
     # Of a file that cannot be read, or that lacks what a result has, a warning below says so.
     runs = [run for column in table.columns for run in column.runs if run.config and run.result.keys() >= ENTRIES]
     file = SWEEPS / f"{table.name}.yaml"
+    hours = sum(run.result["seconds"] for run in runs) / 3600
     facts = {
         "Protocol": _several(run.result["protocol"].removeprefix("protocol: ") for run in runs),
         "Sweep file": f"`conf/sweep/{file.name}`" if file.is_file() else "",
-        "Runs": f"{len(runs)}, seeds {_listed(run.seed for run in runs)}, {_hours(runs)}",
+        "Runs": f"{len(runs)}, seeds {_listed(run.seed for run in runs)}, {hours:.2g} hours",
         "Hardware": _listed(_hardware(run.result) for run in runs),
     }
     lines = "\n".join(f"* {name}: {text}" for name, text in facts.items() if text and runs)
@@ -137,10 +138,6 @@ def _listed(values: Iterable[Any]) -> str:
 
 def _hardware(result: dict[str, Any]) -> str:
     return f"{result['device']}, {result['threads']} thread{'s' * (result['threads'] > 1)}"
-
-
-def _hours(runs: Iterable[Run]) -> str:
-    return f"{sum(run.result['seconds'] for run in runs) / 3600:.2g} hours"
 
 
 def _number(value: float, digits: int = 2) -> str:
