@@ -4,6 +4,7 @@ import atexit
 import io
 import os
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -11,10 +12,10 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from difflib import get_close_matches
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from deepnets.distributed.signals import RESUME, Interrupted
@@ -22,6 +23,13 @@ from deepnets.errors import UserError, of_system, readable
 from deepnets.system.printing import print_error
 
 SHORT = 160  # characters: a longer list of names is not printed
+VALUES = {  # what OmegaConf says about a value
+    r".* could not be converted to Integer": "must be an integer",
+    r".* could not be converted to Float": "must be a number",
+    r".* is not a valid bool .*": "must be true or false",
+    r"Invalid value .*, expected one of \[(.*)\]": r"must be one of \1",
+    r"field .* is not Optional|Incompatible value 'None' .*": "needs a value",
+}
 
 
 def run_command(command: Callable[[], int]) -> NoReturn:
@@ -107,17 +115,17 @@ def in_short(error: Exception) -> str:
         group, _, option = error.missing_cfg_file.rpartition("/")
         return f"{group}={option}: no such option{_nearest(option, error.options or (), '--help')}"
     if isinstance(error, OverrideParseException):
-        return f"{error.override}: cannot be read: {line}"
+        return f"{error.override}: cannot be read: {_of_word(str(error.override), str(error))}"
     if found := re.match(r"In '(.+)': \w+ raised while composing config:", line):
         reason = str(error).partition("\n")[2].partition("\n")[0]
         named = re.search(r"full_key: (\S+)", str(error))
-        return f"{found[1]}.yaml: {f'{named[1]}: ' if named else ''}{reason}"
+        return f"{found[1]}.yaml: {f'{named[1]}: ' if named else ''}{_of_value(reason)}"
     if found := re.match(r"Could not override '(.+)'\.", line):
         node = getattr(cause, "parent_node", None)
-        names = [str(name) for name in node] if isinstance(node, DictConfig) else []
-        return f"{found[1]}: no such key{_nearest(str(getattr(cause, 'key', found[1])), names, '--cfg job')}"
+        names = OmegaConf.to_container(node) if isinstance(node, DictConfig) else {}
+        return f"{found[1]}: no such key{_nearest_key(str(getattr(cause, 'key', found[1])), names)}"
     if found := re.match(r"Error merging override (.+)", line):
-        return f"{found[1]}: {str(cause).partition(chr(10))[0]}"
+        return f"{found[1]}: {_of_value(str(cause).partition(chr(10))[0])}"
     if found := re.match(r"Could not append to config. An item is already at '(.+)'", line):
         return f"+{found[1]}: it is there already; leave out the +"
     if found := re.match(r"Multiple values for (.+?)\.", line):
@@ -132,10 +140,39 @@ def in_short(error: Exception) -> str:
     return f"{key}: {line}" if key else line
 
 
+def _of_value(line: str) -> str:
+    """What OmegaConf says about a value, as this project says it."""
+    found = (match.expand(plainer) for wording, plainer in VALUES.items() if (match := re.fullmatch(wording, line)))
+    return next(found, line)
+
+
+def _of_word(word: str, reason: str) -> str:
+    """Why Hydra cannot read a word, or how it is written so that Hydra can."""
+    key, equals, value = word.partition("=")
+    if not equals:
+        return "must be key=value"
+    if value.startswith(("/", ".", "~")):  # a path with a character that has a meaning in Hydra's grammar
+        return f"""put its value in quotes: {shlex.quote(f'{key}="{value}"')}"""
+    lines = reason.splitlines()
+    return lines[lines[0].startswith("Error parsing override")]
+
+
+def _nearest_key(name: str, node: Any) -> str:
+    """`_nearest` for a key of `node`, which may stand in one of the nodes below it."""
+    below = [
+        f"{place}{'/' if isinstance(inner[name], dict) else '.'}{name}"
+        for place, inner in node.items()
+        if isinstance(inner, dict) and name in inner
+    ]
+    return f"; the nearest: {', '.join(below)}" if below else _nearest(name, map(str, node), "--cfg job")
+
+
 def _nearest(name: str, names: Iterable[str], listing: str) -> str:
     """The rest of a sentence that says which names there are."""
     names = list(names)
-    if near := get_close_matches(name, names, n=4, cutoff=0.7):
+    within = [each for each in names if len(name) > 2 and name in each]
+    near = within if len(", ".join(within)) <= SHORT else []
+    if near := near or get_close_matches(name, names, n=4, cutoff=0.7):
         return f"; the nearest: {', '.join(near)}"
     every = ", ".join(names)
     return f"; one of {every}" if every and len(every) <= SHORT else f"; {listing} lists all"

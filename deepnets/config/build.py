@@ -178,7 +178,9 @@ def _check_type(where: str, value: Any, annotation: Any, strict: bool = True) ->
     except ValidationError as error:
         first = error.errors()[0]
         path = "".join(f"[{index}]" for index in first["loc"] if isinstance(index, int))
-        raise UserError(f"{where}{path}: got {brief(first['input'])}; {_said(first['msg'])}") from None
+        is_option = first["type"] == "callable_type"
+        said = f"choose an option by {where.replace('.', '/')}=NAME" if is_option else _said(first["msg"])
+        raise UserError(f"{where}{path}: got {brief(first['input'])}; {said}") from None
 
 
 def _said(message: str) -> str:

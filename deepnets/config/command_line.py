@@ -105,7 +105,7 @@ def _flags(search: Search, words: Sequence[str]) -> list[str]:
     """
 
     def refuse(message: str) -> NoReturn:
-        raise UserError(f"{message}; --hydra-help lists all flags")
+        raise UserError(f"{message}; options are written as key=value, and --hydra-help lists all flags")
 
     several = ("-m", "--multirun")
     folders = [word for place in search.places for word in ("--config-dir", place.removeprefix("file://"))]

@@ -130,11 +130,11 @@ def _print(config: Config, entries: list[Entry]) -> None:
     console.print()
     together = Counter(entry.state for entry in entries)
     flops, left = sum(e.flops for e in entries), sum(e.flops * e.left for e in entries)
-    for line in (
-        f"runs       {len(entries)}: {_counted(together)}",
-        *_times(entries, config),
-        f"compute    {_pflop(flops)} PFLOP in all, {_pflop(left)} left: 2 x 3 x MACs x training images",
-    ):
+    lines = [f"runs       {len(entries)}: {_counted(together)}"]
+    if flops:  # of no run where none can start
+        cost = f"{_pflop(flops)} PFLOP in all, {_pflop(left)} left: 2 x 3 x MACs x training images"
+        lines += [*_times(entries, config), f"compute    {cost}"]
+    for line in lines:
         console.print(line, soft_wrap=True, markup=False)
     _print_problems(console, entries)
 
@@ -144,7 +144,8 @@ def _times(entries: Sequence[Entry], config: Config) -> list[str]:
         return [f"time left  not measured: device={config.device} is not on this machine"]
     runs = [(entry.seconds, entry.devices) for entry in entries if entry.seconds]
     most = max((devices for _, devices in runs), default=1)
-    times = [f"{_duration(makespan(runs, count))} on {count}" for count in DEVICES if count >= most]
+    lengths = {makespan(runs, count): count for count in reversed(DEVICES) if count >= most}  # with the fewest devices
+    times = [f"{_duration(seconds)} on {count}" for seconds, count in reversed(lengths.items())]
     divided = "; devices=N is taken to be N times as fast" if most > 1 else ""
     is_stacked = config.launcher.get("stacked", 1) > 1
     one_by_one = f" (alone; not of launcher.stacked={config.launcher['stacked']})" if is_stacked else ""

@@ -55,10 +55,8 @@ class Transformer(UnitNetwork):
     ) -> None:
         super().__init__()
         if depth < 2 or depth % 2:
-            below, above = max(2, depth - 1), max(2, depth + 1)
-            raise ValueError(
-                f"depth is {depth}; attention and MLP are two units each time: {below} or {above} is legal"
-            )
+            nearest = "the smallest is 2" if depth < 2 else f"the nearest are {depth - 1} and {depth + 1}"
+            raise ValueError(f"depth is {depth}; attention and MLP in turn make an even depth: {nearest}")
         _check_layer(layer)
         further: dict[str, Callable[[int], nn.Module]] = {
             "ln": partial(nn.LayerNorm, eps=norm_eps),

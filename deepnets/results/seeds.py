@@ -25,6 +25,6 @@ def show_seeds(rows: Sequence[Row]) -> None:
     sheets = [sheet for table in tables_of(read_runs(begun)) for sheet in claim_sheets(table)] if begun else []
     console.print()
     if not sheets:
-        console.print(f"claims     {len(sweep.claims)}, each needs {FEWEST_SEEDS} seeds of its rows at least")
+        console.print(f"claims     {len(sweep.claims)}, each needs at least {FEWEST_SEEDS} seeds of its rows")
     for sheet in sheets:
         print_sheet(console, sheet.of(SHOWN))

@@ -40,7 +40,7 @@ def result_sheet(table: Table, index: int) -> Sheet:
     counts = Counter(run.result["precision"] for run in table.columns[index].runs if "precision" in run.result)
     if counts:
         words = [f"{name}{f' ({count} runs)' * (len(counts) > 1)}" for name, count in counts.most_common()]
-        notes.append(f"Arithmetic: {', '.join(words)}.")
+        notes.append(f"Precision: {', '.join(words)}.")
     cells = tuple((row, *facts.values()) for row, facts in lines.items())
     return Sheet(table.title(index), header, cells, frozenset(header) - TEXT, " ".join(notes))
 

@@ -84,10 +84,11 @@ def protocol_of(config: Config, training: Training) -> str:
         for key, value in config.optimizer.items()
         if isinstance(value, int | float | str) and key[0] != "_"
     )
+    epochs = f"{training.iterations / len(training.batches):.4g}"
     return (
         f"protocol: {config.optimizer['_target_'].rpartition('.')[2]} ({settings}){clip}, "
         f"{schedule if is_described else type(schedule).__name__}, {images}, "
-        f"{training.iterations} iterations ({training.iterations / len(training.batches):.4g} epochs), "
+        f"{training.iterations} iterations ({epochs} epoch{'s' * (epochs != '1')}), "
         f"scale {config.scale.name}, result by {config.selection.value} epoch, "
         f"{str(training.precision).removeprefix('torch.')}"
     )

@@ -48,7 +48,7 @@ SWEEPS = [[], [], [], ["sweep=digits_shortcuts"], ["-m", "seed=0,1"], ["scale=mi
     [
         (["sweep.axes=[]"], "sweep.axes=[]: a key here lies below one that has no value"),
         (["sweep=digits_shortcuts", "iterations.a=1"], "iterations.a"),
-        (["--nope"], "unrecognized arguments: --nope; --hydra-help lists all flags"),
+        (["--nope"], "unrecognized arguments: --nope; options are written as key=value"),
         (["--cfg", "nope"], "--cfg/-c: invalid choice: 'nope'"),
         (["--multirun", "hydra.sweeper._target_=os.system"], "os.system"),
         (["+hydra.callbacks={a:{_target_:os.mkdir}}"], "hydra.callbacks"),

@@ -139,7 +139,8 @@ def test_a_thousand_sublayers(network: Network) -> None:
         ("model.after=[ln]", r"after is \['ln'\], which is not how layer .* ends"),
         ("model.heads=5", "heads is 5, which does not divide the width 32: choose from 1, 2, 4, 8, 16, 32"),
         ("model.patch=3", "patch is 3, which does not divide images of 8x8: choose from 1, 2, 4, 8"),
-        ("model.depth=7", "depth is 7; .* 6 or 8 is legal"),
+        ("model.depth=7", "depth is 7; .* the nearest are 6 and 8"),
+        ("model.depth=1", "depth is 1; .* the smallest is 2"),
         ("model.readout=max", "readout: got 'max'; must be 'class_token' or 'mean'"),
     ],
 )
