@@ -178,7 +178,7 @@ def describe_result(result: dict[str, Any]) -> str:
         name, value = "last test error", result["last_test_error"]
     error = "no epoch completed" if value is None else f"{name} {value:.2f}%"
     if result["selected_epoch"] and result["selection"] == "best_validation":
-        error += f" at epoch {result['selected_epoch']} of lowest validation error"
+        error += f" at epoch {result['selected_epoch']}, which has the lowest validation error,"
     pace = f"{result['images_per_second']:,.0f} images/s" if result["images_per_second"] else "no epoch timed"
     epochs = f"{result['epochs']} epoch{'s' * (result['epochs'] != 1)}"
     return f"{result['status']}: {error} after {epochs} in {duration(result['seconds'])} ({pace})"

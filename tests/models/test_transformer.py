@@ -142,6 +142,7 @@ def test_a_thousand_sublayers(network: Network) -> None:
         ("model.depth=7", "depth is 7; .* the nearest are 6 and 8"),
         ("model.depth=1", "depth is 1; .* the smallest is 2"),
         ("model.readout=max", "readout: got 'max'; must be 'class_token' or 'mean'"),
+        ("model.shortcut=none", "shortcut: got 'none'; choose an option by model/shortcut=NAME"),
     ],
 )
 def test_what_makes_no_transformer_is_refused(network: Network, override: str, message: str) -> None:

@@ -90,6 +90,18 @@ def test_depth_and_degradation(table: Table) -> None:
     assert panels[0].get_ylim() == panels[1].get_ylim()
 
 
+def test_degradation_of_many_nets_has_three_panels_in_a_row(table: Table) -> None:
+    plain, residual = (example(table.cells[row, 0].runs) for row in ("none", "identity"))
+    kinds = [("plain", plain), ("narrow", residual), ("middle", residual), ("wide", residual)]
+    runs = [
+        renamed(run, "nets", f"{name}{depth}", depth=depth, widths=[width])
+        for width, (name, run) in enumerate(kinds)
+        for depth in (20, 56)
+    ]
+    figure = next(picture.figure for picture in pictures_of(tables_of(runs)) if picture.name == "degradation")
+    assert [axes.get_subplotspec().rowspan.start for axes in figure.axes] == [0, 0, 0, 1]
+
+
 def test_error_over_a_swept_gate_bias(table: Table) -> None:
     runs = [
         renamed(run, "gates", f"gating_b{bias}", shortcut={"bias": -bias})

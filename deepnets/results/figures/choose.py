@@ -53,7 +53,8 @@ def _of_column(table: Table, index: int, logarithmic: bool) -> Drawn:
     trained = {row: run for row, run in runs.items() if run.history}
     curves = _best(trained, cells, MOST_IN_PANEL if nets else MOST_PANELS)
     if not nets:
-        yield "bars", "final test errors and the published values", bars(cells)
+        is_published = any(cell.published.test_error is not None for cell in cells.values())
+        yield "bars", "final test errors" + " and the published values" * is_published, bars(cells)
     if curves:
         which = "best trial" if nets else "run of median result (of two the worse)"
         rest = f"; the best {len(curves)} of {len(trained)} rows" if len(curves) < len(trained) else ""

@@ -67,14 +67,14 @@ def degradation(runs: Mapping[str, Run], logarithmic: bool) -> Figure | None:
     if not plain or not others:
         return None
     shown = {**plain, **others}
-    figure, panels = new_panels(3.4, 1, len(shown))
+    titles = [f"{name} (plain)" if name in plain and "plain" not in name else name for name in shown]
+    figure, panels = _panels_of(titles, 1.7)
     drawn = {row: runs[row] for depths in shown.values() for row in depths.values()}
     unit = _unit(drawn)
     all_depths = sorted({depth for depths in shown.values() for depth in depths})
-    for axes, (name, depths) in zip(panels, shown.items(), strict=True):
+    for axes, depths in zip(panels, shown.values(), strict=True):
         for depth, row in depths.items():
             _errors(axes, runs[row], unit, f"{depth:g} layers", **look(all_depths.index(depth)))
-        axes.set_title(f"{name} (plain)" if name in plain and "plain" not in name else name)
     name_lines(figure, *panels)
     _scale(figure, panels, list(drawn.values()), unit, logarithmic)
     return figure
