@@ -18,7 +18,10 @@ from deepnets.errors import UserError
         ("epoch=3", "epoch: no such key; the nearest: epochs"),
         ("model.shorcut.rate=0.5", "model.shorcut.rate: no such key; the nearest: shortcut"),
         ("sweep=fig8", "sweep=fig8: no such option; the nearest: huang2016_fig8_linear_decay, huang2016_fig8_uniform"),
-        ("sweep=he2016_table3", "sweep=he2016_table3: no such option; the nearest: he2016_table3_cifar10, he2016_table3_cifar100"),
+        (
+            "sweep=he2016_table3",
+            "sweep=he2016_table3: no such option; the nearest: he2016_table3_cifar10, he2016_table3_cifar100",
+        ),
         ("depth=14", "depth: no such key; the nearest: model.depth"),
         ("shortcut=none", "shortcut: no such key; the nearest: model/shortcut"),
         ("help", "help: cannot be read: must be key=value"),

@@ -22,19 +22,19 @@ from deepnets.results.table import Table
 FAILS_AT_SCALE = 80.0  # percent; where the protocol is not the paper's: near the 90 of guessing one class of ten
 
 IMAGE_NOISE = (
-    "Test set: half of the interval that the choice of test images gives the difference, by the images that each run "
+    "Test set: half of the interval of the difference over the choice of test images, from the images that each run "
     "got right."
 )
 RULE = (
-    f"A claim is supported where the {100 * CONFIDENCE:.0f}% interval of the difference of mean errors (Welch's t, "
-    "over seeds) lies on its side of 0, contradicted where it lies on the other, and undecided otherwise, or below "
-    f"{FEWEST_SEEDS} seeds of either row. A row fails where its error is not finite or above {FAIL_ABOVE:.0f}% under "
-    f"the protocol of a paper that prints fails, {FAILS_AT_SCALE:.0f}% elsewhere; that it does is supported where "
-    "every run fails, none of the other row's does, and the difference is on that side, and contradicted where none "
-    "of its runs fails. Runs that were set up before the claim was written down (seen before) do not count towards "
-    f"supported. A diverged run counts as {WORST_ERROR:.0f}%. P is the share of pairs of runs in which the first "
-    f"row's error is higher. {IMAGE_NOISE} Seeds needed: of each row, for the interval to leave out 0 four times of "
-    "five, if difference and spread stay as they are."
+    f"A claim is supported if the {100 * CONFIDENCE:.0f}% interval of the difference of mean errors (Welch's t, over "
+    "seeds) lies on the claimed side of 0, contradicted if it lies on the other side, and undecided otherwise or with "
+    f"fewer than {FEWEST_SEEDS} seeds of a row. A run fails if its error is not finite or above {FAIL_ABOVE:.0f}% "
+    f"({FAILS_AT_SCALE:.0f}% if the paper prints no fails or the protocol is not the paper's). That a row fails is "
+    "supported if all of its runs fail, none of the other row fails, and the interval lies on that side; it is "
+    "contradicted if none of its runs fails. Runs set up before the claim was written down (seen before) do not count "
+    f"towards supported. A diverged run counts as {WORST_ERROR:.0f}%. P is the share of pairs of runs in which the "
+    f"first row's error is higher. {IMAGE_NOISE} Seeds needed: the seeds of each row with which the interval leaves "
+    "out 0 four times of five, if difference and spread stay as they are."
 )
 
 
