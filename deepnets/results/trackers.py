@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any
 
 from deepnets.errors import UserError
 from deepnets.monitor.style import styled
@@ -72,18 +72,6 @@ class Entry:
         return [curves] * curves.exists() + [file for file in analyses if not file.is_symlink()]
 
 
-class Tracker(Protocol):
-    """`place` is where its runs go."""
-
-    place: str
-
-    def has(self, entry: Entry) -> bool:
-        """Whether this run is there as a whole."""
-
-    def add(self, entry: Entry, figures: Sequence[Path]) -> None:
-        """Write it; what an export that was broken off has left of it goes."""
-
-
 class MlflowTracker:
     """The server or database that MLFLOW_TRACKING_URI names: a sweep is an experiment, a diverged run a failed one."""
 
@@ -97,9 +85,11 @@ class MlflowTracker:
         self.place = str(mlflow.get_tracking_uri())
 
     def has(self, entry: Entry) -> bool:
+        """Whether this run is there as a whole."""
         return any(run.info.status != "RUNNING" for run in self._found(entry))
 
     def add(self, entry: Entry, figures: Sequence[Path]) -> None:
+        """Write it; what an export that was broken off has left of it goes."""
         for run in self._found(entry):
             self._client.delete_run(run.info.run_id)
         end = os.path.getmtime(entry.run.folder.path / "result.json")
@@ -165,7 +155,7 @@ class WandbTracker:
         (folder / KEY).touch()
 
 
-TRACKERS: dict[str, type[Tracker]] = {"mlflow": MlflowTracker, "wandb": WandbTracker}
+TRACKERS: dict[str, type[MlflowTracker | WandbTracker]] = {"mlflow": MlflowTracker, "wandb": WandbTracker}
 
 
 def export(paths: Sequence[Path], kind: str) -> int:
