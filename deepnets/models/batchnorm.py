@@ -139,9 +139,9 @@ def _statistics(
     Chan et al. 1983, "Algorithms for computing the sample variance": a sum of squares less that of the mean cancels.
     """
     own = like.new_zeros(len(sizes), 3, *like.shape)
+    unused = like.new_empty(2, *like.shape)  # running statistics, whose dtype is that of the result
     for group, piece in _pieces(x, lengths).items():
-        unused = torch.empty_like(like)  # running statistics, whose dtype is that of the result
-        mean, variance = torch.batch_norm_update_stats(piece, unused, unused, 0.0)
+        mean, variance = torch.batch_norm_update_stats(piece, unused[0], unused[1], 0.0)
         own[group] = torch.stack([torch.full_like(mean, len(piece) / sizes[group]), mean, variance])
     of_all = own.new_empty(processes * len(own), *own.shape[1:])
     dist.all_gather_into_tensor(of_all, own)
