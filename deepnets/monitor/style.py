@@ -3,6 +3,7 @@
 It lies here, since what draws while a net trains is below reports and analyses.
 """
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -25,6 +26,7 @@ DOTS: dict[str, Any] = {
     "linewidth": 1,
 }  # a line whose points are units, layers or numbers of them
 WIDTH = 6.4  # inches
+NAME_WIDTH = 30  # characters over one of three panels, or beside a bar
 STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 9,
@@ -74,6 +76,12 @@ def show_array(axes: Axes, array: np.ndarray, **how: Any) -> AxesImage:
 def look(index: int) -> dict[str, Any]:
     """Colour and dash of the line number `index`; the colours come again with other dashes."""
     return {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[index // len(COLOURS) % len(DASHES)]}
+
+
+def wrapped(name: str) -> str:
+    """A name in lines that fit over a panel or beside a bar, broken behind commas."""
+    words = name.replace(",", ", ")
+    return textwrap.fill(words, NAME_WIDTH, break_long_words=False, break_on_hyphens=False).replace(", ", ",")
 
 
 def name_lines(figure: Figure, *panels: Axes) -> None:

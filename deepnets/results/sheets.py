@@ -39,7 +39,10 @@ def result_sheet(table: Table, index: int) -> Sheet:
         notes += _rankings(table, index)
     counts = Counter(run.result["precision"] for run in table.columns[index].runs if "precision" in run.result)
     if counts:
-        words = [f"{name}{f' ({count} runs)' * (len(counts) > 1)}" for name, count in counts.most_common()]
+        words = [
+            f"{name} ({count} run{'s' * (count > 1)})" if len(counts) > 1 else name
+            for name, count in counts.most_common()
+        ]
         notes.append(f"Precision: {', '.join(words)}.")
     cells = tuple((row, *facts.values()) for row, facts in lines.items())
     return Sheet(table.title(index), header, cells, frozenset(header) - TEXT, " ".join(notes))
@@ -121,7 +124,7 @@ def comparison_sheet(title: str, comparisons: Sequence[Comparison]) -> Sheet:
             f"{100 * CONFIDENCE:.0f}% for all pairs together (Bonferroni). Holm's test is sharper than the intervals: "
             f"it may show a difference whose interval holds 0. {IMAGE_NOISE}"
         )
-    notes += [f"{_pairs(count).capitalize()} without a claim: {reason}." for reason, count in silent.items()]
+    notes += [f"{_pairs(count).capitalize()} not tested: {reason}." for reason, count in silent.items()]
     return Sheet(title, header, tuple(map(_comparison, tested)), frozenset(header[1:8]), " ".join(notes))
 
 

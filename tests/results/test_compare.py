@@ -28,7 +28,7 @@ def test_two_runs_of_a_row_differ_in_their_seed(
     difference = f"{errors[0] - errors[1]:+.2f}".replace("-", "\N{MINUS SIGN}")
     row = next(line for line in printed if line[0] == "none")
     assert row[1:6] == ["1", f"{errors[0]:.2f}", "1", f"{errors[1]:.2f}", difference]
-    assert ["1 pair without a claim: fewer than 3 seeds."] in printed
+    assert ["1 pair not tested: fewer than 3 seeds."] in printed
     assert {file.name for file in tmp_path.iterdir()} == {"compare.html", "compare.png", "compare.svg"}
 
 

@@ -102,6 +102,14 @@ def test_degradation_of_many_nets_has_three_panels_in_a_row(table: Table) -> Non
     assert [axes.get_subplotspec().rowspan.start for axes in figure.axes] == [0, 0, 0, 1]
 
 
+def test_long_names_beside_bars_are_not_cut(table: Table) -> None:
+    run = example(table.cells["none", 0].runs)
+    name = "digits_resnet,digits,epochs=2,model.ordering=full_preactivation,model.shortcut=exclusive_gating_b6"
+    figure = next(pic.figure for pic in pictures_of(tables_of([renamed(run, "many", name)])) if pic.name == "bars")
+    figure.draw_without_rendering()
+    assert all(label.get_window_extent().x0 >= 0 for label in figure.axes[0].get_yticklabels())
+
+
 def test_error_over_a_swept_gate_bias(table: Table) -> None:
     runs = [
         renamed(run, "gates", f"gating_b{bias}", shortcut={"bias": -bias})

@@ -71,8 +71,8 @@ def run(arguments: argparse.Namespace) -> None:
         always, never, images = missed[-1], missed[0], wrong.shape[1]
         outcome.finding(
             f"{name}: {len(runs)} runs, errors {found.errors.min():.2f}% to {found.errors.max():.2f}%, deviation "
-            f"{found.deviation:.2f} points, where images that fell each by its own chance would cause "
-            f"{found.independent:.2f}; two runs differ on {found.mean_disagreement:.2f}% of {images} images; "
+            f"{found.deviation:.2f} points ({found.independent:.2f} if images were independent); two runs differ "
+            f"on {found.mean_disagreement:.2f}% of {images} images; "
             f"{100 * never / images:.1f}% of images are right in all runs, {100 * always / images:.1f}% in none",
             errors=found.errors,
             deviation=found.deviation,

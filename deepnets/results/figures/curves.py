@@ -1,23 +1,21 @@
 """Curves over the training: errors as in He et al., what depth does to them, and the learning rate."""
 
 import math
-import textwrap
 from collections.abc import Mapping, Sequence
-from statistics import median, median_high
+from statistics import median
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from deepnets.monitor.style import FAINT, INK, look, name_lines, new_panels
+from deepnets.monitor.style import FAINT, INK, look, name_lines, new_panels, wrapped
 from deepnets.results.read import Run
 from deepnets.results.series import DEPTH, is_plain, lines_over
 
 MOST_IN_PANEL = 6
 MOST_PANELS = 24
 ACROSS = 3
-TITLE_WIDTH = 30  # characters over one of three panels
 
 
 def training_curves(runs: Mapping[str, Run], logarithmic: bool) -> Figure:
@@ -124,9 +122,7 @@ def _panels_of(rows: Sequence[str], height: float) -> tuple[Figure, list[Axes]]:
     for axes in panels[max(0, len(rows) - across) : len(rows)]:
         axes.tick_params(labelbottom=True)  # panels that now end a column
     for axes, row in zip(panels, rows, strict=False):
-        words = row.replace(",", ", ")
-        lines = textwrap.fill(words, TITLE_WIDTH, break_long_words=False, break_on_hyphens=False)
-        axes.set_title(lines.replace(", ", ","))
+        axes.set_title(wrapped(row))
     return figure, panels[: len(rows)]
 
 
@@ -143,9 +139,7 @@ def _scale(figure: Figure, panels: list[Axes], runs: Sequence[Run], unit: str, l
         panels[0].yaxis.set_major_formatter("{x:g}")
         panels[0].yaxis.set_minor_formatter(NullFormatter())
     elif ends:
-        panels[0].set_ylim(
-            0, max(1e-3, min(1.05 * highest, max(1.2 * max(ends), 2.5 * median(ends), median_high(begun))))
-        )
+        panels[0].set_ylim(0, max(1e-3, min(1.05 * highest, max(1.2 * max(ends), 2.5 * median(ends), max(begun)))))
     panels[0].locator_params(axis="x", integer=True)
     figure.supxlabel(f"{unit}   (thin: training, bold: test)", fontsize=9, color=INK)
     figure.supylabel("error (%)", fontsize=9, color=INK)

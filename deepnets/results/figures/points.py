@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from matplotlib.figure import Figure
 
-from deepnets.monitor.style import COLOURS, INK, PAPER, look, name_lines, new_panels
+from deepnets.monitor.style import COLOURS, INK, PAPER, look, name_lines, new_panels, wrapped
 from deepnets.results.cell import Cell
 from deepnets.results.published import FAIL
 from deepnets.results.read import Run
@@ -25,7 +25,9 @@ def bars(cells: Mapping[str, Cell]) -> Figure | None:
     cells = {row: cell for row, cell in cells.items() if cell.errors or cell.published.test_error is not None}
     if not any(cell.errors for cell in cells.values()) or len(cells) > MOST_BARS:
         return None
-    figure, (axes,) = new_panels(1.1 + 0.27 * len(cells))
+    names = [wrapped(row) for row in cells]
+    lines = max(name.count("\n") + 1 for name in names)
+    figure, (axes,) = new_panels(1.1 + max(0.27, 0.16 * lines) * len(cells))
     edge = 1.15 * max(_numbers(cells), default=100.0) or 1.0  # all rows may be perfect
     for place, cell in enumerate(cells.values()):
         measured, published = cell.median, cell.published.test_error
@@ -53,7 +55,7 @@ def bars(cells: Mapping[str, Cell]) -> Figure | None:
     if any(cell.published.test_error == FAIL for cell in cells.values()):
         axes.plot([], [], ">", color=COLOURS[1], markersize=7, label="published: fail")
     axes.set(xlim=(0, edge), xlabel="test error (%)", ylim=(len(cells) - 0.4, -0.6))
-    axes.set_yticks(range(len(cells)), list(cells))
+    axes.set_yticks(range(len(cells)), names)
     axes.grid(axis="y", visible=False)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=3, columnspacing=1)
     return figure
