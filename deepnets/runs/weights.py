@@ -71,7 +71,7 @@ def read_weights(folder: str | Path, trusted: Sequence[str] = ()) -> Weights:
         return Weights(state["training"]["model"], config, tuple(state["frozen"]["shape"]), state["frozen"]["classes"])
     file = run_folder.path / FILE
     if damaged or not file.is_file():
-        raise UserError("\n".join([f"{run_folder}: no checkpoint to load", *described(damaged)]))
+        raise UserError("\n".join([f"{run_folder}: no checkpoint to load; train the run first", *described(damaged)]))
     state, about = _read_safetensors(file)
     try:
         made = _Metadata.model_validate(about)

@@ -68,11 +68,12 @@ def run(arguments: argparse.Namespace) -> None:
         numbers = {"test_error": mean.error, "top5_error": mean.top_error, "loss": mean.loss, "images": images}
         shown = f" by {view}, top-5 {mean.top_error:.2f} %" if mean.top_error is not None else ""
         before = f"; its record has {result['test_error']:.2f} %" if result.get("test_error") is not None else ""
+        dtype = str(precision).removeprefix("torch.")
         outcome.finding(
-            f"{subject.name}: test error {mean.error:.2f} %{shown}, {images} images, in {precision}{before}",
+            f"{subject.name}: test error {mean.error:.2f} %{shown}, {images} images, in {dtype}{before}",
             **numbers,
             view=view,
-            precision=str(precision).removeprefix("torch."),
+            precision=dtype,
         )
 
 

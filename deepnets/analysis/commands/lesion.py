@@ -94,7 +94,7 @@ def _single(nets: Sequence[Lesioned], outcome: Outcome, arguments: argparse.Name
             sentence += f"; {missing} plain units that change the shape cannot be taken out"
         outcome.finding(sentence, whole=whole, median=np.median(errors), worst=errors[worst], unit=units[worst] + 1)
     mark_stages(axes, (net.walk.stages for net in nets))
-    _write(outcome, "single", nets, figure, "unit that is deleted (dashed: none)", ("run", "unit", "stage"), rows)
+    _write(outcome, "single", nets, figure, "deleted unit (dashed: none; dots: stages)", ("run", "unit", "stage"), rows)
 
 
 def _random(nets: Sequence[Lesioned], outcome: Outcome, arguments: argparse.Namespace) -> None:
