@@ -160,7 +160,7 @@ def test_a_sweep_file_is_a_grid_that_any_axis_narrows(tmp_path: Path) -> None:
         (["-m", "sweep=digits_shortcuts,srivastava2015_fig2_mnist"], "a command trains one sweep"),
         (["-m", "--cfg", "job"], "Only one of"),
         (["dataset=image_folder", "dataset.root=~/nowhere"], os.path.expanduser("~/nowhere")),
-        (["epochs=abc"], "'abc'"),
+        (["epochs=abc"], "epochs=abc: must be an integer"),
         (["model=resnet21"], "resnet20"),
         (["model/shortcut=residual"], "--help lists all"),
         (["model.depth=21"], "the nearest are 20 and 26"),
