@@ -175,6 +175,7 @@ def frozen(folder: Path, *overrides: str) -> RunFolder:
     return run_folder
 
 
+@pytest.mark.nightly
 def test_a_stopped_run_continues_to_the_same_bits_under_torchrun_too(undisturbed: RunFolder, tmp_path: Path) -> None:
     folder = frozen(tmp_path)
     process = command(folder)
@@ -211,6 +212,7 @@ def test_a_stopped_run_continues_to_the_same_bits_under_torchrun_too(undisturbed
     assert torch.equal(ours["survival"], theirs["survival"])
 
 
+@pytest.mark.nightly
 def test_a_killed_process_ends_the_row_and_a_killed_parent_leaves_no_orphan(tmp_path: Path) -> None:
     folder = frozen(tmp_path, "epochs=2000")
     process = command(folder)

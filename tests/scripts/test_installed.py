@@ -56,6 +56,7 @@ def command(environment: dict[str, str], tmp_path: Path) -> Command:
     return run
 
 
+@pytest.mark.nightly
 def test_a_killed_run_resumes_reports_and_is_analysed(
     command: Command, environment: dict[str, str], tmp_path: Path
 ) -> None:

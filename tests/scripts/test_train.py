@@ -20,7 +20,7 @@ GHOST = "model.batchnorm_images=32"
 SMALL = ["model.depth=8", "model.widths=[4,8,16]", "epochs=2"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_default_learns_digits(tmp_path: Path) -> None:
     done = train(f"output_root={tmp_path}", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
