@@ -3,13 +3,15 @@
 import shlex
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from deepnets.command import called
 from deepnets.config.build import build
-from deepnets.config.claim import claims_of
+from deepnets.config.claim import Claim, claims_of
 from deepnets.config.places import git_commit
 from deepnets.config.schema import Config, Row
+from deepnets.config.sweep_file import SWEEPS, sweep_of
 from deepnets.errors import UserError
 from deepnets.launch.ending import lines_of
 from deepnets.launch.launcher import Launcher
@@ -79,6 +81,17 @@ def _origin(row: Row) -> dict[str, Any]:
         "overrides": list(row.overrides),
         "choices": row.choices,
         "commit": git_commit(),
-        "claims": [claim.hash for claim in claims_of(row.config.sweep)],
+        "claims": [claim.hash for claim in [*claims_of(row.config.sweep), *_claims_elsewhere(row)]],
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def _claims_elsewhere(row: Row) -> list[Claim]:
+    """What the files of other sweeps claim about rows of the row's sweep."""
+    if not row.config.sweep:
+        return []
+    prefix = f"{row.choices['sweep']}/"
+    folders = [SWEEPS, *(Path(place.removeprefix("file://")) / "sweep" for place in row.search.places)]
+    files = [file for folder in folders for file in sorted(folder.glob("*.yaml"))]
+    naming = [file for file in files if prefix.encode() in file.read_bytes()]  # YAML takes a hundred times as long
+    return [claim for file in naming for claim in claims_of(sweep_of(file)) if claim.second.startswith(prefix)]

@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from statistics import fmean
@@ -12,9 +12,9 @@ import numpy as np
 from scipy import stats
 
 from deepnets.config.claim import Claim, Measured, Relation, claims_of
+from deepnets.config.sweep_file import sweep_of
 from deepnets.results.cell import FAIL_ABOVE
 from deepnets.results.columns import Column, arithmetic_of, columns_of
-from deepnets.results.published import sweep_of
 from deepnets.results.read import Run, read_runs
 from deepnets.results.statistics import CONFIDENCE, FEWEST_SEEDS, WORST_ERROR, image_noise
 from deepnets.results.table import Table
@@ -78,6 +78,11 @@ class Finding:
     def other(self) -> str:
         """The second row, with its sweep where that is another."""
         return self.claim.second if "/" in self.claim.second else self.second.row
+
+    @property
+    def text(self) -> str:
+        """`identity is lower than none, in training error`, with the rows of this finding."""
+        return replace(self.claim, first=self.first.row, second=self.other).text
 
     @property
     def seen_before(self) -> int:

@@ -6,14 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from deepnets.config.identity import plain
-from deepnets.config.places import CONF
-from deepnets.errors import UserError
+from deepnets.config.sweep_file import SWEEPS, sweep_of
 from deepnets.results.sheet import percent
 
-SWEEPS = CONF / "sweep"
 FAIL = "fail"
 STATISTICS = ("test_error", "mean", "std", "best", "top5_error", "view")
 
@@ -100,24 +96,6 @@ def published_of(name: str, frozen: Iterable[dict[str, Any]], sweeps: Path = SWE
         },
         warnings,
     )
-
-
-def sweep_of(file: Path) -> dict[str, Any]:
-    """The node `sweep` of a sweep file; empty where there is no such file.
-
-    Raises:
-        UserError: the file is not YAML.
-    """
-    if not file.is_file():
-        return {}
-    try:
-        content = yaml.safe_load(file.read_text()) or {}
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"{file}: cannot be read as YAML ({' '.join(str(error).split())}); correct it") from error
-    sweep = content.get("sweep") or {} if isinstance(content, dict) else None
-    if not isinstance(sweep, dict):
-        raise UserError(f"{file}: its sweep must be a node, as that of conf/sweep/digits_shortcuts.yaml; correct it")
-    return sweep
 
 
 def _numbers(reported: dict[str, Any]) -> dict[tuple[str, str], Any]:

@@ -11,11 +11,11 @@ from typing import Any
 from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import SandboxedEnvironment
 
+from deepnets.config.sweep_file import SWEEPS
 from deepnets.errors import UserError
 from deepnets.results.cell import Cell
 from deepnets.results.claims_page import claims_page
 from deepnets.results.export import markdown_sheets
-from deepnets.results.published import SWEEPS
 from deepnets.results.read import read_runs
 from deepnets.results.sheet import MINUS
 from deepnets.results.table import Table, tables_of

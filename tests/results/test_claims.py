@@ -156,8 +156,10 @@ def test_the_sheet_and_the_page_show_each_claim(table: Table, sweeps: Path, tmp_
     assert "6 claims;" in page
     assert page.count("| identity is lower than none |") == 1
     assert page.count("| identity is lower than elsewhere/none |") == 1
+    command = f"python scripts/train.py sweep={table.name} dataset.root=DIR"
+    assert f"Without runs of both rows (`{command}`): identity is lower than nowhere/none." in page
     empty = claims_page(tmp_path, [], sweeps)
-    assert "Without a run" in empty
+    assert f"Without runs of both rows (`{command}`): identity is lower than none;" in empty
     assert "identity is lower than nowhere/none" in empty
 
 

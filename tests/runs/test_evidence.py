@@ -7,7 +7,10 @@ import pytest
 import torch
 
 from deepnets.config.claim import claims_of
-from deepnets.launch.grid import launch
+from deepnets.config.compose import compose
+from deepnets.config.schema import Search
+from deepnets.config.sweep_file import sweep_of
+from deepnets.launch.grid import _claims_elsewhere, launch
 from deepnets.results.verify import verify
 from deepnets.run import load_run
 from deepnets.runs.contents import packed, unpacked
@@ -72,9 +75,24 @@ def test_bits_survive_packing() -> None:
 
 
 def test_a_run_of_a_table_notes_under_which_claims_it_was_set_up(tmp_path: Path) -> None:
+    options, root = tmp_path / "conf", tmp_path / "outputs"
+    (options / "sweep").mkdir(parents=True)
+    (options / "sweep" / "elsewhere.yaml").write_text(
+        "sweep: {claims: [{claim: nothing is lower than digits_shortcuts/none, place: p}, "
+        "{claim: nothing is lower than digits/none, place: p}]}"
+    )
     claim = 'sweep.claims=[{claim: "identity is lower than none", place: Table 1}]'
-    rows = [row(tmp_path, *TABLE, claim)]
+    rows = [compose([*TABLE, claim, f"output_root={root}"], Search((f"file://{options}",)))]
     assert launch(rows) == 0
-    (folder,) = run_folders(tmp_path)
-    assert folder.result["claims"] == [claim.hash for claim in claims_of(rows[0].config.sweep)] != []
+    (folder,) = run_folders(root)
+    own = claims_of(rows[0].config.sweep)
+    elsewhere, _ = claims_of(sweep_of(options / "sweep" / "elsewhere.yaml"))
+    assert folder.result["claims"] == [own[0].hash, elsewhere.hash]
     assert folder.config.sweep.claims == []
+
+
+def test_rows_of_a_figure_know_the_claims_of_a_table_about_them(tmp_path: Path) -> None:
+    known = _claims_elsewhere(row(tmp_path, "sweep=he2015_fig6", "model=plain56"))
+    assert [claim.second for claim in known].count("he2015_fig6/plain56") == 2
+    assert {claim.second.partition("/")[0] for claim in known} == {"he2015_fig6"}
+    assert _claims_elsewhere(row(tmp_path, "model=resnet20")) == []
