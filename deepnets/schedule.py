@@ -46,7 +46,7 @@ class Step:
         return warmup * self.factor ** bisect_right(self.milestones, iteration)
 
     def __str__(self) -> str:
-        warmup = [f"x {self.warmup_factor:g} for {self.warmup_iterations} iterations"] * bool(self.warmup_iterations)
+        warmup = [f"x {self.warmup_factor:g} for {_iterations(self.warmup_iterations)}"] * bool(self.warmup_iterations)
         iterations = f"iteration{'s' * (len(self.milestones) > 1)} {' and '.join(map(str, self.milestones))}"
         falls = [f"x {self.factor:g} at {iterations}"] * bool(self.milestones)
         return f"learning rate {', '.join(warmup + falls) or 'constant'}"
@@ -88,8 +88,9 @@ class WarmupCosine:
         return self.final_factor + (1 - self.final_factor) * 0.5 * (1 + math.cos(math.pi * min(done, 1)))
 
     def __str__(self) -> str:
-        rise = f"rising for {self.warmup_iterations} iterations, then " * bool(self.warmup_iterations)
-        return f"learning rate {rise}falling to x {self.final_factor:g} in half a cosine"
+        rise = f"rising for {_iterations(self.warmup_iterations)}, then " * bool(self.warmup_iterations)
+        end = f"x {self.final_factor:g}" if self.final_factor else "0"
+        return f"learning rate {rise}falling to {end} in half a cosine"
 
 
 class Exponential:
@@ -171,3 +172,7 @@ class ErrorPlateau:
         self.epochs_since = 0 if is_lower else self.epochs_since + 1
         if self.epochs_since == self.patience:
             self.epochs_since, self.falls = 0, [*self.falls, iteration]
+
+
+def _iterations(count: int) -> str:
+    return f"{count} iteration{'s' * (count != 1)}"

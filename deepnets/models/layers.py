@@ -117,5 +117,10 @@ class Layers:
                 return nn.MaxPool2d(
                     kernel_size=3, stride=2, padding=1
                 )  # He et al. 2015, Table 1; padding as fb.resnet.torch
+        if name == "sublayer":
+            raise ValueError(
+                "layer 'sublayer' stands for attention or MLP: model/ordering=pre_norm and post_norm are those of "
+                "transformers (model=vit); choose another ordering"
+            )
         names = ["conv", "linear", "bn", "relu", "crelu", "tanh", "shift", "dropout", "avg_pool", *self.further]
         raise ValueError(f"unknown layer {name!r}; choose from {', '.join(names)} and max_pool")

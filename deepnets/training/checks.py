@@ -13,6 +13,8 @@ from deepnets.training.assembly import dataset_of, iterations_of, model_of, spli
 from deepnets.training.hardware import find_device, with_counted_devices
 from deepnets.training.step import check_network
 
+NO_VALIDATION = "needs a validation split; add dataset.validation=IMAGES, as 5000 of the 50000 of CIFAR-10"
+
 
 def check(config: Config) -> None:
     """Whether a run can be executed: everything short of training it. Its data are read and stay in memory.
@@ -39,7 +41,7 @@ def check_settings(config: Config) -> tuple[Dataset, int]:
     build("schedule", config.schedule, config.trusted_targets, total=1)
     dataset = dataset_of(config)
     if config.selection is Selection.best_validation and not config.dataset["validation"]:
-        raise UserError("selection=best_validation: needs a validation split; add for example dataset.validation=5000")
+        raise UserError(f"selection=best_validation: {NO_VALIDATION}")
     try:
         with torch.device("meta"):
             model = model_of(config, dataset.shape, dataset.classes)
@@ -54,9 +56,7 @@ def check_settings(config: Config) -> tuple[Dataset, int]:
     iterations = iterations_of(config, dataset)
     schedule = build("schedule", config.schedule, config.trusted_targets, total=iterations)
     if getattr(schedule, "watched", None) == "validation" and not config.dataset["validation"]:
-        raise UserError(
-            "schedule.watched=validation: needs a validation split; add for example dataset.validation=5000"
-        )
+        raise UserError(f"schedule.watched=validation: {NO_VALIDATION}")
     if (warmup := getattr(schedule, "warmup_iterations", 0)) >= iterations:
         raise UserError(f"schedule.warmup_iterations={warmup}: the budget is only {iterations} iterations")
     if config.batch_size > dataset.training_size:

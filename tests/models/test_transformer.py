@@ -152,5 +152,5 @@ def test_what_makes_no_transformer_is_refused(network: Network, override: str, m
 
 @pytest.mark.parametrize("norm", ["pre_norm", "post_norm"])
 def test_an_ordering_of_transformers_makes_no_resnet(network: Network, norm: str) -> None:
-    with pytest.raises(UserError, match="unknown layer 'sublayer'; choose from conv, linear, bn"):
+    with pytest.raises(UserError, match="layer 'sublayer' stands for attention or MLP"):
         network("resnet20", f"model/ordering={norm}")
