@@ -81,8 +81,11 @@ class Dataset:
         if normalization not in KINDS:
             raise UserError(f"normalization={normalization}: choose one of {', '.join(KINDS)}")
         folder = Path(root).expanduser()
-        if folder.exists() and not folder.is_dir():
-            raise UserError(f"dataset.root={root} is a file: name the folder that holds the data")
+        try:
+            if folder.exists() and not folder.is_dir():
+                raise UserError(f"dataset.root={root} is a file: name the folder that holds the data")
+        except OSError as error:  # a name too long, a folder that may not be searched
+            raise UserError(f"dataset.root={root}: {error.strerror}") from error
         self.source, self.root = source(folder), root
         _, *sides = self.source.shape
         if reduce < 1 or any(side % reduce for side in sides):
