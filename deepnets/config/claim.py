@@ -32,7 +32,8 @@ class Claim:
     """Row `first` stands in `relation` to row `second`, in `error`, as the paper says at `place`.
 
     A name without commas may be one value of a sweep with several axes: the claim is about each pair of rows that
-    differ in it alone. `second` may be of another sweep, SWEEP/ROW.
+    differ in it alone. `second` may be of another sweep, SWEEP/ROW. A run of the published protocol fails `above` this
+    error in percent, where the paper names one.
     """
 
     first: str
@@ -40,6 +41,7 @@ class Claim:
     second: str
     error: Measured
     place: str
+    above: float | None = None
 
     @property
     def text(self) -> str:
@@ -48,7 +50,7 @@ class Claim:
 
     @property
     def hash(self) -> str:
-        """Eight hexadecimal digits of what is claimed, wherever it is printed."""
+        """Eight hexadecimal digits of what is claimed, wherever it is printed and whatever it counts as a fail."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:8]
 
 
@@ -66,13 +68,17 @@ def claims_of(sweep: Any) -> list[Claim]:
 
 def _claim(node: Any) -> Claim:
     wrong = (
-        f"sweep.claims: {node}: must be as {EXAMPLE}; relations: {', '.join(Relation)}; errors: {', '.join(Measured)}"
+        f"sweep.claims: {node}: must be as {EXAMPLE}; relations: {', '.join(Relation)}; errors: {', '.join(Measured)}; "
+        f'above, the error in percent from which a row fails, only with "{Relation.fails}"'
     )
-    if not isinstance(node, Mapping) or not {"claim", "place"} <= {*node} <= {"claim", "error", "place"}:
+    if not isinstance(node, Mapping) or not {"claim", "place"} <= {*node} <= {"claim", "error", "place", "above"}:
         raise UserError(wrong)
     found = re.fullmatch(rf"(\S+) ({'|'.join(Relation)}) (\S+)", str(node["claim"]).strip())
     error = node.get("error", Measured.test)
     if not found or error not in [*Measured]:
         raise UserError(wrong)
     first, relation, second = found.groups()
-    return Claim(first, Relation(relation), second, Measured(error), str(node["place"]))
+    above = node.get("above")
+    if above is not None and (relation != Relation.fails or type(above) not in (int, float) or not 0 < above < 100):
+        raise UserError(wrong)
+    return Claim(first, Relation(relation), second, Measured(error), str(node["place"]), above)

@@ -73,7 +73,7 @@ class Sweep:
     axes: list[str] = MISSING
     deep: bool = False
     reported: Published = field(default_factory=Published)
-    claims: list[dict[str, str]] = field(default_factory=list)
+    claims: list[dict[str, Any]] = field(default_factory=list)
     zip: list[list[str]] = field(default_factory=list)
     exclude: list[dict[str, Any]] = field(default_factory=list)
     union: list[dict[str, Any]] = field(default_factory=list)

@@ -29,9 +29,10 @@ RULE = (
     f"A claim is supported if the {100 * CONFIDENCE:.0f}% interval of the difference of mean errors (Welch's t, over "
     "seeds) lies on the claimed side of 0, contradicted if it lies on the other side, and undecided otherwise or with "
     f"fewer than {FEWEST_SEEDS} seeds of a row. A run fails if its error is not finite or above {FAIL_ABOVE:.0f}% "
-    f"({FAILS_AT_SCALE:.0f}% if the paper prints no fails or the protocol is not the paper's). That a row fails is "
-    "supported if all of its runs fail, none of the other row fails, and the interval lies on that side; it is "
-    "contradicted if none of its runs fails. Runs set up before the claim was written down (seen before) do not count "
+    f"({FAILS_AT_SCALE:.0f}% if the paper prints no fails or the protocol is not the paper's; or above the error that "
+    "the claim's paper names for its protocol). That a row fails is supported if all of its runs fail, none of the "
+    "other row fails, and the interval lies on that side; it is contradicted if none of its runs fails and the "
+    "interval does not lie on that side. Runs set up before the claim was written down (seen before) do not count "
     f"towards supported. A diverged run counts as {WORST_ERROR:.0f}%. P is the share of pairs of runs in which the "
     f"first row's error is higher. {IMAGE_NOISE} Seeds needed: the seeds of each row with which the interval leaves "
     "out 0 four times of five, if difference and spread stay as they are."
@@ -130,8 +131,8 @@ class Finding:
         on_its_side, on_the_other = low > 0, high < 0
         if self.claim.relation is Relation.fails:
             fails = [error > self.fail_above for error in first]
+            on_the_other = not on_its_side and not any(fails)
             on_its_side &= all(fails) and not any(error > self.fail_above for error in second)
-            on_the_other = not any(fails)
         if on_its_side:
             return Outcome.supported
         return Outcome.contradicted if on_the_other else Outcome.undecided
@@ -150,7 +151,8 @@ def findings_of(table: Table, index: int, sweeps: Path) -> list[Finding]:
         pairs = [(claim.first, second)] if other else pairs_of(claim, table.rows)
         for one, two in pairs:
             sides = (_side(claim, one, column.rows.get(one, [])), _side(claim, two, there.get(two, [])))
-            findings.append(Finding(claim, *sides, bound))
+            named = claim.above if column.is_published_protocol else None
+            findings.append(Finding(claim, *sides, named or bound))
     return findings
 
 

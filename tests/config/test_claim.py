@@ -47,6 +47,10 @@ def test_what_a_claim_says() -> None:
     (moved,) = claims_of({"claims": [{"claim": "a,b is higher than c", "error": "training", "place": "Fig. 2"}]})
     (other,) = claims_of({"claims": [{"claim": "a,b is higher than c", "place": "Fig. 1"}]})
     assert claim.hash == moved.hash != other.hash
+    fails = {"claim": "a fails against b", "place": "4.2"}
+    bound, free = claims_of({"claims": [fails | {"above": 60}, fails]})
+    assert (bound.above, free.above) == (60, None)
+    assert bound.hash == free.hash
     assert claims_of(None) == []
 
 
@@ -58,6 +62,8 @@ def test_what_a_claim_says() -> None:
         {"claim": "identity < none", "place": "Table 1"},
         {"claim": "identity is lower than none", "place": "Table 1", "error": "validation"},
         {"claim": "identity is lower than none", "place": "Table 1", "rows": "all"},
+        {"claim": "identity is lower than none", "place": "Table 1", "above": 60},
+        {"claim": "none fails against identity", "place": "Table 1", "above": 100},
     ],
 )
 def test_what_is_no_claim_is_refused_with_an_example(node: object) -> None:

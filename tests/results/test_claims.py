@@ -26,7 +26,7 @@ SWEEP = """sweep:
   claims:
     - {claim: "identity is lower than none", place: "Table 1"}
     - {claim: "identity is higher than none", error: training, place: "Fig. 3"}
-    - {claim: "projection fails against identity", place: "Table 1"}
+    - {claim: "projection fails against identity", above: 60, place: "Table 1"}
     - {claim: "identity is lower than scaled_0.5_0.5", place: "Table 1"}
     - {claim: "identity is lower than elsewhere/none", place: "Table 2"}
     - {claim: "identity is lower than nowhere/none", place: "Table 2"}
@@ -52,7 +52,9 @@ def finding(
         (Relation.below, (90.0,) * 3, (90.0,) * 3, "undecided"),
         (Relation.fails, (90.0,) * 3, LOW, "supported"),
         (Relation.fails, (90.0, 89.0, 79.0), LOW, "undecided"),  # one learns
-        (Relation.fails, HIGH, LOW, "contradicted"),
+        (Relation.fails, HIGH, LOW, "undecided"),  # none fails, but the interval lies on the claimed side
+        (Relation.fails, LOW, HIGH, "contradicted"),
+        (Relation.fails, LOW, (51.5, 50.5, 53.0), "contradicted"),
         (Relation.fails, (90.0,) * 3, (89.0, 88.9, 89.1), "undecided"),  # the other fails too
     ],
 )
@@ -143,6 +145,7 @@ def test_claims_of_a_sweep_file_are_tested_on_its_runs(trained: Trained, table: 
     assert training.difference == pytest.approx(np.mean(train[0]) - np.mean(train[1]))
     assert training.image_noise is None
     assert 100 in fails.first.errors  # a diverged run
+    assert fails.fail_above == 60
     assert (pair.seeds, pair.outcome) == ((4, 2), Outcome.undecided)
     assert (nowhere.seeds, nowhere.difference) == ((4, 0), None)
 
