@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
 from deepnets.models.resnet import ResNet
+from deepnets.run import build_model
 
 DEEPER = {"basic": 14, "bottleneck": 20, "one_layer": 8}  # two units in each of three stages
 PROJECTION_ENDS_IN_BN = {
@@ -139,3 +140,10 @@ def test_the_strided_kernel_can_be_chosen(
     first_of_second_stage = model.stages[1][0]
     assert [conv.stride[0] for conv in layers(first_of_second_stage.branch, nn.Conv2d)] == strides
     assert first_of_second_stage(torch.randn(2, 64, 8, 8)).shape == (2, 128, 4, 4)
+
+
+@pytest.mark.parametrize(("model", "strides"), [("resnet34", [2, 1]), ("resnet50", [1, 2, 1])])
+def test_fb_imagenet_strides_where_fb_resnet_torch_does(model: str, strides: list[int]) -> None:
+    with torch.device("meta"):
+        first_of_second_stage = build_model([f"model=imagenet_{model}", "protocol=fb_imagenet"]).stages[1][0]
+    assert [conv.stride[0] for conv in layers(first_of_second_stage.branch, nn.Conv2d)] == strides
