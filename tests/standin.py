@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 DEVICE = torch.device("meta")
 MOVES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)  # all that takes tensors of two devices
+JOINS = (torch.ops.aten.cat.default, torch.ops.aten.stack.default)  # which take no number of the CPU either
 
 
 class Held(torch.Tensor):
@@ -70,7 +71,7 @@ def stand_in() -> Iterator[torch.device]:
 def _computed(function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     here = [isinstance(tensor, Held) for tensor in tensors]
-    left = [tensor for tensor, is_there in zip(tensors, here, strict=True) if not is_there and tensor.ndim]
+    left = [tensor for tensor, is_there in zip(tensors, here, strict=True) if not is_there and (tensor.ndim or function in JOINS)]
     if any(here) and left and function not in MOVES:
         raise RuntimeError(f"{function}: a tensor of shape {tuple(left[0].shape)} is on the CPU")
     given = kwargs.get("device")

@@ -37,7 +37,8 @@ class Evidence:
     @property
     def state(self) -> dict[str, Any]:
         """Tensors and text."""
-        losses = torch.stack(self.losses).cpu() if self.losses else torch.zeros(0)
+        # Those of before a resume are not on the device.
+        losses = torch.stack([loss.cpu() for loss in self.losses]) if self.losses else torch.zeros(0)
         return {"losses": losses, "weights": self.weights, "right": self.right}
 
     def facts(self) -> dict[str, Any]:
