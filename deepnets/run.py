@@ -27,6 +27,7 @@ from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.record import describe_result
 from deepnets.runs.session import AnotherFailed
 from deepnets.runs.weights import read_weights
+from deepnets.system.printing import print_error
 from deepnets.training.assembly import dataset_of, model_of
 
 
@@ -81,10 +82,14 @@ def main() -> int:
         code = 0 if folder.is_complete else stop.exit_code
     except AnotherFailed:
         code = 1
-    except UserError as error:
+    except Locked as error:
+        if not arguments.quiet:
+            print_error(f"error: {error}")
+        code = LOCKED
+    except UserError:
         if not arguments.quiet:
             raise
-        code = LOCKED if isinstance(error, Locked) else 1
+        code = 1
     if world.size > 1:
         # As the interpreter ends, a thread of gloo's that still holds a tensor would now and then abort the process.
         sys.stdout.flush()

@@ -71,7 +71,8 @@ def stand_in() -> Iterator[torch.device]:
 def _computed(function: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
     here = [isinstance(tensor, Held) for tensor in tensors]
-    left = [tensor for tensor, is_there in zip(tensors, here, strict=True) if not is_there and (tensor.ndim or function in JOINS)]
+    left = [tensor for tensor, is_there in zip(tensors, here, strict=True) if not is_there]
+    left = [tensor for tensor in left if tensor.ndim or function in JOINS]
     if any(here) and left and function not in MOVES:
         raise RuntimeError(f"{function}: a tensor of shape {tuple(left[0].shape)} is on the CPU")
     given = kwargs.get("device")

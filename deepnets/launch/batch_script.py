@@ -7,11 +7,12 @@ from pathlib import Path
 
 from deepnets.errors import UserError
 from deepnets.launch.child import OUTPUT
+from deepnets.runs.execute import LOCKED
 
 # SLURM's warning goes to this shell alone (--signal=B:), the SIGTERM that ends a job to this shell and on some clusters
 # to all below it. Both are passed on, and a wait that a signal broke off is taken up again. Exit code 138 is
 # 128 + SIGUSR1: the run is saved and its time limit is near. A command that could not even start leaves no word of its
-# own; what was killed is no failure, and is submitted again.
+# own; what was killed is no failure, and is submitted again. Nor is 75: another process is running the folder.
 BODY = """
 mapfile -t rows <{rows}
 row=${{rows[SLURM_ARRAY_TASK_ID]}}
@@ -20,7 +21,7 @@ echo "$(date -Iseconds) $task on $(hostname): $row"
 signal= child=
 pass_on() {{
     signal=$1
-    [ -z "$child" ] || kill "-$1" "$child" 2>/dev/null
+    [ -z "$child" ] || {kill} 2>/dev/null
 }}
 for file in {output} result.json; do  # a link would be followed
     [ ! -L "$row/$file" ] || rm "$row/$file"
@@ -32,13 +33,13 @@ trap 'pass_on USR1' USR1
 trap 'pass_on TERM' TERM
 {run} >>"$row"/{output} 2>&1 &
 child=$!
-[ -z "$signal" ] || kill "-$signal" "$child"
+[ -z "$signal" ] || pass_on "$signal"
 while signal=; wait "$child"; code=$?; [ -n "$signal" ]; do :; done
 child=
 echo "$(date -Iseconds) $task: exit code $code"
 if [ "$code" -eq 138 ]; then
     scontrol requeue "$task" && exit 0
-elif [ "$code" -ge 1 ] && [ "$code" -lt 128 ] && [ ! -e "$row/result.json" ]; then
+elif [ "$code" -ge 1 ] && [ "$code" -lt 128 ] && [ "$code" -ne {locked} ] && [ ! -e "$row/result.json" ]; then
     flock --nonblock "$row/.lock" bash -c 'echo "$2" >"$1/result.json"' note "$row" \\
         '{{"status": "failed", "job": "'"$task"'", "reason": "exit code '"$code"'; see {output}"}}'
 fi
@@ -50,6 +51,9 @@ fi
 """
 # A process per device, as torchrun starts them, but each a task of SLURM's own, which signals reach directly. One that
 # has ended leaves the others a minute to end by themselves: one of them may be saving.
+KILL = 'kill "-$1" "$child"'
+# srun passes SIGUSR1 on, but on SIGTERM it kills what it has started; of the job's steps it is the first.
+KILL_RANKS = '{ [ "$1" = TERM ] && scancel --signal=TERM "$SLURM_JOB_ID.0" || kill "-$1" "$child"; }'
 RANKS = """export MASTER_ADDR=$(hostname) MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))
 rank='export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS; exec "$@"'
 srun --kill-on-bad-exit=0 --wait=60 bash -c "$rank" rank """
@@ -72,7 +76,9 @@ def batch_script(
     body = BODY.format(
         rows=shlex.quote(str(rows)),
         run=RANKS + run if several_nodes else run,
+        kill=KILL_RANKS if several_nodes else KILL,
         output=OUTPUT,
+        locked=LOCKED,
         on_failure=FAIL_FAST if fail_fast else "",
     )
     return "\n".join(["#!/bin/bash", *(f"#SBATCH {shlex.quote(directive)}" for directive in directives), body])

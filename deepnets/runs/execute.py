@@ -21,7 +21,7 @@ from deepnets.training.checks import check_processes
 from deepnets.training.fit import fit
 from deepnets.training.hardware import with_counted_devices
 
-LOCKED = 75  # exit code of `python -m deepnets.run FOLDER --quiet` where another process is running the folder
+LOCKED = 75  # exit code of `python -m deepnets.run FOLDER` where another process is running the folder
 
 
 def command_of(folder: RunFolder, trusted: Sequence[str], python: str = sys.executable) -> list[str]:

@@ -51,7 +51,7 @@ def check_settings(config: Config) -> tuple[Dataset, int]:
     if not config.trusted_targets:  # a user's own need not be able to compute without numbers
         for shape in (dataset.shape, *dataset.final_shapes):
             try_out(model, shape)
-    check_network(config.step, model, config.devices)
+    check_network(config.step, model, config.devices, dataset.is_streamed)
     # The data come last: looking for them may mean a download.
     iterations = iterations_of(config, dataset)
     schedule = build("schedule", config.schedule, config.trusted_targets, total=iterations)

@@ -1,7 +1,8 @@
 """How the forward pass of training is executed: operation by operation, from compiled code, or as a CUDA graph."""
 
 from collections.abc import Callable
-from typing import cast
+from inspect import signature
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -52,10 +53,16 @@ class Captured:
         statistics = [buffer.clone() for buffer in self.model.buffers()]
         network = nn.Sequential(self.model)  # torch replaces its `forward`; the model's own is still needed
         with torch.cuda.device_of(images), torch.random.fork_rng([images.device] if images.is_cuda else []):
-            graphs = torch.cuda.make_graphed_callables(network, (images,), allow_unused_input=True)
+            graphs = torch.cuda.make_graphed_callables(network, (images,), allow_unused_input=True, **_of_this_thread())
         for buffer, before in zip(self.model.buffers(), statistics, strict=True):
             buffer.copy_(before)
         return cast(Forward, graphs)
+
+
+def _of_this_thread() -> dict[str, Any]:
+    """What lets other threads call CUDA during a capture, as one does that pins images; none in older torch."""
+    words = signature(torch.cuda.make_graphed_callables).parameters
+    return {"capture_error_mode": "thread_local"} if "capture_error_mode" in words else {}
 
 
 def compiled(model: nn.Module, *, graphed: bool = False) -> Forward:
@@ -91,8 +98,8 @@ def compiled(model: nn.Module, *, graphed: bool = False) -> Forward:
     return call
 
 
-def check_network(kind: StepKind, model: nn.Module, processes: int) -> None:
-    """Whether iterations of a network, trained by so many processes, can be executed in that way.
+def check_network(kind: StepKind, model: nn.Module, processes: int, is_streamed: bool = False) -> None:
+    """Whether iterations of a network, by so many processes and on streamed images, can be executed in that way.
 
     Raises:
         UserError: names what cannot be compiled or captured.
@@ -106,6 +113,11 @@ def check_network(kind: StepKind, model: nn.Module, processes: int) -> None:
         raise UserError(
             f"step={kind}: stochastic depth draws anew which units each batch passes, which no compiled code or graph "
             "can follow; use step=eager"
+        )
+    if kind == StepKind.graphed and is_streamed and not _of_this_thread():
+        raise UserError(
+            f"step={kind}: a thread pins images, beside which torch {torch.__version__} cannot capture a graph; "
+            "use a newer torch, step=compiled_graphed or step=eager"
         )
     if "compiled" in kind and memory != Memory.full:
         raise UserError(f"step={kind} memory={memory}: compiled code decides itself what to store; use memory=full")

@@ -245,8 +245,9 @@ def one_run_stopped_in_many_ways(root: Path, pace: Path) -> dict[str, Any]:
     for folder in (limited, limited_ddp):  # in one to two minutes, of which the warning comes two before
         elapsed = time.time() - (folder / "job.json").stat().st_mtime
         answer("scontrol", "update", f"jobid={job(folder)}", f"TimeLimit={int(elapsed / 60) + 2}")
-    answer("scancel", "--batch", "--signal=USR1", job(warned), job(spread), job(reduced))
-    answer("scontrol", "requeue", job(preempted))  # what SLURM does when another job takes the node
+    answer("scancel", "--batch", "--signal=USR1", job(warned), job(reduced))
+    for folder in (preempted, spread):
+        answer("scontrol", "requeue", job(folder))  # what SLURM does when another job takes the node
     until((killed / "checkpoint.pt").is_file, "the first checkpoint")
     os.kill(json.loads((killed / "status.json").read_text())["pid"], signal.SIGKILL)
     until(lambda: job(killed) not in queue(), "the killed one ends")

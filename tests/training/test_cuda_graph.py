@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from deepnets.config.schema import StepKind
+from deepnets.errors import UserError
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import Training, fit
-from deepnets.training.step import forward_of
+from deepnets.training.step import check_network, forward_of
 from tests.command import row
 
 # Three epochs of five batches of 256 and one of 157; learning rates that are exact in float32 too.
@@ -61,9 +63,12 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """
     seen: list[int] = []
 
-    def capture(network: nn.Module, sample: tuple[Tensor], allow_unused_input: bool) -> Callable[[Tensor], Tensor]:
+    def capture(
+        network: nn.Module, sample: tuple[Tensor], allow_unused_input: bool, capture_error_mode: str
+    ) -> Callable[[Tensor], Tensor]:
         assert not (torch.is_autocast_enabled("cpu") and torch.is_autocast_cache_enabled())
         assert allow_unused_input
+        assert capture_error_mode == "thread_local"  # as another thread may pin images
         seen.append(len(sample[0]))
         for _ in range(3):
             logits = network(*sample)
@@ -226,3 +231,13 @@ def test_a_graph_is_captured_on_the_gpu_of_its_run() -> None:
     plain, ours = (trained(prepared("cuda:1", f"step={step}")) for step in ("eager", "graphed"))
     assert ours["losses"].device == torch.device("cuda", 1)
     torch.testing.assert_close(ours["losses"], plain["losses"], rtol=1e-2, atol=1e-3)
+
+
+def test_streamed_images_are_captured_where_other_threads_may_pin_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, name = nn.Linear(1, 1), "make_graphed_callables"
+    monkeypatch.setattr(torch.cuda, name, lambda network, sample, capture_error_mode="global": network)
+    check_network(StepKind.graphed, model, 1, is_streamed=True)
+    monkeypatch.setattr(torch.cuda, name, lambda network, sample: network)
+    check_network(StepKind.graphed, model, 1)
+    with pytest.raises(UserError, match=r"beside which torch .* cannot capture a graph; use a newer torch"):
+        check_network(StepKind.graphed, model, 1, is_streamed=True)
