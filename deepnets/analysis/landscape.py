@@ -41,12 +41,7 @@ def difference(start: Weights, end: Weights) -> dict[str, Tensor]:
 
 
 def score_at(
-    model: nn.Module,
-    weights: Weights,
-    steps: Sequence[tuple[float, Weights]],
-    x: Tensor,
-    labels: Tensor,
-    precision: torch.dtype = torch.float32,
+    model: nn.Module, weights: Weights, steps: Sequence[tuple[float, Weights]], x: Tensor, labels: Tensor
 ) -> tuple[float, float]:
     """Mean cross-entropy and error (%) on the images x (N, C, H, W), some steps away from `weights`.
 
@@ -56,9 +51,8 @@ def score_at(
     moved = dict(weights)
     for size, direction in steps:
         moved = {name: weight + size * direction[name] for name, weight in moved.items()}
-    autocast = torch.autocast(x.device.type, torch.bfloat16, enabled=precision == torch.bfloat16)
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    with torch.inference_mode(), autocast:
+    with torch.inference_mode():
         logits = functional_call(model, (moved, buffers), x).float()
     wrong = (logits.argmax(1) != labels).double().mean().item()
     return cross_entropy(logits, labels).item(), 100 * wrong

@@ -78,7 +78,8 @@ def test_a_bowl_is_convex_a_saddle_is_half_and_waves_are_not() -> None:
 
 
 def test_the_command_resumes_where_it_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["landscape", "model.depth=8", "model.widths=[4,4,4]", "--points", 3, "--images", 16, "--output", tmp_path]
+    net = ["model.depth=8", "model.widths=[4,4,4]", "precision=bf16"]
+    words = ["landscape", *net, "--points", 3, "--images", 16, "--output", tmp_path]
     calls = []
 
     def killed(*given: object) -> tuple[float, float]:
@@ -99,6 +100,8 @@ def test_the_command_resumes_where_it_was_killed(tmp_path: Path, monkeypatch: py
     assert [(row["x"], row["y"]) for row in resumed[:4]] == [("-1", "-1"), ("0", "-1"), ("1", "-1"), ("-1", "0")]
     (finding,) = json.loads((tmp_path / "landscape.json").read_text())["findings"]
     assert finding["centre"] == pytest.approx(float(resumed[4]["loss"]), rel=1e-5)
+    model, weights, _, x, labels = calls[5][:5]
+    assert finding["centre"] == pytest.approx(score_at(model, weights, [], x, labels)[0], rel=1e-6), "in float32"
     assert not (tmp_path / "landscape.partial").exists()
     analyze(*words)
     assert len(calls) == 10 + 9, "nothing is left of what has ended"

@@ -1,7 +1,8 @@
 """Loss surfaces around networks, or the loss along the line between two (Li et al. 2018).
 
 A surface is spanned by two random directions, normalised filter by filter. Batch normalisation uses the statistics of
-the images that are scored, at each point anew. What was killed resumes by the same command.
+the images that are scored, at each point anew. All is in float32, whatever the run's precision: bfloat16 rounds by more
+than a surface bends. What was killed resumes by the same command.
 """
 
 import argparse
@@ -20,7 +21,6 @@ from deepnets.analysis.landscape import Weights, difference, nonconvexity, rando
 from deepnets.errors import UserError
 from deepnets.monitor.style import COLOURS, line, new_figure
 from deepnets.system.options import number, whole
-from deepnets.training.hardware import choose_precision
 
 Steps = tuple[tuple[float, Weights], ...]
 LEVELS = 12  # of the contours
@@ -121,11 +121,10 @@ def _scores(subject: Subject, places: Sequence[Steps], arguments: argparse.Names
     x, labels = one_batch(subject, arguments.images, arguments.split)
     model: nn.Module = with_batch_statistics(subject.model)
     weights = dict(model.named_parameters())
-    precision = choose_precision(subject.config.precision, subject.device)
     found = []
     for index, steps in enumerate(tracked(places, f"loss around {subject.name}")):
         key = f"{subject.name} {index}"
-        found.append(saved.once(key, partial(score_at, model, weights, steps, x, labels, precision)))
+        found.append(saved.once(key, partial(score_at, model, weights, steps, x, labels)))
     return np.array(found)
 
 
