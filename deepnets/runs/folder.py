@@ -21,7 +21,7 @@ from deepnets.config.identity import difference, identity
 from deepnets.config.schema import Config
 from deepnets.errors import UserError
 from deepnets.runs.contents import check_contents
-from deepnets.runs.owner import OWNER, Owner, owned, owner_elsewhere
+from deepnets.runs.owner import OWNER, Owner, is_left_behind, owned, owner_elsewhere
 from deepnets.system.files import flush_folder, make_folder, read_object, read_text, write_atomically
 
 FINISHED, DIVERGED, FAILED = "finished", "diverged", "failed"  # what result.json says of a run
@@ -211,6 +211,8 @@ class RunFolder:
         """
         lock = filelock.FileLock(self.path / ".lock", timeout=patience)
         try:
+            if is_left_behind(self.path):
+                (self.path / ".lock").unlink(missing_ok=True)
             lock.acquire()
         except filelock.Timeout:
             raise Locked(self) from None

@@ -12,7 +12,7 @@ from typing import Any
 
 from deepnets.distributed.world import slurm_task
 from deepnets.errors import UserError
-from deepnets.system.files import fresh, new_name, read_object, write_atomically
+from deepnets.system.files import fresh, new_name, read_object, read_text, write_atomically
 from deepnets.system.printing import print_line
 
 LATE_SECONDS = 60.0  # until a machine sees what another has written, as NFS caches names and contents
@@ -79,6 +79,20 @@ def owner_elsewhere(folder: Path) -> str | None:
         return None
     silent = time.time() - _last_sign(folder, content, number)
     return f"{_who(content)}, last heard of {max(silent, 0):.0f} s ago" if silent <= GONE_SECONDS else None
+
+
+def is_left_behind(folder: Path) -> bool:
+    """Whether `.lock` is of a process that was killed on another machine, on a file system without locks.
+
+    There the file itself is the lock and holds who made it, in lines; elsewhere it is empty.
+    """
+    try:
+        words = read_text(folder / ".lock", 1000).split()
+        silent = time.time() - (folder / ".lock").stat().st_mtime
+    except (OSError, ValueError):  # there is none, or it cannot be locked either
+        return False
+    elsewhere = bool(words) and socket.gethostname() not in words
+    return elsewhere and silent > GONE_SECONDS and owner_elsewhere(folder) is None
 
 
 def _me() -> dict[str, Any]:

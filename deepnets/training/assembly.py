@@ -84,20 +84,26 @@ def _built(key: str) -> Dataset:
 
 def splits_of(dataset: Dataset, device: torch.device) -> Splits:
     """The images, shared by all runs of this process that name the same dataset node; a GPU holds one data set."""
-    splits = (_on_gpu if device.type == "cuda" else _on_cpu)(dataset, device)
+    if device.type == "cuda":
+        if (dataset, device) not in _on_gpu:
+            _on_gpu.clear()  # frees the memory that the next one may need
+            _on_gpu[dataset, device] = dataset.load(device)
+        return _on_gpu[dataset, device]
+    splits = _on_cpu(dataset, device)
     if isinstance(splits, UserError):
         raise splits
     return splits
 
 
-def _read(dataset: Dataset, device: torch.device) -> Splits | UserError:
+_on_gpu: dict[tuple[Dataset, torch.device], Splits] = {}
+
+
+@lru_cache(maxsize=4)
+def _on_cpu(dataset: Dataset, device: torch.device) -> Splits | UserError:
     try:
         return dataset.load(device)
     except UserError as error:  # kept, so that a grid does not look again for each of its rows
         return error
-
-
-_on_cpu, _on_gpu = lru_cache(maxsize=4)(_read), lru_cache(maxsize=1)(_read)
 
 
 def iterations_of(config: Config, dataset: Dataset) -> int:

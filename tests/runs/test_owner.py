@@ -1,11 +1,14 @@
 """Several machines on one folder: `flock` does nothing, what another machine has written is seen late."""
 
+import errno
+import fcntl
 import random
 import subprocess
 import sys
 import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
@@ -19,6 +22,7 @@ pytestmark = pytest.mark.attack
 MACHINE = """
 import fcntl, os, sys, threading, time
 from pathlib import Path
+from typing import Any, NoReturn
 from deepnets.runs import owner
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.owner import TakenOver, owned
@@ -161,3 +165,22 @@ def test_what_another_machine_left_is_waited_for(tmp_path: Path, monkeypatch: py
     with owned(tmp_path) as mine:
         assert mine.number == 3
     assert time.monotonic() - began >= 0.4
+
+
+def test_a_lock_file_that_a_killed_machine_left_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where `flock` is not there at all: then the file is the lock, and nobody removes that of a killed process."""
+
+    def missing(*_: Any) -> NoReturn:
+        raise OSError(errno.ENOSYS, "no flock")
+
+    monkeypatch.setattr(fcntl, "flock", missing)
+    file, folder = tmp_path / ".lock", RunFolder(tmp_path)
+    file.write_text("4242\nnode7\n")
+    with pytest.raises(Locked), folder.lock():
+        pass
+    monkeypatch.setattr(owner, "GONE_SECONDS", -1.0)
+    with folder.lock():
+        assert "node7" not in file.read_text().split()
+        with pytest.raises(Locked), folder.lock():
+            pass
+    assert not file.exists()
