@@ -96,14 +96,16 @@ def bypass_factors(walk: Walk, x: Tensor, generator: torch.Generator) -> np.ndar
 
 def _past_branch(unit: Unit, x: Tensor, b: float, gradient: Tensor) -> tuple[Tensor, float]:
     """The direction of the gradient in front of a unit, and its norm over what the change of shape would leave."""
-    with torch.no_grad():
-        split = unit.before(x)
-        r = b * unit.branch(split)
     if unit.is_plain:
         return torch.zeros_like(x), 0.0
-    x, split = x.detach().requires_grad_(), split.detach().requires_grad_()
+    with torch.no_grad():
+        split = unit.before(x)
+        y = unit.shortcut(split, b * unit.branch(split))
+    x, split, y = (state.detach().requires_grad_() for state in (x, split, y))
     with torch.enable_grad():
-        (pulled,) = torch.autograd.grad(unit.after(unit.shortcut(unit.before(x), r)), x, gradient)
+        (at_y,) = torch.autograd.grad(unit.after(y), y, gradient)
+        h = unit.shortcut(unit.before(x), x.new_zeros(()))  # without r: what a gate adds to it belongs to the branch
+        (pulled,) = torch.autograd.grad(h, x, at_y)
         resize = getattr(unit.shortcut, "resize", None)
         reference = gradient if resize is None else torch.autograd.grad(resize(split), split, gradient)[0]
     norm = reference.double().norm().item()

@@ -156,23 +156,32 @@ def test_the_way_past_all_branches_is_the_gradient_with_branches_held_constant(o
     assert found == pytest.approx((pulled.norm() / v.norm()).item(), rel=1e-5)
 
 
-@pytest.mark.parametrize("ordering", ["original", "full_preactivation"])
-def test_the_way_past_all_branches_is_what_autograd_finds_with_branches_detached(ordering: str) -> None:
+def past_branch(unit: nn.Module, x: Tensor) -> Tensor:
+    """The unit's output, of which autograd sees h alone."""
+    split = unit.before(x)
+    h = unit.shortcut(split, split.new_zeros(()))
+    return unit.after(h + (unit.shortcut(split, unit.branch(split)) - h).detach())
+
+
+@pytest.mark.parametrize(
+    ("ordering", "shortcut"),
+    [("original", "identity"), ("full_preactivation", "identity"), ("original", "exclusive_gating_b0")],
+)
+def test_the_way_past_all_branches_is_what_autograd_finds_with_branches_detached(ordering: str, shortcut: str) -> None:
     """Over changes of shape too: factors are over what these alone leave, here zero padding at stride 2."""
-    model = with_batch_statistics(small_network("model.depth=14", f"model/ordering={ordering}"))
+    options = [f"model/ordering={ordering}", f"model/shortcut={shortcut}", "model.resize=zero_padding"]
+    model = with_batch_statistics(small_network("model.depth=14", *options))
     walk, x = walk_of(model), small_batch(4)[0]
     state = start = walk.inputs(x)[0].requires_grad_()
-    for unit in walk.units:
-        unit.branch.register_forward_hook(lambda _, __, r: r.detach())
     for unit, before in zip(walk.units, [lambda x: x, *walk.before[1:]], strict=True):
-        state = unit(before(state))
+        state = past_branch(unit, before(state))
     v = torch.randn(state.shape, generator=generator(), dtype=x.dtype)
     (pulled,) = torch.autograd.grad(state, start, v, retain_graph=True)
     found, gradient = gradients.bypass_factors(walk, x, generator()), v
     for unit, source, factor in reversed(list(zip(walk.units, walk.inputs(x)[:-1], found, strict=True))):
         shape, source = source.shape, source.detach().requires_grad_()
         with torch.enable_grad():
-            (after,) = torch.autograd.grad(unit(source), source, gradient)
+            (after,) = torch.autograd.grad(past_branch(unit, source), source, gradient)
             split = torch.zeros_like(unit.before(source)).requires_grad_()
             reference = torch.autograd.grad(unit.shortcut.resize(split), split, gradient)[0]
         assert factor == pytest.approx((after.norm() / reference.norm()).item(), rel=1e-9)
