@@ -55,8 +55,8 @@ def moments_of(x: Tensor) -> Moments:
 
 
 def _channels(x: Tensor) -> tuple[float, float]:
-    """The square of a channel's mean, and its variance, over images and pixels; means over channels."""
-    channels = x.double().transpose(0, 1).flatten(1)
+    """The square of a channel's mean, and its variance, over images and pixels or tokens; means over channels."""
+    channels = x.double().movedim(-1 if x.dim() == 3 else 1, 0).flatten(1)
     return channels.mean(1).square().mean().item(), channels.var(1, correction=0).mean().item()
 
 

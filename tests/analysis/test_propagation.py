@@ -30,6 +30,12 @@ def test_channel_statistics_are_those_of_the_outputs() -> None:
     assert found.start == moments_of(walk.inputs(x)[0])
 
 
+def test_a_transformers_channels_are_those_of_its_tokens() -> None:
+    walk, (x, _) = walk_of(small_network("model=vit_digits", "model.depth=2")), small_batch(5)
+    output = walk.units[0](walk.inputs(x)[0])
+    assert propagation(walk, x).variance[0] == pytest.approx(output.var((0, 1), correction=0).mean().item())
+
+
 def test_variance_grows_by_one_branch_a_unit_and_starts_again_at_each_stage() -> None:
     """Brock et al. 2021, Fig. 1: the normalised branch adds the same variance in each unit of pre-activated nets."""
     options = ["model.depth=38", "model.widths=[16,16,16]", "model/ordering=full_preactivation"]
