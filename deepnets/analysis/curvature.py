@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy
 
 
@@ -27,7 +28,7 @@ class Hessian:
         total, images = torch.zeros(self.size, dtype=torch.float64), 0
         v = vector.to(self.parameters[0])
         for x, labels in self.batches:
-            with torch.enable_grad():
+            with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # other attention has no second derivative
                 loss = cross_entropy(self.model(x), labels, reduction="sum")
                 gradients = torch.autograd.grad(loss, self.parameters, create_graph=True)
                 product = torch.autograd.grad(_flat(gradients) @ v, self.parameters)

@@ -78,7 +78,7 @@ def singular_values(walk: Walk, x: Tensor, most: int) -> tuple[np.ndarray, int]:
             break
         size //= 2
     else:
-        raise UserError(f"--jacobian {most}: the output of the last unit has more values for every crop of an image")
+        raise UserError(f"--jacobian {most}: the last unit's output has more values for every crop that the net takes")
     rows = []
     for unit_vectors in torch.eye(output.numel(), dtype=x.dtype, device=x.device).split(ROWS_AT_ONCE):
         copies = start.detach().expand(len(unit_vectors), *start.shape[1:]).clone().requires_grad_()
@@ -90,10 +90,10 @@ def singular_values(walk: Walk, x: Tensor, most: int) -> tuple[np.ndarray, int]:
 
 
 def _accepts(walk: Walk, x: Tensor) -> bool:
-    """Whether the net takes images of this size: a fully connected one has one size."""
+    """Whether the net takes images of this size: a fully connected one and a transformer have one size."""
     try:
         _ends(walk, x)
-    except RuntimeError:
+    except (RuntimeError, ValueError):
         return False
     return True
 

@@ -53,6 +53,12 @@ def test_eigenvalues_of_a_residual_net_are_those_of_its_whole_hessian() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+def test_attention_has_a_hessian() -> None:
+    model, batch = small_network("model=vit_digits", "model.depth=2").float(), small_batch(2)
+    (found,) = trace_samples(Hessian(model, [(batch[0].float(), batch[1])]), [0])
+    assert np.isfinite(found)
+
+
 def test_the_command_measures_a_net(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["model.depth=8", "model.widths=[2,2,2]", "--images", 32, "--eigenvalues", 2, "--draws", 2]
     assert analyze("curvature", *options, "--output", tmp_path) == 0

@@ -32,6 +32,8 @@ def test_channel_statistics_are_those_of_the_outputs() -> None:
 
 def test_a_transformers_channels_are_those_of_its_tokens() -> None:
     walk, (x, _) = walk_of(small_network("model=vit_digits", "model.depth=2")), small_batch(5)
+    with pytest.raises(UserError, match=r"--jacobian 10: .* more values for every crop that the net takes"):
+        singular_values(walk, x[:1], 10)
     output = walk.units[0](walk.inputs(x)[0])
     assert propagation(walk, x).variance[0] == pytest.approx(output.var((0, 1), correction=0).mean().item())
 
@@ -63,7 +65,7 @@ def test_orthogonal_layers_are_an_isometry_and_others_are_the_product_of_their_m
         product = unit.branch[0].weight @ product
     expected = torch.linalg.svdvals(product)
     np.testing.assert_allclose(singular_values(walk, x, 64)[0], expected, rtol=1e-8, atol=1e-12)
-    with pytest.raises(UserError, match="--jacobian 10: the output of the last unit has more values"):
+    with pytest.raises(UserError, match="--jacobian 10: the last unit's output has more values"):
         singular_values(walk, x, 10)
 
 
