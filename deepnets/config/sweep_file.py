@@ -4,8 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from deepnets.config.places import CONF
+from deepnets.config.resolvers import at_scale
 from deepnets.errors import UserError
 
 SWEEPS = CONF / "sweep"
@@ -17,13 +20,34 @@ def sweep_of(file: Path) -> dict[str, Any]:
     Raises:
         UserError: the file is not YAML.
     """
+    sweep = _content(file).get("sweep") or {}
+    if not isinstance(sweep, dict):
+        raise UserError(f"{file}: its sweep must be a node, as that of conf/sweep/digits_shortcuts.yaml; correct it")
+    return sweep
+
+
+def set_at_scale(file: Path, key: str, scale: str) -> Any:
+    """What a sweep file sets at a dotted key, at a scale; None where it sets nothing, or what a composition decides.
+
+    Raises:
+        UserError: as `sweep_of`.
+    """
+    OmegaConf.register_new_resolver("at_scale", at_scale, replace=True)
+    content = OmegaConf.create(_content(file) | {"scale": {"name": scale}})
+    try:
+        value = OmegaConf.select(content, key)
+        return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+    except OmegaConfBaseException:
+        return None
+
+
+def _content(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
         content = yaml.safe_load(file.read_text()) or {}
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{file}: cannot be read as YAML ({' '.join(str(error).split())}); correct it") from error
-    sweep = content.get("sweep") or {} if isinstance(content, dict) else None
-    if not isinstance(sweep, dict):
-        raise UserError(f"{file}: its sweep must be a node, as that of conf/sweep/digits_shortcuts.yaml; correct it")
-    return sweep
+    if not isinstance(content, dict):
+        raise UserError(f"{file}: must have settings by name, as conf/sweep/digits_shortcuts.yaml; correct it")
+    return content

@@ -12,19 +12,21 @@ import numpy as np
 from scipy import stats
 
 from deepnets.config.claim import Claim, Measured, Relation, claims_of
-from deepnets.config.sweep_file import sweep_of
+from deepnets.config.sweep_file import set_at_scale, sweep_of
 from deepnets.results.cell import FAIL_ABOVE
 from deepnets.results.columns import Column, arithmetic_of, columns_of
 from deepnets.results.read import Run, read_runs
 from deepnets.results.statistics import CONFIDENCE, FEWEST_SEEDS, WORST_ERROR, image_noise
 from deepnets.results.table import Table
 
+DEPTH = ("depth", "units")  # of the model's node
 FAILS_AT_SCALE = 80.0  # percent; where the protocol is not the paper's: near the 90 of guessing one class of ten
 
 IMAGE_NOISE = (
     "Test set: half of the interval of the difference over the choice of test images, from the images that each run "
     "got right."
 )
+OTHER_DEPTH = "nets of another depth than the paper's"
 RULE = (
     f"A claim is supported if the {100 * CONFIDENCE:.0f}% interval of the difference of mean errors (Welch's t, over "
     "seeds) lies on the claimed side of 0, contradicted if it lies on the other side, and undecided otherwise or with "
@@ -139,7 +141,12 @@ class Finding:
 
 
 def findings_of(table: Table, index: int, sweeps: Path) -> list[Finding]:
-    """Every claim of the table's sweep file in `sweeps`, tested on a column; a claim about an axis for each pair."""
+    """Every claim of the table's sweep file in `sweeps`, tested on a column; a claim about an axis for each pair.
+
+    None on nets of another depth than the file's full scale has: the claims are about depth.
+    """
+    if is_of_other_depth(table, index, sweeps):
+        return []
     column, cells = table.columns[index], table.column(index)
     bound = min((cell.fail_above for cell in cells.values()), default=math.inf)
     if not column.is_published_protocol or math.isinf(bound):  # no paper says how large a failed run's error is
@@ -154,6 +161,13 @@ def findings_of(table: Table, index: int, sweeps: Path) -> list[Finding]:
             named = claim.above if column.is_published_protocol else None
             findings.append(Finding(claim, *sides, named or bound))
     return findings
+
+
+def is_of_other_depth(table: Table, index: int, sweeps: Path) -> bool:
+    """Whether a run of the column has another depth than the table's sweep file sets for all rows, as at scale=mini."""
+    models = [run.config["model"] for run in table.columns[index].runs if run.config]
+    papers = {key: set_at_scale(sweeps / f"{table.name}.yaml", f"model.{key}", "full") for key in DEPTH}
+    return any(model.get(key) != depth for model in models for key, depth in papers.items() if depth)
 
 
 def pairs_of(claim: Claim, rows: Sequence[str]) -> list[tuple[str, str]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from deepnets.config.claim import Claim, claims_of
 from deepnets.config.sweep_file import SWEEPS, sweep_of
-from deepnets.results.claims import RULE, Finding, Outcome, findings_of
+from deepnets.results.claims import OTHER_DEPTH, RULE, Finding, Outcome, findings_of, is_of_other_depth
 from deepnets.results.columns import FULL
 from deepnets.results.export import markdown_table
 from deepnets.results.sheet import Sheet
@@ -18,7 +18,7 @@ ABOUT = """# Claims of the papers, tested
 
 Written by `python scripts/report.py {folder} --records`. A sweep file states what its paper claims about its rows
 (`sweep.claims`). Each line below is a claim about two rows, tested on the runs of one protocol. In brackets: runs at a
-scale, on narrower nets or with fewer iterations than the paper's; they test the claim, not the paper's numbers."""
+scale, of the paper's depth, on narrower nets or with fewer iterations; they test the claim, not the paper's numbers."""
 
 
 def claims_page(folder: Path, tables: Sequence[Table], sweeps: Path = SWEEPS) -> str:
@@ -37,6 +37,12 @@ def claims_page(folder: Path, tables: Sequence[Table], sweeps: Path = SWEEPS) ->
             ]
             tested = [(label, findings) for label, findings in found if any(all(each.seeds) for each in findings)]
             sections.append(_section(file, claims, tested))
+            sections += [
+                f"Not tested at {column.label}: {OTHER_DEPTH}."
+                for table in of_sweep
+                for index, column in enumerate(table.columns)
+                if is_of_other_depth(table, index, sweeps)
+            ]
             outcomes.update(finding.outcome for _, findings in tested for finding in findings if all(finding.seeds))
             claimed += len(claims)
     counted = ", ".join(f"{outcomes[outcome]} {outcome}" for outcome in Outcome)

@@ -27,4 +27,4 @@ def show_seeds(rows: Sequence[Row]) -> None:
     if not sheets:
         console.print(f"claims     {len(sweep.claims)}, each needs at least {FEWEST_SEEDS} seeds of its rows")
     for sheet in sheets:
-        print_sheet(console, sheet.of(SHOWN))
+        print_sheet(console, sheet.of(SHOWN) if sheet.lines else sheet)

@@ -5,7 +5,18 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from deepnets.results.claims import IMAGE_NOISE, RULE, Finding, Outcome, findings_of, seeds_needed
+from deepnets.config.claim import claims_of
+from deepnets.config.sweep_file import sweep_of
+from deepnets.results.claims import (
+    IMAGE_NOISE,
+    OTHER_DEPTH,
+    RULE,
+    Finding,
+    Outcome,
+    findings_of,
+    is_of_other_depth,
+    seeds_needed,
+)
 from deepnets.results.read import Run
 from deepnets.results.search import search_note
 from deepnets.results.sheet import MINUS, NOTHING, Sheet, percent, signed
@@ -63,14 +74,15 @@ def overview_sheet(table: Table) -> Sheet | None:
 
 def claim_sheets(table: Table, sweeps: Path | None = None) -> list[Sheet]:
     """The claims of the table's sweep, tested on each column; none without claims."""
-    if table.trials:
+    sweeps = sweeps or table.sweeps
+    if table.trials or not claims_of(sweep_of(sweeps / f"{table.name}.yaml")):
         return []
-    found = [findings_of(table, index, sweeps or table.sweeps) for index in range(len(table.columns))]
-    return [
-        Sheet(f"{table.title(index)}: claims", CLAIM_HEADER, tuple(map(claim_line, findings)), CLAIM_NUMBERS, RULE)
-        for index, findings in enumerate(found)
-        if findings
-    ]
+    sheets = []
+    for index in range(len(table.columns)):
+        lines = tuple(map(claim_line, findings_of(table, index, sweeps)))
+        note = f"Not tested: {OTHER_DEPTH}." if is_of_other_depth(table, index, sweeps) else RULE
+        sheets.append(Sheet(f"{table.title(index)}: claims", CLAIM_HEADER, lines, CLAIM_NUMBERS, note))
+    return sheets
 
 
 def claim_line(finding: Finding) -> tuple[str, ...]:

@@ -10,7 +10,16 @@ from scipy import stats
 
 from deepnets.config.claim import Claim, Measured, Relation
 from deepnets.config.places import CONF
-from deepnets.results.claims import Finding, Outcome, Side, findings_of, pairs_of, seeds_needed, welch_interval
+from deepnets.results.claims import (
+    OTHER_DEPTH,
+    Finding,
+    Outcome,
+    Side,
+    findings_of,
+    pairs_of,
+    seeds_needed,
+    welch_interval,
+)
 from deepnets.results.claims_page import claims_page
 from deepnets.results.read import read_runs
 from deepnets.results.sheet import percent
@@ -179,3 +188,13 @@ def test_a_claim_about_an_axis_is_about_each_pair_of_rows() -> None:
     assert pairs_of(claim, rows) == [("basic,full", "basic,original"), ("bottleneck,full", "bottleneck,original")]
     whole = Claim("basic,full", Relation.below, "wide,full", Measured.test, "Table 2")
     assert pairs_of(whole, rows) == [("basic,full", "wide,full")]
+
+
+def test_claims_are_tested_on_nets_of_the_papers_depth_alone() -> None:
+    """Table 1 at scale=mini has 20 layers for 110; each net of Table 6 has the depth that its row names."""
+    for name, is_tested in (("he2016_table1", False), ("he2016_table2", False), ("he2015_fig6", True)):
+        (table,) = tables_of(read_runs([ROOT / "outputs" / "records" / f"{name}+scale=mini"]))
+        assert bool(findings_of(table, 0, CONF / "sweep")) is is_tested
+        (sheet,) = claim_sheets(table)
+        assert sheet.note.startswith("Not tested: nets of another depth") is not is_tested
+        assert (f"Not tested at scale=mini: {OTHER_DEPTH}." in claims_page(Path(), [table])) is not is_tested

@@ -24,10 +24,10 @@ def test_a_grid_says_what_its_claims_need(tmp_path: Path, capsys: pytest.Capture
     show_seeds(rows)
     assert "claims     1, each" in capsys.readouterr().out  # of this claim no sweep file knows
     tiny = [*TABLE[1:3], "epochs=null", "iterations=2", "schedule=constant", *TABLE[4:], "dataset=digits"]
-    table = [row(tmp_path, "sweep=he2016_table1", *tiny, f"model/shortcut={name}") for name in ("identity", "none")]
+    table = [row(tmp_path, "sweep=he2015_fig6", *tiny, f"model={name}") for name in ("plain20", "plain56")]
     assert launch(table) == 0
     capsys.readouterr()
     show_seeds(table)
     shown = capsys.readouterr().out
-    assert "identity is lower than none" in shown
+    assert "plain56 is higher than plain20" in shown
     assert "1, 1" in shown
