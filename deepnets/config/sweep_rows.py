@@ -4,12 +4,15 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, product
+from pathlib import Path
 from typing import Any, TypeVar
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from deepnets.config.composing import LARGEST_GRID, TOO_LARGE, check_size
+from deepnets.config.identity import plain
 from deepnets.config.schema import Sweep
+from deepnets.config.sweep_file import set_at_scale, sweep_of
 from deepnets.errors import UserError
 
 Axes = dict[str, list[str]]  # the values of each axis, as they are typed
@@ -51,6 +54,20 @@ def rows_of(params: Mapping[str, Any], sweep: Sweep, typed: Sequence[str]) -> li
         raise UserError(f"sweep.union: two of its entries produce the row {equal[0]}")
     constant = {key: values for key, values in words.items() if key not in known}
     return _bounded(_typed(row) + _typed(more) for row in rows for more in _products(constant))
+
+
+def names_at(file: Path, scale: str) -> set[str]:
+    """The rows that a sweep file trains at a scale, as their folders are named; empty where a composition decides.
+
+    Raises:
+        UserError: as `sweep_of` and `rows_of`.
+    """
+    params, node = set_at_scale(file, "hydra.sweeper.params", scale), sweep_of(file)
+    if not params:
+        return set()
+    rules = Sweep(**{name: node[name] for name in ("axes", "zip", "exclude", "union") if name in node})
+    rows = [dict(word.split("=", 1) for word in row) for row in rows_of(params | {"seed": 0}, rules, [])]
+    return {plain(",".join(row.get(axis, "") for axis in rules.axes)) for row in rows}
 
 
 def _bounded(rows: Iterable[R]) -> list[R]:

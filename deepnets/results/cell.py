@@ -101,14 +101,10 @@ class Cell:
 
     @property
     def verdict(self) -> str:
-        """By `RULE` of table.py; in brackets where the protocol is not the paper's; empty where it prints nothing."""
-        if self.published.test_error is None or not self.errors:
-            return ""
-        word = self._verdict()
-        return word if self.is_published_protocol or word == TOO_FEW else f"({word})"
-
-    def _verdict(self) -> str:
+        """By `RULE` of table.py; empty where the paper prints nothing or the protocol is not the paper's."""
         published = self.published.test_error
+        if published is None or not self.errors or not self.is_published_protocol:
+            return ""
         interval = median_interval(self.compared)
         if interval is None:  # below FEWEST_SEEDS
             return TOO_FEW

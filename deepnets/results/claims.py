@@ -36,8 +36,9 @@ RULE = (
     "other row fails, and the interval lies on that side; it is contradicted if none of its runs fails and the "
     "interval does not lie on that side. Runs set up before the claim was written down (seen before) do not count "
     f"towards supported. A diverged run counts as {WORST_ERROR:.0f}%. P is the share of pairs of runs in which the "
-    f"first row's error is higher. {IMAGE_NOISE} Seeds needed: the seeds of each row with which the interval leaves "
-    "out 0 four times of five, if difference and spread stay as they are."
+    f"first row's error is higher. {IMAGE_NOISE} More seeds: those that the first and the second row still lack for "
+    "an interval that leaves out 0 four times of five, if difference and spread stay as they are; runs seen before do "
+    "not count."
 )
 
 
@@ -123,6 +124,21 @@ class Finding:
             return self._outcome(self.first.counted, self.second.counted)
         return outcome
 
+    @property
+    def more_seeds(self) -> tuple[int, int] | None:
+        """What the rows lack beside their `counted` seeds, by `seeds_needed`; None where no more can support it."""
+        if self.outcome is not Outcome.undecided or not self._may_fail:
+            return None
+        counted = len(self.first.counted), len(self.second.counted)
+        total = seeds_needed(self.first.errors, self.second.errors, min(counted) + 1)
+        return None if total is None else (max(total - counted[0], 0), max(total - counted[1], 0))
+
+    @property
+    def _may_fail(self) -> bool:
+        """Whether each first run fails and no second one does, where the claim is about that."""
+        fails = [[error > self.fail_above for error in side.errors] for side in (self.first, self.second)]
+        return self.claim.relation is not Relation.fails or (all(fails[0]) and not any(fails[1]))
+
     def _outcome(self, first: Sequence[float], second: Sequence[float]) -> Outcome:
         interval = welch_interval(first, second)
         if interval is None:
@@ -195,17 +211,19 @@ def welch_interval(first: Sequence[float], second: Sequence[float]) -> tuple[flo
     return float(found.low), float(found.high)
 
 
-def seeds_needed(first: Sequence[float], second: Sequence[float], power: float = 0.8, most: int = 100) -> int | None:
+def seeds_needed(
+    first: Sequence[float], second: Sequence[float], least: int = FEWEST_SEEDS, power: float = 0.8, most: int = 100
+) -> int | None:
     """Seeds of each row for an interval that leaves out 0 with probability `power`, from the spread seen so far.
 
-    The difference and the spread are taken to be those of these errors; each row needs two at least. None where it is
-    more than `most`, or nothing is known.
+    The difference and the spread are taken to be those of these errors; each row needs two at least. Never below
+    `least`; None where it is more than `most`, or nothing is known.
     """
     if min(len(first), len(second)) < 2:
         return None
     difference = abs(fmean(first) - fmean(second))
     spread = math.sqrt((np.var(first, ddof=1) + np.var(second, ddof=1)) / 2)
-    for n in range(FEWEST_SEEDS, most + 1):
+    for n in range(max(least, FEWEST_SEEDS), most + 1):
         freedom = 2 * n - 2
         if not spread:
             return n if difference else None

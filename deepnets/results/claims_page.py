@@ -2,23 +2,39 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from deepnets.config.claim import Claim, claims_of
 from deepnets.config.sweep_file import SWEEPS, sweep_of
+from deepnets.config.sweep_rows import names_at
 from deepnets.results.claims import OTHER_DEPTH, RULE, Finding, Outcome, findings_of, is_of_other_depth
-from deepnets.results.columns import FULL
+from deepnets.results.columns import ARITHMETIC, FULL, Column, arithmetic_of
 from deepnets.results.export import markdown_table
 from deepnets.results.sheet import Sheet
 from deepnets.results.sheets import CLAIM_HEADER, CLAIM_NUMBERS, claim_line
+from deepnets.results.statistics import FEWEST_SEEDS
 from deepnets.results.table import Table
 from deepnets.runs.folder import RunFolder
 
-ABOUT = """# Claims of the papers, tested
+OWN = "own setting"  # of a sweep that is no published table
+ABOUT = f"""# Claims of the papers, tested
 
-Written by `python scripts/report.py {folder} --records`. A sweep file states what its paper claims about its rows
+Written by `python scripts/report.py {{folder}} --records`. A sweep file states what its paper claims about its rows
 (`sweep.claims`). Each line below is a claim about two rows, tested on the runs of one protocol. In brackets: runs at a
-scale, of the paper's depth, on narrower nets or with fewer iterations; they test the claim, not the paper's numbers."""
+scale, of the paper's depth, on narrower nets or with fewer iterations, and runs in an {OWN}, whose nets, data or budget
+were chosen here and not by the paper; they test the claim, not the paper's numbers. A command below trains the rows of
+its own sweep; those of another sweep, as in SWEEP/ROW, are trained by that one's."""
+
+
+@dataclass(frozen=True)
+class Tested:
+    """A column's findings; `label` is what the command adds for such runs, or `FULL`."""
+
+    label: str
+    shown: str
+    scale: str
+    findings: list[Finding]
 
 
 def claims_page(folder: Path, tables: Sequence[Table], sweeps: Path = SWEEPS) -> str:
@@ -30,39 +46,66 @@ def claims_page(folder: Path, tables: Sequence[Table], sweeps: Path = SWEEPS) ->
     for file in sorted(sweeps.glob("*.yaml")):
         if claims := claims_of(sweep_of(file)):
             of_sweep = [table for table in tables if table.name == file.stem and not table.trials]
-            found = [
-                (column.label, findings_of(table, index, sweeps))
-                for table in of_sweep
-                for index, column in enumerate(table.columns)
-            ]
-            tested = [(label, findings) for label, findings in found if any(all(each.seeds) for each in findings)]
+            found = [(table, index) for table in of_sweep for index in range(len(table.columns))]
+            labels = Counter(table.columns[index].label for table, index in found)
+            columns = [_tested(table, index, sweeps, labels[table.columns[index].label] > 1) for table, index in found]
+            tested = [column for column in columns if any(all(finding.seeds) for finding in column.findings)]
             sections.append(_section(file, claims, tested))
-            sections += [
-                f"Not tested at {column.label}: {OTHER_DEPTH}."
-                for table in of_sweep
-                for index, column in enumerate(table.columns)
-                if is_of_other_depth(table, index, sweeps)
-            ]
-            outcomes.update(finding.outcome for _, findings in tested for finding in findings if all(finding.seeds))
+            shallow = [table.columns[index].label for table, index in found if is_of_other_depth(table, index, sweeps)]
+            sections += [f"Not tested at {label}: {OTHER_DEPTH}." for label in dict.fromkeys(shallow)]
+            findings = [finding for column in tested for finding in column.findings]
+            outcomes.update(finding.outcome for finding in findings if all(finding.seeds))
             claimed += len(claims)
     counted = ", ".join(f"{outcomes[outcome]} {outcome}" for outcome in Outcome)
     head = [ABOUT.format(folder=RunFolder(folder)), f"{claimed} claims; tested at a scale or in full: {counted}.", RULE]
     return "\n\n".join([*head, *sections]) + "\n"
 
 
-def _section(file: Path, claims: Sequence[Claim], tested: Sequence[tuple[str, Sequence[Finding]]]) -> str:
+def _tested(table: Table, index: int, sweeps: Path, is_shared: bool) -> Tested:
+    """`is_shared`: another column of the sweep has the same label, so this one names its precision too."""
+    column = table.columns[index]
+    label = _label(column, is_shared)
+    is_own = not table.published.rows or table.published.statistic == "none"
+    words = [label] * (label != FULL) + [OWN] * is_own
+    shown = label if column.is_published_protocol and not is_own else f"({', '.join(words)})"
+    scale = next((run.settings.get("scale.name", FULL) for run in column.runs if run.config), FULL)
+    return Tested(label, shown, scale, findings_of(table, index, sweeps))
+
+
+def _label(column: Column, is_shared: bool) -> str:
+    """As the command would say it."""
+    options = {name: f"precision={option}" for option, name in ARITHMETIC.items()}
+    words = [options.get(word, word) for word in column.label.split() if word != FULL]
+    words += [
+        options[name] for name in sorted({arithmetic_of(run) for run in column.runs} & options.keys())
+    ] * is_shared
+    return " ".join(dict.fromkeys(words)) or FULL
+
+
+def _rows_here(finding: Finding) -> set[str]:
+    """The rows of a finding that are its sweep's own."""
+    return {row for row in (finding.first.row, finding.other) if "/" not in row}
+
+
+def _section(file: Path, claims: Sequence[Claim], tested: Sequence[Tested]) -> str:
     """The findings of a sweep by the label of their column; then, by label, what lacks the runs of a row."""
     parts, lines = [f"## {file.stem}"], []
-    met = {finding.claim for _, findings in tested for finding in findings if all(finding.seeds)}
+    met = {finding.claim for column in tested for finding in column.findings if all(finding.seeds)}
     untested = {FULL: [claim.text for claim in claims if claim not in met]}
-    for label, findings in tested:
-        shown = f"({label})" if label != FULL else label
-        lines += [(shown, *claim_line(finding)) for finding in findings if all(finding.seeds)]
-        untested[label] = [finding.text for finding in findings if not all(finding.seeds)]
+    left_out = {}
+    for column in tested:
+        lines += [(column.shown, *claim_line(finding)) for finding in column.findings if all(finding.seeds)]
+        missing = [finding for finding in column.findings if not all(finding.seeds)]
+        names = names_at(file, column.scale)
+        there = [finding for finding in missing if not names or _rows_here(finding) <= names]
+        untested[column.label] = [finding.text for finding in there]
+        left_out[column.scale] = [finding.text for finding in missing if finding not in there]
     if lines:
         parts.append(markdown_table(Sheet("", ("runs", *CLAIM_HEADER), lines, CLAIM_NUMBERS).without_empty_columns()))
     for label, texts in untested.items():
-        command = f"python scripts/train.py sweep={file.stem} {'' if label == FULL else label + ' '}dataset.root=DIR"
+        options = [] if label == FULL else [label]
+        command = " ".join([f"python scripts/train.py sweep={file.stem}", *options, f"'seed=range({FEWEST_SEEDS})'"])
         if texts:
-            parts.append(f"Without runs of both rows (`{command}`): {'; '.join(texts)}.")
+            parts.append(f"Without runs of both rows (`{command} dataset.root=DIR`): {'; '.join(texts)}.")
+    parts += [f"Rows that scale={scale} leaves out: {'; '.join(texts)}." for scale, texts in left_out.items() if texts]
     return "\n\n".join(parts)

@@ -11,7 +11,7 @@ from deepnets.results.table import tables_of
 from deepnets.runs.folder import run_folders
 from deepnets.runs.naming import folders_of
 
-SHOWN = ("claim", "error", "outcome", "n", "seeds needed")
+SHOWN = ("claim", "error", "outcome", "n", "more seeds")
 
 
 def show_seeds(rows: Sequence[Row]) -> None:

@@ -12,10 +12,8 @@ from deepnets.results.claims import (
     OTHER_DEPTH,
     RULE,
     Finding,
-    Outcome,
     findings_of,
     is_of_other_depth,
-    seeds_needed,
 )
 from deepnets.results.read import Run
 from deepnets.results.search import search_note
@@ -23,7 +21,7 @@ from deepnets.results.sheet import MINUS, NOTHING, Sheet, percent, signed
 from deepnets.results.statistics import CONFIDENCE, Comparison, Errors, compare_rows, rank_agreement
 from deepnets.results.table import Table
 
-CLAIM_HEADER = ("claim", "outcome", "error", "place", "n", "difference", "interval", "test set", "P", "seeds needed")
+CLAIM_HEADER = ("claim", "outcome", "error", "place", "n", "difference", "interval", "test set", "P", "more seeds")
 CLAIM_NUMBERS = frozenset(CLAIM_HEADER[4:])
 TEXT = frozenset({"row", "verdict", "published view", "also published", "state"})  # all other columns are numbers
 
@@ -90,7 +88,7 @@ def claim_line(finding: Finding) -> tuple[str, ...]:
     first, second = finding.seeds
     before = f" ({finding.seen_before} seen before)" if finding.seen_before else ""
     interval = f"{signed(finding.interval[0])} to {signed(finding.interval[1])}" if finding.interval else NOTHING
-    needed = seeds_needed(finding.first.errors, finding.second.errors) if finding.outcome is Outcome.undecided else None
+    more = finding.more_seeds
     return (
         f"{finding.first.row} {finding.claim.relation} {finding.other}",
         finding.outcome,
@@ -101,7 +99,7 @@ def claim_line(finding: Finding) -> tuple[str, ...]:
         interval,
         percent(finding.image_noise),
         percent(finding.superiority),
-        str(needed or ""),
+        f"{more[0]}, {more[1]}" if more else "",
     )
 
 

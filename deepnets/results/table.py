@@ -25,7 +25,10 @@ FAILS = (
     "a published fail, and with that only."
 )
 DIVERGED = "fail: a non-finite median."
-CHANGED = "In brackets: another scale or other settings than the sweep's; there only a non-finite median is a fail."
+CHANGED = (
+    "In brackets: another scale or other settings than the sweep's; there is no verdict, and only a non-finite median is a "
+    "fail."
+)
 LARGE = "The paper itself prints errors above 20%: only a non-finite median is a fail."
 
 
