@@ -73,10 +73,21 @@ def identity_hash(config: Config) -> str:
 
     A key that a later version added does not change them where it has the value that changes nothing.
     """
+    return known_hashes(config)[-1]
+
+
+def known_hashes(config: Config) -> list[str]:
+    """Those that versions before wrote of the run, which counted keys that were there already, and `identity_hash`."""
     settings = identity(config)
-    for step in STEPS:
+    hashes = [_hash(settings)]
+    for step in reversed(STEPS):
         if isinstance(step, Added) and (node := step.node(settings)) and node.get(step.name) == step.neutral:
             del node[step.name]
+            hashes.append(_hash(settings))
+    return hashes
+
+
+def _hash(settings: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
 

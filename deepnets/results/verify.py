@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from deepnets.errors import UserError, brief
+from deepnets.results.keep import check_identity
 from deepnets.results.read import Run, read_runs
 from deepnets.runs.evidence import Evidence
 from deepnets.runs.record import data_of, differing
@@ -16,7 +17,7 @@ from deepnets.training.assembly import prepare
 from deepnets.training.fit import fit
 from deepnets.training.hardware import describe, find_device
 
-NEEDED = {"beginning", "data", "threads", "precision", "versions", "device", "processes"}
+NEEDED = {"beginning", "iterations", "data", "threads", "precision", "versions", "device", "processes"}
 COMPARED = 5  # losses, where bits cannot be equal: rounding grows with each further iteration
 TOLERANCE = {"float32": 1e-3, "bfloat16": 3e-2}  # of the largest relative difference of these losses
 
@@ -25,11 +26,12 @@ def verify(paths: Sequence[Path], root: str) -> int:
     """Train the first iterations of each record again, on the data in `root`, and print how they compare.
 
     Losses and weights must be equal bit by bit where torch, device, threads and step are those of the record and it
-    was trained by one process, alone; elsewhere the first `COMPARED` losses within `TOLERANCE`. Returns 1 if one
-    differs.
+    was trained by one process, alone; elsewhere the first `COMPARED` losses within `TOLERANCE`. The last test error
+    must be that of the last epoch in metrics.csv. Returns 1 if one differs.
 
     Raises:
-        UserError: a folder has no runs, a run has no `beginning` in its result, or the data are others.
+        UserError: a folder has no runs, a run has no `beginning` in its result, that is of another configuration, or
+            the data are others.
     """
     runs = read_runs(paths)
     if old := [str(run.folder) for run in runs if not run.result.keys() >= NEEDED]:
@@ -41,6 +43,7 @@ def verify(paths: Sequence[Path], root: str) -> int:
 
 def _verify(run: Run, root: str) -> int:
     result = run.result
+    check_identity(run)
     frozen = run.folder.config
     if result["precision"] not in TOLERANCE:
         raise UserError(f"{run.folder}: its result names an unknown precision, {brief(result['precision'])}")
@@ -67,8 +70,14 @@ def _verify(run: Run, root: str) -> int:
         is_equal = bool(others) and gap <= tolerance
         words = f"the first {COMPARED} losses differ by at most {gap:.1e} (tolerance {tolerance:.0e})"
     why = f" ({others})" if others else ""
-    print(f"{run.folder}: {'verified' if is_equal else 'DIFFERS'}: {len(losses)} iterations, {words}{why}")
-    return 0 if is_equal else 1
+    errors = [epoch.get("test_error") for epoch in run.history] or [None]  # of a run that diverged in its first epoch
+    is_last = errors[-1] == result.get("last_test_error")
+    print(
+        f"{run.folder}: {'verified' if is_equal and is_last else 'DIFFERS'}: the first {len(losses)} of "
+        f"{result['iterations']} iterations, {words}{why}; the last test error is {'' if is_last else 'not '}that of "
+        "metrics.csv"
+    )
+    return 0 if is_equal and is_last else 1
 
 
 def _others(result: dict[str, Any], launcher: dict[str, Any], device: torch.device) -> list[str]:

@@ -53,6 +53,8 @@ def test_a_record_does_not_replace_that_of_another_run(trained: Trained, tmp_pat
     with pytest.raises(UserError, match=r"would replace that of another run, .*seed0"):
         keep([trained.path], tmp_path / "records")
     assert kept.read_text() == other
+    with pytest.raises(UserError, match=r"result.json is of another run \(\w{12}\) than config.yaml describes"):
+        keep([kept.parent], tmp_path / "new")
     shutil.copytree(trained.path, tmp_path / "elsewhere" / trained.path.name)
     with pytest.raises(UserError, match="would replace that of another run"):
         keep([trained.path, tmp_path / "elsewhere"], tmp_path / "new")
