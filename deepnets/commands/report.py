@@ -82,16 +82,17 @@ def _answer(given: argparse.Namespace) -> int:
         return show(given.folders, given.watch)
     if given.keep:
         return keep(given.folders, given.keep)
+    options = read_project(given.project).options if given.project else given.config_dir
+    own = options and Path(options) / "sweep"
     if given.records:
-        return write_records(_only(given.folders, "--records"))
+        return write_records(_only(given.folders, "--records"), own)
     if given.verify:
         return verify(given.folders, given.verify)
     if given.export:
         return export(given.folders, given.export)
     if given.screenshots:
         return take_screenshots(_only(given.folders, "--screenshots"), given.screenshots)
-    options = read_project(given.project).options if given.project else given.config_dir
-    return report(given.folders, given.output, exports, given.log, options and Path(options) / "sweep")
+    return report(given.folders, given.output, exports, given.log, own)
 
 
 def _only(folders: list[Path], option: str) -> Path:

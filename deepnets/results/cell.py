@@ -34,12 +34,10 @@ class Cell:
     @cached_property
     def compared(self) -> list[float]:
         """`errors`, or by the paper's rule the mean of each run's `best_epochs` lowest."""
-        if not (count := self.published.best_epochs):
+        if not self.published.best_epochs:
             return self.errors
-        epochs = [
-            sorted(epoch["test_error"] for epoch in run.history)[:count] for run in self.runs if run.error is not None
-        ]
-        return [math.inf if math.isinf(error) else fmean(best) for error, best in zip(self.errors, epochs, strict=True)]
+        errors = [compared_error(run, self.published.best_epochs) for run in self.runs]
+        return [error for error in errors if error is not None]
 
     @property
     def example(self) -> Run | None:
@@ -51,6 +49,10 @@ class Cell:
     def median(self) -> float | None:
         """Infinite where half of the runs diverged or more."""
         return middle(self.errors)
+
+    @property
+    def compared_median(self) -> float | None:
+        return middle(self.compared)
 
     @property
     def mean(self) -> float | None:
@@ -85,7 +87,7 @@ class Cell:
 
     @cached_property
     def interval(self) -> tuple[float, float] | None:
-        return median_interval(self.errors)
+        return median_interval(self.compared)
 
     @property
     def is_fail(self) -> bool:
@@ -94,7 +96,7 @@ class Cell:
     @property
     def difference(self) -> float | None:
         """The median of `compared` minus the published value, where both are numbers."""
-        published, found = self.published.test_error, middle(self.compared)
+        published, found = self.published.test_error, self.compared_median
         if not isinstance(published, int | float) or found is None or math.isinf(found):
             return None
         return found - published
@@ -105,12 +107,11 @@ class Cell:
         published = self.published.test_error
         if published is None or not self.errors or not self.is_published_protocol:
             return ""
-        interval = median_interval(self.compared)
-        if interval is None:  # below FEWEST_SEEDS
+        if self.interval is None:  # below FEWEST_SEEDS
             return TOO_FEW
         if self.is_fail or not isinstance(published, int | float):
             return AGREES if self.is_fail and published == FAIL else DIFFERS
-        low, high = interval
+        low, high = self.interval
         return AGREES if low <= published <= high else DIFFERS
 
     @property
@@ -145,7 +146,7 @@ class Cell:
             "mean ± std": percent(self.mean) + (f" ± {percent(self.std)}" if self.std is not None else ""),
             "95% interval": f"{percent(self.interval[0])} to {percent(self.interval[1])}" if self.interval else NOTHING,
             "best": percent(self.best),
-            "best epochs": percent(middle(self.compared)) if self.published.best_epochs else "",
+            "best epochs": percent(self.compared_median) if self.published.best_epochs else "",
             "training": percent(self.train_median),
             "top-5": percent(self.top5_median),
             "published top-5": percent(self.published.top5_error),
@@ -175,6 +176,13 @@ def _units(result: dict[str, Any]) -> int:
 
 def _hours(hours: float) -> str:
     return f"{hours:.2g}" if hours else ""
+
+
+def compared_error(run: Run, best_epochs: int | None) -> float | None:
+    """The run's error, or where the paper counts its `best_epochs` lowest the mean of these."""
+    if run.error is None or math.isinf(run.error) or not best_epochs:
+        return run.error
+    return fmean(sorted(epoch["test_error"] for epoch in run.history)[:best_epochs])
 
 
 def middle(errors: Sequence[float]) -> float | None:

@@ -13,7 +13,7 @@ from scipy import stats
 
 from deepnets.config.claim import Claim, Measured, Relation, claims_of
 from deepnets.config.sweep_file import set_at_scale, sweep_of
-from deepnets.results.cell import FAIL_ABOVE
+from deepnets.results.cell import FAIL_ABOVE, compared_error
 from deepnets.results.columns import Column, arithmetic_of, columns_of
 from deepnets.results.read import Run, read_runs
 from deepnets.results.statistics import CONFIDENCE, FEWEST_SEEDS, WORST_ERROR, image_noise
@@ -52,10 +52,13 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Side:
-    """The runs of a row that have ended: `errors` in percent, and how many of them knew the claim at launch."""
+    """The runs of a row that have ended: `errors` in percent, and how many of them knew the claim at launch.
+
+    `wrong` says which test images made these errors, (images,) for each run, None where that is not known.
+    """
 
     row: str
-    runs: tuple[Run, ...]
+    wrong: tuple[np.ndarray | None, ...]
     errors: tuple[float, ...]
     known: tuple[bool, ...]
 
@@ -114,7 +117,7 @@ class Finding:
         """Half of the interval of the difference over the choice of test images, in percent points."""
         if self.claim.error != Measured.test:
             return None
-        return image_noise(*([run.test_wrong for run in side.runs] for side in (self.first, self.second)))
+        return image_noise(self.first.wrong, self.second.wrong)
 
     @property
     def outcome(self) -> Outcome:
@@ -168,12 +171,16 @@ def findings_of(table: Table, index: int, sweeps: Path) -> list[Finding]:
     if not column.is_published_protocol or math.isinf(bound):  # no paper says how large a failed run's error is
         bound = FAILS_AT_SCALE
     findings = []
-    for claim in claims_of(sweep_of(sweeps / f"{table.name}.yaml")):
+    sweep = sweep_of(sweeps / f"{table.name}.yaml")
+    for claim in claims_of(sweep):
         other, _, second = claim.second.rpartition("/")
         there = _sibling(column, table.name, other) if other else column.rows
-        pairs = [(claim.first, second)] if other else pairs_of(claim, table.rows)
+        pairs = [(claim.first, second)] if other else pairs_of(claim, table.rows, len(sweep.get("axes") or [""]))
         for one, two in pairs:
-            sides = (_side(claim, one, column.rows.get(one, [])), _side(claim, two, there.get(two, [])))
+            sides = (
+                _side(claim, row, runs.get(row, []), table.published.best_epochs)
+                for row, runs in ((one, column.rows), (two, there))
+            )
             named = claim.above if column.is_published_protocol else None
             findings.append(Finding(claim, *sides, named or bound))
     return findings
@@ -186,9 +193,12 @@ def is_of_other_depth(table: Table, index: int, sweeps: Path) -> bool:
     return any(model.get(key) != depth for model in models for key, depth in papers.items() if depth)
 
 
-def pairs_of(claim: Claim, rows: Sequence[str]) -> list[tuple[str, str]]:
-    """The rows that the claim is about; where its names are values of an axis, those that differ in them alone."""
-    if claim.first in rows or claim.second in rows:
+def pairs_of(claim: Claim, rows: Sequence[str], axes: int) -> list[tuple[str, str]]:
+    """The rows that the claim is about; where its names are values of an axis, those that differ in them alone.
+
+    A name with a word for each of the `axes` is a row, whether there are runs of it or not.
+    """
+    if claim.first in rows or claim.second in rows or claim.first.count(",") + 1 >= axes:
         return [(claim.first, claim.second)]
     pairs = []
     for row in rows:
@@ -248,13 +258,14 @@ def _arithmetic(column: Column) -> set[str]:
     return {arithmetic_of(run) for run in column.runs} - {""}
 
 
-def _side(claim: Claim, row: str, runs: Sequence[Run]) -> Side:
-    ended = [(run, error) for run in runs if (error := _error(run, claim.error)) is not None]
+def _side(claim: Claim, row: str, runs: Sequence[Run], best_epochs: int | None) -> Side:
+    ended = [(run, error) for run in runs if (error := _error(run, claim.error, best_epochs)) is not None]
     known = tuple(claim.hash in run.result.get("claims", []) for run, _ in ended)
-    return Side(row, tuple(run for run, _ in ended), tuple(min(error, WORST_ERROR) for _, error in ended), known)
+    wrong = tuple(run.test_wrong if error == run.error else None for run, error in ended)
+    return Side(row, wrong, tuple(min(error, WORST_ERROR) for _, error in ended), known)
 
 
-def _error(run: Run, measured: Measured) -> float | None:
+def _error(run: Run, measured: Measured, best_epochs: int | None) -> float | None:
     if run.error is None or math.isinf(run.error) or measured is Measured.test:
-        return run.error
+        return compared_error(run, best_epochs)
     return run.result.get("train_error")

@@ -65,7 +65,7 @@ def _tested(table: Table, index: int, sweeps: Path, is_shared: bool) -> Tested:
     """`is_shared`: another column of the sweep has the same label, so this one names its precision too."""
     column = table.columns[index]
     label = _label(column, is_shared)
-    is_own = not table.published.rows or table.published.statistic == "none"
+    is_own = table.published.statistic == "none"
     words = [label] * (label != FULL) + [OWN] * is_own
     shown = label if column.is_published_protocol and not is_own else f"({', '.join(words)})"
     scale = next((run.settings.get("scale.name", FULL) for run in column.runs if run.config), FULL)
@@ -107,5 +107,7 @@ def _section(file: Path, claims: Sequence[Claim], tested: Sequence[Tested]) -> s
         command = " ".join([f"python scripts/train.py sweep={file.stem}", *options, f"'seed=range({FEWEST_SEEDS})'"])
         if texts:
             parts.append(f"Without runs of both rows (`{command} dataset.root=DIR`): {'; '.join(texts)}.")
-    parts += [f"Rows that scale={scale} leaves out: {'; '.join(texts)}." for scale, texts in left_out.items() if texts]
+    parts += [
+        f"About rows that scale={scale} leaves out: {'; '.join(texts)}." for scale, texts in left_out.items() if texts
+    ]
     return "\n\n".join(parts)

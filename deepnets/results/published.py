@@ -53,6 +53,11 @@ class Published:
     rows: dict[str, PublishedRow] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
+    @property
+    def best_epochs(self) -> int | None:
+        """Of all its rows."""
+        return next((row.best_epochs for row in self.rows.values()), None)
+
 
 def published_of(name: str, frozen: Iterable[dict[str, Any]], sweeps: Path = SWEEPS) -> Published:
     """What `sweeps`/NAME.yaml prints; where that file is gone what the runs froze (`sweep.reported` of each).

@@ -71,10 +71,14 @@ class Run:
 
     @cached_property
     def test_wrong(self) -> np.ndarray | None:
-        """Which test images the run got wrong in its last epoch, (images,) bool; None where that was not noted."""
-        if "test_right" not in self.result:
+        """Which test images the run got wrong, (images,) bool; None where that was not noted.
+
+        They were noted after the last completed epoch, by one view: not where `error` is of another epoch or view.
+        """
+        if "test_right" not in self.result or self.error is None:
             return None
-        return ~unpacked(self.result["test_right"], self.result["data"]["test"])
+        wrong = ~unpacked(self.result["test_right"], self.result["data"]["test"])
+        return wrong if math.isclose(100 * wrong.mean(), self.error, abs_tol=1e-3) else None
 
     @cached_property
     def settings(self) -> dict[str, Any]:

@@ -27,37 +27,40 @@ ENTRIES = {"protocol", "device", "threads", "seconds"}  # of result.json
 ABOUT = "about.md"  # what a person writes about a table; {{ table }} is where its numbers stand
 
 
-def write_records(folder: Path) -> int:
+def write_records(folder: Path, own: Path | None = None) -> int:
     """Write the pages of `records_pages` into `folder` and print where they are; returns 0.
 
     Raises:
         UserError: as `records_pages`, or a file cannot be written.
     """
-    for name, text in records_pages(folder).items():
+    for name, text in records_pages(folder, own).items():
         with writing(folder / name):
             write_atomically(folder / name, text)
         print(f"page         {RunFolder(folder / name)}")
     return 0
 
 
-def records_pages(folder: Path) -> dict[str, str]:
+def records_pages(folder: Path, own: Path | None = None) -> dict[str, str]:
     """The text of README.md and of claims.md (`claims_page`), by their names.
 
     README.md has what `folder`/about.md says, how to read the tables, and a section for each table by its name. A
-    section is the table's about.md, a Jinja template with the functions of `numbers_of`, or a heading without one.
+    section is the table's about.md, a Jinja template with the functions of `numbers_of`, or a heading without one. The
+    claims are those of the sweep files in `own`, a project's, where it is named.
 
     Raises:
         UserError: there are no records, or an about.md names what is not there.
     """
     if not folder.is_dir() or not (runs := run_folders(folder)):
         raise UserError(f"{folder}: no records; --keep DIR copies those of ended runs there")
-    tables = {place: tables_of(read_runs([place]))[0] for place in sorted({run.path.parents[1] for run in runs})}
+    tables = {
+        place: tables_of(read_runs([place]), own=own)[0] for place in sorted({run.path.parents[1] for run in runs})
+    }
     places = sorted({*tables, *(file.parent for file in folder.glob(f"*/{ABOUT}"))})
     notes = dict.fromkeys(note for table in tables.values() for note in table.notes)
     sections = [_about(folder, ""), "\n".join(f"* {note}" for note in notes)]
     sections += [_section(folder, place.name, tables.get(place)) for place in places]
     page = "\n\n".join(section.strip() for section in sections if section.strip()) + "\n"
-    return {"README.md": page, "claims.md": claims_page(folder, list(tables.values()))}
+    return {"README.md": page, "claims.md": claims_page(folder, list(tables.values()), own or SWEEPS)}
 
 
 def numbers_of(records: Path, here: str) -> SandboxedEnvironment:

@@ -1,6 +1,7 @@
 """How many seeds the claims of a grid need, from the spread that its runs have shown so far."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from deepnets.config.schema import Row
 from deepnets.results.read import read_runs
@@ -22,7 +23,10 @@ def show_seeds(rows: Sequence[Row]) -> None:
     grids = dict.fromkeys(folder.path.parents[1] for folder in folders_of(list(rows)))
     begun = [grid for grid in grids if grid.is_dir() and run_folders(grid)]
     console = console_for()
-    sheets = [sheet for table in tables_of(read_runs(begun)) for sheet in claim_sheets(table)] if begun else []
+    places = [place.removeprefix("file://") for place in rows[0].search.places if place.startswith("file://")]
+    own = Path(places[0]) / "sweep" if places else None
+    tables = tables_of(read_runs(begun), own=own) if begun else []
+    sheets = [sheet for table in tables for sheet in claim_sheets(table)]
     console.print()
     if not sheets:
         console.print(f"claims     {len(sweep.claims)}, each needs at least {FEWEST_SEEDS} seeds of its rows")

@@ -40,10 +40,10 @@ def result_sheet(table: Table, index: int) -> Sheet:
     else:
         notes = ["Test error in percent; training: median error of the last epoch, on augmented images."]
         notes += [f"Published: {table.published.statistic}."] if table.published.statistic else []
-        if count := next((row.best_epochs for row in table.published.rows.values()), None):
+        if count := table.published.best_epochs:
             notes.append(
-                f"Best epochs: the mean of a run's {count} lowest test errors, as published; median over runs. Verdict "
-                "and difference are by it."
+                f"Best epochs: the mean of a run's {count} lowest test errors, as published; median over runs. "
+                "Verdict, difference, interval and claims are by it."
             )
         notes += _rankings(table, index)
     counts = Counter(run.result["precision"] for run in table.columns[index].runs if "precision" in run.result)

@@ -26,8 +26,8 @@ FAILS = (
 )
 DIVERGED = "fail: a non-finite median."
 CHANGED = (
-    "In brackets: another scale or other settings than the sweep's; there is no verdict, and only a non-finite median is a "
-    "fail."
+    "In brackets: another scale or other settings than the sweep's; there is no verdict, and only a non-finite median "
+    "is a fail."
 )
 LARGE = "The paper itself prints errors above 20%: only a non-finite median is a fail."
 

@@ -1,6 +1,7 @@
 """Claims tested on runs, against arithmetic of its own."""
 
 import shutil
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -21,11 +22,13 @@ from deepnets.results.claims import (
     welch_interval,
 )
 from deepnets.results.claims_page import claims_page
+from deepnets.results.published import PublishedRow
 from deepnets.results.read import read_runs
 from deepnets.results.sheet import percent
 from deepnets.results.sheets import claim_sheets, comparison_sheets
 from deepnets.results.statistics import image_noise
 from deepnets.results.table import Table, tables_of
+from deepnets.runs.status import State
 from tests.command import ROOT
 from tests.trained import Trained
 
@@ -168,7 +171,7 @@ def test_the_sheet_and_the_page_show_each_claim(table: Table, sweeps: Path, tmp_
     assert "6 claims;" in page
     assert page.count("| identity is lower than none |") == 1
     assert page.count("| identity is lower than elsewhere/none |") == 1
-    command = f"python scripts/train.py sweep={table.name} dataset.root=DIR"
+    command = f"python scripts/train.py sweep={table.name} 'seed=range(3)' dataset.root=DIR"
     assert f"Without runs of both rows (`{command}`): identity is lower than nowhere/none." in page
     empty = claims_page(tmp_path, [], sweeps)
     assert f"Without runs of both rows (`{command}`): identity is lower than none;" in empty
@@ -185,9 +188,10 @@ def test_where_no_paper_prints_fails_a_row_fails_near_guessing() -> None:
 def test_a_claim_about_an_axis_is_about_each_pair_of_rows() -> None:
     claim = Claim("full", Relation.below, "original", Measured.test, "Table 2")
     rows = ("basic,original", "basic,full", "bottleneck,original", "bottleneck,full", "wide,full")
-    assert pairs_of(claim, rows) == [("basic,full", "basic,original"), ("bottleneck,full", "bottleneck,original")]
+    assert pairs_of(claim, rows, 2) == [("basic,full", "basic,original"), ("bottleneck,full", "bottleneck,original")]
     whole = Claim("basic,full", Relation.below, "wide,full", Measured.test, "Table 2")
-    assert pairs_of(whole, rows) == [("basic,full", "wide,full")]
+    assert pairs_of(whole, rows, 2) == [("basic,full", "wide,full")]
+    assert pairs_of(whole, (), 2) == [("basic,full", "wide,full")]
 
 
 def test_claims_are_tested_on_nets_of_the_papers_depth_alone() -> None:
@@ -198,3 +202,47 @@ def test_claims_are_tested_on_nets_of_the_papers_depth_alone() -> None:
         (sheet,) = claim_sheets(table)
         assert sheet.note.startswith("Not tested: nets of another depth") is not is_tested
         assert (f"Not tested at scale=mini: {OTHER_DEPTH}." in claims_page(Path(), [table])) is not is_tested
+
+
+def test_more_seeds_are_those_that_are_still_lacking() -> None:
+    near = (51.5, 53.5, 52.5)
+    lacking = (seeds_needed(LOW, near) or 0) - 3
+    assert finding(Relation.below, LOW, near).more_seeds == (lacking, lacking)
+    assert finding(Relation.below, LOW, near, known=False).more_seeds == (lacking + 3, lacking + 3)
+    even, wide = (50.0, 50.0, 50.0), (56.0, 56.0, 62.0)
+    assert finding(Relation.below, even, wide).outcome is Outcome.undecided
+    assert seeds_needed(even, wide) == 3  # which there are
+    assert finding(Relation.below, even, wide).more_seeds == (1, 1)
+    assert finding(Relation.below, LOW, HIGH).more_seeds is None
+    assert finding(Relation.fails, (90.0, 79.0), LOW[:2]).more_seeds is None  # one learns, whatever others do
+    assert finding(Relation.fails, (90.0, 89.0), (50.0, 90.0)).more_seeds is None
+    assert finding(Relation.fails, (90.0, 89.0), LOW[:2]).more_seeds == (1, 1)
+
+
+def test_the_page_says_how_and_where_runs_were_trained() -> None:
+    records = ROOT / "outputs" / "records"
+    names = ("ordering_warmup_transformer", "he2015_fig6+scale=mini", "he2016_table1+scale=deep")
+    names += ("he2016_table1+precision=bf16+scale=deep",)
+    page = claims_page(Path(), [table for name in names for table in tables_of(read_runs([records / name]))])
+    assert "| (own setting) | post_norm,0 fails against pre_norm,0 | supported |" in page
+    assert "About rows that scale=mini leaves out: plain110 fails against plain20." in page
+    assert "| (scale=deep precision=fp32) | identity is lower than none | supported |" in page
+    assert "sweep=he2016_table1 scale=deep precision=fp32 'seed=range(3)' dataset.root=DIR" in page
+
+
+def test_where_a_paper_counts_its_best_epochs_claims_do_too(table: Table, sweeps: Path) -> None:
+    rows = {row: PublishedRow(best_epochs=2) for row in table.rows}
+    ruled = replace(table, published=replace(table.published, rows=rows))
+    runs = table.columns[0].rows["identity"]
+    means = [np.mean(sorted(epoch["test_error"] for epoch in run.history)[:2]) for run in runs]
+    last, best = (findings_of(each, 0, sweeps)[0].first.errors for each in (table, ruled))
+    assert best == pytest.approx(means)
+    assert best != last
+
+
+def test_images_are_those_of_the_error(table: Table) -> None:
+    run = table.columns[0].rows["identity"][0]
+    assert run.test_wrong is not None
+    other_view = replace(run, result=run.result | {"test_error": run.result["test_error"] + 0.5})
+    diverged = replace(run, state=State("diverged"))
+    assert (other_view.test_wrong, diverged.test_wrong) == (None, None)

@@ -11,6 +11,7 @@ from deepnets.results.cell import Cell
 from deepnets.results.published import FAIL
 from deepnets.results.read import Run
 from deepnets.results.series import DEPTH, lines_over
+from deepnets.results.statistics import WORST_ERROR
 
 MOST_BARS = 60
 CLOSE = 0.06  # of the scale's length: nearer values cannot be written below it side by side
@@ -30,7 +31,7 @@ def bars(cells: Mapping[str, Cell]) -> Figure | None:
     figure, (axes,) = new_panels(1.1 + max(0.27, 0.16 * lines) * len(cells))
     edge = 1.15 * max(_numbers(cells), default=100.0) or 1.0  # all rows may be perfect
     for place, cell in enumerate(cells.values()):
-        measured, published = cell.median, cell.published.test_error
+        measured, published = cell.compared_median, cell.published.test_error
         if measured is not None:
             drawn = edge if cell.is_fail else measured
             axes.barh(place, drawn, height=0.62, color=COLOURS[4], alpha=0.45 if cell.is_fail else 0.8, zorder=2)
@@ -42,7 +43,7 @@ def bars(cells: Mapping[str, Cell]) -> Figure | None:
             axes.hlines(place, low, high, color=INK, linewidth=1.4, zorder=4)
             axes.plot([low, high], [place] * 2, "|", color=INK, markersize=7, zorder=4)
         elif measured is not None:
-            points = [error for error in cell.errors if math.isfinite(error)]
+            points = [error for error in cell.compared if math.isfinite(error)]
             axes.plot(points, [place] * len(points), "o", color=INK, markersize=3, zorder=4)
         if isinstance(published, int | float):
             axes.plot(published, place, "D", color=COLOURS[1], markeredgecolor=PAPER, markersize=6, zorder=6)
@@ -63,16 +64,19 @@ def bars(cells: Mapping[str, Cell]) -> Figure | None:
 
 def error_over(key: str, runs: Mapping[str, Run], cells: Mapping[str, Cell]) -> Figure | None:
     """Median test error over a number, a line for rows that differ in nothing else, with 95% intervals and what is
-    published; None where no two rows that ended differ in it.
+    published; None where no two rows that ended differ in it. A row that diverged is a triangle at `WORST_ERROR`.
     """
-    lines = lines_over(key, {row: run for row, run in runs.items() if _is_finite(cells[row])})
+    lines = lines_over(key, {row: run for row, run in runs.items() if cells[row].errors})
     if not lines:
         return None
     figure, (axes,) = new_panels(3.4)
     is_published = False
     for index, (name, places) in enumerate(lines.items()):
         style = look(index)
-        medians = {value: median for value, row in places.items() if (median := cells[row].median) is not None}
+        found = {value: cells[row].compared_median for value, row in places.items()}
+        medians = {value: min(median, WORST_ERROR) for value, median in found.items() if median is not None}
+        failed = [value for value, median in found.items() if median is not None and math.isinf(median)]
+        axes.plot(failed, [WORST_ERROR] * len(failed), "^", color=style["color"], markersize=9)
         axes.plot(list(medians), list(medians.values()), marker="o", markersize=4, label=name, **style)
         for value, row in places.items():
             if interval := cells[row].interval:
@@ -105,7 +109,3 @@ def _numbers(cells: Mapping[str, Cell]) -> list[float]:
     measured = [cell.interval[1] if cell.interval else max(filter(math.isfinite, cell.errors)) for cell in shown]
     published = [cell.published.test_error for cell in cells.values()]
     return [*measured, *(value for value in published if isinstance(value, int | float))]
-
-
-def _is_finite(cell: Cell) -> bool:
-    return cell.median is not None and math.isfinite(cell.median)
