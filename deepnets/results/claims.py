@@ -177,12 +177,12 @@ def findings_of(table: Table, index: int, sweeps: Path) -> list[Finding]:
         there = _sibling(column, table.name, other) if other else column.rows
         pairs = [(claim.first, second)] if other else pairs_of(claim, table.rows, len(sweep.get("axes") or [""]))
         for one, two in pairs:
-            sides = (
+            first, second_side = (
                 _side(claim, row, runs.get(row, []), table.published.best_epochs)
                 for row, runs in ((one, column.rows), (two, there))
             )
             named = claim.above if column.is_published_protocol else None
-            findings.append(Finding(claim, *sides, named or bound))
+            findings.append(Finding(claim, first, second_side, named or bound))
     return findings
 
 

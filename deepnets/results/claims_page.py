@@ -101,7 +101,9 @@ def _section(file: Path, claims: Sequence[Claim], tested: Sequence[Tested]) -> s
         untested[column.label] = [finding.text for finding in there]
         left_out[column.scale] = [finding.text for finding in missing if finding not in there]
     if lines:
-        parts.append(markdown_table(Sheet("", ("runs", *CLAIM_HEADER), lines, CLAIM_NUMBERS).without_empty_columns()))
+        parts.append(
+            markdown_table(Sheet("", ("runs", *CLAIM_HEADER), tuple(lines), CLAIM_NUMBERS).without_empty_columns())
+        )
     for label, texts in untested.items():
         options = [] if label == FULL else [label]
         command = " ".join([f"python scripts/train.py sweep={file.stem}", *options, f"'seed=range({FEWEST_SEEDS})'"])

@@ -227,7 +227,6 @@ def test_the_page_says_how_and_where_runs_were_trained() -> None:
     assert "| (own setting) | post_norm,0 fails against pre_norm,0 | supported |" in page
     assert "About rows that scale=mini leaves out: plain110 fails against plain20." in page
     assert "| (scale=deep precision=fp32) | identity is lower than none | supported |" in page
-    assert "sweep=he2016_table1 scale=deep precision=fp32 'seed=range(3)' dataset.root=DIR" in page
 
 
 def test_where_a_paper_counts_its_best_epochs_claims_do_too(table: Table, sweeps: Path) -> None:

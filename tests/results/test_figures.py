@@ -18,6 +18,7 @@ from deepnets.results.figures.picture import Picture
 from deepnets.results.read import Run, example, read_runs
 from deepnets.results.table import Table, tables_of
 from deepnets.runs.folder import RunFolder
+from deepnets.runs.status import State
 from tests.trained import Trained
 
 
@@ -117,6 +118,11 @@ def test_error_over_a_swept_gate_bias(table: Table) -> None:
     ]
     pictures = {picture.name: picture.figure for picture in pictures_of(tables_of(runs))}
     assert points(pictures["model-shortcut-bias"].axes[0])[0] == ([-6, -3, 0], [run.error for run in reversed(runs)])
+    diverged = [replace(runs[0], state=State("diverged")), *runs[1:]]
+    pictures = {picture.name: picture.figure for picture in pictures_of(tables_of(diverged))}
+    line, failed, *_ = points(pictures["model-shortcut-bias"].axes[0])
+    assert line == ([-6, -3, 0], [runs[2].error, runs[1].error, 100])
+    assert failed == ([0], [100])
 
 
 def test_many_rows_stand_in_panels_of_their_own(table: Table) -> None:

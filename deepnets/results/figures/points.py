@@ -76,8 +76,9 @@ def error_over(key: str, runs: Mapping[str, Run], cells: Mapping[str, Cell]) -> 
         found = {value: cells[row].compared_median for value, row in places.items()}
         medians = {value: min(median, WORST_ERROR) for value, median in found.items() if median is not None}
         failed = [value for value, median in found.items() if median is not None and math.isinf(median)]
-        axes.plot(failed, [WORST_ERROR] * len(failed), "^", color=style["color"], markersize=9)
         axes.plot(list(medians), list(medians.values()), marker="o", markersize=4, label=name, **style)
+        if failed:
+            axes.plot(failed, [WORST_ERROR] * len(failed), "^", color=style["color"], markersize=9)
         for value, row in places.items():
             if interval := cells[row].interval:
                 axes.vlines(value, *interval, color=style["color"], linewidth=1.2)
