@@ -8,9 +8,10 @@ from pathlib import Path
 from deepnets.config.claim import Claim, claims_of
 from deepnets.config.sweep_file import SWEEPS, sweep_of
 from deepnets.config.sweep_rows import names_at
-from deepnets.results.claims import OTHER_DEPTH, RULE, Finding, Outcome, findings_of, is_of_other_depth
+from deepnets.results.claims import OTHER_DEPTH, findings_of, is_of_other_depth
 from deepnets.results.columns import ARITHMETIC, FULL, Column, arithmetic_of
 from deepnets.results.export import markdown_table
+from deepnets.results.finding import RULE, Finding, Outcome
 from deepnets.results.sheet import Sheet
 from deepnets.results.sheets import CLAIM_HEADER, CLAIM_NUMBERS, claim_line
 from deepnets.results.statistics import FEWEST_SEEDS

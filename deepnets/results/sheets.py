@@ -7,14 +7,8 @@ from pathlib import Path
 
 from deepnets.config.claim import claims_of
 from deepnets.config.sweep_file import sweep_of
-from deepnets.results.claims import (
-    IMAGE_NOISE,
-    OTHER_DEPTH,
-    RULE,
-    Finding,
-    findings_of,
-    is_of_other_depth,
-)
+from deepnets.results.claims import OTHER_DEPTH, findings_of, is_of_other_depth
+from deepnets.results.finding import IMAGE_NOISE, RULE, Finding
 from deepnets.results.read import Run
 from deepnets.results.search import search_note
 from deepnets.results.sheet import MINUS, NOTHING, Sheet, percent, signed

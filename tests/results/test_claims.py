@@ -11,17 +11,9 @@ from scipy import stats
 
 from deepnets.config.claim import Claim, Measured, Relation
 from deepnets.config.places import CONF
-from deepnets.results.claims import (
-    OTHER_DEPTH,
-    Finding,
-    Outcome,
-    Side,
-    findings_of,
-    pairs_of,
-    seeds_needed,
-    welch_interval,
-)
+from deepnets.results.claims import OTHER_DEPTH, findings_of, pairs_of
 from deepnets.results.claims_page import claims_page
+from deepnets.results.finding import Finding, Outcome, Side, seeds_needed, welch_interval
 from deepnets.results.published import PublishedRow
 from deepnets.results.read import read_runs
 from deepnets.results.sheet import percent
