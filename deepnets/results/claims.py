@@ -7,7 +7,7 @@ from pathlib import Path
 from deepnets.config.claim import Claim, Measured, claims_of
 from deepnets.config.sweep_file import set_at_scale, sweep_of
 from deepnets.results.cell import compared_error
-from deepnets.results.columns import Column, arithmetic_of, columns_of
+from deepnets.results.columns import Column, arithmetic_of, columns_of, in_other_arithmetic
 from deepnets.results.finding import FAILS_AT_SCALE, Finding, Side
 from deepnets.results.read import Run, read_runs
 from deepnets.results.statistics import WORST_ERROR
@@ -69,13 +69,13 @@ def pairs_of(claim: Claim, rows: Sequence[str], axes: int) -> list[tuple[str, st
 
 def _sibling(column: Column, name: str, other: str) -> dict[str, list[Run]]:
     """The rows of another sweep, trained as the column was, from the folder beside it."""
-    found: dict[str, list[Run]] = {}
+    folders: list[Path] = []
     for grid in sorted({run.grid for run in column.runs}):
         folder = grid.with_name(other + grid.name.removeprefix(name))
-        if folder.is_dir():
-            alike = [there for there in columns_of(read_runs([folder])) if _arithmetic(there) == _arithmetic(column)]
-            found |= alike[0].rows if len(alike) == 1 else {}
-    return found
+        folders += [folder] * folder.is_dir() + in_other_arithmetic([folder])
+    columns = columns_of(read_runs(list(dict.fromkeys(folders))))
+    alike = [there for there in columns if _arithmetic(there) == _arithmetic(column)]
+    return alike[0].rows if len(alike) == 1 else {}
 
 
 def _arithmetic(column: Column) -> set[str]:

@@ -10,7 +10,7 @@ from typing import Any
 from deepnets.config.identity import is_execution
 from deepnets.results.read import Run
 from deepnets.results.sheet import short_commit
-from deepnets.runs.folder import RunFolder
+from deepnets.runs.folder import RunFolder, run_folders
 
 FULL = "full"  # the label of the column that follows the table's own protocol
 # Two rows of a table that differ in these, unless they are its axes, stand in separate columns.
@@ -44,17 +44,21 @@ class Column:
 def columns_of(runs: Sequence[Run]) -> list[Column]:
     """The columns of one table: by folder and arithmetic, and by every setting but the seed that a row has twice.
 
-    A column names its arithmetic where the table has several.
+    Folders of one place that only `precision=` tells apart are one, unless they hold the same run. A column names its
+    arithmetic where the table has several.
     """
     grids: dict[Path, list[Run]] = defaultdict(list)
     for run in runs:
         grids[run.grid].append(run)
     usual = {grid: _usual_arithmetic(inside) for grid, inside in grids.items()}
-    places = {(_name(run.grid), arithmetic_of(run) or usual[run.grid], run.grid) for run in runs}
+    groups = _joined(grids, usual)
+    places = {
+        (_name(grid), arithmetic_of(run) or usual[run.grid], grid) for grid, inside in groups.items() for run in inside
+    }
     folders = Counter((name, arithmetic) for name, arithmetic, _ in places)
     has_several = len({arithmetic for _, arithmetic in folders if arithmetic}) > 1
     columns = []
-    for grid, inside in grids.items():
+    for grid, inside in groups.items():
         keys = _separating(inside)
         parts: dict[tuple[str, tuple[tuple[str, str], ...]], list[Run]] = defaultdict(list)
         broken = [run for run in inside if not run.config]
@@ -62,7 +66,7 @@ def columns_of(runs: Sequence[Run]) -> list[Column]:
             if run.config:
                 apart = [APART] * (run.settings.get(APART) is not None)
                 settings = tuple((key, _text(run.settings.get(key))) for key in [*keys, *apart])
-                parts[arithmetic_of(run) or usual[grid], settings].append(run)
+                parts[arithmetic_of(run) or usual[run.grid], settings].append(run)
         if not parts:
             parts["", ()] = []
         next(iter(parts.values())).extend(broken)
@@ -111,6 +115,30 @@ def arithmetic_of(run: Run) -> str:
     if not run.sweep:  # single runs share a folder, not a protocol
         return ""
     return run.result.get(PRECISION) or ARITHMETIC.get(run.settings.get(PRECISION, ""), "")
+
+
+def in_other_arithmetic(paths: Sequence[Path]) -> list[Path]:
+    """The folders beside a sweep's that hold it with `precision=` typed, where they are."""
+    found = []
+    for path in (path.resolve() for path in paths):
+        sweep, *changes = path.name.split("+")
+        if not any(change.startswith(PRECISION) for change in changes):
+            names = ["+".join([sweep, *sorted([*changes, f"{PRECISION}={value}"])]) for value in ARITHMETIC]
+            found += [path.with_name(name) for name in names if run_folders(path.with_name(name))]
+    return found
+
+
+def _joined(grids: dict[Path, list[Run]], usual: dict[Path, str]) -> dict[Path, list[Run]]:
+    """The runs of each folder, with those of the folders that are one with it."""
+    alike: dict[tuple[Path, tuple[str, ...]], list[Path]] = defaultdict(list)
+    for grid in grids:
+        alike[grid.parent, _name(grid)].append(grid)
+    joined: dict[Path, list[Run]] = {}
+    for folders in alike.values():
+        runs = [run for grid in folders for run in grids[grid]]
+        distinct = {(run.row, run.folder.path.name, arithmetic_of(run) or usual[run.grid]) for run in runs}
+        joined |= {folders[0]: runs} if len(distinct) == len(runs) else {grid: grids[grid] for grid in folders}
+    return joined
 
 
 def _usual_arithmetic(runs: Sequence[Run]) -> str:

@@ -15,6 +15,7 @@ from deepnets.config.sweep_file import SWEEPS
 from deepnets.errors import UserError
 from deepnets.results.cell import Cell
 from deepnets.results.claims_page import claims_page
+from deepnets.results.columns import in_other_arithmetic
 from deepnets.results.export import markdown_sheets
 from deepnets.results.read import read_runs
 from deepnets.results.sheet import MINUS
@@ -52,13 +53,13 @@ def records_pages(folder: Path, own: Path | None = None) -> dict[str, str]:
     """
     if not folder.is_dir() or not (runs := run_folders(folder)):
         raise UserError(f"{folder}: no records; --keep DIR copies those of ended runs there")
-    tables = {
-        place: tables_of(read_runs([place]), own=own)[0] for place in sorted({run.path.parents[1] for run in runs})
-    }
-    places = sorted({*tables, *(file.parent for file in folder.glob(f"*/{ABOUT}"))})
+    places = sorted({run.path.parents[1] for run in runs})
+    within = [other for place in places for other in _beside(place)]
+    tables = {place: _table(place, own) for place in places if place.resolve() not in within}
+    named = sorted({*tables, *(file.parent for file in folder.glob(f"*/{ABOUT}"))})
     notes = dict.fromkeys(note for table in tables.values() for note in table.notes)
     sections = [_about(folder, ""), "\n".join(f"* {note}" for note in notes)]
-    sections += [_section(folder, place.name, tables.get(place)) for place in places]
+    sections += [_section(folder, place.name, tables.get(place)) for place in named]
     page = "\n\n".join(section.strip() for section in sections if section.strip()) + "\n"
     return {"README.md": page, "claims.md": claims_page(folder, list(tables.values()), own or SWEEPS)}
 
@@ -77,7 +78,7 @@ def numbers_of(records: Path, here: str) -> SandboxedEnvironment:
 
     @cache
     def cells(table: str) -> dict[str, Cell]:
-        return tables_of(read_runs([records / table]))[0].column(0)
+        return _table(records / table).column(0)
 
     def cell(row: str, column: str, table: str = here) -> str:
         return cells(table)[row].facts()[column]
@@ -93,6 +94,15 @@ def numbers_of(records: Path, here: str) -> SandboxedEnvironment:
     environment.globals |= {"cell": cell, "result": result, "column": column}
     environment.filters |= {"median": median, "mean": fmean, "number": _number}
     return environment
+
+
+def _table(place: Path, own: Path | None = None) -> Table:
+    return tables_of(read_runs([place, *_beside(place)]), own=own)[0]
+
+
+def _beside(place: Path) -> list[Path]:
+    """The table's folders with `precision=` typed, but for those with an about.md, which are sections of their own."""
+    return [other for other in in_other_arithmetic([place]) if not (other / ABOUT).is_file()]
 
 
 def _section(folder: Path, name: str, table: Table | None) -> str:
@@ -128,11 +138,14 @@ def _table_text(table: Table) -> str:
 
 
 def _several(protocols: Iterable[str]) -> str:
-    """The one most runs have, with the number of others."""
-    counts = Counter(protocols).most_common()
-    if not counts:
+    """The one most runs have, with the number of others; earlier versions wrote fewer facts of the same one."""
+    counts = Counter(protocols)
+    facts = {protocol: set(protocol.split(", ")) for protocol in counts}
+    whole = [protocol for protocol in counts if not any(facts[protocol] < other for other in facts.values())]
+    if not whole:
         return ""
-    return counts[0][0] + (f"; one of {len(counts)}, see result.json for the others" if len(counts) > 1 else "")
+    most = max(whole, key=counts.__getitem__)
+    return most + (f"; one of {len(whole)}, see result.json for the others" if len(whole) > 1 else "")
 
 
 def _listed(values: Iterable[Any]) -> str:

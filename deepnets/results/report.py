@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from deepnets.config.places import program
-from deepnets.results.columns import ARITHMETIC, PRECISION
+from deepnets.results.columns import in_other_arithmetic
 from deepnets.results.export import to_csv, to_latex, to_markdown
 from deepnets.results.figures.choose import pictures_of
 from deepnets.results.figures.picture import Picture
@@ -22,7 +22,7 @@ from deepnets.results.sheet import Sheet, console_for, print_sheet
 from deepnets.results.sheets import claim_sheets, comparison_sheets, overview_sheet, result_sheets
 from deepnets.results.table import Table, tables_of
 from deepnets.results.writing import writing
-from deepnets.runs.folder import RunFolder, run_folders
+from deepnets.runs.folder import RunFolder
 from deepnets.system.files import make_own_folder
 
 EXPORTS = {"csv": to_csv, "latex": to_latex, "markdown": to_markdown}
@@ -45,7 +45,7 @@ def report(
     Raises:
         UserError: a folder has no runs, or a file cannot be written.
     """
-    tables = tables_of(read_runs([*paths, *_in_other_arithmetic(paths)]), own=own_sweeps)
+    tables = tables_of(read_runs([*paths, *in_other_arithmetic(paths)]), own=own_sweeps)
     console = console_for(STANDARD_OUTPUT in exports.values())
     comparisons = [comparison_sheets(table) for table in tables]  # every pair of rows is tested but once
     for table, sheets in zip(tables, comparisons, strict=True):
@@ -70,17 +70,6 @@ def report(
     console.print(f"page         {RunFolder(folder / 'report.html')}", soft_wrap=True, markup=False)
     console.print(f"figures      {len(pictures)} as PNG and SVG in {RunFolder(folder)}", soft_wrap=True, markup=False)
     return 0
-
-
-def _in_other_arithmetic(paths: Sequence[Path]) -> list[Path]:
-    """The folders beside a sweep's that hold it with `precision=` typed, where they are."""
-    found = []
-    for path in (path.resolve() for path in paths):
-        sweep, *changes = path.name.split("+")
-        if not any(change.startswith(PRECISION) for change in changes):
-            names = ["+".join([sweep, *sorted([*changes, f"{PRECISION}={value}"])]) for value in ARITHMETIC]
-            found += [path.with_name(name) for name in names if run_folders(path.with_name(name))]
-    return found
 
 
 def _print_table(console: Console, table: Table, comparisons: Sequence[Sheet]) -> None:
