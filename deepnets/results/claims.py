@@ -1,8 +1,9 @@
 """The claims of a sweep file, tested on the runs of its table."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from deepnets.config.claim import Claim, Measured, claims_of
 from deepnets.config.sweep_file import set_at_scale, sweep_of
@@ -45,9 +46,14 @@ def findings_of(table: Table, index: int, sweeps: Path) -> list[Finding]:
 
 
 def is_of_other_depth(table: Table, index: int, sweeps: Path) -> bool:
-    """Whether a run of the column has another depth than the table's sweep file sets for all rows, as at scale=mini."""
+    """Whether the nets of a column are of another depth than the paper's, as at scale=mini."""
     models = [run.config["model"] for run in table.columns[index].runs if run.config]
-    papers = {key: set_at_scale(sweeps / f"{table.name}.yaml", f"model.{key}", "full") for key in DEPTH}
+    return are_of_other_depth(models, sweeps / f"{table.name}.yaml")
+
+
+def are_of_other_depth(models: Iterable[Mapping[str, Any]], file: Path) -> bool:
+    """Whether one of the `models`, nodes of a run's settings, has another depth than a sweep file sets for all rows."""
+    papers = {key: set_at_scale(file, f"model.{key}", "full") for key in DEPTH}
     return any(model.get(key) != depth for model in models for key, depth in papers.items() if depth)
 
 

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deepnets.config.schema import Row
+from deepnets.config.sweep_file import SWEEPS
+from deepnets.results.claims import OTHER_DEPTH, are_of_other_depth
 from deepnets.results.read import read_runs
 from deepnets.results.sheet import console_for, print_sheet
 from deepnets.results.sheets import claim_sheets
@@ -29,6 +31,10 @@ def show_seeds(rows: Sequence[Row]) -> None:
     sheets = [sheet for table in tables for sheet in claim_sheets(table)]
     console.print()
     if not sheets:
-        console.print(f"claims     {len(sweep.claims)}, each needs at least {FEWEST_SEEDS} seeds of its rows")
+        file = f"{rows[0].choices['sweep']}.yaml"
+        folder = own if own and (own / file).is_file() else SWEEPS
+        is_shallow = are_of_other_depth((row.config.model for row in rows), folder / file)
+        words = f"not tested: {OTHER_DEPTH}" if is_shallow else f"each needs at least {FEWEST_SEEDS} seeds of its rows"
+        console.print(f"claims     {len(sweep.claims)}, {words}")
     for sheet in sheets:
         print_sheet(console, sheet.of(SHOWN) if sheet.lines else sheet)
