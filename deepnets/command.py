@@ -113,6 +113,8 @@ def in_short(error: Exception) -> str:
     line, cause = str(error).partition("\n")[0], error.__cause__
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, option = error.missing_cfg_file.rpartition("/")
+        if not group:
+            return f"{option}: no such file of defaults; --config-name and a project's `defaults` omit its .yaml"
         return f"{group}={option}: no such option{_nearest(option, error.options or (), '--help')}"
     if isinstance(error, OverrideParseException):
         return f"{error.override}: cannot be read: {_of_word(str(error.override), str(error))}"
@@ -151,6 +153,8 @@ def _of_word(word: str, reason: str) -> str:
     key, equals, value = word.partition("=")
     if not equals:
         return "must be key=value"
+    if value.endswith(","):
+        return "ends in a comma; leave out the space behind it, or put the word in quotes"
     if value.startswith(("/", ".", "~")):  # a path with a character that has a meaning in Hydra's grammar
         return f"""put its value in quotes: {shlex.quote(f'{key}="{value}"')}"""
     lines = reason.splitlines()

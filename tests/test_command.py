@@ -6,6 +6,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from deepnets.command import in_short
 from deepnets.config.compose import compose
+from deepnets.config.schema import Search
 from deepnets.errors import UserError
 
 
@@ -36,6 +37,11 @@ from deepnets.errors import UserError
         ("~foo", "~foo: no such key"),
         ("seed=1,2", "seed=1,2: add -m to train a run with each value, or [ ] around a list"),
         ("model.depth=[1", "model.depth=[1: cannot be read: no viable alternative at input '[1'"),
+        (
+            "model.widths=[16,",
+            "model.widths=[16,: cannot be read: ends in a comma; leave out the space behind it, "
+            "or put the word in quotes",
+        ),
         ("model=resnet", "model.depth: needs a value"),
         ("dataset=image_folder", "dataset.root: needs a value"),
         ("device=${foo}", "device: Interpolation key 'foo' not found"),
@@ -47,6 +53,12 @@ def test_what_hydra_refuses_is_one_line(word: str, message: str) -> None:
     assert in_short(caught.value) == message
 
 
+def test_a_missing_file_of_defaults_is_named() -> None:
+    with pytest.raises(HydraException) as caught:
+        compose([], Search(defaults="lab.yaml"))
+    assert in_short(caught.value).startswith("lab.yaml: no such file of defaults")
+
+
 @pytest.mark.parametrize(
     ("word", "message"),
     [
@@ -56,6 +68,8 @@ def test_what_hydra_refuses_is_one_line(word: str, message: str) -> None:
         ("scale=1e30", "scale=1e30: scale needs the name of an option; --help lists all"),
         ("optimizer=[sgd]", "optimizer=[sgd]: optimizer needs the name of an option; --help lists all"),
         ("=3", "=3: needs a key in front of the ="),
+        ("model/shorcut=none", "model/shorcut: no such group of options; the nearest: model/shortcut"),
+        ("nope/nope=none", "nope/nope: no such group of options; --help lists all"),
         (
             "sync_batchnorm=true",
             "sync_batchnorm: batch statistics are over the whole batch on any number of devices; "

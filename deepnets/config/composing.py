@@ -1,9 +1,11 @@
 """What Hydra may do while it composes: call no class that an option names, write out no grid without a bound, and end
 in no error but one of a line."""
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from math import inf
 from typing import Any
 
@@ -14,6 +16,7 @@ from hydra.errors import HydraException
 from hydra.plugins.sweeper import Sweeper
 from omegaconf.errors import OmegaConfBaseException
 
+from deepnets.config.places import CONF
 from deepnets.errors import UserError
 
 CALLBACKS = {"callbacks": None}  # of Hydra's defaults
@@ -39,7 +42,7 @@ def composing(words: Iterable[str]) -> Iterator[None]:
     """Within, only Hydra works: what it asserts, or looks up in vain, is wrong in the words or in a file of options.
 
     Raises:
-        UserError: so it is; or a grid of more runs than `LARGEST_GRID`.
+        UserError: so it is; a group that there is not; or a grid of more runs than `LARGEST_GRID`.
     """
     # Hydra loads the module of its sweeper anew, so that the class which it uses is found in its list only.
     sweeper: Any = next(each for each in Plugins.instance().discover(Sweeper) if each.__name__ == "BasicSweeper")
@@ -54,7 +57,11 @@ def composing(words: Iterable[str]) -> Iterator[None]:
     sweeper.validate_batch_is_legal = lambda self, batch: None
     try:
         yield
-    except (HydraException, OmegaConfBaseException, UserError, MemoryError):
+    except (HydraException, OmegaConfBaseException, UserError, MemoryError) as error:
+        if found := re.match(r"Could not override '(.+/.+)'\.", str(error)):  # only groups have a / in their names
+            near = get_close_matches(found[1], [str(group.relative_to(CONF)) for group in CONF.rglob("*/")], 1)
+            listed = f"the nearest: {near[0]}" if near else "--help lists all"
+            raise UserError(f"{found[1]}: no such group of options; {listed}") from error
         raise
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:  # of the system; OmegaConf raises it without
