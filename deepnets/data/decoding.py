@@ -40,6 +40,8 @@ def decoded(images: Encoded, image: int) -> Tensor:
 
     try:
         pixels = decode_image(images.read(image), ImageReadMode.RGB)
+        if pixels.dtype != torch.uint8:
+            raise OSError("it has more than 8 bits per channel")
     except (OSError, RuntimeError) as error:
         reason = str(error).rpartition(", ")[2]  # behind the place in torchvision's source
         raise UserError(

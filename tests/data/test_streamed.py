@@ -130,6 +130,13 @@ def test_an_unreadable_image_is_named(damaged: Path, workers: int) -> None:
         whole(training(damaged, loading=replace(HERE, workers=workers)).epoch(0))
 
 
+def test_an_image_of_16_bits_a_channel_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "n0").mkdir()
+    Image.fromarray(np.full((40, 40), 40_000, np.uint16)).save(tmp_path / "n0" / "a.png")
+    with pytest.raises(UserError, match=r"a.png is not a readable image \(it has more than 8 bits per channel\)"):
+        decoded(listed(tmp_path, 1, 1), 0)
+
+
 def test_unreadable_images_are_skipped_and_counted_when_asked(damaged: Path, capsys: pytest.CaptureFixture) -> None:
     loading = Loading(2, CPU, skip_unreadable=True)
     images, labels = whole(training(damaged, loading=loading).epoch(0))
