@@ -15,6 +15,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from deepnets.config.compose import check_words, compose, composed, register, renamed, row_of, search_of
@@ -138,7 +139,11 @@ def _rows_of_hydra(words: Sequence[str]) -> list[Row]:
     jobs = _composed(words)
     if not jobs:
         return []
-    search = search_of(jobs[0][1], jobs[0][1].job.config_name or DEFAULTS)
+    config, job = jobs[0]
+    if config.sweep and job.sweeper.params and job.mode != RunMode.MULTIRUN:
+        name = f"sweep={job.runtime.choices['sweep']}"
+        raise UserError(f"{name}: its hydra.sweeper.params make no rows; add `mode: MULTIRUN` below its `hydra:`")
+    search = search_of(job, job.job.config_name or DEFAULTS)
     return [row_of(config, dict(job.runtime.choices), job.overrides.task, search) for config, job in jobs]
 
 

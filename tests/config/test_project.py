@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from deepnets.config.command_line import rows_of_command
 from deepnets.config.compose import compose
 from deepnets.config.project import read_project, trusted_names
 from deepnets.errors import UserError
@@ -82,6 +83,16 @@ def test_the_projects_network_is_built_and_nothing_is_trusted_by_itself(project:
     assert type(model.units[0].shortcut).__name__ == "Half"
     with pytest.raises(UserError, match="not one of the classes a configuration may name"):
         build_model([f"hydra.searchpath=['file://{project}/conf']", "model/shortcut=half"])
+
+
+def test_a_sweep_whose_rows_would_be_left_out_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project / "conf" / "sweep" / "halves.yaml").write_text(SWEEP.replace("  mode: MULTIRUN\n", ""))
+    words = ["scripts/train.py", "--project", str(project / "project.yaml"), "sweep=halves"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(UserError, match="add `mode: MULTIRUN`"):
+        rows_of_command()
+    monkeypatch.setattr(sys, "argv", [*words, "-m"])
+    assert len(rows_of_command()) == 2
 
 
 @pytest.mark.nightly
