@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from deepnets.config.claim import claims_of
 from deepnets.config.schema import Row
 from deepnets.config.sweep_file import SWEEPS
 from deepnets.results.claims import OTHER_DEPTH, are_of_other_depth
@@ -19,8 +20,7 @@ SHOWN = ("claim", "error", "outcome", "n", "more seeds")
 
 def show_seeds(rows: Sequence[Row]) -> None:
     """Print, for a sweep with claims, what each has shown in the grid's folder, and the seeds it still needs."""
-    sweep = rows[0].config.sweep
-    if not sweep or not sweep.claims:
+    if not (claims := claims_of(rows[0].config.sweep)):
         return
     grids = dict.fromkeys(folder.path.parents[1] for folder in folders_of(list(rows)))
     begun = [grid for grid in grids if grid.is_dir() and run_folders(grid)]
@@ -35,6 +35,6 @@ def show_seeds(rows: Sequence[Row]) -> None:
         folder = own if own and (own / file).is_file() else SWEEPS
         is_shallow = are_of_other_depth((row.config.model for row in rows), folder / file)
         words = f"not tested: {OTHER_DEPTH}" if is_shallow else f"each needs at least {FEWEST_SEEDS} seeds of its rows"
-        console.print(f"claims     {len(sweep.claims)}, {words}")
+        console.print(f"claims     {len(claims)}, {words}")
     for sheet in sheets:
         print_sheet(console, sheet.of(SHOWN) if sheet.lines else sheet)

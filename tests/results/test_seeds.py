@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from deepnets.errors import UserError
 from deepnets.launch.grid import launch
 from deepnets.results.seeds import show_seeds
 from tests.command import row
@@ -23,6 +24,8 @@ def test_a_grid_says_what_its_claims_need(tmp_path: Path, capsys: pytest.Capture
     show_seeds([row(tmp_path, *TABLE)])
     show_seeds([row(tmp_path, "dataset=digits")])
     assert capsys.readouterr().out == ""
+    with pytest.raises(UserError, match="identity is better than none"):
+        show_seeds([row(tmp_path, *TABLE, CLAIM.replace("lower", "better"))])
     assert launch(rows) == 0
     capsys.readouterr()
     show_seeds(rows)
