@@ -124,11 +124,14 @@ def loaded(dataset: Crops | Views, batches: Sequence[np.ndarray]) -> Iterator[An
         UserError: an image cannot be read, and is not to be skipped.
     """
     loading = dataset.loading
+    workers = min(loading.workers, len(batches))
     loader: DataLoader = DataLoader(
         dataset if loading.decoder == "cpu" else _Bytes(dataset.images),
         batch_size=None,
         sampler=batches,  # type: ignore[arg-type]
-        num_workers=min(loading.workers, len(batches)),
+        num_workers=workers,
+        # From Python 3.14 on the default is a server that forks, not this process, whose end they watch.
+        multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
         pin_memory=loading.device.type == "cuda" and loading.decoder == "cpu",
         worker_init_fn=partial(_leave_signals_to_the_parent, os.getpid()),
         generator=torch.Generator(),  # of the workers' seeds, which nothing here uses; the run's own is left as it is

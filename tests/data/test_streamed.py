@@ -1,10 +1,11 @@
 import io
+import multiprocessing
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from multiprocessing import active_children
+from multiprocessing import active_children, get_context
 from pathlib import Path
 
 import numpy as np
@@ -106,6 +107,11 @@ def test_workers_and_a_later_start_change_no_pixel(tree: Path) -> None:
     assert torch.equal(images[8:], whole(resumed.epoch(2, start=2))[0])
     assert resumed.share.parts == [slice(0, 2)]
     assert not torch.equal(images, whole(training(tree, seed=4).epoch(2))[0])
+
+
+def test_workers_are_children_whatever_starts_processes_by_default(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multiprocessing.context._default_context, "_actual_context", get_context("forkserver"))
+    assert len(whole(training(tree, loading=replace(HERE, workers=1)).epoch(0))[1]) == 14
 
 
 def test_reading_here_draws_nothing_from_the_generator_of_the_run(tree: Path) -> None:
