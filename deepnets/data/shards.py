@@ -73,7 +73,9 @@ def sharded(folder: Path, classes: int, every: int) -> Shards:
     if len(known) != classes:
         raise UserError(f"{folder} has {len(known)} classes, expected are {classes}: set dataset.classes={len(known)}")
     places = np.flatnonzero(labels % every == 0)
-    return Shards(folder, tuple(known[::every]), names[places], torch.from_numpy(labels[places] // every), places)
+    chosen = names[places]
+    chosen = chosen.astype(f"S{np.char.str_len(chosen).max()}")  # no longer than `listed` has them: one data set
+    return Shards(folder, tuple(known[::every]), chosen, torch.from_numpy(labels[places] // every), places)
 
 
 @lru_cache(maxsize=4)

@@ -70,6 +70,16 @@ def test_a_run_sees_the_same_batches_of_either(trees: tuple[Path, Path], workers
         assert torch.equal(labels, other_labels)
 
 
+def test_some_classes_of_shards_are_the_data_set_that_those_of_files_are(tmp_path: Path) -> None:
+    for name in ("a/1.png", "a/2.png", "b/longer.png", "c/1.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    files = listed(tmp_path, 3, 1)
+    np.savez(tmp_path / ABOUT, labels=files.labels.numpy(), names=files.names, classes=np.array(files.classes))
+    for every in (1, 2):
+        assert sharded(tmp_path, 3, every).fingerprint == listed(tmp_path, 3, every).fingerprint
+
+
 @pytest.mark.nightly  # litdata takes a minute or two to write
 @pytest.mark.skipif(find_spec("litdata") is None, reason="litdata reads shards")
 def test_damaged_shards_are_named(trees: tuple[Path, Path], tmp_path: Path) -> None:
