@@ -23,12 +23,14 @@ from deepnets.errors import UserError, of_system, readable
 from deepnets.system.printing import print_error
 
 SHORT = 160  # characters: a longer list of names is not printed
+PACKAGE = "a sweep, like a protocol, begins with the line # @package _global_"
 VALUES = {  # what OmegaConf says about a value
     r".* could not be converted to Integer": "must be an integer",
     r".* could not be converted to Float": "must be a number",
     r".* is not a valid bool .*": "must be true or false",
     r"Invalid value .*, expected one of \[(.*)\]": r"must be one of \1",
     r"field .* is not Optional|Incompatible value 'None' .*": "needs a value",
+    r"Key .* not in 'Sweep'|Key 'protocol' not in .*": "no such key here; " + PACKAGE,
 }
 
 
@@ -122,6 +124,8 @@ def in_short(error: Exception) -> str:
         reason = str(error).partition("\n")[2].partition("\n")[0]
         named = re.search(r"full_key: (\S+)", str(error))
         return f"{found[1]}.yaml: {f'{named[1]}: ' if named else ''}{_of_value(reason)}"
+    if found := re.match(r"In '(.+)': Could not override '(.+)@.+'", line):
+        return f"{found[1]}.yaml: no {found[2]} to override here; {PACKAGE}"
     if found := re.match(r"Could not override '(.+)'\.", line):
         node = getattr(cause, "parent_node", None)
         names = OmegaConf.to_container(node) if isinstance(node, DictConfig) else {}

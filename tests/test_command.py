@@ -1,5 +1,7 @@
 """What Hydra refuses is said in a line: the word, what is wrong with it, and what there is."""
 
+from pathlib import Path
+
 import pytest
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
@@ -57,6 +59,22 @@ def test_a_missing_file_of_defaults_is_named() -> None:
     with pytest.raises(HydraException) as caught:
         compose([], Search(defaults="lab.yaml"))
     assert in_short(caught.value).startswith("lab.yaml: no such file of defaults")
+
+
+@pytest.mark.parametrize(
+    ("group", "text", "message"),
+    [
+        ("sweep", "defaults:\n- override /dataset: mnist\n", "sweep/mine.yaml: no dataset to override here"),
+        ("sweep", "epochs: 5\n", "sweep/mine.yaml: sweep.epochs: no such key here"),
+        ("protocol", "epochs: 5\n", "protocol/mine.yaml: protocol: no such key here"),
+    ],
+)
+def test_a_file_without_its_package_is_named(tmp_path: Path, group: str, text: str, message: str) -> None:
+    (tmp_path / group).mkdir()
+    (tmp_path / group / "mine.yaml").write_text(text)
+    with pytest.raises(HydraException) as caught:
+        compose([f"{group}=mine"], Search((f"file://{tmp_path}",)))
+    assert in_short(caught.value) == f"{message}; a sweep, like a protocol, begins with the line # @package _global_"
 
 
 @pytest.mark.parametrize(
