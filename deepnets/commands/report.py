@@ -52,7 +52,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, metavar="DIR", help="where page and figures go (FOLDER/report)")
     own = parser.add_mutually_exclusive_group()
     own.add_argument("--project", metavar="FILE", help="your project, whose sweeps have published numbers and claims")
-    own.add_argument("--config-dir", metavar="DIR", help="your folder of options, as for train")
+    own.add_argument("--config-dir", type=Path, metavar="DIR", help="your folder of options, as for train")
     parser.add_argument("--log", action="store_true", help="errors of curves on a logarithmic scale")
     for kind in ("csv", "latex", "markdown"):
         parser.add_argument(f"--{kind}", type=Path, metavar="FILE", help=f"write the table as {kind} (- prints it)")
@@ -82,8 +82,10 @@ def _answer(given: argparse.Namespace) -> int:
         return show(given.folders, given.watch)
     if given.keep:
         return keep(given.folders, given.keep)
+    if given.config_dir and not given.config_dir.is_dir():
+        raise UserError(f"--config-dir {given.config_dir}: no such folder")
     options = read_project(given.project).options if given.project else given.config_dir
-    own = options and Path(options) / "sweep"
+    own = options and options / "sweep"
     if given.records:
         return write_records(_only(given.folders, "--records"), own)
     if given.verify:

@@ -79,6 +79,7 @@ def test_what_cannot_be_done_is_said_in_a_line() -> None:
         (["a", "--keep", "b", "--watch"], "does not go with --keep"),
         (["a", "--status", "--csv", "b"], "makes no report"),
         (["a", "b", "--records"], "--records takes one folder"),
+        (["a", "--config-dir", "nowhere"], "--config-dir nowhere: no such folder"),
         (["nowhere", "--records"], "nowhere: no records"),
     ],
 )
