@@ -38,6 +38,7 @@ def test_a_value_out_of_its_range_is_refused_by_name(option: str, key: str, valu
 @pytest.mark.parametrize(
     ("word", "message"),
     [
+        ("dataset.root=", "dataset.root: got ''; must be a text of one line, and not empty"),
         ("dataset.pad=-1", "dataset.pad: got -1"),
         ("dataset.pad=1000", "pad=1000: larger than the images of 32 x 32 pixels"),
         ("dataset.validation=-1", "dataset.validation: got -1"),
