@@ -27,7 +27,7 @@ def choices_of(config: Config, origin: dict[str, Any]) -> dict[str, str | float 
         keys += [*numbers, *USUAL]
     if config.sweep is None:
         keys += [override.partition("=")[0].lstrip("+~") for override in origin.get("overrides", [])]
-    keys = [key for key in keys if not is_execution(key) and key != "dataset.root"]
+    keys = [key for key in keys if not is_execution(key)]
     columns = {key: options[key] if key in options else _plain(OmegaConf.select(values, key)) for key in keys}
     return {**columns, "seed": float(config.seed)}
 
