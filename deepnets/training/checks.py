@@ -40,8 +40,14 @@ def check_settings(config: Config) -> tuple[Dataset, int]:
     build("optimizer", config.optimizer, config.trusted_targets, model=nn.Linear(1, 1))
     build("schedule", config.schedule, config.trusted_targets, total=1)
     dataset = dataset_of(config)
-    if config.selection is Selection.best_validation and not config.dataset["validation"]:
-        raise UserError(f"selection=best_validation: {NO_VALIDATION}")
+    if config.selection is Selection.best_validation:
+        if not config.dataset["validation"]:
+            raise UserError(f"selection=best_validation: {NO_VALIDATION}")
+        if (view := config.dataset.get("view", "center")) != "center":
+            raise UserError(
+                f"selection=best_validation: dataset.view={view} is tested in the last epoch only; set "
+                "dataset.view=center, or selection=final"
+            )
     try:
         with torch.device("meta"):
             model = model_of(config, dataset.shape, dataset.classes)

@@ -178,6 +178,10 @@ def test_who_finds_a_folder_taken_writes_nothing_there(tmp_path: Path) -> None:
         (["device=abacus"], "not the name of a device"),
         (["device=meta"], "not on this machine, which has: cpu"),
         (["selection=best_validation"], "needs a validation split"),
+        (
+            ["dataset=imagenet", "dataset.view=ten_crop", "dataset.validation=9", "selection=best_validation"],
+            "dataset.view=ten_crop is tested in the last epoch only",
+        ),
         (["model=highway_fc10", "model/shortcut=highway_batchnorm_b6"], "model: its layers.* do not fit together"),
         (["model=thin_crelu", "model/shortcut=highway_b2"], "model: its layers.* do not fit together"),
         (["model.layer=[linear,relu]"], "model: its layers.* do not fit together"),
