@@ -1,7 +1,9 @@
 """Image files to one uint8 array."""
 
+import ctypes
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -46,7 +48,7 @@ def decode(paths: Sequence[Path], shape: tuple[int, int, int], fit: bool) -> np.
     start = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     animated: list[Path] = []
     try:
-        with ProcessPoolExecutor(count, start) as workers:
+        with ProcessPoolExecutor(count, start, initializer=_end_with, initargs=(os.getpid(),)) as workers:
             decoded = workers.map(partial(_decode_all, shape=shape, fit=fit), chunks)  # a failure cancels the rest
             for first, (chunk, found) in zip(range(0, len(paths), CHUNK), decoded, strict=True):
                 images[first : first + CHUNK] = chunk
@@ -59,6 +61,13 @@ def decode(paths: Sequence[Path], shape: tuple[int, int, int], fit: bool) -> np.
         others = f" and {len(animated) - 1} more are" if len(animated) > 1 else " is"
         print(f"warning: {animated[0]}{others} animated; the first picture is used", file=sys.stderr)
     return images
+
+
+def _end_with(parent: int) -> None:
+    """Let the kernel (Linux's prctl, option 1) kill this process when its parent dies: it would wait for ever."""
+    getattr(ctypes.CDLL(None), "prctl", lambda *_: 0)(1, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def _decode_all(paths: Sequence[Path], shape: tuple[int, int, int], fit: bool) -> tuple[np.ndarray, list[Path]]:

@@ -1,8 +1,13 @@
 import os
 import shutil
+import signal
 import struct
+import subprocess
+import sys
+import time
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +17,7 @@ from PIL import Image
 
 from deepnets.data.trees import tree
 from deepnets.errors import UserError
+from tests.command import ENVIRONMENT, ROOT
 
 pytestmark = pytest.mark.attack
 
@@ -238,3 +244,25 @@ def test_the_first_picture_of_an_animated_file_is_used_and_said_once(
     test = tree("x", folder).found.read()[1]
     assert (test.images[2:4] == 10).all()
     assert capsys.readouterr().err.count("x.gif and 1 more are animated") == 1
+
+
+@pytest.mark.slow  # starts processes
+def test_processes_that_decode_end_with_a_run_that_is_killed(tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "image")
+    code = f"from deepnets.data.decode import *; decode([Path({str(pipe)!r})] * CHUNK * 2, (1, 8, 8), False)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, start_new_session=True
+    )
+    writer = None
+    while writer is None and process.poll() is None:
+        with suppress(OSError):  # until somebody reads it
+            writer = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        time.sleep(0.02)
+    assert writer is not None
+    process.kill()
+    try:
+        process.communicate(timeout=20)  # until nobody holds its output
+    finally:
+        os.close(writer)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
