@@ -21,6 +21,7 @@ from deepnets.launch.launcher import Launcher
 from deepnets.runs.checkpoint import LAST
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.naming import folders_of
+from deepnets.system.printing import console_for
 from deepnets.training.checks import check_settings
 from deepnets.training.hardware import describe, find_device, with_counted_devices
 
@@ -114,7 +115,7 @@ def _trained(folder: RunFolder) -> int:
 
 
 def _print(config: Config, entries: list[Entry]) -> None:
-    console = Console(highlight=False)
+    console = console_for()
     table = Table(Column("row", overflow="fold"), box=None, pad_edge=False)
     for name in ("runs", "parameters", "MACs", "memory"):
         table.add_column(name, justify="right", no_wrap=True)

@@ -14,10 +14,11 @@ from deepnets.results.figures.picture import Picture
 from deepnets.results.page import Section, write_report_page
 from deepnets.results.provenance import environment_sheet, texts
 from deepnets.results.read import Run, example, read_runs
-from deepnets.results.sheet import NOTHING, Sheet, console_for, percent, print_sheet, signed
+from deepnets.results.sheet import NOTHING, Sheet, percent, print_sheet, signed
 from deepnets.results.sheets import comparison_sheet, errors_of
 from deepnets.results.statistics import compare_pairs
 from deepnets.runs.folder import RunFolder
+from deepnets.system.printing import console_for
 
 Pairs = dict[str, tuple[list[Run], list[Run]]]
 

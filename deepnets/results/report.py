@@ -18,12 +18,13 @@ from deepnets.results.figures.picture import Picture
 from deepnets.results.page import Section, write_report_page
 from deepnets.results.provenance import command_sheet, difference_sheet, environment_sheet
 from deepnets.results.read import read_runs
-from deepnets.results.sheet import Sheet, console_for, print_sheet
+from deepnets.results.sheet import Sheet, print_sheet
 from deepnets.results.sheets import claim_sheets, comparison_sheets, overview_sheet, result_sheets
 from deepnets.results.table import Table, tables_of
 from deepnets.results.writing import writing
 from deepnets.runs.folder import RunFolder
 from deepnets.system.files import make_own_folder
+from deepnets.system.printing import console_for
 
 EXPORTS = {"csv": to_csv, "latex": to_latex, "markdown": to_markdown}
 STANDARD_OUTPUT = Path("-")

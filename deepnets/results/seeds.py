@@ -8,12 +8,13 @@ from deepnets.config.schema import Row
 from deepnets.config.sweep_file import SWEEPS
 from deepnets.results.claims import OTHER_DEPTH, are_of_other_depth
 from deepnets.results.read import read_runs
-from deepnets.results.sheet import console_for, print_sheet
+from deepnets.results.sheet import print_sheet
 from deepnets.results.sheets import claim_sheets
 from deepnets.results.statistics import FEWEST_SEEDS
 from deepnets.results.table import tables_of
 from deepnets.runs.folder import run_folders
 from deepnets.runs.naming import folders_of
+from deepnets.system.printing import console_for
 
 SHOWN = ("claim", "error", "outcome", "n", "more seeds")
 

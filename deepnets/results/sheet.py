@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +12,6 @@ from rich.text import Text
 
 MINUS = "\N{MINUS SIGN}"
 NOTHING = "\N{EN DASH}"
-PIPE_WIDTH = 200  # columns, where the output is not a terminal
 
 
 @dataclass(frozen=True)
@@ -46,14 +44,6 @@ class Sheet:
             return self
         note = f"{more} more line{'s' * (more > 1)} not shown here. {self.note}".strip()
         return replace(self, lines=self.lines[:most], note=note)
-
-
-def console_for(exporting: bool = False) -> Console:
-    """Where people read; standard error while standard output carries an export."""
-    console = Console(highlight=False, stderr=exporting)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = PIPE_WIDTH
-    return console
 
 
 def print_sheet(console: Console, sheet: Sheet, most: int | None = None) -> None:

@@ -29,6 +29,7 @@ from deepnets.runs.status import (
     read_state,
     read_states,
 )
+from deepnets.system.printing import console_for
 
 REFRESH_SECONDS = 2.0
 STYLES = {FINISHED: "green", RUNNING: "cyan", PREEMPTED: "yellow", DIVERGED: "yellow", FAILED: "red", DEAD: "bold red"}
@@ -56,7 +57,7 @@ def show(paths: list[Path], watch: bool) -> int:
     if watch:
         with suppress(KeyboardInterrupt):
             follow(folders, lambda: all(read_state(each).name in (FINISHED, DIVERGED, FAILED) for each in folders))
-    Console(highlight=False).print(table_of(folders))
+    console_for().print(table_of(folders))
     return 0
 
 

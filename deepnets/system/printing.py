@@ -6,6 +6,8 @@ from typing import Any
 
 from rich.console import Console
 
+PIPE_WIDTH = 200  # columns, where the output is not a terminal: names are not broken in a log
+
 
 def print_line(line: str) -> None:
     """Print a line at once; where the output is full, closed or no longer read, what follows is not printed."""
@@ -25,9 +27,17 @@ def print_error(line: str) -> None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)
 
 
+def console_for(exporting: bool = False) -> Console:
+    """Where people read; standard error while standard output carries an export."""
+    console = Console(highlight=False, stderr=exporting)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = PIPE_WIDTH
+    return console
+
+
 def print_rich(renderable: Any) -> None:
     """`print_line` of a table."""
-    console = Console(highlight=False)
+    console = console_for()
     with console.capture() as text:
         console.print(renderable)
     print_line(text.get().rstrip("\n"))

@@ -33,7 +33,7 @@ def states_of(output_root: Path) -> dict[str, str]:
 def test_a_failing_row_is_told_with_its_reason_and_only_fail_fast_stops_the_grid(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "150")
+    monkeypatch.delenv("COLUMNS", raising=False)
     root = tmp_path / "outputs"
 
     def rows(*more: str) -> list:

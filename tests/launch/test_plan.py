@@ -110,7 +110,7 @@ def test_an_illegal_row_is_given_with_its_reason_beside_the_legal_ones(tmp_path:
 def test_rows_of_several_folders_are_told_apart_and_the_seeds_of_each_put_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "150")
+    monkeypatch.delenv("COLUMNS", raising=False)
     table = ["sweep=digits_shortcuts", "model/shortcut=identity"]
     changes = [(f"model.depth={depth}", f"seed={seed}") for seed in (0, 1) for depth in (8, 14)]
     assert show_plan([row(tmp_path, *table, *change) for change in changes]) == 0
