@@ -99,3 +99,8 @@ def test_what_hydra_lets_through_is_refused(word: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
         compose([word])
     assert str(caught.value) == message
+
+
+def test_a_part_that_the_model_lacks_is_named() -> None:
+    with pytest.raises(UserError, match="model/block: the chosen model has no such part; leave it out"):
+        compose(["model=vit_digits", "model/block=basic"])

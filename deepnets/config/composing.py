@@ -58,8 +58,11 @@ def composing(words: Iterable[str]) -> Iterator[None]:
     try:
         yield
     except (HydraException, OmegaConfBaseException, UserError, MemoryError) as error:
-        if found := re.match(r"Could not override '(.+/.+)'\.", str(error)):  # only groups have a / in their names
-            near = get_close_matches(found[1], [str(group.relative_to(CONF)) for group in CONF.rglob("*/")], 1)
+        if found := re.match(r"Could not override '((.+)/.+)'\.", str(error)):  # only groups have a / in their names
+            groups = [str(group.relative_to(CONF)) for group in CONF.rglob("*/")]
+            if found[1] in groups:
+                raise UserError(f"{found[1]}: the chosen {found[2]} has no such part; leave it out") from error
+            near = get_close_matches(found[1], groups, 1)
             listed = f"the nearest: {near[0]}" if near else "--help lists all"
             raise UserError(f"{found[1]}: no such group of options; {listed}") from error
         raise
