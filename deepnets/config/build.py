@@ -47,6 +47,7 @@ LARGEST = 2**63  # what torch takes for a number
 LONGEST_TARGET = 200  # characters
 WORDS = {
     "Input should be": "must be",
+    "an instance of Sequence": "a list, as in [1,2]",
     "String should match pattern '^[^\\x00-\\x1f\\x7f]+$'": "must be a text of one line, and not empty",
     "String should": "must",
     "greater than or equal to": "at least",

@@ -24,7 +24,7 @@ def test_a_good_node_becomes_its_object() -> None:
         ({"factor": "abc"}, r"schedule\.factor: got 'abc'"),
         ({"warmup_iterations": 1.5}, r"schedule\.warmup_iterations: got 1\.5"),
         ({"milestones": [81, "x"]}, r"schedule\.milestones\[1\]: got 'x'"),
-        ({"milestones": 81}, r"schedule\.milestones: got 81"),
+        ({"milestones": 81}, r"schedule\.milestones: got 81; must be a list, as in \[1,2\]"),
         ({"milestone": [1]}, r"unknown key 'milestone'.*milestones, of, factor"),
         ({"total": 5}, r"unknown key 'total'"),
         ({"milestones": [9, 8]}, r"schedule: milestones \[9, 8\] of 164: must rise"),
