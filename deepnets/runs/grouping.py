@@ -12,6 +12,7 @@ from deepnets.config.schema import Config, StepKind
 from deepnets.models.memory import Memory
 from deepnets.runs import checkpoint
 from deepnets.runs.folder import RunFolder
+from deepnets.runs.saved import malformed
 from deepnets.training import stack
 from deepnets.training.assembly import dataset_of, model_of
 from deepnets.training.hardware import with_counted_devices
@@ -88,8 +89,8 @@ def _shared(config: Config) -> str:
 
 
 def _position(folder: RunFolder) -> tuple | None:
-    """Where the last checkpoint stands, and the arithmetic it began with; None without one."""
-    saved, _ = checkpoint.load(folder.path)
+    """Where the last whole checkpoint stands, and the arithmetic it began with; None without one."""
+    saved, _ = checkpoint.load(folder.path, malformed)
     if saved is None:
         return None
     frozen = saved["frozen"]

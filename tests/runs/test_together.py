@@ -202,6 +202,7 @@ def test_groups_have_at_most_so_many_rows_and_equal_iterations(tmp_path: Path) -
     assert groups_of(folders, most=1)[0] == [[folder] for folder in folders]
     half_done(folders[0])
     half_done(folders[3])
+    checkpoint.save(folders[1].path, {"of": "another program"})  # as without one
     groups, alone = groups_of(folders, most=4)
     assert groups == [[folders[0], folders[3]], [folders[1], folders[2], folders[4]]]
     assert not alone
