@@ -111,8 +111,9 @@ def iterations_of(config: Config, dataset: Dataset) -> int:
     given = {name: value for name, value in budgets.items() if value is not None}
     if len(given) != 1:
         what = " and ".join(f"{name}={value}" for name, value in budgets.items())
-        example = f"epochs=null iterations={config.iterations or 64000}"
-        raise UserError(f"{what}: set one of them, and the other to null, as in '{example}'")
+        either = f"'epochs={config.epochs or 164} iterations=null'"
+        other = f"'epochs=null iterations={config.iterations or 64000}'"
+        raise UserError(f"{what}: set one of them, and the other to null: {either} or {other}")
     ((name, value),) = given.items()
     iterations = value if name == "iterations" else value * math.ceil(dataset.training_size / config.batch_size)
     return max(1, round(iterations * config.scale.budget))

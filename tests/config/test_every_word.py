@@ -48,6 +48,7 @@ SWEEPS = [[], [], [], ["sweep=digits_shortcuts"], ["-m", "seed=0,1"], ["scale=mi
     [
         (["sweep.axes=[]"], "sweep.axes=[]: a key here lies below one that has no value"),
         (["sweep=digits_shortcuts", "iterations.a=1"], "iterations.a"),
+        (["iterations=10"], "'epochs=164 iterations=null' or 'epochs=null iterations=10'"),
         (["--nope"], "unrecognized arguments: --nope; options are written as key=value"),
         (["--cfg", "nope"], "--cfg/-c: invalid choice: 'nope'"),
         (["--multirun", "hydra.sweeper._target_=os.system"], "os.system"),
