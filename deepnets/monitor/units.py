@@ -20,8 +20,8 @@ def units_of(model: nn.Module) -> list[Unit]:
 def gradient_norms(model: nn.Module) -> list[float]:
     """||dL/dw|| of each unit from the images to the head, w all its parameters, L the mean loss of the last batch.
 
-    Reads what the last backward pass left behind; empty before the first. A unit without its branch in that pass
-    (stochastic depth) has norm 0.
+    Reads what the last iteration left behind, clipped in a run that clips gradients; empty before the first. A unit
+    without its branch in that iteration (stochastic depth) has norm 0.
     """
     gradients = [[p.grad for p in unit.parameters() if p.grad is not None] for unit in units_of(model)]
     norms = [get_total_norm(own) for own in gradients if own]
