@@ -154,7 +154,8 @@ def _advice(archive: Archive, root: Path, failure: str) -> str:
     return (
         f"no {archive.name} in {root} (looked for {', '.join(archive.files)}{official}, and for a tree "
         f"{archive.name}/{{train,test}}/<class>/<images>), and downloading {archive.url} failed: {failure}. "
-        f"Copy the official files or such a tree there, or name the folder that holds them by dataset.root=DIR"
+        "Copy the official files or such a tree there, or name the folder that holds them by dataset.root=DIR, "
+        "of an analysis by --root DIR"
     )
 
 

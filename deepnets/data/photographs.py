@@ -39,7 +39,7 @@ class Photographs:
             return DataFiles(expected, _unread)
         problem = (
             f"no images in {self.root}: it needs train/<class>/ and val/<class>/ with image files, shards of both, or "
-            f"ImageNet's official {', '.join(IMAGENET_ARCHIVES)}; set dataset.root=DIR"
+            f"ImageNet's official {', '.join(IMAGENET_ARCHIVES)}; set dataset.root=DIR, of an analysis --root DIR"
         )
         if self.classes != CLASSES:
             raise UserError(problem)

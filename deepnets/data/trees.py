@@ -80,7 +80,7 @@ def _files(folder: Path) -> Files:
     if not folder.is_dir():
         raise UserError(
             f"no folder {folder}: a tree of images is DIR/train/<class>/<images> and DIR/test/<class>/<images>; "
-            "make it so, or name another DIR by dataset.root=DIR"
+            "make it so, or name another DIR by dataset.root=DIR, of an analysis by --root DIR"
         )
     classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and entry.name[0] != ".")
     if not classes:

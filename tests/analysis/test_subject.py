@@ -1,25 +1,55 @@
-"""What is analysed: which images, in which order."""
+"""What is analysed: which images, in which order, and from which folder."""
 
 from argparse import Namespace
 from pathlib import Path
 
+import pytest
+import torch
 from PIL import Image
 
-from deepnets.analysis.commands.subject import one_batch, subject_of
+from deepnets.analysis.commands.subject import Subject, one_batch, subject_of
+from deepnets.errors import UserError
+from deepnets.runs.execute import run
+from deepnets.runs.folder import RunFolder
+from tests.command import row
+
+NETWORK = ("model=resnet20", "model.depth=8", "dataset=image_folder")
 
 
-def test_images_of_a_class_folder_tree_do_not_come_class_by_class(tmp_path: Path) -> None:
-    """Batch normalisation over groups of a batch would see one class in each."""
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
     for number in range(60):
         label = "cat" if number < 30 else "dog"
         for split in ("train", "test"):
-            file = tmp_path / split / label / f"{number}.png"
+            file = tmp_path / "tree" / split / label / f"{number}.png"
             file.parent.mkdir(parents=True, exist_ok=True)
             Image.new("L", (8, 8), number).save(file)
-    words = ["model=resnet20", "model.depth=8", "dataset=image_folder", f"dataset.root={tmp_path}"]
-    subject = subject_of(Namespace(subject=words, trust=[], device="cpu", output=tmp_path))
+    return tmp_path / "tree"
+
+
+def subject(*words: str, root: Path | None = None) -> Subject:
+    return subject_of(Namespace(subject=list(words), trust=[], root=root and str(root), device="cpu", output=None))
+
+
+def test_images_of_a_class_folder_tree_do_not_come_class_by_class(tree: Path) -> None:
+    """Batch normalisation over groups of a batch would see one class in each."""
     for images in (40, 60):
-        _, labels = one_batch(subject, images)
+        _, labels = one_batch(subject(*NETWORK, f"dataset.root={tree}"), images)
         first, second = labels.float().chunk(2)
         assert 0 < first.mean() < 1
         assert 0 < second.mean() < 1
+
+
+def test_data_are_found_where_root_says(tree: Path, tmp_path: Path) -> None:
+    """A run's data may have moved, and a record's were on another machine."""
+    folder = RunFolder(tmp_path / "seed0")
+    folder.freeze(row(tmp_path, *NETWORK, f"dataset.root={tree}", "model.widths=[2,2,2]", "epochs=1").config, {})
+    run(folder)
+    tree.rename(tmp_path / "moved")
+    with pytest.raises(UserError, match="of an analysis by --root DIR"):
+        subject(str(folder.path), root=tmp_path / "nowhere").batches("train")
+    x, labels = one_batch(subject(str(folder.path), root=tmp_path / "moved"), 40)
+    fresh_x, fresh_labels = one_batch(subject(*NETWORK, "dataset.root=nowhere", root=tmp_path / "moved"), 40)
+    assert len(x) == 40
+    assert torch.equal(x, fresh_x)
+    assert torch.equal(labels, fresh_labels)

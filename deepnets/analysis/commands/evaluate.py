@@ -1,7 +1,6 @@
 """Test error of a run, of a record with weights or of a state dict, by any view; predictions for ImageNet's server."""
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -29,7 +28,6 @@ GUESSES = 5  # a line of the server's form holds so many
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What can be chosen besides the subject."""
     parser.add_argument("--weights", type=Path, metavar="FILE", help="state dict of deepnets, torchvision or timm")
-    parser.add_argument("--root", metavar="DIR", help="where the data lie (default: where the run found them)")
     parser.add_argument("--view", choices=get_args(ViewName), help="of ImageNet's images (default: the run's)")
     parser.add_argument("--precision", choices=list(Precision), help="arithmetic (default: the run's, else fp32)")
     parser.add_argument("--predict", type=Path, metavar="DIR", help="unlabelled images, to guess at for the server")
@@ -50,9 +48,6 @@ def run(arguments: argparse.Namespace) -> None:
     result = {} if arguments.weights or not subject.trained else RunFolder(subject.folder).result or {}
     arithmetic = arguments.precision or {"bfloat16": "bf16"}.get(result.get("precision", ""), "fp32")
     precision = choose_precision(Precision(arithmetic), subject.device)
-    if arguments.root:
-        data = subject.config.dataset | {"root": arguments.root}
-        subject = replace(subject, config=replace(subject.config, dataset=data))
     with Outcome("evaluate", subject.folder, arguments) as outcome:
         if arguments.predict:
             file = outcome.folder / "evaluate_predictions.txt"

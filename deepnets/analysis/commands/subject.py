@@ -72,6 +72,7 @@ def add_subject(parser: argparse.ArgumentParser, optional: bool = False) -> None
         metavar="SUBJECT",
         help="a run folder, or options as of scripts/train.py",
     )
+    parser.add_argument("--root", metavar="DIR", help="where the data lie (default: where the run found them)")
     parser.add_argument("--output", type=Path, help="folder for the results (default: analysis/ in the run folder)")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 or auto (default)")
     parser.add_argument(
@@ -148,6 +149,7 @@ def _trained(path: Path, name: str, arguments: argparse.Namespace) -> Subject:
             flush=True,
         )
     device = find_device(arguments.device)
+    config = _rooted(config, arguments.root)
     return Subject(name, placed(model, device), config, arguments.output or folder.path, True, device)
 
 
@@ -160,10 +162,16 @@ def _fresh(overrides: Sequence[str], arguments: argparse.Namespace) -> Subject:
     config = replace(row.config, trusted_targets=arguments.trust)
     run = folder_of(replace(row, config=config)).path
     folder = Path(config.output_root) / "analysis" / f"{run.parent.name},{run.name}"
+    config = _rooted(config, arguments.root)
     model = fresh(config, {}, config.seed)
     device = find_device(arguments.device)
     name = f"{run.parent.name}/{run.name}, untrained"
     return Subject(name, placed(model, device), config, arguments.output or folder, False, device)
+
+
+def _rooted(config: Config, root: str | None) -> Config:
+    """With the data in that folder, if one is named."""
+    return replace(config, dataset=config.dataset | {"root": root}) if root else config
 
 
 def placed(model: nn.Module, device: torch.device) -> nn.Module:
