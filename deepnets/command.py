@@ -18,6 +18,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from deepnets.config.places import CONF
 from deepnets.distributed.signals import RESUME, Interrupted
 from deepnets.errors import UserError, of_system, readable
 from deepnets.system.printing import print_error
@@ -129,7 +130,8 @@ def in_short(error: Exception) -> str:
     if found := re.match(r"Could not override '(.+)'\.", line):
         node = getattr(cause, "parent_node", None)
         names = OmegaConf.to_container(node) if isinstance(node, DictConfig) else {}
-        return f"{found[1]}: no such key{_nearest_key(str(getattr(cause, 'key', found[1])), names)}"
+        typed = str(getattr(cause, "key", found[1]))
+        return f"{found[1]}: no such key{_elsewhere(found[1]) or _nearest_key(typed, names)}"
     if found := re.match(r"Error merging override (.+)", line):
         return f"{found[1]}: {_of_value(str(cause).partition(chr(10))[0])}"
     if found := re.match(r"Could not append to config. An item is already at '(.+)'", line):
@@ -139,6 +141,8 @@ def in_short(error: Exception) -> str:
     if found := re.match(r"Could not delete from config. '(.+)' does not exist", line):
         return f"~{found[1]}: no such key"
     if found := re.match(r"Ambiguous value for argument '(.+)'", line):
+        if found[1].startswith("sweep="):
+            return f"{found[1]}: a command trains one sweep"
         return f"{found[1]}: add -m to train a run with each value, or [ ] around a list"
     if found := re.match(r".*[Mm]issing mandatory value: (.+)", line):
         return f"{found[1] if '.' in found[1] else getattr(error, 'full_key', found[1])}: needs a value"
@@ -163,6 +167,17 @@ def _of_word(word: str, reason: str) -> str:
         return f"""put its value in quotes: {shlex.quote(f'{key}="{value}"')}"""
     lines = reason.splitlines()
     return lines[lines[0].startswith("Error parsing override")]
+
+
+def _elsewhere(key: str) -> str:
+    """The rest of a sentence that says which other options of the key's group have it; empty where none has."""
+    group, _, name = key.partition(".")
+    options = [
+        f"{group}={file.stem}"
+        for file in sorted((CONF / group).glob("*.yaml"))
+        if re.search(rf"^{re.escape(name)}:", file.read_text(), re.MULTILINE)
+    ]
+    return f"; {', '.join(options)} {'has' if len(options) == 1 else 'have'} it" if options else ""
 
 
 def _nearest_key(name: str, node: Any) -> str:

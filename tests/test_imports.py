@@ -12,8 +12,9 @@ ROOT = Path(__file__).resolve().parents[1]
 ORDER = [
     ["errors", "system"],
     ["models", "optimizer", "schedule", "distributed"],
-    ["command", "analysis"],
+    ["analysis"],
     ["config"],
+    ["command"],
     ["data"],
     ["training"],
     ["monitor"],
