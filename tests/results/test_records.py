@@ -24,6 +24,7 @@ WITH_WEIGHTS = {  # what analyses and claims use, one seed of each row; 10 MB at
     *(f"{TABLE_1}/exclusive_gating_{bias}/seed0" for bias in ("b0", "b6")),
     *(f"{PLAIN}/{row}/seed0" for row in ("plain20", "plain56")),
     "he2015_table6+precision=bf16/resnet20/seed1",
+    "srivastava2015_table1+precision=bf16/highway_mnist_w16/seed1",
 }
 PROSE = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
