@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> None:
             raise UserError("--weights: name the network of a state dict by options, such as model=imagenet_resnet50")
         load_state(subject.model, read_state(arguments.weights))
         placed(subject.model, subject.device)
-    result = {} if arguments.weights or not subject.trained else RunFolder(subject.folder).result or {}
+    result = RunFolder(arguments.subject[0]).result or {} if subject.trained else {}
     arithmetic = arguments.precision or {"bfloat16": "bf16"}.get(result.get("precision", ""), "fp32")
     precision = choose_precision(Precision(arithmetic), subject.device)
     with Outcome("evaluate", subject.folder, arguments) as outcome:
