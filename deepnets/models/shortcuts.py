@@ -84,7 +84,10 @@ class Gated(nn.Module):
     def forward(self, x: Tensor, r: Tensor) -> Tensor:
         # Never forms 1 - g: in bfloat16 that has one significant bit at g = sigmoid(-6).
         g, x = self.gate(x), self.resize(x)
-        return torch.lerp(x, r, g) if self.exclusive else torch.addcmul(x + r, g, x, value=-1)
+        if not self.exclusive:
+            return torch.addcmul(x + r, g, x, value=-1)
+        wide = torch.promote_types(x.dtype, r.dtype)  # under autocast they may differ, and lerp takes one type alone
+        return torch.lerp(x.to(wide), r.to(wide), g.to(wide))
 
     def extra_repr(self) -> str:
         return f"bias={self.bias}, exclusive={self.exclusive}"

@@ -142,3 +142,17 @@ def test_an_option_file_is_the_case_its_name_says_in_every_unit(network: Callabl
         for unit in network("resnet20", f"model/shortcut={case}").units:
             assert type(unit.shortcut) is kind, case
             assert {name: getattr(unit.shortcut, name) for name in values} == values, case
+
+
+@pytest.mark.parametrize("net", [["vit_digits"], ["digits_resnet", "model/ordering=fixup"]], ids=["vit", "fixup"])
+@pytest.mark.parametrize("gate", ["exclusive_gating_b6", "shortcut_only_gating_b6", "highway_b2"])
+def test_gates_compute_under_autocast_beside_a_stream_of_float32(
+    network: Callable[..., ResNet], net: list[str], gate: str
+) -> None:
+    """Transformers and Fixup add float32 parameters to the signal; the gates and branches beside it are bfloat16."""
+    model = network(*net, f"model/shortcut={gate}", classes=10, shape=(1, 8, 8))
+    x = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    exact = model(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = model(x)
+    torch.testing.assert_close(rounded.float(), exact, rtol=0.05, atol=0.05 * exact.abs().max().item())
