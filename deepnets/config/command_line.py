@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from deepnets.config.compose import check_words, compose, composed, register, renamed, row_of, search_of
 from deepnets.config.composing import composing
-from deepnets.config.overruled import check_options
+from deepnets.config.overruled import check_options, check_widths
 from deepnets.config.places import CONF
 from deepnets.config.project import Project, check_options_folder, is_file, read_project
 from deepnets.config.schema import DEFAULTS, Row, Search
@@ -62,6 +62,7 @@ def rows_of_command() -> list[Row]:
         raise UserError("trusted_targets: can be set on the command line only, to one list for all runs")
     for row in rows:
         check_options(row)
+        check_widths(row)
         trust = row.config.trusted_targets  # with absolute files, as jobs may start elsewhere
         trust[:] = [abspath(each) if is_file(each) else each for each in trust]
         if project:  # trusted as a whole, so that a job elsewhere reads the list of then

@@ -1,4 +1,4 @@
-"""Options typed beside a sweep or a protocol that sets some of their values."""
+"""Options typed beside a sweep, a protocol or a scale that sets some of their values."""
 
 import json
 import re
@@ -13,6 +13,7 @@ from deepnets.config.schema import Row
 from deepnets.errors import UserError
 
 NODES = ("model", "dataset", "optimizer", "schedule")
+WIDTHS = ([16, 32, 64], [64, 128, 256, 512])  # those of which scale=deep has a quarter
 PAGES = ("sweep", "protocol")  # the groups whose files set values of other groups' options
 
 
@@ -40,7 +41,7 @@ def check_options(row: Row) -> None:
         replaced, chosen = _words({**row.choices, **own}), _words(row.choices)
         alternatives = (replaced, chosen, (*chosen, *pages))
         alike, alone, here = (composed((*words, scale), row.search)[0] for words in alternatives)
-        others = tuple(f"{key.replace('/', '.')}." for key in typed - {group})
+        others = tuple(f"{key.replace('/', '.')}." for key in typed - {group} if not group.startswith(f"{key}/"))
         overruled = {
             key: (selected(OmegaConf.structured(row.config), key), selected(alone, key, ABSENT))
             for key in _differing(group.replace("/", "."), alike, alone, here)
@@ -48,6 +49,24 @@ def check_options(row: Row) -> None:
         }
         if overruled := {key: values for key, values in overruled.items() if values[0] != values[1]}:
             raise UserError(_message(f"{group}={option}", " and ".join(pages), overruled))
+
+
+def check_widths(row: Row) -> None:
+    """Refuse scale=deep for a model of other widths than those of which it has a quarter, unless widths are typed.
+
+    Raises:
+        UserError: names the model's widths.
+    """
+    typed = any(word.lstrip("+").startswith("model.widths=") for word in row.overrides)
+    if row.config.scale.name != "deep" or typed:
+        return
+    model = row.choices["model"]
+    widths = selected(composed((f"model={model}",), row.search)[0], "model.widths")
+    if widths not in WIDTHS:
+        raise UserError(
+            f"scale=deep trains a quarter of the widths {' or '.join(map(str, WIDTHS))}; model={model} has "
+            f"{widths or 'none'}: choose another model or scale, or add model.widths=[...]"
+        )
 
 
 def _options_on_axes(page: DictConfig) -> dict[str, list[str]]:

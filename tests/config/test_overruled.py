@@ -5,7 +5,7 @@ import re
 import pytest
 
 from deepnets.config.compose import compose
-from deepnets.config.overruled import check_options
+from deepnets.config.overruled import check_options, check_widths
 from deepnets.errors import UserError
 
 
@@ -22,6 +22,14 @@ from deepnets.errors import UserError
         (["sweep=srivastava2015_table1", "optimizer=adam"], "optimizer.lr (0.001 of the option, 0.01 here)"),
         (["sweep=he2015_table6", "schedule=cosine"], "(0 here). Add ~schedule.warmup_iterations,"),
         (["protocol=huang2016", "schedule=constant"], "schedule.milestones ([] of the option, [250, 375] here)"),
+        (
+            ["protocol=huang2016_code", "model=resnet20", "model/initialization=glorot"],
+            'model.initialization ("glorot" of the option, "huang2016" here)',
+        ),
+        (
+            ["sweep=srivastava2025_gates", "model=resnet110", "model/initialization=zero_gamma"],
+            'model.initialization ("zero_gamma" of the option, "he_fan_in" here)',
+        ),
     ],
 )
 def test_an_option_that_a_table_would_overrule_is_refused(overrides: list[str], told: str) -> None:
@@ -44,3 +52,18 @@ def test_an_option_that_a_table_would_overrule_is_refused(overrides: list[str], 
 )
 def test_an_option_is_free_where_the_table_leaves_it_what_it_is(overrides: list[str]) -> None:
     check_options(compose(overrides))
+
+
+@pytest.mark.parametrize("model", ["thin_relu", "wrn16_8"])
+def test_a_quarter_of_the_width_is_for_models_of_the_papers_widths(model: str) -> None:
+    words = [f"model={model}", "dataset=cifar10", "dataset.root=/data"]
+    with pytest.raises(UserError, match=f"scale=deep trains a quarter of the widths .*; model={model} has "):
+        check_widths(compose([*words, "scale=deep"]))
+    check_widths(compose([*words, "scale=mini"]))
+    check_widths(compose([*words, "scale=deep", "model.widths=[4,8,16,32]"]))
+    check_widths(compose(["model=preact110", "dataset=cifar10", "dataset.root=/data", "scale=deep"]))
+
+
+@pytest.mark.parametrize("model", ["densenet40_12", "highway_cifar19"])
+def test_a_protocol_whose_warm_up_is_by_depth_takes_models_without_one(model: str) -> None:
+    assert compose([f"model={model}", "protocol=he2015"]).config.schedule["warmup_iterations"] == 0
