@@ -10,10 +10,8 @@ from torch import Tensor, nn
 
 from deepnets.models.attention import MLP, Attention
 from deepnets.models.batchnorm import GhostBatchNorm
-from deepnets.models.gates import Delta, SeparatelyGated
 from deepnets.models.layers import CReLU
 from deepnets.models.resize import ZeroPadding
-from deepnets.models.shortcuts import Gated
 from deepnets.models.unit import Unit
 from deepnets.system.ranges import NotNegative, Positive, PositiveFactor
 
@@ -194,7 +192,8 @@ NAMED: dict[str, Callable[[], Initialization]] = {
 def initialize(model: nn.Module, head: nn.Linear, initialization: Initialization | str) -> None:
     """Draw all weights but the head's as `initialization` does, the head's from U(+-1 / sqrt(fan_in)), in place.
 
-    Biases are 0 unless it draws them, batch and layer normalisation neutral, gates' biases what their shortcut says.
+    Biases are 0 unless it draws them, batch and layer normalisation neutral. A module with a method `reset_bias`, as
+    gates have, then sets its own.
 
     Raises ValueError for a name that is not one of `NAMED`, and what the initialization refuses.
     """
@@ -205,8 +204,8 @@ def initialize(model: nn.Module, head: nn.Linear, initialization: Initialization
     _visit(model, head, initialization, mirrored=False)
     initialization.finish(model, head)
     for module in model.modules():
-        if isinstance(module, Gated | SeparatelyGated | Delta):
-            module.reset_bias()
+        if callable(reset_bias := getattr(module, "reset_bias", None)):
+            reset_bias()
 
 
 def _visit(module: nn.Module, head: nn.Linear, initialization: Initialization, mirrored: bool) -> bool:

@@ -67,7 +67,8 @@ class ResNet(UnitNetwork):
         block = Block(tuple(kernels), expansion, strided_kernel, groups)
         layers = Layers(conv_bias, batchnorm_images, dropout)
         units = units_of_stages(depth, units, stages=len(widths), kernels=len(kernels))
-        design = UnitDesign(ordering, layers, shortcut, resize, units=sum(units), grows=True, drops=bool(dropout))
+        drops = bool(dropout) and "dropout" not in layer
+        design = UnitDesign(ordering, layers, shortcut, resize, units=sum(units), grows=True, drops=drops)
         stem_layers = ordering.stem if stem is None else _checked_stem(stem)
 
         convs = [Conv(stem_width, stem_kernel, stem_stride)]

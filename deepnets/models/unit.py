@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deepnets.models.layers import Conv, Layers, channels_behind
+from deepnets.models.layers import WEIGHTS, Conv, Layers, channels_behind
 from deepnets.models.ordering import Ordering
 from deepnets.models.recomputation import Branch
 from deepnets.models.resize import Resize, ShortcutShape
+from deepnets.models.scales import PerUnit
 from deepnets.models.shortcuts import Scaled
 
 
@@ -37,7 +38,7 @@ class Unit(nn.Module):
     @property
     def is_plain(self) -> bool:
         """Whether x reaches x' through F only."""
-        return isinstance(self.shortcut, Scaled) and self.shortcut.shortcut_scale == 0
+        return isinstance(self.shortcut, Scaled | PerUnit) and self.shortcut.shortcut_scale == 0
 
     def forward(self, x: Tensor, b: float = 1.0) -> Tensor:
         x = self.before(x)
@@ -114,8 +115,8 @@ class UnitDesign:
 
     @staticmethod
     def _with_dropout(branch: tuple[str, ...]) -> tuple[str, ...]:
-        first = branch.index("conv") + 1
-        following = (("dropout", name) if name == "conv" else (name,) for name in branch[first:])
+        first = next(place for place, name in enumerate(branch, 1) if name in WEIGHTS)
+        following = (("dropout", name) if name in WEIGHTS else (name,) for name in branch[first:])
         return (*branch[:first], *chain.from_iterable(following))
 
     def _joined(self, split: int, outputs: int) -> int:

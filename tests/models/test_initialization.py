@@ -250,3 +250,14 @@ def test_the_released_code_of_stochastic_depth_differs_in_the_bias_of_the_head_a
     assert not paper["head.bias"].any()
     bound = 1 / code["head.weight"].shape[1] ** 0.5
     assert 0.5 * bound < code["head.bias"].abs().max() <= bound
+
+
+def test_any_modules_reset_bias_is_the_last_word(network: Callable[..., ResNet]) -> None:
+    class Gate(nn.Linear):
+        def reset_bias(self) -> None:
+            nn.init.constant_(self.bias, -6.0)
+
+    model = network("resnet20")
+    model.stages[0][0].shortcut.gate = Gate(4, 4)
+    initialize(model, model.head, "he_fan_out")
+    assert torch.all(model.stages[0][0].shortcut.gate.bias == -6)

@@ -147,3 +147,17 @@ def test_fb_imagenet_strides_where_fb_resnet_torch_does(model: str, strides: lis
     with torch.device("meta"):
         first_of_second_stage = build_model([f"model=imagenet_{model}", "protocol=fb_imagenet"]).stages[1][0]
     assert [conv.stride[0] for conv in layers(first_of_second_stage.branch, nn.Conv2d)] == strides
+
+
+def test_dropout_that_the_layer_names_is_there_once() -> None:
+    words = ["model=digits_resnet", "model.layer=[bn,relu,dropout,conv]", "model.after=[]", "model.dropout=0.3"]
+    branch = build_model(words).units[0].branch
+    assert [type(part).__name__ for part in branch].count("Dropout") == 1
+
+
+def test_a_unit_whose_own_shortcut_is_scaled_by_0_is_plain() -> None:
+    scales = ["model.shortcut.shortcut_scales=[0,1,1]", "model.shortcut.branch_scales=[1,1,1]"]
+    words = ["model=digits_resnet", "model.depth=8", "model/shortcut=per_unit", *scales]
+    assert [unit.is_plain for unit in build_model(words).units] == [True, False, False]
+    with pytest.raises(ValueError, match="nothing is left of a plain unit"):
+        build_model([*words, "model/survival=linear_decay"])
