@@ -45,7 +45,7 @@ elif [ "$code" -ge 1 ] && [ "$code" -lt 128 ] && [ "$code" -ne {locked} ] && [ !
 fi
 {on_failure}exit "$code"
 """
-FAIL_FAST = """if [ "$code" -eq 1 ]; then
+FAIL_FAST = """if [ "$code" -ge 1 ] && [ "$code" -lt 128 ] && [ "$code" -ne {locked} ]; then
     scancel --state=PENDING "$SLURM_ARRAY_JOB_ID"
 fi
 """
@@ -79,6 +79,6 @@ def batch_script(
         kill=KILL_RANKS if several_nodes else KILL,
         output=OUTPUT,
         locked=LOCKED,
-        on_failure=FAIL_FAST if fail_fast else "",
+        on_failure=FAIL_FAST.format(locked=LOCKED) if fail_fast else "",
     )
     return "\n".join(["#!/bin/bash", *(f"#SBATCH {shlex.quote(directive)}" for directive in directives), body])

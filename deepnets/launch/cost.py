@@ -164,8 +164,8 @@ def _seconds(act: Callable[[], None], device: torch.device) -> float:
 def _noise(dataset: Dataset, images: int) -> dict:
     """A data set node like `dataset`, of four batches of noise: the timing needs no files."""
     channels, height, width = dataset.shape
-    side = round(math.sqrt(height * width))  # as many pixels, in a square
-    source = {"classes": dataset.classes, "channels": channels, "size": side, "train": 4 * images, "test": images}
+    source = {"classes": dataset.classes, "channels": channels, "size": height, "width": width}
+    source |= {"train": 4 * images, "test": images}
     return {
         "_target_": "deepnets.data.dataset.Dataset",
         "source": {"_target_": "deepnets.data.sources.synthetic", "_partial_": True, **source},

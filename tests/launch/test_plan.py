@@ -199,3 +199,11 @@ def test_a_run_divided_among_devices_needs_less_on_each(tmp_path: Path) -> None:
     size = size_of(one, dataset)
     whole, half = (pace_of(row, dataset, size, {}).memory for row in (one, two))
     assert whole / 2 < half < 0.6 * whole
+
+
+def test_images_that_are_not_square_are_timed_in_their_shape() -> None:
+    wide = ["dataset=synthetic", "dataset.source.size=8", "+dataset.source.width=12", "dataset.source.channels=1"]
+    one = config("model=vit_digits", "model.patch=4", "model.depth=2", *wide, "batch_size=16", "precision=fp32")
+    dataset, _ = check_settings(one)
+    assert dataset.shape == (1, 8, 12)
+    assert pace_of(one, dataset, size_of(one, dataset), {}).training > 0
