@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from deepnets.analysis.walk import Walk
+from deepnets.analysis.walk import Walk, unchanged
 from deepnets.models.attention import MLP, Attention
 from deepnets.models.batchnorm import GhostBatchNorm
 from deepnets.models.shortcuts import Dropped, Gated, Identity, Scaled
@@ -81,16 +81,24 @@ def bypass_factors(walk: Walk, x: Tensor, generator: torch.Generator) -> np.ndar
     v_L ~ N(0, 1) behind the last unit is pulled back, v_l-1 = J_l' v_l. The factor of unit l is the norm of J_l' v_l
     over that of S' v_l, with S its change of shape alone; the product over units is that of the whole way. So a ReLU
     behind the additions, or a normalisation in front of a stage, is part of it; of h alone are `shortcut_factors`. 0
-    from a plain unit on. He et al. 2016, Eq. 5.
+    from a plain unit on. What stands between two units, as pooling does, turns the gradient and counts for neither. He
+    et al. 2016, Eq. 5.
     """
+    steps = []
     with torch.no_grad():
-        inputs = walk.inputs(x)[:-1]
-        output = walk.units[-1](inputs[-1], walk.b[-1])
-    gradient = torch.randn(output.shape, generator=generator, dtype=output.dtype).to(output.device)
-    factors = []
-    for unit, state, b in reversed(list(zip(walk.units, inputs, walk.b, strict=True))):
-        gradient, factor = _past_branch(unit, state, b, gradient)
+        for unit, before, b in zip(walk.units, walk.before, walk.b, strict=True):
+            steps.append((unit, before, b, x))
+            x = unit(before(x), b)
+    gradient = torch.randn(x.shape, generator=generator, dtype=x.dtype).to(x.device)
+    factors: list[float] = []
+    for unit, before, b, x in reversed(steps):
+        gradient, factor = _past_branch(unit, before(x), b, gradient)
         factors.append(factor)
+        if before is not unchanged and len(factors) < len(steps):  # the stem, which is first, is not passed
+            x = x.requires_grad_()
+            with torch.enable_grad():
+                (gradient,) = torch.autograd.grad(before(x), x, gradient)
+            gradient = gradient / (gradient.norm() or 1.0)
     return np.array(factors[::-1])
 
 
@@ -107,10 +115,16 @@ def _past_branch(unit: Unit, x: Tensor, b: float, gradient: Tensor) -> tuple[Ten
         h = unit.shortcut(unit.before(x), x.new_zeros(()))  # without r: what a gate adds to it belongs to the branch
         (pulled,) = torch.autograd.grad(h, x, at_y)
         resize = getattr(unit.shortcut, "resize", None)
-        reference = gradient if resize is None else torch.autograd.grad(resize(split), split, gradient)[0]
+        reference = gradient if resize is None else _through(resize, split, gradient)
     norm = reference.double().norm().item()
     size = pulled.double().norm().item()
     return pulled / (size or 1.0), size / norm if norm else 0.0  # of unit length: many units leave little for float32
+
+
+def _through(resize: nn.Module, x: Tensor, v: Tensor) -> Tensor:
+    """v pulled back through the change of shape; of a concatenation, whose first channels are x, these alone."""
+    resized = resize(x)
+    return torch.autograd.grad(resized, x, v[:, : resized.shape[1]])[0]
 
 
 def _factor(unit: Unit, x: Tensor, generator: torch.Generator) -> float:
@@ -124,7 +138,7 @@ def _factor(unit: Unit, x: Tensor, generator: torch.Generator) -> float:
         v = torch.randn(h.shape, generator=generator, dtype=h.dtype).to(h.device)
         (pulled,) = torch.autograd.grad(h, x, v)
         resize = getattr(unit.shortcut, "resize", None)
-        reference = v if resize is None else torch.autograd.grad(resize(x), x, v)[0]
+        reference = v if resize is None else _through(resize, x, v)
     return (pulled.double().norm() / reference.double().norm()).item()
 
 

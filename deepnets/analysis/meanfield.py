@@ -12,7 +12,7 @@ import numpy as np
 from scipy.optimize import brentq
 from torch import Tensor, nn
 
-from deepnets.analysis.walk import Walk
+from deepnets.analysis.walk import Walk, unchanged
 
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(101)
 WEIGHTS = WEIGHTS / WEIGHTS.sum()
@@ -78,16 +78,19 @@ def critical_weight_variance(phi: Phi, bias_variance: float) -> float:
 def theory_of(walk: Walk, start: Moments) -> list[Moments] | None:
     """The moments behind each unit, from those in front of the first.
 
-    None where the theory does not reach: it takes plain units of linear layers or convolutions, ReLU and tanh. A sum
-    with a rectified x is not Gaussian, and batch normalisation couples the inputs.
+    None where the theory does not reach: it takes plain units of linear layers or convolutions, ReLU and tanh, with
+    nothing between them. A sum with a rectified x is not Gaussian, and batch normalisation couples the inputs.
     """
+    if any(before is not unchanged for before in walk.before[1:]):
+        return None
     moments: list[Moments] = []
     for unit in walk.units:
         parts = [*unit.before.children(), *unit.branch.children(), *unit.after.children()]
         if not unit.is_plain or not all(type(part) in (nn.Linear, nn.Conv2d, nn.ReLU, nn.Tanh) for part in parts):
             return None
-        for part in (unit.before, unit.branch, unit.after):
-            start = _chained(part, start)
+        start = _chained(unit.branch, _chained(unit.before, start))
+        start = weighted(start, float(getattr(unit.shortcut, "branch_scale", 1)) ** 2, 0.0)
+        start = _chained(unit.after, start)
         moments.append(start)
     return moments
 

@@ -88,7 +88,15 @@ def terms(unit: Unit, x: Tensor, b: float) -> tuple[Tensor, Tensor]:
     return unit.shortcut(x, x.new_zeros(())), unit.shortcut(x, r if b == 1 else b * r)
 
 
+def unchanged(x: Tensor) -> Tensor:
+    """What stands before a unit that directly follows another one."""
+    return x
+
+
 def _chain(parts: list[Callable[[Tensor], Tensor]]) -> Callable[[Tensor], Tensor]:
+    if not parts:
+        return unchanged
+
     def chained(x: Tensor) -> Tensor:
         for part in parts:
             x = part(x)

@@ -282,3 +282,14 @@ def test_the_command_measures_a_fresh_net_and_depths(tmp_path: Path, capsys: pyt
     assert [row["epoch"] for row in trained] == ["0"] * 3 + ["1"] * 3
     assert float(trained[0]["gradient_norm"]) == pytest.approx(float(first["gradient_norm"]), rel=1e-4)
     assert trained[0]["gradient_norm"] != trained[3]["gradient_norm"]
+
+
+def test_what_stands_between_units_counts_for_none_and_a_concatenation_passes_all_of_x() -> None:
+    x, _ = small_batch(4)
+    gated = walk_of(small_network("model=highway_a"))
+    for factors in (gradients.shortcut_factors, gradients.bypass_factors):
+        found = factors(gated, x, generator())
+        assert ((found > 0.2) & (found < 1.1)).all(), found
+    walk = walk_of(small_network("model=densenet", "model.units=[2,2]"))
+    np.testing.assert_allclose(gradients.shortcut_factors(walk, x, generator()), 1, rtol=1e-12)
+    np.testing.assert_allclose(gradients.bypass_factors(walk, x, generator()), 1, rtol=1e-12)

@@ -14,7 +14,10 @@ from deepnets.analysis.commands import landscape as command
 from deepnets.analysis.gradients import with_batch_statistics
 from deepnets.analysis.landscape import difference, nonconvexity, random_direction, score_at
 from deepnets.errors import UserError
+from deepnets.runs.execute import run
+from deepnets.runs.folder import RunFolder
 from tests.analyzing import analyze
+from tests.command import row
 from tests.networks import small_batch, small_network
 
 
@@ -115,3 +118,22 @@ def test_a_line_needs_two_runs(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="an odd number from 3 on"):
         analyze("landscape", "model.depth=8", "--points", 4, "--output", tmp_path / "results")
     assert not (tmp_path / "results").exists()
+
+
+def test_the_ends_of_a_line_are_the_nets_whatever_its_step(tmp_path: Path) -> None:
+    folders = []
+    for seed in range(2):
+        folder = RunFolder(tmp_path / f"seed{seed}")
+        folder.freeze(row(tmp_path, "model.depth=8", "model.widths=[4,4,4]", "epochs=1", f"seed={seed}").config, {})
+        run(folder)
+        folders.append(folder.path)
+    ends = []
+    for points, reach in ((3, 1), (5, 2)):
+        words = ("--line", "--points", points, "--range", reach, "--images", 50, "--device", "cpu")
+        analyze("landscape", *folders, *words, "--output", tmp_path / f"{points}")
+        (finding,) = json.loads((tmp_path / f"{points}" / "landscape.json").read_text())["findings"]
+        ends.append(finding["ends"])
+    with (tmp_path / "5" / "landscape_line.csv").open() as file:
+        losses = {float(line["place"]): float(line["loss"]) for line in csv.DictReader(file)}
+    assert ends[1] == pytest.approx([losses[0], losses[1]], rel=1e-5)
+    assert ends[1] == pytest.approx(ends[0], rel=1e-6)

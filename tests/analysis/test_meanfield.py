@@ -58,3 +58,13 @@ def test_a_wide_random_net_follows_the_theory(layer: str) -> None:
 def test_residual_and_normalised_nets_are_not_covered() -> None:
     for options in (["model.depth=8"], ["model=highway_fc10"], ["model.depth=8", "model/shortcut=none"]):
         assert theory_of(walk_of(small_network(*options)), Moments(1.0, 0.5)) is None
+
+
+def test_what_stands_between_units_or_scales_a_branch_counts() -> None:
+    assert theory_of(walk_of(small_network("model=highway_a", "model/shortcut=none")), Moments(1.0, 0.5)) is None
+    words = ["model=plain_fc10", "model.depth=3", "model.width=50"]
+    whole, halved = (
+        theory_of(walk_of(small_network(*words, f"model.shortcut.branch_scale={scale}")), Moments(1.0, 0.5))
+        for scale in (1, 0.5)
+    )
+    assert halved[0].growth == pytest.approx(whole[0].growth / 4)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from deepnets.analysis.commands.subject import Subject, one_batch, subject_of
+from deepnets.analysis.commands.subject import Subject, _names, one_batch, subject_of
 from deepnets.errors import UserError
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
@@ -53,3 +53,10 @@ def test_data_are_found_where_root_says(tree: Path, tmp_path: Path) -> None:
     assert len(x) == 40
     assert torch.equal(x, fresh_x)
     assert torch.equal(labels, fresh_labels)
+
+
+def test_run_folders_are_told_apart_by_as_much_of_their_paths_as_it_takes(tmp_path: Path) -> None:
+    assert _names([f"{tmp_path}/x/seed0", f"{tmp_path}/x/seed1"]) == ["x/seed0", "x/seed1"]
+    assert _names([f"{tmp_path}/a/t/x/seed0", f"{tmp_path}/b/t/x/seed0"]) == ["a/t/x/seed0", "b/t/x/seed0"]
+    with pytest.raises(UserError, match="a run folder is named twice"):
+        _names([f"{tmp_path}/x/seed0", f"{tmp_path}/x/../x/seed0"])

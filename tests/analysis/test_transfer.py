@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,9 @@ def test_the_command_reads_a_sweeps_runs(tmp_path: Path, capsys: pytest.CaptureF
     (finding,) = json.loads((tmp_path / "results" / "transfer.json").read_text())["findings"]
     assert finding["at_edge"] == 3
     assert "3 of 3 best rates are at an end of the grid" in capsys.readouterr().out
+    shutil.copytree(tmp_path / "table", tmp_path / "table+epochs=4")
+    with pytest.raises(UserError, match="another of these runs has this net, depth, seed and learning rate"):
+        analyze("transfer", tmp_path / "table", tmp_path / "table+epochs=4", "--output", tmp_path / "results")
 
 
 def test_runs_of_another_sweep_are_refused(tmp_path: Path) -> None:

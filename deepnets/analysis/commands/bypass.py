@@ -26,11 +26,14 @@ class Bypass:
         """Both products over the units, for a finding."""
         return {"shortcut_product": float(np.prod(self.shortcut)), "bypass_product": float(np.prod(self.whole))}
 
-    def sentence(self, when: str) -> str:
-        """Both products over the units, and the units whose factors are not those of their shortcuts alone."""
+    def sentence(self, when: str, fresh: bool = True) -> str:
+        """Both products over the units, and the units whose factors are not those of their shortcuts alone.
+
+        The formula is that of a `fresh` net, and is left out of others.
+        """
         product, formula = np.prod(self.shortcut), np.prod(self.formula)
         text = f"product of {len(self.shortcut)} shortcuts {product:.4g} {when}"
-        text += "" if np.isnan(formula) else f" (formula {formula:.4g})"
+        text += "" if np.isnan(formula) or not fresh else f" (formula {formula:.4g})"
         text += f"; past all branches, with what precedes and follows the additions, {np.prod(self.whole):.4g}"
         changed = np.flatnonzero(~np.isclose(self.whole, self.shortcut, rtol=CHANGED))
         if not len(changed):

@@ -94,10 +94,11 @@ def _edge(losses: np.ndarray) -> float:
 def _line(
     subjects: list[Subject], across: Weights, arguments: argparse.Namespace, outcome: Outcome, saved: Saved
 ) -> None:
-    places = np.linspace(-arguments.range / 2, 1 + arguments.range / 2, 2 * arguments.points - 1)
+    grid = np.linspace(-arguments.range / 2, 1 + arguments.range / 2, 2 * arguments.points - 1)
+    places = np.unique(np.round([*grid, 0, 1], 12))  # both ends are on it, whatever its step
     scores = _scores(subjects[0], [((float(place), across),) for place in places], arguments, saved)
     loss, error = scores.T
-    ends = [float(np.interp(end, places, loss)) for end in (0, 1)]
+    ends = [loss[places == end].item() for end in (0, 1)]
     between = loss[(places > 0) & (places < 1)]
     barrier = float(between.max() - max(ends))
     outcome.table("line", {"place": places, "loss": loss, "error": error})

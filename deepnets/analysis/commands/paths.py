@@ -69,7 +69,10 @@ def run(arguments: argparse.Namespace) -> None:
         sentence = _finding(subject, columns, (first, last), summed, effective)
         outcome.finding(sentence, lengths=(first, last), share=effective[0], interval=effective[1])
         outcome.table("units", {"unit": lengths[1:], "shortcut_factor": past.shortcut, "bypass_factor": past.whole})
-        outcome.finding(f"{subject.name}: of the path of length 0, {past.sentence('as it is')}", **past.numbers)
+        outcome.finding(
+            f"{subject.name}: of the path of length 0, {past.sentence('as it is', fresh=not subject.trained)}",
+            **past.numbers,
+        )
 
 
 def _norms(
@@ -114,7 +117,7 @@ def _finding(
         f"{subject.name}: the mean path takes {units / 2:g} of {units} branches; 95% of count times norm lies at "
         f"lengths {products[0]} to {products[1]}, {100 * share:.3g}% of all paths ({100 * low:.3g}% to "
         f"{100 * high:.3g}% by the bootstrap over images); paths of one length partly cancel: the norms of their sums "
-        f"come to {remain:.2g}% of that, 95% at lengths {sums[0]} to {sums[1]}"
+        f"come to {remain:.3g}% of that, 95% at lengths {sums[0]} to {sums[1]}"
     )
 
 

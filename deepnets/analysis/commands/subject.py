@@ -4,6 +4,7 @@ import argparse
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -107,8 +108,7 @@ def subjects_of(arguments: argparse.Namespace) -> list[Subject]:
     words = arguments.subject
     folders = [word for word in words if _is_folder(word)]
     if folders == words:
-        parts = 2 if len({Path(word).resolve().parts[-2:] for word in words}) == len(words) else 3
-        return [_trained(Path(word), "/".join(Path(word).resolve().parts[-parts:]), arguments) for word in words]
+        return [_trained(Path(word), name, arguments) for word, name in zip(words, _names(words), strict=True)]
     if folders:
         raise UserError(f"{' '.join(words)}: name run folders, or options such as model=preact110 dataset=cifar10")
     return [_fresh(words, arguments)]
@@ -126,6 +126,15 @@ def _is_folder(word: str) -> bool:
     key, equals, _ = word.partition("=")
     group = key.split("/")[0]
     return not equals or Path(word).is_dir() or ("/" in key and not (group and (CONF / group).is_dir()))
+
+
+def _names(folders: Sequence[str]) -> list[str]:
+    """Of each run folder the last two parts of its path, row and seed, or as many more as tell them all apart."""
+    paths = [Path(folder).resolve().parts for folder in folders]
+    if len(set(paths)) < len(paths):
+        raise UserError(f"{' '.join(folders)}: a run folder is named twice")
+    parts = next(parts for parts in count(2) if len({path[-parts:] for path in paths}) == len(paths))
+    return ["/".join(path[-parts:]).removeprefix("//") for path in paths]
 
 
 def names_apart(names: Sequence[str]) -> list[str]:

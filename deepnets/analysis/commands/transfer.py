@@ -106,7 +106,13 @@ def _trends(runs: list[Run]) -> dict[str, Trend]:
         if each.error is not None:
             name = ",".join(value for axis, value in zip(axes, values, strict=True) if axis not in (DEPTH, RATE))
             depth, rate = each.config["model"]["depth"], each.config["optimizer"]["lr"]
-            losses[name or "all"][depth, each.seed][rate] = final_loss(each)
+            own = losses[name or "all"][depth, each.seed]
+            if rate in own:
+                raise UserError(
+                    f"{each.folder}: another of these runs has this net, depth, seed and learning rate; "
+                    "compare the runs of one protocol at a time"
+                )
+            own[rate] = final_loss(each)
     if not losses:
         raise UserError("none of these runs has ended: the last epoch's training loss is compared")
     return {
