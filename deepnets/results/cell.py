@@ -182,7 +182,8 @@ def compared_error(run: Run, best_epochs: int | None) -> float | None:
     """The run's error, or where the paper counts its `best_epochs` lowest the mean of these."""
     if run.error is None or math.isinf(run.error) or not best_epochs:
         return run.error
-    return fmean(sorted(epoch["test_error"] for epoch in run.history)[:best_epochs])
+    errors = sorted(epoch["test_error"] for epoch in run.history if epoch.get("test_error") is not None)
+    return fmean(errors[:best_epochs]) if errors else None
 
 
 def middle(errors: Sequence[float]) -> float | None:

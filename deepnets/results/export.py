@@ -26,7 +26,7 @@ LATEX = {
 def to_csv(tables: Sequence[Table]) -> str:
     """A line for each row of each column, in a search each trial: errors in percent, unrounded, `inf` if diverged."""
     text = io.StringIO()
-    names = ["table", "column", "row", "n", "median", "low", "high", "mean", "std", "best", "training"]
+    names = ["table", "column", "row", "n", "median", "low", "high", "mean", "std", "best", "best_epochs", "training"]
     names += ["published", "statistic", "difference", "verdict", "state", "errors"]
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(names)
@@ -34,12 +34,11 @@ def to_csv(tables: Sequence[Table]) -> str:
         for index, column in enumerate(table.columns):
             for row, cell in table.column(index).items():
                 numbers = [cell.median, *(cell.interval or (None, None)), cell.mean, cell.std, cell.best]
+                numbers += [cell.compared_median if cell.published.best_epochs else None, cell.train_median]
                 statistic = table.published.statistic if row in table.published.rows else None
                 judged = [cell.published.test_error, statistic, cell.difference, cell.verdict, cell.remarks]
                 errors = " ".join(map(str, cell.errors))
-                writer.writerow(
-                    [table.name, column.label, row, len(cell.errors), *numbers, cell.train_median, *judged, errors]
-                )
+                writer.writerow([table.name, column.label, row, len(cell.errors), *numbers, *judged, errors])
     return text.getvalue()
 
 

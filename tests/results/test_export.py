@@ -4,6 +4,7 @@ import csv
 import io
 import math
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -66,3 +67,13 @@ def test_columns_that_say_nothing_are_left_out() -> None:
 def test_a_sheet_has_as_many_cells_in_each_line_as_names(tables: list[Table]) -> None:
     (sheet,) = result_sheets(tables[0])
     assert {len(line) for line in sheet.lines} == {len(sheet.header)}
+
+
+def test_csv_has_the_median_by_best_epochs_where_the_verdict_is_on_it(tables: list[Table]) -> None:
+    (table,) = tables
+    cells = {key: replace(cell, published=replace(cell.published, best_epochs=2)) for key, cell in table.cells.items()}
+    ruled = replace(table, cells=cells)
+    line = next(row for row in csv.DictReader(io.StringIO(to_csv([ruled]))) if row["row"] == "none")
+    assert float(line["best_epochs"]) - float(line["published"]) == pytest.approx(float(line["difference"]))
+    assert line["best_epochs"] != line["median"]
+    assert {row["best_epochs"] for row in csv.DictReader(io.StringIO(to_csv(tables)))} == {""}

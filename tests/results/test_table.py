@@ -67,6 +67,14 @@ def test_a_paper_that_reports_its_best_epochs_is_compared_by_that_rule(trained: 
     assert (ruled.median, ruled.facts()["median"]) == (cell.median, f"{cell.median:.2f}")
 
 
+def test_a_run_whose_epochs_are_lost_is_left_out_of_such_a_rule(trained: Trained, tmp_path: Path) -> None:
+    path = shutil.copytree(trained.path, tmp_path / "table")
+    (path / "identity" / "seed0" / "metrics.csv").unlink()
+    (table,) = tables_of(read_runs([path]))
+    ruled = replace(table.cells["identity", 0], published=PublishedRow(best_epochs=2))
+    assert (len(ruled.errors), len(ruled.compared)) == (4, 3)
+
+
 def test_the_interval_of_three_or_four_seeds_is_their_range(trained: Trained, table: Table) -> None:
     # The least of 4 is the median of 13 of their 256 resamples, the least of 3 of 7 of 27: more than the 2.5% outside.
     for row in ("identity", "none"):
