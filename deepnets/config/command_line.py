@@ -57,6 +57,8 @@ def rows_of_command() -> list[Row]:
         raise UserError(f"sweep={','.join(sorted(map(str, sweeps)))}: a command trains one sweep")
     _check_folders({*rows[0].search.places} - known)
     typed_trust = any(word.startswith("trusted_targets=") for word in words)
+    if not all(isinstance(each, str) for row in rows for each in row.config.trusted_targets):
+        raise UserError("trusted_targets: needs a list of names, such as trusted_targets=[my_shortcuts.ReZero]")
     trusted = {tuple(row.config.trusted_targets) for row in rows}
     if len(trusted) > 1 or (rows[0].config.trusted_targets and not typed_trust):
         raise UserError("trusted_targets: can be set on the command line only, to one list for all runs")

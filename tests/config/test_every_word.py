@@ -60,6 +60,7 @@ SWEEPS = [[], [], [], ["sweep=digits_shortcuts"], ["-m", "seed=0,1"], ["scale=mi
         (["-m", "seed=range(0,200)", "epochs=range(1,52)"], "epochs=range(1,52): a grid of more than 10,000 runs"),
         (["sweep=digits_shortcuts", "epochs=range(1,1000000000)"], "a grid of more than 10,000 runs"),
         (["-m", "seed=0,1", "hydra.sweeper.params={epochs:5}"], "Hydra cannot compose this"),
+        (["trusted_targets=[[a.B]]"], "trusted_targets: needs a list of names"),
     ],
 )
 def test_a_word_that_is_refused_is_named(
