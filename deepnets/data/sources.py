@@ -91,25 +91,20 @@ def synthetic(
     size: Size,
     train: Count,
     test: Count,
-    width: Size | None = None,
 ) -> Source:
-    """Noise around one random pattern per class: learnable, the same on every call; ignores `root`.
-
-    Images have `size` rows and as many columns, or `width`.
-    """
-    shape = (size, size if width is None else width, channels)
+    """Noise around one random pattern per class: learnable, the same on every call; ignores `root`."""
 
     def split(count: int, seed: int, patterns: np.ndarray) -> Split:
-        noise = np.random.default_rng(seed).integers(128, size=(count, *shape), dtype=np.uint8)
+        noise = np.random.default_rng(seed).integers(128, size=(count, size, size, channels), dtype=np.uint8)
         labels = np.arange(count) % classes
         return Split(torch.from_numpy(noise + patterns[labels]), torch.from_numpy(labels))
 
     def read() -> tuple[Split, Split]:
-        patterns = np.random.default_rng(0).integers(128, size=(classes, *shape), dtype=np.uint8)
+        patterns = np.random.default_rng(0).integers(128, size=(classes, size, size, channels), dtype=np.uint8)
         return split(train, 1, patterns), split(test, 2, patterns)
 
     names = tuple(str(label) for label in range(classes))
-    return Source("synthetic", (channels, *shape[:2]), names, lambda: DataFiles((train, test), read))
+    return Source("synthetic", (channels, size, size), names, lambda: DataFiles((train, test), read))
 
 
 def _find_mnist(root: Path) -> DataFiles:

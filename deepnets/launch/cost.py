@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -14,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from deepnets.config.build import build
 from deepnets.config.schema import Config
 from deepnets.data.dataset import Dataset
+from deepnets.data.source import DataFiles, Source, Split
 from deepnets.errors import UserError
 from deepnets.launch.memory import PeakMemory
 from deepnets.runs.record import threads_of
@@ -24,6 +26,7 @@ from deepnets.training.hardware import choose_precision, describe, find_device, 
 from deepnets.training.metrics import Sums
 
 TIMED_SECONDS, TIMED_STEPS = 0.4, 3  # after a first step, which is slower; both must be reached
+NOISE = f"{__name__}.noise"
 CPU_MACS = 8e9  # of a timed forward pass on a CPU, where time is proportional to images beyond a few
 
 
@@ -95,6 +98,7 @@ def _measured(config: Config, dataset: Dataset, size: Size) -> Pace:
     noise = replace(
         config,
         dataset=_noise(dataset, images),
+        trusted_targets=[*config.trusted_targets, NOISE],
         batch_size=images,
         evaluation_batch_size=images,
         epochs=1,
@@ -161,14 +165,26 @@ def _seconds(act: Callable[[], None], device: torch.device) -> float:
     return (time.perf_counter() - started) / count
 
 
+def noise(root: Path, *, shape: list[int], classes: int, train: int, test: int) -> Source:
+    """Random images of a shape (C, H, W), square or not, as many of each class; ignores `root`."""
+    channels, height, width = shape
+
+    def split(count: int) -> Split:
+        images = torch.randint(256, (count, height, width, channels), dtype=torch.uint8)
+        return Split(images, torch.arange(count) % classes)
+
+    def find() -> DataFiles:
+        return DataFiles((train, test), lambda: (split(train), split(test)))
+
+    return Source("noise", (channels, height, width), tuple(map(str, range(classes))), find)
+
+
 def _noise(dataset: Dataset, images: int) -> dict:
     """A data set node like `dataset`, of four batches of noise: the timing needs no files."""
-    channels, height, width = dataset.shape
-    source = {"classes": dataset.classes, "channels": channels, "size": height, "width": width}
-    source |= {"train": 4 * images, "test": images}
+    source = {"shape": list(dataset.shape), "classes": dataset.classes, "train": 4 * images, "test": images}
     return {
         "_target_": "deepnets.data.dataset.Dataset",
-        "source": {"_target_": "deepnets.data.sources.synthetic", "_partial_": True, **source},
+        "source": {"_target_": NOISE, "_partial_": True, **source},
         "root": ".",
         "validation": 0,
         "normalization": dataset.normalization,

@@ -1,11 +1,13 @@
 """plan=true: the grid, its cost and its state, before anything runs."""
 
 import re
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from PIL import Image
 
 from deepnets.config.compose import register, typed
 from deepnets.config.places import CONF
@@ -201,9 +203,12 @@ def test_a_run_divided_among_devices_needs_less_on_each(tmp_path: Path) -> None:
     assert whole / 2 < half < 0.6 * whole
 
 
-def test_images_that_are_not_square_are_timed_in_their_shape() -> None:
-    wide = ["dataset=synthetic", "dataset.source.size=8", "+dataset.source.width=12", "dataset.source.channels=1"]
-    one = config("model=vit_digits", "model.patch=4", "model.depth=2", *wide, "batch_size=16", "precision=fp32")
+def test_images_that_are_not_square_are_timed_in_their_shape(tmp_path: Path) -> None:
+    for split, label in product(("train", "test"), ("cat", "dog")):
+        (tmp_path / split / label).mkdir(parents=True)
+        Image.new("L", (12, 8)).save(tmp_path / split / label / "0.png")
+    wide = ["dataset=image_folder", f"dataset.root={tmp_path}", "batch_size=2", "precision=fp32"]
+    one = config("model=vit_digits", "model.patch=4", "model.depth=2", *wide)
     dataset, _ = check_settings(one)
     assert dataset.shape == (1, 8, 12)
     assert pace_of(one, dataset, size_of(one, dataset), {}).training > 0
