@@ -7,6 +7,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from deepnets.config.frozen import LOADER
 from deepnets.config.places import CONF
 from deepnets.config.resolvers import at_scale
 from deepnets.errors import UserError
@@ -45,7 +46,7 @@ def _content(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        content = yaml.safe_load(file.read_text()) or {}
+        content = yaml.load(file.read_text(), LOADER) or {}
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"{file}: cannot be read as YAML ({' '.join(str(error).split())}); correct it") from error
     if not isinstance(content, dict):

@@ -1,21 +1,24 @@
 """Check the runs of a sweep, freeze them into their folders, and pass the folders to the launcher."""
 
 import shlex
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from deepnets.command import called
 from deepnets.config.build import build
-from deepnets.config.claim import Claim, claims_of
-from deepnets.config.places import git_commit
+from deepnets.config.claim import claims_of, claims_on_file
+from deepnets.config.identity import identity_hash
+from deepnets.config.places import git_commit, home
 from deepnets.config.schema import Config, Row
-from deepnets.config.sweep_file import SWEEPS, sweep_of
+from deepnets.config.sweep_file import SWEEPS
 from deepnets.errors import UserError
 from deepnets.launch.ending import lines_of
 from deepnets.launch.launcher import Launcher
-from deepnets.runs.folder import Locked, RunFolder
+from deepnets.runs.folder import Locked, RunFolder, Unreadable, run_folders
 from deepnets.runs.naming import folders_of
 from deepnets.system.printing import print_line
 from deepnets.training.checks import check
@@ -46,7 +49,7 @@ def launch(rows: list[Row]) -> int:
     for row, folder in zip(rows, folders, strict=True):
         try:
             if row.config.overwrite or not folder.is_complete:
-                folder.freeze(row.config, _origin(row))
+                folder.freeze(row.config, _origin(row, folder))
         except Locked as error:  # another process is running it, and was checked to run the same,
             if row.config.overwrite:  # or else may leave behind what is not this run's
                 print_line(f"{error}; skipped")
@@ -75,23 +78,37 @@ def _check(row: Row, folder: RunFolder, launcher: Launcher) -> None:
         print_line(f"{folder}: was trained on the data in {folder.config.dataset.get('root')}")
 
 
-def _origin(row: Row) -> dict[str, Any]:
+def _origin(row: Row, folder: RunFolder) -> dict[str, Any]:
     return {
         "command": shlex.join(called()),
         "overrides": list(row.overrides),
         "choices": row.choices,
         "commit": git_commit(),
-        "claims": [claim.hash for claim in [*claims_of(row.config.sweep), *_claims_elsewhere(row)]],
+        "claims": _claims_known(row, folder),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
-def _claims_elsewhere(row: Row) -> list[Claim]:
-    """What the files of other sweeps claim about rows of the row's sweep."""
-    if not row.config.sweep:
-        return []
-    prefix = f"{row.choices['sweep']}/"
+def _claims_known(row: Row, folder: RunFolder) -> list[str]:
+    """The claims, as SWEEP/HASH, that stand in a sweep file before anybody can have seen what this run will show.
+
+    A result counts towards these claims only. A run whose identity has a result already, on record or in the folder
+    that it overwrites, will bring the same bits: it knows only the claims that the earlier one knew.
+    """
     folders = [SWEEPS, *(Path(place.removeprefix("file://")) / "sweep" for place in row.search.places)]
-    files = [file for folder in folders for file in sorted(folder.glob("*.yaml"))]
-    naming = [file for file in files if prefix.encode() in file.read_bytes()]  # YAML takes a hundred times as long
-    return [claim for file in naming for claim in claims_of(sweep_of(file)) if claim.second.startswith(prefix)]
+    seen = _known_on_record(home() / "outputs" / "records").get(identity_hash(row.config), [])
+    seen = [*seen, *([earlier.get("claims", [])] if (earlier := folder.completed) else [])]
+    on_file = [claim for sweeps in folders for claim in claims_on_file(sweeps)]
+    # Runs frozen before claims were named by their sweep noted bare hashes.
+    return [claim for claim in on_file if all({claim, claim.rpartition("/")[2]} & {*known} for known in seen)]
+
+
+@cache
+def _known_on_record(records: Path) -> dict[str, list[list[str]]]:
+    """The claims that each run on record knew, by the run's identity. Reading 400 records takes 0.05 s."""
+    known: dict[str, list[list[str]]] = {}
+    for folder in run_folders(records):
+        with suppress(Unreadable):  # a report names it
+            if result := folder.result:
+                known.setdefault(result.get("identity", ""), []).append(result.get("claims", []))
+    return known

@@ -37,7 +37,7 @@ def findings_of(table: Table, index: int, sweeps: Path) -> list[Finding]:
         pairs = [(claim.first, second)] if other else pairs_of(claim, table.rows, len(sweep.get("axes") or [""]))
         for one, two in pairs:
             first, second_side = (
-                _side(claim, row, runs.get(row, []), table.published.best_epochs)
+                _side(claim, f"{table.name}/{claim.hash}", row, runs.get(row, []), table.published.best_epochs)
                 for row, runs in ((one, column.rows), (two, there))
             )
             named = claim.above if column.is_published_protocol else None
@@ -88,9 +88,10 @@ def _arithmetic(column: Column) -> set[str]:
     return {arithmetic_of(run) for run in column.runs} - {""}
 
 
-def _side(claim: Claim, row: str, runs: Sequence[Run], best_epochs: int | None) -> Side:
+def _side(claim: Claim, name: str, row: str, runs: Sequence[Run], best_epochs: int | None) -> Side:
     ended = [(run, error) for run in runs if (error := _error(run, claim.error, best_epochs)) is not None]
-    known = tuple(claim.hash in run.result.get("claims", []) for run, _ in ended)
+    # A run frozen before claims were named by their sweep noted the bare hashes of its own sweep's.
+    known = tuple(bool({name, claim.hash} & {*run.result.get("claims", [])}) for run, _ in ended)
     wrong = tuple(run.test_wrong if error == run.error else None for run, error in ended)
     return Side(row, wrong, tuple(min(error, WORST_ERROR) for _, error in ended), known)
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from deepnets.config.claim import Claim, claims_of
+from deepnets.config.claim import Claim, claims_of, registered_of
 from deepnets.config.sweep_file import SWEEPS, sweep_of
 from deepnets.config.sweep_rows import names_at
 from deepnets.results.claims import OTHER_DEPTH, findings_of, is_of_other_depth
@@ -22,9 +22,10 @@ OWN = "own setting"  # of a sweep that is no published table
 ABOUT = f"""# Claims of the papers, tested
 
 Written by `python scripts/report.py {{folder}} --records`. A sweep file states what its paper claims about its rows
-(`sweep.claims`). Each line below is a claim about two rows, tested on the runs of one protocol. In brackets: runs at a
-scale, of the paper's depth, on narrower nets or with fewer iterations, and runs in an {OWN}, whose nets, data or budget
-were chosen here and not by the paper; they test the claim, not the paper's numbers. A command below trains the rows of
+(`sweep.claims`). Each line below is a claim about two rows, tested on the runs of one protocol. Registered are claims
+that these tests cannot express, with the quantity and the margin of their one later test. In brackets: runs at a scale,
+of the paper's depth, on narrower nets or with fewer iterations, and runs in an {OWN}, whose nets, data or budget were
+chosen here and not by the paper; they test the claim, not the paper's numbers. A command below trains the rows of
 its own sweep; those of another sweep, as in SWEEP/ROW, are trained by that one's."""
 
 
@@ -43,9 +44,11 @@ def claims_page(folder: Path, tables: Sequence[Table], sweeps: Path = SWEEPS) ->
 
     `tables` are those of the records in `folder`. What lacks runs is named with the command that trains it.
     """
-    sections, outcomes, claimed = [], Counter[str](), 0
+    sections, outcomes, claimed, waiting = [], Counter[str](), 0, 0
     for file in sorted(sweeps.glob("*.yaml")):
-        if claims := claims_of(sweep_of(file)):
+        sweep = sweep_of(file)
+        claims, registered = claims_of(sweep), registered_of(sweep)
+        if claims:
             of_sweep = [table for table in tables if table.name == file.stem and not table.trials]
             found = [(table, index) for table in of_sweep for index in range(len(table.columns))]
             labels = Counter(table.columns[index].label for table, index in found)
@@ -57,8 +60,17 @@ def claims_page(folder: Path, tables: Sequence[Table], sweeps: Path = SWEEPS) ->
             findings = [finding for column in tested for finding in column.findings]
             outcomes.update(finding.outcome for finding in findings if all(finding.seeds))
             claimed += len(claims)
+        elif registered:
+            sections.append(f"## {file.stem}")
+        if registered:
+            entries = [f"* {claim.sentence[0].upper()}{claim.text[1:]}; {claim.place}." for claim in registered]
+            sections.append("\n".join(["Registered, not tested yet:\n", *entries]))
+        waiting += len(registered)
     counted = ", ".join(f"{outcomes[outcome]} {outcome}" for outcome in Outcome)
-    head = [ABOUT.format(folder=RunFolder(folder)), f"{claimed} claims; tested at a scale or in full: {counted}.", RULE]
+    counts = (
+        f"{claimed} claims; tested at a scale or in full: {counted}. Registered beside them, not tested yet: {waiting}."
+    )
+    head = [ABOUT.format(folder=RunFolder(folder)), counts, RULE]
     return "\n\n".join([*head, *sections]) + "\n"
 
 

@@ -6,16 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from deepnets.config.claim import claims_of
+from deepnets.config.claim import claims_on_file
 from deepnets.config.compose import compose
+from deepnets.config.places import CONF
 from deepnets.config.schema import Search
-from deepnets.config.sweep_file import sweep_of
-from deepnets.launch.grid import _claims_elsewhere, launch
+from deepnets.launch import grid
+from deepnets.launch.grid import launch
 from deepnets.results.verify import verify
 from deepnets.run import load_run
 from deepnets.runs.contents import packed, unpacked
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder, run_folders
+from deepnets.runs.naming import folder_of
 from deepnets.training.assembly import dataset_of, splits_of
 from deepnets.training.fit import FIRST
 from tests.command import row, train
@@ -74,25 +76,41 @@ def test_bits_survive_packing() -> None:
         unpacked(packed(right.numpy()), 2000)
 
 
-def test_a_run_of_a_table_notes_under_which_claims_it_was_set_up(tmp_path: Path) -> None:
+def test_a_run_notes_the_claims_of_all_sweep_files(tmp_path: Path) -> None:
     options, root = tmp_path / "conf", tmp_path / "outputs"
     (options / "sweep").mkdir(parents=True)
-    (options / "sweep" / "elsewhere.yaml").write_text(
-        "sweep: {claims: [{claim: nothing is lower than digits_shortcuts/none, place: p}, "
-        "{claim: nothing is lower than digits/none, place: p}]}"
+    (options / "sweep" / "mine.yaml").write_text(
+        "sweep: {claims: [{claim: nothing is lower than digits_shortcuts/none, place: p},"
+        "{sentence: it grows, rows: [none], quantity: nats, margin: 1, place: p}]}"
     )
-    claim = 'sweep.claims=[{claim: "identity is lower than none", place: Table 1}]'
-    rows = [compose([*TABLE, claim, f"output_root={root}"], Search((f"file://{options}",)))]
+    rows = [compose([*TABLE, f"output_root={root}"], Search((f"file://{options}",)))]
     assert launch(rows) == 0
     (folder,) = run_folders(root)
-    own = claims_of(rows[0].config.sweep)
-    elsewhere, _ = claims_of(sweep_of(options / "sweep" / "elsewhere.yaml"))
-    assert folder.result["claims"] == [own[0].hash, elsewhere.hash]
+    mine, theirs = claims_on_file(options / "sweep"), claims_on_file(CONF / "sweep")
+    assert folder.result["claims"] == [*theirs, *mine]
+    assert [claim.partition("/")[0] for claim in mine] == ["mine", "mine"]
+    assert len(theirs) > 100
     assert folder.config.sweep.claims == []
 
 
-def test_rows_of_a_figure_know_the_claims_of_a_table_about_them(tmp_path: Path) -> None:
-    known = _claims_elsewhere(row(tmp_path, "sweep=he2015_fig6", "model=plain56"))
-    assert [claim.second for claim in known].count("he2015_fig6/plain56") == 2
-    assert {claim.second.partition("/")[0] for claim in known} == {"he2015_fig6"}
-    assert _claims_elsewhere(row(tmp_path, "model=resnet20")) == []
+def test_a_repeated_seed_knows_only_the_claims_that_it_knew_the_first_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It brings bits that were seen before, whether they lie among the records or in the folder that is overwritten."""
+    monkeypatch.setattr(grid, "home", lambda: tmp_path)
+
+    def launched(root: Path, *overrides: str) -> RunFolder:
+        grid._known_on_record.cache_clear()
+        rows = [row(root, *NET, "precision=fp32", "epochs=1", *overrides)]
+        assert launch(rows) == 0
+        return folder_of(rows[0])
+
+    first = launched(tmp_path / "outputs" / "records")
+    assert len(first.result["claims"]) > 100
+    kept = first.result["claims"][:3]
+    first.write_json("result.json", first.result | {"claims": [*kept[:2], kept[2].rpartition("/")[2]]})
+    assert launched(tmp_path / "again").result["claims"] == kept
+    assert len(launched(tmp_path / "again", "seed=7").result["claims"]) > 100
+    alone = launched(tmp_path / "alone", "seed=8")
+    alone.write_json("result.json", alone.result | {"claims": kept[1:]})
+    assert launched(tmp_path / "alone", "seed=8", "overwrite=true").result["claims"] == kept[1:]
