@@ -102,6 +102,21 @@ def registered_of(sweep: Any) -> list[Registered]:
     return [claim for claim in _claims(sweep) if isinstance(claim, Registered)]
 
 
+def margins_of(sweep: Any) -> dict[str, float]:
+    """The margin that a sweep's node states for each scale, in percent points: a smaller difference counts as none.
+
+    Raises:
+        UserError: it is not a positive number for each scale.
+    """
+    written = (sweep.get("margins") if isinstance(sweep, Mapping) else getattr(sweep, "margins", None)) or {}
+    if not isinstance(written, Mapping) or not all(
+        isinstance(scale, str) and type(margin) in (int, float) and 0 < margin < math.inf
+        for scale, margin in written.items()
+    ):
+        raise UserError(f"sweep.margins={written}: must be percent points by scale, as {{full: 0.5, deep: 2}}")
+    return dict(written)
+
+
 @cache
 def claims_on_file(folder: Path) -> tuple[str, ...]:
     """Every claim of all sweep files in a folder, as SWEEP/HASH. Read once in a process: 10 ms for 50 files.

@@ -65,15 +65,17 @@ class Published:
 class Sweep:
     """A sweep: `axes` are the choices that name a row, `reported` is what the paper prints about the rows.
 
-    `claims` are what it states about them, as `deepnets.config.claim` reads it; `deep` states that scale=deep suits its
-    networks. `zip` pairs axes instead of multiplying them, `exclude` leaves out the rows with all these values, `union`
-    joins blocks of rows, each with axes of its own: see `deepnets.config.sweep_rows`.
+    `claims` are what it states about them, as `deepnets.config.claim` reads it, and `margins` the percent points, by
+    scale, below which a difference of two rows counts as none. `deep` states that scale=deep suits its networks. `zip`
+    pairs axes instead of multiplying them, `exclude` leaves out the rows with all these values, `union` joins blocks of
+    rows, each with axes of its own: see `deepnets.config.sweep_rows`.
     """
 
     axes: list[str] = MISSING
     deep: bool = False
     reported: Published = field(default_factory=Published)
     claims: list[dict[str, Any]] = field(default_factory=list)
+    margins: dict[str, float] = field(default_factory=dict)
     zip: list[list[str]] = field(default_factory=list)
     exclude: list[dict[str, Any]] = field(default_factory=list)
     union: list[dict[str, Any]] = field(default_factory=list)

@@ -2,16 +2,19 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from deepnets.config.claim import Claim, Measured, claims_of
+from deepnets.config.claim import Claim, Measured, Relation, claims_of, margins_of
 from deepnets.config.sweep_file import set_at_scale, sweep_of
-from deepnets.results.cell import compared_error
-from deepnets.results.columns import Column, arithmetic_of, columns_of, in_other_arithmetic
-from deepnets.results.finding import FAILS_AT_SCALE, Finding, Side
+from deepnets.results.cell import FAIL_ABOVE, compared_error
+from deepnets.results.columns import FULL, Column, arithmetic_of, columns_of, in_other_arithmetic
+from deepnets.results.finding import CHANCE, FAIL_MARGIN, Finding, Side
 from deepnets.results.read import Run, read_runs
-from deepnets.results.statistics import WORST_ERROR
+from deepnets.results.series import is_plain
+from deepnets.results.statistics import WORST_ERROR, holm
 from deepnets.results.table import Table
 
 DEPTH = ("depth", "units")  # of the model's node
@@ -25,24 +28,60 @@ def findings_of(table: Table, index: int, sweeps: Path) -> list[Finding]:
     """
     if is_of_other_depth(table, index, sweeps):
         return []
-    column, cells = table.columns[index], table.column(index)
-    bound = min((cell.fail_above for cell in cells.values()), default=math.inf)
-    if not column.is_published_protocol or math.isinf(bound):  # no paper says how large a failed run's error is
-        bound = FAILS_AT_SCALE
+    column, sweep = table.columns[index], sweep_of(sweeps / f"{table.name}.yaml")
+    paper = min((cell.fail_above for cell in table.column(index).values()), default=math.inf)
+    is_papers = column.is_published_protocol and not math.isinf(paper)
+    margin = margins_of(sweep).get(_scale(column))
     findings = []
-    sweep = sweep_of(sweeps / f"{table.name}.yaml")
     for claim in claims_of(sweep):
+        name = f"{table.name}/{claim.hash}"
         other, _, second = claim.second.rpartition("/")
         there = _sibling(column, table.name, other) if other else column.rows
         pairs = [(claim.first, second)] if other else pairs_of(claim, table.rows, len(sweep.get("axes") or [""]))
         for one, two in pairs:
+            named = claim.above if column.is_published_protocol else None
+            bound = named or (paper if is_papers else _fails_here(column, one))
             first, second_side = (
-                _side(claim, f"{table.name}/{claim.hash}", row, runs.get(row, []), table.published.best_epochs)
+                _side(claim, name, row, runs.get(row, []), table.published.best_epochs)
                 for row, runs in ((one, column.rows), (two, there))
             )
-            named = claim.above if column.is_published_protocol else None
-            findings.append(Finding(claim, first, second_side, named or bound))
-    return findings
+            learns = is_papers or claim.relation is not Relation.fails or _learns(table, index, bound)
+            findings.append(Finding(claim, first, second_side, bound, margin, learns))
+    return _with_holm(findings)
+
+
+def _scale(column: Column) -> str:
+    return next((run.settings.get("scale.name", FULL) for run in column.runs if run.config), FULL)
+
+
+def _fails_here(column: Column, row: str) -> float:
+    """The error from which a row fails where no paper says so, in percent: `FAIL_MARGIN` below the plain net's mean.
+
+    Below that of guessing where the column has no plain net that has ended, or where it is the row itself.
+    """
+    plain = [run.error for run in column.runs if run.row != row and run.error is not None and is_plain(run)]
+    return (fmean(min(error, WORST_ERROR) for error in plain) if plain else CHANCE) - FAIL_MARGIN
+
+
+def _learns(table: Table, index: int, bound: float) -> bool:
+    """Whether the rows that learn in the paper, and have runs here, have mean errors of at most `bound` percent."""
+    cells = table.column(index).values()
+    learning = [
+        cell for cell in cells if isinstance(error := cell.published.test_error, float | int) and error <= FAIL_ABOVE
+    ]
+    means = [fmean(min(error, WORST_ERROR) for error in cell.errors) for cell in learning if cell.errors]
+    return all(mean <= bound for mean in means)
+
+
+def _with_holm(findings: Sequence[Finding]) -> list[Finding]:
+    """The findings with their p corrected by Holm; pairs of the same experiments, under whatever names, count once."""
+    by_pair = {_pair(finding): finding.p for finding in findings if finding.p is not None}
+    corrected = dict(zip(by_pair, holm(list(by_pair.values())), strict=True))
+    return [replace(finding, p_holm=corrected.get(_pair(finding))) for finding in findings]
+
+
+def _pair(finding: Finding) -> tuple[Measured, frozenset[frozenset[str]]]:
+    return finding.claim.error, frozenset({finding.first.identities, finding.second.identities})
 
 
 def is_of_other_depth(table: Table, index: int, sweeps: Path) -> bool:
@@ -90,10 +129,15 @@ def _arithmetic(column: Column) -> set[str]:
 
 def _side(claim: Claim, name: str, row: str, runs: Sequence[Run], best_epochs: int | None) -> Side:
     ended = [(run, error) for run in runs if (error := _error(run, claim.error, best_epochs)) is not None]
-    # A run frozen before claims were named by their sweep noted the bare hashes of its own sweep's.
-    known = tuple(bool({name, claim.hash} & {*run.result.get("claims", [])}) for run, _ in ended)
-    wrong = tuple(run.test_wrong if error == run.error else None for run, error in ended)
-    return Side(row, wrong, tuple(min(error, WORST_ERROR) for _, error in ended), known)
+    return Side(
+        row,
+        errors=tuple(min(error, WORST_ERROR) for _, error in ended),
+        # A run frozen before claims were named by their sweep noted the bare hashes of its own sweep's.
+        known=tuple(bool({name, claim.hash} & {*run.result.get("claims", [])}) for run, _ in ended),
+        seeds=tuple(-1 if run.seed is None else run.seed for run, _ in ended),
+        wrong=tuple(run.test_wrong if error == run.error else None for run, error in ended),
+        identities=frozenset(run.result.get("identity", str(run.folder)) for run, _ in ended),
+    )
 
 
 def _error(run: Run, measured: Measured, best_epochs: int | None) -> float | None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from deepnets.config.claim import Claim, claims_of, registered_of
+from deepnets.config.claim import Claim, Measured, Relation, claims_of, registered_of
 from deepnets.config.sweep_file import SWEEPS, sweep_of
 from deepnets.config.sweep_rows import names_at
 from deepnets.results.claims import OTHER_DEPTH, findings_of, is_of_other_depth
@@ -24,9 +24,12 @@ ABOUT = f"""# Claims of the papers, tested
 Written by `python scripts/report.py {{folder}} --records`. A sweep file states what its paper claims about its rows
 (`sweep.claims`). Each line below is a claim about two rows, tested on the runs of one protocol. Registered are claims
 that these tests cannot express, with the quantity and the margin of their one later test. In brackets: runs at a scale,
-of the paper's depth, on narrower nets or with fewer iterations, and runs in an {OWN}, whose nets, data or budget were
-chosen here and not by the paper; they test the claim, not the paper's numbers. A command below trains the rows of
+of the paper's depth, on narrower nets or with fewer iterations, and runs in an {OWN}, whose nets, data or budget
+were chosen here and not by the paper; they test the claim, not the paper's numbers. A command below trains the rows of
 its own sweep; those of another sweep, as in SWEEP/ROW, are trained by that one's."""
+
+
+Experiment = tuple[Relation, Measured, frozenset[str], frozenset[str]]
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ def claims_page(folder: Path, tables: Sequence[Table], sweeps: Path = SWEEPS) ->
 
     `tables` are those of the records in `folder`. What lacks runs is named with the command that trains it.
     """
-    sections, outcomes, claimed, waiting = [], Counter[str](), 0, 0
+    sections, outcomes, claimed, waiting = [], dict[Experiment, Outcome](), 0, 0
     for file in sorted(sweeps.glob("*.yaml")):
         sweep = sweep_of(file)
         claims, registered = claims_of(sweep), registered_of(sweep)
@@ -58,7 +61,7 @@ def claims_page(folder: Path, tables: Sequence[Table], sweeps: Path = SWEEPS) ->
             shallow = [table.columns[index].label for table, index in found if is_of_other_depth(table, index, sweeps)]
             sections += [f"Not tested at {label}: {OTHER_DEPTH}." for label in dict.fromkeys(shallow)]
             findings = [finding for column in tested for finding in column.findings]
-            outcomes.update(finding.outcome for finding in findings if all(finding.seeds))
+            outcomes |= {_experiment(finding): finding.outcome for finding in findings if all(finding.seeds)}
             claimed += len(claims)
         elif registered:
             sections.append(f"## {file.stem}")
@@ -66,12 +69,22 @@ def claims_page(folder: Path, tables: Sequence[Table], sweeps: Path = SWEEPS) ->
             entries = [f"* {claim.sentence[0].upper()}{claim.text[1:]}; {claim.place}." for claim in registered]
             sections.append("\n".join(["Registered, not tested yet:\n", *entries]))
         waiting += len(registered)
-    counted = ", ".join(f"{outcomes[outcome]} {outcome}" for outcome in Outcome)
+    numbers = Counter(outcomes.values())
+    counted = ", ".join(f"{numbers[outcome]} {outcome}" for outcome in Outcome)
     counts = (
-        f"{claimed} claims; tested at a scale or in full: {counted}. Registered beside them, not tested yet: {waiting}."
+        f"{claimed} claims; of {len(outcomes)} experiments (equal runs under several names are one): "
+        f"{counted}. Registered beside them, not tested yet: {waiting}."
     )
     head = [ABOUT.format(folder=RunFolder(folder)), counts, RULE]
     return "\n\n".join([*head, *sections]) + "\n"
+
+
+def _experiment(finding: Finding) -> Experiment:
+    """What tells experiments apart: that a is lower than b says the same as that b is higher than a."""
+    relation, rows = finding.claim.relation, (finding.first.identities, finding.second.identities)
+    if relation is Relation.above:
+        relation, rows = Relation.below, rows[::-1]
+    return relation, finding.claim.error, *rows
 
 
 def _tested(table: Table, index: int, sweeps: Path, is_shared: bool) -> Tested:

@@ -1,10 +1,12 @@
-"""A claim about two rows, and what their runs say: the test, its outcome and the seeds that it still lacks."""
+"""A claim about two rows, and what their runs say: the looks at the first seeds, their test and the answer."""
 
 import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cached_property
+from itertools import count, islice
 from statistics import fmean
 
 import numpy as np
@@ -12,26 +14,32 @@ from scipy import stats
 
 from deepnets.config.claim import Claim, Measured, Relation
 from deepnets.results.cell import FAIL_ABOVE
-from deepnets.results.statistics import CONFIDENCE, FEWEST_SEEDS, WORST_ERROR, image_noise
+from deepnets.results.statistics import CONFIDENCE, WORST_ERROR, image_noise
 
-FAILS_AT_SCALE = 80.0  # percent; where the protocol is not the paper's: near the 90 of guessing one class of ten
+LOOKS = {3: 0.005, 5: 0.015, 10: 0.03}  # seeds of each row at a look: the part of the 5 % error that it spends
+MOST = max(LOOKS)
+CHANCE = 90.0  # percent; the error of guessing one class of ten
+FAIL_MARGIN = 10.0  # percent points
 
 IMAGE_NOISE = (
     "Test set: half of the interval of the difference over the choice of test images, from the images that each run "
     "got right."
 )
 RULE = (
-    f"A claim is supported if the {100 * CONFIDENCE:.0f}% interval of the difference of mean errors (Welch's t, over "
-    "seeds) lies on the claimed side of 0, contradicted if it lies on the other side, and undecided otherwise or with "
-    f"fewer than {FEWEST_SEEDS} seeds of a row. A run fails if its error is not finite or above {FAIL_ABOVE:.0f}% "
-    f"({FAILS_AT_SCALE:.0f}% if the paper prints no fails or the protocol is not the paper's; or above the error that "
-    "the claim's paper names for its protocol). That a row fails is supported if all of its runs fail, none of the "
-    "other row fails, and the interval lies on that side; it is contradicted if none of its runs fails and the "
-    "interval does not lie on that side. Runs set up before the claim was written down (seen before) do not count "
-    f"towards supported. A diverged run counts as {WORST_ERROR:.0f}%. P is the share of pairs of runs in which the "
-    f"first row's error is higher. {IMAGE_NOISE} More seeds: those that the first and the second row still lack for "
-    "an interval that leaves out 0 four times of five, if difference and spread stay as they are; runs seen before do "
-    "not count."
+    f"A claim is looked at three times at most: when the first {', '.join(map(str, LOOKS))} seeds by number that "
+    "nobody had seen before the claim was written down have ended, of both rows. Each look is Welch's t test on the "
+    f"mean errors; of an error of {100 * (1 - CONFIDENCE):.0f}% the looks spend "
+    f"{', '.join(f'{100 * spent:g}%' for spent in LOOKS.values())}, so that intervals are wider at earlier looks. "
+    "The first look whose interval leaves out 0 answers: supported on the claimed side, contradicted on the other. "
+    "Where the sweep states a margin for the scale, no difference: the interval lies within plus and minus the margin. "
+    "Undecided: no look has answered yet. A run fails by the paper's bound at its protocol "
+    f"({FAIL_ABOVE:.0f}%, or what the claim names); elsewhere if it is not better than the plain net of the table, or "
+    f"than guessing where there is none or it is the row itself, by {FAIL_MARGIN:.0f} percent points. That a row fails "
+    "is supported if also all of its runs fail and none of the other row, and contradicted if none fails and the "
+    "interval does not lie on the claimed side; not shown at this scale: a row that learns in the paper fails here by "
+    f"the same rule. A diverged run counts as {WORST_ERROR:.0f}%. Holm: the smallest p of the looks, for their number, "
+    "corrected for the distinct pairs of rows in the sweep; a second mark, not the answer. P is the share of pairs of "
+    f"runs in which the first row's error is higher. {IMAGE_NOISE}"
 )
 
 
@@ -40,35 +48,78 @@ class Outcome(StrEnum):
 
     supported = "supported"
     contradicted = "contradicted"
+    no_difference = "no difference"
+    not_shown = "not shown at this scale"
     undecided = "undecided"
 
 
 @dataclass(frozen=True)
 class Side:
-    """The runs of a row that have ended: `errors` in percent, and how many of them knew the claim at launch.
+    """The runs of a row that have ended: errors in percent, seeds, and which of them knew the claim when frozen.
 
     `wrong` says which test images made these errors, (images,) for each run, None where that is not known.
+    `identities` tell runs apart that have several names.
     """
 
     row: str
-    wrong: tuple[np.ndarray | None, ...]
     errors: tuple[float, ...]
     known: tuple[bool, ...]
+    seeds: tuple[int, ...]
+    wrong: tuple[np.ndarray | None, ...] = ()
+    identities: frozenset[str] = frozenset()
 
-    @property
-    def counted(self) -> tuple[float, ...]:
-        """The errors of the runs that were set up when the claim stood."""
-        return tuple(error for error, known in zip(self.errors, self.known, strict=True) if known)
+    @cached_property
+    def unseen(self) -> dict[int, float]:
+        """The error of each seed that nobody had seen before the claim was written down."""
+        ended = zip(self.seeds, self.errors, self.known, strict=True)
+        return {seed: error for seed, error, known in ended if known and seed not in self._seen}
+
+    def first(self, seeds: int) -> list[int]:
+        """The first unseen seeds by number, ended or not: a look may not choose among those that were trained."""
+        return list(islice((seed for seed in count() if seed not in self._seen), seeds))
+
+    def at(self, seeds: int) -> list[float] | None:
+        """The errors of the `first` seeds; None while one of them has not ended."""
+        chosen = self.first(seeds)
+        return [self.unseen[seed] for seed in chosen] if self.unseen.keys() >= {*chosen} else None
+
+    @cached_property
+    def _seen(self) -> set[int]:
+        return {seed for seed, known in zip(self.seeds, self.known, strict=True) if not known}
+
+
+@dataclass(frozen=True)
+class Look:
+    """Welch's test on the first `seeds` seeds of both rows.
+
+    `difference` is that of the mean errors in percent points, first minus second; `low` and `high` bound it with
+    1 - `spent` confidence; `p` is of this look alone.
+    """
+
+    seeds: int
+    spent: float
+    difference: float
+    low: float
+    high: float
+    p: float
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim about two rows of a column, and what their runs say; `fail_above` in percent."""
+    """A claim about two rows of a column, and what their runs say.
+
+    `fail_above` in percent; `margin` in percent points, None where the sweep states none for this scale. `learns`: the
+    rows that learn in the paper do so here, by `fail_above`. `p_holm` is set where the findings of a column are
+    gathered.
+    """
 
     claim: Claim
     first: Side
     second: Side
     fail_above: float
+    margin: float | None = None
+    learns: bool = True
+    p_holm: float | None = None
 
     @property
     def seeds(self) -> tuple[int, int]:
@@ -86,18 +137,31 @@ class Finding:
 
     @property
     def seen_before(self) -> int:
-        """Runs that were set up before the claim was written down."""
-        return sum(not known for known in (*self.first.known, *self.second.known))
+        """Runs that were frozen before the claim was written down, or repeat one that was."""
+        return sum(self.seeds) - len(self.first.unseen) - len(self.second.unseen)
+
+    @cached_property
+    def looks(self) -> list[Look]:
+        """Every look that the unseen seeds allow, first to last."""
+        sides = [(self.first.at(seeds), self.second.at(seeds), spent) for seeds, spent in LOOKS.items()]
+        return [welch(first, second, spent) for first, second, spent in sides if first and second]
 
     @property
     def difference(self) -> float | None:
-        """Of the mean errors, first minus second, in percent points; None without runs of both."""
+        """Of the mean errors, first minus second, in percent points: of the last look, or else of all runs."""
+        if self.looks:
+            return self.looks[-1].difference
         return fmean(self.first.errors) - fmean(self.second.errors) if all(self.seeds) else None
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Of the difference, over seeds; None below `FEWEST_SEEDS`."""
-        return welch_interval(self.first.errors, self.second.errors)
+        """Of the difference at the last look; None before the first."""
+        return (self.looks[-1].low, self.looks[-1].high) if self.looks else None
+
+    @property
+    def p(self) -> float | None:
+        """The smallest p of the looks, each corrected for the part of the error it spends; None before the first."""
+        return min((min(1.0, look.p * (1 - CONFIDENCE) / look.spent) for look in self.looks), default=None)
 
     @property
     def superiority(self) -> float | None:
@@ -112,75 +176,85 @@ class Finding:
             return None
         return image_noise(self.first.wrong, self.second.wrong)
 
-    @property
+    @cached_property
     def outcome(self) -> Outcome:
-        """By `RULE`."""
-        outcome = self._outcome(self.first.errors, self.second.errors)
-        if outcome is Outcome.supported:
-            return self._outcome(self.first.counted, self.second.counted)
-        return outcome
+        """By `RULE`: the first look that answers."""
+        answers = map(self._answer, self.looks)
+        return next((answer for answer in answers if answer is not Outcome.undecided), Outcome.undecided)
 
     @property
-    def more_seeds(self) -> tuple[int, int] | None:
-        """What the rows lack beside their `counted` seeds, by `seeds_needed`; None where no more can support it."""
-        if self.outcome is not Outcome.undecided or not self._may_fail:
+    def next_look(self) -> int | None:
+        """The seeds of each row at the next look; None where the claim is decided or cannot be decided any more."""
+        if self.outcome is not Outcome.undecided or (self.claim.relation is Relation.fails and self._is_mixed):
             return None
-        counted = len(self.first.counted), len(self.second.counted)
-        total = seeds_needed(self.first.errors, self.second.errors, min(counted) + 1)
-        return None if total is None else (max(total - counted[0], 0), max(total - counted[1], 0))
+        done = self.looks[-1].seeds if self.looks else 0
+        return min((seeds for seeds in LOOKS if seeds > done), default=None)
 
     @property
-    def _may_fail(self) -> bool:
-        """Whether each first run fails and no second one does, where the claim is about that."""
-        fails = [[error > self.fail_above for error in side.errors] for side in (self.first, self.second)]
-        return self.claim.relation is not Relation.fails or (all(fails[0]) and not any(fails[1]))
+    def lacking(self) -> tuple[list[int], list[int]] | None:
+        """The seeds that each row lacks for the next look; None where there is none."""
+        if (seeds := self.next_look) is None:
+            return None
+        first, second = ([seed for seed in side.first(seeds) if seed not in side.unseen] for side in self._sides)
+        return first, second
 
-    def _outcome(self, first: Sequence[float], second: Sequence[float]) -> Outcome:
-        interval = welch_interval(first, second)
-        if interval is None:
-            return Outcome.undecided
-        low, high = interval
-        if self.claim.relation is Relation.below:
-            low, high = -high, -low
+    @property
+    def chance(self) -> float | None:
+        """The probability that the next look shows a difference, if the runs so far show difference and spread."""
+        if (seeds := self.next_look) is None or min(self.seeds) < 2:
+            return None
+        return power(*_difference_and_spread(self.first.errors, self.second.errors), seeds, LOOKS[seeds])
+
+    @property
+    def _sides(self) -> tuple[Side, Side]:
+        return self.first, self.second
+
+    @property
+    def _is_mixed(self) -> bool:
+        """Whether unseen runs of the first row both fail and learn, or one of the second fails."""
+        fails = [{error > self.fail_above for error in side.unseen.values()} for side in self._sides]
+        return len(fails[0]) > 1 or True in fails[1]
+
+    def _answer(self, look: Look) -> Outcome:
+        low, high = (-look.high, -look.low) if self.claim.relation is Relation.below else (look.low, look.high)
         on_its_side, on_the_other = low > 0, high < 0
         if self.claim.relation is Relation.fails:
-            fails = [error > self.fail_above for error in first]
-            on_the_other = not on_its_side and not any(fails)
-            on_its_side &= all(fails) and not any(error > self.fail_above for error in second)
+            if not self.learns:
+                return Outcome.not_shown
+            first, second = ([error > self.fail_above for error in side.at(look.seeds) or []] for side in self._sides)
+            on_the_other = not on_its_side and not any(first)
+            on_its_side = on_its_side and all(first) and not any(second)
         if on_its_side:
             return Outcome.supported
-        return Outcome.contradicted if on_the_other else Outcome.undecided
+        if on_the_other:
+            return Outcome.contradicted
+        within = self.margin is not None and -self.margin < low and high < self.margin
+        return Outcome.no_difference if within else Outcome.undecided
 
 
-def welch_interval(first: Sequence[float], second: Sequence[float]) -> tuple[float, float] | None:
-    """Of the difference of means, at `CONFIDENCE`; None below `FEWEST_SEEDS`. Rows without any spread have no width."""
-    if min(len(first), len(second)) < FEWEST_SEEDS:
-        return None
+def welch(first: Sequence[float], second: Sequence[float], spent: float) -> Look:
+    """A look at two rows of as many seeds. Rows without any spread have an interval of no width."""
+    difference = fmean(first) - fmean(second)
     if len(set(first)) == len(set(second)) == 1:
-        return first[0] - second[0], first[0] - second[0]
+        return Look(len(first), spent, difference, difference, difference, float(difference == 0))
     with warnings.catch_warnings():  # a row without spread beside one with some is tested soundly
         warnings.filterwarnings("ignore", "Precision loss occurred in moment calculation", RuntimeWarning)
-        found = stats.ttest_ind(first, second, equal_var=False).confidence_interval(CONFIDENCE)
-    return float(found.low), float(found.high)
+        test = stats.ttest_ind(first, second, equal_var=False)
+        interval = test.confidence_interval(1 - spent)
+    return Look(len(first), spent, difference, float(interval.low), float(interval.high), float(test.pvalue))
 
 
-def seeds_needed(
-    first: Sequence[float], second: Sequence[float], least: int = FEWEST_SEEDS, power: float = 0.8, most: int = 100
-) -> int | None:
-    """Seeds of each row for an interval that leaves out 0 with probability `power`, from the spread seen so far.
+def power(difference: float, spread: float, seeds: int, spent: float) -> float:
+    """The probability that a look at two rows of `seeds` seeds and equal `spread` leaves out 0."""
+    if not spread:
+        return float(difference != 0)
+    freedom, shift = 2 * seeds - 2, abs(difference) / spread * math.sqrt(seeds / 2)
+    if shift > 30:  # certain; scipy's noncentral t has no value there
+        return 1.0
+    bound = stats.t.ppf(1 - spent / 2, freedom)
+    return float(stats.nct.sf(bound, freedom, shift) + stats.nct.cdf(-bound, freedom, shift))
 
-    The difference and the spread are taken to be those of these errors; each row needs two at least. Never below
-    `least`; None where it is more than `most`, or nothing is known.
-    """
-    if min(len(first), len(second)) < 2:
-        return None
-    difference = abs(fmean(first) - fmean(second))
-    spread = math.sqrt((np.var(first, ddof=1) + np.var(second, ddof=1)) / 2)
-    for n in range(max(least, FEWEST_SEEDS), most + 1):
-        freedom = 2 * n - 2
-        if not spread:
-            return n if difference else None
-        bound = stats.t.ppf((1 + CONFIDENCE) / 2, freedom)
-        if stats.nct.sf(bound, freedom, difference / spread * math.sqrt(n / 2)) >= power:
-            return n
-    return None
+
+def _difference_and_spread(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
+    """Of the means, and the standard deviation that the rows have together."""
+    return fmean(first) - fmean(second), math.sqrt((np.var(first, ddof=1) + np.var(second, ddof=1)) / 2)

@@ -39,7 +39,7 @@ class Results(pd.DataFrame):
     def claims(self) -> pd.DataFrame:
         """The claims in the sweeps' files, tested on these runs: a row per claim, pair of rows and protocol.
 
-        `difference` is that of the mean errors, in percent points, with the interval from `low` to `high`.
+        `difference` is that of the mean errors, in percent points, `low` to `high` its interval at the last look.
         """
         lines = []
         for table in tables_of(self._members(), own=self._own_sweeps):
@@ -49,7 +49,12 @@ class Results(pd.DataFrame):
                     names = {"sweep": table.title(index), "claim": finding.claim.text, "place": finding.claim.place}
                     rows = {"first": finding.first.row, "second": finding.other, "seeds": finding.seeds}
                     said = {"outcome": finding.outcome.value, "difference": finding.difference}
-                    lines.append(names | rows | said | {"low": low, "high": high, "seen_before": finding.seen_before})
+                    lines.append(
+                        names
+                        | rows
+                        | said
+                        | {"low": low, "high": high, "p_holm": finding.p_holm, "seen_before": finding.seen_before}
+                    )
         return pd.DataFrame(lines)
 
     def _members(self) -> list[Run]:

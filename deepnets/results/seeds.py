@@ -1,4 +1,4 @@
-"""How many seeds the claims of a grid need, from the spread that its runs have shown so far."""
+"""The seeds that the claims of a grid lack for their next look."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,20 +7,20 @@ from deepnets.config.claim import claims_of
 from deepnets.config.schema import Row
 from deepnets.config.sweep_file import SWEEPS
 from deepnets.results.claims import OTHER_DEPTH, are_of_other_depth
+from deepnets.results.finding import LOOKS
 from deepnets.results.read import read_runs
 from deepnets.results.sheet import print_sheet
 from deepnets.results.sheets import claim_sheets
-from deepnets.results.statistics import FEWEST_SEEDS
 from deepnets.results.table import tables_of
 from deepnets.runs.folder import run_folders
 from deepnets.runs.naming import folders_of
 from deepnets.system.printing import console_for
 
-SHOWN = ("claim", "error", "outcome", "n", "more seeds")
+SHOWN = ("claim", "error", "outcome", "n", "next")
 
 
 def show_seeds(rows: Sequence[Row]) -> None:
-    """Print, for a sweep with claims, what each has shown in the grid's folder, and the seeds it still needs."""
+    """Print, for a sweep with claims, what each has shown in the grid's folder, and the seeds its next look needs."""
     if not (claims := claims_of(rows[0].config.sweep)):
         return
     grids = dict.fromkeys(folder.path.parents[1] for folder in folders_of(list(rows)))
@@ -35,7 +35,11 @@ def show_seeds(rows: Sequence[Row]) -> None:
         file = f"{rows[0].choices['sweep']}.yaml"
         folder = own if own and (own / file).is_file() else SWEEPS
         is_shallow = are_of_other_depth((row.config.model for row in rows), folder / file)
-        words = f"not tested: {OTHER_DEPTH}" if is_shallow else f"each needs at least {FEWEST_SEEDS} seeds of its rows"
+        words = (
+            f"not tested: {OTHER_DEPTH}"
+            if is_shallow
+            else f"each is looked at with {', '.join(map(str, LOOKS))} seeds of its rows"
+        )
         console.print(f"claims     {len(claims)}, {words}")
     for sheet in sheets:
         print_sheet(console, sheet.of(SHOWN) if sheet.lines else sheet)

@@ -15,7 +15,20 @@ from deepnets.results.sheet import MINUS, NOTHING, Sheet, percent, signed
 from deepnets.results.statistics import CONFIDENCE, Comparison, Errors, compare_rows, rank_agreement
 from deepnets.results.table import Table
 
-CLAIM_HEADER = ("claim", "outcome", "error", "place", "n", "difference", "interval", "test set", "P", "more seeds")
+CLAIM_HEADER = (
+    "claim",
+    "outcome",
+    "error",
+    "place",
+    "n",
+    "difference",
+    "interval",
+    "look",
+    "p (Holm)",
+    "test set",
+    "P",
+    "next",
+)
 CLAIM_NUMBERS = frozenset(CLAIM_HEADER[4:])
 TEXT = frozenset({"row", "verdict", "published view", "also published", "state"})  # all other columns are numbers
 
@@ -82,7 +95,6 @@ def claim_line(finding: Finding) -> tuple[str, ...]:
     first, second = finding.seeds
     before = f" ({finding.seen_before} seen before)" if finding.seen_before else ""
     interval = f"{signed(finding.interval[0])} to {signed(finding.interval[1])}" if finding.interval else NOTHING
-    more = finding.more_seeds
     return (
         f"{finding.first.row} {finding.claim.relation} {finding.other}",
         finding.outcome,
@@ -91,10 +103,21 @@ def claim_line(finding: Finding) -> tuple[str, ...]:
         f"{first}, {second}{before}",
         signed(finding.difference),
         interval,
+        str(finding.looks[-1].seeds) if finding.looks else "",
+        NOTHING if finding.p_holm is None else f"{finding.p_holm:.2g}",
         percent(finding.image_noise),
         percent(finding.superiority),
-        f"{more[0]}, {more[1]}" if more else "",
+        _next_look(finding),
     )
+
+
+def _next_look(finding: Finding) -> str:
+    """The seeds that each row lacks for the next look, and the chance that it shows the difference seen so far."""
+    if finding.lacking is None:
+        return ""
+    first, second = (" ".join(map(str, seeds)) or "none" for seeds in finding.lacking)
+    chance = f" ({100 * finding.chance:.0f}%)" if finding.chance is not None else ""
+    return (f"seeds {first}" if first == second else f"seeds {first} and {second}") + chance
 
 
 def comparison_sheets(table: Table) -> list[Sheet]:
