@@ -21,7 +21,19 @@ from deepnets.training.hardware import describe, find_device
 BENCHES = {
     name: import_module(f"deepnets.bench.{name}")
     for name in (
-        *("training", "evaluation", "checkpoint", "ddp", "memory", "data", "imagenet", "startup", "logging", "grid"),
+        *(
+            "training",
+            "evaluation",
+            "checkpoint",
+            "ddp",
+            "memory",
+            "data",
+            "imagenet",
+            "startup",
+            "rows",
+            "logging",
+            "grid",
+        ),
         *("stacked", "lesion", "analyses", "gpu"),
     )
 }

@@ -12,20 +12,33 @@ from typing import Any, NoReturn
 
 import hydra
 from hydra._internal.utils import get_args_parser
-from hydra.conf import HydraConf
-from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from deepnets.config.compose import check_words, compose, composed, register, renamed, row_of, search_of
-from deepnets.config.composing import composing
+from deepnets.config.compose import (
+    Composed,
+    check_words,
+    compose,
+    composed,
+    explained,
+    key_of,
+    parsed,
+    plain_value,
+    renamed,
+    search_of,
+    searching,
+)
 from deepnets.config.overruled import check_options, check_widths
 from deepnets.config.places import CONF
 from deepnets.config.project import Project, check_options_folder, is_file, read_project
-from deepnets.config.schema import DEFAULTS, Row, Search
+from deepnets.config.schema import DEFAULTS, Row, Search, Sweep
 from deepnets.config.sweep_rows import rows_of
 from deepnets.errors import UserError
+
+PLUGINS = {  # Hydra's defaults; others would change nothing
+    "sweeper": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper",
+    "launcher": "hydra._internal.core_plugins.basic_launcher.BasicLauncher",
+}
 
 
 def rows_of_command() -> list[Row]:
@@ -44,14 +57,13 @@ def rows_of_command() -> list[Row]:
             print(f"{word}: read as {now}, its name since it belongs to the launcher", file=sys.stderr)
             sys.argv[place] = now
     words, project, search = _project(sys.argv[1:])
-    known = {*search.places, *_typed_places(words)}
+    flags = _flags(words)
+    known = {*search.places, *_typed_places(flags.overrides)}
     _check_folders(known)  # before Hydra reads them
-    register()
-    rows = _rows_by_rules(words, search)
-    if rows is None:
-        rows = _rows_of_hydra(_flags(search, words))
-    if not rows:
+    if flags.help or flags.hydra_help or flags.cfg or flags.info or flags.shell_completion:
+        _show(words, flags.overrides, search)
         return []
+    rows = _rows(flags.overrides, flags.multirun, search)
     sweeps = {row.choices.get("sweep") for row in rows}
     if len(sweeps) > 1:
         raise UserError(f"sweep={','.join(sorted(map(str, sweeps)))}: a command trains one sweep")
@@ -70,6 +82,44 @@ def rows_of_command() -> list[Row]:
         if project:  # trusted as a whole, so that a job elsewhere reads the list of then
             trust.append(str(project.file))
     return rows
+
+
+def _rows(words: Sequence[str], multirun: bool, search: Search) -> list[Row]:
+    """Every run of the grid, composed; a single one where no grid is asked for."""
+    check_words(words)
+    of_hydra = [word for word in words if parsed(word).is_hydra_override()]
+    if swept := [word for word in of_hydra if parsed(word).is_sweep_override()]:
+        raise UserError(f"{swept[0]}: Hydra's own settings have one value for all runs")
+    task = [word for word in words if word not in of_hydra]
+    page = _page(of_hydra, task, search)
+    for plugin, target in PLUGINS.items():
+        if page.hydra[plugin]["_target_"] != target:
+            raise UserError(f"hydra/{plugin}: deepnets multiplies and launches rows itself; leave it out")
+    sweep: Any = OmegaConf.to_object(page.config.sweep) if page.config.sweep else Sweep()
+    params: Any = OmegaConf.to_container(page.hydra.sweeper.params or OmegaConf.create({}), resolve=True)
+    if not (multirun or page.hydra.mode == RunMode.MULTIRUN or sweep.zip or sweep.exclude or sweep.union):
+        if page.config.sweep and params:
+            name = f"sweep={page.choices['sweep']}"
+            raise UserError(f"{name}: its hydra.sweeper.params make no rows; add `mode: MULTIRUN` below its `hydra:`")
+        return [compose(words, search)]
+    # The folders that hydra.searchpath names stand in this search.
+    search = search_of(page.hydra, search.defaults)
+    of_hydra = [word for word in of_hydra if key_of(word) != "hydra.searchpath"]
+    return [compose([*of_hydra, *row], search) for row in rows_of(params, sweep, task, search)]
+
+
+def _page(of_hydra: Sequence[str], task: Sequence[str], search: Search) -> Composed:
+    """What all rows share, as far as it decides which rows there are: the sweep, its axes and Hydra's own node."""
+    shared = [
+        word
+        for word in task
+        if not parsed(word).is_sweep_override() and re.fullmatch(r"(sweep|scale)\..*|[^./]+", key_of(word))
+    ]
+    page = composed((*of_hydra, *(word for word in shared if not plain_value(word))), search)
+    axes = str(OmegaConf.to_container(page.hydra.sweeper, resolve=False))
+    if any(plain_value(word) and re.search(rf"\b{key_of(word)}\b", axes) for word in shared):
+        return composed((*of_hydra, *shared), search)
+    return page
 
 
 def _project(words: Sequence[str]) -> tuple[list[str], Project | None, Search]:
@@ -91,7 +141,7 @@ def _project(words: Sequence[str]) -> tuple[list[str], Project | None, Search]:
 def _typed_places(words: Iterable[str]) -> list[str]:
     """Where options are searched for by `hydra.searchpath=[file://FOLDER]`."""
     typed = [word for word in words if word.startswith("hydra.searchpath=")]
-    values = [override.value() for override in OverridesParser.create().parse_overrides(typed)]
+    values = [parsed(word).value() for word in typed]
     return [place for value in values if isinstance(value, list) for place in value if isinstance(place, str)]
 
 
@@ -101,73 +151,41 @@ def _check_folders(places: Iterable[str]) -> None:
             check_options_folder(Path(place.removeprefix("file://")))
 
 
-def _flags(search: Search, words: Sequence[str]) -> list[str]:
-    """The words for Hydra, which takes its flags in front.
+def _flags(words: Sequence[str]) -> argparse.Namespace:
+    """Hydra's flags among the words, and the other words as `overrides`.
 
     Raises:
-        UserError: a flag that there is not, or that lacks its value.
+        UserError: a flag that there is not, that lacks its value, or that deepnets does not have.
     """
 
     def refuse(message: str) -> NoReturn:
         raise UserError(f"{message}; options are written as key=value, and --hydra-help lists all flags")
 
-    several = ("-m", "--multirun")
-    folders = [word for place in search.places for word in ("--config-dir", place.removeprefix("file://"))]
-    in_front = sorted([*folders, "--config-name", search.defaults, *words], key=lambda word: word not in several)
     parser = get_args_parser()
     parser.error = refuse  # type: ignore[method-assign]  # which would print how Hydra is used, over eight lines
-    parser.parse_args(in_front)
-    return in_front
-
-
-def _rows_by_rules(words: Sequence[str], search: Search) -> list[Row] | None:
-    """The rows of a sweep with rules, which Hydra's sweeper does not know; None of others, and where flags ask."""
-    typed_words = [word for word in words if word not in ("-m", "--multirun")]
-    sweeps = [word for word in typed_words if re.fullmatch(r"sweep=[^,]+", word)]
-    if not sweeps or any(word.startswith("-") for word in typed_words):
-        return None
-    check_words(typed_words)
-    of_hydra = [word for word in typed_words if word.lstrip("+~").startswith("hydra.")]
-    scales = [word for word in typed_words if re.fullmatch(r"scale=[^,]+", word)]
-    page = composed((*of_hydra, *scales, sweeps[-1]), search)[0]
-    rules: Any = OmegaConf.to_object(page.sweep) if page.sweep else None
-    if not (rules and (rules.zip or rules.exclude or rules.union)):
-        return None
-    params: Any = OmegaConf.to_container(page.hydra.sweeper.params or OmegaConf.create({}), resolve=True)
-    overrides = [word for word in typed_words if word not in of_hydra]
-    return [compose([*of_hydra, *row], search) for row in rows_of(params, rules, overrides)]
-
-
-def _rows_of_hydra(words: Sequence[str]) -> list[Row]:
-    jobs = _composed(words)
-    if not jobs:
-        return []
-    config, job = jobs[0]
-    if config.sweep and job.sweeper.params and job.mode != RunMode.MULTIRUN:
-        name = f"sweep={job.runtime.choices['sweep']}"
-        raise UserError(f"{name}: its hydra.sweeper.params make no rows; add `mode: MULTIRUN` below its `hydra:`")
-    search = search_of(job, job.job.config_name or DEFAULTS)
-    return [row_of(config, dict(job.runtime.choices), job.overrides.task, search) for config, job in jobs]
-
-
-def _composed(words: Sequence[str]) -> list[tuple[DictConfig, HydraConf]]:
-    """Every row of the grid with Hydra's own node; nothing is checked, written or trained before all are composed."""
-    rows: list[tuple[DictConfig, HydraConf]] = []
-
-    @hydra.main(version_base="1.3", config_path=str(CONF), config_name=DEFAULTS)
-    def note(config: DictConfig) -> None:
-        rows.append((config, HydraConfig.get()))
-
-    if any(word.startswith(("--config-path", "-cp")) for word in words):
+    flags = parser.parse_intermixed_args(list(words))
+    if flags.config_path is not None:
         raise UserError("--config-path: cannot replace the options of deepnets; add your own with --config-dir")
-    typed_words, sys.argv = sys.argv, [sys.argv[0], *words]  # where Hydra reads them
+    if flags.experimental_rerun is not None:
+        raise UserError("--experimental-rerun: the same command again resumes a run")
+    return flags
+
+
+def _show(words: Sequence[str], overrides: Sequence[str], search: Search) -> None:
+    """Let Hydra print what its flags among the words ask for, such as --help or --cfg."""
+
+    @hydra.main(version_base="1.3", config_path=str(CONF), config_name=search.defaults)
+    def nothing(config: DictConfig) -> None:
+        """Not called: Hydra has printed."""
+
+    check_words(overrides)
+    in_front = [word for word in words if word not in overrides]
+    typed_words, sys.argv = sys.argv, [sys.argv[0], *in_front, *overrides]  # where Hydra reads them
     try:
-        with _errors_raised(), composing(words):
-            check_words(word for word in words if "=" in word and not word.startswith("-"))
-            note()
+        with _errors_raised(), explained(overrides), searching(search):
+            nothing()
     finally:
         sys.argv = typed_words
-    return rows
 
 
 @contextmanager

@@ -1,24 +1,37 @@
-"""From YAML and overrides to a configuration."""
+"""From YAML and overrides to configurations.
+
+Hydra composes each distinct choice of options once, which takes a tenth of a second; a run's plain values, such as its
+seed, are set on a copy of the typed configuration.
+"""
 
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import fields
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from enum import Enum
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import hydra
 from hydra import initialize_config_dir
+from hydra.conf import HydraConf
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
-from deepnets.config.composing import WithoutCallbacks, composing
 from deepnets.config.frozen import refuse_interpolations
+from deepnets.config.identity import flat
 from deepnets.config.places import CONF, home, program
 from deepnets.config.resolvers import at_scale, case, choice, log_uniform, uniform
 from deepnets.config.schema import Config, Row, Search
@@ -26,6 +39,106 @@ from deepnets.errors import UserError
 
 ABSENT = object()  # where there is no such key
 CONF_ALONE = Search()
+CALLBACKS = {"callbacks": None}  # of Hydra's defaults
+NODES = ("model", "dataset", "optimizer", "schedule", "launcher")  # their keys are those of the chosen option
+COMPOSED_NODES = ("hydra", "scale", "setting", "sweep")  # other values, or which rows there are, depend on them
+
+
+@dataclass
+class NoCallback:
+    """Empty schema: every callback name is an unknown key."""
+
+
+@dataclass
+class WithoutCallbacks(HydraConf):
+    """Hydra's own node, where no option can name a class for Hydra to call."""
+
+    defaults: list[Any] = field(default_factory=lambda: [each for each in HydraConf().defaults if each != CALLBACKS])
+    callbacks: dict[str, NoCallback] = field(default_factory=dict)  # type: ignore[assignment]
+
+
+class OptionFolders(SearchPathPlugin):
+    """Tells Hydra where options are besides conf/: `places` of the `Search` for which it composes."""
+
+    places: ClassVar[tuple[str, ...]] = ()
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Called by Hydra."""
+        for place in self.places:
+            search_path.append("deepnets", place)
+
+
+@contextmanager
+def searching(search: Search) -> Iterator[None]:
+    """Within, Hydra finds the options of `search` and knows the schemas and the resolvers."""
+    register()
+    before, OptionFolders.places = OptionFolders.places, search.places
+    try:
+        yield
+    finally:
+        OptionFolders.places = before
+
+
+@cache
+def register() -> None:
+    """Make the schemas and the resolvers known to Hydra, which reads them while it composes."""
+    Plugins.instance().register(OptionFolders)
+    ConfigStore.instance().store(name="config", node=Config)
+    ConfigStore.instance().store(group="hydra", name="config", node=WithoutCallbacks, provider="hydra")
+    OmegaConf.register_new_resolver("repository", lambda path: str(home() / path), replace=True)
+    OmegaConf.register_new_resolver("program", program, replace=True)
+    OmegaConf.register_new_resolver("folder_name", lambda path: Path(path).resolve().name, replace=True)
+    for resolver in (at_scale, case, log_uniform, uniform, choice):
+        OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)
+    # Where Hydra may write the copy of the configuration that it insists on; every grid overwrites it.
+    scratch = Path(tempfile.gettempdir()) / f"deepnets-{os.getuid()}"
+    OmegaConf.register_new_resolver("scratch", lambda: str(scratch), replace=True)
+
+
+def compose(overrides: Sequence[str], search: Search = CONF_ALONE) -> Row:
+    """The run that conf/train.yaml is with these overrides of `train`.
+
+    Hydra composes the overrides that choose options, add or delete keys, or have keys that an interpolation reads. The
+    others are set on a copy of what it composed, where the schema takes them.
+
+    Raises:
+        HydraException: an unknown option or key. OmegaConfBaseException, UserError: as `typed`.
+    """
+    plain = _plain_values(overrides)
+    base = _base(tuple(word for word in overrides if word not in plain), search)
+    while refused := base.refused(plain):
+        plain = {word: value for word, value in plain.items() if word not in refused}
+        base = _base(tuple(word for word in overrides if word not in plain), search)
+    config = base.copy()
+    for key, value in plain.values():
+        _set(config, key, value)
+    task = tuple(word for word in overrides if not parsed(word).is_hydra_override())
+    return Row(_with_absolute_folders(config), dict(base.choices), task, base.search)
+
+
+@dataclass(frozen=True)
+class Composed:
+    """What Hydra composed of overrides: the configuration, Hydra's own node, and the option chosen in each group."""
+
+    config: DictConfig
+    hydra: Any
+    choices: dict[str, str]
+
+
+@cache
+def composed(overrides: tuple[str, ...], search: Search = CONF_ALONE) -> Composed:
+    """What Hydra composes; `typed` makes a run of it.
+
+    Raises:
+        HydraException: an unknown option or key. UserError: as `check_words` and `explained`.
+    """
+    check_words(overrides)
+    with searching(search), explained(overrides), initialize_config_dir(str(CONF), version_base="1.3"):
+        config = hydra.compose(search.defaults, list(overrides), return_hydra_config=True)
+    node = config.hydra
+    with open_dict(config):
+        del config["hydra"]
+    return Composed(config, node, dict(node.runtime.choices))
 
 
 def typed(composed: DictConfig) -> Config:
@@ -57,22 +170,152 @@ def typed(composed: DictConfig) -> Config:
         raise UserError(
             f"setting={config.setting}: numbers the trials of a random search, but this is no random search"
         )
+    return _with_absolute_folders(config)
+
+
+def _with_absolute_folders(config: Config) -> Config:
     for node, key in ((vars(config), "output_root"), (config.dataset, "root")):
         if isinstance(node.get(key), str) and node[key]:  # an empty one is refused, and is not the working directory
             node[key] = os.path.abspath(os.path.expanduser(node[key]))
     return config
 
 
-def row_of(composed: DictConfig, choices: dict[str, str], overrides: Iterable[str], search: Search) -> Row:
-    """The run that Hydra composed, with what named it.
+Plain = dict[str, tuple[str, Any]]  # by override, its key and its value
+
+
+def _plain_values(overrides: Sequence[str]) -> Plain:
+    """The overrides that set one value each, on which no other override bears."""
+    plain = {word: value for word in overrides if (value := plain_value(word))}
+    keys = [key for word in overrides if (key := key_of(word)) not in NODES]
+    return {word: (key, value) for word, (key, value) in plain.items() if sum(_overlap(key, it) for it in keys) == 1}
+
+
+@cache
+def plain_value(word: str) -> tuple[str, Any] | None:
+    """Key and value of an override that sets a value which is known before anything is composed; None of others."""
+    override = parsed(word)
+    is_value = override.type == OverrideType.CHANGE and not override.package and not override.is_sweep_override()
+    key, value = override.key_or_group, override.value()
+    if not is_value or not re.fullmatch(r"\w+(\.\w+)*", key) or key.split(".")[0] in COMPOSED_NODES:
+        return None
+    values = value if isinstance(value, list) else [value]
+    is_plain = all(each is None or isinstance(each, bool | int | float) or _is_plain_text(each) for each in values)
+    return (key, value) if is_plain else None
+
+
+def _is_plain_text(value: Any) -> bool:
+    return isinstance(value, str) and "${" not in value and value != MISSING
+
+
+@dataclass(frozen=True)
+class _Base:
+    """A composed choice of options, on copies of which plain values are set.
+
+    Attributes:
+        config: it as a run; or why it is none, which an override may mend.
+        open_keys: the keys whose value is missing or an interpolation.
+        read: the keys that interpolations mention.
+    """
+
+    config: Config | UserError | OmegaConfBaseException
+    choices: dict[str, str]
+    search: Search
+    open_keys: frozenset[str]
+    read: frozenset[str]
+
+    def copy(self) -> Config:
+        """A copy that shares only the sweep, which nobody changes.
+
+        Raises:
+            UserError, OmegaConfBaseException: it is no run.
+        """
+        if isinstance(self.config, Exception):
+            raise self.config
+        nodes = {name: deepcopy(getattr(self.config, name)) for name in (*NODES, "trusted_targets")}
+        return replace(self.config, **nodes)
+
+    def refused(self, plain: Plain) -> list[str]:
+        """The overrides that Hydra has to compose."""
+        if isinstance(self.config, Exception):
+            return [word for word, (key, _) in plain.items() if key in self.open_keys] or list(plain)
+        return [word for word, (key, value) in plain.items() if not self._takes(key, value)]
+
+    def _takes(self, key: str, value: Any) -> bool:
+        """Whether the value set on a copy gives what Hydra composes with it."""
+        if key in self.choices or any(_overlap(key, mentioned) for mentioned in self.read):
+            return False
+        first, _, rest = key.partition(".")
+        if not rest:
+            return first not in NODES and _converted(first, value) is not ABSENT
+        return first in NODES and not isinstance(value_at(self.config, key, {}), dict)
+
+
+@cache
+def _base(overrides: tuple[str, ...], search: Search) -> _Base:
+    found = composed(overrides, search)
+    open_values = {
+        key: value
+        for key, value in flat(OmegaConf.to_container(found.config, resolve=False)).items()
+        if value == MISSING or "${" in str(value)
+    }
+    read = frozenset(
+        mention for value in open_values.values() for mention in re.findall(r"\.*\w+(?:\.\w+)*", str(value))
+    )
+    run: Config | UserError | OmegaConfBaseException
+    try:
+        run = typed(found.config)
+    except (UserError, OmegaConfBaseException) as error:
+        run = error
+    return _Base(run, found.choices, search_of(found.hydra, search.defaults), frozenset(open_values), read)
+
+
+def _overlap(key: str, other: str) -> bool:
+    """Whether one of two dotted keys is the other or lies below it; `other` may be relative, as `..depth` is."""
+    if other.startswith("."):
+        return f".{other.lstrip('.')}." in f".{key}."
+    return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
+
+
+def _set(config: Config, key: str, value: Any) -> None:
+    *path, last = key.split(".")
+    if not path:
+        setattr(config, key, _converted(key, value))
+        return
+    node: dict[str, Any] = getattr(config, path[0])
+    for name in path[1:]:
+        node = node[name]
+    node[last] = deepcopy(value)
+
+
+def _converted(key: str, value: Any) -> Any:
+    """The value as `Config` types it; `ABSENT` where it refuses it."""
+    schema = _schema()
+    try:
+        OmegaConf.update(schema, key, value)
+    except OmegaConfBaseException:
+        return ABSENT
+    return OmegaConf.to_container(schema[key]) if isinstance(value, list) else schema[key]
+
+
+@cache
+def _schema() -> DictConfig:
+    return OmegaConf.structured(Config)
+
+
+def key_of(word: str) -> str:
+    """The key that an override sets, adds or deletes."""
+    return word.lstrip("+~").partition("=")[0].partition("@")[0]
+
+
+@cache
+def parsed(word: str) -> Override:
+    """An override as Hydra reads it.
 
     Raises:
-        UserError: as `typed`, or it has the name of another scale, by which values would be chosen.
+        OverrideParseException: it cannot be read.
     """
-    config = typed(composed)
-    if config.scale.name != choices["scale"]:
-        raise UserError(f"scale.name={config.scale.name}: is set by scale={choices['scale']}; take another scale=NAME")
-    return Row(config, choices, tuple(overrides), search)
+    with explained((word,)):
+        return OverridesParser.create().parse_overrides([word])[0]  # whose errors name the word
 
 
 def renamed(word: str) -> str:
@@ -97,68 +340,44 @@ def check_words(words: Iterable[str]) -> None:
         if equals and not group:
             raise UserError(f"{word}: needs a key in front of the =")
         if equals and (CONF / group).is_dir():
-            (override,) = OverridesParser.create().parse_overrides([word])
+            override = parsed(word)
             if not override.is_sweep_override() and not isinstance(override.value(), str):
                 raise UserError(f"{word}: {group} needs the name of an option; --help lists all")
 
 
-def register() -> None:
-    """Make the schemas and the resolvers known to Hydra, which reads them while it composes."""
-    ConfigStore.instance().store(name="config", node=Config)
-    ConfigStore.instance().store(group="hydra", name="config", node=WithoutCallbacks, provider="hydra")
-    OmegaConf.register_new_resolver("repository", lambda path: str(home() / path), replace=True)
-    OmegaConf.register_new_resolver("program", program, replace=True)
-    OmegaConf.register_new_resolver("folder_name", lambda path: Path(path).resolve().name, replace=True)
-    for resolver in (at_scale, case, log_uniform, uniform, choice):
-        OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)
-    # Where Hydra may write the copy of the configuration that it insists on; every grid overwrites it.
-    scratch = Path(tempfile.gettempdir()) / f"deepnets-{os.getuid()}"
-    OmegaConf.register_new_resolver("scratch", lambda: str(scratch), replace=True)
-
-
-def compose(overrides: Sequence[str], search: Search = CONF_ALONE) -> Row:
-    """The run that conf/train.yaml is with these overrides of `train`.
+@contextmanager
+def explained(words: Iterable[str]) -> Iterator[None]:
+    """Within, only Hydra works: what it asserts, or looks up in vain, is wrong in the words or in a file of options.
 
     Raises:
-        HydraException: an unknown option or key. UserError: as `typed`.
+        UserError: so it is, or there is no such group of options.
     """
-    cached, choices = composed(tuple(overrides), search)
-    config = deepcopy(cached)
-    with open_dict(config):
-        del config["hydra"]
-    return row_of(config, choices, cached.hydra.overrides.task, search_of(cached.hydra, search.defaults))
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, UserError, MemoryError) as error:
+        if found := re.match(r"Could not override '((.+)/.+)'\.", str(error)):  # only groups have a / in their names
+            groups = [str(group.relative_to(CONF)) for group in CONF.rglob("*/")]
+            if found[1] in groups:
+                raise UserError(f"{found[1]}: the chosen {found[2]} has no such part; leave it out") from error
+            near = get_close_matches(found[1], groups, 1)
+            listed = f"the nearest: {near[0]}" if near else "--help lists all"
+            raise UserError(f"{found[1]}: no such group of options; {listed}") from error
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the system; OmegaConf raises it without
+            raise
+        reason = f"Hydra cannot compose this: {' '.join(str(error).split()) or type(error).__name__}"
+        if isinstance(error, AssertionError):
+            words = [word for word in words if "." in word.partition("=")[0]]
+            reason = f"a key here lies below one that has no value ({reason})"
+        raise UserError(f"{' '.join(words)}: {reason}") from error
 
 
-@cache
-def composed(overrides: tuple[str, ...], search: Search = CONF_ALONE) -> tuple[DictConfig, dict[str, str]]:
-    """The configuration and Hydra's own node as they are composed, and the option chosen in every group."""
-    register()
-    check_words(overrides)
-    # Hydra's compose finds the file that is one run in the first place only.
-    places = [f"file://{CONF}", *search.places]
-    first = next((place for place in places if _holds(place, search.defaults)), places[0])
-    others = [place for place in places if place != first]
-    words = [*overrides, *([f"hydra.searchpath=[{','.join(map(_quoted, others))}]"] if search.places else [])]
-    with initialize_config_dir(first.removeprefix("file://"), version_base="1.3"), composing(overrides):
-        config = hydra.compose(search.defaults, words, return_hydra_config=True)
-    return config, dict(config.hydra.runtime.choices)
-
-
-def search_of(composed: Any, defaults: str) -> Search:
-    """Where the options were searched for that Hydra's own node says it was composed of."""
-    sources = [(each.provider, each.schema, each.path) for each in composed.runtime.config_sources]
+def search_of(hydra_node: Any, defaults: str) -> Search:
+    """Where Hydra's own node says that the options were searched for."""
+    sources = [(each.provider, each.schema, each.path) for each in hydra_node.runtime.config_sources]
     places = (f"{schema}://{path}" for provider, schema, path in sources if provider not in ("hydra", "schema"))
-    return Search(tuple(place for place in places if place != f"file://{CONF}"), defaults)
-
-
-def _holds(place: str, name: str) -> bool:
-    return place.startswith("file://") and (Path(place.removeprefix("file://")) / f"{name}.yaml").is_file()
-
-
-def _quoted(word: str) -> str:
-    """As Hydra's grammar reads any text."""
-    escaped = word.replace("'", "\\'")
-    return f"'{escaped}'"
+    return Search(tuple(dict.fromkeys(place for place in places if place != f"file://{CONF}")), defaults)
 
 
 def selected(config: DictConfig, key: str, otherwise: Any = None, resolve: bool = True) -> Any:
@@ -167,3 +386,16 @@ def selected(config: DictConfig, key: str, otherwise: Any = None, resolve: bool 
     if OmegaConf.is_config(value):
         return OmegaConf.to_container(value, resolve=resolve)
     return value.name if isinstance(value, Enum) else value
+
+
+def value_at(config: Any, key: str, otherwise: Any = None) -> Any:
+    """`selected` of a typed configuration."""
+    node = config
+    for name in key.split("."):
+        if isinstance(node, list):
+            node = node[int(name)] if name.isdecimal() and int(name) < len(node) else ABSENT
+        else:
+            node = node.get(name, ABSENT) if isinstance(node, dict) else getattr(node, name, ABSENT)
+        if node is ABSENT:
+            return otherwise
+    return node.name if isinstance(node, Enum) else node

@@ -5,10 +5,9 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
 from typing import Any
-
-from omegaconf import OmegaConf
 
 from deepnets.config.schema import Config
 
@@ -46,8 +45,18 @@ def is_execution(key: str) -> bool:
 
 def identity(config: Config) -> dict[str, Any]:
     """The settings that make the run what it is: all but `EXECUTION_KEYS`."""
-    plain: Any = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
-    return _essential(plain)
+    return _essential(_plain_values(config))
+
+
+def _plain_values(node: Any) -> Any:
+    """Nested dataclasses as dictionaries, enumerations by name."""
+    if is_dataclass(node):
+        return {field.name: _plain_values(getattr(node, field.name)) for field in fields(node)}
+    if isinstance(node, dict):
+        return {key: _plain_values(value) for key, value in node.items()}
+    if isinstance(node, list | tuple):
+        return [_plain_values(value) for value in node]
+    return node.name if isinstance(node, Enum) else node
 
 
 def _essential(settings: dict[str, Any]) -> dict[str, Any]:

@@ -5,9 +5,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from deepnets.config.compose import ABSENT, composed, selected
+from deepnets.config.compose import ABSENT, Composed, composed, key_of, selected, value_at
 from deepnets.config.identity import flat, is_execution
 from deepnets.config.schema import Row
 from deepnets.errors import UserError
@@ -31,8 +31,8 @@ def check_options(row: Row) -> None:
     if not pages:
         return
     scale = f"scale={row.choices['scale']}"
-    page, own = composed((*pages, scale), row.search)
-    axes = _options_on_axes(page)
+    page = composed(tuple(word for word in row.overrides if key_of(word) in {*PAGES, "scale"}), row.search)
+    axes, own = _options_on_axes(page), page.choices
     typed = {word.partition("=")[0].lstrip("+~") for word in row.overrides}
     for group in sorted(typed & own.keys() - {*PAGES, "scale"}):
         option = row.choices[group]
@@ -40,10 +40,10 @@ def check_options(row: Row) -> None:
             continue
         replaced, chosen = _words({**row.choices, **own}), _words(row.choices)
         alternatives = (replaced, chosen, (*chosen, *pages))
-        alike, alone, here = (composed((*words, scale), row.search)[0] for words in alternatives)
+        alike, alone, here = (composed((*words, scale), row.search).config for words in alternatives)
         others = tuple(f"{key.replace('/', '.')}." for key in typed - {group} if not group.startswith(f"{key}/"))
         overruled = {
-            key: (selected(OmegaConf.structured(row.config), key), selected(alone, key, ABSENT))
+            key: (value_at(row.config, key), selected(alone, key, ABSENT))
             for key in _differing(group.replace("/", "."), alike, alone, here)
             if not f"{key}.".startswith(others)
         }
@@ -61,7 +61,7 @@ def check_widths(row: Row) -> None:
     if row.config.scale.name != "deep" or typed:
         return
     model = row.choices["model"]
-    widths = selected(composed((f"model={model}",), row.search)[0], "model.widths")
+    widths = selected(composed((f"model={model}",), row.search).config, "model.widths")
     if widths not in WIDTHS:
         raise UserError(
             f"scale=deep trains a quarter of the widths {' or '.join(map(str, WIDTHS))}; model={model} has "
@@ -69,10 +69,10 @@ def check_widths(row: Row) -> None:
         )
 
 
-def _options_on_axes(page: DictConfig) -> dict[str, list[str]]:
+def _options_on_axes(page: Composed) -> dict[str, list[str]]:
     """By axis of the sweep and of each entry of its union, the values."""
     found: dict[str, list[str]] = {}
-    for axes in (page.hydra.sweeper.params or {}, *(page.sweep.union if page.sweep else ())):
+    for axes in (page.hydra.sweeper.params or {}, *(page.config.sweep.union if page.config.sweep else ())):
         for axis, values in axes.items():
             words = re.split(r"[,\s]+", values) if isinstance(values, str) else values
             found.setdefault(axis, []).extend(words if isinstance(words, Sequence) else [words])

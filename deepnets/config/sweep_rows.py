@@ -1,17 +1,22 @@
-"""The rows of a sweep whose file pairs axes, leaves rows out or joins blocks: `sweep.zip`, `exclude` and `union`."""
+"""The rows of a grid: every combination of its axes, less what `sweep.zip`, `exclude` and `union` of its file say."""
 
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, product
+from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
 
-from deepnets.config.composing import LARGEST_GRID, TOO_LARGE, check_size
+from deepnets.config.compose import CONF_ALONE, explained, parsed, searching
 from deepnets.config.identity import plain
-from deepnets.config.schema import Sweep
+from deepnets.config.places import CONF
+from deepnets.config.schema import Search, Sweep
 from deepnets.config.sweep_file import set_at_scale, sweep_of
 from deepnets.errors import UserError
 
@@ -19,17 +24,23 @@ Axes = dict[str, list[str]]  # the values of each axis, as they are typed
 Row = dict[str, str]
 R = TypeVar("R")
 
+LARGEST_GRID = 10_000  # runs of one command, which are all composed before the first one starts
+TOO_LARGE = f"a grid of more than {LARGEST_GRID:,} runs, the most that one command composes"
 
-def rows_of(params: Mapping[str, Any], sweep: Sweep, typed: Sequence[str]) -> list[list[str]]:
+
+def rows_of(
+    params: Mapping[str, Any], sweep: Sweep, typed: Sequence[str], search: Search = CONF_ALONE
+) -> list[list[str]]:
     """The overrides of each row: `params` are the axes of the file, `typed` the words of the command.
 
     A word that sets an axis narrows it; one that sets all axes of a pairing pairs its own values.
 
     Raises:
-        UserError: a rule names no axis or pairs lists of two lengths, two rows are equal, a value that was typed has
-            no row left, or there are more than `LARGEST_GRID` rows; names the rule.
+        OverrideParseException: a word cannot be read.
+        UserError: a rule names no axis or pairs lists of two lengths, two entries of a union give one row, a value that
+            was typed has no row left, or there are more than `LARGEST_GRID` rows; names the rule.
     """
-    words = _axes(typed)
+    words = _axes(typed, search)
     entries = [_axes_of(entry) for entry in sweep.union or [{}]]
     joining = {key for entry in entries for key in entry}
     blocks = [_axes_of(params) | entry for entry in entries]
@@ -42,15 +53,15 @@ def rows_of(params: Mapping[str, Any], sweep: Sweep, typed: Sequence[str]) -> li
     joined = _bounded(row for block in blocks for row in _rows(block, known, joining, sweep.zip, words))
     rows = [row for row in joined if not any(_matches(row, _axes_of(entry)) for entry in sweep.exclude)]
     for key in [key for key in words if key in known]:
-        for value in words[key]:
-            if not any(row.get(key) == value for row in rows):
-                left_out = any(row.get(key) == value for row in joined)
-                rule = "exclude" if left_out else "union" if sweep.union else "zip"
-                raise UserError(f"sweep.{rule}: leaves no row with {key}={value}")
+        left = {row.get(key) for row in rows}
+        for value in [value for value in words[key] if value not in left]:
+            left_out = any(row.get(key) == value for row in joined)
+            rule = "exclude" if left_out else "union" if sweep.union else "zip"
+            raise UserError(f"sweep.{rule}: leaves no row with {key}={value}")
     if not rows:
         raise UserError("sweep.exclude: leaves no row of this sweep")
     equal = [row for row, count in Counter(" ".join(sorted(_typed(row))) for row in rows).items() if count > 1]
-    if equal:
+    if equal and sweep.union:
         raise UserError(f"sweep.union: two of its entries produce the row {equal[0]}")
     constant = {key: values for key, values in words.items() if key not in known}
     return _bounded(_typed(row) + _typed(more) for row in rows for more in _products(constant))
@@ -115,7 +126,7 @@ def _products(axes: Axes) -> Iterator[Row]:
 
 
 def _typed(row: Row) -> list[str]:
-    return [f"{key}={value}" for key, value in row.items()]
+    return [key if key.startswith("~") and not value else f"{key}={value}" for key, value in row.items()]
 
 
 def _axes_of(node: Mapping[str, Any]) -> Axes:
@@ -130,12 +141,51 @@ def _axes_of(node: Mapping[str, Any]) -> Axes:
     return axes
 
 
-def _axes(words: Sequence[str]) -> Axes:
+def _axes(words: Sequence[str], search: Search = CONF_ALONE) -> Axes:
     axes: Axes = {}
-    overrides = OverridesParser.create().parse_overrides(list(words))
-    check_size(overrides)
+    overrides = _parsed(words, search)
+    _check_size(overrides)
     for override in overrides:
-        is_list = override.is_discrete_sweep()
-        values = list(override.sweep_string_iterator()) if is_list else [override.get_value_element_as_str()]
+        word = override.input_line or ""
+        if override.is_sweep_override() and not override.is_discrete_sweep():
+            raise UserError(f"{word}: is no list of values; write them with commas, or as range(...)")
+        with explained((word,)):
+            values = list(override.sweep_string_iterator()) if override.is_sweep_override() else [_written(override)]
+        if not values:
+            raise UserError(f"{word}: names no value")
         axes[override.get_key_element()] = values
     return axes
+
+
+def _written(override: Override) -> str:
+    """The value as one way of writing it, by which equal values are found; Hydra would quote an interpolation."""
+    word = override.input_line or ""
+    return word.partition("=")[2] if "${" in word or "=" not in word else override.get_value_element_as_str()
+
+
+def _parsed(words: Sequence[str], search: Search) -> list[Override]:
+    if not any("glob(" in word for word in words):
+        return [parsed(word) for word in words]
+    with searching(search), initialize_config_dir(str(CONF), version_base="1.3"):  # where the options are listed
+        return OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides(list(words))
+
+
+def _check_size(overrides: Iterable[Override]) -> None:
+    """Raises a UserError where the values of these words are a grid of more runs than `LARGEST_GRID`."""
+    runs = 1.0
+    for override in {override.get_key_element(): override for override in overrides}.values():  # the last of a key
+        runs *= _number_of_values(override.value())
+        if not runs <= LARGEST_GRID:  # or no number
+            raise UserError(f"{override.input_line}: {TOO_LARGE}")
+
+
+def _number_of_values(sweep: Any) -> float:
+    """Of the sweep that a word is, without writing it out; 1 of a word that is none."""
+    if isinstance(sweep, ChoiceSweep):
+        return len(sweep.list)
+    if isinstance(sweep, RangeSweep) and sweep.step:  # Hydra refuses a step of 0
+        try:
+            return max((sweep.stop - sweep.start) / sweep.step, 0.0)  # type: ignore[operator]
+        except OverflowError:
+            return inf
+    return 1.0

@@ -4,9 +4,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
-from omegaconf import OmegaConf
-
-from deepnets.config.compose import ABSENT, composed, selected
+from deepnets.config.compose import ABSENT, composed, selected, value_at
 from deepnets.config.identity import is_execution, plain
 from deepnets.config.schema import Row
 from deepnets.errors import UserError, brief
@@ -70,12 +68,12 @@ def _changes(row: Row, naming: set[str]) -> list[str]:
         return *sorted(f"{group}={option}" for group, option in groups.items() if group in among), *axes
 
     # A protocol chooses options too, so that it is compared first, and the others with what it chooses.
-    protocol = composed(chosen(naming), row.search)[1]["protocol"]
-    usual_choices = composed(chosen({*naming, "protocol"}), row.search)[1] | {"protocol": protocol}
+    protocol = composed(chosen(naming), row.search).choices["protocol"]
+    usual_choices = composed(chosen({*naming, "protocol"}), row.search).choices | {"protocol": protocol}
     changed = {key: value for key, value in groups.items() if key not in naming and usual_choices.get(key) != value}
-    usual, here = composed(chosen(set(groups)), row.search)[0], OmegaConf.structured(row.config)
+    usual = composed(chosen(set(groups)), row.search).config
     for key in values:
-        value = selected(here, key)
+        value = value_at(row.config, key)
         if value == selected(usual, key) or (value is None and key in BUDGETS):
             continue
         changed[key] = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
@@ -85,7 +83,7 @@ def _changes(row: Row, naming: set[str]) -> list[str]:
 def _axis_value(row: Row, axis: str) -> str:
     if axis in row.choices:
         return row.choices[axis]
-    value = OmegaConf.select(OmegaConf.structured(row.config), axis, default=ABSENT)
+    value = value_at(row.config, axis, ABSENT)
     if value is ABSENT:
         raise UserError(f"sweep.axes: {axis} is neither a group of options nor a key of the configuration")
     return str(value)

@@ -125,7 +125,7 @@ def test_many_hostile_values_are_refused_in_a_line(tmp_path: Path, part: int) ->
 
 def hydra_overrides() -> list[str]:
     """Another value for each of Hydra's own keys."""
-    plain = OmegaConf.to_container(composed(())[0].hydra, resolve=False)
+    plain = OmegaConf.to_container(composed(()).hydra, resolve=False)
     words = []
     for key, value in flat(plain, "hydra").items():
         if isinstance(value, bool):

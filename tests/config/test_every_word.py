@@ -12,6 +12,7 @@ from deepnets.config.command_line import rows_of_command
 from deepnets.config.compose import compose, composed
 from deepnets.config.identity import flat
 from deepnets.config.places import CONF
+from deepnets.config.schema import Row
 from deepnets.errors import UserError, readable
 from deepnets.runs.naming import folder_of
 from deepnets.training.checks import check_settings
@@ -51,13 +52,21 @@ SWEEPS = [[], [], [], ["sweep=digits_shortcuts"], ["-m", "seed=0,1"], ["scale=mi
         (["iterations=10"], "'epochs=164 iterations=null' or 'epochs=null iterations=10'"),
         (["--nope"], "unrecognized arguments: --nope; options are written as key=value"),
         (["--cfg", "nope"], "--cfg/-c: invalid choice: 'nope'"),
-        (["--multirun", "hydra.sweeper._target_=os.system"], "os.system"),
+        (
+            ["--multirun", "hydra.sweeper._target_=os.system"],
+            "hydra/sweeper: deepnets multiplies and launches rows itself",
+        ),
         (["+hydra.callbacks={a:{_target_:os.mkdir}}"], "hydra.callbacks"),
         (["hydra.searchpath=[file:///nowhere]"], "/nowhere: no such folder of options"),
         (["-m", "seed=range(0,1000000000)"], "seed=range(0,1000000000): a grid of more than 10,000 runs"),
         (["seed=float(range(0,nan))", "-m"], "a grid of more than 10,000 runs"),
         (["seed=range(0,1,1e-300)", "-m"], "a grid of more than 10,000 runs"),
         (["-m", "seed=range(0,200)", "epochs=range(1,52)"], "epochs=range(1,52): a grid of more than 10,000 runs"),
+        (["-m", "seed=range(0)"], "seed=range(0): names no value"),
+        (["-m", "model/shortcut=glob(nope*)"], "model/shortcut=glob(nope*): names no value"),
+        (["-m", "seed=interval(0,1)"], "seed=interval(0,1): is no list of values"),
+        (["-m", "hydra.mode=RUN,MULTIRUN"], "hydra.mode=RUN,MULTIRUN: Hydra's own settings have one value"),
+        (["--experimental-rerun", "config.pickle"], "--experimental-rerun: the same command again resumes a run"),
         (["sweep=digits_shortcuts", "epochs=range(1,1000000000)"], "a grid of more than 10,000 runs"),
         (["-m", "seed=0,1", "hydra.sweeper.params={epochs:5}"], "Hydra cannot compose this"),
         (["trusted_targets=[[a.B]]"], "trusted_targets: needs a list of names"),
@@ -77,6 +86,40 @@ def test_a_flag_may_stand_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row.config.seed for row in rows_of_command()] == [0, 1]
 
 
+def rows(monkeypatch: pytest.MonkeyPatch, *words: str) -> list[Row]:
+    monkeypatch.setattr(sys, "argv", ["scripts/train.py", *words])
+    return rows_of_command()
+
+
+def test_a_value_may_be_read_from_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    (row,) = rows(monkeypatch, "model.depth=${epochs}", "epochs=14")
+    assert row.config.model["depth"] == 14
+    assert row.overrides == ("model.depth=${epochs}", "epochs=14")
+    depths = [row.config.model["depth"] for row in rows(monkeypatch, "-m", "epochs=14,20", "model.depth=${epochs}")]
+    assert depths == [14, 20]
+
+
+def test_a_rule_of_a_sweep_can_be_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = rows(monkeypatch, "sweep=digits_shortcuts", "sweep.exclude=[{seed:1}]")
+    assert {row.config.seed for row in left} == {0}
+
+
+def test_each_choice_of_options_is_composed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the number of seeds: composing takes a tenth of a second, and a table has hundreds of runs."""
+    composed.cache_clear()
+    table = rows(monkeypatch, "sweep=he2016_table1", "seed=range(20)", "dataset.root=/data")
+    assert len(table) == 16 * 20
+    assert composed.cache_info().currsize <= 16 + 2
+
+
+def test_no_run_shares_what_another_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = rows(monkeypatch, "-m", "seed=0,1", "trusted_targets=[a.B]")
+    first.config.model["depth"] = 5
+    first.config.trusted_targets.append("c.D")
+    assert second.config.model["depth"] != 5
+    assert second.config.trusted_targets == ["a.B"]
+
+
 def said_by(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str | None:
     """What the command says where it does not train these words."""
     monkeypatch.setattr(sys, "argv", ["scripts/train.py", *words])
@@ -93,7 +136,7 @@ def said_by(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str | None:
 
 def attack(attempts: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(seed)
-    keys = [*flat(vars(compose([]).config)), *composed(())[0], *GROUPS, "launcher", "nope", ""]
+    keys = [*flat(vars(compose([]).config)), *composed(()).config, "hydra", *GROUPS, "launcher", "nope", ""]
     for _ in range(attempts):
         word = draw.choice(FORMS).format(draw.choice(keys), draw.choice(VALUES))
         said = said_by([*draw.choice(SWEEPS), word], monkeypatch)

@@ -82,7 +82,7 @@ def test_a_sweep_of_more_runs_than_can_be_composed_is_refused(tmp_path: Path, mo
     hydra = {"mode": "MULTIRUN", "sweeper": {"params": {"seed": "range(0,5000)"}}}
     (tmp_path / "sweep" / "mine.yaml").write_text(f"# @package _global_\n{yaml.safe_dump({'hydra': hydra})}")
     said = said_by(["--config-dir", str(tmp_path), "sweep=mine", "epochs=1,2,3"], monkeypatch)
-    assert said == "epochs=1,2,3: a grid of more than 10,000 runs, the most that one command composes"
+    assert said == "sweep: a grid of more than 10,000 runs, the most that one command composes"
 
 
 @pytest.mark.slow

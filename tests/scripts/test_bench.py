@@ -26,12 +26,13 @@ BENCHES = {
     "data": [*TINY, "--iterations", "1", "--workers", "0"],
     "imagenet": ["--images", "12", "--batch-size", "4", "--workers", "1"],
     "startup": [*TINY],
+    "rows": [],
     "logging": ["--iterations", "1"],
     "grid": ["--rows", "2", "--iterations", "1"],
     "stacked": [*TINY[:3], "model.depth=3", "--rows", "2", "--iterations", "2"],
     "lesion": [*TINY, "dataset.source.test=512", "--images", "20"],
 }
-LONG = {"ddp", "memory", "startup", "logging", "grid"}  # they start processes, or train to measure what lies between
+LONG = {"ddp", "memory", "startup", "rows", "logging", "grid"}  # they start processes, or train a while
 PEER = """
 def prepare(task):
     task.model(task.images[:2].permute(0, 3, 1, 2).float())
