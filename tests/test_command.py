@@ -91,11 +91,6 @@ def test_a_file_without_its_package_is_named(tmp_path: Path, group: str, text: s
         ("=3", "=3: needs a key in front of the ="),
         ("model/shorcut=none", "model/shorcut: no such group of options; the nearest: model/shortcut"),
         ("nope/nope=none", "nope/nope: no such group of options; --help lists all"),
-        (
-            "sync_batchnorm=true",
-            "sync_batchnorm: batch statistics are over the whole batch on any number of devices; "
-            "model.batchnorm_images=N computes them over groups of at most N images",
-        ),
     ],
 )
 def test_what_hydra_lets_through_is_refused(word: str, message: str) -> None:

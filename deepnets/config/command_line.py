@@ -24,7 +24,6 @@ from deepnets.config.compose import (
     key_of,
     parsed,
     plain_value,
-    renamed,
     search_of,
     searching,
 )
@@ -52,10 +51,6 @@ def rows_of_command() -> list[Row]:
     sys.argv[1:] = [
         re.sub(r"^([\w.]+=)(~/)", lambda found: found[1] + expanduser(found[2]), word) for word in sys.argv[1:]
     ]
-    for place, word in enumerate(sys.argv):
-        if (now := renamed(word)) != word:
-            print(f"{word}: read as {now}, its name since it belongs to the launcher", file=sys.stderr)
-            sys.argv[place] = now
     words, project, search = _project(sys.argv[1:])
     flags = _flags(words)
     known = {*search.places, *_typed_places(flags.overrides)}

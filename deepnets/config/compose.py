@@ -318,25 +318,15 @@ def parsed(word: str) -> Override:
         return OverridesParser.create().parse_overrides([word])[0]  # whose errors name the word
 
 
-def renamed(word: str) -> str:
-    """A word of the command line, whose key is a launcher's argument now where it once stood at the top."""
-    return re.sub(r"^(\+\+)?(?=(runs_per_device|stacked|wait|retry)=)", r"\1launcher.", word)
-
-
 def check_words(words: Iterable[str]) -> None:
-    """Refuse what Hydra takes as a group's option without being a name, and a key that was dropped.
+    """Refuse what Hydra takes as a group's option without being a name.
 
     Raises:
-        UserError: as for `model=null`, `scale=0.5` or `sync_batchnorm=true`.
+        UserError: as for `model=null` or `scale=0.5`.
         OverrideParseException: a word that cannot be read.
     """
     for word in words:
         group, equals, _ = word.lstrip("+").partition("=")
-        if group == "sync_batchnorm":
-            raise UserError(
-                "sync_batchnorm: batch statistics are over the whole batch on any number of devices; "
-                "model.batchnorm_images=N computes them over groups of at most N images"
-            )
         if equals and not group:
             raise UserError(f"{word}: needs a key in front of the =")
         if equals and (CONF / group).is_dir():

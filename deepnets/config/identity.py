@@ -5,13 +5,17 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
 from deepnets.config.schema import Config
+from deepnets.models.depth import units_of_stages
 
 LONGEST_NAME = 160  # bytes; file systems allow 255
+
+RESNET = "deepnets.models.resnet.ResNet"
 
 # What may change without making it another run: where it executes, reads and writes. All other keys are its identity.
 EXECUTION_KEYS = frozenset(
@@ -44,8 +48,11 @@ def is_execution(key: str) -> bool:
 
 
 def identity(config: Config) -> dict[str, Any]:
-    """The settings that make the run what it is: all but `EXECUTION_KEYS`."""
-    return _essential(_plain_values(config))
+    """The settings that make the run what it is: all but `EXECUTION_KEYS`.
+
+    One net has one identity: a depth stands in it as the numbers of units that it means.
+    """
+    return _canonical(_plain_values(config))
 
 
 def _plain_values(node: Any) -> Any:
@@ -59,20 +66,26 @@ def _plain_values(node: Any) -> Any:
     return node.name if isinstance(node, Enum) else node
 
 
-def _essential(settings: dict[str, Any]) -> dict[str, Any]:
-    """`settings` without `EXECUTION_KEYS`, in place."""
+def _canonical(settings: dict[str, Any]) -> dict[str, Any]:
+    """`settings` without `EXECUTION_KEYS`, and with units in place of a depth; in place."""
     for key in EXECUTION_KEYS:
         *path, last = key.split(".")
         node: Any = settings
         for step in path:
             node = node.get(step, {})
         node.pop(last, None)
+    model = settings.get("model")
+    if isinstance(model, dict) and model.get("_target_") == RESNET and model.get("units") is None:
+        with suppress(KeyError, TypeError, ValueError):  # building the net says what is wrong with it
+            stages, kernels = len(model["widths"]), len(model["kernels"])
+            model["units"] = units_of_stages(model["depth"], None, stages, kernels)
+            model["depth"] = None
     return settings
 
 
 def difference(settings: dict[str, Any], config: Config) -> dict[str, tuple[Any, Any]]:
-    """By dotted key, what an `identity` of whichever version has otherwise than `config`, and what that has."""
-    there, here = flat(_essential(upgrade(settings))), flat(identity(config))
+    """By dotted key, what other `settings` have otherwise than `config`, and what that has."""
+    there, here = flat(_canonical(upgrade(settings))), flat(identity(config))
     keys = sorted(key for key in {*there, *here} if there.get(key, "absent") != here.get(key, "absent"))
     return {key: (there.get(key, "absent"), here.get(key, "absent")) for key in keys}
 
@@ -80,23 +93,12 @@ def difference(settings: dict[str, Any], config: Config) -> dict[str, tuple[Any,
 def identity_hash(config: Config) -> str:
     """Twelve hexadecimal digits that are equal exactly when two runs are the same.
 
-    A key that a later version added does not change them where it has the value that changes nothing.
+    A key that a later version adds does not change them where it has the value that changes nothing.
     """
-    return known_hashes(config)[-1]
-
-
-def known_hashes(config: Config) -> list[str]:
-    """Those that versions before wrote of the run, which counted keys that were there already, and `identity_hash`."""
     settings = identity(config)
-    hashes = [_hash(settings)]
-    for step in reversed(STEPS):
+    for step in STEPS:
         if isinstance(step, Added) and (node := step.node(settings)) and node.get(step.name) == step.neutral:
             del node[step.name]
-            hashes.append(_hash(settings))
-    return hashes
-
-
-def _hash(settings: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -165,40 +167,4 @@ class Added:
         return frozen
 
 
-def _dropped(key: str) -> Callable[[Frozen], Frozen]:
-    """A key without which the run is the same."""
-    return lambda frozen: {name: value for name, value in frozen.items() if name != key}
-
-
-def _batch_statistics(frozen: Frozen) -> Frozen:
-    """`devices` made another run: each process normalised its share of a batch, unless `sync_batchnorm` was true."""
-    if "batchnorm_processes" in frozen:
-        return frozen
-    rest = {key: value for key, value in frozen.items() if key != "sync_batchnorm"}
-    processes = 1 if frozen.get("sync_batchnorm") else frozen.get("devices", 1)
-    return {**rest, "batchnorm_processes": None if processes == 1 else processes}
-
-
-STEPS: tuple[Callable[[Frozen], Frozen], ...] = (
-    Added("setting", None),
-    Added("plan", False),
-    Added("devices", 1),
-    _batch_statistics,
-    Added("launcher", {}),
-    Added("fail_fast", False),
-    Added("memory", "full"),
-    Added("step", "eager"),
-    Added("deterministic", False),
-    # Arguments of the launchers that they mean something to.
-    _dropped("runs_per_device"),
-    _dropped("stacked"),
-    _dropped("wait"),
-    _dropped("retry"),
-    Added("clip_gradient_norm", None),
-    Added("dataset.reduce", 1, target="deepnets.data.dataset.Dataset"),
-    Added("dataset.incomplete", False, target="deepnets.data.dataset.Dataset"),
-    Added("dataset.decoder", "cpu", target="deepnets.data.imagenet.ImageNet"),
-    Added("model.groups", 1, target="deepnets.models.resnet.ResNet"),
-    Added("model.opening", "activated", target="deepnets.models.resnet.ResNet"),
-    Added("model.dropout", 0.0, target="deepnets.models.resnet.ResNet"),
-)
+STEPS: tuple[Callable[[Frozen], Frozen], ...] = ()

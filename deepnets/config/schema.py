@@ -7,7 +7,7 @@ from typing import Any, Optional
 from omegaconf import MISSING
 
 from deepnets.models.memory import Memory
-from deepnets.system.ranges import Count, Name, NotNegative, Positive, PositiveFactor, Seed, Size, Threads
+from deepnets.system.ranges import Count, Name, NotNegative, Positive, PositiveFactor, Seed, Threads
 
 DEFAULTS = "train"  # the file in conf/ that is one run
 
@@ -108,7 +108,6 @@ class Config:
     memory: Memory = MISSING
     step: StepKind = MISSING
     selection: Selection = MISSING
-    batchnorm_processes: Optional[Size] = MISSING
     evaluation_batch_size: Count = MISSING
     devices: Any = MISSING  # a number, or auto; omegaconf would read it as a word in Union[int, str]
     launcher: dict[str, Any] = MISSING

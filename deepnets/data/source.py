@@ -51,9 +51,6 @@ class DataFiles:
     missing: str | None = None
 
 
-Found = DataFiles  # the name that sources of users import
-
-
 @dataclass(frozen=True)
 class Source:
     """A data set: `shape` is (C, H, W), `classes` are their names by label, `published` the size of a known set.

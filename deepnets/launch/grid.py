@@ -20,6 +20,7 @@ from deepnets.launch.ending import lines_of
 from deepnets.launch.launcher import Launcher
 from deepnets.runs.folder import Locked, RunFolder, Unreadable, run_folders
 from deepnets.runs.naming import folders_of
+from deepnets.system.files import write_atomically
 from deepnets.system.printing import print_line
 from deepnets.training.checks import check
 
@@ -55,6 +56,7 @@ def launch(rows: list[Row]) -> int:
                 print_line(f"{error}; skipped")
                 continue
         to_execute.append(folder)
+    _copy_sweep(rows[0], folders[0])
     return launcher.execute(to_execute, first) if to_execute else 0
 
 
@@ -76,6 +78,15 @@ def _check(row: Row, folder: RunFolder, launcher: Launcher) -> None:
         check(launchable(row.config, launcher))
     elif folder.config.dataset.get("root") != row.config.dataset.get("root"):
         print_line(f"{folder}: was trained on the data in {folder.config.dataset.get('root')}")
+
+
+def _copy_sweep(row: Row, folder: RunFolder) -> None:
+    """Put the file of somebody's own sweep beside its runs: it says what they are compared with."""
+    name = f"{row.choices.get('sweep')}.yaml"
+    for place in row.search.places:
+        file = Path(place.removeprefix("file://")) / "sweep" / name
+        if row.config.sweep and file.is_file():
+            write_atomically(folder.path.parents[1] / name, file.read_bytes())
 
 
 def _origin(row: Row, folder: RunFolder) -> dict[str, Any]:

@@ -1,6 +1,5 @@
-"""The kernels of a unit's branch (basic, bottleneck, one layer), and how many units a depth has."""
+"""The kernels of a unit's branch: basic, bottleneck, one layer."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deepnets.models.layers import Conv
@@ -42,30 +41,3 @@ class Block:
             )
             for index, kernel in enumerate(self.kernels)
         ]
-
-
-def units_of_stages(depth: int | None, units: Sequence[int] | None, stages: int, kernels: int) -> list[int]:
-    """`units` itself, or the n of depth = 2 + stages * n * kernels in every stage: stem and head are one layer each.
-
-    Raises ValueError unless exactly one of both is given; for numbers of units that are not one per stage and at least
-    1; for a depth without such an n, naming the nearest depths.
-    """
-    if depth is not None and units is None:
-        return [_equal_units(depth, stages, kernels)] * stages
-    if depth is not None or units is None:
-        raise ValueError(f"depth={depth}, units={units}: set one of them, and the other to null")
-    if len(units) != stages or min(units) < 1:
-        raise ValueError(f"units: {list(units)} given; needs {stages} numbers, one per stage, at least 1 each")
-    return list(units)
-
-
-def _equal_units(depth: int, stages: int, kernels: int) -> int:
-    step = stages * kernels
-    n, rest = divmod(depth - 2, step)
-    if rest == 0 and n >= 1:
-        return n
-    below, above = 2 + n * step, 2 + (max(n, 0) + 1) * step
-    nearest = f"the nearest are {below} and {above}" if n >= 1 else f"the smallest is {above}"
-    raise ValueError(
-        f"depth is {depth}; with {stages} stages and {kernels} kernels per unit a depth is 2 + {step} n: {nearest}"
-    )

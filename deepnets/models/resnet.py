@@ -6,7 +6,8 @@ from typing import Literal
 
 from torch import nn
 
-from deepnets.models.block import Block, units_of_stages
+from deepnets.models.block import Block
+from deepnets.models.depth import units_of_stages
 from deepnets.models.initialization import Initialization
 from deepnets.models.layers import Conv, Layers, channels_behind
 from deepnets.models.network import UnitNetwork

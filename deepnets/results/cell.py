@@ -82,8 +82,8 @@ class Cell:
 
     def hours(self, device: str) -> float:
         """Of all runs that ended on a "cpu", in core-hours (threads of all processes), or on "cuda", in GPU-hours."""
-        ended = [run.result for run in self.runs if "seconds" in run.result]
-        return sum(_units(result) * result["seconds"] / 3600 for result in ended if _device(result) == device)
+        ended = [run.result for run in self.runs if run.result.get("device_type") == device]
+        return sum(_units(result) * result["seconds"] / 3600 for result in ended)
 
     @cached_property
     def interval(self) -> tuple[float, float] | None:
@@ -164,14 +164,10 @@ class Cell:
         return FAIL if math.isinf(self.median) else f"{FAIL} ({percent(self.median)})"
 
 
-def _device(result: dict[str, Any]) -> str:
-    return result.get("device_type", "cpu")  # older results are all of CPUs
-
-
 def _units(result: dict[str, Any]) -> int:
     """Threads, or GPUs, that it was trained by in the end."""
     processes = list(result.get("processes", {"0": 1}).values())[-1]
-    return processes * (result.get("threads", 1) if _device(result) == "cpu" else 1)
+    return processes * (result.get("threads", 1) if result["device_type"] == "cpu" else 1)
 
 
 def _hours(hours: float) -> str:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deepnets.config.identity import is_execution
 from deepnets.results.read import Run
 from deepnets.results.sheet import short_commit
 from deepnets.runs.folder import RunFolder, run_folders
@@ -17,7 +16,6 @@ FULL = "full"  # the label of the column that follows the table's own protocol
 PROTOCOL = ("scale.name", "batch_size", "selection")
 # Two rows that differ in these may still be compared, if the reader knows.
 BUDGET = ("epochs", "iterations")
-APART = "batchnorm_processes"  # runs that have it stand in columns of their own
 PRECISION = "precision"  # changes no protocol; runs stand apart by the arithmetic that it meant where they trained
 ARITHMETIC = {"fp32": "float32", "bf16": "bfloat16"}
 
@@ -64,8 +62,7 @@ def columns_of(runs: Sequence[Run]) -> list[Column]:
         broken = [run for run in inside if not run.config]
         for run in inside:
             if run.config:
-                apart = [APART] * (run.settings.get(APART) is not None)
-                settings = tuple((key, _text(run.settings.get(key))) for key in [*keys, *apart])
+                settings = tuple((key, _text(run.settings.get(key))) for key in keys)
                 parts[arithmetic_of(run) or usual[run.grid], settings].append(run)
         if not parts:
             parts["", ()] = []
@@ -79,7 +76,7 @@ def columns_of(runs: Sequence[Run]) -> list[Column]:
             scale = next((run.settings.get("scale.name") for run in members if run.config), "full")
             if scale != "full" and not any(word.startswith("scale") for word in words):
                 words.insert(0, f"scale={scale}")
-            is_published = scale == "full" and not changes and APART not in dict(settings)
+            is_published = scale == "full" and not changes
             columns.append(Column(" ".join(words) or FULL, is_published, tuple(members)))
     return columns
 
@@ -148,12 +145,9 @@ def _usual_arithmetic(runs: Sequence[Run]) -> str:
 
 
 def _name(grid: Path) -> tuple[str, ...]:
-    """The table, and what the command changed of it; an earlier version named what is no part of a run too."""
+    """The table, and what the command changed of it, but for its arithmetic."""
     table, *changes = grid.name.split("+")
-    keys = {change: change.partition("=")[0] for change in changes}
-    return table, *(
-        change for change, key in keys.items() if key not in ("sync_batchnorm", PRECISION) and not is_execution(key)
-    )
+    return table, *(change for change in changes if change.partition("=")[0] != PRECISION)
 
 
 def _separating(runs: Sequence[Run]) -> list[str]:
@@ -166,7 +160,7 @@ def _separating(runs: Sequence[Run]) -> list[str]:
     keys = {key for same in rows.values() for key in _differing(same)}
     if axes:  # single runs share a folder, not a protocol
         keys |= {key for key in _differing([run for same in rows.values() for run in same]) if key in PROTOCOL}
-    return sorted(keys - axes - {APART, PRECISION})
+    return sorted(keys - axes - {PRECISION})
 
 
 def _differing(runs: Sequence[Run]) -> set[str]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from deepnets.config.identity import identity_hash, known_hashes
+from deepnets.config.identity import identity_hash
 from deepnets.errors import UserError
 from deepnets.results.read import Run, read_runs
 from deepnets.results.writing import writing
@@ -45,10 +45,10 @@ def keep(paths: Sequence[Path], into: Path) -> int:
 
 def check_identity(run: Run) -> None:
     """Raise a UserError where the result is not of the run that the folder's config.yaml describes."""
-    hashes = known_hashes(run.folder.config)
-    if (noted := run.result.get("identity")) not in hashes:
+    here = identity_hash(run.folder.config)
+    if (noted := run.result.get("identity")) != here:
         raise UserError(
-            f"{run.folder}: result.json is of another run ({noted}) than config.yaml describes ({hashes[-1]}); restore "
+            f"{run.folder}: result.json is of another run ({noted}) than config.yaml describes ({here}); restore "
             "the file that was changed, or train the run again"
         )
 
@@ -56,7 +56,8 @@ def check_identity(run: Run) -> None:
 def _copy(run: Run, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "metrics.csv", (run.folder.path / "metrics.csv").read_bytes())
-    # An earlier version may have written another identity of the same run.
-    RunFolder(folder).write_json("result.json", {**run.result, "identity": identity_hash(run.folder.config)})
+    RunFolder(folder).write_json("result.json", run.result)
+    for sweep in run.grid.glob("*.yaml"):  # of somebody's own
+        write_atomically(folder.parents[1] / sweep.name, sweep.read_bytes())
     config = run.config | {"output_root": "outputs", "dataset": run.config["dataset"] | {"root": "data"}}
     write_atomically(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))

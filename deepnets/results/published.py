@@ -1,7 +1,6 @@
 """What a paper prints about the rows of a table, read from its sweep file whenever a report is made."""
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,11 +46,10 @@ class PublishedRow:
 
 @dataclass(frozen=True)
 class Published:
-    """The numbers by row, named as folders are; `statistic` says what they are; `warnings` name numbers in conflict."""
+    """The numbers by row, named as folders are; `statistic` says what they are."""
 
     statistic: str | None = None
     rows: dict[str, PublishedRow] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
 
     @property
     def best_epochs(self) -> int | None:
@@ -59,50 +57,23 @@ class Published:
         return next((row.best_epochs for row in self.rows.values()), None)
 
 
-def published_of(name: str, frozen: Iterable[dict[str, Any]], sweeps: Path = SWEEPS) -> Published:
-    """What `sweeps`/NAME.yaml prints; where that file is gone what the runs froze (`sweep.reported` of each).
-
-    Numbers that a run froze and that are not those shown are named in a warning. Of runs that froze different numbers
-    without a file the first counts.
+def published_of(name: str, sweeps: Path = SWEEPS) -> Published:
+    """What `sweeps`/NAME.yaml prints; nothing where there is no such file.
 
     Raises:
         UserError: the file is not YAML.
     """
-    frozen = [table for table in frozen if table]
-    numbers, file = [_numbers(table) for table in frozen], sweeps / f"{name}.yaml"
-    if file.is_file():
-        reported = sweep_of(file).get("reported") or {}
-        statistic, shown = reported.get("statistic"), _numbers(reported)
-        best_epochs = reported.get("best_epochs")
-        literature = {plain(str(row)) for row in reported.get("literature") or ()}
-    else:
-        literature = set()
-        statistic = next((table["statistic"] for table in frozen if table.get("statistic")), None)
-        best_epochs = next((table["best_epochs"] for table in frozen if table.get("best_epochs")), None)
-        shown = {key: value for table in reversed(numbers) for key, value in table.items()}
-        shown = {key: shown[key] for table in numbers for key in table}  # in the order of the first
+    reported = sweep_of(sweeps / f"{name}.yaml").get("reported") or {}
+    literature = {plain(str(row)) for row in reported.get("literature") or ()}
     rows: dict[str, dict[str, Any]] = defaultdict(dict)
-    for (row, number), value in shown.items():
-        rows[row][number] = value
-    others = Counter(
-        (*key, value) for table in numbers for key, value in table.items() if value != shown.get(key, value)
-    )
-    conflicts = [
-        f"{row} ({number}) {shown[row, number]}, frozen in {runs} run{'s' * (runs > 1)} as {value}"
-        for (row, number, value), runs in others.items()
-    ]
-    source = f"conf/sweep/{name}.yaml" if file.is_file() else "the first run"
-    warnings = (f"published numbers are those of {source}: {'; '.join(conflicts)}",) if conflicts else ()
+    for statistic in STATISTICS:
+        for row, value in (reported.get(statistic) or {}).items():
+            rows[plain(str(row))][statistic] = value
+    best_epochs = reported.get("best_epochs")
     return Published(
-        statistic,
+        reported.get("statistic"),
         {
             row: PublishedRow(**values, is_literature=row in literature, best_epochs=best_epochs)
             for row, values in rows.items()
         },
-        warnings,
     )
-
-
-def _numbers(reported: dict[str, Any]) -> dict[tuple[str, str], Any]:
-    """Each value by row and statistic."""
-    return {(plain(str(row)), name): value for name in STATISTICS for row, value in (reported.get(name) or {}).items()}

@@ -53,7 +53,7 @@ class Run:
 
     @property
     def sweep(self) -> dict[str, Any]:
-        """`axes` and `reported` of the table, empty for single runs."""
+        """`axes` of the table, empty for single runs."""
         return self.config.get("sweep") or {}
 
     @property

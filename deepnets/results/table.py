@@ -63,7 +63,7 @@ class Table:
     @property
     def warnings(self) -> list[str]:
         """What a reader must know before comparing; see `warnings_of`."""
-        return [*self.published.warnings, *(warning for column in self.columns for warning in warnings_of(column))]
+        return [warning for column in self.columns for warning in warnings_of(column)]
 
     @property
     def notes(self) -> list[str]:
@@ -84,18 +84,22 @@ class Table:
 def tables_of(runs: Sequence[Run], sweeps: Path = SWEEPS, own: Path | None = None) -> list[Table]:
     """One table for each sweep; the folders, scales and protocols it was trained in are its columns.
 
-    Published numbers are those of the files in `own`, a project's, or else in `sweeps`; raises as `published_of` does.
+    Published numbers are those of the sweep's file in `own`, a project's, or in `sweeps`, or of its copy beside the
+    runs. Raises as `published_of` does.
     """
     by_name: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
         by_name[run.grid.name.split("+")[0]].append(run)
-    places = {name: own if own and (own / f"{name}.yaml").is_file() else sweeps for name in by_name}
-    return [_table(name, members, places[name]) for name, members in by_name.items()]
+    tables = []
+    for name, members in by_name.items():
+        places = (*filter(None, [own]), sweeps, *dict.fromkeys(run.grid for run in members))
+        place = next((place for place in places if (place / f"{name}.yaml").is_file()), sweeps)
+        tables.append(_table(name, members, place))
+    return tables
 
 
 def _table(name: str, runs: Sequence[Run], sweeps: Path) -> Table:
-    swept = [run.sweep.get("reported") or {} for run in runs if run.sweep]
-    published = published_of(name, swept, sweeps) if swept else Published()
+    published = published_of(name, sweeps) if any(run.sweep for run in runs) else Published()
     trained = sorted({run.row for run in runs} - published.rows.keys(), key=_natural)
     rows, columns = (*published.rows, *trained), tuple(columns_of(runs))
     cells = {}

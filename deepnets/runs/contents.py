@@ -85,6 +85,7 @@ class Result(TypedDict, total=False):
     parameters: int
     protocol: str
     identity: str
+    identity_before: str
     commit: str | None
     device: str
     precision: str

@@ -17,7 +17,6 @@ from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.record import THREADS
 from deepnets.runs.session import STARTING_SECONDS, note_failure, session
 from deepnets.system.printing import print_error
-from deepnets.training.checks import check_processes
 from deepnets.training.fit import fit
 from deepnets.training.hardware import with_counted_devices
 
@@ -45,7 +44,6 @@ def run(folder: RunFolder, trusted: Sequence[str] = ()) -> dict[str, Any]:
         return result
     config, world = replace(folder.config, trusted_targets=list(trusted)), world_from_env()
     config = with_counted_devices(config) if world.size == 1 else replace(config, devices=world.size)
-    check_processes(config)
     if world.size < config.devices:
         return _run_in_processes(folder, config)
     is_alone = world.size == 1

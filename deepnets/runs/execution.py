@@ -67,24 +67,19 @@ class Execution:
         saved, damaged = world.broadcast_object(_loaded(folder, config) if world.is_first else ({}, {}))
         with _reading():
             splits_of(dataset_of(config), device)
-        # Older checkpoints know of no other step.
-        self.frozen = (
-            {"step": "eager", **saved["frozen"]} if saved else world.broadcast_object(environment_of(config, device))
-        )
+        self.frozen = saved["frozen"] if saved else world.broadcast_object(environment_of(config, device))
         if saved and (difference := differing(self.frozen["data"], data_of(config, device))):
             raise UserError(f"{folder}: began on other data than those in {config.dataset.get('root')}: {difference}")
-        if saved:  # older checkpoints have the number of processes in the shape of their sums only
-            self.frozen = {"processes": {"0": len(saved["training"]["sums"])}, **self.frozen}
         self.frozen = continued_by(self.frozen, world.size, saved["training"]["iteration"] if saved else 0, config)
         check_arithmetic(folder, self.frozen["precision"], config, device)
         torch.set_num_threads(self.frozen["threads"])
         self.training = prepare(config, device, getattr(torch, self.frozen["precision"]), world)
         self.remarks, self.history, self.seconds = [protocol_of(config, self.training), *described(damaged)], [], 0.0
         self.observed: list[dict[str, Any]] = []
-        self.evidence = Evidence(saved.get("evidence") if saved else None)
+        self.evidence = Evidence(saved["evidence"] if saved else None)
         if saved:
-            self.remarks += resume(folder, saved, self.training)
-            self.history, self.observed, self.seconds = saved["history"], saved.get("observed", []), saved["seconds"]
+            self.remarks.append(resume(folder, saved, self.training))
+            self.history, self.observed, self.seconds = saved["history"], saved["observed"], saved["seconds"]
         self.remarks += changes_since(folder, config, self.frozen, device)
         self.remarks += filter(None, [scarce_cores(device)])
         self.logging = held.enter_context(ExitStack())

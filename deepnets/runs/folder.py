@@ -18,7 +18,7 @@ from yaml import YAMLError
 from deepnets.config.build import check_ranges
 from deepnets.config.frozen import LONGEST, read_frozen
 from deepnets.config.identity import difference, identity
-from deepnets.config.schema import Config
+from deepnets.config.schema import Config, Sweep
 from deepnets.errors import UserError
 from deepnets.runs.contents import check_contents
 from deepnets.runs.owner import OWNER, Owner, is_left_behind, owned, owner_elsewhere
@@ -145,8 +145,8 @@ class RunFolder:
     def freeze(self, config: Config, origin: dict[str, Any]) -> None:
         """Write down what the run is and where it executes now; `overwrite` deletes what was there first.
 
-        Trust is not frozen: it must be given anew wherever the folder is executed. Nor are claims, which are no part of
-        a run; `origin` names those it was set up under.
+        Trust is not frozen: it must be given anew wherever the folder is executed. Of the sweep its axes are, by which
+        the run is named; what a paper prints and claims about them is read from the sweep's file.
 
         Raises:
             Locked: another process is running it.
@@ -158,7 +158,7 @@ class RunFolder:
                 self._clear()
             if not (self.path / "origin.json").is_file():
                 self.write_json("origin.json", origin)
-            sweep = config.sweep and replace(config.sweep, claims=[])
+            sweep = config.sweep and Sweep(axes=config.sweep.axes, deep=config.sweep.deep)
             config = replace(config, overwrite=False, trusted_targets=[], sweep=sweep)
             write_atomically(self.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(config)))
 

@@ -1,6 +1,5 @@
 """What a run leaves in writing besides its numbers: what it depended on, and its result or failure."""
 
-import math
 import sys
 from importlib.metadata import version
 from typing import Any
@@ -33,6 +32,7 @@ def environment_of(config: Config, device: torch.device) -> dict[str, Any]:
         "step": config.step.value,
         "device": describe(device),
         "torch": str(torch.__version__),
+        "processes": {"0": config.devices},
     }
 
 
@@ -46,10 +46,10 @@ def continued_by(frozen: dict[str, Any], processes: int, iteration: int, config:
 
     Another number of processes has another number of threads each.
     """
-    before = frozen.get("processes", {"0": processes})
-    if list(before.values())[-1] == processes:
-        return {**frozen, "processes": before}
-    return {**frozen, "threads": threads_of(config), "processes": {**before, str(iteration): processes}}
+    if list(frozen["processes"].values())[-1] == processes:
+        return frozen
+    counts = frozen["processes"] | {str(iteration): processes}
+    return {**frozen, "threads": threads_of(config), "processes": counts}
 
 
 def check_arithmetic(folder: RunFolder, began: str, config: Config, device: torch.device) -> None:
@@ -71,11 +71,8 @@ def check_arithmetic(folder: RunFolder, began: str, config: Config, device: torc
 def protocol_of(config: Config, training: Training) -> str:
     """What was trained, in a line: what a reader of the result compares first with a paper's protocol."""
     images = f"batches of {config.batch_size}"
-    processes = config.batchnorm_processes or 1
-    if processes > 1:
-        images += f" on {processes} devices, each normalised apart"
     if together := config.model.get("batchnorm_images"):
-        images += f", normalised over {group_sizes(math.ceil(config.batch_size / processes), together)[0]} images"
+        images += f", normalised over {group_sizes(config.batch_size, together)[0]} images"
     clip = f", gradient norm at most {training.clip_gradient_norm:g}" if training.clip_gradient_norm else ""
     schedule = training.schedule.lr_lambdas[0]
     is_described = type(schedule).__str__ is not object.__str__  # a class of the user's own may say nothing
@@ -166,7 +163,7 @@ def data_of(config: Config, device: torch.device) -> dict[str, Any]:
 
 
 def differing(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """What of `before`, in which an older version noted less, is otherwise now, with both values; or nothing."""
+    """What of `before` is otherwise now, with both values; or nothing."""
     keys = [key for key in before if before[key] != now.get(key)]
     return ", ".join(f"{key} {before[key]} then, {now.get(key)} now" for key in keys)
 

@@ -18,7 +18,10 @@ MOST = 8  # settings that a message names
 LARGEST = 100_000  # channels or pixels, as `deepnets.system.ranges.Size`
 
 ENTRIES: dict[str, Any] = {
+    "run": dict,
     "history": list,
+    "observed": list,
+    "evidence": dict,
     "seconds": int | float,
     "frozen": dict,
     "frozen.data": dict,
@@ -26,6 +29,8 @@ ENTRIES: dict[str, Any] = {
     "frozen.classes": int,
     "frozen.threads": int,
     "frozen.precision": str,
+    "frozen.step": str,
+    "frozen.processes": dict,
     "training": dict,
     "training.model": dict,
     "training.optimizer": dict,
@@ -46,7 +51,7 @@ def load(folder: RunFolder, config: Config) -> tuple[dict[str, Any] | None, dict
         UserError: it is of another run; names the settings that differ.
     """
     state, damaged = checkpoint.load(folder.path, malformed)
-    if state and "run" in state and (differing := difference(state["run"], config)):
+    if state and (differing := difference(state["run"], config)):
         lines = [f"  {key}: {brief(there)} there, {brief(here)} here" for key, (there, here) in differing.items()]
         lines = [*lines[:MOST], *([f"  and {len(lines) - MOST} more"] if len(lines) > MOST else [])]
         raise UserError(
@@ -75,8 +80,8 @@ def is_state(value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in value.items())
 
 
-def resume(folder: RunFolder, state: dict[str, Any], training: Training) -> list[str]:
-    """Let `training` stand where the checkpoint does; returns remarks.
+def resume(folder: RunFolder, state: dict[str, Any], training: Training) -> str:
+    """Let `training` stand where the checkpoint does; returns a remark.
 
     Raises:
         UserError: it is of another network or optimiser, or stands where this budget never does.
@@ -97,8 +102,7 @@ def resume(folder: RunFolder, state: dict[str, Any], training: Training) -> list
         training.load_state_dict(saved)
     except (RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise UserError(f"{folder}: the checkpoint in it is of another network or optimiser: {error}") from error
-    adopted = "the checkpoint does not say of which run it is; its shapes and its budget are this run's"
-    return ([] if "run" in state else [adopted]) + [f"resuming at iteration {iteration} of {whole}"]
+    return f"resuming at iteration {iteration} of {whole}"
 
 
 def _check_alike(saved: dict[str, Any], training: Training) -> None:

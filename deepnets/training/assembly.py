@@ -4,7 +4,6 @@ import json
 import math
 from functools import lru_cache
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -30,9 +29,7 @@ def prepare(config: Config, device: torch.device, precision: torch.dtype, world:
     batches = dataset.training_batches(splits, batch_size=config.batch_size, seed=config.seed, world=world)
     torch.manual_seed(config.seed)
     model = model_of(config, dataset.shape, dataset.classes).to(device).to(memory_format=torch.channels_last)
-    if config.batchnorm_processes is not None:
-        _draw_apart(config.seed, world)
-    elif world.size > 1:
+    if world.size > 1:
         divide(model, batches.share)
     optimizer = build("optimizer", config.optimizer, config.trusted_targets, model=model)
     iterations = iterations_of(config, dataset)
@@ -51,14 +48,7 @@ def prepare(config: Config, device: torch.device, precision: torch.dtype, world:
         step=config.step,
         clip_gradient_norm=config.clip_gradient_norm,
         log_iterations=config.log_iterations,
-        is_divided=config.batchnorm_processes is None,
     )
-
-
-def _draw_apart(seed: int, world: World) -> None:
-    """Let each process draw other random numbers from here on, as runs with `batchnorm_processes` began."""
-    if not world.is_first:
-        torch.manual_seed(int(np.random.SeedSequence((seed, world.rank)).generate_state(1)[0]))
 
 
 def model_of(config: Config, shape: tuple[int, int, int], classes: int) -> nn.Module:

@@ -75,34 +75,19 @@ def check_settings(config: Config) -> tuple[Dataset, int]:
                 f"devices={config.devices}: a batch of {images} cannot be divided among them ({dataset.training_size} "
                 f"images in batches of {config.batch_size}); change batch_size or devices"
             )
-        part = images // (config.batchnorm_processes or 1)
-        if group_sizes(part, config.model.get("batchnorm_images") or part)[-1] == 1 and not config.trusted_targets:
+        groups = group_sizes(images, config.model.get("batchnorm_images") or images)
+        if groups[-1] == 1 and not config.trusted_targets:
             _try_out_single(model, dataset.shape, images)
     return dataset, iterations
 
 
 def _check_devices(config: Config) -> None:
-    check_processes(config)
     device = find_device(config.device)
     if config.devices > 1 and device.type == "cuda":
         if ":" in config.device:
             raise UserError(f"devices={config.devices} device={config.device}: names one GPU; use device=cuda")
         if config.devices > torch.cuda.device_count():
             raise UserError(f"devices={config.devices}: this machine has {torch.cuda.device_count()}")
-
-
-def check_processes(config: Config) -> None:
-    """Whether so many processes can train the run.
-
-    Raises:
-        UserError: it has statistics of each of another number of processes.
-    """
-    wanted = config.batchnorm_processes
-    if wanted not in (None, config.devices):
-        raise UserError(
-            f"batchnorm_processes={wanted} devices={config.devices}: each of {wanted} processes has batch statistics "
-            f"of its own; set devices={wanted}"
-        )
 
 
 def check_memory(model: nn.Module) -> None:

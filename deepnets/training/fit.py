@@ -32,9 +32,7 @@ class Training:
     `batch` (within the epoch) and `images` count what is done. `sums` holds this process's part of this epoch's
     training loss and error so far, `loss` the last batch's mean loss, both on the device; of several processes it is
     summed, and is not None, only every `log_iterations` and in the first `FIRST`. `completed` is set only in the state
-    that ends an epoch: the means over "train" and over each evaluated split. `is_divided` says that the processes train
-    as one would with the whole batch; otherwise each has statistics and random numbers of its own, and the first one's
-    statistics are the net's.
+    that ends an epoch: the means over "train" and over each evaluated split.
     """
 
     model: nn.Module
@@ -50,7 +48,6 @@ class Training:
     step: StepKind = StepKind.eager
     clip_gradient_norm: float | None = None
     log_iterations: int = 1
-    is_divided: bool = True
     iteration: int = 0
     epoch: int = 0
     batch: int = 0
@@ -118,9 +115,7 @@ class Training:
 
     def gather_statistics(self) -> None:
         """Let the running statistics of batch normalisation be the whole batch's, in all processes."""
-        if not self.is_divided:
-            self.world.broadcast(self.model.buffers())
-        elif self.world.size > 1:
+        if self.world.size > 1:
             set_statistics(self.model, mean_statistics(self.world.all_gather(statistics_of(self.model))))
 
     @property
@@ -130,12 +125,11 @@ class Training:
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on from here, by as many processes to the same weights, bit by bit.
 
-        Every process of `world` must ask. What they have of their own lies by rank: sums, running statistics, and, of
-        runs that are not divided, random numbers.
+        Every process of `world` must ask. What they have of their own lies by rank: sums and running statistics.
         """
         on_gpu = self.device.type == "cuda"
         model, statistics = self.model.state_dict(), None
-        if self.is_divided and self.world.size > 1:
+        if self.world.size > 1:
             statistics = self.world.all_gather(statistics_of(self.model))
             model |= named_statistics(self.model, mean_statistics(statistics))
         return {
@@ -154,9 +148,8 @@ class Training:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Stand where `state_dict` was taken, by however many processes; by as many if the run is not divided."""
+        """Stand where `state_dict` was taken, by however many processes."""
         rank, is_alike = self.world.rank, len(state["sums"]) == self.world.size
-        random = 0 if self.is_divided else rank
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
@@ -166,13 +159,13 @@ class Training:
             self.sums.values.copy_(state["sums"][rank])
         else:
             self.sums.values.copy_(state["sums"].sum(0) if self.world.is_first else torch.zeros(3))
-        if is_alike and state.get("statistics") is not None:  # older checkpoints have none
+        if is_alike and state["statistics"] is not None:
             set_statistics(self.model, state["statistics"][rank])
         if self._survival:
             self._survival.set_state(state["survival"])
-        torch.set_rng_state(state["random"][random].clone())  # torch reads from the start of a storage
+        torch.set_rng_state(state["random"][0].clone())  # torch reads from the start of a storage
         if self.device.type == "cuda" and state["random_cuda"] is not None:
-            torch.cuda.set_rng_state(state["random_cuda"][random].clone(), self.device)
+            torch.cuda.set_rng_state(state["random_cuda"][0].clone(), self.device)
 
 
 def fit(training: Training) -> Iterator[Training]:

@@ -1,4 +1,4 @@
-"""A folder frozen by an earlier version is the same run as the command that made it is today."""
+"""What makes two runs the same: one net has one identity, and later versions read earlier folders as the same runs."""
 
 from pathlib import Path
 
@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from deepnets.config.compose import compose
-from deepnets.config.frozen import read_frozen
-from deepnets.config.identity import STEPS, Added, identity, identity_hash
+from deepnets.config.identity import STEPS, Added, difference, identity, identity_hash
+from deepnets.errors import UserError
 from deepnets.runs.folder import RunFolder, run_folders
 from tests.command import ROOT
 
@@ -28,13 +28,49 @@ def test_a_record_is_the_run_of_its_command(folder: RunFolder) -> None:
     assert identity(folder.config) == identity(compose(command_of(folder)).config)
 
 
-def test_data_sets_of_before_were_whole_and_not_reduced() -> None:
-    text = (Path(__file__).parents[1] / "frozen" / "resnet" / "config.yaml").read_text()
-    assert {"reduce", "incomplete"}.isdisjoint(yaml.safe_load(text)["dataset"])
-    dataset = read_frozen(text)["dataset"]
-    assert (dataset["reduce"], dataset["incomplete"]) == (1, False)
-    of_a_user = text.replace("deepnets.data.dataset.Dataset", "photos.Photos")
-    assert {"reduce", "incomplete"}.isdisjoint(read_frozen(of_a_user)["dataset"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        (
+            ["sweep=he2016_table1", "model/shortcut=identity"],
+            ["sweep=he2016_table2", "model/block=basic", "model/ordering=original"],
+        ),
+        (["model=resnet20"], ["model=resnet20", "model.depth=null", "model.units=[3,3,3]"]),
+        (["model=preact164"], ["model=preact164", "model.depth=null", "model.units=[18,18,18]"]),
+    ],
+)
+def test_a_depth_and_its_units_are_one_net(words: tuple[list[str], list[str]]) -> None:
+    one, other = (compose(each).config for each in words)
+    assert (one.model["depth"], one.model["units"]) != (other.model["depth"], other.model["units"])
+    assert identity_hash(one) == identity_hash(other)
+    assert difference(identity(one), other) == {}
+
+
+def test_other_depths_are_other_nets() -> None:
+    one, other = (
+        compose(["model=resnet20", "model.depth=null", f"model.units={u}"]).config for u in ("[3,3,4]", "[4,3,3]")
+    )
+    assert identity_hash(one) != identity_hash(other)
+    assert difference(identity(one), other) == {"model.units": ([3, 3, 4], [4, 3, 3])}
+
+
+def test_a_step_makes_a_folder_of_before_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = compose([f"output_root={tmp_path}"]).config
+    folder = RunFolder(tmp_path / "run")
+    folder.freeze(config, {})
+    file = folder.path / "config.yaml"
+    frozen = yaml.safe_load(file.read_text())
+    of_data_set = Added("dataset.incomplete", False, target=frozen["dataset"]["_target_"])
+    del frozen["dataset"]["incomplete"], frozen["fail_fast"]
+    file.write_text(yaml.safe_dump(frozen))
+    with pytest.raises(UserError, match="not a configuration of this version of deepnets"):
+        folder.check(config)
+    monkeypatch.setattr("deepnets.config.identity.STEPS", (of_data_set, Added("fail_fast", False)))
+    folder.check(config)
+    assert folder.config.dataset["incomplete"] is folder.config.fail_fast is False
+    assert identity_hash(folder.config) == identity_hash(config)
+    of_others = Added("dataset.incomplete", False, target="photos.Photos")
+    assert "incomplete" not in of_others(frozen)["dataset"]
 
 
 def test_a_later_key_at_its_neutral_value_is_no_part_of_the_identity(monkeypatch: pytest.MonkeyPatch) -> None:

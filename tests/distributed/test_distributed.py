@@ -15,7 +15,6 @@ import torch
 
 from deepnets.config.schema import Config
 from deepnets.distributed.world import ALONE, World, joined, world_from_env
-from deepnets.errors import UserError
 from deepnets.runs import checkpoint
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
@@ -36,7 +35,6 @@ NETS = {
     "over the whole batch": [],
     "over groups within a process": ["model.batchnorm_images=32"],
     "over groups across processes": ["model.batchnorm_images=48"],
-    "of an earlier version": ["batchnorm_processes=2"],
 }
 
 
@@ -278,12 +276,3 @@ def test_two_gpus_train_by_nccl_and_continue(tmp_path: Path, images: str) -> Non
     assert process.returncode == 0, told
     assert "resuming at iteration" in told
     assert len(metrics(folder.path)) == 12
-
-
-def test_statistics_of_so_many_processes_are_continued_by_as_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = frozen(tmp_path, "batchnorm_processes=2")
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    with pytest.raises(UserError, match=r"batchnorm_processes=2 devices=3: .* set devices=2"):
-        run(folder)

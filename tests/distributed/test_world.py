@@ -71,7 +71,6 @@ def test_the_loss_of_another_process_is_told_from_an_error_of_ones_own() -> None
         (["devices=0"], "devices=0: must be at least 1"),
         (["devices=4", "batch_size=2"], "a batch of 2 cannot be divided among them"),
         (["devices=8", "batch_size=359"], r"a batch of 1 cannot .* \(1437 images in batches of 359\)"),
-        (["devices=2", "batchnorm_processes=3"], "each of 3 processes has batch statistics of its own; set devices=3"),
     ],
 )
 def test_what_cannot_be_divided_is_refused(
@@ -81,13 +80,11 @@ def test_what_cannot_be_divided_is_refused(
         check_settings(row(tmp_path_factory.getbasetemp(), *overrides).config)
 
 
-@pytest.mark.parametrize("apart", [False, True])
 def test_processes_begin_with_equal_weights_and_draws(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, apart: bool
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(World, "replica", lambda world, model, device: model)  # which would ask the others
     overrides = ["model.depth=14", "model.widths=[4,4,4]", "model/survival=linear_decay", "devices=2"]
-    overrides += ["batchnorm_processes=2"] * apart  # as an earlier version began: other random numbers, for dropout
     config = row(tmp_path_factory.getbasetemp(), *overrides).config
     seen = []
     for world in (ALONE, World(0, 2), World(1, 2)):
@@ -99,7 +96,7 @@ def test_processes_begin_with_equal_weights_and_draws(
     assert all(torch.equal(weights, theirs) and draws == drawn for theirs, drawn, _ in others)
     assert len({tuple(draw) for draw in draws}) > 5
     assert torch.equal(random, others[0][2])
-    assert torch.equal(random, others[1][2]) is not apart
+    assert torch.equal(random, others[1][2])
 
 
 def test_two_processes_on_one_gpu_are_refused_by_its_name() -> None:

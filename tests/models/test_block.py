@@ -2,7 +2,7 @@
 
 import pytest
 
-from deepnets.models.block import units_of_stages
+from deepnets.models.depth import units_of_stages
 
 
 @pytest.mark.parametrize(

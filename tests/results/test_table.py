@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from deepnets.results.cell import Cell
 from deepnets.results.provenance import environment_sheet
@@ -156,39 +157,47 @@ def test_a_paper_that_prints_errors_above_20_has_no_such_fail(table: Table) -> N
     assert "The paper itself prints errors above 20%: only a non-finite median is a fail." in table.notes
 
 
+def published(sweeps: Path, axes: list[str], errors: dict[str, object]) -> dict[str, object]:
+    """The configuration of a run of the table t, whose file in `sweeps` prints these errors."""
+    (sweeps / "t.yaml").write_text(
+        yaml.safe_dump({"sweep": {"axes": axes, "reported": {"test_error": errors}}}, sort_keys=False)
+    )
+    return {"seed": 0, "scale": {"name": "full"}, "sweep": {"axes": axes}}
+
+
 @pytest.mark.parametrize(
     ("others", "is_fail"),
     [({"b": "fail"}, True), ({"b": 7.0}, False), ({"b": None}, False), ({"b": "fail", "c": 30.0}, False), ({}, False)],
 )
-def test_above_20_is_a_fail_only_where_the_paper_prints_fails(others: dict[str, object], is_fail: bool) -> None:
-    sweep = {"axes": ["model"], "reported": {"test_error": {"a": 10.0, **others}}}
-    config = {"seed": 0, "scale": {"name": "full"}, "sweep": sweep}
+def test_above_20_is_a_fail_only_where_the_paper_prints_fails(
+    others: dict[str, object], is_fail: bool, tmp_path: Path
+) -> None:
+    config = published(tmp_path, ["model"], {"a": 10.0, **others})
     runs = [Run(RunFolder(f"t/a/seed{n}"), config, {}, {"test_error": 52.0 + n}, State("finished")) for n in range(3)]
-    (table,) = tables_of(runs)
+    (table,) = tables_of(runs, tmp_path)
     assert line(table, "a")["median"] == ("fail (53.00)" if is_fail else "53.00")
     assert table.cells["a", 0].verdict == "differs"
     assert any("above 20%" in note for note in table.notes) == ("fail" in others.values())
 
 
-def test_a_divergence_is_a_fail_in_every_table() -> None:
-    sweep = {"axes": ["model"], "reported": {"test_error": {"a": 10.0}}}
-    run = Run(RunFolder("t/a/seed0"), {"seed": 0, "scale": {"name": "full"}, "sweep": sweep}, {}, {}, State("diverged"))
-    (table,) = tables_of([run])
+def test_a_divergence_is_a_fail_in_every_table(tmp_path: Path) -> None:
+    config = published(tmp_path, ["model"], {"a": 10.0})
+    run = Run(RunFolder("t/a/seed0"), config, {}, {}, State("diverged"))
+    (table,) = tables_of([run], tmp_path)
     assert line(table, "a")["median"] == "fail"
     assert table.notes[1:] == ["fail: a non-finite median."]
 
 
-def test_rows_are_ranked_within_each_value_of_the_first_axis() -> None:
-    published = {f"{dataset},{row}": error for dataset in ("easy", "hard") for error, row in enumerate("vwxyz")}
+def test_rows_are_ranked_within_each_value_of_the_first_axis(tmp_path: Path) -> None:
+    printed = {f"{dataset},{row}": error for dataset in ("easy", "hard") for error, row in enumerate("vwxyz")}
     ours = {"easy": (1, 2, 3, 4, 5), "hard": (19, 18, 17, 16, 14)}
-    sweep = {"axes": ["dataset", "model"], "reported": {"test_error": published}}
-    config = {"seed": 0, "scale": {"name": "full"}, "sweep": sweep}
+    config = published(tmp_path, ["dataset", "model"], printed)
     runs = [
         Run(RunFolder(f"t/{dataset},{row}/seed0"), config, {}, {"test_error": float(error)}, State("finished"))
         for dataset, errors in ours.items()
         for row, error in zip("vwxyz", errors, strict=True)
     ]
-    (sheet,) = result_sheets(*tables_of(runs))
+    (sheet,) = result_sheets(*tables_of(runs, tmp_path))
     rankings = [note.split(" with")[0] for note in sheet.note.split("Ranking of ")[1:]]
     assert rankings == ["5 rows of easy: Kendall's τ = +1.00", f"5 rows of hard: Kendall's τ = {MINUS}1.00"]
 
@@ -204,6 +213,7 @@ def test_a_short_commit_keeps_that_it_was_dirty(commit: str | None, short: str) 
 def test_mini_and_full_are_separate_columns(trained: Trained, tmp_path: Path) -> None:
     full, mini = tmp_path / "shortcuts_on_digits", tmp_path / "shortcuts_on_digits+scale=mini"
     shutil.copytree(trained.path / "identity", full / "identity")
+    shutil.copy(trained.path / "shortcuts_on_digits.yaml", full)
     shutil.copytree(trained.path / "identity" / "seed0", mini / "identity" / "seed0")
     config = mini / "identity" / "seed0" / "config.yaml"
     config.write_text(config.read_text().replace("name: full\n  budget: 1.0", "name: mini\n  budget: 0.05"))
@@ -217,26 +227,11 @@ def test_mini_and_full_are_separate_columns(trained: Trained, tmp_path: Path) ->
     assert sheet.lines[0][2:] == (f"{np.median(errors):.2f} (n = 4)", f"{errors[0]:.2f} (n = 1)")
 
 
-def test_of_an_earlier_version_only_statistics_of_each_process_are_another_protocol(
-    trained: Trained, tmp_path: Path
-) -> None:
-    together, apart = (tmp_path / f"digits_shortcuts{end}" for end in ("+devices=2+sync_batchnorm=true", "+devices=2"))
-    for path, synchronised in ((together, "true"), (apart, "false")):
-        shutil.copytree(trained.path / "identity", path / "identity")
-        for config in path.glob("identity/*/config.yaml"):
-            lines = config.read_text().replace("batchnorm_processes: null", f"sync_batchnorm: {synchronised}")
-            config.write_text(lines.replace("devices: 1", "devices: 2"))
-    for path, expected in ((together, ("full", True)), (apart, ("batchnorm_processes=2", False))):
-        (column,) = tables_of(read_runs([path]))[0].columns
-        assert (column.label, column.is_published_protocol) == expected
-
-
 @pytest.mark.parametrize(
     ("before", "after", "labels"),
     [
         ("batch_size: 128", "batch_size: 64", ["batch_size=128", "batch_size=64"]),
         ("  momentum: 0.9", "  momentum: 0.8", ["optimizer.momentum=0.9", "optimizer.momentum=0.8"]),
-        ("batchnorm_processes: null", "batchnorm_processes: 2", ["full", "batchnorm_processes=2"]),
     ],
 )
 def test_seeds_of_a_row_with_other_settings_are_not_averaged(

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
 from deepnets.config.identity import identity, identity_hash
 from deepnets.config.places import CONF
@@ -40,45 +39,6 @@ def test_a_frozen_configuration_reads_back_equal(tmp_path: Path) -> None:
     assert folder.config.dataset["root"] == str(CONF.parent / "data")
     assert isinstance(folder.config, Config)
     assert folder.origin == {"commit": "abc"}
-
-
-def test_a_folder_from_before_a_key_was_there_runs_as_it_did_then(tmp_path: Path) -> None:
-    config = row(tmp_path).config
-    folder = RunFolder(tmp_path / "run")
-    folder.freeze(config, {})
-    file = folder.path / "config.yaml"
-    frozen = OmegaConf.load(file)
-    for key in ("devices", "batchnorm_processes", "memory", "launcher"):
-        del frozen[key]
-    OmegaConf.save(frozen, file)
-    assert identity_hash(folder.config) == identity_hash(config)
-    folder.check(config)
-
-
-def test_a_folder_of_several_processes_from_before_is_what_its_statistics_are(tmp_path: Path) -> None:
-    config = row(tmp_path).config
-    folder = RunFolder(tmp_path / "run")
-    folder.freeze(config, {})
-    file = folder.path / "config.yaml"
-    frozen = OmegaConf.load(file)
-    del frozen["batchnorm_processes"]
-    OmegaConf.save({**frozen, "devices": 2, "sync_batchnorm": True}, file)
-    assert identity_hash(folder.config) == identity_hash(config)
-    OmegaConf.save({**frozen, "devices": 2, "sync_batchnorm": False}, file)
-    assert folder.config.batchnorm_processes == 2
-    with pytest.raises(UserError, match="batchnorm_processes: 2 there, None here"):
-        folder.check(row(tmp_path, "devices=2").config)
-
-
-def test_a_folder_from_before_launchers_had_their_arguments_is_the_same_run(tmp_path: Path) -> None:
-    config = row(tmp_path).config
-    folder = RunFolder(tmp_path / "run")
-    folder.freeze(config, {})
-    file = folder.path / "config.yaml"
-    of_then = {"runs_per_device": 2, "stacked": 10, "wait": True, "retry": "failed"}
-    OmegaConf.save({**OmegaConf.load(file), **of_then}, file)
-    assert identity_hash(folder.config) == identity_hash(config)
-    folder.check(config)
 
 
 def test_other_settings_are_refused_with_the_differing_keys(tmp_path: Path) -> None:

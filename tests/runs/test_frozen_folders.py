@@ -1,4 +1,4 @@
-"""Runs that an earlier version of the code froze half way: see tests/frozen/about.md."""
+"""Runs that were stopped half way long ago: see tests/frozen/about.md."""
 
 import csv
 import shutil
@@ -14,7 +14,7 @@ from deepnets.runs.folder import RunFolder
 from tests.command import metrics
 
 FROZEN = Path(__file__).parents[1] / "frozen"
-ALONE, OF_TWO = ["resnet", "highway", "stochastic_depth", "ghost"], ["two", "sync"]
+ALONE, OF_TWO = ["resnet", "highway", "stochastic_depth", "ghost"], ["sync"]
 
 
 def copied(name: str, place: Path) -> RunFolder:
@@ -22,7 +22,7 @@ def copied(name: str, place: Path) -> RunFolder:
 
 
 @pytest.mark.parametrize("name", [*ALONE, *(pytest.param(name, marks=pytest.mark.slow) for name in OF_TWO)])
-def test_a_folder_of_an_earlier_version_ends_as_it_would_have_then(name: str, tmp_path: Path) -> None:
+def test_a_folder_ends_as_it_would_have_then(name: str, tmp_path: Path) -> None:
     folder = copied(name, tmp_path)
     result = run(folder)
     assert (result["status"], result["iterations"]) == ("finished", 72)
@@ -37,15 +37,15 @@ def test_a_folder_of_an_earlier_version_ends_as_it_would_have_then(name: str, tm
 
 
 @pytest.mark.parametrize("name", [*ALONE, *OF_TWO])
-def test_a_folder_of_an_earlier_version_loads_and_reports(name: str, tmp_path: Path) -> None:
+def test_a_folder_loads_and_reports(name: str, tmp_path: Path) -> None:
     folder = copied(name, tmp_path)
     model, config = load_run(folder.path)
     assert not model.training
-    assert config.batchnorm_processes == (2 if name == "two" else None)
+    assert config.devices == (2 if name == "sync" else 1)
     (seen,) = read_runs([folder.path])
     assert seen.broken == []
     assert [epoch["test_loss"] for epoch in seen.history] == pytest.approx(
         [float(epoch["test_loss"]) for epoch in metrics(FROZEN / name)], rel=1e-12
     )
     (table,) = tables_of([seen])
-    assert [column.label for column in table.columns] == ["batchnorm_processes=2" if name == "two" else "full"]
+    assert [column.label for column in table.columns] == ["full"]

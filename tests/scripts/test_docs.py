@@ -120,18 +120,18 @@ FORMER_DATA = """\
 from pathlib import Path
 import numpy as np
 import torch
-from deepnets.data.source import Found, Source, Split
+from deepnets.data.source import DataFiles, Source, Split
 
 
 def arrays(root: Path) -> Source:
     \"\"\"Images (N, H, W, C) uint8 and labels (N,) in root/arrays.npz.\"\"\"
 
-    def find() -> Found:
+    def find() -> DataFiles:
         file = np.load(root / "arrays.npz")
         halves = [
             [torch.from_numpy(file[f"{half}_{what}"]) for what in ("images", "labels")] for half in ("train", "test")
         ]
-        return Found((len(halves[0][0]), len(halves[1][0])), lambda: (Split(*halves[0]), Split(*halves[1])))
+        return DataFiles((len(halves[0][0]), len(halves[1][0])), lambda: (Split(*halves[0]), Split(*halves[1])))
 
     return Source("arrays", (1, 8, 8), tuple("0123456789"), find)
 """
