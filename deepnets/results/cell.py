@@ -11,11 +11,11 @@ from typing import Any
 from deepnets.results.published import FAIL, PublishedRow
 from deepnets.results.read import Run, example
 from deepnets.results.sheet import NOTHING, percent, signed
-from deepnets.results.statistics import FEWEST_SEEDS, median_interval
+from deepnets.results.statistics import median_interval
+from deepnets.results.verdict import printed_of, true_difference, verdict_of
 from deepnets.runs.status import DIVERGED, FINISHED
 
 FAIL_ABOVE = 20.0  # percent; He et al. 2016, Table 1
-AGREES, DIFFERS, TOO_FEW = "agrees", "differs", f"n < {FEWEST_SEEDS}"
 
 
 @dataclass(frozen=True)
@@ -103,16 +103,14 @@ class Cell:
 
     @property
     def verdict(self) -> str:
-        """By `RULE` of table.py; empty where the paper prints nothing or the protocol is not the paper's."""
-        published = self.published.test_error
-        if published is None or not self.errors or not self.is_published_protocol:
-            return ""
-        if self.interval is None:  # below FEWEST_SEEDS
-            return TOO_FEW
-        if self.is_fail or not isinstance(published, int | float):
-            return AGREES if self.is_fail and published == FAIL else DIFFERS
-        low, high = self.interval
-        return AGREES if low <= published <= high else DIFFERS
+        """`verdict_of` the row; empty also where the protocol is not the paper's."""
+        return verdict_of(self.compared, self.published, self.is_fail) if self.is_published_protocol else ""
+
+    @property
+    def true_difference(self) -> tuple[float, float] | None:
+        """Between what our expected error minus the paper's lies, in percent points, where there is a verdict on it."""
+        printed = printed_of(self.published) if self.is_published_protocol and not self.is_fail else None
+        return true_difference(self.compared, printed) if printed else None
 
     @property
     def remarks(self) -> str:
@@ -142,6 +140,7 @@ class Cell:
             "median": self._median_text,
             "published": self.published.text,
             "difference": difference,
+            "true difference": _between(*self.true_difference) if self.true_difference else "",
             "n": str(len(self.errors)),
             "mean ± std": percent(self.mean) + (f" ± {percent(self.std)}" if self.std is not None else ""),
             "95% interval": f"{percent(self.interval[0])} to {percent(self.interval[1])}" if self.interval else NOTHING,
@@ -168,6 +167,10 @@ def _units(result: dict[str, Any]) -> int:
     """Threads, or GPUs, that it was trained by in the end."""
     processes = list(result.get("processes", {"0": 1}).values())[-1]
     return processes * (result.get("threads", 1) if result["device_type"] == "cpu" else 1)
+
+
+def _between(low: float, high: float) -> str:
+    return f"{signed(low)} to {signed(high)}"
 
 
 def _hours(hours: float) -> str:

@@ -27,7 +27,7 @@ def to_csv(tables: Sequence[Table]) -> str:
     """A line for each row of each column, in a search each trial: errors in percent, unrounded, `inf` if diverged."""
     text = io.StringIO()
     names = ["table", "column", "row", "n", "median", "low", "high", "mean", "std", "best", "best_epochs", "training"]
-    names += ["published", "statistic", "difference", "verdict", "state", "errors"]
+    names += ["published", "statistic", "difference", "true_low", "true_high", "verdict", "state", "errors"]
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(names)
     for table in [table.trials or table for table in tables]:
@@ -36,7 +36,8 @@ def to_csv(tables: Sequence[Table]) -> str:
                 numbers = [cell.median, *(cell.interval or (None, None)), cell.mean, cell.std, cell.best]
                 numbers += [cell.compared_median if cell.published.best_epochs else None, cell.train_median]
                 statistic = table.published.statistic if row in table.published.rows else None
-                judged = [cell.published.test_error, statistic, cell.difference, cell.verdict, cell.remarks]
+                judged = [cell.published.test_error, statistic, cell.difference]
+                judged += [*(cell.true_difference or (None, None)), cell.verdict, cell.remarks]
                 errors = " ".join(map(str, cell.errors))
                 writer.writerow([table.name, column.label, row, len(cell.errors), *numbers, *judged, errors])
     return text.getvalue()

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from deepnets.config.claim import margins_of
 from deepnets.config.identity import plain
 from deepnets.config.sweep_file import SWEEPS, sweep_of
 from deepnets.results.sheet import percent
@@ -19,6 +20,7 @@ class PublishedRow:
 
     `best_epochs`: the paper's rule is the mean of so many lowest test errors of a run; None: the last epoch's.
     `view` is how the test images were shown. A row that `is_literature` is of another paper's net, which no run trains.
+    `statistic` says what the numbers of its table are, and a difference below `margin` percent points counts as none.
     """
 
     test_error: float | str | None = None
@@ -29,6 +31,8 @@ class PublishedRow:
     view: str = ""
     is_literature: bool = False
     best_epochs: int | None = None
+    statistic: str | None = None
+    margin: float | None = None
 
     @property
     def text(self) -> str:
@@ -63,17 +67,17 @@ def published_of(name: str, sweeps: Path = SWEEPS) -> Published:
     Raises:
         UserError: the file is not YAML.
     """
-    reported = sweep_of(sweeps / f"{name}.yaml").get("reported") or {}
+    sweep = sweep_of(sweeps / f"{name}.yaml")
+    reported = sweep.get("reported") or {}
     literature = {plain(str(row)) for row in reported.get("literature") or ()}
+    shared: dict[str, Any] = {
+        "best_epochs": reported.get("best_epochs"),
+        "statistic": reported.get("statistic"),
+        "margin": margins_of(sweep).get("full"),
+    }
     rows: dict[str, dict[str, Any]] = defaultdict(dict)
-    for statistic in STATISTICS:
-        for row, value in (reported.get(statistic) or {}).items():
-            rows[plain(str(row))][statistic] = value
-    best_epochs = reported.get("best_epochs")
-    return Published(
-        reported.get("statistic"),
-        {
-            row: PublishedRow(**values, is_literature=row in literature, best_epochs=best_epochs)
-            for row, values in rows.items()
-        },
-    )
+    for name_of_numbers in STATISTICS:
+        for row, value in (reported.get(name_of_numbers) or {}).items():
+            rows[plain(str(row))][name_of_numbers] = value
+    printed = {row: PublishedRow(**values, is_literature=row in literature, **shared) for row, values in rows.items()}
+    return Published(reported.get("statistic"), printed)

@@ -13,13 +13,8 @@ from deepnets.results.columns import FULL, Column, columns_of, warnings_of
 from deepnets.results.published import FAIL, Published, PublishedRow, published_of
 from deepnets.results.read import Run
 from deepnets.results.search import Net, is_search, nets_of
+from deepnets.results.verdict import RULE
 
-RULE = (
-    "agrees: the published value lies inside the bootstrap 95% interval of the median, from 3 seeds on; "
-    "differs: it does not. A diverged run counts as the largest error. Of 3 to 5 seeds the interval is their range. "
-    "The published number is taken as exact: of rows trained exactly alike with 5 seeds, one in six differs from a "
-    "published median of 5, and one in three from a published single run."
-)
 FAILS = (
     "fail, as He et al. 2016 define it: a non-finite median, or one above 20% under the full protocol; it agrees with "
     "a published fail, and with that only."

@@ -50,7 +50,7 @@ def test_it_writes_page_and_figures_and_says_where(written: Written) -> None:
 
 def test_an_export_to_standard_output_stands_alone(written: Written) -> None:
     rows = {row["row"]: row["verdict"] for row in csv.DictReader(written.csv.splitlines())}
-    assert rows["identity"] == "agrees"
+    assert rows["identity"] == "compatible"
     assert rows["none"] == "differs"
     assert "agrees" in written.text
 
@@ -149,8 +149,8 @@ def test_the_page_shows_the_table_and_all_figures(page: object, written: Written
     table = page.find_element("css selector", "table")
     rows = [row.text.split("\n") for row in table.find_elements("css selector", "tbody th")]
     assert [row["row"] for row in csv.DictReader(written.csv.splitlines())] == ["".join(words) for words in rows]
-    verdicts = [cell.text for cell in page.find_elements("css selector", "td.agrees, td.differs")]
-    assert verdicts == ["agrees", "differs", "agrees"]
+    verdicts = [cell.text for cell in page.find_elements("css selector", "td.agrees, td.compatible, td.differs")]
+    assert verdicts == ["compatible", "differs", "agrees"]
     figures = page.find_elements("css selector", "figure")
     assert [figure.get_attribute("id") for figure in figures] == FIGURES
     for figure in figures:

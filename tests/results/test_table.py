@@ -42,7 +42,7 @@ def test_the_statistics_of_a_row(trained: Trained, table: Table, row: str) -> No
     assert cell.mean == pytest.approx(errors.sum() / len(errors))
     assert cell.std == pytest.approx(math.sqrt(((errors - errors.mean()) ** 2).sum() / (len(errors) - 1)))
     assert cell.best == errors.min()
-    published = {"identity": np.quantile(errors, 0.5), "none": errors.min() - 5, "scaled_0.5_0.5": 10}[row]
+    published = {"identity": np.quantile(errors, 0.5), "none": errors.min() / 50, "scaled_0.5_0.5": 10}[row]
     assert cell.difference == pytest.approx(np.quantile(errors, 0.5) - published)
     shown = line(table, row)
     assert shown["n"] == str(len(errors))
@@ -63,7 +63,7 @@ def test_a_paper_that_reports_its_best_epochs_is_compared_by_that_rule(trained: 
     assert sorted(best) != sorted(cell.errors)
     ruled = replace(cell, published=PublishedRow(test_error=float(np.median(best)), best_epochs=2))
     assert ruled.compared == pytest.approx(best)
-    assert (ruled.difference, ruled.verdict) == (pytest.approx(0), "agrees")
+    assert (ruled.difference, ruled.verdict) == (pytest.approx(0), "compatible")
     assert ruled.facts()["best epochs"] == f"{np.median(best):.2f}"
     assert (ruled.median, ruled.facts()["median"]) == (cell.median, f"{cell.median:.2f}")
 
@@ -87,7 +87,7 @@ def test_the_interval_of_three_or_four_seeds_is_their_range(trained: Trained, ta
 def test_each_verdict(table: Table) -> None:
     verdicts = {row: table.cells[row, 0].verdict for row in table.rows}
     assert verdicts == {
-        "identity": "agrees",
+        "identity": "compatible",
         "none": "differs",
         "projection": "agrees",
         "scaled_0.5_0.5": "n < 3",
@@ -96,7 +96,7 @@ def test_each_verdict(table: Table) -> None:
         "dropout": "",
         "scaled_0.5_1": "",
     }
-    assert table.notes[0].startswith("agrees: the published value lies inside the bootstrap 95% interval of the median")
+    assert table.notes[0].startswith("Verdict, from 3 seeds on: the printed number is itself drawn by chance")
 
 
 def test_a_row_that_diverged_is_a_fail_without_a_mean(trained: Trained, table: Table) -> None:
@@ -126,8 +126,9 @@ def test_what_else_the_paper_prints_is_shown(table: Table) -> None:
 @pytest.mark.parametrize(
     ("errors", "published", "full", "verdict"),
     [
-        ([6.4, 6.6, 6.9], 6.61, True, "agrees"),
-        ([6.4, 6.6, 6.9], 6.39, True, "differs"),
+        ([6.4, 6.6, 6.9], 6.61, True, "compatible"),
+        ([6.4, 6.6, 6.9], 5.4, True, "compatible"),
+        ([6.4, 6.6, 6.9], 5.3, True, "differs"),
         ([6.4, 6.6, 6.9], 6.61, False, ""),
         ([6.4, 6.6], 6.61, True, "n < 3"),
         ([6.4, 6.6, 6.9], "fail", True, "differs"),
@@ -137,8 +138,9 @@ def test_what_else_the_paper_prints_is_shown(table: Table) -> None:
         ([20.0, 20.1, 20.2], "fail", False, ""),
         ([6.0, math.inf, math.inf], "fail", False, ""),
         ([6.0, math.inf, math.inf], 6.0, True, "differs"),
-        ([6.0, 6.1, math.inf], 6.1, True, "agrees"),
-        ([6.0, 6.0, 6.0], 6.0, True, "agrees"),
+        ([6.0, 6.1, math.inf], 6.1, True, "compatible"),
+        ([6.0, 6.0, 6.0], 6.0, True, "compatible"),
+        ([6.0, 6.0, 6.0], 6.1, True, "differs"),
         ([6.0, 6.1, 6.2], None, True, ""),
     ],
 )
