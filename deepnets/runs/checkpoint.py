@@ -53,7 +53,7 @@ def load(
     for name in (LAST, PREVIOUS):
         if not os.path.lexists(folder / name):
             continue
-        damage = _damage(folder / name)
+        damage = damage_of(folder / name)
         if damage is None:
             state = torch.load(folder / name, map_location="cpu", weights_only=True)
             if (damage := malformed(state)) is None:
@@ -67,7 +67,7 @@ def _own(tensor: Tensor) -> Tensor:
     return tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
 
 
-def _damage(file: Path) -> str | None:
+def damage_of(file: Path) -> str | None:
     """What is wrong with the zip container, a checksum or the kind of content in it; None when all is well."""
     try:
         opened(file).close()
