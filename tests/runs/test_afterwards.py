@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -20,7 +21,7 @@ from deepnets.runs.evidence import state_checksum
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.naming import folder_of
 from deepnets.runs.weights import FILE, read_weights, write_weights
-from tests.command import row
+from tests.command import ENVIRONMENT, ROOT, TRAIN, row
 
 pytestmark = pytest.mark.attack
 
@@ -212,3 +213,29 @@ def test_a_record_misses_no_checkpoint(run_row: Row, capsys: pytest.CaptureFixtu
     assert launch([run_row]) == 0
     assert "finished, but" not in capsys.readouterr().out
     assert json.loads((folder.path / "result.json").read_text())["weights_sha256"]
+
+
+def test_a_finished_run_is_read_where_nothing_can_be_written(run_row: Row, tmp_path: Path) -> None:
+    # To root, permissions apply only without its capabilities.
+    bound = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
+    folder = folder_of(run_row).path
+
+    def again(*changes: str) -> tuple[int, str]:
+        words = [*bound, *TRAIN, *RUN, f"output_root={tmp_path}", *changes]
+        done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    (folder / "metrics.csv").unlink()
+    places = [tmp_path, *(place for place in tmp_path.rglob("*") if place.is_dir())]
+    for place in places:
+        place.chmod(0o555)
+    try:
+        (code, said), (other, refused) = again(), again("seed=1")
+    finally:
+        for place in places:
+            place.chmod(0o755)
+    assert code == 0, said
+    assert "already finished" in said
+    assert "metrics.csv is missing; cannot be restored (" in said
+    assert not (folder / "metrics.csv").exists()
+    assert (other, "is not a writable folder" in refused) == (1, True)
