@@ -49,18 +49,20 @@ def build_model(overrides: list[str], project: str | Path | None = None) -> nn.M
     return model_of(config, dataset.shape, dataset.classes)
 
 
-def load_run(folder: str | Path, trusted: Sequence[str] = ()) -> tuple[nn.Module, Config]:
+def load_run(folder: str | Path, trusted: Sequence[str] = (), allow_previous: bool = False) -> tuple[nn.Module, Config]:
     """The network of a run as its last checkpoint left it, in evaluation mode on the CPU, and the run's configuration.
 
-    Where there is no checkpoint, `weights.safetensors` is read, as in a record or what `deepnets export` wrote.
+    Where there is no checkpoint, `weights.safetensors` is read, as in a record or what `deepnets export` wrote. Prints
+    which iteration the weights are of. Those of a finished run are its last, unless `allow_previous` accepts earlier
+    ones, where the last checkpoint is damaged or missing.
 
     `trusted` names the classes of your own that its configuration may use, or your project's file. The data need not
     be there.
 
     Raises:
-        UserError: the folder is no run folder, or holds no intact weights.
+        UserError: the folder is no run folder, or holds no intact weights, or none of its result.
     """
-    weights = read_weights(folder, trusted)
+    weights = read_weights(folder, trusted, allow_previous)
     return weights.model(), weights.config
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from deepnets.errors import UserError
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.weights import read_weights, write_for_torchvision, write_weights
+from deepnets.system.options import add_weights_options
 
 FOR_TORCHVISION = "torchvision.safetensors"
 
@@ -19,11 +20,9 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("run", metavar="RUN", help="a run folder, or a record with weights")
     parser.add_argument("--to", type=Path, metavar="DIR", required=True, help="where the files go")
-    parser.add_argument(
-        "--trust", "--project", action="append", default=[], metavar="TARGET", help="a class of yours, or a project"
-    )
+    add_weights_options(parser)
     arguments = parser.parse_args(words)
-    weights = read_weights(arguments.run, arguments.trust)
+    weights = read_weights(arguments.run, arguments.trust, arguments.allow_previous)
     print(f"weights      {RunFolder(write_weights(weights, arguments.to))}")
     print(f"settings     {RunFolder(arguments.to / 'config.yaml')}")
     try:

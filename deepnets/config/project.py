@@ -1,5 +1,6 @@
 """A user's project: a file, named on the command line, of where its options are and which classes it trusts."""
 
+import os
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ def read_project(file: str | Path) -> Project:
     """
     path = Path(file).expanduser().absolute()
     try:
-        content = _Content.model_validate(plain_yaml(read_text(path, LONGEST)) or {})
+        content = _Content.model_validate(plain_yaml(read_text(Path(os.path.realpath(path)), LONGEST)) or {})
     except OSError as error:
         raise UserError(f"{file}: cannot be read as a project's file: {error.strerror}") from error
     except yaml.YAMLError as error:
@@ -79,7 +80,7 @@ def check_options_folder(folder: Path) -> None:
             named = "; `defaults` of a project's file, or --config-name, names it" if file.parent == folder else ""
             raise UserError(f"{file}: deepnets has an option of this name, and reads that one; rename yours{named}")
         try:
-            check_bounds(read_text(file, LONGEST), ALIASES)
+            check_bounds(read_text(Path(os.path.realpath(file)), LONGEST), ALIASES)
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise UserError(f"{file}: cannot be read as options: {' '.join(str(error).split())}") from error
 

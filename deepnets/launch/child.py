@@ -1,5 +1,6 @@
 """A run as a process of its own, and what is noted when it dies without a word."""
 
+import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -8,8 +9,10 @@ from deepnets.distributed import spawn
 from deepnets.runs.execute import command_of
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.session import note_failure
+from deepnets.system.files import opened
 
 OUTPUT = "output.txt"
+LAST_BYTES = 100_000  # of the output, in which the last line is looked for
 
 
 def start(folder: RunFolder, trusted: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -25,7 +28,9 @@ def note_crash(folder: RunFolder, code: int) -> str:
     """
     reason = spawn.how_it_ended(code)
     if code >= 0:
-        lines = [line.strip() for line in (folder.path / OUTPUT).read_text(errors="replace").split("\n")]
+        with opened(folder.path / OUTPUT) as output:
+            output.seek(max(0, output.seek(0, os.SEEK_END) - LAST_BYTES))
+            lines = [line.strip() for line in output.read().decode(errors="replace").split("\n")]
         reason += f": {next(filter(None, reversed(lines)), 'no output')}"
     # Of several processes the one that holds the lock may end a moment after its parent.
     with folder.lock(10 if code < 0 else 0):

@@ -18,6 +18,7 @@ from deepnets.config.sweep_file import SWEEPS
 from deepnets.errors import UserError
 from deepnets.launch.ending import lines_of
 from deepnets.launch.launcher import Launcher
+from deepnets.runs.afterwards import inspect
 from deepnets.runs.folder import Locked, RunFolder, Unreadable, run_folders
 from deepnets.runs.naming import folders_of
 from deepnets.system.files import write_atomically
@@ -51,6 +52,9 @@ def launch(rows: list[Row]) -> int:
         try:
             if row.config.overwrite or not folder.is_complete:
                 folder.freeze(row.config, _origin(row, folder))
+            else:
+                for line in inspect(folder):
+                    print_line(line)
         except Locked as error:  # another process is running it, and was checked to run the same,
             if row.config.overwrite:  # or else may leave behind what is not this run's
                 print_line(f"{error}; skipped")

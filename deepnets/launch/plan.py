@@ -19,8 +19,10 @@ from deepnets.launch.ending import lines_of
 from deepnets.launch.grid import launchable
 from deepnets.launch.launcher import Launcher
 from deepnets.runs.checkpoint import LAST
-from deepnets.runs.folder import RunFolder
+from deepnets.runs.folder import RunFolder, Unreadable
 from deepnets.runs.naming import folders_of
+from deepnets.runs.status import UNREADABLE
+from deepnets.system.files import LONGEST_METRICS, read_text
 from deepnets.system.printing import console_for
 from deepnets.training.checks import check_settings
 from deepnets.training.hardware import describe, find_device, with_counted_devices
@@ -110,8 +112,13 @@ def _extent(config: Config, dataset: Dataset, iterations: int) -> tuple[int, int
 def _trained(folder: RunFolder) -> int:
     """Iterations up to the last completed epoch."""
     file = folder.path / "metrics.csv"
-    rows = list(csv.DictReader(file.open())) if file.is_file() else []
-    return int(rows[-1]["iteration"]) if rows else 0
+    try:
+        rows = list(csv.DictReader(read_text(file, LONGEST_METRICS).splitlines()))
+        return int(rows[-1]["iteration"]) if rows else 0
+    except FileNotFoundError:
+        return 0
+    except UNREADABLE as error:
+        raise Unreadable(file, error) from error
 
 
 def _print(config: Config, entries: list[Entry]) -> None:

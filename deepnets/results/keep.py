@@ -5,27 +5,31 @@ from pathlib import Path
 
 import yaml
 
+from deepnets.config.frozen import LONGEST
 from deepnets.config.identity import identity_hash
 from deepnets.errors import UserError
 from deepnets.results.read import Run, read_runs
 from deepnets.results.writing import writing
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.status import DIVERGED, FINISHED
-from deepnets.system.files import write_atomically
+from deepnets.system.files import LONGEST_METRICS, read_text, write_atomically
 
 
 def keep(paths: Sequence[Path], into: Path) -> int:
     """Copy config.yaml, metrics.csv and result.json of the ended runs in `paths` to into/<table>/<row>/<seed>.
 
     The record of a machine's own folders is left out. Reports read records as they read runs, and a run whose record
-    is put into an output root counts as finished there. Returns 0.
+    is put into an output root counts as finished there. A run of which a file cannot be read, or is a link, is named
+    and not kept. Returns 0, or 1 where that happened.
 
     Raises:
         UserError: a folder has no runs, a result is of another configuration, a record would replace that of another
             run, or a file cannot be written.
     """
     runs = read_runs(paths)
-    ended = [run for run in runs if run.state.name in (FINISHED, DIVERGED)]
+    refused = [reason for run in runs if (reason := _obstacle(run))]
+    print("".join(f"not kept     {reason}\n" for reason in refused), end="")
+    ended = [run for run in runs if run.state.name in (FINISHED, DIVERGED) and not _obstacle(run)]
     records: dict[Path, Run] = {}
     for run in ended:
         check_identity(run)
@@ -38,9 +42,9 @@ def keep(paths: Sequence[Path], into: Path) -> int:
     for folder, run in records.items():
         with writing(into):
             _copy(run, folder)
-    others = f"; {len(runs) - len(ended)} have not ended" if len(ended) < len(runs) else ""
-    print(f"records      {len(ended)} runs in {RunFolder(into)}{others}")
-    return 0
+    going = len(runs) - len(ended) - len(refused)
+    print(f"records      {len(ended)} runs in {RunFolder(into)}" + (f"; {going} have not ended" if going else ""))
+    return 1 if refused else 0
 
 
 def check_identity(run: Run) -> None:
@@ -53,11 +57,21 @@ def check_identity(run: Run) -> None:
         )
 
 
+def _obstacle(run: Run) -> str | None:
+    """The first file of the run that cannot be kept, and why; None where all can."""
+    if run.broken:
+        return run.broken[0]
+    has_ended = run.state.name in (FINISHED, DIVERGED)
+    missing = has_ended and not (run.folder.path / "metrics.csv").exists()
+    return f"{run.folder}/metrics.csv: is missing" if missing else None
+
+
 def _copy(run: Run, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "metrics.csv", (run.folder.path / "metrics.csv").read_bytes())
+    write_atomically(folder / "metrics.csv", read_text(run.folder.path / "metrics.csv", LONGEST_METRICS))
     RunFolder(folder).write_json("result.json", run.result)
-    for sweep in run.grid.glob("*.yaml"):  # of somebody's own
-        write_atomically(folder.parents[1] / sweep.name, sweep.read_bytes())
+    own = run.grid / f"{run.grid.name.split('+')[0]}.yaml"  # the sweep's, where it is somebody's own
+    if own.is_file() and not own.is_symlink():
+        write_atomically(folder.parents[1] / own.name, read_text(own, LONGEST))
     config = run.config | {"output_root": "outputs", "dataset": run.config["dataset"] | {"root": "data"}}
     write_atomically(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))

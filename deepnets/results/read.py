@@ -17,9 +17,8 @@ from deepnets.config.identity import flat, is_execution, upgrade
 from deepnets.runs.contents import unpacked
 from deepnets.runs.folder import RunFolder, folders_in
 from deepnets.runs.status import DIVERGED, FAILED, FINISHED, UNREADABLE, State, in_a_line, read_states
-from deepnets.system.files import read_text
+from deepnets.system.files import LONGEST_METRICS, read_text
 
-LONGEST_METRICS = 100_000_000  # bytes; a million epochs
 _is_execution = cache(is_execution)
 
 
@@ -99,8 +98,6 @@ class Run:
     def _metrics(self) -> tuple[list[dict[str, float]], list[str]]:
         epochs, wrong = [], []
         file = self.folder.path / "metrics.csv"
-        if not file.exists():
-            return [], []
         try:
             lines = read_text(file, LONGEST_METRICS).splitlines()
             for number, epoch in enumerate(csv.DictReader(lines), 1):
@@ -108,6 +105,8 @@ class Run:
                     epochs.append({name: float(value) for name, value in epoch.items() if value})
                 except (ValueError, TypeError) as error:  # a word, or more values than columns
                     wrong.append(f"metrics.csv, epoch {number}: {in_a_line(error)}")
+        except FileNotFoundError:
+            return [], []
         except UNREADABLE as error:
             wrong.append(f"metrics.csv: {in_a_line(error)}")
         more = [f"metrics.csv: {len(wrong) - 1} more epochs"] * (len(wrong) > 1)

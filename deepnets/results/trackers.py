@@ -63,13 +63,14 @@ class Entry:
         return {name: str(value) for name, value in known.items() if value is not None}
 
     def figures(self, folder: Path) -> list[Path]:
-        """Its curves, drawn into `folder`, and the figures of its analyses."""
+        """Its curves, drawn into `folder`, and the figures of its analyses; links are not followed."""
         curves = folder / "curves.png"
         with styled():
             if self.run.history:
                 training_curves({self.name: self.run}, logarithmic=False).savefig(curves, dpi=150)
-        analyses = sorted((self.run.folder.path / "analysis").glob("*.png"))
-        return [curves] * curves.exists() + [file for file in analyses if not file.is_symlink()]
+        place = self.run.folder.path / "analysis"
+        analyses = [] if place.is_symlink() else sorted(place.glob("*.png"))
+        return [curves] * curves.exists() + [each for each in analyses if each.is_file() and not each.is_symlink()]
 
 
 class MlflowTracker:

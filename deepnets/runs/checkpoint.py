@@ -1,6 +1,7 @@
 """Checkpoints that survive kills, full disks and damage: the last one and the one before it."""
 
 import errno
+import os
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from deepnets.errors import UserError, first_line
-from deepnets.system.files import flush_folder, fresh, new_name
+from deepnets.system.files import flush_folder, fresh, new_name, opened
 
 LAST = "checkpoint.pt"
 PREVIOUS = "checkpoint.previous.pt"
@@ -32,7 +33,7 @@ def save(folder: Path, state: dict[str, Any]) -> None:
     except (OSError, RuntimeError) as error:  # torch reports a failed write of its archive as RuntimeError
         reason = error if isinstance(error, OSError) else f"is the disk full? {first_line(error)}"
         raise UserError(f"{folder / LAST}: cannot be written ({reason}); what was there before is intact") from error
-    if (folder / LAST).exists():
+    if os.path.lexists(folder / LAST):
         (folder / LAST).replace(folder / PREVIOUS)
     new_name(folder / LAST).replace(folder / LAST)
     flush_folder(folder)
@@ -50,9 +51,9 @@ def load(
     """
     damaged: dict[str, str] = {}
     for name in (LAST, PREVIOUS):
-        if not (folder / name).exists():
+        if not os.path.lexists(folder / name):
             continue
-        damage = _damage(folder / name)
+        damage = damage_of(folder / name)
         if damage is None:
             state = torch.load(folder / name, map_location="cpu", weights_only=True)
             if (damage := malformed(state)) is None:
@@ -66,10 +67,12 @@ def _own(tensor: Tensor) -> Tensor:
     return tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
 
 
-def _damage(file: Path) -> str | None:
+def damage_of(file: Path) -> str | None:
     """What is wrong with the zip container, a checksum or the kind of content in it; None when all is well."""
-    if not file.is_file():
-        return "it is not a file"
+    try:
+        opened(file).close()
+    except ValueError as error:  # a link, a folder, a pipe
+        return str(error)
     try:
         with zipfile.ZipFile(file) as archive:
             broken = archive.testzip()

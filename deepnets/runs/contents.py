@@ -98,6 +98,7 @@ class Result(TypedDict, total=False):
     claims: list[Any]
     beginning: Beginning
     test_right: str
+    weights_sha256: str
 
 
 KINDS: dict[str, TypeAdapter[Any]] = {

@@ -1,6 +1,8 @@
 """What a result can be checked by later: how the run began, and which test images it got right in the end."""
 
 import hashlib
+import json
+from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
@@ -59,3 +61,12 @@ def weights_checksum(model: torch.nn.Module) -> str:
         checksum.update(name.encode())
         checksum.update(weights.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
     return checksum.hexdigest()[:16]
+
+
+def state_checksum(state: Mapping[str, Tensor]) -> str:
+    """SHA-256 (hexadecimal) of all tensors in the order of their names: name, type, shape and bytes of each."""
+    checksum = hashlib.sha256()
+    for name, tensor in sorted(state.items()):
+        checksum.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        checksum.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return checksum.hexdigest()

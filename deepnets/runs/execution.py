@@ -4,13 +4,14 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import filelock
 import torch
+from torch import Tensor
 
 from deepnets.config.identity import identity
 from deepnets.config.schema import Config
@@ -20,7 +21,7 @@ from deepnets.distributed.world import World
 from deepnets.errors import UserError
 from deepnets.runs import checkpoint
 from deepnets.runs.contents import Progress
-from deepnets.runs.evidence import Evidence
+from deepnets.runs.evidence import Evidence, state_checksum
 from deepnets.runs.folder import DIVERGED, FINISHED, RunFolder
 from deepnets.runs.log import Log
 from deepnets.runs.record import (
@@ -84,6 +85,7 @@ class Execution:
         self.remarks += filter(None, [scarce_cores(device)])
         self.logging = held.enter_context(ExitStack())
         self.log: Log | None = None
+        self.saved: Mapping[str, Tensor] = {}
         self.result: dict[str, Any] | None = None
 
     def begin(self) -> None:
@@ -121,6 +123,7 @@ class Execution:
             state |= {"run": identity(self.config), "frozen": self.frozen, "seconds": self.log.seconds}
             state["evidence"] = self.evidence.state
             checkpoint.save(self.folder.path, state)
+        self.saved = state["training"]["model"]
 
     def finish(self) -> None:
         """The budget is used up."""
@@ -132,6 +135,8 @@ class Execution:
             self.log.end(finished=status == FINISHED)
             self.result = result_of(self.config, self.training, self.history, self.log.seconds, status, self.frozen)
             self.result |= {"claims": self.folder.origin.get("claims", []), **self.evidence.facts()}
+            if status == FINISHED:  # of a run that diverged, no checkpoint holds the weights at the end
+                self.result["weights_sha256"] = state_checksum(self.saved)
             self.logging.close()
             self.folder.write_json("result.json", self.result)
         self.result = self.training.world.broadcast_object(self.result)

@@ -124,10 +124,11 @@ class RunFolder:
         write_atomically(self.path / name, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
     def check(self, config: Config) -> None:
-        """Whether `config` may be run here.
+        """Whether `config` may be run here, or has been.
 
         Raises:
-            UserError: another run lives here (names the differing keys), or the folder cannot be written.
+            UserError: another run lives here (names the differing keys), or there is something to train and the folder
+                cannot be written.
         """
         is_kept = (self.path / "config.yaml").is_file() and not config.overwrite
         if is_kept and (differing := difference(identity(self.config), config)):
@@ -136,6 +137,8 @@ class RunFolder:
                 "\n".join([f"{self} holds a run with other settings:", *lines])
                 + "\nRun that with its own settings, choose another output_root, or delete it with overwrite=true."
             )
+        if is_kept and self.is_complete:
+            return
         nearest = next(parent for parent in (self.path, *self.path.parents) if parent.exists())
         if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
             raise UserError(

@@ -137,12 +137,7 @@ class Log:
 
     def write_metrics(self, durable: bool = True) -> None:
         """Write `history` as metrics.csv."""
-        text = io.StringIO()
-        if self.history:
-            writer = csv.DictWriter(text, fieldnames=list(self.history[-1]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(self.history)
-        write_atomically(self.folder.path / "metrics.csv", text.getvalue(), durable)
+        write_atomically(self.folder.path / "metrics.csv", as_csv(self.history), durable)
 
     def remark(self, line: str) -> None:
         """Tell something about the run, on the console and in its log.txt."""
@@ -178,6 +173,16 @@ class Log:
             f"  {duration(self.time_left(training))} left",
             state=f"{self.clock.images_per_second():,.0f} images/s  loss {loss:.3f}  {'  '.join(errors)}",
         )
+
+
+def as_csv(history: list[dict[str, Any]]) -> str:
+    """The text of metrics.csv."""
+    text = io.StringIO()
+    if history:
+        writer = csv.DictWriter(text, fieldnames=list(history[-1]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(history)
+    return text.getvalue()
 
 
 class _Clock:

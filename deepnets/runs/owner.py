@@ -75,9 +75,9 @@ def owner_elsewhere(folder: Path) -> str | None:
     if not number:
         return None
     content = _content(folder, number)
-    if "released" in content or _is_gone(content, me):
+    if not content or "released" in content or _is_gone(content, me):
         return None
-    silent = time.time() - _last_sign(folder, content, number)
+    silent = time.time() - _last_sign(folder, content)
     return f"{_who(content)}, last heard of {max(silent, 0):.0f} s ago" if silent <= GONE_SECONDS else None
 
 
@@ -103,13 +103,13 @@ def _me() -> dict[str, Any]:
 def _created(file: Path, content: dict[str, Any]) -> bool:
     """Whether the file was not there; it appears as a whole, where the file system has links."""
     own = file.with_name(f"{file.name}.{content['host']}.{content['pid']}")
+    with fresh(own) as new:
+        new.write(json.dumps(content).encode())
     try:
-        with fresh(own) as new:
-            new.write(json.dumps(content).encode())
         os.link(new_name(own), file)
     except FileExistsError:
         return False
-    except OSError:
+    except OSError:  # without links it is empty for a moment, in which `_content` finds the draft
         with suppress(FileExistsError), file.open("x") as alone:
             json.dump(content, alone)
             return True
@@ -137,8 +137,8 @@ def _late(owner: dict[str, Any], me: dict[str, Any]) -> float:
     return max(0.0, min(LATE_SECONDS, owner["released"] + LATE_SECONDS - time.time()))
 
 
-def _last_sign(folder: Path, owner: dict[str, Any], number: int) -> float:
-    since = owner.get("since") or _file(folder, number).stat().st_mtime  # it is just being written
+def _last_sign(folder: Path, owner: dict[str, Any]) -> float:
+    since = owner.get("since", 0.0)
     with suppress(ValueError, OSError, KeyError, TypeError):
         heartbeat = datetime.fromisoformat(read_object(folder / "status.json")["heartbeat"])
         return max(since, heartbeat.astimezone(UTC).timestamp())
@@ -151,8 +151,18 @@ def _last(folder: Path) -> int:
 
 
 def _content(folder: Path, number: int) -> dict[str, Any]:
-    with suppress(ValueError, OSError):
-        return read_object(_file(folder, number))
+    """What the owner has written; empty where a crash or a full disk left no valid content: the file is nobody's."""
+    file = _file(folder, number)
+    # Listed before the file is read: without links, the owner fills the file while its draft is there.
+    drafts = sorted(folder.glob(f"{file.name}.*.new"))
+    for path in (file, *drafts):
+        try:
+            if content := read_object(path):
+                return content
+        except ValueError:
+            continue
+        except OSError:  # NFS may refuse a file that is just being replaced: somebody's
+            return {"since": path.lstat().st_mtime}
     return {}
 
 

@@ -1,6 +1,7 @@
 """Trained weights as a file: safetensors beside the configuration, in deepnets' names or in torchvision's."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,11 +18,14 @@ from deepnets.config.identity import difference, identity
 from deepnets.config.schema import Config
 from deepnets.errors import UserError, first_line
 from deepnets.models.resnet import ResNet
+from deepnets.runs.checkpoint import LAST, PREVIOUS
+from deepnets.runs.evidence import state_checksum
 from deepnets.runs.execution import described
-from deepnets.runs.folder import RunFolder
+from deepnets.runs.folder import FINISHED, RunFolder
 from deepnets.runs.saved import is_state, load
 from deepnets.runs.torchvision import torchvision_names, torchvision_network
-from deepnets.system.files import fresh, new_name, write_atomically
+from deepnets.system.files import fresh, new_name, opened, write_atomically
+from deepnets.system.printing import print_line
 from deepnets.system.ranges import Size
 from deepnets.training.assembly import model_of
 
@@ -35,16 +39,21 @@ class _Metadata(BaseModel):
     run: Json[dict[str, Any]]
     shape: Json[tuple[Size, Size, Size]]
     classes: Size
+    iteration: int | None = None  # earlier versions did not note it
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of a network by name (parameters and buffers), its run's configuration, the shape of its images."""
+    """The weights of a network by name (parameters and buffers), its run's configuration, the shape of its images.
+
+    `iteration` is the number of training steps behind the weights, None where that is not known.
+    """
 
     state: Mapping[str, Tensor]
     config: Config
     shape: tuple[int, int, int]
     classes: int
+    iteration: int | None = None
 
     def model(self) -> nn.Module:
         """The network, in evaluation mode on the CPU.
@@ -58,20 +67,75 @@ class Weights:
         return model.eval()
 
 
-def read_weights(folder: str | Path, trusted: Sequence[str] = ()) -> Weights:
+def read_weights(folder: str | Path, trusted: Sequence[str] = (), allow_previous: bool = False) -> Weights:
     """The weights of a run's last checkpoint, or, where there is none, those in `weights.safetensors` of a record.
 
+    Prints which iteration they are of. `allow_previous` accepts those of an earlier iteration than the result's.
+
     Raises:
-        UserError: the folder is no run folder, holds neither, or they are damaged or of another run.
+        UserError: the folder is no run folder, holds neither, or they are damaged, of another run, or not those of the
+            run's result.
     """
     run_folder = RunFolder(folder)
     config = replace(run_folder.config, trusted_targets=list(trusted))
     state, damaged = load(run_folder, config)
     if state is not None:
-        return Weights(state["training"]["model"], config, tuple(state["frozen"]["shape"]), state["frozen"]["classes"])
-    file = run_folder.path / FILE
-    if damaged or not file.is_file():
-        raise UserError("\n".join([f"{run_folder}: no checkpoint to load; train the run first", *described(damaged)]))
+        frozen, training = state["frozen"], state["training"]
+        weights = Weights(
+            training["model"], config, tuple(frozen["shape"]), frozen["classes"], iteration=training["iteration"]
+        )
+        is_last = LAST not in damaged and (run_folder.path / LAST).exists()
+        name = LAST if is_last else PREVIOUS
+    elif damaged or not os.path.lexists(run_folder.path / FILE):
+        what_to_do = "train it again with overwrite=true" if run_folder.is_complete else "train the run first"
+        raise UserError("\n".join([f"{run_folder}: no checkpoint to load; {what_to_do}", *described(damaged)]))
+    else:
+        weights, name = _read_record(run_folder, config), FILE
+    line = _of_which_iteration(run_folder, weights, name, damaged, allow_previous)
+    print_line("\n".join([f"{run_folder}: {line}", *described(damaged)]))
+    return weights
+
+
+def _of_which_iteration(
+    folder: RunFolder, weights: Weights, name: str, damaged: dict[str, str], allow_previous: bool
+) -> str:
+    """A line that says so; raises UserError where the weights, from the file `name`, are not those of the result."""
+    result = folder.completed
+    said = (
+        "weights of an unknown iteration" if weights.iteration is None else f"weights of iteration {weights.iteration}"
+    )
+    if not result:
+        return said if name == FILE else f"{said}; the run has not finished"
+    last = result.get("iterations")
+    if result["status"] != FINISHED:
+        return f"{said}; the run {result['status']} at iteration {last}"
+    if weights.iteration not in (None, last):
+        if not allow_previous:
+            why = f"{LAST} is damaged: {damaged[LAST]}" if LAST in damaged else f"{LAST} is missing"
+            why = f" ({why})" if name == PREVIOUS else ""
+            raise UserError(
+                f"{folder}: the weights in {name} are of iteration {weights.iteration}, the result is of iteration "
+                f"{last}{why}. Train the run again with overwrite=true, or take these weights with --allow-previous, "
+                "in Python load_run(..., allow_previous=True)"
+            )
+        return f"{said}; the result is of iteration {last}"
+    if "weights_sha256" not in result:  # of an earlier version
+        return said
+    if state_checksum(weights.state) != result["weights_sha256"]:
+        raise UserError(
+            f"{folder.path / name}: the weights in it are not those of the result: their checksum differs from "
+            "weights_sha256 in result.json. Restore the run's own file, or train the run again with overwrite=true"
+        )
+    return f"weights of iteration {last}, the last"
+
+
+def _read_record(folder: RunFolder, config: Config) -> Weights:
+    """The weights in `weights.safetensors`, which must be of this configuration."""
+    file = folder.path / FILE
+    try:
+        opened(file).close()
+    except ValueError as error:
+        raise UserError(f"{file}: cannot be read as weights: {error}") from error
     state, about = _read_safetensors(file)
     try:
         made = _Metadata.model_validate(about)
@@ -81,7 +145,7 @@ def read_weights(folder: str | Path, trusted: Sequence[str] = ()) -> Weights:
         raise UserError(f"{file}: was not written by deepnets: in its metadata, {reason}") from error
     if differing := difference(made.run, config):
         raise UserError(f"{file}: weights of another run than its config.yaml: {', '.join(differing)} differ")
-    return Weights(state, config, made.shape, made.classes)
+    return Weights(state, config, made.shape, made.classes, made.iteration)
 
 
 def write_weights(weights: Weights, folder: Path) -> Path:
@@ -98,6 +162,7 @@ def write_weights(weights: Weights, folder: Path) -> Path:
         "run": json.dumps(identity(weights.config)),
         "shape": json.dumps(weights.shape),
         "classes": str(weights.classes),
+        **({} if weights.iteration is None else {"iteration": str(weights.iteration)}),
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -3,12 +3,14 @@
 import errno
 import json
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 LONGEST = 10_000_000  # characters of a JSON file; a result has a few thousand
+LONGEST_METRICS = 100_000_000  # bytes of a metrics.csv; a million epochs
 
 
 @contextmanager
@@ -83,6 +85,25 @@ def opened_to_append(path: Path) -> IO[bytes]:
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666), "ab")
 
 
+def opened(path: Path) -> IO[bytes]:
+    """Open a regular file to read it, without following a link in the last place of its path.
+
+    Raises:
+        ValueError: it is a link, a folder, a pipe or a device. OSError: it cannot be read.
+    """
+    try:
+        # O_NONBLOCK, as opening a pipe waits for somebody who writes to it.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ValueError("it is a link, which is not followed; put the file itself in its place") from error
+        raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ValueError("it is not a file")
+    return os.fdopen(descriptor, "rb")
+
+
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; empty where there is none, or where a crash of the machine left it empty.
 
@@ -103,10 +124,8 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_text(path: Path, longest: int) -> str:
-    """The text of a regular file, of so many bytes at most; what waits for somebody to write to it is none."""
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-        if not path.is_file():
-            raise ValueError("it is not a file")
+    """The text of a regular file of at most `longest` bytes; raises as `opened`, and ValueError of a longer one."""
+    with opened(path) as file:
         content = file.read(longest + 1)
     if len(content) > longest:
         raise ValueError(f"more than {longest} bytes")

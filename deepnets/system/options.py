@@ -1,4 +1,4 @@
-"""Types of options: what argparse hands on, or the reason why it does not."""
+"""Types of options: what argparse hands on, or the reason why it does not; and options that commands share."""
 
 import argparse
 import re
@@ -38,3 +38,13 @@ def some_of(known: Sequence[str]) -> Callable[[str], list[str]]:
         return text.split(",")
 
     return names
+
+
+def add_weights_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of every command that loads the weights of a run."""
+    parser.add_argument(
+        "--trust", "--project", action="append", default=[], metavar="TARGET", help="a class of yours, or a project"
+    )
+    parser.add_argument(
+        "--allow-previous", action="store_true", help="take weights of an earlier iteration than a finished run's last"
+    )

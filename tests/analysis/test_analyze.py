@@ -100,7 +100,7 @@ def test_lesions_of_a_run_lie_in_its_folder_and_begin_with_its_error(
     assert figures(results) >= {"lesion_single", "lesion_random", "lesion_order"}
     assert pictures(residual.path) >= {"analysis/lesion_single", "analysis/lesion_random", "analysis/lesion_order"}
     told = capsys.readouterr().out.splitlines()
-    assert f"test error {whole:.2f}% whole; without one of 6 units" in told[0]
+    assert f"test error {whole:.2f}% whole; without one of 6 units" in told[1]
     assert told[-1].startswith("results")
 
 
@@ -145,7 +145,7 @@ def test_highway_lesions_are_judged_on_the_training_set_and_runs_contrasted_in_o
     analyze("lesion", highway.path, residual.path, "--only", "single", "--output", tmp_path)
     single = rows(tmp_path / "lesion_single.csv")
     assert len(single) == 14
-    assert "train error" in capsys.readouterr().out.splitlines()[0]
+    assert "train error" in capsys.readouterr().out.splitlines()[2]
     text = (tmp_path / "lesion_single.svg").read_text()
     assert "(train)" in text
     assert "(test)" in text
@@ -221,7 +221,7 @@ def test_what_is_measured_is_told_where_the_result_is_of_another_net(
     assert "its result is that of epoch 1; this is the last epoch's net" in capsys.readouterr().out
     (folder.path / "result.json").unlink()
     analyze(*words)
-    assert "has not finished; this is its last checkpoint" in capsys.readouterr().out
+    assert "; the run has not finished" in capsys.readouterr().out
 
 
 def test_the_epochs_of_one_run_are_repeated(analyze: Analyze, residual: RunFolder, highway: RunFolder) -> None:

@@ -78,6 +78,14 @@ def test_names_are_composed_with_the_projects_options(project: Path) -> None:
     assert folder_of(row).path.parts[-2] == "digits_resnet,synthetic,model.shortcut=identity"
 
 
+def test_a_project_may_be_a_link(project: Path) -> None:
+    (project / "link.yaml").symlink_to(project / "project.yaml")
+    (project / "loop.yaml").symlink_to("loop.yaml")
+    assert compose(["epochs=1"], read_project(project / "link.yaml").search).config.dataset["_target_"]
+    with pytest.raises(UserError, match=r"loop\.yaml: cannot be read as a project's file"):
+        read_project(project / "loop.yaml")
+
+
 def test_the_projects_network_is_built_and_nothing_is_trusted_by_itself(project: Path) -> None:
     model = build_model(["model.depth=14"], project=project / "project.yaml")
     assert type(model.units[0].shortcut).__name__ == "Half"

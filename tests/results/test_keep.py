@@ -1,6 +1,7 @@
 """`report.py --keep`: records of runs."""
 
 import csv
+import os
 import shutil
 from pathlib import Path
 
@@ -60,3 +61,34 @@ def test_a_record_does_not_replace_that_of_another_run(trained: Trained, tmp_pat
     with pytest.raises(UserError, match="would replace that of another run"):
         keep([trained.path, tmp_path / "elsewhere"], tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.csv", "result.json"])
+@pytest.mark.parametrize("target", ["/dev/urandom", "victim", "gone", "pipe"])
+def test_only_files_of_the_run_itself_are_kept(
+    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, target: str
+) -> None:
+    table, victim = tmp_path / "disk" / "table", tmp_path / "victim"
+    shutil.copytree(trained.path / "identity", table / "identity")
+    file = table / "identity" / "seed0" / name
+    file.rename(victim)
+    os.mkfifo(file) if target == "pipe" else file.symlink_to(tmp_path / target)
+    (tmp_path / "outputs").symlink_to(tmp_path / "disk")  # which a user may have
+    assert keep([tmp_path / "outputs" / "table"], tmp_path / "records") == 1
+    reason = "it is not a file" if target == "pipe" else "it is a link, which is not followed"
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("not kept")]
+    assert f"seed0/{name}: {reason}" in line
+    assert {path.name for path in (tmp_path / "records").glob("table/identity/*")} == {"seed1", "seed2", "seed3"}
+
+
+@pytest.mark.attack
+def test_a_run_without_its_metrics_is_named_and_not_kept(
+    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "table" / "identity" / "seed0"
+    shutil.copytree(trained.path / "identity" / "seed0", folder)
+    (folder / "metrics.csv").unlink()
+    assert keep([folder], tmp_path / "records") == 1
+    assert "seed0/metrics.csv: is missing" in capsys.readouterr().out
+    assert not (tmp_path / "records").exists()

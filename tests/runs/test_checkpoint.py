@@ -103,6 +103,17 @@ def test_what_is_no_file_is_damage(tmp_path: Path) -> None:
     assert damaged == {"checkpoint.pt": "it is not a file"}
 
 
+def test_a_link_is_damage_and_not_followed(tmp_path: Path) -> None:
+    saved_twice(tmp_path)
+    (tmp_path / checkpoint.LAST).rename(tmp_path / "elsewhere.pt")
+    for target in ("elsewhere.pt", "gone.pt", "/dev/urandom"):
+        (tmp_path / checkpoint.LAST).symlink_to(target)
+        loaded, damaged = checkpoint.load(tmp_path)
+        assert loaded["iteration"] == 1
+        assert "is a link, which is not followed" in damaged["checkpoint.pt"]
+        (tmp_path / checkpoint.LAST).unlink()
+
+
 def test_a_pickle_of_something_else_is_damage_and_not_called(tmp_path: Path) -> None:
     saved_twice(tmp_path)
     torch.save({"weights": Path("/")}, tmp_path / checkpoint.LAST)

@@ -2,7 +2,10 @@
 
 import errno
 import fcntl
+import json
+import os
 import random
+import resource
 import subprocess
 import sys
 import time
@@ -165,6 +168,50 @@ def test_what_another_machine_left_is_waited_for(tmp_path: Path, monkeypatch: py
     with owned(tmp_path) as mine:
         assert mine.number == 3
     assert time.monotonic() - began >= 0.4
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 64, b'{"host": "b", "bo', b"[]", b"\xff"])
+def test_an_owner_file_without_valid_content_is_nobodys(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / ".owner.3").write_bytes(content)
+    assert owner_elsewhere(tmp_path) is None
+    with RunFolder(tmp_path).lock(), owned(tmp_path) as mine:
+        assert mine.number == 4
+
+
+def test_a_full_disk_leaves_no_owner(tmp_path: Path) -> None:
+    """A file that may have no bytes fails as one on a full disk does."""
+    _, most = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
+    try:
+        with pytest.raises(OSError, match="too large"), owned(tmp_path):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())
+
+
+def test_where_files_have_no_links_an_owner_is_known_before_its_file_is_filled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> NoReturn:
+        raise OSError(errno.EPERM, "no links here")
+
+    def looked(content: dict[str, Any], file: Any) -> None:
+        """Another machine looks when the file has been created and holds nothing."""
+        assert (tmp_path / ".owner.1").stat().st_size == 0
+        with monkeypatch.context() as elsewhere:
+            on_another(elsewhere)
+            seen.append(owner_elsewhere(tmp_path))
+            with owned(tmp_path) as second:
+                assert second is None
+        file.write(json.dumps(content))
+
+    seen: list[str | None] = []
+    monkeypatch.setattr(os, "link", refused)
+    monkeypatch.setattr(json, "dump", looked)
+    with owned(tmp_path) as mine:
+        assert f"process {os.getpid()}" in seen[0]
+        mine.check()
 
 
 def test_a_lock_file_that_a_killed_machine_left_is_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

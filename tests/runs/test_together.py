@@ -15,6 +15,7 @@ from deepnets.models.fully_connected import FullyConnected
 from deepnets.monitor.dashboard import Dashboard
 from deepnets.runs import checkpoint
 from deepnets.runs.contents import unpacked
+from deepnets.runs.evidence import state_checksum
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.grouping import groups_of
@@ -58,7 +59,7 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> list[RunFolder]:
 
 
 def test_each_folder_holds_what_its_run_alone_does(alone: list[RunFolder], together: list[RunFolder]) -> None:
-    times = {"seconds", "images_per_second", "identity", "beginning", "test_right"}
+    times = {"seconds", "images_per_second", "identity", "beginning", "test_right", "weights_sha256"}
     for ours, theirs in zip(together, alone, strict=True):
         assert {file.name for file in ours.path.iterdir() if "tfevents" not in file.name} == {
             file.name for file in theirs.path.iterdir() if "tfevents" not in file.name
@@ -72,6 +73,7 @@ def test_each_folder_holds_what_its_run_alone_does(alone: list[RunFolder], toget
             name: value for name, value in theirs.result.items() if name not in times and "error" not in name
         }
         if ours.result["status"] == "finished":
+            assert ours.result["weights_sha256"] == state_checksum(weights(ours))
             losses = [folder.result["beginning"]["losses"] for folder in (ours, theirs)]
             assert losses[0] == pytest.approx(losses[1], rel=1e-4)
             right = [unpacked(folder.result["test_right"], 360) for folder in (ours, theirs)]

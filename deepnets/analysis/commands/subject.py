@@ -21,6 +21,7 @@ from deepnets.errors import UserError
 from deepnets.run import load_run
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.naming import folder_of
+from deepnets.system.options import add_weights_options
 from deepnets.training.assembly import dataset_of, splits_of
 from deepnets.training.hardware import find_device, set_arithmetic
 
@@ -76,9 +77,7 @@ def add_subject(parser: argparse.ArgumentParser, optional: bool = False) -> None
     parser.add_argument("--root", metavar="DIR", help="where the data lie (default: where the run found them)")
     parser.add_argument("--output", type=Path, help="folder for the results (default: analysis/ in the run folder)")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 or auto (default)")
-    parser.add_argument(
-        "--trust", "--project", action="append", default=[], metavar="TARGET", help="a class of yours, or a project"
-    )
+    add_weights_options(parser)
 
 
 def add_folders(parser: argparse.ArgumentParser) -> None:
@@ -148,11 +147,9 @@ def names_apart(names: Sequence[str]) -> list[str]:
 
 def _trained(path: Path, name: str, arguments: argparse.Namespace) -> Subject:
     folder = RunFolder(path)
-    model, config = load_run(path, arguments.trust)
-    result = folder.result or {}
-    if not folder.is_complete:
-        print(f"{folder}: has not finished; this is its last checkpoint", flush=True)
-    elif result["selected_epoch"] not in (None, result["epochs"]):
+    model, config = load_run(path, arguments.trust, arguments.allow_previous)
+    result = folder.completed
+    if result and result["selected_epoch"] not in (None, result["epochs"]):
         print(
             f"{folder}: its result is that of epoch {result['selected_epoch']}; this is the last epoch's net",
             flush=True,
