@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from deepnets.config.identity import identity_hash, known_hashes
+from deepnets.config.identity import identity_hash
 from deepnets.errors import UserError
 from deepnets.results.read import Run, read_runs
 from deepnets.results.writing import writing
@@ -21,14 +21,19 @@ def keep(paths: Sequence[Path], into: Path) -> int:
     is put into an output root counts as finished there. Returns 0.
 
     Raises:
-        UserError: a folder has no runs, a result is of another configuration, a record would replace that of another
+        UserError: a folder has no runs, or files that contradict each other, a record would replace that of another
             run, or a file cannot be written.
     """
     runs = read_runs(paths)
+    for run in runs:
+        if run.contradiction:
+            raise UserError(
+                f"{run.folder}: contradicts itself: {run.contradiction}; restore the file that was changed, or train "
+                "the run again"
+            )
     ended = [run for run in runs if run.state.name in (FINISHED, DIVERGED)]
     records: dict[Path, Run] = {}
     for run in ended:
-        check_identity(run)
         folder = into / run.grid.name / run.row / run.folder.path.name
         other = records[folder].folder if folder in records else RunFolder(folder)
         there = identity_hash(other.config) if (other.path / "config.yaml").is_file() else None
@@ -41,16 +46,6 @@ def keep(paths: Sequence[Path], into: Path) -> int:
     others = f"; {len(runs) - len(ended)} have not ended" if len(ended) < len(runs) else ""
     print(f"records      {len(ended)} runs in {RunFolder(into)}{others}")
     return 0
-
-
-def check_identity(run: Run) -> None:
-    """Raise a UserError where the result is not of the run that the folder's config.yaml describes."""
-    hashes = known_hashes(run.folder.config)
-    if (noted := run.result.get("identity")) not in hashes:
-        raise UserError(
-            f"{run.folder}: result.json is of another run ({noted}) than config.yaml describes ({hashes[-1]}); restore "
-            "the file that was changed, or train the run again"
-        )
 
 
 def _copy(run: Run, folder: Path) -> None:

@@ -53,7 +53,9 @@ def test_a_record_does_not_replace_that_of_another_run(trained: Trained, tmp_pat
     with pytest.raises(UserError, match=r"would replace that of another run, .*seed0"):
         keep([trained.path], tmp_path / "records")
     assert kept.read_text() == other
-    with pytest.raises(UserError, match=r"result.json is of another run \(\w{12}\) than config.yaml describes"):
+    with pytest.raises(
+        UserError, match=r"seed0: contradicts itself: epoch 1 in metrics.csv ends at iteration 12, epoch 1 by "
+    ):
         keep([kept.parent], tmp_path / "new")
     shutil.copytree(trained.path, tmp_path / "elsewhere" / trained.path.name)
     with pytest.raises(UserError, match="would replace that of another run"):
