@@ -4,8 +4,11 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from itertools import combinations
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from deepnets.config.build import TARGETS, build
 from deepnets.config.identity import flat, is_execution, known_hashes
@@ -27,10 +30,15 @@ FACTS = {  # that can be checked, and what is needed for it
     "learning rates": "as the number of epochs, or a schedule or optimizer of a user's own",
     "identity": "result.json has none",
 }
-# Of two runs that differ in these alone, training may be the same bit by bit.
+CONFIG = TypeAdapter(Config)
+EVIDENCE = ("beginning", "test_right")  # older results have neither
+# Two runs that differ in these alone may be trained alike, bit by bit: a budget in epochs or in iterations, ...
 NAMES = {"epochs", "iterations", "scale.name", "scale.budget", "precision", "selection", "setting"}
-NAMES |= {"clip_gradient_norm"}  # which may be larger than any gradient's norm
-SIZES = {"model.depth", "model.units"}  # either of them gives a network's size, and the other one is null
+NAMES |= {
+    "clip_gradient_norm",
+    "dataset.incomplete",
+}  # a norm that no gradient exceeds, an incomplete set that is whole
+SIZES = {"model.depth", "model.units"}  # one of them gives the size of a network, and the other one is null
 
 
 @dataclass(frozen=True)
@@ -50,27 +58,32 @@ class Files:
             f"scale.{field.name}" for field in fields(Scale) if field.name not in self.config.get("scale", {})
         ]
 
+    @cached_property
+    def settings(self) -> Config:
+        """The configuration, if it is not `lacking`, without the sweep, which is no part of a run."""
+        return CONFIG.validate_python(self.config | {"sweep": None})
+
     @property
     def epoch_iterations(self) -> int | None:
         """Iterations of an epoch; None if the result does not note the number of training images."""
         images = self.result.get("data", {}).get("train")
-        return math.ceil(images / self.config["batch_size"]) if isinstance(images, int) and images > 0 else None
+        return math.ceil(images / self.settings.batch_size) if isinstance(images, int) and images > 0 else None
 
     @property
     def base_rate(self) -> float | None:
         """The learning rate without a schedule; None if schedule or optimiser are a user's own."""
-        optimizer, schedule = self.config["optimizer"], self.config["schedule"]
-        is_own = not {optimizer.get("_target_"), schedule.get("_target_")} <= TARGETS
+        optimizer, schedule = self.settings.optimizer, self.settings.schedule
+        is_own = not {str(optimizer.get("_target_")), str(schedule.get("_target_"))} <= TARGETS
         return None if is_own or not isinstance(rate := optimizer.get("lr"), int | float) else rate
 
 
 def contradiction(files: Files) -> str:
-    """The first contradiction among the files, with both values; empty if they agree. What is absent agrees."""
+    """The first contradiction among the files, with both values; empty if they agree or have nothing to compare."""
     return next(_contradictions(files), "")
 
 
 def unchecked(runs: Sequence[Files]) -> list[str]:
-    """A line for each fact that nothing in the folders of some runs confirms, with their number."""
+    """A line for each of `FACTS` that cannot be checked in some runs, with their number."""
     counts = Counter(fact for files in runs for fact in _unconfirmed(files))
     return [f"{fact}: {counts[fact]} of {len(runs)} runs ({FACTS[fact]})" for fact in FACTS if counts[fact]]
 
@@ -89,18 +102,20 @@ def _unconfirmed(files: Files) -> list[str]:
 
 
 def repetitions(runs: Sequence[Files]) -> dict[RunFolder, str]:
-    """The folders whose epochs and first iterations equal, bit by bit, those of another seed or of other settings.
+    """Name both folders of each pair that has equal epochs, bit by bit, under another seed or other settings.
 
-    Either may be the copy, so both are named, with the other one.
+    Nobody knows which one is the copy. First iterations and test images must be equal too, if both results note them.
     """
     alike: dict[Any, list[Files]] = defaultdict(list)
     for files in runs:
         if files.history and not files.lacking:
             values = [value for row in files.history for name, value in row.items() if name not in TIME_COLUMNS]
-            alike[(*values, str(files.result.get("beginning")), files.result.get("test_right"))].append(files)
+            alike[tuple(values)].append(files)
     repeated: dict[RunFolder, str] = {}
     for first, second in (pair for same in alike.values() for pair in combinations(same, 2)):
-        if key := _difference(first.config, second.config):
+        noted = [entry for entry in EVIDENCE if entry in first.result and entry in second.result]
+        key = _difference(first.config, second.config)
+        if key and all(first.result[entry] == second.result[entry] for entry in noted):
             for one, other in ((first, second), (second, first)):
                 there, here = (flat(files.config).get(key, "absent") for files in (other, one))
                 words = f"all epochs equal those of {other.folder}, bit by bit; {key} is {here} here, {there} there"
@@ -109,7 +124,7 @@ def repetitions(runs: Sequence[Files]) -> dict[RunFolder, str]:
 
 
 def _difference(first: dict[str, Any], second: dict[str, Any]) -> str | None:
-    """A key in which two configurations differ so that training must differ; None if there is none."""
+    """The first key, seed before all, whose values lead to different trainings; None if there is none."""
     one, other = flat(first), flat(second)
     for key in sorted({*one, *other} - NAMES, key=lambda key: (key != "seed", key)):
         values = [one.get(key), other.get(key)]
@@ -124,23 +139,21 @@ def _contradictions(files: Files) -> Iterator[str]:
         if "identity" in files.result:
             yield f"identity is {files.result['identity']} in result.json, and config.yaml has no {files.lacking[0]}"
         return
-    if name.removeprefix("seed").isdecimal() and name != f"seed{files.config['seed']}":
-        yield f"the folder is named {name}, config.yaml has seed {files.config['seed']}"
-    settings = {field.name: files.config[field.name] for field in fields(Config)}
-    config = Config(**settings | {"scale": Scale(**files.config["scale"]), "sweep": None})
+    if name.removeprefix("seed").isdecimal() and name != f"seed{files.settings.seed}":
+        yield f"the folder is named {name}, config.yaml has seed {files.settings.seed}"
     try:
-        yield from _wrong_errors(files, config)
-        yield from _wrong_epochs(files, config)
+        yield from _wrong_errors(files)
+        yield from _wrong_epochs(files)
     except UserError as error:  # of a configuration that no run can have had
         yield f"result.json is of a run that ended, and config.yaml cannot be trained: {error}"
-    hashes = known_hashes(config)
+    hashes = known_hashes(files.settings)
     if files.result.get("identity", hashes[-1]) not in hashes:
         yield f"identity is {files.result['identity']} in result.json, {hashes[-1]} by config.yaml"
 
 
-def _wrong_errors(files: Files, config: Config) -> Iterator[str]:
-    """Errors of result.json, of metrics.csv and by `test_right` that differ."""
-    result, history = files.result, files.history or []
+def _wrong_errors(files: Files) -> Iterator[str]:
+    """Compare the errors in result.json with metrics.csv, and with the images that `test_right` says were right."""
+    config, result, history = files.settings, files.result, files.history or []
     needed = (*COLUMNS, *["validation_error"] * (config.selection == Selection.best_validation))
     for number, row in enumerate(history, 1):
         if lacking := [column for column in needed if column not in row]:
@@ -163,12 +176,12 @@ def _wrong_errors(files: Files, config: Config) -> Iterator[str]:
             yield f"{entry} is {error}, but test_right has {right} of {images} images right, an error of {by_image:g}"
 
 
-def _wrong_epochs(files: Files, config: Config) -> Iterator[str]:
-    """Epochs, iterations and learning rates of result.json and metrics.csv that are not those of the configuration."""
+def _wrong_epochs(files: Files) -> Iterator[str]:
+    """Compare epochs, iterations and learning rates with the budget and the schedule in config.yaml."""
     result, history, each = files.result, files.history, files.epoch_iterations
     if history is None or each is None:
         return
-    total = iterations_of(config, each)
+    total = iterations_of(files.settings, each)
     epochs, is_finished = math.ceil(total / each), result["status"] == FINISHED
     if len(history) != epochs if is_finished else len(history) >= epochs:
         yield f"{result['status']} with {len(history)} epochs in metrics.csv, {epochs} by config.yaml"
@@ -187,7 +200,7 @@ def _wrong_epochs(files: Files, config: Config) -> Iterator[str]:
         yield f"iterations is {done} in result.json, {total} by config.yaml, after {last} epochs in metrics.csv"
     if (rate := files.base_rate) is None:
         return
-    schedule = build("schedule", files.config["schedule"], total=total)
+    schedule = build("schedule", files.settings.schedule, total=total)
     for row in history:
         iteration, here = int(row["iteration"]), row["learning_rate"]
         by_schedule = rate * schedule(iteration - 1)

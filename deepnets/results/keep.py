@@ -34,6 +34,10 @@ def keep(paths: Sequence[Path], into: Path) -> int:
     ended = [run for run in runs if run.state.name in (FINISHED, DIVERGED)]
     records: dict[Path, Run] = {}
     for run in ended:
+        if "identity" not in run.result:
+            raise UserError(
+                f"{run.folder}: result.json does not say of which run it is (identity); train the run again"
+            )
         folder = into / run.grid.name / run.row / run.folder.path.name
         other = records[folder].folder if folder in records else RunFolder(folder)
         there = identity_hash(other.config) if (other.path / "config.yaml").is_file() else None

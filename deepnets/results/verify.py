@@ -34,13 +34,13 @@ def verify(paths: Sequence[Path], root: str) -> int:
     """
     read = read_runs(paths)
     runs = [run for run in read if not run.contradiction]
+    for run in read:
+        if run.contradiction:
+            print(f"{run.folder}: contradicts itself: {run.contradiction}")
     if old := [str(run.folder) for run in runs if not run.result.keys() >= NEEDED]:
         raise UserError(
             f"{old[0]}: its result has no first iterations to compare with ({len(old)} of {len(runs)} runs)"
         )
-    for run in read:
-        if run.contradiction:
-            print(f"{run.folder}: contradicts itself: {run.contradiction}")
     outcomes = [_verify(run, root) for run in runs]
     for line in unchecked([run.files for run in runs if run.files]):
         print(f"cannot be checked: {line}")

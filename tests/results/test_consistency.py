@@ -85,8 +85,8 @@ def epochs(change: Callable[[list[str]], list[str]]) -> Edit:
 
 def bits(change: Callable[[np.ndarray], np.ndarray]) -> Edit:
     def edit(folder: Path) -> None:
-        found = RunFolder(folder).read_json("result.json")
-        result(test_right=packed(change(unpacked(found["test_right"], found["data"]["test"]))))(folder)
+        entries = RunFolder(folder).read_json("result.json")
+        result(test_right=packed(change(unpacked(entries["test_right"], entries["data"]["test"]))))(folder)
 
     return edit
 
@@ -230,6 +230,16 @@ EDITS: dict[str, tuple[str, Edit, str]] = {
         result(identity="0" * 12),
         "identity is 000000000000 in result.json, 63755f18e0a9 by config.yaml",
     ),
+    "a target that is a list": (
+        NET,
+        config("_target_: deepnets.schedule.Step", "_target_: [deepnets.schedule.Step]"),
+        "identity is 63755f18e0a9 in",
+    ),
+    "a word in place of a number": (
+        NET,
+        both(config("\nbatch_size: 128", "\nbatch_size: '64'"), without("identity")),
+        "5 epochs in metrics.csv, 3 by config.yaml",
+    ),
     "a key removed": (
         NET,
         config("\nseed: 0", ""),
@@ -321,6 +331,12 @@ def test_what_cannot_be_checked_is_counted(tmp_path: Path) -> None:
 COPIES = {
     "another seed": (NET, config("\nseed: 0", "\nseed: 1"), "seed1", "seed is 1 here, 0 there"),
     "another seed of an old record": (OLD, config("\nseed: 0", "\nseed: 1"), "seed1", "seed is 1 here, 0 there"),
+    "another seed without evidence": (
+        NET,
+        both(config("\nseed: 0", "\nseed: 1"), without("beginning", "test_right")),
+        "seed1",
+        "seed is 1 here, 0 there",
+    ),
     "another depth": (NET, config("depth: 110", "depth: 56"), "seed0", "model.depth is 56 here, 110 there"),
     "another optimizer": (
         NET,
@@ -339,9 +355,9 @@ def test_a_copy_under_another_name_and_its_original_are_named(
     copy = shutil.copytree(original, tmp_path / "table" / "copy" / name)
     both(edit, fit_identity)(copy)
     assert only(copy).contradiction == ""  # nothing in it is wrong
-    found = {run.folder.path: run.contradiction for run in read_runs([tmp_path])}
-    assert found[copy] == f"all epochs equal those of {original}, bit by bit; {words}"
-    assert str(copy) in found[original]
+    contradictions = {run.folder.path: run.contradiction for run in read_runs([tmp_path])}
+    assert contradictions[copy] == f"all epochs equal those of {original}, bit by bit; {words}"
+    assert str(copy) in contradictions[original]
 
 
 def test_a_net_that_two_tables_name_differently_is_no_copy(tmp_path: Path) -> None:
