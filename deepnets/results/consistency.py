@@ -1,6 +1,7 @@
 """Whether a run's files agree: its result, its epochs, its configuration, and those of the runs read with it."""
 
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -139,9 +140,10 @@ def _contradictions(files: Files) -> Iterator[str]:
         if "identity" in files.result:
             yield f"identity is {files.result['identity']} in result.json, and config.yaml has no {files.lacking[0]}"
         return
-    if name.removeprefix("seed").isdecimal() and name != f"seed{files.settings.seed}":
+    if re.fullmatch(r"seed\d+", name) and name != f"seed{files.settings.seed}":
         yield f"the folder is named {name}, config.yaml has seed {files.settings.seed}"
     try:
+        yield from _wrong_images(files)
         yield from _wrong_errors(files)
         yield from _wrong_epochs(files)
     except UserError as error:  # of a configuration that no run can have had
@@ -152,7 +154,7 @@ def _contradictions(files: Files) -> Iterator[str]:
 
 
 def _wrong_errors(files: Files) -> Iterator[str]:
-    """Compare the errors in result.json with metrics.csv, and with the images that `test_right` says were right."""
+    """Compare the errors in result.json with metrics.csv."""
     config, result, history = files.settings, files.result, files.history or []
     needed = (*COLUMNS, *["validation_error"] * (config.selection == Selection.best_validation))
     for number, row in enumerate(history, 1):
@@ -164,12 +166,17 @@ def _wrong_errors(files: Files) -> Iterator[str]:
             if result.get(entry, value) != value:
                 source = "config.yaml" if entry == "selection" else "metrics.csv"
                 yield f"{entry} is {result[entry]} in result.json, {value} by {source}"
+
+
+def _wrong_images(files: Files) -> Iterator[str]:
+    """Compare the errors in result.json with the images that `test_right` says were right after the last epoch."""
+    result = files.result
     if result["status"] != FINISHED or "test_right" not in result or not (images := result["data"]["test"]):
         return
     right = int(unpacked(result["test_right"], images).sum())
     by_image = 100 * (images - right) / images
     errors = {"last_test_error": result.get("last_test_error"), "test_error": None}
-    if config.selection == Selection.final and "view" not in result:
+    if files.settings.selection == Selection.final and "view" not in result:
         errors["test_error"] = result.get("test_error")
     for entry, error in errors.items():
         if error is not None and not math.isclose(error, by_image, abs_tol=1e-9):

@@ -114,7 +114,11 @@ LOWER = both(
 )
 
 EDITS: dict[str, tuple[str, Edit, str]] = {
-    "error in result.json": (NET, result(test_error=44.92), "test_error is 44.92 in result.json, 54.92 by metrics.csv"),
+    "error in result.json": (
+        NET,
+        result(test_error=44.92),
+        "test_error is 44.92, but test_right has 4508 of 10000 images right, an error of 54.92",
+    ),
     "error in metrics.csv": (
         NET,
         cell(5, "test_error", "44.92"),
@@ -136,7 +140,7 @@ EDITS: dict[str, tuple[str, Edit, str]] = {
         "test_error is 44.92, but test_right has 4508 of 10000 images right, an error of 54.92",
     ),
     "error of an old record": (OLD, result(test_error=8.75), "test_error is 8.75 in result.json, 18.07 by metrics.csv"),
-    "last error": (NET, result(last_test_error=50.0), "last_test_error is 50.0 in result.json, 54.92 by metrics.csv"),
+    "last error": (NET, result(last_test_error=50.0), "last_test_error is 50.0, but test_right has 4508 of"),
     "best error": (NET, result(best_test_error=50.0), "best_test_error is 50.0 in result.json, 54.84 by metrics.csv"),
     "training error": (NET, result(train_error=1.0), "train_error is 1.0 in result.json, 57.682"),
     "selected error": (
@@ -297,6 +301,7 @@ HONEST: dict[str, tuple[str, Edit]] = {
     "another place": (NET, config("root: data", "root: /elsewhere")),
     "another launcher": (NET, config("threads: 1", "threads: 2")),
     "a folder of another name": (NET, lambda folder: folder.rename(folder.with_name("kept")) and None),
+    "a number as the folder's name": (NET, lambda folder: folder.rename(folder.with_name("2026")) and None),
     "a user's own schedule": (NET, both(config("deepnets.schedule.Step", "mine.Step"), fit_identity)),
 }
 

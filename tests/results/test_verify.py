@@ -39,7 +39,7 @@ def test_a_run_is_verified_and_a_false_one_is_not(trained: RunFolder, capsys: py
     assert verify([changed(trained, last_test_error=1.0).path], "data") == 1
     said = capsys.readouterr().out
     assert said.startswith(
-        f"{trained.path.with_name('changed')}: contradicts itself: last_test_error is 1.0 in result.json, "
+        f"{trained.path.with_name('changed')}: contradicts itself: last_test_error is 1.0, but test_right has "
     )
     losses = [loss * (1 + 1e-5) for loss in beginning["losses"]]
     elsewhere = {"device": "another CPU", "beginning": {"losses": losses, "weights": "0" * 16}}
