@@ -9,7 +9,7 @@ with the iterations done and the errors in percent of all that was evaluated, by
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from deepnets.system.ranges import Count, Factor, Natural, PositiveFactor, Rate, Share
 
@@ -172,6 +172,14 @@ class ErrorPlateau:
         self.epochs_since = 0 if is_lower else self.epochs_since + 1
         if self.epochs_since == self.patience:
             self.epochs_since, self.falls = 0, [*self.falls, iteration]
+
+
+def end_epoch(schedule: Any, iteration: int, training_loss: float, errors: dict[str, float]) -> None:
+    """Show an epoch that ends at `iteration` to a schedule that depends on the training."""
+    if hasattr(schedule, "observe"):
+        schedule.observe(iteration, training_loss)
+    if hasattr(schedule, "observe_errors"):
+        schedule.observe_errors(iteration, errors)
 
 
 def _iterations(count: int) -> str:

@@ -90,6 +90,7 @@ def warnings_of(column: Column) -> list[str]:
         "versions of torch": [run.result.get("versions", {}).get("torch") for run in ended],
     }
     warnings = [f"cannot be read: {file}" for run in column.runs for file in run.broken]
+    warnings += [f"contradicts itself: {run.folder}: {run.contradiction}" for run in column.runs if run.contradiction]
     warnings += [_mixture(f"{column.label}: several {name}", values) for name, values in facts.items()]
     axes = {axis for run in column.runs for axis in run.sweep.get("axes", [])}
     for key in BUDGET if axes else ():  # single runs share a folder, not a protocol

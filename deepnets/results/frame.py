@@ -78,7 +78,7 @@ def load_results(*folders: str | Path, project: str | Path | None = None) -> Res
 
 def _line(run: Run) -> dict[str, Any]:
     figures = {name: run.result.get(name) for name in FIGURES}
-    status = {"status": run.state.name, "reason": run.state.reason}
+    status = {"status": run.state.name, "reason": run.contradiction or run.state.reason}
     return _names(run) | status | figures | run.options | run.settings
 
 

@@ -23,16 +23,25 @@ def keep(paths: Sequence[Path], into: Path) -> int:
     and not kept. Returns 0, or 1 where that happened.
 
     Raises:
-        UserError: a folder has no runs, a result is of another configuration, a record would replace that of another
+        UserError: a folder has no runs, or files that contradict each other, a record would replace that of another
             run, or a file cannot be written.
     """
     runs = read_runs(paths)
+    for run in runs:
+        if run.contradiction:
+            raise UserError(
+                f"{run.folder}: contradicts itself: {run.contradiction}; restore the file that was changed, or train "
+                "the run again"
+            )
     refused = [reason for run in runs if (reason := _obstacle(run))]
     print("".join(f"not kept     {reason}\n" for reason in refused), end="")
     ended = [run for run in runs if run.state.name in (FINISHED, DIVERGED) and not _obstacle(run)]
     records: dict[Path, Run] = {}
     for run in ended:
-        check_identity(run)
+        if "identity" not in run.result:
+            raise UserError(
+                f"{run.folder}: result.json does not say of which run it is (identity); train the run again"
+            )
         folder = into / run.grid.name / run.row / run.folder.path.name
         other = records[folder].folder if folder in records else RunFolder(folder)
         there = identity_hash(other.config) if (other.path / "config.yaml").is_file() else None
@@ -45,16 +54,6 @@ def keep(paths: Sequence[Path], into: Path) -> int:
     going = len(runs) - len(ended) - len(refused)
     print(f"records      {len(ended)} runs in {RunFolder(into)}" + (f"; {going} have not ended" if going else ""))
     return 1 if refused else 0
-
-
-def check_identity(run: Run) -> None:
-    """Raise a UserError where the result is not of the run that the folder's config.yaml describes."""
-    here = identity_hash(run.folder.config)
-    if (noted := run.result.get("identity")) != here:
-        raise UserError(
-            f"{run.folder}: result.json is of another run ({noted}) than config.yaml describes ({here}); restore "
-            "the file that was changed, or train the run again"
-        )
 
 
 def _obstacle(run: Run) -> str | None:

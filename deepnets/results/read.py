@@ -4,7 +4,7 @@ import csv
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 from deepnets.config.build import check_types
 from deepnets.config.frozen import LONGEST, plain_yaml
 from deepnets.config.identity import flat, is_execution, upgrade
+from deepnets.results.consistency import Files, contradiction, repetitions
 from deepnets.runs.contents import unpacked
 from deepnets.runs.folder import RunFolder, folders_in
 from deepnets.runs.status import DIVERGED, FAILED, FINISHED, UNREADABLE, State, in_a_line, read_states
@@ -26,7 +27,8 @@ _is_execution = cache(is_execution)
 class Run:
     """One run: its settings, where it came from, its result (empty until it ends), and what it is doing now.
 
-    What is in a file that cannot be read is empty, and the file is named in `unread`, with the error.
+    What is in a file that cannot be read is empty, and the file is named in `unread`, with the error. Files that
+    contradict each other give neither result nor history, and `contradiction` says how.
     """
 
     folder: RunFolder
@@ -35,6 +37,7 @@ class Run:
     result: dict[str, Any]
     state: State
     unread: tuple[str, ...] = ()
+    contradiction: str = ""
 
     @property
     def row(self) -> str:
@@ -87,7 +90,15 @@ class Run:
     @cached_property
     def history(self) -> list[dict[str, float]]:
         """metrics.csv, an entry an epoch; empty before the first. Epochs that cannot be read are left out."""
-        return self._metrics[0]
+        return [] if self.contradiction else self._metrics[0]
+
+    @cached_property
+    def files(self) -> Files | None:
+        """The files that must agree; None while the run has not ended."""
+        if self.state.name not in (FINISHED, DIVERGED):
+            return None
+        is_readable = (self.folder.path / "metrics.csv").exists() and not self._metrics[1]
+        return Files(self.folder, self.config, self.result, self.history if is_readable else None)
 
     @property
     def broken(self) -> list[str]:
@@ -125,7 +136,15 @@ def example(runs: Sequence[Run], key: Callable[[Run], float] | None = None) -> R
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
     """The runs of `folders_in`; raises as it does."""
-    return [_read(folder) for folder in folders_in(paths)]
+    runs = [_read(folder) for folder in folders_in(paths)]
+    wrong = {run.folder: words for run in runs if run.files and (words := contradiction(run.files))}
+    wrong |= repetitions([run.files for run in runs if run.files and run.folder not in wrong])
+    return [_without_result(run, wrong[run.folder]) if run.folder in wrong else run for run in runs]
+
+
+def _without_result(run: Run, words: str) -> Run:
+    """The run with what contradicts what, and without the numbers, of which nobody knows the right one."""
+    return replace(run, result={}, state=State(FAILED, reason="contradicts itself"), contradiction=words)
 
 
 def _read(folder: RunFolder) -> Run:

@@ -1,7 +1,7 @@
 """The page of records: README.md of a folder of records, every number of it from the files beside it."""
 
 import csv
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -16,8 +16,9 @@ from deepnets.errors import UserError
 from deepnets.results.cell import Cell
 from deepnets.results.claims_page import claims_page
 from deepnets.results.columns import in_other_arithmetic
+from deepnets.results.consistency import unchecked
 from deepnets.results.export import markdown_sheets
-from deepnets.results.read import read_runs
+from deepnets.results.read import Run, read_runs
 from deepnets.results.sheet import MINUS
 from deepnets.results.table import Table, tables_of
 from deepnets.results.writing import writing
@@ -46,20 +47,30 @@ def records_pages(folder: Path, own: Path | None = None) -> dict[str, str]:
 
     README.md has what `folder`/about.md says, how to read the tables, and a section for each table by its name. A
     section is the table's about.md, a Jinja template with the functions of `numbers_of`, or a heading without one. The
-    claims are those of the sweep files in `own`, a project's, where it is named.
+    last section counts the facts that nothing in the records confirms. The claims are those of the sweep files in
+    `own`, a project's, where it is named.
 
     Raises:
         UserError: there are no records, or an about.md names what is not there.
     """
-    if not folder.is_dir() or not (runs := run_folders(folder)):
+    if not folder.is_dir() or not (folders := run_folders(folder)):
         raise UserError(f"{folder}: no records; --keep DIR copies those of ended runs there")
-    places = sorted({run.path.parents[1] for run in runs})
+    places = sorted({run.path.parents[1] for run in folders})
     within = [other for place in places for other in _beside(place)]
-    tables = {place: _table(place, own) for place in places if place.resolve() not in within}
+    read: dict[Path, list[Run]] = defaultdict(list)
+    for run in read_runs([folder]):  # all at once, which shows a copy in another table
+        read[run.grid].append(run)
+    tables = {
+        place: tables_of([run for part in (place.resolve(), *_beside(place)) for run in read[part]], own=own)[0]
+        for place in places
+        if place.resolve() not in within
+    }
     named = sorted({*tables, *(file.parent for file in folder.glob(f"*/{ABOUT}"))})
     notes = dict.fromkeys(note for table in tables.values() for note in table.notes)
     sections = [_about(folder, ""), "\n".join(f"* {note}" for note in notes)]
     sections += [_section(folder, place.name, tables.get(place)) for place in named]
+    if lines := unchecked([run.files for runs in read.values() for run in runs if run.files]):
+        sections.append("\n".join(["## What cannot be checked", "", *(f"* {line}" for line in lines)]))
     page = "\n\n".join(section.strip() for section in sections if section.strip()) + "\n"
     return {"README.md": page, "claims.md": claims_page(folder, list(tables.values()), own or SWEEPS)}
 
@@ -74,7 +85,10 @@ def numbers_of(records: Path, here: str) -> SandboxedEnvironment:
     environment = SandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
 
     def result(row: str, key: str, seed: int = 0, table: str = here) -> Any:
-        return RunFolder(records / table / row / f"seed{seed}").read_json("result.json")[key]
+        (run,) = read_runs([records / table / row / f"seed{seed}"])
+        if run.contradiction:
+            raise ValueError(f"{run.folder} contradicts itself: {run.contradiction}")
+        return run.result[key]
 
     @cache
     def cells(table: str) -> dict[str, Cell]:
@@ -96,8 +110,8 @@ def numbers_of(records: Path, here: str) -> SandboxedEnvironment:
     return environment
 
 
-def _table(place: Path, own: Path | None = None) -> Table:
-    return tables_of(read_runs([place, *_beside(place)]), own=own)[0]
+def _table(place: Path) -> Table:
+    return tables_of(read_runs([place, *_beside(place)]))[0]
 
 
 def _beside(place: Path) -> list[Path]:

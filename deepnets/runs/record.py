@@ -121,26 +121,10 @@ def result_of(
 
     `test_error` is that of the selected epoch, and null when the run diverged; `best_test_error` is for information.
     """
-    last = history[-1] if history else {}
-    selected = last
-    if config.selection is Selection.best_validation and history:
-        selected = min(history, key=lambda row: row["validation_error"])
-    if status == DIVERGED:
-        selected = {}
-    view = config.dataset.get("view", "center")  # how the test images were shown for the result
-    tested = "test" if view == "center" else view
-    tested_5 = selected.get(f"{tested}_top5_error")
     speeds = sorted(row["images_per_second"] for row in history)
     return {
         "status": status,
-        "test_error": selected.get(f"{tested}_error"),
-        **({} if tested_5 is None else {"test_top5_error": tested_5, "view": view}),
-        "selection": config.selection.value,
-        "selected_epoch": selected.get("epoch"),
-        "last_test_error": last.get("test_error"),
-        "best_test_error": min((row["test_error"] for row in history), default=None),
-        "train_error": last.get("train_error"),
-        "validation_error": selected.get("validation_error"),
+        **errors_of(config, history, status),
         "epochs": training.epoch,
         "iterations": training.iteration,
         "seconds": round(seconds, 2),
@@ -154,6 +138,29 @@ def result_of(
         "python": sys.version.split()[0],
         "device_type": training.device.type,
         **{name: frozen[name] for name in ("device", "precision", "threads", "step", "processes")},
+    }
+
+
+def errors_of(config: Config, history: list[dict[str, Any]], status: str) -> dict[str, Any]:
+    """The entries of result.json that follow from metrics.csv and the configuration: errors in percent."""
+    last = history[-1] if history else {}
+    selected = last
+    if config.selection == Selection.best_validation and history:
+        selected = min(history, key=lambda row: row["validation_error"])
+    if status == DIVERGED:
+        selected = {}
+    view = config.dataset.get("view", "center")  # how the test images were shown for the result
+    tested = "test" if view == "center" else view
+    tested_5 = selected.get(f"{tested}_top5_error")
+    return {
+        "test_error": selected.get(f"{tested}_error"),
+        **({} if tested_5 is None else {"test_top5_error": tested_5, "view": view}),
+        "selection": str(config.selection),
+        "selected_epoch": selected.get("epoch"),
+        "last_test_error": last.get("test_error"),
+        "best_test_error": min((row["test_error"] for row in history), default=None),
+        "train_error": last.get("train_error"),
+        "validation_error": selected.get("validation_error"),
     }
 
 

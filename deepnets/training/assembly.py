@@ -1,7 +1,6 @@
 """From a configuration to the objects of a run."""
 
 import json
-import math
 from functools import lru_cache
 
 import torch
@@ -32,7 +31,7 @@ def prepare(config: Config, device: torch.device, precision: torch.dtype, world:
     if world.size > 1:
         divide(model, batches.share)
     optimizer = build("optimizer", config.optimizer, config.trusted_targets, model=model)
-    iterations = iterations_of(config, dataset)
+    iterations = iterations_of(config, len(batches))
     schedule = build("schedule", config.schedule, config.trusted_targets, total=iterations)
     return Training(
         model=model,
@@ -96,7 +95,12 @@ def _on_cpu(dataset: Dataset, device: torch.device) -> Splits | UserError:
         return error
 
 
-def iterations_of(config: Config, dataset: Dataset) -> int:
+def iterations_of(config: Config, epoch_iterations: int) -> int:
+    """The budget in iterations, of which an epoch has `epoch_iterations`.
+
+    Raises:
+        UserError: not exactly one of `epochs` and `iterations` is set.
+    """
     budgets = {"epochs": config.epochs, "iterations": config.iterations}
     given = {name: value for name, value in budgets.items() if value is not None}
     if len(given) != 1:
@@ -105,5 +109,5 @@ def iterations_of(config: Config, dataset: Dataset) -> int:
         other = f"'epochs=null iterations={config.iterations or 64000}'"
         raise UserError(f"{what}: set one of them, and the other to null: {either} or {other}")
     ((name, value),) = given.items()
-    iterations = value if name == "iterations" else value * math.ceil(dataset.training_size / config.batch_size)
+    iterations = value if name == "iterations" else value * epoch_iterations
     return max(1, round(iterations * config.scale.budget))

@@ -1,5 +1,7 @@
 """Whether a run can be executed, known before anything of it is written or trained."""
 
+import math
+
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -59,7 +61,7 @@ def check_settings(config: Config) -> tuple[Dataset, int]:
             try_out(model, shape)
     check_network(config.step, model, config.devices, dataset.is_streamed)
     # The data come last: looking for them may mean a download.
-    iterations = iterations_of(config, dataset)
+    iterations = iterations_of(config, math.ceil(dataset.training_size / config.batch_size))
     schedule = build("schedule", config.schedule, config.trusted_targets, total=iterations)
     if getattr(schedule, "watched", None) == "validation" and not config.dataset["validation"]:
         raise UserError(f"schedule.watched=validation: {NO_VALIDATION}")

@@ -15,6 +15,7 @@ from deepnets.data.batches import EvaluationBatches, TrainingBatches
 from deepnets.data.streamed import StreamedEvaluation, StreamedTraining
 from deepnets.distributed.world import ALONE, World
 from deepnets.models.division import mean_statistics, named_statistics, set_statistics, statistics_of
+from deepnets.schedule import end_epoch
 from deepnets.training.metrics import Mean, Sums
 from deepnets.training.step import Forward, check_device, check_network, forward_of
 
@@ -94,11 +95,8 @@ class Training:
     def end_epoch(self, evaluated: dict[str, Mean]) -> None:
         """Complete the epoch, with the means over each evaluated split, and stand at the next one's beginning."""
         self.completed = {"train": self.sums.mean(self.world), **evaluated}
-        schedule = self.schedule.lr_lambdas[0]
-        if hasattr(schedule, "observe"):
-            schedule.observe(self.iteration, self.completed["train"].loss)
-        if hasattr(schedule, "observe_errors"):
-            schedule.observe_errors(self.iteration, {name: mean.error for name, mean in self.completed.items()})
+        errors = {name: mean.error for name, mean in self.completed.items()}
+        end_epoch(self.schedule.lr_lambdas[0], self.iteration, self.completed["train"].loss, errors)
         self.epoch, self.batch = self.epoch + 1, 0
         self.sums.values.zero_()
 

@@ -8,7 +8,7 @@ from statistics import fmean, median
 import pytest
 
 from deepnets.results.compare import compare
-from tests.trained import Trained
+from tests.trained import Trained, pretend
 
 
 def lines_of(text: str) -> list[list[str]]:
@@ -61,8 +61,7 @@ def test_protocols_are_never_averaged(trained: Trained, tmp_path: Path, capsys: 
     for table in (first, second):
         shutil.copytree(trained.path / "none", table / "none")
     for seed in (1, 2):
-        config = second / "none" / f"seed{seed}" / "config.yaml"
-        config.write_text(config.read_text().replace("batch_size: 128", "batch_size: 64"))
+        pretend(second / "none" / f"seed{seed}", "batch_size: 128", "batch_size: 64")
     a, b = f"{median(trained.errors('none')):.2f}", [f"{error:.2f}" for error in trained.errors("none")]
     late = f"{median(trained.errors('none')[1:]):.2f}"
     compare(first, second, tmp_path / "one", False)
@@ -79,8 +78,8 @@ def test_two_sweeps_row_by_row(trained: Trained, tmp_path: Path, capsys: pytest.
     other = tmp_path / "shortcuts_on_digits"
     for row in ("identity", "none"):
         shutil.copytree(trained.path / row, other / row)
-    for config in other.glob("none/seed*/config.yaml"):
-        config.write_text(config.read_text().replace("momentum: 0.9", "momentum: 0.5"))
+    for folder in other.glob("none/seed*"):
+        pretend(folder, "momentum: 0.9", "momentum: 0.5")
     compare(trained.path, other, tmp_path / "report", False)
     text = capsys.readouterr().out
     assert ["optimizer.momentum", "0.9", "0.5", "none"] in lines_of(text)

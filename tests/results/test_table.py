@@ -19,7 +19,7 @@ from deepnets.results.sheets import overview_sheet, result_sheets
 from deepnets.results.table import Table, tables_of
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.status import State
-from tests.trained import Trained
+from tests.trained import Trained, pretend
 
 
 @pytest.fixture(scope="module")
@@ -217,8 +217,7 @@ def test_mini_and_full_are_separate_columns(trained: Trained, tmp_path: Path) ->
     shutil.copytree(trained.path / "identity", full / "identity")
     shutil.copy(trained.path / "shortcuts_on_digits.yaml", full)
     shutil.copytree(trained.path / "identity" / "seed0", mini / "identity" / "seed0")
-    config = mini / "identity" / "seed0" / "config.yaml"
-    config.write_text(config.read_text().replace("name: full\n  budget: 1.0", "name: mini\n  budget: 0.05"))
+    pretend(mini / "identity" / "seed0", "name: full\n  budget: 1.0", "name: mini\n  budget: 0.05")
     (table,) = tables_of(read_runs([full, mini]))
     assert [column.label for column in table.columns] == ["full", "scale=mini"]
     assert [len(table.cells["identity", index].errors) for index in (0, 1)] == [4, 1]
@@ -241,9 +240,7 @@ def test_seeds_of_a_row_with_other_settings_are_not_averaged(
 ) -> None:
     path = shutil.copytree(trained.path, tmp_path / "shortcuts_on_digits")
     for seed in (2, 3):
-        config = path / "identity" / f"seed{seed}" / "config.yaml"
-        assert before in config.read_text()
-        config.write_text(config.read_text().replace(before, after))
+        pretend(path / "identity" / f"seed{seed}", before, after)
     (table,) = tables_of(read_runs([path]))
     assert [column.label for column in table.columns] == labels
     errors = trained.errors("identity")
@@ -253,8 +250,8 @@ def test_seeds_of_a_row_with_other_settings_are_not_averaged(
 
 def test_a_row_with_another_batch_size_stands_in_another_column(trained: Trained, tmp_path: Path) -> None:
     path = shutil.copytree(trained.path, tmp_path / "shortcuts_on_digits")
-    for config in (path / "none").glob("seed*/config.yaml"):
-        config.write_text(config.read_text().replace("batch_size: 128", "batch_size: 64"))
+    for folder in (path / "none").glob("seed*"):
+        pretend(folder, "batch_size: 128", "batch_size: 64")
     (table,) = tables_of(read_runs([path]))
     assert [column.label for column in table.columns] == ["batch_size=128", "batch_size=64"]
     assert [len(table.cells["none", index].errors) for index in (0, 1)] == [0, 3]

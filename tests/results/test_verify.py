@@ -32,13 +32,15 @@ def changed(folder: RunFolder, **facts: object) -> RunFolder:
 
 def test_a_run_is_verified_and_a_false_one_is_not(trained: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     assert verify([trained.path], "data") == 0
-    assert "verified: the first 20 of 24 iterations, equal bit by bit; the last" in capsys.readouterr().out
+    assert "verified: the first 20 of 24 iterations, equal bit by bit\n" in capsys.readouterr().out
     beginning = trained.result["beginning"]
     assert verify([changed(trained, beginning={**beginning, "weights": "0" * 16}).path], "data") == 1
     assert "DIFFERS" in capsys.readouterr().out
     assert verify([changed(trained, last_test_error=1.0).path], "data") == 1
-    assert "DIFFERS: the first 20 of" in (said := capsys.readouterr().out)
-    assert "the last test error is not that of metrics.csv" in said
+    said = capsys.readouterr().out
+    assert said.startswith(
+        f"{trained.path.with_name('changed')}: contradicts itself: last_test_error is 1.0, but test_right has "
+    )
     losses = [loss * (1 + 1e-5) for loss in beginning["losses"]]
     elsewhere = {"device": "another CPU", "beginning": {"losses": losses, "weights": "0" * 16}}
     assert verify([changed(trained, **elsewhere).path], "data") == 0
@@ -53,8 +55,6 @@ def test_what_cannot_be_verified_is_refused(trained: RunFolder) -> None:
     other = changed(trained, data={**result["data"], "content": "0" * 16})
     with pytest.raises(UserError, match="was trained on other data than those in data: content 0000000000000000 then"):
         verify([other.path], "data")
-    with pytest.raises(UserError, match=r"result.json is of another run \(0{12}\) than config.yaml describes"):
-        verify([changed(trained, identity="0" * 12).path], "data")
     (other.path / "result.json").write_text(json.dumps(result))
     with pytest.raises(UserError, match=r"its result has no first iterations to compare with \(1 of 1 runs\)"):
         verify([other.path], "data")
