@@ -1,11 +1,14 @@
 """The import rules of the package, read from its source."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 # From the ground up: a package imports only from lines above its own, and from itself.
@@ -107,6 +110,13 @@ def test_only_config_build_finds_objects_by_name() -> None:
 def test_composing_does_not_wait_for_torch() -> None:
     program = "import sys; sys.argv = ['train.py']; import scripts.train; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+
+
+@pytest.mark.attack
+def test_no_process_sends_another_a_pickle() -> None:
+    sending = re.compile(r"(gather|broadcast|scatter|send|recv)_object|\bimport pickle|\bpickle\.")
+    users = [module for module, file in MODULES.items() if sending.search(file.read_text())]
+    assert users == []
 
 
 def test_only_the_export_imports_a_tracker() -> None:

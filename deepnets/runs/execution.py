@@ -65,12 +65,12 @@ class Execution:
         self.folder, self.config, self.heartbeat, self.held, self.name = folder, config, session.heartbeat, held, name
         self.owner = session.owner
         device = session.device
-        saved, damaged = world.broadcast_object(_loaded(folder, config) if world.is_first else ({}, {}))
+        saved, damaged = world.broadcast_value(_loaded(folder, config) if world.is_first else ({}, {}))
         with _reading():
             splits_of(dataset_of(config), device)
         # Older checkpoints know of no other step.
         self.frozen = (
-            {"step": "eager", **saved["frozen"]} if saved else world.broadcast_object(environment_of(config, device))
+            {"step": "eager", **saved["frozen"]} if saved else world.broadcast_value(environment_of(config, device))
         )
         if saved and (difference := differing(self.frozen["data"], data_of(config, device))):
             raise UserError(f"{folder}: began on other data than those in {config.dataset.get('root')}: {difference}")
@@ -140,7 +140,7 @@ class Execution:
             self.result |= {"claims": self.folder.origin.get("claims", []), **self.evidence.facts()}
             self.logging.close()
             self.folder.write_json("result.json", self.result)
-        self.result = self.training.world.broadcast_object(self.result)
+        self.result = self.training.world.broadcast_value(self.result)
         self.held.close()
 
 
