@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from deepnets.distributed.peers import check_peers
 from deepnets.errors import UserError
 
 T = TypeVar("T")
@@ -191,6 +192,8 @@ def joined(world: World, device: torch.device) -> Iterator[None]:
         )
     else:
         dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
+    if file:
+        check_peers()  # before anything is sent; all have connected
     yield
     dist.destroy_process_group()  # after an exception the others learn from the end of this process, when all is noted
 
