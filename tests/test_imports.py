@@ -1,16 +1,20 @@
 """The import rules of the package, read from its source."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 # From the ground up: a package imports only from lines above its own, and from itself.
 ORDER = [
-    ["errors", "system"],
+    ["errors"],
+    ["system"],
     ["models", "optimizer", "schedule", "distributed"],
     ["analysis"],
     ["config"],
@@ -23,7 +27,7 @@ ORDER = [
     ["analysis.commands"],
     ["bench"],
     ["commands"],
-    ["__main__"],
+    ["__main__", "__init__"],
 ]
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
 FILES = sorted((ROOT / "deepnets").rglob("*.py"))
@@ -36,7 +40,7 @@ LIGHT = {"annotated_types", "math", "torch"} | sys.stdlib_module_names  # what m
 def package_of(module: str) -> str:
     """`models` of deepnets.models.unit, `run` of deepnets.run."""
     parts = module.split(".")[1:]
-    return "analysis.commands" if parts[:2] == ["analysis", "commands"] else parts[0]
+    return "analysis.commands" if parts[:2] == ["analysis", "commands"] else [*parts, "__init__"][0]
 
 
 def imported(node: ast.AST) -> list[str]:
@@ -106,6 +110,13 @@ def test_only_config_build_finds_objects_by_name() -> None:
 def test_composing_does_not_wait_for_torch() -> None:
     program = "import sys; sys.argv = ['train.py']; import scripts.train; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+
+
+@pytest.mark.attack
+def test_no_process_sends_another_a_pickle() -> None:
+    sending = re.compile(r"(gather|broadcast|scatter|send|recv)_object|\bimport pickle|\bpickle\.")
+    users = [module for module, file in MODULES.items() if sending.search(file.read_text())]
+    assert users == []
 
 
 def test_only_the_export_imports_a_tracker() -> None:

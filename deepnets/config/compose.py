@@ -6,7 +6,6 @@ seed, are set on a copy of the typed configuration.
 
 import os
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -90,9 +89,6 @@ def register() -> None:
     OmegaConf.register_new_resolver("folder_name", lambda path: Path(path).resolve().name, replace=True)
     for resolver in (at_scale, case, log_uniform, uniform, choice):
         OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)
-    # Where Hydra may write the copy of the configuration that it insists on; every grid overwrites it.
-    scratch = Path(tempfile.gettempdir()) / f"deepnets-{os.getuid()}"
-    OmegaConf.register_new_resolver("scratch", lambda: str(scratch), replace=True)
 
 
 def compose(overrides: Sequence[str], search: Search = CONF_ALONE) -> Row:

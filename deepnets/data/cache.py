@@ -11,6 +11,8 @@ import numpy as np
 import torch
 
 from deepnets.data.source import Split
+from deepnets.errors import UserError
+from deepnets.system.files import own_cache
 
 
 def fingerprint(files: Iterable[tuple[str, int, int]], form: str) -> str:
@@ -25,9 +27,10 @@ def cached(folder: Path, name: str, key: str, build: Callable[[], tuple[Split, S
     Where `folder` cannot be written the file lies in the user's cache folder. A file that is outdated or damaged (zip
     checksums) is built again. Whole files are renamed into place, so several processes may build at once.
     """
-    mine = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    places = (folder / name, home / "deepnets" / f"{mine}-{name}")
+    places = [folder / name]
+    with suppress(UserError):  # then only a data folder that can be written spares the next start the work
+        mine = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
+        places.append(own_cache() / f"{mine}-{name}")
     for place in places:
         if (found := _load(place, key)) is not None:
             return found

@@ -7,6 +7,7 @@ of images, and where a run resumes, are deepnets' own, as for files.
 
 import argparse
 import os
+import tempfile
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -108,14 +109,16 @@ def write(tree: Path, out: Path) -> None:
             raise UserError(f"{out / split} holds shards: remove them, or name another folder")
         classes = sum(entry.is_dir() and entry.name[0] != "." for entry in os.scandir(tree / split))
         images = listed(tree / split, classes, 1)
-        optimize(
-            _content,
-            [images.name(image) for image in range(len(images))],
-            str(out / split),
-            chunk_bytes=SHARD,
-            num_workers=1,  # several would write in another order
-            reorder_files=False,
-        )
+        with tempfile.TemporaryDirectory() as place:  # litdata would write to and remove /tmp/chunks and /tmp/data
+            os.environ |= {f"DATA_OPTIMIZER_{kind}CACHE_FOLDER": f"{place}/{kind}" for kind in ("", "DATA_")}
+            optimize(
+                _content,
+                [images.name(image) for image in range(len(images))],
+                str(out / split),
+                chunk_bytes=SHARD,
+                num_workers=1,  # several would write in another order
+                reorder_files=False,
+            )
         np.savez(
             out / split / ABOUT, labels=images.labels.numpy(), names=images.names, classes=np.array(images.classes)
         )

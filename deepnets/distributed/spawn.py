@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from torch.distributed import TCPStore
-
 from deepnets.distributed.signals import SIGNALS, Interruption, held_back
+from deepnets.distributed.world import STORE
+from deepnets.errors import UserError
 from deepnets.system.files import opened_to_append
 
-HERE = "127.0.0.1"
+LOOPBACK = "lo"
 WATCH_SECONDS = 0.1
 GRACE_SECONDS = 30.0  # for the others to end, once one has failed: one of them may be saving
 # What a process does before it becomes its command: it asks the kernel (Linux's prctl, option 1) for a signal when its
@@ -26,9 +26,15 @@ BOUND = (
 
 
 def start(
-    command: Sequence[str], environment: Mapping[str, str], at_parents_death: signal.Signals, output: Path | None = None
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    at_parents_death: signal.Signals,
+    output: Path | None = None,
+    descriptors: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
     """`command` in a process that gets the signal `at_parents_death`; its output is added to the file `output`.
+
+    It inherits the open `descriptors`.
 
     Signals wait until an `Interruption` in it can note them. It is to be called from the main thread: the kernel takes
     the end of the thread that forked for the parent's.
@@ -36,7 +42,7 @@ def start(
     bound = [sys.executable, "-I", "-S", "-c", BOUND, str(os.getpid()), str(int(at_parents_death)), *command]
     with held_back():
         if output is None:
-            return subprocess.Popen(bound, stdin=subprocess.DEVNULL, env=environment)
+            return subprocess.Popen(bound, stdin=subprocess.DEVNULL, env=environment, pass_fds=descriptors)
         with opened_to_append(output) as file:
             # A group of its own: Ctrl-C in the terminal reaches it through its parent, once.
             return subprocess.Popen(
@@ -101,14 +107,19 @@ def processes(command: Sequence[str], count: int, threads: int) -> Iterator[Proc
     """`command` in `count` processes of one `World`, all of which have ended when the context is left.
 
     A second Ctrl-C kills them. `threads` is OMP_NUM_THREADS of each.
+
+    Raises:
+        UserError: the system is not Linux.
     """
-    # As torchrun does it: they meet in a store of the parent's, at a port that the kernel has chosen.
-    store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
+    if sys.platform != "linux":
+        raise UserError(f"devices={count}: several processes need Linux; start them with torchrun")
+    # They meet in a file without a name: no other user can open it, and it is gone with the last of them.
+    store = os.memfd_create("deepnets")
     of_all = {
         **os.environ,
-        "MASTER_ADDR": HERE,
-        "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        STORE: f"/proc/self/fd/{store}",
+        "GLOO_SOCKET_IFNAME": LOOPBACK,
+        "NCCL_SOCKET_IFNAME": LOOPBACK,
         "WORLD_SIZE": str(count),
         "LOCAL_WORLD_SIZE": str(count),
         "OMP_NUM_THREADS": str(threads),
@@ -118,8 +129,10 @@ def processes(command: Sequence[str], count: int, threads: int) -> Iterator[Proc
         try:
             for rank in map(str, range(count)):
                 # SIGKILL, because one that hangs notices nothing else.
-                group.started.append(start(command, {**of_all, "RANK": rank, "LOCAL_RANK": rank}, signal.SIGKILL))
+                environment = {**of_all, "RANK": rank, "LOCAL_RANK": rank}
+                group.started.append(start(command, environment, signal.SIGKILL, descriptors=[store]))
             yield group
             group.wait()
         finally:
+            os.close(store)
             group.kill()

@@ -1,5 +1,6 @@
 """The processes that train a run together: which one this is, and what all of them know."""
 
+import json
 import os
 import warnings
 from collections.abc import Iterator
@@ -8,16 +9,18 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import reduce
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from deepnets.distributed.peers import check_peers
 from deepnets.errors import UserError
 
 T = TypeVar("T")
+STORE = "DEEPNETS_STORE"  # the file in which processes of one machine meet; torchrun and SLURM name an address instead
 GPU_TIMEOUT = timedelta(minutes=10)  # NCCL's own default, which the mixed backend would replace by gloo's 30
 
 
@@ -70,19 +73,27 @@ class World:
         dist.all_gather(parts, values)
         return torch.stack(parts)
 
-    def broadcast(self, tensors: Iterator[Tensor]) -> None:
-        """Give the tensors the values that they have in the first process."""
-        if self.size > 1:
-            for tensor in tensors:
-                dist.broadcast(tensor, src=0)
+    def broadcast_value(self, value: T) -> T:
+        """The `value` of the first process: what JSON can express, tuples, and tensors on the CPU, nested in any way.
 
-    def broadcast_object(self, value: T) -> T:
-        """The `value` of the first process."""
+        Raises:
+            TypeError: it holds something else. No pickle is sent, as reading one can execute anything.
+        """
         if self.size == 1:
             return value
-        there = [value]
-        dist.broadcast_object_list(there, src=0, device=torch.device("cpu"))
-        return there[0]
+        tensors: list[Tensor] = []
+        text = json.dumps(_in_json(value, tensors) if self.is_first else None).encode()
+        length = torch.tensor(len(text))
+        dist.broadcast(length, src=0)
+        content = torch.zeros(int(length), dtype=torch.uint8)
+        if self.is_first:
+            content = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        dist.broadcast(content, src=0)
+        if not self.is_first:
+            value = _from_json(json.loads(content.numpy().tobytes()), tensors)
+        for tensor in tensors:
+            dist.broadcast(_bytes_of(tensor), src=0)
+        return value
 
     def barrier(self) -> None:
         """Until all processes are here."""
@@ -122,6 +133,37 @@ def _mean_in_order(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Ten
     return gathered.then(lambda _: reduce(Tensor.add_, parts).div_(len(parts)))
 
 
+def _in_json(value: Any, tensors: list[Tensor]) -> Any:
+    """The value as JSON, in which tensors are described; copies of them, without gaps, are added to `tensors`."""
+    if isinstance(value, Tensor):
+        tensors.append(value.detach().clone())
+        return {"tensor": [str(value.dtype).removeprefix("torch."), list(value.shape), list(tensors[-1].stride())]}
+    if isinstance(value, dict):
+        return {"dict": [[key, _in_json(each, tensors)] for key, each in value.items()]}
+    if isinstance(value, list | tuple):
+        return {type(value).__name__: [_in_json(each, tensors) for each in value]}
+    return value
+
+
+def _from_json(node: Any, tensors: list[Tensor]) -> Any:
+    """The value that `_in_json` described; its tensors, still without content, are added to `tensors`."""
+    if not isinstance(node, dict):
+        return node
+    ((kind, content),) = node.items()
+    if kind == "tensor":
+        dtype, shape, stride = content
+        tensors.append(torch.empty_strided(shape, stride, dtype=getattr(torch, dtype)))
+        return tensors[-1]
+    if kind == "dict":
+        return {key: _from_json(each, tensors) for key, each in content}
+    return {"list": list, "tuple": tuple}[kind](_from_json(each, tensors) for each in content)
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    """The memory of a tensor without gaps, uint8."""
+    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+
+
 @contextmanager
 def joined(world: World, device: torch.device) -> Iterator[None]:
     """Be connected to the other processes: tensors of the CPU go by gloo, those of GPUs by NCCL."""
@@ -130,7 +172,8 @@ def joined(world: World, device: torch.device) -> Iterator[None]:
     if world.size == 1:
         yield
         return
-    store, *_ = next(dist.rendezvous("env://"))
+    file = os.environ.get(STORE)
+    store = dist.FileStore(file, world.size) if file else next(dist.rendezvous("env://"))[0]
     if device.type == "cuda":
         check_own_gpu(store, world, str(torch.cuda.get_device_properties(device).uuid))
         dist.init_process_group(
@@ -143,6 +186,8 @@ def joined(world: World, device: torch.device) -> Iterator[None]:
         )
     else:
         dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
+    if file:
+        check_peers()  # before anything is sent; all have connected
     yield
     dist.destroy_process_group()  # after an exception the others learn from the end of this process, when all is noted
 

@@ -1,12 +1,10 @@
 """The training of run folders: each from its last checkpoint to its end."""
 
 import math
-import os
-import tempfile
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from pathlib import Path
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import filelock
@@ -36,11 +34,14 @@ from deepnets.runs.record import (
 )
 from deepnets.runs.saved import load, resume
 from deepnets.runs.session import Session
+from deepnets.system.files import own_cache
+from deepnets.system.printing import print_line
 from deepnets.training.assembly import dataset_of, prepare, splits_of
 from deepnets.training.fit import Training
 from deepnets.training.hardware import scarce_cores
 
 FINITE_CHECK_ITERATIONS = 50
+SILENT_SECONDS = 30.0  # of a wait for another process that reads
 
 
 class Execution:
@@ -65,10 +66,10 @@ class Execution:
         self.folder, self.config, self.heartbeat, self.held, self.name = folder, config, session.heartbeat, held, name
         self.owner = session.owner
         device = session.device
-        saved, damaged = world.broadcast_object(_loaded(folder, config) if world.is_first else ({}, {}))
+        saved, damaged = world.broadcast_value(_loaded(folder, config) if world.is_first else ({}, {}))
         with _reading():
             splits_of(dataset_of(config), device)
-        self.frozen = saved["frozen"] if saved else world.broadcast_object(environment_of(config, device))
+        self.frozen = saved["frozen"] if saved else world.broadcast_value(environment_of(config, device))
         if saved and (difference := differing(self.frozen["data"], data_of(config, device))):
             raise UserError(f"{folder}: began on other data than those in {config.dataset.get('root')}: {difference}")
         self.frozen = continued_by(self.frozen, world.size, saved["training"]["iteration"] if saved else 0, config)
@@ -139,7 +140,7 @@ class Execution:
                 self.result["weights_sha256"] = state_checksum(self.saved)
             self.logging.close()
             self.folder.write_json("result.json", self.result)
-        self.result = self.training.world.broadcast_object(self.result)
+        self.result = self.training.world.broadcast_value(self.result)
         self.held.close()
 
 
@@ -202,12 +203,26 @@ def _loaded(folder: RunFolder, config: Config) -> tuple[dict[str, Any] | None, d
     return saved, damaged
 
 
-def _reading() -> filelock.FileLock:
+@contextmanager
+def _reading() -> Iterator[None]:
     """Held while data are read: one process of this machine downloads and decodes, and the next finds it done.
 
     However long that takes: a wait among the processes of a run would end at the time limit of gloo.
+
+    Raises:
+        UserError: as `own_cache`.
     """
-    return filelock.FileLock(Path(tempfile.gettempdir()) / f"deepnets-{os.getuid()}.reading.lock")
+    path = own_cache() / f"reading.{socket.gethostname()}.lock"  # machines may share the folder
+    lock = filelock.FileLock(path)
+    try:
+        lock.acquire(SILENT_SECONDS)
+    except filelock.Timeout:
+        print_line(f"waiting until another process of yours has read its data; it holds {path}")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _is_non_finite(state: Training) -> bool:

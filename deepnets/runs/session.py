@@ -77,16 +77,16 @@ def session(folder: RunFolder, config: Config, world: World = ALONE) -> Iterator
 
 def _claimed_by_first(folder: RunFolder, world: World, held: ExitStack) -> Owner | None:
     """The owner, in every process; None where nothing is left to train."""
-    found: Owner | Locked | None = None
+    owner, lines = None, None
     if world.is_first:
         try:
-            found = held.enter_context(folder.training(STARTING_SECONDS))
+            owner = held.enter_context(folder.training(STARTING_SECONDS))
         except Locked as error:
-            found = error
-    found = world.broadcast_object(found)
-    if isinstance(found, Locked):
-        raise found
-    return found
+            lines = list(map(str, error.args[1:]))
+    number, lines = world.broadcast_value((owner.number if owner else None, lines))
+    if lines is not None:
+        raise Locked(folder, *lines)
+    return None if number is None else owner or Owner(folder.path, number)
 
 
 def note_failure(folder: RunFolder, reason: str, details: str) -> bool:

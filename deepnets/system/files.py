@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from deepnets.errors import UserError
+
 LONGEST = 10_000_000  # characters of a JSON file; a result has a few thousand
 LONGEST_METRICS = 100_000_000  # bytes of a metrics.csv; a million epochs
 
@@ -74,6 +76,34 @@ def make_own_folder(folder: Path) -> None:
     if folder.is_symlink():
         raise OSError(errno.ELOOP, "is a link, and is not followed; put a folder in its place", str(folder))
     folder.mkdir(parents=True, exist_ok=True)
+
+
+def cache_folder() -> Path:
+    """The folder for what a later command can use again; `own_cache` makes sure that it is there, and the user's."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")).absolute() / "deepnets"
+
+
+def own_cache() -> Path:
+    """The user's own cache folder, created where it is not there; nobody else can write or read in it.
+
+    Raises:
+        UserError: it cannot be created, or somebody else could have put something into it.
+    """
+    folder = cache_folder()
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        status = folder.lstat()
+    except OSError as error:
+        raise UserError(f"no cache folder: {error}; set XDG_CACHE_HOME to a folder that you can write") from error
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise UserError(
+            f"{folder}: must be a folder of your own, into which nobody else can write; remove it, or set "
+            "XDG_CACHE_HOME to another place"
+        )
+    if status.st_mode & 0o077:  # others may read in it
+        folder.chmod(0o700)
+    return folder
 
 
 def opened_to_append(path: Path) -> IO[bytes]:

@@ -11,6 +11,7 @@ from deepnets.config.schema import StepKind
 from deepnets.errors import UserError
 from deepnets.models.memory import Memory
 from deepnets.models.recomputation import draws
+from deepnets.system.files import own_cache
 
 Forward = Callable[[Tensor], Tensor]  # images (N, C, H, W) -> logits (N, classes)
 BATCH_SIZES = 2  # of a run: code is compiled for each, that of the epoch's short last batch included
@@ -72,8 +73,9 @@ def compiled(model: nn.Module, *, graphed: bool = False) -> Forward:
     CUDA graphs, is an error.
 
     Raises:
-        UserError: compilation is switched off, or, when called, `model` cannot be compiled.
+        UserError: compilation is switched off, or, when called, `model` cannot be compiled; as `own_cache`.
     """
+    own_cache()  # from which torch loads code
     torch.compiler.reset()
     # `mode="reduce-overhead"` would exclude `fallback_random`.
     graphs = {"triton.cudagraphs": True, "triton.cudagraph_or_error": True} if graphed else {}

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,7 @@ def test_all_processes_see_the_same_yields_losses_and_errors(together: list[list
             assert round(test["error"] * 3.6, 6) == round(test["error"] * 3.6)  # percent of 360 images
 
 
-def command(folder: RunFolder, *words: str) -> subprocess.Popen[str]:
+def command(folder: RunFolder, *words: str, **environment: str) -> subprocess.Popen[str]:
     """`python -m deepnets.run FOLDER`, or another command in `words`, in a session of its own."""
     return subprocess.Popen(
         words or [sys.executable, "-m", "deepnets.run", str(folder.path)],
@@ -122,7 +122,7 @@ def command(folder: RunFolder, *words: str) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
         cwd=ROOT,
-        env=ENVIRONMENT,
+        env=ENVIRONMENT | environment,
         start_new_session=True,
     )
 
@@ -233,6 +233,48 @@ def test_a_killed_process_ends_the_row_and_a_killed_parent_leaves_no_orphan(tmp_
     process.kill()
     assert_ended(process.pid)
     process.communicate()
+
+
+def listening(pids: Iterable[int]) -> list[str]:
+    """The addresses, in hexadecimal, at which the processes accept connections from a network."""
+    links = [os.readlink(link) for pid in pids for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()]
+    lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
+    return [words[1].partition(":")[0] for words in lines if words[3] == "0A" and f"socket:[{words[9]}]" in links]
+
+
+@pytest.mark.attack
+def test_a_run_listens_on_loopback_only_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    folder = frozen(tmp_path / "seed0", "epochs=2000")
+    process = command(folder, TMPDIR=str(tmp_path / "tmp"))
+    read_until(process, "epoch 2/")
+    addresses = listening(processes(process.pid))
+    assert len(addresses) >= 2  # one of each process that trains
+    assert set(addresses) <= {"0100007F", "0" * 24 + "01000000"}
+    process.kill()
+    process.communicate()
+    assert_ended(process.pid)
+    assert not list((tmp_path / "tmp").iterdir())
+
+
+def sent(values: list[Any]) -> list[Any]:
+    """What a process has after the first one has broadcast each value."""
+    world = world_from_env()
+    with joined(world, CPU):
+        return [world.broadcast_value(value if world.is_first else None) for value in values]
+
+
+@pytest.mark.attack
+def test_values_are_broadcast_bit_by_bit_and_no_object_is(tmp_path: Path) -> None:
+    images = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    tensors = [images, images[:, :2], torch.tensor(True), torch.empty(0, 3), torch.ones(3, dtype=torch.bfloat16)]
+    values = [None, 0.1 + 0.2, float("inf"), {0: ("a", [1, None]), "tensors": tensors}, []]
+    for seen in in_processes(2, sent, values):
+        torch.testing.assert_close(seen[3].pop("tensors"), tensors, rtol=0, atol=0, check_stride=False)
+        assert [*seen[:3], *seen[4:]] == [None, 0.1 + 0.2, float("inf"), []]
+        assert seen[3] == {0: ("a", [1, None])}
+    with pytest.raises(AssertionError):  # the process has ended with a TypeError
+        in_processes(2, sent, [object()])
 
 
 def test_a_process_that_raises_ends_the_row_with_its_traceback(tmp_path: Path) -> None:
