@@ -40,7 +40,8 @@ ABSENT = object()  # where there is no such key
 CONF_ALONE = Search()
 CALLBACKS = {"callbacks": None}  # of Hydra's defaults
 NODES = ("model", "dataset", "optimizer", "schedule", "launcher")  # their keys are those of the chosen option
-COMPOSED_NODES = ("hydra", "scale", "setting", "sweep")  # other values, or which rows there are, depend on them
+COMPOSED_KEYS = ("scale", "setting", "sweep")  # other values, or which rows there are, depend on them
+SET_KEYS = {key.name for key in fields(Config)} - {*COMPOSED_KEYS}
 
 
 @dataclass
@@ -192,7 +193,8 @@ def plain_value(word: str) -> tuple[str, Any] | None:
     override = parsed(word)
     is_value = override.type == OverrideType.CHANGE and not override.package and not override.is_sweep_override()
     key, value = override.key_or_group, override.value()
-    if not is_value or not re.fullmatch(r"\w+(\.\w+)*", key) or key.split(".")[0] in COMPOSED_NODES:
+    first = key.partition(".")[0]
+    if not is_value or first not in SET_KEYS or key in NODES or not re.fullmatch(r"\w+(\.\w+)*", key):
         return None
     values = value if isinstance(value, list) else [value]
     is_plain = all(each is None or isinstance(each, bool | int | float) or _is_plain_text(each) for each in values)
@@ -240,10 +242,11 @@ class _Base:
         """Whether the value set on a copy gives what Hydra composes with it."""
         if key in self.choices or any(_overlap(key, mentioned) for mentioned in self.read):
             return False
-        first, _, rest = key.partition(".")
-        if not rest:
-            return first not in NODES and _converted(first, value) is not ABSENT
-        return first in NODES and not isinstance(value_at(self.config, key, {}), dict)
+        node, _, last = key.rpartition(".")
+        if not node:
+            return _converted(key, value) is not ABSENT
+        settings = value_at(self.config, node)
+        return isinstance(settings, dict) and last in settings and not isinstance(settings[last], dict)
 
 
 @cache

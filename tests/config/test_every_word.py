@@ -63,6 +63,8 @@ SWEEPS = [[], [], [], ["sweep=digits_shortcuts"], ["-m", "seed=0,1"], ["scale=mi
         (["seed=range(0,1,1e-300)", "-m"], "a grid of more than 10,000 runs"),
         (["-m", "seed=range(0,200)", "epochs=range(1,52)"], "epochs=range(1,52): a grid of more than 10,000 runs"),
         (["-m", "seed=range(0)"], "seed=range(0): names no value"),
+        (["model.depth.a=1"], "model.depth"),
+        (["seed.a=1"], "seed"),
         (["-m", "model/shortcut=glob(nope*)"], "model/shortcut=glob(nope*): names no value"),
         (["-m", "seed=interval(0,1)"], "seed=interval(0,1): is no list of values"),
         (["-m", "hydra.mode=RUN,MULTIRUN"], "hydra.mode=RUN,MULTIRUN: Hydra's own settings have one value"),
