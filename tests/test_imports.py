@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 # From the ground up: a package imports only from lines above its own, and from itself.
 ORDER = [
@@ -106,6 +108,39 @@ def test_only_config_build_finds_objects_by_name() -> None:
 def test_composing_does_not_wait_for_torch() -> None:
     program = "import sys; sys.argv = ['train.py']; import scripts.train; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["epochs=0"],
+        ["batch_size=0"],
+        ["seed=-1"],
+        ["threads=1000"],
+        ["epochs=1", "iterations=1"],
+        ["schedule.milestones=x"],
+        ["schedule.milestones=[2,1]"],
+        ["schedule.nope=1"],
+        ["sweep=digits_shortcuts", "epochs=0"],
+    ],
+)
+def test_an_error_that_needs_no_network_does_not_wait_for_torch(words: list[str]) -> None:
+    program = """
+import sys
+from deepnets.commands.train import main
+from deepnets.command import run_command
+try:
+    run_command(main)
+finally:
+    assert "torch" not in sys.modules
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
 
 
 def test_only_the_export_imports_a_tracker() -> None:

@@ -27,6 +27,7 @@ from deepnets.config.compose import (
     search_of,
     searching,
 )
+from deepnets.config.early import check_early
 from deepnets.config.overruled import check_options, check_widths
 from deepnets.config.places import CONF
 from deepnets.config.project import Project, check_options_folder, is_file, read_project, trusted_names
@@ -79,6 +80,7 @@ def rows_of_command() -> list[Row]:
         trust[:] = [abspath(each) if is_file(each) else each for each in trust]
         if project:  # trusted as a whole, so that a job elsewhere reads the list of then
             trust.append(str(project.file))
+    check_early(rows)
     return rows
 
 

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from deepnets.config.build import build, check_ranges
+from deepnets.config.build import build
+from deepnets.config.early import check_plain_settings
 from deepnets.config.schema import Config, Selection
 from deepnets.data.dataset import Dataset, memory_size
 from deepnets.errors import UserError, first_line
@@ -37,10 +38,9 @@ def check_settings(config: Config) -> tuple[Dataset, int]:
         UserError: names the first thing that is wrong.
     """
     config = with_counted_devices(config)
-    check_ranges(config)
+    check_plain_settings(config)
     _check_devices(config)
     build("optimizer", config.optimizer, config.trusted_targets, model=nn.Linear(1, 1))
-    build("schedule", config.schedule, config.trusted_targets, total=1)
     dataset = dataset_of(config)
     try:
         with torch.device("meta"):
