@@ -61,18 +61,26 @@ def build(where: str, node: dict[str, Any], trusted: Collection[str] = (), **run
     """The object that `node` describes, with `runtime` as further arguments.
 
     Raises:
-        UserError: the target is not allowed, an argument is unknown, missing or of another type than annotated, or the
-            target refuses its values.
+        UserError: as `check_node`, or the target refuses its values.
     """
-    if not isinstance(node, dict):
-        raise UserError(f"{where}={brief(node)}: choose one of its options")
-    _check(where, node, trusted_names(trusted), runtime)
+    check_node(where, node, trusted, runtime)
     try:
         return _built(node, runtime)
     except UserError:
         raise
     except ValueError as error:
         raise UserError(f"{where}: {error}") from error
+
+
+def check_node(where: str, node: dict[str, Any], trusted: Collection[str], runtime: Collection[str]) -> None:
+    """Whether `build` can call the node with further arguments of the names `runtime`.
+
+    Raises:
+        UserError: the target is not allowed, an argument is unknown, missing or of another type than annotated.
+    """
+    if not isinstance(node, dict):
+        raise UserError(f"{where}={brief(node)}: choose one of its options")
+    _check(where, node, trusted_names(trusted), runtime)
 
 
 def check_ranges(settings: "DataclassInstance", prefix: str = "") -> None:

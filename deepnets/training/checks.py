@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from deepnets.config.build import build
+from deepnets.config.build import build, check_node
 from deepnets.config.early import check_plain_settings
 from deepnets.config.schema import Config, Selection
 from deepnets.data.dataset import Dataset, memory_size
@@ -40,13 +40,15 @@ def check_settings(config: Config) -> tuple[Dataset, int]:
     config = with_counted_devices(config)
     check_plain_settings(config)
     _check_devices(config)
-    build("optimizer", config.optimizer, config.trusted_targets, model=nn.Linear(1, 1))
+    check_node("optimizer", config.optimizer, config.trusted_targets, ["model"])
     dataset = dataset_of(config)
     try:
         with torch.device("meta"):
             model = model_of(config, dataset.shape, dataset.classes)
     except RuntimeError as error:  # sizes of more numbers than can be counted
         raise UserError(f"model: cannot be built: {first_line(error)}") from error
+    # After the model, whose errors need not wait for it: torch's first optimiser imports its compiler, for a second.
+    build("optimizer", config.optimizer, config.trusted_targets, model=nn.Linear(1, 1))
     check_memory(model)
     if not config.trusted_targets:  # a user's own need not be able to compute without numbers
         for shape in (dataset.shape, *dataset.final_shapes):
