@@ -102,7 +102,7 @@ def test_models_import_torch_only() -> None:
 
 
 def test_only_config_build_finds_objects_by_name() -> None:
-    words = ("instantiate(", "get_object(", "get_class(", "get_method(")
+    words = ("instantiate(", "_locate(", "get_object(", "get_class(", "get_method(")
     users = [module for module, file in MODULES.items() if any(word in file.read_text() for word in words)]
     assert users == ["deepnets.config.build"]
 
@@ -117,6 +117,40 @@ def test_no_process_sends_another_a_pickle() -> None:
     sending = re.compile(r"(gather|broadcast|scatter|send|recv)_object|\bimport pickle|\bpickle\.")
     users = [module for module, file in MODULES.items() if sending.search(file.read_text())]
     assert users == []
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    ("words", "later"),
+    [
+        (["epochs=0"], "torch"),
+        (["batch_size=0"], "torch"),
+        (["seed=-1"], "torch"),
+        (["threads=1000"], "torch"),
+        (["epochs=1", "iterations=1"], "torch"),
+        (["schedule.milestones=x"], "torch"),
+        (["schedule.milestones=[2,1]"], "torch"),
+        (["schedule.nope=1"], "torch"),
+        (["sweep=digits_shortcuts", "epochs=0"], "torch"),
+        (["model.depth=19"], "torch._dynamo"),  # takes another second
+    ],
+)
+def test_an_error_does_not_wait_for_what_training_imports(words: list[str], later: str) -> None:
+    program = f"""
+import sys
+from deepnets.commands.train import main
+from deepnets.command import run_command
+try:
+    run_command(main)
+finally:
+    assert "{later}" not in sys.modules
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
 
 
 def test_only_the_export_imports_a_tracker() -> None:

@@ -7,7 +7,7 @@ from dataclasses import is_dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-import hydra
+from hydra._internal.utils import _locate  # hydra.utils.get_object, which also prints its errors
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from deepnets.config.project import trusted_names
@@ -61,18 +61,26 @@ def build(where: str, node: dict[str, Any], trusted: Collection[str] = (), **run
     """The object that `node` describes, with `runtime` as further arguments.
 
     Raises:
-        UserError: the target is not allowed, an argument is unknown, missing or of another type than annotated, or the
-            target refuses its values.
+        UserError: as `check_node`, or the target refuses its values.
     """
-    if not isinstance(node, dict):
-        raise UserError(f"{where}={brief(node)}: choose one of its options")
-    _check(where, node, trusted_names(trusted), runtime)
+    check_node(where, node, trusted, runtime)
     try:
         return _built(node, runtime)
     except UserError:
         raise
     except ValueError as error:
         raise UserError(f"{where}: {error}") from error
+
+
+def check_node(where: str, node: dict[str, Any], trusted: Collection[str], runtime: Collection[str]) -> None:
+    """Whether `build` can call the node with further arguments of the names `runtime`.
+
+    Raises:
+        UserError: the target is not allowed, an argument is unknown, missing or of another type than annotated.
+    """
+    if not isinstance(node, dict):
+        raise UserError(f"{where}={brief(node)}: choose one of its options")
+    _check(where, node, trusted_names(trusted), runtime)
 
 
 def check_ranges(settings: "DataclassInstance", prefix: str = "") -> None:
@@ -113,7 +121,7 @@ def _built(node: Any, runtime: dict[str, Any]) -> Any:
         return node
     if "_target_" not in node:
         return {key: _built(value, {}) for key, value in node.items()}
-    called = hydra.utils.get_object(node["_target_"])
+    called = _locate(node["_target_"])
     arguments = {key: _built(value, {}) for key, value in node.items() if key not in ("_target_", "_partial_")}
     return partial(called, **arguments) if node.get("_partial_") else called(**arguments, **runtime)
 
@@ -140,7 +148,8 @@ def _check(
         parameters, annotations = signature_of(target)
     except Exception as error:
         if target in trusted:  # whatever the user's own module raises while it is imported
-            raise UserError(f"{where}: {target} cannot be imported: {error}") from error
+            reason = " ".join(str(error.__cause__ or error).split())  # Hydra's own words take four lines
+            raise UserError(f"{where}: {target} cannot be imported: {reason}") from error
         raise
     unknown = [key for key in arguments if key not in parameters or key in runtime]
     if unknown:
@@ -201,7 +210,7 @@ def _adapter(annotation: Any) -> TypeAdapter:
 
 @cache
 def signature_of(target: str) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
-    called: Callable[..., Any] = hydra.utils.get_object(target)
+    called: Callable[..., Any] = _locate(target)
     parameters = dict(inspect.signature(called).parameters)
     annotated = called.__init__ if inspect.isclass(called) else called
     return parameters, get_type_hints(annotated, include_extras=True)

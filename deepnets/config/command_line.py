@@ -27,9 +27,10 @@ from deepnets.config.compose import (
     search_of,
     searching,
 )
+from deepnets.config.early import check_early
 from deepnets.config.overruled import check_options, check_widths
 from deepnets.config.places import CONF
-from deepnets.config.project import Project, check_options_folder, is_file, read_project
+from deepnets.config.project import Project, check_options_folder, is_file, read_project, trusted_names
 from deepnets.config.schema import DEFAULTS, Row, Search, Sweep
 from deepnets.config.sweep_rows import rows_of
 from deepnets.errors import UserError
@@ -38,6 +39,8 @@ PLUGINS = {  # Hydra's defaults; others would change nothing
     "sweeper": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper",
     "launcher": "hydra._internal.core_plugins.basic_launcher.BasicLauncher",
 }
+HYDRA_KEYS = ("hydra.mode", "hydra.searchpath", "hydra.sweeper.params")  # read here
+HARMLESS = ("hydra.job.name", "hydra.verbose")  # for Hydra's users, who may type them by habit
 
 
 def rows_of_command() -> list[Row]:
@@ -69,6 +72,7 @@ def rows_of_command() -> list[Row]:
     trusted = {tuple(row.config.trusted_targets) for row in rows}
     if len(trusted) > 1 or (rows[0].config.trusted_targets and not typed_trust):
         raise UserError("trusted_targets: can be set on the command line only, to one list for all runs")
+    trusted_names(rows[0].config.trusted_targets)  # refuses what names neither a class nor a project
     for row in rows:
         check_options(row)
         check_widths(row)
@@ -76,6 +80,7 @@ def rows_of_command() -> list[Row]:
         trust[:] = [abspath(each) if is_file(each) else each for each in trust]
         if project:  # trusted as a whole, so that a job elsewhere reads the list of then
             trust.append(str(project.file))
+    check_early(rows)
     return rows
 
 
@@ -90,6 +95,9 @@ def _rows(words: Sequence[str], multirun: bool, search: Search) -> list[Row]:
     for plugin, target in PLUGINS.items():
         if page.hydra[plugin]["_target_"] != target:
             raise UserError(f"hydra/{plugin}: deepnets multiplies and launches rows itself; leave it out")
+    for word in of_hydra:
+        if not f"{key_of(word)}.".startswith(tuple(f"{key}." for key in (*HYDRA_KEYS, *HARMLESS))):
+            raise UserError(f"{word}: changes nothing here; of Hydra's settings deepnets reads {', '.join(HYDRA_KEYS)}")
     sweep: Any = OmegaConf.to_object(page.config.sweep) if page.config.sweep else Sweep()
     params: Any = OmegaConf.to_container(page.hydra.sweeper.params or OmegaConf.create({}), resolve=True)
     if not (multirun or page.hydra.mode == RunMode.MULTIRUN or sweep.zip or sweep.exclude or sweep.union):
@@ -120,6 +128,7 @@ def _page(of_hydra: Sequence[str], task: Sequence[str], search: Search) -> Compo
 def _project(words: Sequence[str]) -> tuple[list[str], Project | None, Search]:
     """The other words, the project that --project names, and where options are searched for."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.error = _refuse  # type: ignore[method-assign]  # which would print the usage of three flags
     parser.add_argument("--project")
     parser.add_argument("--config-dir", "-cd")
     parser.add_argument("--config-name", "-cn", default=DEFAULTS)
@@ -152,18 +161,19 @@ def _flags(words: Sequence[str]) -> argparse.Namespace:
     Raises:
         UserError: a flag that there is not, that lacks its value, or that deepnets does not have.
     """
-
-    def refuse(message: str) -> NoReturn:
-        raise UserError(f"{message}; options are written as key=value, and --hydra-help lists all flags")
-
     parser = get_args_parser()
-    parser.error = refuse  # type: ignore[method-assign]  # which would print how Hydra is used, over eight lines
+    parser.error = _refuse  # type: ignore[method-assign]  # which would print how Hydra is used, over eight lines
     flags = parser.parse_intermixed_args(list(words))
     if flags.config_path is not None:
         raise UserError("--config-path: cannot replace the options of deepnets; add your own with --config-dir")
     if flags.experimental_rerun is not None:
         raise UserError("--experimental-rerun: the same command again resumes a run")
     return flags
+
+
+def _refuse(message: str) -> NoReturn:
+    """Raise what argparse says about a flag, in one line."""
+    raise UserError(f"{message}; options are written as key=value, and --hydra-help lists all flags")
 
 
 def _show(words: Sequence[str], overrides: Sequence[str], search: Search) -> None:

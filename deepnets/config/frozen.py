@@ -39,15 +39,23 @@ def plain_yaml(text: str) -> Any:
 
 
 def check_bounds(text: str, aliases: int = 0) -> None:
-    """Raise ValueError where a YAML text is longer, nested deeper or has more aliases, each of which repeats a part."""
+    """Raise ValueError where a YAML text is longer, nested deeper or has more aliases, each of which repeats a part.
+
+    An alias must not lie in the part that it repeats, which would have no end.
+    """
     if len(text) > LONGEST:
         raise ValueError(f"{len(text)} characters, at most {LONGEST} are read")
-    depth = 0
+    nodes: list[str | None] = []  # around each event, by their anchors
     for event in yaml.parse(text, LOADER):
         if isinstance(event, yaml.AliasEvent) and (aliases := aliases - 1) < 0:
             raise ValueError(f"line {event.start_mark.line + 1}: an alias (*{event.anchor}); write the value itself")
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > DEEPEST:
+        if isinstance(event, yaml.AliasEvent) and event.anchor in nodes:
+            raise ValueError(f"line {event.start_mark.line + 1}: the alias *{event.anchor} repeats itself without end")
+        if isinstance(event, yaml.CollectionStartEvent):
+            nodes.append(event.anchor)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            nodes.pop()
+        if len(nodes) > DEEPEST:
             raise ValueError(f"line {event.start_mark.line + 1}: nested deeper than {DEEPEST} nodes")
 
 

@@ -1,6 +1,7 @@
 """A user's project: a file, named on the command line, of where its options are and which classes it trusts."""
 
 import os
+import re
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from deepnets.config.frozen import ALIASES, LONGEST, check_bounds, plain_yaml
 from deepnets.config.places import CONF
 from deepnets.config.schema import DEFAULTS, Search
-from deepnets.errors import UserError
+from deepnets.errors import UserError, brief
 from deepnets.system.files import read_text
 
 
@@ -89,7 +90,7 @@ def trusted_names(trusted: Collection[str]) -> frozenset[str]:
     """The classes that `trusted` names; a project's file among them stands for its own, which become importable.
 
     Raises:
-        UserError: as `read_project`.
+        UserError: one that cannot be a class's name, or as `read_project`.
     """
     names: set[str] = set()
     for each in trusted:
@@ -101,6 +102,8 @@ def trusted_names(trusted: Collection[str]) -> frozenset[str]:
         if folder not in sys.path:
             sys.path.append(folder)  # behind all others, so that a file of it hides no library
         names.update(project.trusted)
+    if unfit := sorted(name for name in names if not re.fullmatch(r"\w+(\.\w+)+", name)):
+        raise UserError(f"trusted: {brief(unfit[0])} names no class; needs its module too, as in my_shortcuts.ReZero")
     return frozenset(names)
 
 

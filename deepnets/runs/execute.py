@@ -17,6 +17,7 @@ from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.record import THREADS
 from deepnets.runs.session import STARTING_SECONDS, note_failure, session
 from deepnets.system.printing import print_error
+from deepnets.training.checks import check_processes
 from deepnets.training.fit import fit
 from deepnets.training.hardware import with_counted_devices
 
@@ -78,6 +79,11 @@ def _run_in_processes(folder: RunFolder, config: Config) -> dict[str, Any]:
     with folder.claim(STARTING_SECONDS):
         if result := folder.completed:  # by another process, a moment ago
             return result
+        try:
+            check_processes(config)
+        except UserError as error:
+            note_failure(folder, f"{type(error).__name__}: {error}", f"{error}\n")
+            raise
     threads = max(1, (config.threads or THREADS) // config.devices)
     command = [*command_of(folder, config.trusted_targets), "--quiet"]
     with processes(command, config.devices, threads) as group:

@@ -37,6 +37,7 @@ from deepnets.runs.session import Session
 from deepnets.system.files import own_cache
 from deepnets.system.printing import print_line
 from deepnets.training.assembly import dataset_of, prepare, splits_of
+from deepnets.training.checks import check_batches
 from deepnets.training.fit import Training
 from deepnets.training.hardware import scarce_cores
 
@@ -69,6 +70,7 @@ class Execution:
         saved, damaged = world.broadcast_value(_loaded(folder, config) if world.is_first else ({}, {}))
         with _reading():
             splits_of(dataset_of(config), device)
+        check_batches(config, dataset_of(config))
         self.frozen = saved["frozen"] if saved else world.broadcast_value(environment_of(config, device))
         if saved and (difference := differing(self.frozen["data"], data_of(config, device))):
             raise UserError(f"{folder}: began on other data than those in {config.dataset.get('root')}: {difference}")

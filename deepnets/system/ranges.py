@@ -11,7 +11,9 @@ Size = Annotated[int, Ge(1), Le(100_000)]  # channels, pixels, processes
 Depth = Annotated[int, Ge(1), Le(20_000)]  # layers, units: of more a network is not built within a minute
 Units = Annotated[int, Ge(0), Le(20_000)]  # of a stage
 Kernel = Annotated[int, Ge(1), Le(255)]  # kernels, strides
-Threads = Annotated[int, Ge(1), Le(1024)]  # far more end in a crash of OpenMP
+# More cores than a machine of two sockets has. Not those of this machine: a run's last bits depend on its threads, and
+# a smaller machine may repeat them.
+Threads = Annotated[int, Ge(1), Le(512)]
 Seed = Annotated[int, Ge(0), Lt(2**63)]  # what torch takes
 Real = Annotated[float, Ge(-1e30), Le(1e30)]  # float32 holds 3e38; so do squares of what networks compute with
 Positive = Annotated[float, Gt(0), Le(1e30)]

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from deepnets.config.build import build
+from deepnets.config.early import check_budget
 from deepnets.config.schema import Config
 from deepnets.data.dataset import Dataset, Splits
 from deepnets.distributed.world import ALONE, World
@@ -99,15 +100,9 @@ def iterations_of(config: Config, epoch_iterations: int) -> int:
     """The budget in iterations, of which an epoch has `epoch_iterations`.
 
     Raises:
-        UserError: not exactly one of `epochs` and `iterations` is set.
+        UserError: as `check_budget`.
     """
-    budgets = {"epochs": config.epochs, "iterations": config.iterations}
-    given = {name: value for name, value in budgets.items() if value is not None}
-    if len(given) != 1:
-        what = " and ".join(f"{name}={value}" for name, value in budgets.items())
-        either = f"'epochs={config.epochs or 164} iterations=null'"
-        other = f"'epochs=null iterations={config.iterations or 64000}'"
-        raise UserError(f"{what}: set one of them, and the other to null: {either} or {other}")
-    ((name, value),) = given.items()
-    iterations = value if name == "iterations" else value * epoch_iterations
+    check_budget(config)
+    iterations = config.iterations if config.epochs is None else config.epochs * epoch_iterations
+    assert iterations
     return max(1, round(iterations * config.scale.budget))

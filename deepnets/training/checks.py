@@ -6,14 +6,15 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from deepnets.config.build import build, check_ranges
+from deepnets.config.build import build, check_node
+from deepnets.config.early import check_plain_settings
 from deepnets.config.schema import Config, Selection
 from deepnets.data.dataset import Dataset, memory_size
 from deepnets.errors import UserError, first_line
 from deepnets.models.batchnorm import GhostBatchNorm, group_sizes
 from deepnets.training.assembly import dataset_of, iterations_of, model_of, splits_of
 from deepnets.training.hardware import find_device, with_counted_devices
-from deepnets.training.step import check_network
+from deepnets.training.step import check_network, check_step
 
 NO_VALIDATION = "needs a validation split; add dataset.validation=IMAGES, as 5000 of the 50000 of CIFAR-10"
 
@@ -37,11 +38,48 @@ def check_settings(config: Config) -> tuple[Dataset, int]:
         UserError: names the first thing that is wrong.
     """
     config = with_counted_devices(config)
-    check_ranges(config)
+    check_plain_settings(config)
     _check_devices(config)
-    build("optimizer", config.optimizer, config.trusted_targets, model=nn.Linear(1, 1))
-    build("schedule", config.schedule, config.trusted_targets, total=1)
+    check_node("optimizer", config.optimizer, config.trusted_targets, ["model"])
     dataset = dataset_of(config)
+    try:
+        with torch.device("meta"):
+            model = model_of(config, dataset.shape, dataset.classes)
+    except RuntimeError as error:  # sizes of more numbers than can be counted
+        raise UserError(f"model: cannot be built: {first_line(error)}") from error
+    # After the model, whose errors need not wait for it: torch's first optimiser imports its compiler, for a second.
+    build("optimizer", config.optimizer, config.trusted_targets, model=nn.Linear(1, 1))
+    check_memory(model)
+    if not config.trusted_targets:  # a user's own need not be able to compute without numbers
+        for shape in (dataset.shape, *dataset.final_shapes):
+            try_out(model, shape)
+    check_network(config.step, model, dataset.is_streamed)
+    # The data come last: looking for them may mean a download.
+    iterations = check_batches(config, dataset)
+    for images in _batch_sizes(config, dataset):
+        groups = group_sizes(images, config.model.get("batchnorm_images") or images)
+        if groups[-1] == 1 and not config.trusted_targets:
+            _try_out_single(model, dataset.shape, images)
+    return dataset, iterations
+
+
+def check_processes(config: Config) -> None:
+    """Whether the processes of a run can be started on this machine; builds no network, which would take a second.
+
+    Raises:
+        UserError: names the first thing that is wrong.
+    """
+    _check_devices(config)
+    check_batches(config, dataset_of(config))
+
+
+def check_batches(config: Config, dataset: Dataset) -> int:
+    """Whether budget, schedule and batches suit the data and the processes; returns the budget in iterations.
+
+    Raises:
+        UserError: names the first thing that is wrong.
+    """
+    check_step(config.step, config.devices)
     if config.selection is Selection.best_validation:
         if not config.dataset["validation"]:
             raise UserError(f"selection=best_validation: {NO_VALIDATION}")
@@ -50,17 +88,6 @@ def check_settings(config: Config) -> tuple[Dataset, int]:
                 f"selection=best_validation: dataset.view={view} is tested in the last epoch only; set "
                 "dataset.view=center, or selection=final"
             )
-    try:
-        with torch.device("meta"):
-            model = model_of(config, dataset.shape, dataset.classes)
-    except RuntimeError as error:  # sizes of more numbers than can be counted
-        raise UserError(f"model: cannot be built: {first_line(error)}") from error
-    check_memory(model)
-    if not config.trusted_targets:  # a user's own need not be able to compute without numbers
-        for shape in (dataset.shape, *dataset.final_shapes):
-            try_out(model, shape)
-    check_network(config.step, model, config.devices, dataset.is_streamed)
-    # The data come last: looking for them may mean a download.
     iterations = iterations_of(config, math.ceil(dataset.training_size / config.batch_size))
     schedule = build("schedule", config.schedule, config.trusted_targets, total=iterations)
     if getattr(schedule, "watched", None) == "validation" and not config.dataset["validation"]:
@@ -71,16 +98,18 @@ def check_settings(config: Config) -> tuple[Dataset, int]:
         raise UserError(
             f"batch_size={config.batch_size}: larger than the training set of {dataset.training_size} images"
         )
-    for images in (config.batch_size, dataset.training_size % config.batch_size or config.batch_size):
+    for images in _batch_sizes(config, dataset):
         if images < config.devices:
             raise UserError(
                 f"devices={config.devices}: a batch of {images} cannot be divided among them ({dataset.training_size} "
                 f"images in batches of {config.batch_size}); change batch_size or devices"
             )
-        groups = group_sizes(images, config.model.get("batchnorm_images") or images)
-        if groups[-1] == 1 and not config.trusted_targets:
-            _try_out_single(model, dataset.shape, images)
-    return dataset, iterations
+    return iterations
+
+
+def _batch_sizes(config: Config, dataset: Dataset) -> tuple[int, int]:
+    """Images of a batch, and of an epoch's last one."""
+    return config.batch_size, dataset.training_size % config.batch_size or config.batch_size
 
 
 def _check_devices(config: Config) -> None:

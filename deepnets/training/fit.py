@@ -17,7 +17,7 @@ from deepnets.distributed.world import ALONE, World
 from deepnets.models.division import mean_statistics, named_statistics, set_statistics, statistics_of
 from deepnets.schedule import end_epoch
 from deepnets.training.metrics import Mean, Sums
-from deepnets.training.step import Forward, check_device, check_network, forward_of
+from deepnets.training.step import Forward, check_device, check_network, check_step, forward_of
 
 Evaluated = EvaluationBatches | StreamedEvaluation
 FIRST = 20  # iterations whose loss is always known: what a later training of the run is compared with
@@ -59,7 +59,8 @@ class Training:
     forward: Forward = field(init=False)
 
     def __post_init__(self) -> None:
-        check_network(self.step, self.model, self.world.size)
+        check_step(self.step, self.world.size)
+        check_network(self.step, self.model)
         check_device(self.step, self.device)
         self.replica = self.world.replica(self.model, self.device)
         self.forward = forward_of(self.step, self.replica, self.batches.batch_size)

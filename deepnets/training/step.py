@@ -100,8 +100,18 @@ def compiled(model: nn.Module, *, graphed: bool = False) -> Forward:
     return call
 
 
-def check_network(kind: StepKind, model: nn.Module, processes: int, is_streamed: bool = False) -> None:
-    """Whether iterations of a network, by so many processes and on streamed images, can be executed in that way.
+def check_step(kind: StepKind, processes: int) -> None:
+    """Whether so many processes can execute iterations in that way.
+
+    Raises:
+        UserError: several, and their step is not eager.
+    """
+    if processes > 1 and kind != StepKind.eager:
+        raise UserError(f"step={kind} devices={processes}: supports one process only; use step=eager or devices=1")
+
+
+def check_network(kind: StepKind, model: nn.Module, is_streamed: bool = False) -> None:
+    """Whether iterations of a network, on streamed images or on those in memory, can be executed in that way.
 
     Raises:
         UserError: names what cannot be compiled or captured.
@@ -109,8 +119,6 @@ def check_network(kind: StepKind, model: nn.Module, processes: int, is_streamed:
     memory = getattr(model, "memory", Memory.full)
     if kind == StepKind.eager:
         return
-    if processes > 1:
-        raise UserError(f"step={kind} devices={processes}: supports one process only; use step=eager or devices=1")
     if getattr(model, "survival", None) is not None:
         raise UserError(
             f"step={kind}: stochastic depth draws anew which units each batch passes, which no compiled code or graph "

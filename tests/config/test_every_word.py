@@ -2,6 +2,7 @@
 
 import random
 import sys
+from pathlib import Path
 
 import pytest
 from hydra.errors import HydraException
@@ -16,6 +17,7 @@ from deepnets.config.schema import Row
 from deepnets.errors import UserError, readable
 from deepnets.runs.naming import folder_of
 from deepnets.training.checks import check_settings
+from tests.command import train
 
 pytestmark = pytest.mark.attack
 
@@ -72,6 +74,16 @@ SWEEPS = [[], [], [], ["sweep=digits_shortcuts"], ["-m", "seed=0,1"], ["scale=mi
         (["sweep=digits_shortcuts", "epochs=range(1,1000000000)"], "a grid of more than 10,000 runs"),
         (["-m", "seed=0,1", "hydra.sweeper.params={epochs:5}"], "Hydra cannot compose this"),
         (["trusted_targets=[[a.B]]"], "trusted_targets: needs a list of names"),
+        (["trusted_targets=['']"], "trusted: '' names no class"),
+        (["trusted_targets=[ReZero]"], "trusted: 'ReZero' names no class"),
+        (["threads=1000"], "threads: got 1000; must be at most 512"),
+        (["hydra.run.dir=x"], "hydra.run.dir=x: changes nothing here"),
+        (["-m", "seed=0,1", "hydra.sweep.dir=x"], "hydra.sweep.dir=x: changes nothing here"),
+        (["+hydra.launcher.n_jobs=4"], "+hydra.launcher.n_jobs=4: changes nothing here"),
+        (["hydra/launcher=basic"], "hydra/launcher=basic: changes nothing here"),
+        (["hydra.modes=RUN"], "hydra.modes: no such key"),
+        (["--project"], "--project: expected one argument; options are written as key=value"),
+        (["epochs=1", "--config-dir"], "--config-dir/-cd: expected one argument"),
     ],
 )
 def test_a_word_that_is_refused_is_named(
@@ -81,6 +93,42 @@ def test_a_word_that_is_refused_is_named(
     assert said in (line or "")
     assert line.strip().count("\n") <= 1
     assert not recwarn.list
+
+
+@pytest.mark.parametrize("word", ["hydra.job.name=mine", "hydra.verbose=true", "hydra.mode=RUN"])
+def test_a_word_of_hydras_users_is_taken(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(rows(monkeypatch, word)) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("class ReZero(", "'(' was never closed"),
+        ("import nope_nowhere", "No module named 'nope_nowhere'"),
+        ("", "ReZero"),
+    ],
+)
+def test_a_class_that_cannot_be_imported_is_one_line(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "broken_shortcuts.py").write_text(text)
+    (tmp_path / "project.yaml").write_text("trusted: [broken_shortcuts.ReZero]")
+    words = ["--project", str(tmp_path / "project.yaml"), "model.shortcut._target_=broken_shortcuts.ReZero"]
+    done = train(*words, f"output_root={tmp_path}")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: model.shortcut: broken_shortcuts.ReZero cannot be imported: ")
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("text", ["epochs: &a [*a]", "sweep: {axes: [seed], claims: &a [{claim: *a}]}"])
+def test_options_that_repeat_themselves_are_refused(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "mine.yaml").write_text(f"# @package _global_\n{text}\n")
+    said = said_by(["--config-dir", str(tmp_path), "sweep=mine"], monkeypatch)
+    assert (
+        said
+        == f"{tmp_path}/sweep/mine.yaml: cannot be read as options: line 2: the alias *a repeats itself without end"
+    )
 
 
 def test_a_flag_may_stand_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -236,8 +236,8 @@ def test_a_graph_is_captured_on_the_gpu_of_its_run() -> None:
 def test_streamed_images_are_captured_where_other_threads_may_pin_them(monkeypatch: pytest.MonkeyPatch) -> None:
     model, name = nn.Linear(1, 1), "make_graphed_callables"
     monkeypatch.setattr(torch.cuda, name, lambda network, sample, capture_error_mode="global": network)
-    check_network(StepKind.graphed, model, 1, is_streamed=True)
+    check_network(StepKind.graphed, model, is_streamed=True)
     monkeypatch.setattr(torch.cuda, name, lambda network, sample: network)
-    check_network(StepKind.graphed, model, 1)
+    check_network(StepKind.graphed, model)
     with pytest.raises(UserError, match=r"beside which torch .* cannot capture a graph; use a newer torch"):
-        check_network(StepKind.graphed, model, 1, is_streamed=True)
+        check_network(StepKind.graphed, model, is_streamed=True)
