@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from deepnets.monitor.style import new_panels, styled
 from deepnets.results import load_results
 from deepnets.results.figures.picture import Picture
 from deepnets.results.published import published_of
+from deepnets.results.read import read_runs
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
 from tests.command import row
@@ -164,3 +166,20 @@ def outputs(records: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, str]
         said[name] = capsys.readouterr().out
     said["records"] += (records / "README.md").read_text()
     return said
+
+
+def test_a_million_epochs_are_refused_in_a_line_and_what_is_read_takes_seconds(finished: Path, tmp_path: Path) -> None:
+    table = tmp_path / "records" / "table"
+    shutil.copytree(finished / "table", table)
+    file = table / "bad" / "seed0" / "metrics.csv"
+    header, line, *_ = file.read_text().splitlines()
+    rest = line.split(",", 1)[1]
+    for epochs, is_read in ((1_000_000, False), (90_000, True)):
+        file.write_text("\n".join([header, *(f"{epoch},{rest}" for epoch in range(1, epochs + 1))]))
+        begun = time.monotonic()
+        (bad,) = (each for each in read_runs([table]) if each.row == "bad")
+        assert time.monotonic() - begun < 20
+        if is_read:
+            assert "selected_epoch is 2 in result.json, 90000.0 by metrics.csv" in bad.contradiction
+        else:
+            assert bad.broken == [f"{bad.folder}/metrics.csv: more than 10000000 bytes"]
