@@ -3,6 +3,7 @@
 import sys
 from importlib import import_module
 
+from deepnets.errors import printable
 from deepnets.system.begin import begin
 
 VERBS = {
@@ -23,7 +24,7 @@ def main() -> int:
         print(f"{HELP}\ndeepnets VERB --help says more.")
         return 0
     if verb not in VERBS:
-        print(f"{HELP}\nerror: {verb}: no such verb", file=sys.stderr)
+        print(printable(f"{HELP}\nerror: {verb}: no such verb"), file=sys.stderr)
         return 2
     sys.argv = [f"deepnets {verb}", *words]
     return import_module(f"deepnets.commands.{verb}").main()

@@ -6,6 +6,8 @@ import re
 # Of a network, or of a process: no file's.
 NO_FILE = (ConnectionError, TimeoutError, ChildProcessError, ProcessLookupError)
 LONGEST = 200  # characters of a value in a message
+# Control characters but tab and newline, marks that change a text's direction, bytes of names that are not UTF-8.
+UNPRINTABLE = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 NO_MEMORY = re.compile(r"[Cc]an(not|'t) allocate memory|out of memory|can't start new thread")
 
 
@@ -36,6 +38,11 @@ def brief(value: object) -> str:
 def readable(message: str) -> str:
     """The message without the rest of values that no reader would read to their ends."""
     return re.sub(rf"(\S{{{LONGEST}}})\S{{{LONGEST},}}", r"\1...", message)
+
+
+def printable(text: str) -> str:
+    """The text with characters that a terminal would obey, or cannot show, as escapes: `\\x1b`."""
+    return UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def first_line(error: BaseException) -> str:

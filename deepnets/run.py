@@ -21,7 +21,7 @@ from deepnets.config.compose import compose
 from deepnets.config.project import search_of_trusted
 from deepnets.config.schema import Config
 from deepnets.distributed.world import world_from_env
-from deepnets.errors import UserError
+from deepnets.errors import UserError, printable
 from deepnets.runs.execute import LOCKED, run
 from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.record import describe_result
@@ -79,7 +79,7 @@ def main() -> int:
     try:
         result = run(folder, arguments.trust)
         if world.is_first and not arguments.quiet:
-            print(f"{folder}: {describe_result(result)}")
+            print(printable(f"{folder}: {describe_result(result)}"))
     except Interrupted as stop:
         code = 0 if folder.is_complete else stop.exit_code
     except AnotherFailed:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from rich.table import Table
 
+from deepnets.system.printing import as_text
 from deepnets.training.hardware import wait
 
 Candidates = dict[str, Callable[[], float]]
@@ -54,17 +55,17 @@ class Figures:
         """The summary to be printed."""
         first = next(iter(self.values), "the first")
         table = Table("", f"median {self.unit}", "range", f"{first} is ... times this", "range", box=None)
-        table.title, table.title_justify = self.title, "left"
+        table.title, table.title_justify = as_text(self.title), "left"
         for name, of in self.summary().items():
             table.add_row(
-                name,
+                as_text(name),
                 f"{of['median']:,.4g}",
                 f"{of['low']:,.4g} to {of['high']:,.4g}",
                 f"{of['ratio_median']:.3g}",
                 f"{of['ratio_low']:.3g} to {of['ratio_high']:.3g}",
             )
         for name, reason in self.absent.items():
-            table.add_row(name, f"absent: {reason}")
+            table.add_row(as_text(name), as_text(f"absent: {reason}"))
         return table
 
 

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from deepnets.results.writing import check_writable
 from deepnets.system.options import count
+from deepnets.system.printing import as_text
 from deepnets.training.hardware import describe, find_device
 
 BENCHES = {
@@ -70,7 +71,7 @@ def main(words: Sequence[str] | None = None) -> int:
     for one in figures:
         console.print(one.table())
         for note in one.notes:
-            console.print(note)
+            console.print(as_text(note))
     if arguments.json and figures:  # a bench of many parts writes them itself
         tables = {one.title: one.as_json() for one in figures}
         arguments.json.parent.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from deepnets.errors import UserError
+from deepnets.errors import UserError, printable
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.weights import read_weights, write_for_torchvision, write_weights
 from deepnets.system.options import add_weights_options
@@ -23,10 +23,10 @@ def main(words: Sequence[str] | None = None) -> int:
     add_weights_options(parser)
     arguments = parser.parse_args(words)
     weights = read_weights(arguments.run, arguments.trust, arguments.allow_previous)
-    print(f"weights      {RunFolder(write_weights(weights, arguments.to))}")
-    print(f"settings     {RunFolder(arguments.to / 'config.yaml')}")
+    print(printable(f"weights      {RunFolder(write_weights(weights, arguments.to))}"))
+    print(printable(f"settings     {RunFolder(arguments.to / 'config.yaml')}"))
     try:
-        print(f"torchvision  {RunFolder(write_for_torchvision(weights, arguments.to / FOR_TORCHVISION))}")
+        print(printable(f"torchvision  {RunFolder(write_for_torchvision(weights, arguments.to / FOR_TORCHVISION))}"))
     except UserError as error:
-        print(f"torchvision  not written: {error}")
+        print(printable(f"torchvision  not written: {error}"))
     return 0

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deepnets.config.places import SCHEMAS
-from deepnets.errors import UserError
+from deepnets.errors import UserError, printable
 
 FILES = Path(__file__).parent / "project"  # as they are written, but for .in, and NAME for the project's
 
@@ -29,5 +29,5 @@ def main(words: Sequence[str] | None = None) -> int:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(template.read_text().replace("NAME", folder.name))
     shutil.copytree(SCHEMAS, folder / "conf" / SCHEMAS.name)
-    print(f"project      {folder}; {folder}/README.md has its commands")
+    print(printable(f"project      {folder}; {folder}/README.md has its commands"))
     return 0

@@ -29,12 +29,13 @@ def plain_yaml(text: str) -> Any:
 
     Raises:
         ValueError: it is longer or nested deeper than any configuration, has aliases, which can make a small text
-            large, or holds an interpolation (`${...}`), which somebody may resolve.
+            large, or holds a date, bytes, or an interpolation (`${...}`), which somebody may resolve.
         yaml.YAMLError: it is not YAML of plain values.
     """
     check_bounds(text)
     values = yaml.load(text, LOADER)
     refuse_interpolations(values)
+    _refuse_other_types(values)
     return values
 
 
@@ -57,6 +58,17 @@ def check_bounds(text: str, aliases: int = 0) -> None:
             nodes.pop()
         if len(nodes) > DEEPEST:
             raise ValueError(f"line {event.start_mark.line + 1}: nested deeper than {DEEPEST} nodes")
+
+
+def _refuse_other_types(values: Any) -> None:
+    """Raise ValueError where nested values hold what YAML has and a configuration has not: a date, bytes or a set."""
+    if isinstance(values, dict):
+        values = [*values, *values.values()]
+    if isinstance(values, list):
+        for value in values:
+            _refuse_other_types(value)
+    elif not isinstance(values, str | int | float | None):
+        raise ValueError(f"{values}: a {type(values).__name__}; a text is written in quotes")
 
 
 def refuse_interpolations(values: Any) -> None:

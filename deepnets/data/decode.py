@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image, ImageOps
 from PIL.ImageFile import ImageFile
 
-from deepnets.errors import UserError
+from deepnets.errors import UserError, printable
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm")
 GREY = ("1", "L", "LA")
@@ -59,7 +59,7 @@ def decode(paths: Sequence[Path], shape: tuple[int, int, int], fit: bool) -> np.
         ) from error
     if animated:
         others = f" and {len(animated) - 1} more are" if len(animated) > 1 else " is"
-        print(f"warning: {animated[0]}{others} animated; the first picture is used", file=sys.stderr)
+        print(printable(f"warning: {animated[0]}{others} animated; the first picture is used"), file=sys.stderr)
     return images
 
 

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from deepnets.data.decoding import Decoder, Encoded, decoded
 from deepnets.distributed.signals import SIGNALS
-from deepnets.errors import UserError
+from deepnets.errors import UserError, printable
 
 MOST_WORKERS = 16
 ORPHANED_SECONDS = 5.0
@@ -143,7 +143,10 @@ def loaded(dataset: Crops | Views, batches: Sequence[np.ndarray]) -> Iterator[An
         for name in (problem.partition(" is not a readable image")[0] for problem in problems):
             if name not in loading.skipped:
                 loading.skipped.add(name)
-                print(f"warning: {name} cannot be read; skipped ({len(loading.skipped)} so far)", file=sys.stderr)
+                print(
+                    printable(f"warning: {name} cannot be read; skipped ({len(loading.skipped)} so far)"),
+                    file=sys.stderr,
+                )
         yield _moved(tensors, loading.device)
 
 

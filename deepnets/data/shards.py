@@ -19,7 +19,7 @@ from torch import Tensor
 
 from deepnets.command import run_command
 from deepnets.data.image_files import ImageFiles, listed
-from deepnets.errors import UserError, first_line
+from deepnets.errors import UserError, first_line, printable
 
 SHARD = "64MB"
 SPLITS = ("train", "val")
@@ -122,7 +122,7 @@ def write(tree: Path, out: Path) -> None:
         np.savez(
             out / split / ABOUT, labels=images.labels.numpy(), names=images.names, classes=np.array(images.classes)
         )
-        print(f"{out / split}: {len(images)} images of {classes} classes")
+        print(printable(f"{out / split}: {len(images)} images of {classes} classes"))
 
 
 def _content(file: str) -> bytes:

@@ -11,7 +11,7 @@ from rich.table import Column, Table
 from deepnets.runs.folder import FAILED, Locked, RunFolder
 from deepnets.runs.record import describe_result
 from deepnets.runs.status import read_states
-from deepnets.system.printing import print_error, print_line, print_rich
+from deepnets.system.printing import as_text, print_error, print_line, print_rich
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Tally:
                 status = "running in another process"
             cells = [result.get(name) for name in ("test_error", "train_error", "seconds")]
             name = str(folder.path.resolve().relative_to(above))
-            table.add_row(name, status, *("" if cell is None else f"{cell:.2f}" for cell in cells))
+            table.add_row(as_text(name), status, *("" if cell is None else f"{cell:.2f}" for cell in cells))
         print_rich(table)
 
 

@@ -23,7 +23,7 @@ from deepnets.runs.folder import RunFolder, Unreadable
 from deepnets.runs.naming import folders_of
 from deepnets.runs.status import UNREADABLE
 from deepnets.system.files import LONGEST_METRICS, read_text
-from deepnets.system.printing import console_for
+from deepnets.system.printing import as_text, console_for
 from deepnets.training.checks import check_settings
 from deepnets.training.hardware import describe, find_device, with_counted_devices
 
@@ -59,7 +59,7 @@ def show_plan(rows: list[Row]) -> int:
     entries = []
     with Console(stderr=True).status("timing") as status:  # shows where there is a terminal
         for number, (row, folder) in enumerate(zip(rows, folders, strict=True), start=1):
-            status.update(f"timing {number}/{len(rows)} {folder}")
+            status.update(as_text(f"timing {number}/{len(rows)} {folder}"))
             entries.append(_entry(row.config, folder, launcher, paces))
     _print(first, entries)
     return 1 if any(entry.problem for entry in entries) else 0
@@ -133,7 +133,7 @@ def _print(config: Config, entries: list[Entry]) -> None:
         rows.setdefault(entry.folder.path.parent, []).append(entry)
     is_one_grid = len({row.parent for row in rows}) == 1
     for row, runs in rows.items():
-        table.add_row(row.name if is_one_grid else f"{row.parent.name}/{row.name}", *_cells(runs))
+        table.add_row(as_text(row.name if is_one_grid else f"{row.parent.name}/{row.name}"), *_cells(runs))
     console.print(table)
     console.print()
     together = Counter(entry.state for entry in entries)
@@ -143,7 +143,7 @@ def _print(config: Config, entries: list[Entry]) -> None:
         cost = f"{_pflop(flops)} PFLOP in all, {_pflop(left)} left: 2 x 3 x MACs x training images"
         lines += [*_times(entries, config), f"compute    {cost}"]
     for line in lines:
-        console.print(line, soft_wrap=True, markup=False)
+        console.print(as_text(line), soft_wrap=True)
     _print_problems(console, entries)
 
 
@@ -203,7 +203,7 @@ def _print_problems(console: Console, entries: list[Entry]) -> None:
         if problems:
             console.print(f"\n{len(problems)} of {len(entries)} runs {what}:")
         for line in lines_of(problems):
-            console.print(line, soft_wrap=True, markup=False)
+            console.print(as_text(line), soft_wrap=True)
 
 
 def _is_here(device: str) -> bool:

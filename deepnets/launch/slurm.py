@@ -17,7 +17,7 @@ from annotated_types import Ge, Le
 
 from deepnets.config.places import program
 from deepnets.config.schema import Config
-from deepnets.errors import UserError
+from deepnets.errors import UserError, printable
 from deepnets.launch.batch_script import batch_script
 from deepnets.launch.ending import Tally, lines_of
 from deepnets.launch.slurm_queue import ROWS, Retry, key_of, queued_rows, rows_of, slurm_answer
@@ -96,12 +96,13 @@ class Slurm:
         )
         if rows.failed:
             print(
-                "\n".join(["launcher.retry=failed submits again what failed:", *lines_of(rows.failed)]), file=sys.stderr
+                printable("\n".join(["launcher.retry=failed submits again what failed:", *lines_of(rows.failed)])),
+                file=sys.stderr,
             )
         if arrays:
             print(f"cancel  scancel {' '.join(arrays)}")
         sweep = RunFolder(folders[0].path.parents[1])
-        print(f"status  {program('report')} {shlex.quote(str(sweep))} --status", flush=True)
+        print(printable(f"status  {program('report')} {shlex.quote(str(sweep))} --status"), flush=True)
         if not self.wait:
             return 1 if rows.failed else 0
         try:

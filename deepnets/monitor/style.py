@@ -13,6 +13,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+from matplotlib.text import Text
+from matplotlib.ticker import LogFormatter
+
+from deepnets.errors import printable
 
 # Okabe and Ito 2008, without black and yellow, which vanish on one of the two backgrounds.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
@@ -80,8 +84,21 @@ def look(index: int) -> dict[str, Any]:
 
 def wrapped(name: str) -> str:
     """A name in lines that fit over a panel or beside a bar, broken behind commas."""
-    words = name.replace(",", ", ")
+    words = printable(name).replace(",", ", ")
     return textwrap.fill(words, NAME_WIDTH, break_long_words=False, break_on_hyphens=False).replace(", ", ",")
+
+
+def show_as_text(figure: Figure) -> None:
+    """Draw names as they are: `$` begins no formula in them, and escape characters are printed as text.
+
+    Only the powers of ten on a logarithmic scale are formulas.
+    """
+    scales = [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
+    logarithmic = [axis for axis in scales if isinstance(axis.get_major_formatter(), LogFormatter)]
+    powers = {text for axis in logarithmic for text in axis.findobj(Text)} - {axis.label for axis in logarithmic}
+    for text in set(figure.findobj(Text)) - powers:
+        text.set_parse_math(False)
+        text.set_text(printable(text.get_text()))
 
 
 def name_lines(figure: Figure, *panels: Axes) -> None:

@@ -18,7 +18,7 @@ from deepnets.results.sheet import NOTHING, Sheet, percent, print_sheet, signed
 from deepnets.results.sheets import comparison_sheet, errors_of
 from deepnets.results.statistics import compare_pairs
 from deepnets.runs.folder import RunFolder
-from deepnets.system.printing import console_for
+from deepnets.system.printing import as_text, console_for
 
 Pairs = dict[str, tuple[list[Run], list[Run]]]
 
@@ -43,7 +43,7 @@ def compare(first: Path, second: Path, output: Path | None, logarithmic: bool) -
     settings, results = _settings(pairs), [_results(pairs), _tests(pairs)]
     console = console_for()
     for line in (*names, *(f"warning: {warning}" for warning in warnings), ""):
-        console.print(line, soft_wrap=True, markup=False)
+        console.print(as_text(line), soft_wrap=True)
     for sheet in (settings, *results):
         print_sheet(console, sheet)
     file = (output or first / "report") / "compare.html"
@@ -55,7 +55,7 @@ def compare(first: Path, second: Path, output: Path | None, logarithmic: bool) -
         Section("Environment", environments),
     ]
     write_report_page(file, "A beside B", names, warnings, sections)
-    console.print(f"page         {RunFolder(file)}", soft_wrap=True, markup=False)
+    console.print(as_text(f"page         {RunFolder(file)}"), soft_wrap=True)
     return 0
 
 

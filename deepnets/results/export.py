@@ -24,7 +24,10 @@ LATEX = {
 
 
 def to_csv(tables: Sequence[Table]) -> str:
-    """A line for each row of each column, in a search each trial: errors in percent, unrounded, `inf` if diverged."""
+    """A line for each row of each column, in a search each trial: errors in percent, unrounded, `inf` if diverged.
+
+    A text that a spreadsheet would take for a formula has an apostrophe before it, as is usual.
+    """
     text = io.StringIO()
     names = ["table", "column", "row", "n", "median", "low", "high", "mean", "std", "best", "best_epochs", "training"]
     names += ["published", "statistic", "difference", "true_low", "true_high", "verdict", "state", "errors"]
@@ -39,8 +42,13 @@ def to_csv(tables: Sequence[Table]) -> str:
                 judged = [cell.published.test_error, statistic, cell.difference]
                 judged += [*(cell.true_difference or (None, None)), cell.verdict, cell.remarks]
                 errors = " ".join(map(str, cell.errors))
-                writer.writerow([table.name, column.label, row, len(cell.errors), *numbers, *judged, errors])
+                cells = [table.name, column.label, row, len(cell.errors), *numbers, *judged, errors]
+                writer.writerow([_no_formula(cell) if isinstance(cell, str) else cell for cell in cells])
     return text.getvalue()
+
+
+def _no_formula(text: str) -> str:
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t")) else text
 
 
 def to_markdown(tables: Sequence[Table]) -> str:

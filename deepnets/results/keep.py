@@ -7,7 +7,7 @@ import yaml
 
 from deepnets.config.frozen import LONGEST
 from deepnets.config.identity import identity_hash
-from deepnets.errors import UserError
+from deepnets.errors import UserError, printable
 from deepnets.results.read import Run, read_runs
 from deepnets.results.writing import writing
 from deepnets.runs.folder import RunFolder
@@ -34,7 +34,7 @@ def keep(paths: Sequence[Path], into: Path) -> int:
                 "the run again"
             )
     refused = [reason for run in runs if (reason := _obstacle(run))]
-    print("".join(f"not kept     {reason}\n" for reason in refused), end="")
+    print(printable("".join(f"not kept     {reason}\n" for reason in refused)), end="")
     ended = [run for run in runs if run.state.name in (FINISHED, DIVERGED) and not _obstacle(run)]
     records: dict[Path, Run] = {}
     for run in ended:
@@ -52,7 +52,11 @@ def keep(paths: Sequence[Path], into: Path) -> int:
         with writing(into):
             _copy(run, folder)
     going = len(runs) - len(ended) - len(refused)
-    print(f"records      {len(ended)} runs in {RunFolder(into)}" + (f"; {going} have not ended" if going else ""))
+    print(
+        printable(
+            f"records      {len(ended)} runs in {RunFolder(into)}" + (f"; {going} have not ended" if going else "")
+        )
+    )
     return 1 if refused else 0
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from deepnets.errors import printable
 from deepnets.results.figures.picture import Picture
 from deepnets.results.sheet import Sheet
 from deepnets.results.writing import writing
@@ -40,7 +41,7 @@ def write_page(file: Path, template: str, **content: Any) -> None:
     """
     with writing(file.parent):
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, TEMPLATES.get_template(template).render(content))
+        write_atomically(file, printable(TEMPLATES.get_template(template).render(content)))
 
 
 def write_report_page(

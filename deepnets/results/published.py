@@ -3,15 +3,38 @@
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from annotated_types import Gt
+from pydantic import AllowInfNan, Strict, TypeAdapter, ValidationError
+from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
 from deepnets.config.claim import margins_of
 from deepnets.config.identity import plain
 from deepnets.config.sweep_file import SWEEPS, sweep_of
+from deepnets.errors import brief
 from deepnets.results.sheet import percent
 
 FAIL = "fail"
 STATISTICS = ("test_error", "mean", "std", "best", "top5_error", "view")
+Number = Annotated[float, Strict(), AllowInfNan(False)] | None
+
+
+class _Reported(TypedDict, total=False):
+    """`reported` of a sweep file: numbers and views by row, and what is said of all rows."""
+
+    test_error: dict[Any, Number | Literal["fail"]]
+    mean: dict[Any, Number]
+    std: dict[Any, Number]
+    best: dict[Any, Number]
+    top5_error: dict[Any, Number]
+    view: dict[Any, str]
+    literature: list[Any]
+    best_epochs: Annotated[int, Strict(), Gt(0)]
+    statistic: str
+
+
+REPORTED = TypeAdapter(_Reported)
 
 
 @dataclass(frozen=True)
@@ -50,10 +73,14 @@ class PublishedRow:
 
 @dataclass(frozen=True)
 class Published:
-    """The numbers by row, named as folders are; `statistic` says what they are."""
+    """The numbers by row, named as folders are; `statistic` says what they are.
+
+    `problems` has a line for each entry of the sweep file that is left out because it is of another type.
+    """
 
     statistic: str | None = None
     rows: dict[str, PublishedRow] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
 
     @property
     def best_epochs(self) -> int | None:
@@ -67,8 +94,9 @@ def published_of(name: str, sweeps: Path = SWEEPS) -> Published:
     Raises:
         UserError: the file is not YAML.
     """
-    sweep = sweep_of(sweeps / f"{name}.yaml")
-    reported = sweep.get("reported") or {}
+    file = sweeps / f"{name}.yaml"
+    sweep = sweep_of(file)
+    reported, problems = _readable(sweep.get("reported") or {})
     literature = {plain(str(row)) for row in reported.get("literature") or ()}
     shared: dict[str, Any] = {
         "best_epochs": reported.get("best_epochs"),
@@ -77,7 +105,28 @@ def published_of(name: str, sweeps: Path = SWEEPS) -> Published:
     }
     rows: dict[str, dict[str, Any]] = defaultdict(dict)
     for name_of_numbers in STATISTICS:
-        for row, value in (reported.get(name_of_numbers) or {}).items():
+        for row, value in reported.get(name_of_numbers, {}).items():
             rows[plain(str(row))][name_of_numbers] = value
     printed = {row: PublishedRow(**values, is_literature=row in literature, **shared) for row, values in rows.items()}
-    return Published(reported.get("statistic"), printed)
+    return Published(reported.get("statistic"), printed, tuple(f"{file}: {problem}" for problem in problems))
+
+
+def _readable(reported: Any) -> tuple[dict[str, Any], list[str]]:
+    """The entries of `_Reported` that are of their types, and a line for each other one."""
+    if not isinstance(reported, dict):
+        return {}, [f"sweep.reported is {brief(reported)}, not a node; it is left out"]
+    kept = {name: dict(value) if isinstance(value, dict) else value for name, value in reported.items() if value}
+    problems: dict[str, str] = {}
+    try:
+        REPORTED.validate_python(kept)
+    except ValidationError as error:
+        for each in error.errors():
+            place = [str(part) for part in each["loc"][:2]]
+            path = ".".join(["sweep", "reported", *place])
+            problems.setdefault(path, f"{path}: {each['msg']}, not {brief(each['input'])}; it is left out")
+            name, entries = place[0], kept.get(place[0])
+            if len(place) > 1 and isinstance(entries, dict):
+                kept[name] = {row: value for row, value in entries.items() if str(row) != place[1]}
+            else:
+                kept.pop(name, None)
+    return kept, list(problems.values())

@@ -12,7 +12,7 @@ from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import SandboxedEnvironment
 
 from deepnets.config.sweep_file import SWEEPS
-from deepnets.errors import UserError
+from deepnets.errors import UserError, printable
 from deepnets.results.cell import Cell
 from deepnets.results.claims_page import claims_page
 from deepnets.results.columns import in_other_arithmetic
@@ -37,8 +37,8 @@ def write_records(folder: Path, own: Path | None = None) -> int:
     """
     for name, text in records_pages(folder, own).items():
         with writing(folder / name):
-            write_atomically(folder / name, text)
-        print(f"page         {RunFolder(folder / name)}")
+            write_atomically(folder / name, printable(text))
+        print(printable(f"page         {RunFolder(folder / name)}"))
     return 0
 
 

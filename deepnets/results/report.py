@@ -8,9 +8,9 @@ from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console
-from rich.text import Text
 
 from deepnets.config.places import program
+from deepnets.errors import printable
 from deepnets.results.columns import in_other_arithmetic
 from deepnets.results.export import to_csv, to_latex, to_markdown
 from deepnets.results.figures.choose import pictures_of
@@ -24,7 +24,7 @@ from deepnets.results.table import Table, tables_of
 from deepnets.results.writing import writing
 from deepnets.runs.folder import RunFolder
 from deepnets.system.files import make_own_folder
-from deepnets.system.printing import console_for
+from deepnets.system.printing import as_text, console_for
 
 EXPORTS = {"csv": to_csv, "latex": to_latex, "markdown": to_markdown}
 STANDARD_OUTPUT = Path("-")
@@ -54,12 +54,12 @@ def report(
     for kind, file in exports.items():
         text = EXPORTS[kind](tables)
         if file == STANDARD_OUTPUT:
-            print(text, end="")
+            sys.stdout.write(printable(text))
         else:
             with writing(file):
                 file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text(text)
-            console.print(f"{kind:<12} {RunFolder(file)}", soft_wrap=True, markup=False)
+                file.write_text(printable(text))
+            console.print(as_text(f"{kind:<12} {RunFolder(file)}"), soft_wrap=True)
     folder = output or paths[0] / "report"
     if not output:
         make_own_folder(folder)
@@ -68,8 +68,8 @@ def report(
     title = " and ".join(dict.fromkeys(table.name for table in tables))
     warnings = [f"{table.name}: {warning}" for table in tables for warning in table.warnings]
     write_report_page(folder / "report.html", title, _summary(tables), warnings, _sections(tables, pairs, pictures))
-    console.print(f"page         {RunFolder(folder / 'report.html')}", soft_wrap=True, markup=False)
-    console.print(f"figures      {len(pictures)} as PNG and SVG in {RunFolder(folder)}", soft_wrap=True, markup=False)
+    console.print(as_text(f"page         {RunFolder(folder / 'report.html')}"), soft_wrap=True)
+    console.print(as_text(f"figures      {len(pictures)} as PNG and SVG in {RunFolder(folder)}"), soft_wrap=True)
     return 0
 
 
@@ -77,11 +77,11 @@ def _print_table(console: Console, table: Table, comparisons: Sequence[Sheet]) -
     for sheet in _results(table):
         print_sheet(console, sheet)
     for note in table.notes:
-        console.print(Text(note, style="dim"))
+        console.print(as_text(note, style="dim"))
     for sheet in claim_sheets(table):
         print_sheet(console, sheet)
     for warning in table.warnings:
-        console.print(Text(f"warning: {warning}", style="yellow"))
+        console.print(as_text(f"warning: {warning}", style="yellow"), soft_wrap=True)
     console.print()
     for sheet in comparisons:
         print_sheet(console, sheet, MOST_COMPARISONS)

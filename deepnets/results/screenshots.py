@@ -10,7 +10,7 @@ from pathlib import Path
 
 from PIL import Image, ImageChops
 
-from deepnets.errors import UserError
+from deepnets.errors import UserError, printable
 from deepnets.results.writing import writing
 
 PAGES = ("timeseries", "scalars", "custom_scalars", "hparams", "images")
@@ -45,7 +45,7 @@ def take_screenshots(folder: Path, into: Path) -> int:
         for scheme in SCHEMES:
             file = _shot(browser, report.as_uri(), into / f"report_{window}_{scheme}.png", size, scheme)
             _crop(file)
-            print(file)
+            print(printable(str(file)))
     return 0
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
+
+from deepnets.system.printing import as_text
 
 MINUS = "\N{MINUS SIGN}"
 NOTHING = "\N{EN DASH}"
@@ -51,14 +52,14 @@ def print_sheet(console: Console, sheet: Sheet, most: int | None = None) -> None
     shown = (sheet if most is None else sheet.cut(most)).without_empty_columns()
     table = Table(box=None, pad_edge=False)
     for name in shown.header:
-        table.add_column(name, justify="right" if name in shown.numbers else "left", overflow="fold")
+        table.add_column(as_text(name), justify="right" if name in shown.numbers else "left", overflow="fold")
     for line in shown.lines:
-        table.add_row(*map(Text, line))
-    console.print(Text(sheet.title, style="bold"))
+        table.add_row(*map(as_text, line))
+    console.print(as_text(sheet.title, style="bold"))
     if shown.lines:
         console.print(table)
     if shown.note:
-        console.print(Text(shown.note, style="dim"))
+        console.print(as_text(shown.note, style="dim"))
     console.print()
 
 

@@ -58,7 +58,8 @@ class Table:
     @property
     def warnings(self) -> list[str]:
         """What a reader must know before comparing; see `warnings_of`."""
-        return [warning for column in self.columns for warning in warnings_of(column)]
+        of_columns = [warning for column in self.columns for warning in warnings_of(column)]
+        return [*(f"cannot be read: {problem}" for problem in self.published.problems), *of_columns]
 
     @property
     def notes(self) -> list[str]:

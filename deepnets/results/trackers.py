@@ -9,9 +9,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from deepnets.errors import UserError
+from deepnets.errors import UserError, printable
 from deepnets.monitor.style import styled
 from deepnets.results.figures.curves import training_curves
+from deepnets.results.figures.picture import Picture
 from deepnets.results.read import Run, read_runs
 from deepnets.runs.status import DIVERGED, FINISHED
 
@@ -65,9 +66,9 @@ class Entry:
     def figures(self, folder: Path) -> list[Path]:
         """Its curves, drawn into `folder`, and the figures of its analyses; links are not followed."""
         curves = folder / "curves.png"
-        with styled():
-            if self.run.history:
-                training_curves({self.name: self.run}, logarithmic=False).savefig(curves, dpi=150)
+        if self.run.history:
+            with styled():
+                Picture("curves", self.name, training_curves({self.name: self.run}, logarithmic=False)).save(folder)
         place = self.run.folder.path / "analysis"
         analyses = [] if place.is_symlink() else sorted(place.glob("*.png"))
         return [curves] * curves.exists() + [each for each in analyses if each.is_file() and not each.is_symlink()]
@@ -183,5 +184,5 @@ def export(paths: Sequence[Path], kind: str) -> int:
         raise UserError(f"--export {kind}: {error}") from error
     before, unfinished = len(entries) - len(new), len(runs) - len(entries)
     written = f"{len(new)} run{'s' * (len(new) != 1)}"
-    print(f"{kind:<12} {written} in {tracker.place}; {before} there before, {unfinished} not ended")
+    print(printable(f"{kind:<12} {written} in {tracker.place}; {before} there before, {unfinished} not ended"))
     return 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from deepnets.errors import UserError, brief
+from deepnets.errors import UserError, brief, printable
 from deepnets.results.consistency import unchecked
 from deepnets.results.read import Run, read_runs
 from deepnets.runs.evidence import Evidence
@@ -36,14 +36,14 @@ def verify(paths: Sequence[Path], root: str) -> int:
     runs = [run for run in read if not run.contradiction]
     for run in read:
         if run.contradiction:
-            print(f"{run.folder}: contradicts itself: {run.contradiction}")
+            print(printable(f"{run.folder}: contradicts itself: {run.contradiction}"))
     if old := [str(run.folder) for run in runs if not run.result.keys() >= NEEDED]:
         raise UserError(
             f"{old[0]}: its result has no first iterations to compare with ({len(old)} of {len(runs)} runs)"
         )
     outcomes = [_verify(run, root) for run in runs]
     for line in unchecked([run.files for run in runs if run.files]):
-        print(f"cannot be checked: {line}")
+        print(printable(f"cannot be checked: {line}"))
     return max([*outcomes, int(len(runs) < len(read))])
 
 
@@ -76,8 +76,10 @@ def _verify(run: Run, root: str) -> int:
         words = f"the first {COMPARED} losses differ by at most {gap:.1e} (tolerance {tolerance:.0e})"
     why = f" ({others})" if others else ""
     print(
-        f"{run.folder}: {'verified' if is_equal else 'DIFFERS'}: the first {len(losses)} of {result['iterations']} "
-        f"iterations, {words}{why}"
+        printable(
+            f"{run.folder}: {'verified' if is_equal else 'DIFFERS'}: the first {len(losses)} of {result['iterations']} "
+            f"iterations, {words}{why}"
+        )
     )
     return 0 if is_equal else 1
 

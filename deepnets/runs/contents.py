@@ -6,11 +6,20 @@ from datetime import datetime
 from typing import Annotated, Any, Literal, Required
 
 import numpy as np
-from annotated_types import MinLen
-from pydantic import TypeAdapter, ValidationError
+from annotated_types import Le, MinLen
+from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
 Number = float | None
+
+
+def _instant(text: str) -> str:
+    if datetime.fromisoformat(text).tzinfo is None:
+        raise ValueError("has no time zone")
+    return text
+
+
+Instant = Annotated[str, AfterValidator(_instant)]  # in ISO format
 
 
 @dataclass(frozen=True)
@@ -26,7 +35,7 @@ class Progress:
     iterations: int
     test_error: float | None
     images_per_second: float
-    seconds_left: float
+    seconds_left: Annotated[float, Le(1e12)]  # a timedelta holds no more than 8.6e13
     seconds_idle: float = 0.0
 
 
@@ -34,7 +43,7 @@ class Status(TypedDict, total=False):
     """status.json."""
 
     state: Required[str]
-    heartbeat: Required[datetime]
+    heartbeat: Required[Instant]
     progress: Progress | None
     host: str | None
     job: str | None
@@ -45,7 +54,7 @@ class Job(TypedDict):
     """job.json."""
 
     job: str
-    submitted: datetime
+    submitted: Instant
 
 
 class Origin(TypedDict, total=False):
@@ -67,6 +76,8 @@ class Beginning(TypedDict):
 
 class Result(TypedDict, total=False):
     """result.json; that of a run that failed has the first three only."""
+
+    __pydantic_config__ = ConfigDict(strict=True)  # type: ignore[misc]
 
     status: Required[Literal["finished", "diverged", "failed"]]
     reason: str
@@ -101,6 +112,7 @@ class Result(TypedDict, total=False):
     weights_sha256: str
 
 
+PROGRESS = TypeAdapter(Progress)
 KINDS: dict[str, TypeAdapter[Any]] = {
     "status.json": TypeAdapter(Status),
     "job.json": TypeAdapter(Job),

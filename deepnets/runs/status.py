@@ -18,7 +18,7 @@ import yaml
 
 from deepnets.distributed.signals import Interrupted
 from deepnets.distributed.world import slurm_task
-from deepnets.runs.contents import Progress
+from deepnets.runs.contents import PROGRESS, Progress
 from deepnets.runs.folder import DIVERGED, FAILED, FINISHED, RunFolder, Unreadable
 
 BEAT_SECONDS = 10.0
@@ -58,7 +58,7 @@ def state_of(folder: RunFolder, dead_after: float = DEAD_SECONDS) -> State:
     """
     result, status, job = folder.result, folder.read_json("status.json"), folder.read_json("job.json")
     written = status.get("progress")
-    progress = Progress(**written) if written else None
+    progress = PROGRESS.validate_python(written) if written else None
     beat = datetime.fromisoformat(status["heartbeat"]) if status else None
     silent = (datetime.now(UTC) - beat).total_seconds() if beat else None
     known = partial(State, progress=progress, silent=silent, host=status.get("host"), job=status.get("job"))

@@ -12,7 +12,6 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
-from rich.text import Text
 
 from deepnets.runs.folder import RunFolder, folders_in
 from deepnets.runs.status import (
@@ -29,7 +28,7 @@ from deepnets.runs.status import (
     read_state,
     read_states,
 )
-from deepnets.system.printing import console_for
+from deepnets.system.printing import as_text, console_for
 
 REFRESH_SECONDS = 2.0
 STYLES = {FINISHED: "green", RUNNING: "cyan", PREEMPTED: "yellow", DIVERGED: "yellow", FAILED: "red", DEAD: "bold red"}
@@ -110,7 +109,7 @@ def table_of(folders: list[RunFolder], most: int | None = None) -> Table:
     for folder, row in cells.items():
         name = str(folder.path.resolve().relative_to(sweep))
         words = [name, *(row[column] for column in columns)]
-        table.add_row(*map(Text, words), style=STYLES.get(states[folder].name))  # a Text's brackets are no markup
+        table.add_row(*map(as_text, words), style=STYLES.get(states[folder].name))
     return table
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import stat
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import IO, Any
 from deepnets.errors import UserError
 
 LONGEST = 10_000_000  # characters of a JSON file; a result has a few thousand
-LONGEST_METRICS = 100_000_000  # bytes of a metrics.csv; a million epochs
+LONGEST_METRICS = 10_000_000  # bytes of a metrics.csv; a hundred thousand epochs
 
 
 @contextmanager
@@ -145,12 +146,19 @@ def read_object(path: Path) -> dict[str, Any]:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     try:
-        content = json.loads(text) if text.strip("\0\n") else {}
+        content = json.loads(text, parse_float=_finite, parse_constant=_finite) if text.strip("\0\n") else {}
     except RecursionError:
         raise ValueError("nested too deep") from None
     if not isinstance(content, dict):
         raise ValueError(f"a {type(content).__name__} instead of an object")
     return content
+
+
+def _finite(text: str) -> float:
+    """The number; json reads NaN, Infinity and 1e999 as well, which no run writes and no reader expects."""
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text} is not a finite number")
+    return number
 
 
 def read_text(path: Path, longest: int) -> str:

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import track
 from torch import nn
 
-from deepnets.errors import UserError
+from deepnets.errors import UserError, printable
 from deepnets.monitor.dashboard import event_writer
 from deepnets.monitor.style import styled
 from deepnets.results.figures.picture import Picture
@@ -66,7 +66,7 @@ class Outcome:
             found = {"analysis": self.analysis, "options": self.options, "findings": self.findings}
             text = json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False)
             write_atomically(self.folder / f"{self.analysis}.json", text + "\n")
-            print(f"results      {RunFolder(self.folder)}/{self.analysis}_*")
+            print(printable(f"results      {RunFolder(self.folder)}/{self.analysis}_*"))
 
     def table(self, name: str, columns: Mapping[str, Sequence[Any] | np.ndarray]) -> None:
         """Write the columns, of equal length, as CSV; numbers to six significant digits."""
@@ -100,7 +100,7 @@ class Outcome:
 
     def finding(self, sentence: str, **numbers: Any) -> None:
         """Print a finding in a sentence, and note it with its numbers, which may be arrays, for the JSON file."""
-        print(f"{self.analysis}: {sentence}", flush=True)
+        print(printable(f"{self.analysis}: {sentence}"), flush=True)
         self.findings.append({"sentence": sentence} | {name: _plain(value) for name, value in numbers.items()})
 
 

@@ -23,7 +23,7 @@ from deepnets.analysis.walk import walk_of
 from deepnets.config.compose import compose
 from deepnets.config.places import home
 from deepnets.config.schema import Config
-from deepnets.errors import UserError
+from deepnets.errors import UserError, printable
 from deepnets.models.ordering import Ordering
 from deepnets.system.options import count, whole
 from deepnets.training.assembly import prepare
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> None:
         for name in (ORDERINGS[0], ORDERINGS[-1], *NORMS)
     )
     print(f"showcase: {len(combinations)} networks, {state}; first unit's gradient over the last one's: {ratios} units")
-    print(f"page         {page}")
+    print(printable(f"page         {page}"))
 
 
 def _command(name: str, arguments: argparse.Namespace) -> str:

@@ -17,7 +17,7 @@ from deepnets.config.places import CONF
 from deepnets.config.project import search_of_trusted
 from deepnets.config.schema import Config
 from deepnets.data.batches import EvaluationBatches
-from deepnets.errors import UserError
+from deepnets.errors import UserError, printable
 from deepnets.run import load_run
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.naming import folder_of
@@ -151,7 +151,9 @@ def _trained(path: Path, name: str, arguments: argparse.Namespace) -> Subject:
     result = folder.completed
     if result and result["selected_epoch"] not in (None, result["epochs"]):
         print(
-            f"{folder}: its result is that of epoch {result['selected_epoch']}; this is the last epoch's net",
+            printable(
+                f"{folder}: its result is that of epoch {result['selected_epoch']}; this is the last epoch's net"
+            ),
             flush=True,
         )
     device = find_device(arguments.device)

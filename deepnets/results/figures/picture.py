@@ -10,7 +10,7 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
-from deepnets.monitor.style import FAINT, INK, PAPER, styled
+from deepnets.monitor.style import FAINT, INK, PAPER, show_as_text, styled
 from deepnets.system.files import write_atomically
 
 
@@ -21,6 +21,9 @@ class Picture:
     name: str
     caption: str
     figure: Figure
+
+    def __post_init__(self) -> None:
+        show_as_text(self.figure)
 
     def save(self, folder: Path) -> list[Path]:
         """Write NAME.png and NAME.svg."""
