@@ -71,7 +71,7 @@ model=resnet20 model/shortcut=none model/block=bottleneck
 -m seed=range(12)
 seed=range(1,9,3) -m epochs=1
 -m 'seed=range(stop=2)' epochs=choice(1,2)
--m 'seed=sort(3,1,2)' 'epochs=shuffle(range(1))'
+-m 'seed=sort(3,1,2)' 'log_iterations=shuffle(range(1,2))'
 -m 'model/shortcut=glob(id*)' model=resnet20
 -m 'model/shortcut=glob([i*,n*],exclude=in*)'
 -m model.widths=[4,8,16],[8,16,32] model.depth=8,14
