@@ -78,7 +78,7 @@ def test_torchvisions_weights_have_the_error_that_torchvision_finds(tree: Path, 
 def test_a_run_has_its_recorded_error_again(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     folder = RunFolder(tmp_path / "seed0")
     words = ["dataset=synthetic", "model.widths=[2,2,2]", "epochs=1", "dataset.source.train=64", "precision=fp32"]
-    folder.freeze(row(tmp_path, *words).config, {})
+    folder.freeze(row(tmp_path, *words, "batch_size=32").config, {})
     result = run(folder)
     main(["evaluate", CPU, str(folder.path)])
     assert found(folder.path / "analysis")["test_error"] == result["test_error"]

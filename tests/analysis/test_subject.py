@@ -43,7 +43,8 @@ def test_images_of_a_class_folder_tree_do_not_come_class_by_class(tree: Path) ->
 def test_data_are_found_where_root_says(tree: Path, tmp_path: Path) -> None:
     """A run's data may have moved, and a record's were on another machine."""
     folder = RunFolder(tmp_path / "seed0")
-    folder.freeze(row(tmp_path, *NETWORK, f"dataset.root={tree}", "model.widths=[2,2,2]", "epochs=1").config, {})
+    small = ["model.widths=[2,2,2]", "epochs=1", "batch_size=32"]
+    folder.freeze(row(tmp_path, *NETWORK, f"dataset.root={tree}", *small).config, {})
     run(folder)
     tree.rename(tmp_path / "moved")
     with pytest.raises(UserError, match="of an analysis by --root DIR"):

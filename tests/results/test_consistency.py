@@ -222,22 +222,22 @@ EDITS: dict[str, tuple[str, Edit, str]] = {
         both(config("- 32000", "- 48001"), fit_identity),
         "config.yaml cannot be trained: schedule: milestones [48001, 48000]",
     ),
-    "weight decay": (NET, config("weight_decay: 0.0001", "weight_decay: 0.001"), "identity is 63755f18e0a9 in"),
+    "weight decay": (NET, config("weight_decay: 0.0001", "weight_decay: 0.001"), "identity is 54f25c1b5c4d in"),
     "seed": (NET, config("\nseed: 0", "\nseed: 7"), "the folder is named seed0, config.yaml has seed 7"),
     "seed in a folder of another name": (
         NET,
         both(config("\nseed: 0", "\nseed: 7"), lambda folder: folder.rename(folder.with_name("kept")) and None),
-        "identity is 63755f18e0a9 in result.json, ",
+        "identity is 54f25c1b5c4d in result.json, ",
     ),
     "identity": (
         NET,
         result(identity="0" * 12),
-        "identity is 000000000000 in result.json, 63755f18e0a9 by config.yaml",
+        "identity is 000000000000 in result.json, 54f25c1b5c4d by config.yaml",
     ),
     "a target that is a list": (
         NET,
         config("_target_: deepnets.schedule.Step", "_target_: [deepnets.schedule.Step]"),
-        "identity is 63755f18e0a9 in",
+        "identity is 54f25c1b5c4d in",
     ),
     "a word in place of a number": (
         NET,
@@ -247,7 +247,7 @@ EDITS: dict[str, tuple[str, Edit, str]] = {
     "a key removed": (
         NET,
         config("\nseed: 0", ""),
-        "identity is 63755f18e0a9 in result.json, and config.yaml has no seed",
+        "identity is 54f25c1b5c4d in result.json, and config.yaml has no seed",
     ),
     "folder moved": (
         NET,
@@ -342,7 +342,12 @@ COPIES = {
         "seed1",
         "seed is 1 here, 0 there",
     ),
-    "another depth": (NET, config("depth: 110", "depth: 56"), "seed0", "model.depth is 56 here, 110 there"),
+    "another depth": (
+        NET,
+        config("depth: 110", "depth: 56"),
+        "seed0",
+        "model.units is [9, 9, 9] here, [18, 18, 18] there",
+    ),
     "another optimizer": (
         NET,
         config("weight_decay: 0.0001", "weight_decay: 0.001"),
