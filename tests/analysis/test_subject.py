@@ -28,7 +28,11 @@ def tree(tmp_path: Path) -> Path:
 
 
 def subject(*words: str, root: Path | None = None) -> Subject:
-    return subject_of(Namespace(subject=list(words), trust=[], root=root and str(root), device="cpu", output=None))
+    return subject_of(
+        Namespace(
+            subject=list(words), trust=[], allow_previous=False, root=root and str(root), device="cpu", output=None
+        )
+    )
 
 
 def test_images_of_a_class_folder_tree_do_not_come_class_by_class(tree: Path) -> None:
