@@ -301,13 +301,6 @@ def test_other_launchers_do_not_stack(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
-def test_the_old_name_of_a_launchers_argument_is_still_read(tmp_path: Path) -> None:
-    done = train(*SHORT, "stacked=0", f"output_root={tmp_path}")
-    assert "stacked=0: read as launcher.stacked=0" in done.stderr
-    assert "launcher.stacked: got 0; must be at least 1" in done.stderr
-
-
 def test_a_grid_goes_on_behind_a_group_with_a_failure(tmp_path: Path) -> None:
     rows = [row(tmp_path, *SHORT, f"seed={seed}", "launcher.stacked=2") for seed in range(3)]
     first = tmp_path / "runs"
