@@ -1,5 +1,6 @@
 """What there is to learn from: each source is a function of the data folder; nothing is decoded before `read`."""
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -36,6 +37,7 @@ def digits(root: Path) -> Source:
     """scikit-learn's 1,797 handwritten digits, 8x8, a fixed stratified fifth of them for testing; ignores `root`."""
 
     def read() -> tuple[Split, Split]:
+        os.environ.setdefault("JOBLIB_MULTIPROCESSING", "0")  # it would warn where no semaphore can be created
         from sklearn.datasets import load_digits  # heavy
         from sklearn.model_selection import train_test_split
 

@@ -95,15 +95,6 @@ def test_two_processes_train_as_one_does_with_the_whole_batch(
         torch.testing.assert_close(seen["losses"], alone["losses"], rtol=0, atol=rounding)
 
 
-def test_in_a_run_of_an_earlier_version_each_process_normalises_its_share(
-    together: list[list[dict[str, Any]]],
-) -> None:
-    whole, own = (together[0][number]["weights"] for number in (1, 4))
-    assert max(abs(own[name] - whole[name]).max() for name in own) > 0.01
-    # After the evaluation the running statistics are the first one's in both.
-    assert all((value == own[name]).all() for name, value in together[1][4]["weights"].items())
-
-
 def test_all_processes_see_the_same_yields_losses_and_errors(together: list[list[dict[str, Any]]]) -> None:
     for first, second in zip(*together, strict=True):
         assert {key: first[key] for key in ("yields", "completed", "losses")} == {
