@@ -73,7 +73,7 @@ def build(where: str, node: dict[str, Any], trusted: Collection[str] = (), **run
 
 
 def check_node(where: str, node: dict[str, Any], trusted: Collection[str], runtime: Collection[str]) -> None:
-    """Whether `build` can call the node with further arguments of the names `runtime`.
+    """Check that `build` can call the node, with `runtime` as the names of further arguments.
 
     Raises:
         UserError: the target is not allowed, an argument is unknown, missing or of another type than annotated.

@@ -112,7 +112,7 @@ def _rows(words: Sequence[str], multirun: bool, search: Search) -> list[Row]:
 
 
 def _page(of_hydra: Sequence[str], task: Sequence[str], search: Search) -> Composed:
-    """What all rows share, as far as it decides which rows there are: the sweep, its axes and Hydra's own node."""
+    """Compose the sweep, its axes and Hydra's own node from the words that all rows share."""
     shared = [
         word
         for word in task

@@ -115,7 +115,7 @@ def compose(overrides: Sequence[str], search: Search = CONF_ALONE) -> Row:
 
 @dataclass(frozen=True)
 class Composed:
-    """What Hydra composed of overrides: the configuration, Hydra's own node, and the option chosen in each group."""
+    """Hydra's answer to some overrides: the configuration, Hydra's own node, and the option chosen in each group."""
 
     config: DictConfig
     hydra: Any
@@ -124,7 +124,7 @@ class Composed:
 
 @cache
 def composed(overrides: tuple[str, ...], search: Search = CONF_ALONE) -> Composed:
-    """What Hydra composes; `typed` makes a run of it.
+    """Let Hydra compose the overrides; `typed` turns its answer into a run.
 
     Raises:
         HydraException: an unknown option or key. UserError: as `check_words` and `explained`.
@@ -239,7 +239,7 @@ class _Base:
         return [word for word, (key, value) in plain.items() if not self._takes(key, value)]
 
     def _takes(self, key: str, value: Any) -> bool:
-        """Whether the value set on a copy gives what Hydra composes with it."""
+        """Setting the value on a copy gives the same configuration as composing it with Hydra."""
         if key in self.choices or any(_overlap(key, mentioned) for mentioned in self.read):
             return False
         node, _, last = key.rpartition(".")
@@ -269,7 +269,7 @@ def _base(overrides: tuple[str, ...], search: Search) -> _Base:
 
 
 def _overlap(key: str, other: str) -> bool:
-    """Whether one of two dotted keys is the other or lies below it; `other` may be relative, as `..depth` is."""
+    """Two dotted keys are equal, or one lies below the other; `other` may be relative, as `..depth` is."""
     if other.startswith("."):
         return f".{other.lstrip('.')}." in f".{key}."
     return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")

@@ -1,4 +1,4 @@
-"""What can be wrong with a run's settings without a network: said before torch is imported, which takes seconds."""
+"""Checks of a run's settings that need no network: they run before torch is imported, which takes seconds."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from deepnets.errors import UserError
 
 
 def check_early(rows: Sequence[Row]) -> None:
-    """Whether a grid has a run without the error that all others have; a grid of many errors is checked row by row.
+    """Refuse a grid in which all runs have the same error; a grid of different errors is checked row by row later.
 
     Raises:
         UserError: the error.
