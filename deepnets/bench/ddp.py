@@ -8,6 +8,7 @@ statistics of each process's part.
 """
 
 import argparse
+import gc
 import json
 import statistics
 import sys
@@ -114,6 +115,7 @@ def main() -> int:
             seconds = in_turns(
                 _candidates(words, world, device, torch.get_num_threads(), int(iterations)), int(repeats)
             )
+            gc.collect()  # networks whose reducers outlive the process group may abort the process as it ends
     if world.is_first:
         Path(file).write_text(json.dumps(seconds))
     return 0
