@@ -35,7 +35,7 @@ BENCHES = {
             "logging",
             "grid",
         ),
-        *("stacked", "lesion", "analyses", "gpu"),
+        *("stacked", "seeds", "lesion", "analyses", "gpu"),
     )
 }
 

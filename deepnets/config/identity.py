@@ -25,6 +25,7 @@ EXECUTION_KEYS = frozenset(
         "evaluation_batch_size",
         "devices",
         "memory",
+        "batchnorm_kernel",
         "step",
         "deterministic",
         "launcher",
@@ -167,4 +168,4 @@ class Added:
         return frozen
 
 
-STEPS: tuple[Callable[[Frozen], Frozen], ...] = ()
+STEPS: tuple[Callable[[Frozen], Frozen], ...] = (Added("batchnorm_kernel", "torch"),)

@@ -20,6 +20,13 @@ class Precision(StrEnum):
     bf16 = "bf16"
 
 
+class BatchNormKernel(StrEnum):
+    """What normalises batches in training: torch's own kernel, or, for narrow maps on a CPU, a faster one of ours."""
+
+    auto = "auto"
+    torch = "torch"
+
+
 class Selection(StrEnum):
     """Whose test error is the result: the last epoch's, or that of the epoch with the lowest validation error."""
 
@@ -106,6 +113,7 @@ class Config:
     clip_gradient_norm: Optional[Positive] = MISSING
     precision: Precision = MISSING
     memory: Memory = MISSING
+    batchnorm_kernel: BatchNormKernel = MISSING
     step: StepKind = MISSING
     selection: Selection = MISSING
     evaluation_batch_size: Count = MISSING

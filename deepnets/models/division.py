@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from deepnets.models.batchnorm import GhostBatchNorm, SynchronizedBatchNorm
+from deepnets.models.batchnorm import BatchNorm, GhostBatchNorm, SynchronizedBatchNorm
 from deepnets.models.dropout import Dropout
 from deepnets.models.share import Share
 from deepnets.models.shortcuts import Dropped
@@ -20,7 +20,7 @@ def divide(model: nn.Module, share: Share) -> None:
             module.share = share
             continue  # the statistics of a ghost's own BatchNorm2d are computed by the ghost
         for name, child in module.named_children():
-            if type(child) is nn.BatchNorm2d:
+            if type(child) in (nn.BatchNorm2d, BatchNorm):
                 setattr(module, name, SynchronizedBatchNorm(child, share))
             elif type(child) is nn.Dropout:
                 setattr(module, name, Dropout(child.p, share))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from deepnets.models.batchnorm import GhostBatchNorm
+from deepnets.models.batchnorm import BatchNorm, GhostBatchNorm
 
 WEIGHTS = ("conv", "linear")
 SUBLAYERS = ("sublayer", "attention", "mlp")  # several weights in one layer of a transformer; the first is any of them
@@ -99,7 +99,7 @@ class Layers:
         match name:
             case "bn":
                 images = self.batchnorm_images
-                return nn.BatchNorm2d(channels) if images is None else GhostBatchNorm(channels, images=images)
+                return BatchNorm(channels) if images is None else GhostBatchNorm(channels, images=images)
             case "relu":
                 # Not in place: a shortcut or a hook may hold its input, and overwriting measured no faster.
                 return nn.ReLU()

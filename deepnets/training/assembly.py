@@ -8,10 +8,11 @@ from torch import nn
 
 from deepnets.config.build import build
 from deepnets.config.early import check_budget
-from deepnets.config.schema import Config
+from deepnets.config.schema import BatchNormKernel, Config
 from deepnets.data.dataset import Dataset, Splits
 from deepnets.distributed.world import ALONE, World
 from deepnets.errors import UserError
+from deepnets.models.batchnorm import let_fold
 from deepnets.models.division import divide
 from deepnets.models.memory import Memory
 from deepnets.training.fit import Training
@@ -29,6 +30,7 @@ def prepare(config: Config, device: torch.device, precision: torch.dtype, world:
     batches = dataset.training_batches(splits, batch_size=config.batch_size, seed=config.seed, world=world)
     torch.manual_seed(config.seed)
     model = model_of(config, dataset.shape, dataset.classes).to(device).to(memory_format=torch.channels_last)
+    let_fold(model, config.batchnorm_kernel is BatchNormKernel.auto)
     if world.size > 1:
         divide(model, batches.share)
     optimizer = build("optimizer", config.optimizer, config.trusted_targets, model=model)

@@ -11,6 +11,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.overrides import TorchFunctionMode
 
 from deepnets.data.batches import EvaluationBatches
+from deepnets.models.batchnorm import let_fold
 from deepnets.models.recomputation import draws
 from deepnets.training.fit import Training, autocast
 from deepnets.training.metrics import Mean, Sums
@@ -40,6 +41,7 @@ class Stack:
         self.optimizer = self._optimizer(*rows)
 
         self.network, self.precision = self.trainings[0].model, self.trainings[0].precision
+        let_fold(self.network, False)  # vmap has rules for torch's operations
         # What autocast rounds is rounded for a pass in one operation instead of two a layer.
         self.rounded = self.weights.to(self.precision)
         layers = [module for module in self.network.modules() if isinstance(module, nn.Linear | _ConvNd)]

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.functional import batch_norm, conv2d, relu
 
 from deepnets.errors import UserError
+from deepnets.models.batchnorm import BatchNorm
 
 Network = Callable[..., nn.Module]
 
@@ -40,12 +41,12 @@ def test_the_logits_are_torchvisions(network: Network, option: str, peer: Callab
 def test_dropout_stands_in_front_of_all_convolutions_of_a_branch_but_the_first(network: Network) -> None:
     wide = network("resnet20", "model/ordering=full_preactivation", "model.dropout=0.3")
     kinds = [type(layer) for layer in wide.units[1].branch]
-    assert kinds == [nn.BatchNorm2d, nn.ReLU, nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.Dropout, nn.Conv2d]
+    assert kinds == [BatchNorm, nn.ReLU, nn.Conv2d, BatchNorm, nn.ReLU, nn.Dropout, nn.Conv2d]
     assert wide.units[1].branch[5].p == 0.3
     assert not any(isinstance(module, nn.Dropout) for module in network("resnet20").modules())
     dense = network("densenet_bc100_12", "model.units=[2,2]", "model.dropout=0.2")
     kinds = [type(layer) for layer in dense.units[0].branch]
-    assert kinds == 2 * [nn.BatchNorm2d, nn.ReLU, nn.Conv2d, nn.Dropout]
+    assert kinds == 2 * [BatchNorm, nn.ReLU, nn.Conv2d, nn.Dropout]
     assert [type(layer) for layer in dense.stages[1]][:5] == [
         nn.BatchNorm2d, nn.ReLU, nn.Conv2d, nn.Dropout, nn.AvgPool2d
     ]  # fmt: skip
