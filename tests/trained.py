@@ -18,6 +18,7 @@ from deepnets.config.schema import Row
 from deepnets.launch.grid import launch
 from deepnets.results.read import read_runs
 from deepnets.results.table import tables_of
+from deepnets.runs.contents import Origin
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.naming import folder_of
 from deepnets.runs.status import WAITING, state_of
@@ -58,7 +59,7 @@ def train_table(root: Path) -> Trained:
     (killed,) = _rows(root, "exclusive_gating_b6", schedule={"_target_": PACED, "name": "slow"})
     (waiting,) = _rows(root, "scaled_0.5_1")
     for frozen in (killed, waiting):
-        folder_of(frozen).freeze(frozen.config, {})
+        folder_of(frozen).freeze(frozen.config, Origin())
     (root / "slow").touch()
     (root / "broken_dropout").touch()
     path = folder_of(killed).path.parents[1]
@@ -108,9 +109,8 @@ def _wait_for_training(folder: RunFolder, process: subprocess.Popen[bytes]) -> N
 
 def _age(folder: RunFolder) -> None:
     """As if two minutes had passed since the last heartbeat."""
-    status = folder.read_json("status.json")
-    status["heartbeat"] = (datetime.now(UTC) - timedelta(minutes=2)).isoformat()
-    folder.write_json("status.json", status)
+    earlier = datetime.now(UTC) - timedelta(minutes=2)
+    folder.status.model_copy(update={"heartbeat": earlier}).write(folder.path)
 
 
 def _publish(path: Path) -> None:

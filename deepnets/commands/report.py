@@ -13,7 +13,7 @@ from deepnets.results.report import EXPORTS, report
 from deepnets.results.screenshots import take_screenshots
 from deepnets.results.trackers import export
 from deepnets.results.verify import verify
-from deepnets.runs.watch import show
+from deepnets.runs.status import show
 
 EXAMPLES = """examples:
   COMMAND outputs/he2016_table1                            the table, its page and its figures

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from deepnets.distributed import spawn
 from deepnets.runs.execute import command_of
+from deepnets.runs.execution import note_failure
 from deepnets.runs.folder import RunFolder
-from deepnets.runs.session import note_failure
 from deepnets.system.files import opened
 
 OUTPUT = "output.txt"
@@ -33,6 +33,6 @@ def note_crash(folder: RunFolder, code: int) -> str:
             lines = [line.strip() for line in output.read().decode(errors="replace").split("\n")]
         reason += f": {next(filter(None, reversed(lines)), 'no output')}"
     # Of several processes the one that holds the lock may end a moment after its parent.
-    with folder.lock(10 if code < 0 else 0):
+    with folder.hold(10 if code < 0 else 0):
         note_failure(folder, reason, f"{reason}\n")
     return reason

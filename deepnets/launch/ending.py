@@ -8,7 +8,8 @@ from pathlib import Path
 
 from rich.table import Column, Table
 
-from deepnets.runs.folder import FAILED, Locked, RunFolder
+from deepnets.runs.contents import FAILED
+from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.record import describe_result
 from deepnets.runs.status import read_states
 from deepnets.system.printing import as_text, print_error, print_line, print_rich
@@ -54,11 +55,11 @@ class Tally:
         table = Table(Column("run", overflow="fold"), "status", "test error %", "train error %", "seconds", box=None)
         states = read_states(self.folders)
         for folder in self.folders:
-            result = folder.result or {}
+            result = folder.result
             status = FAILED if folder in self.failed else states[folder].name
             if folder in self.elsewhere and not folder.is_complete:
                 status = "running in another process"
-            cells = [result.get(name) for name in ("test_error", "train_error", "seconds")]
+            cells = [result and getattr(result, name) for name in ("test_error", "train_error", "seconds")]
             name = str(folder.path.resolve().relative_to(above))
             table.add_row(as_text(name), status, *("" if cell is None else f"{cell:.2f}" for cell in cells))
         print_rich(table)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from deepnets.command import called
 from deepnets.config.build import build
@@ -19,7 +18,8 @@ from deepnets.errors import UserError
 from deepnets.launch.ending import lines_of
 from deepnets.launch.launcher import Launcher
 from deepnets.runs.afterwards import inspect
-from deepnets.runs.folder import Locked, RunFolder, Unreadable, run_folders
+from deepnets.runs.contents import Origin, Unreadable
+from deepnets.runs.folder import Locked, RunFolder, run_folders
 from deepnets.runs.naming import folders_of
 from deepnets.system.files import write_atomically
 from deepnets.system.printing import print_line
@@ -93,15 +93,15 @@ def _copy_sweep(row: Row, folder: RunFolder) -> None:
             write_atomically(folder.path.parents[1] / name, file.read_bytes())
 
 
-def _origin(row: Row, folder: RunFolder) -> dict[str, Any]:
-    return {
-        "command": shlex.join(called()),
-        "overrides": list(row.overrides),
-        "choices": row.choices,
-        "commit": git_commit(),
-        "claims": _claims_known(row, folder),
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+def _origin(row: Row, folder: RunFolder) -> Origin:
+    return Origin(
+        command=shlex.join(called()),
+        overrides=list(row.overrides),
+        choices=row.choices,
+        commit=git_commit(),
+        claims=_claims_known(row, folder),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
 
 
 def _claims_known(row: Row, folder: RunFolder) -> list[str]:
@@ -112,7 +112,7 @@ def _claims_known(row: Row, folder: RunFolder) -> list[str]:
     """
     folders = [SWEEPS, *(Path(place.removeprefix("file://")) / "sweep" for place in row.search.places)]
     seen = _known_on_record(home() / "outputs" / "records").get(identity_hash(row.config), [])
-    seen = [*seen, *([earlier.get("claims", [])] if (earlier := folder.completed) else [])]
+    seen = [*seen, *([earlier.claims] if (earlier := folder.completed) else [])]
     on_file = [claim for sweeps in folders for claim in claims_on_file(sweeps)]
     # Runs frozen before claims were named by their sweep noted bare hashes.
     return [claim for claim in on_file if all({claim, claim.rpartition("/")[2]} & {*known} for known in seen)]
@@ -125,5 +125,5 @@ def _known_on_record(records: Path) -> dict[str, list[list[str]]]:
     for folder in run_folders(records):
         with suppress(Unreadable):  # a report names it
             if result := folder.result:
-                known.setdefault(result.get("identity", ""), []).append(result.get("claims", []))
+                known.setdefault(result.identity or "", []).append(result.claims)
     return known

@@ -12,10 +12,9 @@ from deepnets.errors import UserError
 from deepnets.launch.ending import Tally, lines_of
 from deepnets.runs.execute import run
 from deepnets.runs.folder import Locked, RunFolder
-from deepnets.runs.grouping import groups_of
 from deepnets.runs.record import describe_result
 from deepnets.runs.status import read_state
-from deepnets.runs.together import Ending, run_together
+from deepnets.runs.together import Ending, groups_of, run_together
 from deepnets.system.printing import print_error, print_line
 from deepnets.system.ranges import Size
 from deepnets.training.hardware import find_device

@@ -19,7 +19,8 @@ from deepnets.launch.ending import lines_of
 from deepnets.launch.grid import launchable
 from deepnets.launch.launcher import Launcher
 from deepnets.runs.checkpoint import LAST
-from deepnets.runs.folder import RunFolder, Unreadable
+from deepnets.runs.contents import Unreadable
+from deepnets.runs.folder import RunFolder
 from deepnets.runs.naming import folders_of
 from deepnets.runs.status import UNREADABLE
 from deepnets.system.files import LONGEST_METRICS, read_text
@@ -98,7 +99,7 @@ def _state(config: Config, folder: RunFolder) -> str:
     if config.overwrite:
         return "new"
     if result := folder.completed:
-        return result["status"]
+        return result.status
     return "resumable" if (folder.path / LAST).is_file() else "new"
 
 

@@ -15,7 +15,7 @@ from deepnets.launch.ending import Tally
 from deepnets.launch.shares import Shares, devices_of, gpus_of
 from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.record import describe_result
-from deepnets.runs.watch import live_table
+from deepnets.runs.status import live_table
 from deepnets.system.printing import print_error, print_line
 from deepnets.system.ranges import Size
 from deepnets.training.hardware import find_device, with_counted_devices
@@ -131,8 +131,8 @@ class _Execution:
         if not devices:
             return False
         try:
-            with folder.claim():
-                pass
+            with folder.hold():
+                folder.retry()
         except Locked as error:
             self.shares.release(devices)
             self.tally.skip(folder, error)
@@ -156,7 +156,7 @@ class _Execution:
         if result := folder.completed:
             print_line(f"{folder}: {describe_result(result)}")
         elif folder.result and folder not in self.tally.elsewhere:
-            failed[folder] = folder.result["reason"]
+            failed[folder] = folder.result.reason
         if folder in failed:
             print_error(f"{folder}: failed: {failed[folder]}")
             if self.config.fail_fast:

@@ -21,9 +21,9 @@ from deepnets.errors import UserError, printable
 from deepnets.launch.batch_script import batch_script
 from deepnets.launch.ending import Tally, lines_of
 from deepnets.launch.slurm_queue import ROWS, Retry, key_of, queued_rows, rows_of, slurm_answer
+from deepnets.runs.contents import Job
 from deepnets.runs.folder import Locked, RunFolder
-from deepnets.runs.status import read_state
-from deepnets.runs.watch import follow
+from deepnets.runs.status import follow, read_state
 from deepnets.system.files import make_own_folder
 from deepnets.system.ranges import Count, Name, Size
 
@@ -139,12 +139,12 @@ class Slurm:
         )
         (directory / "rows.sh").write_text(script)
         for folder in rows:
-            with suppress(Locked), folder.claim():  # by who has begun to run it a moment ago
-                pass
-        submitted = datetime.now(UTC).isoformat(timespec="milliseconds")  # before, as a task may start at once
+            with suppress(Locked), folder.hold():  # another process may have begun to run it a moment ago
+                folder.retry()
+        submitted = datetime.now(UTC)  # before, as a task may start at once
         array = slurm_answer("sbatch", "--parsable", str(directory / "rows.sh")).strip().split(";")[0]
         for task, folder in enumerate(rows):
-            folder.write_json("job.json", {"job": f"{array}_{task}", "submitted": submitted})
+            Job(job=f"{array}_{task}", submitted=submitted).write(folder.path)
         print(f"job     {array}: {len(rows)} runs", flush=True)
         return array
 

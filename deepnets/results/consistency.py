@@ -15,8 +15,8 @@ from deepnets.config.build import TARGETS, build
 from deepnets.config.identity import flat, identity, identity_hash
 from deepnets.config.schema import Config, Scale, Selection
 from deepnets.errors import UserError
-from deepnets.runs.contents import unpacked
-from deepnets.runs.folder import FINISHED, RunFolder
+from deepnets.runs.contents import FINISHED, unpacked
+from deepnets.runs.folder import RunFolder
 from deepnets.runs.log import TIME_COLUMNS
 from deepnets.runs.record import errors_of
 from deepnets.schedule import end_epoch

@@ -10,6 +10,7 @@ from deepnets.config.identity import identity_hash
 from deepnets.errors import UserError, printable
 from deepnets.results.read import Run, read_runs
 from deepnets.results.writing import writing
+from deepnets.runs.contents import Result
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.status import DIVERGED, FINISHED
 from deepnets.system.files import LONGEST_METRICS, read_text, write_atomically
@@ -72,7 +73,7 @@ def _obstacle(run: Run) -> str | None:
 def _copy(run: Run, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "metrics.csv", read_text(run.folder.path / "metrics.csv", LONGEST_METRICS))
-    RunFolder(folder).write_json("result.json", run.result)
+    Result.model_validate(run.result).write(folder)
     own = run.grid / f"{run.grid.name.split('+')[0]}.yaml"  # the sweep's, where it is somebody's own
     if own.is_file() and not own.is_symlink():
         write_atomically(folder.parents[1] / own.name, read_text(own, LONGEST))

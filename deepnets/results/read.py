@@ -15,9 +15,9 @@ from deepnets.config.build import check_types
 from deepnets.config.frozen import LONGEST, plain_yaml
 from deepnets.config.identity import flat, is_execution, upgrade
 from deepnets.results.consistency import Files, contradiction, repetitions
-from deepnets.runs.contents import unpacked
+from deepnets.runs.contents import DIVERGED, FAILED, FINISHED, Origin, Result, unpacked
 from deepnets.runs.folder import RunFolder, folders_in
-from deepnets.runs.status import DIVERGED, FAILED, FINISHED, UNREADABLE, State, in_a_line, read_states
+from deepnets.runs.status import UNREADABLE, State, in_a_line, read_states
 from deepnets.system.files import LONGEST_METRICS, read_text
 
 _is_execution = cache(is_execution)
@@ -159,8 +159,8 @@ def _read(folder: RunFolder) -> Run:
             return {}
 
     config = tried("config.yaml", lambda: _parsed(read_text(folder.path / "config.yaml", LONGEST)))
-    origin = tried("origin.json", lambda: folder.origin)
-    result = tried("result.json", lambda: folder.result or {})
+    origin = tried(Origin.FILE, lambda: folder.origin.model_dump(exclude_unset=True))
+    result = tried(Result.FILE, lambda: folder.result.model_dump(exclude_unset=True) if folder.result else {})
     if broken := [unread[name] for name in ("config.yaml", "result.json") if name in unread]:
         state = State(FAILED, reason=f"cannot be read: {'; '.join(broken)}")
     elif result.get("status") in (FINISHED, DIVERGED):  # the files of a state need not be read

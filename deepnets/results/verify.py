@@ -11,8 +11,7 @@ import torch
 from deepnets.errors import UserError, brief, printable
 from deepnets.results.consistency import unchecked
 from deepnets.results.read import Run, read_runs
-from deepnets.runs.evidence import Evidence
-from deepnets.runs.record import data_of, differing
+from deepnets.runs.record import Evidence, data_of, differing
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import fit
 from deepnets.training.hardware import describe, find_device

@@ -2,15 +2,14 @@
 
 import csv
 from collections.abc import Iterator
-from typing import Any
 
 from deepnets.config.identity import difference
 from deepnets.errors import UserError
 from deepnets.runs import checkpoint
-from deepnets.runs.checkpoint import LAST
-from deepnets.runs.folder import FINISHED, RunFolder
+from deepnets.runs.checkpoint import LAST, malformed
+from deepnets.runs.contents import FINISHED, Origin, Result
+from deepnets.runs.folder import RunFolder
 from deepnets.runs.log import as_csv
-from deepnets.runs.saved import malformed
 from deepnets.runs.status import UNREADABLE, in_a_line
 from deepnets.system.files import LONGEST_METRICS, read_text, write_atomically
 
@@ -23,7 +22,7 @@ def inspect(folder: RunFolder) -> Iterator[str]:
     Records have no checkpoint, and none is missed there.
     """
     result = folder.completed
-    if not result or result["status"] != FINISHED:
+    if not result or result.status != FINISHED:
         return
     if wrong := _checkpoint_wrong(folder):
         yield f"{folder}: finished, but {LAST} {wrong}; overwrite=true trains the run again"
@@ -39,13 +38,13 @@ def _checkpoint_wrong(folder: RunFolder) -> str | None:
     try:
         damage = checkpoint.damage_of(folder.path / LAST)
     except FileNotFoundError:
-        return "is missing" if (folder.path / "origin.json").exists() else None
+        return "is missing" if (folder.path / Origin.FILE).exists() else None
     except OSError as error:
         return f"cannot be read ({error.strerror})"
     return f"is damaged ({damage})" if damage else None
 
 
-def _metrics_wrong(folder: RunFolder, result: dict[str, Any]) -> str | None:
+def _metrics_wrong(folder: RunFolder, result: Result) -> str | None:
     try:
         text = read_text(folder.path / METRICS, LONGEST_METRICS)
         rows = list(csv.DictReader(text.splitlines()))
@@ -55,17 +54,17 @@ def _metrics_wrong(folder: RunFolder, result: dict[str, Any]) -> str | None:
         return "is missing"
     except UNREADABLE as error:
         return f"is damaged ({in_a_line(error)})"
-    if len(rows) != result.get("epochs") or (rows and not text.endswith("\n")):
-        return f"is damaged ({len(rows)} rows, {result['epochs']} epochs)"
+    if len(rows) != result.epochs or (rows and not text.endswith("\n")):
+        return f"is damaged ({len(rows)} rows, {result.epochs} epochs)"
     return None
 
 
-def _restored(folder: RunFolder, result: dict[str, Any]) -> str:
+def _restored(folder: RunFolder, result: Result) -> str:
     """Write metrics.csv from a checkpoint of the run's end; returns what became of it."""
     state, _ = checkpoint.load(folder.path, malformed)
-    is_last = state and state["training"]["iteration"] == result.get("iterations")
+    is_last = state and state["training"]["iteration"] == result.iterations
     if not state or not is_last or difference(state.get("run", {}), folder.config):
         return "no checkpoint has its rows; overwrite=true trains the run again"
-    with folder.lock():
+    with folder.hold():
         write_atomically(folder.path / METRICS, as_csv(state["history"]))
     return "restored from the checkpoint"

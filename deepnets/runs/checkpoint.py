@@ -1,6 +1,7 @@
-"""Checkpoints that survive kills, full disks and damage: the last one and the one before it."""
+"""Checkpoints that survive kills, full disks and damage, and whether one is of the run that would resume from it."""
 
 import errno
+import math
 import os
 import zipfile
 from collections.abc import Callable
@@ -11,11 +12,45 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from deepnets.errors import UserError, first_line
+from deepnets.config.identity import difference
+from deepnets.config.schema import Config
+from deepnets.errors import UserError, brief, first_line
+from deepnets.runs.folder import RunFolder
 from deepnets.system.files import flush_folder, fresh, new_name, opened
+from deepnets.training.fit import Training
 
 LAST = "checkpoint.pt"
 PREVIOUS = "checkpoint.previous.pt"
+# What torch's optimisers take from a state without asking; the learning rate is the schedule's.
+OF_OPTIMIZER = ("initial_lr", "momentum", "dampening", "nesterov", "betas", "eps", "weight_decay")
+MOST = 8  # settings that a message names
+LARGEST = 100_000  # channels or pixels, as `deepnets.system.ranges.Size`
+
+ENTRIES: dict[str, Any] = {
+    "run": dict,
+    "history": list,
+    "observed": list,
+    "evidence": dict,
+    "seconds": int | float,
+    "frozen": dict,
+    "frozen.data": dict,
+    "frozen.shape": list,
+    "frozen.classes": int,
+    "frozen.threads": int,
+    "frozen.precision": str,
+    "frozen.step": str,
+    "frozen.processes": dict,
+    "training": dict,
+    "training.model": dict,
+    "training.optimizer": dict,
+    "training.schedule": dict,
+    "training.iteration": int,
+    "training.epoch": int,
+    "training.batch": int,
+    "training.images": int,
+    "training.sums": Tensor,
+    "training.random": Tensor,
+}
 
 
 def save(folder: Path, state: dict[str, Any]) -> None:
@@ -86,3 +121,82 @@ def damage_of(file: Path) -> str | None:
             raise
         return f"{type(error).__name__}: {error}"
     return None if broken is None else f"the checksum of {broken} differs"
+
+
+def load_checked(folder: RunFolder, config: Config) -> tuple[dict[str, Any] | None, dict[str, str]]:
+    """The newest checkpoint that is whole, or None; and what is wrong with each that is not.
+
+    Raises:
+        UserError: it is of another run; names the settings that differ.
+    """
+    state, damaged = load(folder.path, malformed)
+    if state and (differing := difference(state["run"], config)):
+        lines = [f"  {key}: {brief(there)} there, {brief(here)} here" for key, (there, here) in differing.items()]
+        lines = [*lines[:MOST], *([f"  and {len(lines) - MOST} more"] if len(lines) > MOST else [])]
+        raise UserError(
+            "\n".join([f"{folder}: the checkpoint in it is of another run:", *lines])
+            + "\nRestore this run's own, or start again with overwrite=true."
+        )
+    return state, damaged
+
+
+def malformed(state: Any) -> str | None:
+    """Which entry of a checkpoint is missing or of another type; None when all are there."""
+    for place, kind in ENTRIES.items():
+        value = state
+        for name in place.split("."):
+            value = value.get(name) if isinstance(value, dict) else None
+        if not isinstance(value, kind):
+            return f"{place} is missing or of another type"
+    shape = state["frozen"]["shape"]
+    if len(shape) != 3 or not all(isinstance(length, int) and 0 < length <= LARGEST for length in shape):
+        return f"frozen.shape is {shape}"
+    return None if is_state(state["training"]["model"]) else "training.model is not of weights by name"
+
+
+def is_state(value: Any) -> bool:
+    """Whether it is tensors by name, as `state_dict` of a network returns them."""
+    return isinstance(value, dict) and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in value.items())
+
+
+def resume(folder: RunFolder, state: dict[str, Any], training: Training) -> str:
+    """Let `training` stand where the checkpoint does; returns a remark.
+
+    Raises:
+        UserError: it is of another network or optimiser, or stands where this budget never does.
+    """
+    saved = state["training"]
+    per_epoch, whole = len(training.batches), training.iterations
+    iteration, epoch, batch = saved["iteration"], saved["epoch"], saved["batch"]
+    stands = 0 <= batch <= per_epoch and iteration == epoch * per_epoch + batch
+    ends = batch == 0 and iteration == whole and epoch == math.ceil(whole / per_epoch)
+    if not (0 <= iteration <= whole and (stands or ends) and len(state["history"]) == epoch):
+        raise UserError(
+            f"{folder}: the checkpoint in it is of another run: it stands at iteration {iteration}, batch {batch} of "
+            f"epoch {epoch + 1}, with {len(state['history'])} epochs of metrics; this run has {whole} iterations, "
+            f"{per_epoch} an epoch. Restore this run's own, or start again with overwrite=true"
+        )
+    try:
+        _check_alike(saved, training)
+        training.load_state_dict(saved)
+    except (RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise UserError(f"{folder}: the checkpoint in it is of another network or optimiser: {error}") from error
+    return f"resuming at iteration {iteration} of {whole}"
+
+
+def _check_alike(saved: dict[str, Any], training: Training) -> None:
+    """Raise ValueError where torch would adopt what no checkpoint of this run holds: other types, another optimiser."""
+    for name, weight in training.model.state_dict().items():
+        there = saved["model"].get(name, weight)
+        if there.dtype != weight.dtype:
+            raise ValueError(f"{name} is of {there.dtype} there, of {weight.dtype} here")
+    groups = training.optimizer.param_groups
+    for there, here in zip(saved["optimizer"]["param_groups"], groups, strict=True):
+        for name in OF_OPTIMIZER:
+            if name in there and name in here and bool(there[name] != here[name]):
+                raise ValueError(f"{name} is {there[name]} there, {here[name]} here")
+    weights = [weight for group in groups for weight in group["params"]]
+    for number, values in saved["optimizer"]["state"].items():
+        for name, value in values.items():
+            if isinstance(value, Tensor) and value.ndim and value.shape != weights[number].shape:
+                raise ValueError(f"{name} of a weight of {list(weights[number].shape)} is of {list(value.shape)}")

@@ -1,33 +1,73 @@
-"""What the JSON files of a run folder hold. Whatever was there before an entry was is a run's file too."""
+"""The JSON files of a run folder, as typed objects that read and write themselves.
+
+A field that a later version adds gets a default, so that the folders of before stay readable.
+"""
 
 import base64
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Annotated, Any, Literal, Required
+import json
+from math import ceil
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
-from annotated_types import Le, MinLen
-from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
-from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
+from annotated_types import MinLen
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-Number = float | None
+from deepnets.errors import UserError
+from deepnets.system.files import read_object, write_atomically
 
-
-def _instant(text: str) -> str:
-    if datetime.fromisoformat(text).tzinfo is None:
-        raise ValueError("has no time zone")
-    return text
+FINISHED, DIVERGED, FAILED = "finished", "diverged", "failed"  # what result.json says of a run
+LONGEST_WAIT = 1e12  # seconds; a timedelta holds no more than 8.6e13
 
 
-Instant = Annotated[str, AfterValidator(_instant)]  # in ISO format
+class Unreadable(UserError):
+    """A file of a run folder does not hold what it should; the arguments are its path and the error."""
+
+    def __str__(self) -> str:
+        return f"{self.args[0]}: cannot be read ({self.reason}); restore the run's own, or remove it"
+
+    @property
+    def reason(self) -> str:
+        return " ".join(str(self.args[1]).split())
 
 
-@dataclass(frozen=True)
-class Progress:
+class RunFile(BaseModel):
+    """A JSON file of a run folder, called `FILE`; what this version does not know in it is kept as it is."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=())
+
+    FILE: ClassVar[str]
+
+    @classmethod
+    def read(cls, folder: Path) -> Self | None:
+        """The file's content; None where there is none, or where a crash of the machine left it empty.
+
+        Raises:
+            Unreadable: it holds no JSON object, or one with entries of other types than a run writes.
+        """
+        try:
+            content = read_object(folder / cls.FILE)
+            return cls.model_validate(content) if content else None
+        except ValidationError as error:
+            first = error.errors()[0]
+            message = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
+            raise Unreadable(folder / cls.FILE, ValueError(message)) from error
+        except (OSError, ValueError) as error:
+            raise Unreadable(folder / cls.FILE, error) from error
+
+    def write(self, folder: Path) -> None:
+        """Write all that was set, whatever its value; the file appears as a whole."""
+        text = json.dumps(self.model_dump(mode="json", exclude_unset=True), indent=2, allow_nan=False)
+        write_atomically(folder / self.FILE, text + "\n")
+
+
+class Progress(BaseModel):
     """How far a run is; the error in percent, None before the first epoch's end.
 
     `seconds_idle` have passed since the last iteration or evaluated batch, at the last heartbeat.
     """
+
+    model_config = ConfigDict(frozen=True)
 
     epoch: int
     epochs: int
@@ -35,110 +75,111 @@ class Progress:
     iterations: int
     test_error: float | None
     images_per_second: float
-    seconds_left: Annotated[float, Le(1e12)]  # a timedelta holds no more than 8.6e13
+    seconds_left: Annotated[float, Field(le=LONGEST_WAIT)]
     seconds_idle: float = 0.0
 
 
-class Status(TypedDict, total=False):
-    """status.json."""
+class Status(RunFile):
+    """status.json: what the training process last said, which it does every few seconds."""
 
-    state: Required[str]
-    heartbeat: Required[Instant]
-    progress: Progress | None
-    host: str | None
-    job: str | None
-    pid: int
+    FILE = "status.json"
+
+    state: str
+    heartbeat: AwareDatetime
+    pid: int | None = None
+    host: str | None = None
+    job: str | None = None
+    progress: Progress | None = None
 
 
-class Job(TypedDict):
-    """job.json."""
+class Job(RunFile):
+    """job.json: the task of SLURM's that was submitted to train the run, such as 123_4."""
+
+    FILE = "job.json"
 
     job: str
-    submitted: Instant
+    submitted: AwareDatetime
 
 
-class Origin(TypedDict, total=False):
-    """origin.json."""
+class Origin(RunFile):
+    """origin.json: the command that froze the run, and what was known then."""
 
-    command: str
-    overrides: list[str]
-    choices: dict[str, str | None]
-    commit: str | None
-    claims: list[Any]
+    FILE = "origin.json"
+
+    command: str = ""
+    overrides: list[str] = []
+    choices: dict[str, str | None] = {}
+    commit: str | None = None
+    claims: list[Any] = []
+    created: str = ""
 
 
-class Beginning(TypedDict):
-    """See `deepnets.runs.evidence`."""
+class Beginning(BaseModel):
+    """How a run began: see `deepnets.runs.record.Evidence`."""
 
-    losses: Annotated[list[Number], MinLen(1)]
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    losses: Annotated[list[float | None], MinLen(1)]
     weights: str
 
 
-class Result(TypedDict, total=False):
-    """result.json; that of a run that failed has the first three only."""
+class Result(RunFile):
+    """result.json: how the run ended, errors in percent; a run that failed has status, reason and job alone.
 
-    __pydantic_config__ = ConfigDict(strict=True)  # type: ignore[misc]
-
-    status: Required[Literal["finished", "diverged", "failed"]]
-    reason: str
-    job: str | None
-    test_error: Number
-    last_test_error: Number
-    best_test_error: Number
-    train_error: Number
-    validation_error: Number
-    selection: str
-    selected_epoch: int | None
-    epochs: int
-    iterations: int
-    seconds: float
-    images_per_second: Number
-    parameters: int
-    protocol: str
-    identity: str
-    identity_before: str
-    commit: str | None
-    device: str
-    precision: str
-    threads: int
-    step: str
-    processes: dict[str, int]
-    data: dict[str, Any]
-    versions: dict[str, str]
-    python: str
-    claims: list[Any]
-    beginning: Beginning
-    test_right: str
-    weights_sha256: str
-
-
-PROGRESS = TypeAdapter(Progress)
-KINDS: dict[str, TypeAdapter[Any]] = {
-    "status.json": TypeAdapter(Status),
-    "job.json": TypeAdapter(Job),
-    "origin.json": TypeAdapter(Origin),
-    "result.json": TypeAdapter(Result),
-}
-
-
-def check_contents(name: str, content: dict[str, Any]) -> None:
-    """Whether what was read from the file `name` is of these types; an empty object is what a crash has left.
-
-    Raises:
-        ValueError: names the first entry that is not.
+    `test_right` has a bit for each test image, see `packed`; `weights_sha256` is a checksum of the final weights.
     """
-    if name in KINDS and content:
-        try:
-            KINDS[name].validate_python(content)
-        except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
-            raise ValueError(f"{place}: {first['msg']}") from None
-    if "test_right" in content:
-        images = content.get("data", {}).get("test")
-        if not isinstance(images, int):
-            raise ValueError("data.test: is not the number of test images")
-        unpacked(content["test_right"], images)
+
+    model_config = ConfigDict(strict=True)
+
+    FILE = "result.json"
+
+    status: Literal["finished", "diverged", "failed"]
+    reason: str = ""
+    job: str | None = None
+    test_error: float | None = None
+    test_top5_error: float | None = None
+    view: str = "center"
+    selection: str = ""
+    selected_epoch: int | None = None
+    last_test_error: float | None = None
+    best_test_error: float | None = None
+    train_error: float | None = None
+    validation_error: float | None = None
+    epochs: int | None = None
+    iterations: int | None = None
+    seconds: float | None = None
+    images_per_second: float | None = None
+    protocol: str = ""
+    data: dict[str, Any] = {}
+    parameters: int | None = None
+    identity: str | None = None
+    identity_before: str | None = None
+    commit: str | None = None
+    versions: dict[str, str] = {}
+    python: str | None = None
+    device_type: str | None = None
+    device: str | None = None
+    precision: str | None = None
+    threads: int | None = None
+    step: str | None = None
+    processes: dict[str, int] = {}
+    claims: list[Any] = []
+    beginning: Beginning | None = None
+    test_right: str | None = None
+    weights_sha256: str | None = None
+
+    @model_validator(mode="after")
+    def _a_bit_for_each_image(self) -> Self:
+        if self.test_right is not None:
+            if not isinstance(images := self.data.get("test"), int):
+                raise ValueError("data.test: is not the number of test images")
+            unpacked(self.test_right, images)
+        return self
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to train: the run finished or diverged."""
+        return self.status in (FINISHED, DIVERGED)
 
 
 def packed(right: np.ndarray) -> str:
@@ -153,6 +194,6 @@ def unpacked(text: str, images: int) -> np.ndarray:
         ValueError: the text is not of so many images.
     """
     packed_bits = np.frombuffer(base64.b64decode(text, validate=True), np.uint8)
-    if len(packed_bits) != -(-images // 8):
+    if len(packed_bits) != ceil(images / 8):
         raise ValueError(f"{len(packed_bits)} bytes are not a bit for each of {images} images")
     return np.unpackbits(packed_bits, count=images).astype(bool)

@@ -5,17 +5,16 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
 
 from deepnets.config.schema import Config
 from deepnets.distributed.signals import RESUME, SIGNALS, Interrupted, Interruption
 from deepnets.distributed.spawn import how_it_ended, processes
 from deepnets.distributed.world import world_from_env
 from deepnets.errors import UserError, of_system
-from deepnets.runs.execution import Execution, train
+from deepnets.runs.contents import Result
+from deepnets.runs.execution import STARTING_SECONDS, Execution, note_failure, session, train
 from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.record import THREADS
-from deepnets.runs.session import STARTING_SECONDS, note_failure, session
 from deepnets.system.printing import print_error
 from deepnets.training.checks import check_processes
 from deepnets.training.fit import fit
@@ -29,7 +28,7 @@ def command_of(folder: RunFolder, trusted: Sequence[str], python: str = sys.exec
     return [python, "-m", "deepnets.run", str(folder), *(f"--trust={target}" for target in trusted)]
 
 
-def run(folder: RunFolder, trusted: Sequence[str] = ()) -> dict[str, Any]:
+def run(folder: RunFolder, trusted: Sequence[str] = ()) -> Result:
     """Train the folder's run to its end, from its last checkpoint if it has one, and return its result.
 
     With devices=N this starts N processes, unless it is one of several already, as torchrun or SLURM starts them: then
@@ -75,9 +74,9 @@ def run(folder: RunFolder, trusted: Sequence[str] = ()) -> dict[str, Any]:
             raise
 
 
-def _run_in_processes(folder: RunFolder, config: Config) -> dict[str, Any]:
-    with folder.claim(STARTING_SECONDS):
-        if result := folder.completed:  # by another process, a moment ago
+def _run_in_processes(folder: RunFolder, config: Config) -> Result:
+    with folder.hold(STARTING_SECONDS):
+        if not folder.retry() and (result := folder.completed):  # another process has trained it a moment ago
             return result
         try:
             check_processes(config)
@@ -92,13 +91,13 @@ def _run_in_processes(folder: RunFolder, config: Config) -> dict[str, Any]:
             rank, code = failure
             reason = f"process {rank} of {config.devices}: {how_it_ended(code)}"
             note_failure(folder, reason, f"{reason}\n")  # unless it did so itself
-    noted = (folder.result or {}).get("reason")
+    noted = folder.result and folder.result.reason
     if stop := group.stopped_by(failure):
         if noted:  # whatever failed while it saved, what follows the run must stop
             print_error(f"{folder}: {noted}")
         raise Interrupted(stop)
     if result := folder.completed:  # even if one died after all was written down
         return result
-    if noted is None:
+    if not noted:
         raise Locked(folder)
     raise UserError(noted.removeprefix(f"{UserError.__name__}: "))

@@ -1,10 +1,12 @@
-"""The training of run folders: each from its last checkpoint to its end."""
+"""One life of a run: a process holds its folder, trains from the last checkpoint, and writes down how it ends."""
 
 import math
 import socket
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import filelock
@@ -15,14 +17,16 @@ from deepnets.config.identity import identity
 from deepnets.config.schema import Config
 from deepnets.distributed.agreement import Decisions
 from deepnets.distributed.signals import Interrupted, Interruption
-from deepnets.distributed.world import World
+from deepnets.distributed.world import ALONE, World, joined, lost_another, slurm_task
 from deepnets.errors import UserError
 from deepnets.runs import checkpoint
-from deepnets.runs.contents import Progress
-from deepnets.runs.evidence import Evidence, state_checksum
-from deepnets.runs.folder import DIVERGED, FINISHED, RunFolder
+from deepnets.runs.checkpoint import load_checked, resume
+from deepnets.runs.contents import DIVERGED, FAILED, FINISHED, Progress, Result
+from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.log import Log
+from deepnets.runs.owner import Owner, TakenOver
 from deepnets.runs.record import (
+    Evidence,
     changes_since,
     check_arithmetic,
     continued_by,
@@ -31,18 +35,73 @@ from deepnets.runs.record import (
     environment_of,
     protocol_of,
     result_of,
+    state_checksum,
 )
-from deepnets.runs.saved import load, resume
-from deepnets.runs.session import Session
-from deepnets.system.files import own_cache
-from deepnets.system.printing import print_line
+from deepnets.runs.status import Heartbeat
+from deepnets.system.files import opened_to_append, own_cache
+from deepnets.system.printing import print_error, print_line
 from deepnets.training.assembly import dataset_of, prepare, splits_of
 from deepnets.training.checks import check_batches
 from deepnets.training.fit import Training
-from deepnets.training.hardware import scarce_cores
+from deepnets.training.hardware import device_of_process, find_device, scarce_cores
 
+STARTING_SECONDS = 2.0  # a parent that writes the folder down anew holds its lock for much less
+LOST_SECONDS = 2.0  # whoever watches several processes looks every 0.1 s which of them ended
 FINITE_CHECK_ITERATIONS = 50
 SILENT_SECONDS = 30.0  # of a wait for another process that reads
+
+
+class AnotherFailed(Exception):
+    """Another process of the run failed before this one, and has said why."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a process trains a run with; the first process alone has a heartbeat."""
+
+    device: torch.device
+    heartbeat: Heartbeat | None
+    owner: Owner
+
+
+@contextmanager
+def session(folder: RunFolder, config: Config, world: World = ALONE) -> Iterator[Session | None]:
+    """Hold the folder while its run is trained, as one process of `world`; None where the run is complete by now.
+
+    What is raised meanwhile is the run's failure, and noted; a signal is none.
+
+    Raises:
+        Locked: another process is running the folder.
+        TakenOver: another machine is by now, as this one seemed to be gone.
+        AnotherFailed: another process of `world` failed first.
+    """
+    with ExitStack() as held:
+        # Alone, before anything that may fail: only who holds the folder notes a failure in it.
+        owner = held.enter_context(folder.hold(STARTING_SECONDS, to_train=True)) if world.size == 1 else None
+        try:
+            device = find_device(config.device)
+            if world.size > 1:
+                device = device_of_process(config.device, world.local_rank)
+            held.enter_context(joined(world, device))
+            if world.size > 1:
+                owner = _held_by_first(folder, world, held)
+            heartbeat = held.enter_context(Heartbeat(folder)) if owner and world.is_first else None
+            yield Session(device, heartbeat, owner) if owner else None
+        except (Locked, TakenOver, AnotherFailed):
+            raise
+        except Exception as error:
+            is_lost = world.size > 1 and lost_another(error)
+            if is_lost:
+                time.sleep(LOST_SECONDS)  # so that the other one, or whoever watches, notes first what it was
+            reason = f"{type(error).__name__}: {error}"
+            if world.size > 1:
+                reason += f" (process {world.rank} of {world.size})"
+            is_users = isinstance(error, UserError)
+            details = f"{error}\n" if is_users else "".join(traceback.format_exception(error))
+            is_first = note_failure(folder, reason, details)
+            if is_lost or not is_first:
+                raise AnotherFailed from error
+            raise
 
 
 class Execution:
@@ -89,7 +148,7 @@ class Execution:
         self.logging = held.enter_context(ExitStack())
         self.log: Log | None = None
         self.saved: Mapping[str, Tensor] = {}
-        self.result: dict[str, Any] | None = None
+        self.result: Result | None = None
 
     def begin(self) -> None:
         """Open the log and let the heartbeat write how far the run is."""
@@ -136,12 +195,14 @@ class Execution:
     def _end(self, status: str) -> None:
         if self.log:
             self.log.end(finished=status == FINISHED)
-            self.result = result_of(self.config, self.training, self.history, self.log.seconds, status, self.frozen)
-            self.result |= {"claims": self.folder.origin.get("claims", []), **self.evidence.facts()}
-            if status == FINISHED:  # of a run that diverged, no checkpoint holds the weights at the end
-                self.result["weights_sha256"] = state_checksum(self.saved)
+            facts = {"claims": self.folder.origin.claims, **self.evidence.facts()}
+            if status == FINISHED:  # a run that diverged has no checkpoint of the weights at its end
+                facts["weights_sha256"] = state_checksum(self.saved)
+            self.result = result_of(
+                self.config, self.training, self.history, self.log.seconds, status, self.frozen, facts
+            )
             self.logging.close()
-            self.folder.write_json("result.json", self.result)
+            self.result.write(self.folder.path)
         self.result = self.training.world.broadcast_value(self.result)
         self.held.close()
 
@@ -193,13 +254,45 @@ def train(
     each(Execution.finish)
 
 
+def note_failure(folder: RunFolder, reason: str, details: str) -> bool:
+    """Write the reason into result.json and the details into log.txt, unless the run has a result; whether it had none.
+
+    Of several processes the first that fails has the word: the others fail because it is gone.
+    """
+    try:
+        (folder.path / Result.FILE).open("x").close()
+        with opened_to_append(folder.path / "log.txt") as file:
+            file.write(details.encode())
+        job = {"job": task} if (task := slurm_task()) else {}
+        Result(status=FAILED, reason=reason, **job).write(folder.path)
+    except FileExistsError:
+        return False
+    except OSError as unwritable:  # the disk that is full may be what failed: the first error is the one to show
+        print_error(f"{folder}: the failure could not be noted there ({unwritable})")
+    return True
+
+
 def described(damaged: dict[str, str]) -> list[str]:
     """A line about each file that `checkpoint.load` found damaged."""
     return [f"{name} is damaged and was not used ({damage})" for name, damage in damaged.items()]
 
 
+def _held_by_first(folder: RunFolder, world: World, held: ExitStack) -> Owner | None:
+    """The owner, in every process; None where nothing is left to train."""
+    owner, lines = None, None
+    if world.is_first:
+        try:
+            owner = held.enter_context(folder.hold(STARTING_SECONDS, to_train=True))
+        except Locked as error:
+            lines = list(map(str, error.args[1:]))
+    number, lines = world.broadcast_value((owner.number if owner else None, lines))
+    if lines is not None:
+        raise Locked(folder, *lines)
+    return None if number is None else owner or Owner(folder.path, number)
+
+
 def _loaded(folder: RunFolder, config: Config) -> tuple[dict[str, Any] | None, dict[str, str]]:
-    saved, damaged = load(folder, config)
+    saved, damaged = load_checked(folder, config)
     for name in damaged:  # or the next checkpoint would push it over the intact one
         (folder.path / name).rename(folder.path / f"{name}.damaged")
     return saved, damaged

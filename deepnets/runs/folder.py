@@ -1,14 +1,12 @@
 """The run folder: its frozen configuration, its lock and its result."""
 
-import json
 import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import filelock
 from omegaconf import OmegaConf
@@ -20,11 +18,10 @@ from deepnets.config.frozen import LONGEST, read_frozen
 from deepnets.config.identity import difference, identity
 from deepnets.config.schema import Config, Sweep
 from deepnets.errors import UserError
-from deepnets.runs.contents import check_contents
+from deepnets.runs.contents import Job, Origin, Result, Status
 from deepnets.runs.owner import OWNER, Owner, is_left_behind, owned, owner_elsewhere
-from deepnets.system.files import flush_folder, make_folder, read_object, read_text, write_atomically
+from deepnets.system.files import flush_folder, make_folder, read_text, write_atomically
 
-FINISHED, DIVERGED, FAILED = "finished", "diverged", "failed"  # what result.json says of a run
 FREEZING_SECONDS = 10.0  # more than writing a configuration takes anywhere
 
 
@@ -34,17 +31,6 @@ class Locked(UserError):
     def __str__(self) -> str:
         who = f" ({self.args[1]})" if len(self.args) > 1 else ""
         return f"{self.args[0]}: already running in another process{who}"
-
-
-class Unreadable(UserError):
-    """A file of a run folder does not hold what it should; the arguments are its path and the error."""
-
-    def __str__(self) -> str:
-        return f"{self.args[0]}: cannot be read ({self.reason}); restore the run's own, or remove it"
-
-    @property
-    def reason(self) -> str:
-        return " ".join(str(self.args[1]).split())
 
 
 class RunFolder:
@@ -87,41 +73,35 @@ class RunFolder:
         return config
 
     @property
-    def origin(self) -> dict[str, Any]:
+    def origin(self) -> Origin:
         """The command, overrides and git commit that froze this folder."""
-        return self.read_json("origin.json")
+        return Origin.read(self.path) or Origin()
 
     @property
-    def result(self) -> dict[str, Any] | None:
+    def result(self) -> Result | None:
         """What the run ended with; None while it has not ended, or where a crash of the machine left the file empty."""
-        return self.read_json("result.json") or None
+        return Result.read(self.path)
 
     @property
-    def completed(self) -> dict[str, Any] | None:
+    def status(self) -> Status | None:
+        """What the training process last said; None before it has said anything."""
+        return Status.read(self.path)
+
+    @property
+    def job(self) -> Job | None:
+        """SLURM's task for the run; None where none was submitted."""
+        return Job.read(self.path)
+
+    @property
+    def completed(self) -> Result | None:
         """The result of a run that finished or diverged; None while anything is left to train, as where it failed."""
         result = self.result
-        return result if result and result["status"] in (FINISHED, DIVERGED) else None
+        return result if result and result.is_complete else None
 
     @property
     def is_complete(self) -> bool:
         """Whether nothing is left to train."""
         return self.completed is not None
-
-    def read_json(self, name: str) -> dict[str, Any]:
-        """What the file holds; empty where there is none, or where a crash of the machine left it empty.
-
-        Raises:
-            Unreadable: it holds no JSON object, or one with entries of other types than a run writes.
-        """
-        try:
-            content = read_object(self.path / name)
-            check_contents(name, content)
-            return content
-        except (OSError, ValueError) as error:
-            raise Unreadable(self.path / name, error) from error
-
-    def write_json(self, name: str, content: dict[str, Any]) -> None:
-        write_atomically(self.path / name, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
     def check(self, config: Config) -> None:
         """Whether `config` may be run here, or has been.
@@ -145,7 +125,7 @@ class RunFolder:
                 f"{self}: cannot be written ({nearest} is not a writable folder); choose another output_root"
             )
 
-    def freeze(self, config: Config, origin: dict[str, Any]) -> None:
+    def freeze(self, config: Config, origin: Origin) -> None:
         """Write down what the run is and where it executes now; `overwrite` deletes what was there first.
 
         Trust is not frozen: it must be given anew wherever the folder is executed. Of the sweep its axes are, by which
@@ -156,11 +136,11 @@ class RunFolder:
         """
         make_folder(self.path)
         # Where no configuration is there yet, whoever has the lock is only about to write it.
-        with self.lock(0 if (self.path / "config.yaml").is_file() else FREEZING_SECONDS):
+        with self.hold(0 if (self.path / "config.yaml").is_file() else FREEZING_SECONDS):
             if config.overwrite:
                 self._clear()
-            if not (self.path / "origin.json").is_file():
-                self.write_json("origin.json", origin)
+            if not (self.path / Origin.FILE).is_file():
+                origin.write(self.path)
             sweep = config.sweep and Sweep(axes=config.sweep.axes, deep=config.sweep.deep)
             config = replace(config, overwrite=False, trusted_targets=[], sweep=sweep)
             write_atomically(self.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(config)))
@@ -172,45 +152,22 @@ class RunFolder:
                 shutil.rmtree(item) if item.is_dir() and not item.is_symlink() else item.unlink()
         flush_folder(self.path)
 
-    @contextmanager
-    def claim(self, patience: float = 0) -> Iterator[bool]:
-        """Hold the lock, without the result of a run that failed; yields whether anything is left to train.
-
-        Why a run failed is not why it may fail when it is tried again.
-
-        Raises:
-            Locked: another process is running it.
-        """
-        with self.lock(patience):
-            is_complete = self.is_complete
-            if not is_complete:
-                (self.path / "result.json").unlink(missing_ok=True)
-            yield not is_complete
+    def retry(self) -> bool:
+        """Whether anything is left to train; why the run failed goes, as it may fail otherwise now. Hold the folder."""
+        if self.is_complete:
+            return False
+        (self.path / Result.FILE).unlink(missing_ok=True)
+        return True
 
     @contextmanager
-    def training(self, patience: float = 0) -> Iterator[Owner | None]:
-        """`claim` it to train it, on this machine alone; None where nothing is left to train.
+    def hold(self, patience: float = 0, *, to_train: bool = False) -> Iterator[Owner | None]:
+        """Hold the right to write here, which one process of this machine has at a time, however the others end.
+
+        `to_train` also takes the lease, which one machine has at a time, and yields it; None where nothing is left to
+        train. A process waits for `patience` seconds at most.
 
         Raises:
-            Locked: another process is running it.
-        """
-        with self.claim(patience) as is_left:
-            if not is_left:
-                yield None
-                return
-            with owned(self.path) as owner:
-                if owner is None:
-                    raise Locked(self, *filter(None, [owner_elsewhere(self.path)]))
-                yield None if self.is_complete else owner  # as another machine has left it
-
-    @contextmanager
-    def lock(self, patience: float = 0) -> Iterator[None]:
-        """The right to write here, for one process at a time; the system frees it however the process ends.
-
-        `patience` is how many seconds to wait for it.
-
-        Raises:
-            Locked: another process holds it. UserError: the system gives no lock there.
+            Locked: another process, here or on another machine, holds it. UserError: the system gives no lock there.
         """
         lock = filelock.FileLock(self.path / ".lock", timeout=patience)
         try:
@@ -221,12 +178,17 @@ class RunFolder:
             raise Locked(self) from None
         except OSError as error:  # a link that is not followed, or a file system that has run out of locks
             raise UserError(f"{self.path / '.lock'}: cannot be locked ({error.strerror})") from error
-        try:
+        with ExitStack() as held:
+            held.callback(lock.release)
             if who := owner_elsewhere(self.path):
                 raise Locked(self, who)
-            yield
-        finally:
-            lock.release()
+            if not (to_train and self.retry()):
+                yield None
+                return
+            owner = held.enter_context(owned(self.path))
+            if owner is None:
+                raise Locked(self, *filter(None, [owner_elsewhere(self.path)]))
+            yield None if self.is_complete else owner  # another machine may have trained it to its end
 
 
 def run_folders(below: Path) -> list[RunFolder]:

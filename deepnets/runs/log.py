@@ -55,7 +55,7 @@ class Log:
         self.begun = self.yielded = time.monotonic()
         if training.iteration == 0:  # what an execution logged that left no checkpoint
             (folder.path / "log.txt").unlink(missing_ok=True)
-        self.dashboard = Dashboard(folder.path, folder.origin, training, config, observed)
+        self.dashboard = Dashboard(folder.path, folder.origin.model_dump(), training, config, observed)
         console = Console(highlight=False)
         columns = [TextColumn("{task.description}"), BarColumn(bar_width=12), TextColumn("{task.fields[state]}")]
         self.progress = Progress(

@@ -6,12 +6,12 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from deepnets.distributed.world import slurm_task
 from deepnets.errors import UserError
+from deepnets.runs.contents import Status, Unreadable
 from deepnets.system.files import fresh, new_name, read_object, read_text, write_atomically
 from deepnets.system.printing import print_line
 
@@ -139,9 +139,9 @@ def _late(owner: dict[str, Any], me: dict[str, Any]) -> float:
 
 def _last_sign(folder: Path, owner: dict[str, Any]) -> float:
     since = owner.get("since", 0.0)
-    with suppress(ValueError, OSError, KeyError, TypeError):
-        heartbeat = datetime.fromisoformat(read_object(folder / "status.json")["heartbeat"])
-        return max(since, heartbeat.astimezone(UTC).timestamp())
+    with suppress(Unreadable):
+        if status := Status.read(folder):
+            return max(since, status.heartbeat.timestamp())
     return since
 
 

@@ -1,19 +1,25 @@
-"""What a run leaves in writing besides its numbers: what it depended on, and its result or failure."""
+"""The result of a run: what it depended on, how it ended, and the evidence by which it can be checked later."""
 
+import hashlib
+import json
 import sys
+from collections.abc import Mapping
 from importlib.metadata import version
+from math import isfinite
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from deepnets.config.identity import identity_hash
 from deepnets.config.places import git_commit
 from deepnets.config.schema import Config, Selection
 from deepnets.errors import UserError
 from deepnets.models.batchnorm import group_sizes
-from deepnets.runs.folder import DIVERGED, RunFolder
+from deepnets.runs.contents import DIVERGED, Result, packed
+from deepnets.runs.folder import RunFolder
 from deepnets.training.assembly import dataset_of, splits_of
-from deepnets.training.fit import Training
+from deepnets.training.fit import FIRST, Training
 from deepnets.training.hardware import choose_precision, describe
 
 THREADS = torch.get_num_threads()  # as this process started with, whatever an earlier row of a grid has set
@@ -103,7 +109,7 @@ def changes_since(folder: RunFolder, config: Config, frozen: dict[str, Any], dev
     processes = [f"{count} from iteration {iteration}" for iteration, count in frozen["processes"].items()]
     if len(processes) > 1 or config.devices > 1:
         remarks.append(f"trained by processes: {', '.join(processes)}")
-    commit, frozen_commit = git_commit(), folder.origin.get("commit")
+    commit, frozen_commit = git_commit(), folder.origin.commit
     if commit != frozen_commit:
         remarks.append(f"the code is at commit {commit}, the run was set up at {frozen_commit}")
     return remarks
@@ -116,29 +122,31 @@ def result_of(
     seconds: float,
     status: str,
     frozen: dict[str, Any],
-) -> dict[str, Any]:
-    """The content of result.json: errors in percent, `seconds` of wall time over all executions.
+    facts: dict[str, Any],
+) -> Result:
+    """The content of result.json, `facts` included: errors in percent, `seconds` of wall time over all executions.
 
     `test_error` is that of the selected epoch, and null when the run diverged; `best_test_error` is for information.
     """
     speeds = sorted(row["images_per_second"] for row in history)
-    return {
-        "status": status,
+    return Result(
+        status=status,
         **errors_of(config, history, status),
-        "epochs": training.epoch,
-        "iterations": training.iteration,
-        "seconds": round(seconds, 2),
-        "images_per_second": speeds[len(speeds) // 2] if speeds else None,
-        "protocol": protocol_of(config, training),
-        "data": frozen["data"],
-        "parameters": sum(parameter.numel() for parameter in training.model.parameters()),
-        "identity": identity_hash(config),
-        "commit": git_commit(),
-        "versions": {name: version(name) for name in ("torch", "hydra-core", "numpy")},
-        "python": sys.version.split()[0],
-        "device_type": training.device.type,
+        epochs=training.epoch,
+        iterations=training.iteration,
+        seconds=round(seconds, 2),
+        images_per_second=speeds[len(speeds) // 2] if speeds else None,
+        protocol=protocol_of(config, training),
+        data=frozen["data"],
+        parameters=sum(parameter.numel() for parameter in training.model.parameters()),
+        identity=identity_hash(config),
+        commit=git_commit(),
+        versions={name: version(name) for name in ("torch", "hydra-core", "numpy")},
+        python=sys.version.split()[0],
+        device_type=training.device.type,
         **{name: frozen[name] for name in ("device", "precision", "threads", "step", "processes")},
-    }
+        **facts,
+    )
 
 
 def errors_of(config: Config, history: list[dict[str, Any]], status: str) -> dict[str, Any]:
@@ -175,20 +183,79 @@ def differing(before: dict[str, Any], now: dict[str, Any]) -> str:
     return ", ".join(f"{key} {before[key]} then, {now.get(key)} now" for key in keys)
 
 
-def describe_result(result: dict[str, Any]) -> str:
-    """A run's end in a line."""
-    name, value = "test error", result["test_error"]
+def describe_result(result: Result) -> str:
+    """How a run ended, in a line."""
+    name, value = "test error", result.test_error
     if value is None:  # it diverged
-        name, value = "last test error", result["last_test_error"]
+        name, value = "last test error", result.last_test_error
     error = "no epoch completed" if value is None else f"{name} {value:.2f}%"
-    if result["selected_epoch"] and result["selection"] == "best_validation":
-        error += f" at epoch {result['selected_epoch']}, which has the lowest validation error,"
-    pace = f"{result['images_per_second']:,.0f} images/s" if result["images_per_second"] else "no epoch timed"
-    epochs = f"{result['epochs']} epoch{'s' * (result['epochs'] != 1)}"
-    return f"{result['status']}: {error} after {epochs} in {duration(result['seconds'])} ({pace})"
+    if result.selected_epoch and result.selection == "best_validation":
+        error += f" at epoch {result.selected_epoch}, which has the lowest validation error,"
+    pace = f"{result.images_per_second:,.0f} images/s" if result.images_per_second else "no epoch timed"
+    epochs = f"{result.epochs} epoch{'s' * (result.epochs != 1)}"
+    return f"{result.status}: {error} after {epochs} in {duration(result.seconds or 0)} ({pace})"
 
 
 def duration(seconds: float) -> str:
     minutes, seconds = divmod(int(seconds + 0.5), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+
+
+class Evidence:
+    """Noted while a run trains; `state` goes into its checkpoints, `facts` into its result.
+
+    The losses are those of the first `FIRST` iterations, on the device until they are read; the checksum is of the
+    weights behind them. `right` (N,) is of the test images after the last completed epoch.
+    """
+
+    def __init__(self, state: dict[str, Any] | None = None) -> None:
+        state = state or {}
+        self.losses: list[Tensor] = list(state.get("losses", torch.zeros(0)))
+        self.weights: str | None = state.get("weights")
+        self.right: Tensor | None = state.get("right")
+
+    def note(self, training: Training) -> None:
+        """To be called where `fit` yields; waits for the device once, and at the ends of epochs."""
+        first = min(FIRST, training.iterations)
+        if training.loss is not None and len(self.losses) == training.iteration - 1 < first:
+            self.losses.append(training.loss)
+            if training.iteration == first:
+                self.weights = weights_checksum(training.model)
+        if training.completed:
+            self.right = training.completed["test"].right
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Tensors and text."""
+        # Those of before a resume are not on the device.
+        losses = torch.stack([loss.cpu() for loss in self.losses]) if self.losses else torch.zeros(0)
+        return {"losses": losses, "weights": self.weights, "right": self.right}
+
+    def facts(self) -> dict[str, Any]:
+        """By the names of result.json: `beginning`, losses in nats (null if not finite), and `test_right`, `packed`."""
+        facts: dict[str, Any] = {}
+        if self.weights:
+            losses = [float(f"{loss:.9g}") if isfinite(loss) else None for loss in self.state["losses"].tolist()]
+            facts["beginning"] = {"losses": losses, "weights": self.weights}
+        if self.right is not None:
+            facts["test_right"] = packed(self.right.numpy())
+        return facts
+
+
+def weights_checksum(model: torch.nn.Module) -> str:
+    """Sixteen hexadecimal digits (SHA-256) of all parameters in the order of their names."""
+    checksum = hashlib.sha256()
+    for name, weights in sorted(model.named_parameters()):
+        checksum.update(name.encode())
+        checksum.update(weights.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return checksum.hexdigest()[:16]
+
+
+def state_checksum(state: Mapping[str, Tensor]) -> str:
+    """SHA-256 (hexadecimal) of all tensors in the order of their names: name, type, shape and bytes of each."""
+    checksum = hashlib.sha256()
+    for name, tensor in sorted(state.items()):
+        checksum.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        checksum.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return checksum.hexdigest()

@@ -1,25 +1,31 @@
-"""What a run is doing: status.json as the training process writes it, and the state of a folder read from its files."""
+"""What runs are doing: a training process writes its heartbeat; a state is read from a folder's files, and shown."""
 
 import csv
 import os
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache, partial
+from pathlib import Path
 from threading import Event, Lock, Thread
 from types import TracebackType
 from typing import Any, Self
 
 import yaml
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
 
 from deepnets.distributed.signals import Interrupted
 from deepnets.distributed.world import slurm_task
-from deepnets.runs.contents import PROGRESS, Progress
-from deepnets.runs.folder import DIVERGED, FAILED, FINISHED, RunFolder, Unreadable
+from deepnets.runs.contents import DIVERGED, FAILED, FINISHED, Progress, Status, Unreadable
+from deepnets.runs.folder import RunFolder, folders_in
+from deepnets.system.printing import as_text, console_for
 
 BEAT_SECONDS = 10.0
 DEAD_SECONDS = 60.0  # without a beat: six were missed
@@ -30,6 +36,21 @@ WAITING, QUEUED, RUNNING, PREEMPTED, DEAD = "waiting", "queued", "running", "pre
 # In the order of a run's life.
 STATES = (WAITING, QUEUED, RUNNING, PREEMPTED, DEAD, FAILED, DIVERGED, FINISHED)
 
+
+REFRESH_SECONDS = 2.0
+STYLES = {FINISHED: "green", RUNNING: "cyan", PREEMPTED: "yellow", DIVERGED: "yellow", FAILED: "red", DEAD: "bold red"}
+# Where not all runs fit on the screen: what somebody may want to act on comes first.
+URGENCY = (RUNNING, DEAD, FAILED, PREEMPTED, QUEUED, WAITING, DIVERGED, FINISHED)
+COLUMNS: dict[str, dict[str, Any]] = {
+    "state": {"no_wrap": True},
+    "epoch": {"justify": "right", "no_wrap": True},
+    "error %": {"justify": "right", "no_wrap": True},
+    "images/s": {"justify": "right", "no_wrap": True},
+    "left": {"justify": "right", "no_wrap": True},
+    "heartbeat": {"justify": "right", "no_wrap": True},
+    "remark": {"overflow": "fold", "min_width": 16},
+}
+AROUND_TABLE = 4  # lines of the screen for its header, its caption, and what stands below it
 
 # What a file that is cut off, or that another program wrote, may lead to.
 UNREADABLE = (yaml.YAMLError, csv.Error, KeyError, AttributeError, ValueError, TypeError, OSError)
@@ -54,24 +75,24 @@ class State:
 def state_of(folder: RunFolder, dead_after: float = DEAD_SECONDS) -> State:
     """The state of the folder's run, from its files alone; running without a beat for `dead_after` seconds is dead.
 
-    queued is a run with a job.json, `{"job": "123_4", "submitted": ISO time}`, that is newer than its last execution.
+    A run is queued if its job.json is newer than its last execution.
     """
-    result, status, job = folder.result, folder.read_json("status.json"), folder.read_json("job.json")
-    written = status.get("progress")
-    progress = PROGRESS.validate_python(written) if written else None
-    beat = datetime.fromisoformat(status["heartbeat"]) if status else None
-    silent = (datetime.now(UTC) - beat).total_seconds() if beat else None
-    known = partial(State, progress=progress, silent=silent, host=status.get("host"), job=status.get("job"))
-    if result and result["status"] in (FINISHED, DIVERGED):
-        return known(result["status"])
-    executed = {status.get("job"), (result or {}).get("job")}  # a run may fail before its first heartbeat
-    if job and job["job"] not in executed and (not beat or datetime.fromisoformat(job["submitted"]) > beat):
-        return State(QUEUED, progress, job=job["job"])
+    result, status, job = folder.result, folder.status, folder.job
+    progress, executed = None, {result and result.job}  # a run may fail before its first heartbeat
+    known = State
+    if status:
+        progress, silent = status.progress, (datetime.now(UTC) - status.heartbeat).total_seconds()
+        known = partial(State, progress=progress, silent=silent, host=status.host, job=status.job)
+        executed.add(status.job)
+    if result and result.is_complete:
+        return known(result.status)
+    if job and job.job not in executed and (not status or job.submitted > status.heartbeat):
+        return State(QUEUED, progress, job=job.job)
     if result:
-        return known(FAILED, reason=" ".join(result.get("reason", "").split()))
-    if silent is None:
+        return known(FAILED, reason=" ".join(result.reason.split()))
+    if not status:
         return State(WAITING)
-    if status["state"] == PREEMPTED:
+    if status.state == PREEMPTED:
         return known(PREEMPTED)
     if silent > dead_after:
         return known(DEAD)
@@ -149,7 +170,98 @@ class Heartbeat:
             self._write(RUNNING if self._progress else "starting")
 
     def _write(self, state: str) -> None:
-        content: dict[str, Any] = {"state": state, "heartbeat": datetime.now(UTC).isoformat(timespec="milliseconds")}
-        content |= self._who | {"progress": asdict(self._progress()) if self._progress else None}
+        progress = self._progress() if self._progress else None
+        status = Status(state=state, heartbeat=datetime.now(UTC), **self._who, progress=progress)
         with self._writing, suppress(OSError):  # a full disk must not end a run for the sake of its status
-            self._folder.write_json("status.json", content)
+            status.write(self._folder.path)
+
+
+def show(paths: list[Path], watch: bool) -> int:
+    """Print the states of all run folders below `paths`; `watch` refreshes them until every run has ended, or Ctrl-C.
+
+    Raises:
+        UserError: a folder is not there, or has no run in it.
+    """
+    folders = folders_in(paths)
+    if watch:
+        with suppress(KeyboardInterrupt):
+            follow(folders, lambda: all(read_state(each).name in (FINISHED, DIVERGED, FAILED) for each in folders))
+    console_for().print(table_of(folders))
+    return 0
+
+
+def follow(folders: list[RunFolder], is_over: Callable[[], bool], seconds: float = REFRESH_SECONDS) -> None:
+    """Show the runs until it is over: a table on a terminal, elsewhere a line whenever the counts of states change."""
+    shown, over = "", False
+    with live_table(folders) as is_live:
+        while not over:
+            over = is_over()
+            if not is_live and (now := counted(list(read_states(folders).values()))) != shown:
+                print(shown := now, flush=True)
+            if not over:
+                time.sleep(seconds)
+
+
+@contextmanager
+def live_table(folders: list[RunFolder]) -> Iterator[bool]:
+    """The table stands below all that is printed meanwhile, and is read anew now and then; False without a terminal."""
+    console = Console(highlight=False)
+    if not console.is_terminal or console.is_dumb_terminal:
+        yield False
+        return
+    with Live(
+        get_renderable=lambda: table_of(folders, most=max(console.height - AROUND_TABLE, 1)),
+        console=console,
+        refresh_per_second=1 / REFRESH_SECONDS,
+        transient=True,
+    ):
+        yield True
+
+
+def table_of(folders: list[RunFolder], most: int | None = None) -> Table:
+    """A line per run, the most urgent of them where there are more than `most`; the caption counts all by state."""
+    states = read_states(folders)
+    shown = folders
+    if most is not None and len(folders) > most:
+        shown = sorted(folders, key=lambda folder: URGENCY.index(states[folder].name))[:most]
+    above = os.path.commonpath([folder.path.resolve() for folder in folders])
+    sweep = Path(above) if len(folders) > 1 else Path(above).parents[1]
+    cells = {folder: _cells(folder, states[folder]) for folder in shown}
+    table = Table(
+        box=None,
+        caption=counted(list(states.values())) + (f"; {len(shown)} of them shown" if shown is not folders else ""),
+        caption_justify="left",
+    )
+    table.add_column("run", overflow="fold", min_width=20)
+    columns = [name for name in COLUMNS if any(row[name] for row in cells.values())]
+    for name in columns:
+        table.add_column(name, **COLUMNS[name])
+    for folder, row in cells.items():
+        name = str(folder.path.resolve().relative_to(sweep))
+        words = [name, *(row[column] for column in columns)]
+        table.add_row(*map(as_text, words), style=STYLES.get(states[folder].name))
+    return table
+
+
+def counted(states: list[State]) -> str:
+    """`8 runs: 3 running, 5 waiting`."""
+    counts = Counter(state.name for state in states)
+    parts = [f"{counts[name]} {name}" for name in STATES if counts[name]]
+    return f"{len(states)} run{'s' * (len(states) > 1)}: {', '.join(parts)}"
+
+
+def _cells(folder: RunFolder, state: State) -> dict[str, str]:
+    progress = state.progress
+    is_running, is_silent = state.name == RUNNING, state.name == DEAD
+    result = folder.result if state.name == FINISHED else None
+    error = result.test_error if result else progress and progress.test_error
+    place = [f"job {state.job}" if state.job else "", f"on {state.host}" if is_silent else "", state.reason or ""]
+    return {
+        "state": state.name,
+        "epoch": f"{progress.epoch}/{progress.epochs}" if progress else "starting" if is_running else "",
+        "error %": f"{error:.2f}" if isinstance(error, int | float) else "",
+        "images/s": f"{progress.images_per_second:,.0f}" if is_running and progress else "",
+        "left": str(timedelta(seconds=round(progress.seconds_left))) if is_running and progress else "",
+        "heartbeat": f"{timedelta(seconds=round(state.silent or 0))} ago" if is_running or is_silent else "",
+        "remark": " ".join(filter(None, place)),
+    }

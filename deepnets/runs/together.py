@@ -1,24 +1,95 @@
-"""Execute several run folders at once, as one batched network."""
+"""Several run folders at once, as one batched network: which can be, and how they are executed."""
 
+import json
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
+import torch
+
+from deepnets.config.identity import flat, identity
+from deepnets.config.schema import Config, StepKind
 from deepnets.distributed.signals import RESUME, Interrupted, Interruption
 from deepnets.distributed.world import ALONE
 from deepnets.errors import UserError, of_system
-from deepnets.runs.execution import Execution, train
+from deepnets.models.memory import Memory
+from deepnets.runs import checkpoint
+from deepnets.runs.checkpoint import malformed
+from deepnets.runs.contents import Result
+from deepnets.runs.execution import Execution, session, train
 from deepnets.runs.folder import RunFolder
-from deepnets.runs.session import session
 from deepnets.system.printing import print_error
-from deepnets.training.stack import Stack, fit_together
+from deepnets.training import stack
+from deepnets.training.assembly import dataset_of, model_of
+from deepnets.training.hardware import with_counted_devices
 
-Ending = dict[str, Any] | Exception
+Ending = Result | Exception
+OPTIMIZERS = ("deepnets.optimizer.sgd", "deepnets.optimizer.scalar_sgd", "deepnets.optimizer.caffe_sgd")
+# What may differ: each row has its own start, order of images, rates and schedule.
+OWN = (
+    "seed",
+    "setting",
+    "schedule",
+    "optimizer.lr",
+    "optimizer.momentum",
+    "optimizer.nesterov",
+    "optimizer.weight_decay",
+    "model.initialization",
+    "model.shortcut.bias",
+)
+SHARED = ("device", "threads")  # of the keys that say where a run executes
+
+
+def groups_of(
+    folders: Sequence[RunFolder], most: int, trusted: Sequence[str] = ()
+) -> tuple[list[list[RunFolder]], dict[RunFolder, str]]:
+    """Groups of up to `most` folders to be trained at once, in the order of their first; and why others are alone.
+
+    `trusted` names the user's own classes that their configurations may use.
+    """
+    by_key: dict[Any, list[RunFolder]] = {}
+    alone: dict[RunFolder, str] = {}
+    for number, folder in enumerate(folders):
+        key: Any = number
+        if most > 1:
+            config = replace(folder.config, trusted_targets=list(trusted))
+            if reason := obstacle(config):
+                alone[folder] = reason
+            else:
+                key = (_shared(config), _position(folder))
+        by_key.setdefault(key, []).append(folder)
+    groups = [same[first : first + most] for same in by_key.values() for first in range(0, len(same), most)]
+    for group in groups:
+        if len(group) == 1 and most > 1:
+            alone.setdefault(group[0], "no other row that is left has its network, data, budget and iteration")
+    places = {folder: place for place, folder in enumerate(folders)}
+    return sorted(groups, key=lambda group: places[group[0]]), alone
+
+
+def obstacle(config: Config) -> str | None:
+    """Why the run cannot be trained at once with others of its kind; None when it can."""
+    config = with_counted_devices(config)
+    if config.devices > 1:
+        return f"devices={config.devices}: only runs of one process can be stacked"
+    if config.memory is not Memory.full:
+        return f"memory={config.memory}: only runs with memory=full can be stacked"
+    if config.step is not StepKind.eager:
+        return f"step={config.step}: only runs with step=eager can be stacked"
+    if config.optimizer["_target_"] not in OPTIMIZERS:
+        return f"optimizer {config.optimizer['_target_']}: only SGD can be stacked"
+    if config.clip_gradient_norm is not None:
+        return f"clip_gradient_norm={config.clip_gradient_norm}: only runs without it can be stacked"
+    dataset = dataset_of(config)
+    if dataset.is_streamed:
+        return "images that are decoded while a network trains cannot be stacked"
+    with torch.device("meta"):
+        model = model_of(config, dataset.shape, dataset.classes)
+    return stack.obstacle(model, dataset.shape)
 
 
 def run_together(folders: Sequence[RunFolder], trusted: Sequence[str] = ()) -> dict[RunFolder, Ending]:
-    """Train the folders of a group of `grouping.groups_of`, and return the result of each, or what it failed by.
+    """Train the folders of a group of `groups_of`, and return the result of each, or what it failed by.
 
     A run that fails or diverges disturbs no other, to the bit: it is computed further, unseen. Where the group forms
     again after an interruption, it goes on bit by bit; in another group, or alone, a run goes on but for rounding.
@@ -47,8 +118,8 @@ def run_together(folders: Sequence[RunFolder], trusted: Sequence[str] = ()) -> d
                     endings[folder] = opened
             going = _in_step(going)
             if going:
-                stack = Stack([execution.training for execution in going])
-                train(going, fit_together(stack), interruption, fail)
+                network = stack.Stack([execution.training for execution in going])
+                train(going, stack.fit_together(network), interruption, fail)
         except Interrupted as stop:
             print_error(f"\nStopped by {stop}; {len(unfinished())} runs trained at once are saved. {RESUME}.")
             raise
@@ -95,3 +166,20 @@ def _in_step(executions: list[Execution]) -> list[Execution]:
         if position(execution) != position(executions[0]):
             execution.held.close()
     return [execution for execution in executions if position(execution) == position(executions[0])]
+
+
+def _shared(config: Config) -> str:
+    """What must be equal in all rows of a group."""
+    values = flat(identity(config)) | {key: getattr(config, key) for key in SHARED}
+    values["dataset.root"] = config.dataset.get("root")
+    kept = {key: value for key, value in values.items() if not any(f"{key}.".startswith(f"{own}.") for own in OWN)}
+    return json.dumps(kept, sort_keys=True)
+
+
+def _position(folder: RunFolder) -> tuple | None:
+    """Where the last whole checkpoint stands, and the arithmetic it began with; None without one."""
+    saved, _ = checkpoint.load(folder.path, malformed)
+    if saved is None:
+        return None
+    frozen = saved["frozen"]
+    return saved["training"]["iteration"], saved["training"]["batch"], frozen["threads"], frozen["precision"]

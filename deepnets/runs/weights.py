@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,11 @@ from deepnets.config.identity import difference, identity
 from deepnets.config.schema import Config
 from deepnets.errors import UserError, first_line
 from deepnets.models.resnet import ResNet
-from deepnets.runs.checkpoint import LAST, PREVIOUS
-from deepnets.runs.evidence import state_checksum
+from deepnets.runs.checkpoint import LAST, PREVIOUS, is_state, load_checked
+from deepnets.runs.contents import FINISHED
 from deepnets.runs.execution import described
-from deepnets.runs.folder import FINISHED, RunFolder
-from deepnets.runs.saved import is_state, load
-from deepnets.runs.torchvision import torchvision_names, torchvision_network
+from deepnets.runs.folder import RunFolder
+from deepnets.runs.record import state_checksum
 from deepnets.system.files import fresh, new_name, opened, write_atomically
 from deepnets.system.printing import print_line
 from deepnets.system.ranges import Size
@@ -78,7 +78,7 @@ def read_weights(folder: str | Path, trusted: Sequence[str] = (), allow_previous
     """
     run_folder = RunFolder(folder)
     config = replace(run_folder.config, trusted_targets=list(trusted))
-    state, damaged = load(run_folder, config)
+    state, damaged = load_checked(run_folder, config)
     if state is not None:
         frozen, training = state["frozen"], state["training"]
         weights = Weights(
@@ -106,9 +106,9 @@ def _of_which_iteration(
     )
     if not result:
         return said if name == FILE else f"{said}; the run has not finished"
-    last = result.get("iterations")
-    if result["status"] != FINISHED:
-        return f"{said}; the run {result['status']} at iteration {last}"
+    last = result.iterations
+    if result.status != FINISHED:
+        return f"{said}; the run {result.status} at iteration {last}"
     if weights.iteration not in (None, last):
         if not allow_previous:
             why = f"{LAST} is damaged: {damaged[LAST]}" if LAST in damaged else f"{LAST} is missing"
@@ -119,9 +119,9 @@ def _of_which_iteration(
                 "in Python load_run(..., allow_previous=True)"
             )
         return f"{said}; the result is of iteration {last}"
-    if "weights_sha256" not in result:  # of an earlier version
+    if result.weights_sha256 is None:  # of an earlier version
         return said
-    if state_checksum(weights.state) != result["weights_sha256"]:
+    if state_checksum(weights.state) != result.weights_sha256:
         raise UserError(
             f"{folder.path / name}: the weights in it are not those of the result: their checksum differs from "
             "weights_sha256 in result.json. Restore the run's own file, or train the run again with overwrite=true"
@@ -272,3 +272,37 @@ def _write_safetensors(state: Mapping[str, Tensor], file: Path, about: dict[str,
         new.write(save({name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}, about))
     new_name(file).replace(file)
     return file
+
+
+def torchvision_network(model: ResNet) -> nn.Module:
+    """Torchvision's network with as many units, freshly initialised.
+
+    Raises ValueError where it has none: with other than 4 stages, or other than 2 or 3 convolutions in a branch.
+    """
+    from torchvision.models import resnet  # takes half a second, which only this waits for
+
+    kernels = sum(isinstance(layer, nn.Conv2d) for layer in model.units[0].branch)
+    units = [len(list(stage.children())) for stage in model.stages]
+    if len(units) != 4 or kernels not in (2, 3):
+        raise ValueError(f"it has 4 stages of units with 2 or 3 convolutions, this one {len(units)} with {kernels}")
+    block = resnet.BasicBlock if kernels == 2 else resnet.Bottleneck
+    return resnet.ResNet(block, units, num_classes=model.head.out_features)
+
+
+def torchvision_names(names: Iterable[str]) -> dict[str, str]:
+    """By the name of each weight of a ResNet with the original ordering, torchvision's name of it."""
+
+    def renamed(name: str) -> str:
+        name = re.sub(r"(?<=\d)\.bn\.", ".", name)  # ghost batch normalisation holds one of torch's
+        name = re.sub(r"^stem\.([01])", lambda found: ("conv1", "bn1")[int(found[1])], name)
+        name = re.sub(r"^head", "fc", name)
+        name = re.sub(r"^stages\.(\d+)", lambda found: f"layer{int(found[1]) + 1}", name)
+        name = name.replace("shortcut.resize", "downsample")
+        return re.sub(r"branch\.(\d+)", lambda found: _in_branch(int(found[1])), name)
+
+    return {name: renamed(name) for name in names}
+
+
+def _in_branch(place: int) -> str:
+    """The layers of a branch are conv, bn, relu, conv, ..."""
+    return f"{('conv', 'bn', 'relu')[place % 3]}{place // 3 + 1}"

@@ -22,6 +22,7 @@ from deepnets.analysis import lesion
 from deepnets.analysis.commands import lesioned
 from deepnets.errors import UserError
 from deepnets.monitor.style import mark_stages, new_figure
+from deepnets.runs.contents import Origin, Result
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
 from tests.command import ROOT, row
@@ -42,7 +43,7 @@ def analyze() -> Iterator[Analyze]:
 
 def trained(path: Path, *overrides: str) -> RunFolder:
     folder = RunFolder(path / "seed0")
-    folder.freeze(row(path, *SMALL, *overrides).config, {})
+    folder.freeze(row(path, *SMALL, *overrides).config, Origin())
     run(folder)
     return folder
 
@@ -86,7 +87,7 @@ def test_lesions_of_a_run_lie_in_its_folder_and_begin_with_its_error(
     single = rows(results / "lesion_single.csv")
     assert [int(line["unit"]) for line in single] == [0, 1, 2, 3, 4, 5, 6]
     assert [int(line["stage"]) for line in single] == [0, 1, 1, 2, 2, 3, 3]
-    whole = residual.result["test_error"]
+    whole = residual.result.test_error
     assert float(single[0]["error"]) == pytest.approx(whole, abs=1e-3)
     random = rows(results / "lesion_random.csv")
     assert [int(line["deleted"]) for line in random] == [0, 0, 1, 1, 2, 2, 3, 3]
@@ -216,7 +217,7 @@ def test_what_is_measured_is_told_where_the_result_is_of_another_net(
     words = ("lesion", folder.path, "--only", "single", "--images", 8, "--output", tmp_path / "results")
     analyze(*words)
     assert "epoch" not in capsys.readouterr().out
-    folder.write_json("result.json", {**folder.result, "selected_epoch": 1})
+    Result.model_validate({**folder.result, "selected_epoch": 1}).write(folder.path)
     analyze(*words)
     assert "its result is that of epoch 1; this is the last epoch's net" in capsys.readouterr().out
     (folder.path / "result.json").unlink()
@@ -294,7 +295,7 @@ def test_a_subset_of_the_images_is_the_same_each_time(analyze: Analyze, residual
 def test_a_run_that_trains_is_left_alone_unless_the_results_go_elsewhere(
     analyze: Analyze, residual: RunFolder, tmp_path: Path
 ) -> None:
-    with residual.lock():
+    with residual.hold():
         with pytest.raises(UserError, match="another process"):
             analyze("paths", residual.path, "--draws", 1, "--images", 1)
         assert analyze("paths", residual.path, "--draws", 1, "--images", 1, "--output", tmp_path) == 0

@@ -12,6 +12,7 @@ from torchvision.transforms import v2
 from deepnets.commands.analyze import main
 from deepnets.errors import UserError
 from deepnets.run import build_model
+from deepnets.runs.contents import Origin
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.weights import load_state
@@ -78,10 +79,10 @@ def test_torchvisions_weights_have_the_error_that_torchvision_finds(tree: Path, 
 def test_a_run_has_its_recorded_error_again(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     folder = RunFolder(tmp_path / "seed0")
     words = ["dataset=synthetic", "model.widths=[2,2,2]", "epochs=1", "dataset.source.train=64", "precision=fp32"]
-    folder.freeze(row(tmp_path, *words, "batch_size=32").config, {})
+    folder.freeze(row(tmp_path, *words, "batch_size=32").config, Origin())
     result = run(folder)
     main(["evaluate", CPU, str(folder.path)])
-    assert found(folder.path / "analysis")["test_error"] == result["test_error"]
+    assert found(folder.path / "analysis")["test_error"] == result.test_error
     assert f"its record has {result['test_error']:.2f} %" in capsys.readouterr().out
     main(["evaluate", CPU, str(folder.path), "--output", str(tmp_path / "elsewhere")])
     assert f"its record has {result['test_error']:.2f} %" in capsys.readouterr().out

@@ -14,6 +14,7 @@ from deepnets.analysis.commands import landscape as command
 from deepnets.analysis.gradients import with_batch_statistics
 from deepnets.analysis.landscape import difference, nonconvexity, random_direction, score_at
 from deepnets.errors import UserError
+from deepnets.runs.contents import Origin
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
 from tests.analyzing import analyze
@@ -124,7 +125,9 @@ def test_the_ends_of_a_line_are_the_nets_whatever_its_step(tmp_path: Path) -> No
     folders = []
     for seed in range(2):
         folder = RunFolder(tmp_path / f"seed{seed}")
-        folder.freeze(row(tmp_path, "model.depth=8", "model.widths=[4,4,4]", "epochs=1", f"seed={seed}").config, {})
+        folder.freeze(
+            row(tmp_path, "model.depth=8", "model.widths=[4,4,4]", "epochs=1", f"seed={seed}").config, Origin()
+        )
         run(folder)
         folders.append(folder.path)
     ends = []

@@ -9,6 +9,7 @@ from PIL import Image
 
 from deepnets.analysis.commands.subject import Subject, _names, one_batch, subject_of
 from deepnets.errors import UserError
+from deepnets.runs.contents import Origin
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
 from tests.command import row
@@ -48,7 +49,7 @@ def test_data_are_found_where_root_says(tree: Path, tmp_path: Path) -> None:
     """A run's data may have moved, and a record's were on another machine."""
     folder = RunFolder(tmp_path / "seed0")
     small = ["model.widths=[2,2,2]", "epochs=1", "batch_size=32"]
-    folder.freeze(row(tmp_path, *NETWORK, f"dataset.root={tree}", *small).config, {})
+    folder.freeze(row(tmp_path, *NETWORK, f"dataset.root={tree}", *small).config, Origin())
     run(folder)
     tree.rename(tmp_path / "moved")
     with pytest.raises(UserError, match="of an analysis by --root DIR"):

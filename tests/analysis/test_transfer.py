@@ -10,6 +10,7 @@ import pytest
 
 from deepnets.analysis.commands.transfer import best_rate, trend
 from deepnets.errors import UserError
+from deepnets.runs.contents import Origin
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
 from tests.analyzing import analyze
@@ -58,7 +59,7 @@ def test_the_command_reads_a_sweeps_runs(tmp_path: Path, capsys: pytest.CaptureF
                 "dataset.source.train=64",
                 "dataset.source.test=10",
             ]
-            folder.freeze(row(tmp_path, *words, *small, "epochs=1", "device=cpu").config, {})
+            folder.freeze(row(tmp_path, *words, *small, "epochs=1", "device=cpu").config, Origin())
             run(folder)
     assert analyze("transfer", tmp_path / "table", "--output", tmp_path / "results") == 0
     with (tmp_path / "results" / "transfer_rates.csv").open() as file:
@@ -78,6 +79,6 @@ def test_the_command_reads_a_sweeps_runs(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_runs_of_another_sweep_are_refused(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "net" / "seed0")
-    folder.freeze(row(tmp_path, "epochs=1").config, {})
+    folder.freeze(row(tmp_path, "epochs=1").config, Origin())
     with pytest.raises(UserError, match=r"needs the axes model\.depth and optimizer\.lr"):
         analyze("transfer", tmp_path / "net", "--output", tmp_path / "results")

@@ -9,6 +9,7 @@ import pytest
 
 from deepnets.analysis.commands.variability import variability
 from deepnets.errors import UserError
+from deepnets.runs.contents import Origin
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
 from tests.analyzing import analyze
@@ -40,12 +41,12 @@ def test_the_command_compares_runs_that_differ_in_their_seed(
     for seed in (0, 1):
         folder = RunFolder(tmp_path / "net" / f"seed{seed}")
         small = ("model.depth=8", "model.widths=[4,4,4]", "epochs=1", "device=cpu", f"seed={seed}")
-        folder.freeze(row(tmp_path, *small).config, {})
+        folder.freeze(row(tmp_path, *small).config, Origin())
         run(folder)
     assert analyze("variability", tmp_path / "net", "--output", tmp_path / "results") == 0
     with (tmp_path / "results" / "variability_runs.csv").open() as file:
         errors = [float(line["error"]) for line in csv.DictReader(file)]
-    stored = [RunFolder(tmp_path / "net" / f"seed{seed}").result["test_error"] for seed in (0, 1)]
+    stored = [RunFolder(tmp_path / "net" / f"seed{seed}").result.test_error for seed in (0, 1)]
     assert errors == pytest.approx(stored, rel=1e-5)
     (finding,) = json.loads((tmp_path / "results" / "variability.json").read_text())["findings"]
     assert finding["always_right"] + finding["never_right"] + finding["disagreement"] / 100 == pytest.approx(1)

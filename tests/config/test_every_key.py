@@ -20,6 +20,7 @@ from deepnets.config.compose import compose, composed
 from deepnets.config.identity import flat
 from deepnets.config.places import CONF
 from deepnets.errors import UserError, readable
+from deepnets.runs.contents import Origin
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.naming import folder_of
 from deepnets.training.checks import check_settings
@@ -63,7 +64,7 @@ def text_of(base: int) -> str:
     """The configuration as it is frozen."""
     with TemporaryDirectory() as place:
         folder = RunFolder(place)
-        folder.freeze(row(folder.path, *BASES[base]).config, {})
+        folder.freeze(row(folder.path, *BASES[base]).config, Origin())
         return (folder.path / "config.yaml").read_text()
 
 

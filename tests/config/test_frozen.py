@@ -13,6 +13,7 @@ from torch import nn
 from deepnets.config.build import build
 from deepnets.config.frozen import DEEPEST, LONGEST, plain_yaml, read_frozen
 from deepnets.errors import UserError
+from deepnets.runs.contents import Origin
 from deepnets.runs.folder import RunFolder
 from tests.command import row
 
@@ -67,7 +68,7 @@ def frozen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The configuration of a run as it is frozen."""
     run = row(tmp_path_factory.mktemp("root"), "epochs=1").config
     folder = RunFolder(tmp_path_factory.mktemp("run"))
-    folder.freeze(run, {})
+    folder.freeze(run, Origin())
     return yaml.safe_load((folder.path / "config.yaml").read_text())
 
 

@@ -8,6 +8,7 @@ import yaml
 from deepnets.config.compose import compose
 from deepnets.config.identity import STEPS, Added, difference, identity, identity_hash
 from deepnets.errors import UserError
+from deepnets.runs.contents import Origin
 from deepnets.runs.folder import RunFolder, run_folders
 from tests.command import ROOT
 
@@ -57,7 +58,7 @@ def test_other_depths_are_other_nets() -> None:
 def test_a_step_makes_a_folder_of_before_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = compose([f"output_root={tmp_path}"]).config
     folder = RunFolder(tmp_path / "run")
-    folder.freeze(config, {})
+    folder.freeze(config, Origin())
     file = folder.path / "config.yaml"
     frozen = yaml.safe_load(file.read_text())
     of_data_set = Added("dataset.incomplete", False, target=frozen["dataset"]["_target_"])

@@ -16,6 +16,7 @@ import torch
 from deepnets.config.schema import Config
 from deepnets.distributed.world import ALONE, World, joined, world_from_env
 from deepnets.runs import checkpoint
+from deepnets.runs.contents import Origin
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
 from deepnets.training.assembly import prepare
@@ -71,7 +72,7 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> list[Config]:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     folder = RunFolder(tmp_path_factory.mktemp("undisturbed"))
-    folder.freeze(row(folder.path, *RUN).config, {})
+    folder.freeze(row(folder.path, *RUN).config, Origin())
     run(folder)
     return folder
 
@@ -160,7 +161,7 @@ def read_until(process: subprocess.Popen[str], pattern: str) -> str:
 
 def frozen(folder: Path, *overrides: str) -> RunFolder:
     run_folder = RunFolder(folder)
-    run_folder.freeze(row(folder, *RUN, *overrides).config, {})
+    run_folder.freeze(row(folder, *RUN, *overrides).config, Origin())
     return run_folder
 
 
@@ -185,7 +186,7 @@ def test_a_stopped_run_continues_to_the_same_bits_under_torchrun_too(undisturbed
     assert told.count("SIGUSR1") == 1
     assert_ended(process.pid)
     assert not (tmp_path / "result.json").exists()
-    assert folder.read_json("status.json")["state"] == "preempted"
+    assert folder.status.state == "preempted"
 
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "-m"]
     process = command(folder, *torchrun, "deepnets.run", str(tmp_path))
@@ -213,8 +214,8 @@ def test_a_killed_process_ends_the_row_and_a_killed_parent_leaves_no_orphan(tmp_
     assert process.returncode == 1
     assert_ended(process.pid)
     assert "process 1 of 2: killed by SIGKILL" in told
-    assert re.match(r"process 1 of 2: killed by SIGKILL", folder.result["reason"])
-    assert folder.result["reason"] in (tmp_path / "log.txt").read_text()
+    assert re.match(r"process 1 of 2: killed by SIGKILL", folder.result.reason)
+    assert folder.result.reason in (tmp_path / "log.txt").read_text()
 
     process = command(folder)
     read_until(process, "epoch 2/")
@@ -288,7 +289,7 @@ def test_a_process_that_raises_ends_the_row_with_its_traceback(tmp_path: Path) -
     assert process.returncode == 1
     assert_ended(process.pid)
     (path,) = (tmp_path / "out").glob("runs/*/seed0")
-    assert RunFolder(path).result["reason"] == "ArithmeticError: over the edge (process 1 of 2)"
+    assert RunFolder(path).result.reason == "ArithmeticError: over the edge (process 1 of 2)"
     for text in (told, (path / "log.txt").read_text()):
         assert "in factor" in text
         assert "ArithmeticError: over the edge" in text

@@ -98,7 +98,7 @@ def test_ten_commands_resume_a_run_with_other_numbers_of_devices(tmp_path: Path)
     for at, devices in begun:
         if devices != next(reversed(changes.values()), None):
             changes[str(at)] = devices  # in the place of one that has not trained an iteration
-    assert RunFolder(folder).result["processes"] == changes
+    assert RunFolder(folder).result.processes == changes
     told = ", ".join(f"{devices} from iteration {at}" for at, devices in changes.items())
     assert f"trained by processes: {told}\n" in (folder / "log.txt").read_text()
     assert len(metrics(folder)) == 60

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from deepnets.distributed.signals import SIGNALS, Interrupted, Interruption, hold_back
+from deepnets.runs.contents import Origin
 from deepnets.runs.folder import RunFolder
 from tests.command import ENVIRONMENT, ROOT, row
 
@@ -70,7 +71,7 @@ def test_what_was_held_back_is_noted() -> None:
 @pytest.mark.slow
 def test_a_signal_while_torch_is_imported_ends_the_command_as_a_later_one_does(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    folder.freeze(row(tmp_path, "epochs=1").config, {})
+    folder.freeze(row(tmp_path, "epochs=1").config, Origin())
     command = [sys.executable, "-m", "deepnets.run", str(tmp_path)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=ENVIRONMENT)
     while not is_held_back(process.pid, signal.SIGINT):

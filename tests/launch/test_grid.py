@@ -9,6 +9,7 @@ import pytest
 
 from deepnets.errors import UserError
 from deepnets.launch.grid import launch
+from deepnets.runs.contents import Origin
 from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.naming import folder_of
 from deepnets.runs.status import state_of
@@ -65,10 +66,10 @@ def test_a_row_that_runs_elsewhere_is_left_alone_even_by_overwrite(
 ) -> None:
     rows = [row(tmp_path, *NET, "+schedule.name=a", f"seed={seed}", "overwrite=true") for seed in range(2)]
     folder = folder_of(rows[0])
-    folder.freeze(rows[0].config, {"commit": "theirs"})
+    folder.freeze(rows[0].config, Origin(commit="theirs"))
     for change in ([], ["launcher=pool"]):
         rows = [row(tmp_path, *NET, "+schedule.name=a", f"seed={s}", "overwrite=true", *change) for s in range(2)]
-        with folder.lock():
+        with folder.hold():
             (folder.path / "metrics.csv").write_text("epoch\n")
             if change:
                 rows = rows[:1]
@@ -85,7 +86,7 @@ def test_overwrite_does_not_continue_what_ran_while_the_grid_was_written_down(
 ) -> None:
     folder = folder_of(row(tmp_path, *NET, "+schedule.name=a"))
     theirs = row(tmp_path, *NET, "+schedule.name=a", "optimizer.lr=0.5").config
-    folder.freeze(theirs, {})
+    folder.freeze(theirs, Origin())
 
     def freeze(folder: RunFolder, *_: object) -> None:
         raise Locked(folder)

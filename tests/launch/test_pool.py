@@ -22,10 +22,10 @@ from deepnets.launch.shares import Shares, devices_of
 from deepnets.results.read import read_runs
 from deepnets.results.table import tables_of
 from deepnets.runs import checkpoint
+from deepnets.runs.contents import Origin
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.naming import folders_of
-from deepnets.runs.status import state_of
-from deepnets.runs.watch import show
+from deepnets.runs.status import show, state_of
 from tests.command import ENVIRONMENT, ROOT, TRAIN, metrics, row
 
 pytestmark = pytest.mark.slow
@@ -69,9 +69,9 @@ class Grid:
         def training() -> dict[int, int]:
             found = {}
             for path in self.root.glob("outputs/runs/*/*"):
-                status = RunFolder(path).read_json("status.json")
-                if status.get("state") == "running" and is_alive(status["pid"]):
-                    found[int(path.name.removeprefix("seed"))] = status["pid"]
+                status = RunFolder(path).status
+                if status and status.state == "running" and is_alive(status.pid):
+                    found[int(path.name.removeprefix("seed"))] = status.pid
             return found
 
         until(lambda: len(training()) == count or self.process.poll() is not None)
@@ -135,13 +135,13 @@ def a_row_that_is_killed_fails_alone_and_the_others_finish(grid: Grid) -> None:
     assert grid.states() == ["failed"] + ["finished"] * 7
     result = grid.folder(0).result
     assert result == {"status": "failed", "reason": "killed by SIGKILL, as the system does when memory runs out"}
-    assert (grid.folder(0).path / "log.txt").read_text().endswith(result["reason"] + "\n")
+    assert (grid.folder(0).path / "log.txt").read_text().endswith(result.reason + "\n")
     assert "1 of 8 runs failed" in errors
     assert f"{grid.folder(0)}: killed by SIGKILL" in errors
     for seed in (0, 1):
         assert "resuming at iteration" in (grid.folder(seed).path / "output.txt").read_text()
     for seed in range(1, 8):
-        assert grid.folder(seed).result["threads"] == 1
+        assert grid.folder(seed).result.threads == 1
     # Never more than two at once: a third starts when one has ended.
     starts = [line for line in told.splitlines() if line.startswith("[") or ": finished" in line]
     running = 0
@@ -191,7 +191,7 @@ def test_runs_of_two_devices_are_the_runs_of_one(tmp_path: Path, capsys: pytest.
     assert launch(rows) == 0
     folders = folders_of(rows)
     assert {folder.path.parent for folder in folders} == {tmp_path / "digits_shortcuts" / "identity"}
-    assert [folder.result["processes"] for folder in folders] == [{"0": 2}, {"0": 1}]
+    assert [folder.result.processes for folder in folders] == [{"0": 2}, {"0": 1}]
     assert show([tmp_path], watch=False) == 0
     assert capsys.readouterr().out.count("finished") >= 2
     (table,) = tables_of(read_runs([tmp_path]))
@@ -215,7 +215,7 @@ def test_runs_of_two_devices_are_stopped_and_resumed_to_the_same_bits(tmp_path: 
     process = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, check=False)
     assert process.returncode == 0, process.stderr
     assert (folders[0] / "output.txt").read_text().count("resuming at iteration") == 2
-    assert [RunFolder(folder).result["processes"] for folder in folders] == [{"0": 2}] * 2
+    assert [RunFolder(folder).result.processes for folder in folders] == [{"0": 2}] * 2
     assert metrics(folders[0]) == metrics(twin)
     assert len(metrics(folders[1])) == 60
     weights, expected = (checkpoint.load(folder)[0]["training"]["model"] for folder in (folders[0], twin))
@@ -284,7 +284,7 @@ def test_what_a_pool_cannot_run_is_refused(tmp_path: Path) -> None:
 
 def test_output_of_a_run_that_dies_early_is_told(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "a")
-    folder.freeze(row(tmp_path, "device=cpu").config, {})
+    folder.freeze(row(tmp_path, "device=cpu").config, Origin())
     (folder.path / "config.yaml").write_text("epochs: [")
     status = child.start(folder, [], dict(os.environ)).wait()
     assert status == 1

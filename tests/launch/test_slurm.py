@@ -30,9 +30,9 @@ from deepnets.launch.slurm import Slurm
 from deepnets.results.read import read_runs
 from deepnets.results.table import tables_of
 from deepnets.runs import checkpoint
+from deepnets.runs.contents import Result
 from deepnets.runs.folder import RunFolder
-from deepnets.runs.status import DEAD, FAILED, PREEMPTED, read_states, state_of
-from deepnets.runs.watch import show
+from deepnets.runs.status import DEAD, FAILED, PREEMPTED, read_states, show, state_of
 from tests.command import ROOT, metrics, row
 
 pytestmark = pytest.mark.slow
@@ -203,7 +203,7 @@ def six_rows(root: Path, pace: Path) -> dict[str, Any]:
     until(lambda: first not in queue(), "it is cancelled")
     (cancelled,) = read_states([RunFolder(unreadable)]).values()
     facts["cancelled"] = [cancelled.name, cancelled.reason == f"job {first} is no longer in the queue"]
-    RunFolder(unreadable).write_json("result.json", {"status": FAILED, "reason": "of an earlier attempt", "job": first})
+    Result(status=FAILED, reason="of an earlier attempt", job=first).write(unreadable)
     launched(outputs, "i", "epochs=2", "launcher.retry=failed", "launcher.options={hold:true}")
     i = job(unreadable)
     (unreadable / "config.yaml").write_text("")
@@ -361,7 +361,7 @@ def test_a_row_that_is_queued_again_goes_on_with_fewer_devices(stops: dict[str, 
     """As the same command with devices=auto, one on a CPU, says while it is queued; it ends as undisturbed."""
     assert "0 of 1 runs submitted; 1 in the queue before" in stops["reduced"][1]
     folder, twin = RunFolder(folder_of(stops["root"], "r")), folder_of(stops["root"], TWINS[1])
-    processes = folder.result["processes"]
+    processes = folder.result.processes
     assert list(processes.values()) == [2, 1]
     _, since = processes
     assert (
@@ -411,7 +411,7 @@ def test_a_sweep_of_two_devices_has_the_names_states_data_and_report_of_one(
     capsys.readouterr()
     assert show([root], watch=False) == 0
     assert capsys.readouterr().out.count("finished") >= 2
-    assert stopped.result["processes"] == {"0": 2}
+    assert stopped.result.processes == {"0": 2}
     assert "resuming at iteration" in (stopped.path / "log.txt").read_text()
     assert metrics(stopped.path) == metrics(local / "digits_shortcuts" / "identity" / "seed0")
     (table,) = tables_of(read_runs([root]))

@@ -14,6 +14,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from deepnets.runs import checkpoint
+from deepnets.runs.contents import Origin
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
 from tests.command import row
@@ -35,7 +36,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("sweep")
     for name, changes in ROWS.items():
         composed, folder = row(root, *SMALL, *changes), RunFolder(root / name)
-        folder.freeze(composed.config, {"choices": composed.choices, "overrides": list(composed.overrides)})
+        folder.freeze(composed.config, Origin(choices=composed.choices, overrides=list(composed.overrides)))
         run(folder)
     again = RunFolder(root / "exclusive_gating_b6/seed0")
     (again.path / "result.json").unlink()  # as if it had been killed just before its end, and continued
@@ -127,16 +128,16 @@ def test_one_table_has_the_choices_as_columns_and_the_final_error_as_metric(serv
         shortcut, seed = name.split("/seed")
         assert choices == {"model/shortcut": shortcut, "seed": float(seed)}
         result = RunFolder(sweep / name).result
-        assert session["status"] == {"finished": "STATUS_SUCCESS", "diverged": "STATUS_FAILURE"}[result["status"]]
+        assert session["status"] == {"finished": "STATUS_SUCCESS", "diverged": "STATUS_FAILURE"}[result.status]
         metrics = {value["name"]["tag"]: value["value"] for value in session["metricValues"]}
-        assert result["status"] == "diverged" or metrics["error/test"] == pytest.approx(result["last_test_error"])
+        assert result.status == "diverged" or metrics["error/test"] == pytest.approx(result.last_test_error)
 
 
 def test_the_selected_error_ends_as_the_result(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     selected = ["dataset.validation=300", "selection=best_validation", "epochs=5", "optimizer.lr=0.5"]
-    folder.freeze(row(tmp_path, *SMALL, *selected).config, {})
+    folder.freeze(row(tmp_path, *SMALL, *selected).config, Origin())
     result = run(folder)
     events = EventAccumulator(str(tmp_path)).Reload()
-    assert events.Scalars("error/selected")[-1].value == pytest.approx(result["test_error"])
+    assert events.Scalars("error/selected")[-1].value == pytest.approx(result.test_error)
     assert len(events.Scalars("error/validation")) == 5

@@ -16,6 +16,7 @@ from deepnets.results import load_results
 from deepnets.results.figures.picture import Picture
 from deepnets.results.published import published_of
 from deepnets.results.read import read_runs
+from deepnets.runs.contents import Origin
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
 from tests.command import row
@@ -32,7 +33,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("finished") / "records"
     for number, name in enumerate(("good", "bad"), 1):
         folder = RunFolder(root / "table" / name / "seed0")
-        folder.freeze(row(root, *RUN, f"optimizer.lr=0.{number}").config, {})
+        folder.freeze(row(root, *RUN, f"optimizer.lr=0.{number}").config, Origin())
         run(folder)
         file = folder.path / "config.yaml"
         file.write_text(file.read_text().replace("sweep: null", "sweep: {axes: [optimizer.lr], deep: false}"))

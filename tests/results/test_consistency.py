@@ -85,8 +85,8 @@ def epochs(change: Callable[[list[str]], list[str]]) -> Edit:
 
 def bits(change: Callable[[np.ndarray], np.ndarray]) -> Edit:
     def edit(folder: Path) -> None:
-        entries = RunFolder(folder).read_json("result.json")
-        result(test_right=packed(change(unpacked(entries["test_right"], entries["data"]["test"]))))(folder)
+        ended = RunFolder(folder).result
+        result(test_right=packed(change(unpacked(ended.test_right, ended.data["test"]))))(folder)
 
     return edit
 
@@ -310,7 +310,7 @@ HONEST: dict[str, tuple[str, Edit]] = {
 def test_an_honest_record_counts(tmp_path: Path, record: str, edit: Edit) -> None:
     run = only(planted(tmp_path, record, edit))
     assert run.contradiction == ""
-    assert run.error == (np.inf if record in (DIVERGED, LATE) else RunFolder(RECORDS / record).result["test_error"])
+    assert run.error == (np.inf if record in (DIVERGED, LATE) else RunFolder(RECORDS / record).result.test_error)
 
 
 def test_all_committed_records_agree_with_themselves_and_each_other() -> None:

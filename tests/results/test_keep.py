@@ -12,6 +12,7 @@ from deepnets.results.export import to_csv
 from deepnets.results.keep import keep
 from deepnets.results.read import read_runs
 from deepnets.results.table import tables_of
+from deepnets.runs.contents import Result
 from deepnets.runs.folder import RunFolder
 from tests.command import train
 from tests.trained import Trained
@@ -62,7 +63,7 @@ def test_a_record_does_not_replace_that_of_another_run(trained: Trained, tmp_pat
         keep([kept.parent], tmp_path / "new")
     without = {name: value for name, value in RunFolder(kept.parent).result.items() if name != "identity"}
     (kept.parent / "config.yaml").write_text(other.replace("batch_size: 64", "batch_size: 128"))
-    RunFolder(kept.parent).write_json("result.json", without)
+    Result.model_validate(without).write(RunFolder(kept.parent).path)
     with pytest.raises(UserError, match=r"seed0: result\.json does not say of which run it is"):
         keep([kept.parent], tmp_path / "new")
     shutil.copytree(trained.path, tmp_path / "elsewhere" / trained.path.name)

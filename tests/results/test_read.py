@@ -12,7 +12,7 @@ from deepnets.errors import UserError
 from deepnets.results.columns import columns_of, warnings_of
 from deepnets.results.read import read_runs
 from deepnets.results.report import report
-from deepnets.runs.watch import show
+from deepnets.runs.status import show
 from tests.trained import SEEDS, Trained
 
 

@@ -42,7 +42,7 @@ def test_a_record_is_of_a_run_that_has_ended_and_can_be_read(folder: RunFolder) 
     config, (run,) = folder.config, read_runs([folder.path])
     assert (config.output_root, config.dataset["root"]) == ("outputs", "data")
     assert run.broken == []
-    assert folder.result["identity"] == identity_hash(config)
+    assert folder.result.identity == identity_hash(config)
     errors = [epoch["test_error"] for epoch in run.history] or [None]  # none of a run that diverges in its first epoch
     assert errors[-1] == folder.result.get("last_test_error")
 
@@ -56,9 +56,7 @@ def test_the_weights_on_record_are_those_listed() -> None:
 @pytest.mark.parametrize("record", sorted(WITH_WEIGHTS))
 def test_weights_on_record_are_of_their_run(record: str) -> None:
     model = read_weights(RECORDS / record).model()
-    assert (
-        sum(parameter.numel() for parameter in model.parameters()) == RunFolder(RECORDS / record).result["parameters"]
-    )
+    assert sum(parameter.numel() for parameter in model.parameters()) == RunFolder(RECORDS / record).result.parameters
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -119,7 +117,7 @@ def test_what_a_person_writes_takes_its_numbers_from_the_files(records: Path) ->
         '{{ column("x.csv", "error", row="b")|mean|number(3) }} {{ -1.5|number }}\n\n{{ table }}\n'
     )
     text = records_pages(records)["README.md"]
-    first = RunFolder(records / "digits_shortcuts" / "none" / "seed1").result["test_error"]
+    first = RunFolder(records / "digits_shortcuts" / "none" / "seed1").result.test_error
     assert text.startswith(f"# All\n\nBest 1.39, seed 1 {first:.1f}: 3.000 {MINUS}1.50\n\n* Protocol")
     about.write_text('{{ cell("nothing", "best") }}')
     with pytest.raises(UserError, match=r"digits_shortcuts/about\.md: KeyError: 'nothing'"):

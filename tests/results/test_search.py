@@ -15,6 +15,7 @@ from deepnets.results.read import read_runs
 from deepnets.results.sheet import NOTHING
 from deepnets.results.sheets import comparison_sheets, overview_sheet, result_sheets
 from deepnets.results.table import Table, tables_of
+from deepnets.runs.contents import Result
 from deepnets.runs.folder import RunFolder
 
 
@@ -31,7 +32,7 @@ def trial(
     lines = ["epoch,train_loss,test_error", *(f"{epoch},{loss},9" for epoch, loss in enumerate(losses, 1))]
     (folder / "metrics.csv").write_text("\n".join(lines))
     if state in ("finished", "diverged"):
-        RunFolder(folder).write_json("result.json", result)
+        Result.model_validate(result).write(RunFolder(folder).path)
 
 
 def search(root: Path, depth: int, count: int, net: str = "fc") -> None:

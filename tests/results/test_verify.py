@@ -8,6 +8,7 @@ import pytest
 
 from deepnets.errors import UserError
 from deepnets.results.verify import verify
+from deepnets.runs.contents import Origin
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
 from tests.command import row
@@ -18,7 +19,7 @@ NET = ["model=highway_fc10", "model.depth=4", "model.width=10", "dataset=digits"
 @pytest.fixture
 def trained(tmp_path: Path) -> RunFolder:
     folder = RunFolder(tmp_path / "run")
-    folder.freeze(row(tmp_path, *NET, "precision=fp32").config, {})
+    folder.freeze(row(tmp_path, *NET, "precision=fp32").config, Origin())
     run(folder)
     return folder
 
@@ -33,7 +34,7 @@ def changed(folder: RunFolder, **facts: object) -> RunFolder:
 def test_a_run_is_verified_and_a_false_one_is_not(trained: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     assert verify([trained.path], "data") == 0
     assert "verified: the first 20 of 24 iterations, equal bit by bit\n" in capsys.readouterr().out
-    beginning = trained.result["beginning"]
+    beginning = trained.result.beginning
     assert verify([changed(trained, beginning={**beginning, "weights": "0" * 16}).path], "data") == 1
     assert "DIFFERS" in capsys.readouterr().out
     assert verify([changed(trained, last_test_error=1.0).path], "data") == 1

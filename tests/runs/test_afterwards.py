@@ -17,9 +17,10 @@ from deepnets.errors import UserError
 from deepnets.launch.grid import launch
 from deepnets.run import load_run
 from deepnets.runs import checkpoint
-from deepnets.runs.evidence import state_checksum
+from deepnets.runs.contents import Result
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.naming import folder_of
+from deepnets.runs.record import state_checksum
 from deepnets.runs.weights import FILE, read_weights, write_weights
 from tests.command import ENVIRONMENT, ROOT, TRAIN, row
 
@@ -129,12 +130,11 @@ def test_other_weights_of_the_last_iteration_are_refused(run_row: Row, tmp_path:
         with pytest.raises(UserError, match=r"checkpoint.pt: the weights in it are not those of the result.*sha256"):
             load_run(folder.path, allow_previous=allow_previous)
     write_weights(read_weights(record.path), tmp_path / "other")
-    result = {**folder.result, "weights_sha256": "0" * 64}
-    record.write_json("result.json", result)
+    folder.result.model_copy(update={"weights_sha256": "0" * 64}).write(record.path)
     with pytest.raises(UserError, match=f"{FILE}: the weights in it are not those of the result"):
         load_run(record.path)
-    del result["weights_sha256"]  # as earlier versions wrote it
-    folder.write_json("result.json", result)
+    earlier = folder.result.model_dump(exclude={"weights_sha256"}, exclude_unset=True)  # as earlier versions wrote it
+    Result.model_validate(earlier).write(folder.path)
     load_run(folder.path)
 
 

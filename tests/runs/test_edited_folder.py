@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from deepnets.errors import UserError
+from deepnets.runs.contents import Origin
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
 from tests.command import ENVIRONMENT, ROOT, row
@@ -27,7 +28,7 @@ EDITS = [
 def edited(path: Path, before: str, after: str) -> RunFolder:
     """An unfinished run whose config.yaml has other settings by now."""
     folder = RunFolder(path)
-    folder.freeze(row(path, *RUN).config, {})
+    folder.freeze(row(path, *RUN).config, Origin())
     file = path / "config.yaml"
     keys = {line.partition(":")[0] for line in after.splitlines()}
     lines = [line for line in file.read_text().splitlines() if line.partition(":")[0] not in keys or line == before]
@@ -41,7 +42,7 @@ def test_nothing_is_trained_of_an_edited_run(tmp_path: Path, before: str, after:
     folder = edited(tmp_path, before, after)
     with pytest.raises(UserError, match=said):
         run(folder)
-    assert said in folder.result["reason"]
+    assert said in folder.result.reason
     assert not (tmp_path / "metrics.csv").exists()
     if "devices" in after:  # no process has begun
         assert not (tmp_path / "status.json").exists()

@@ -13,6 +13,7 @@ import pytest
 from deepnets.errors import UNPRINTABLE
 from deepnets.launch.ending import Tally
 from deepnets.launch.plan import show_plan
+from deepnets.runs.contents import Origin, Result, Status
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
 from tests.command import ENVIRONMENT, ROOT, row
@@ -30,12 +31,12 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     table = tmp_path_factory.mktemp("outputs") / HOSTILE
     for name in (HOSTILE, "failed", "dead"):
         folder = RunFolder(table / name / "seed0")
-        folder.freeze(row(table.parent, *RUN).config, {"command": HOSTILE, "overrides": [HOSTILE]})
+        folder.freeze(row(table.parent, *RUN).config, Origin(command=HOSTILE, overrides=[HOSTILE]))
         if name == HOSTILE:
             run(folder)
-    RunFolder(table / "failed" / "seed0").write_json("result.json", {"status": "failed", "reason": HOSTILE})
+    Result.model_validate({"status": "failed", "reason": HOSTILE}).write(RunFolder(table / "failed" / "seed0").path)
     beat = {"state": "running", "heartbeat": "2026-01-01T00:00:00+00:00", "host": HOSTILE, "job": HOSTILE}
-    RunFolder(table / "dead" / "seed0").write_json("status.json", beat)
+    Status.model_validate(beat).write(RunFolder(table / "dead" / "seed0").path)
     return table
 
 

@@ -14,7 +14,7 @@ from deepnets.launch import grid
 from deepnets.launch.grid import launch
 from deepnets.results.verify import verify
 from deepnets.run import load_run
-from deepnets.runs.contents import packed, unpacked
+from deepnets.runs.contents import Origin, packed, unpacked
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder, run_folders
 from deepnets.runs.naming import folder_of
@@ -28,7 +28,7 @@ TABLE = ["sweep=digits_shortcuts", "model.depth=8", "epochs=1", "device=cpu", "t
 
 def finished(root: Path, *overrides: str) -> RunFolder:
     folder = RunFolder(root)
-    folder.freeze(row(root, *NET, "precision=fp32", *overrides).config, {})
+    folder.freeze(row(root, *NET, "precision=fp32", *overrides).config, Origin())
     run(folder)
     return folder
 
@@ -43,9 +43,9 @@ def test_the_images_that_a_run_got_right_are_those_of_its_network(trained: RunFo
     splits = splits_of(dataset_of(config), torch.device("cpu"))
     with torch.inference_mode():
         answers = model(splits.normalization(splits.test.images).permute(0, 3, 1, 2)).argmax(1)
-    right = unpacked(trained.result["test_right"], trained.result["data"]["test"])
+    right = unpacked(trained.result.test_right, trained.result.data["test"])
     assert np.array_equal(right, (answers == splits.test.labels).numpy())
-    assert 100 * (1 - right.mean()) == pytest.approx(trained.result["test_error"], abs=1e-12)
+    assert 100 * (1 - right.mean()) == pytest.approx(trained.result.test_error, abs=1e-12)
 
 
 @pytest.mark.slow
@@ -59,14 +59,14 @@ def test_several_processes_put_their_images_together_in_order(tmp_path: Path) ->
 
 def test_a_run_again_begins_alike_and_one_of_another_seed_does_not(trained: RunFolder, tmp_path: Path) -> None:
     again, other = finished(tmp_path / "again").result, finished(tmp_path / "other", "seed=1").result
-    beginning = trained.result["beginning"]
-    assert len(beginning["losses"]) == FIRST
-    assert again["beginning"] == beginning
-    assert other["beginning"]["weights"] != beginning["weights"]
+    beginning = trained.result.beginning
+    assert len(beginning.losses) == FIRST
+    assert again.beginning == beginning
+    assert other.beginning.weights != beginning.weights
 
 
 def test_a_budget_of_fewer_iterations_is_noted_whole(tmp_path: Path) -> None:
-    assert len(finished(tmp_path, "epochs=null", "iterations=3").result["beginning"]["losses"]) == 3
+    assert len(finished(tmp_path, "epochs=null", "iterations=3").result.beginning.losses) == 3
 
 
 def test_bits_survive_packing() -> None:
@@ -87,7 +87,7 @@ def test_a_run_notes_the_claims_of_all_sweep_files(tmp_path: Path) -> None:
     assert launch(rows) == 0
     (folder,) = run_folders(root)
     mine, theirs = claims_on_file(options / "sweep"), claims_on_file(CONF / "sweep")
-    assert folder.result["claims"] == [*theirs, *mine]
+    assert folder.result.claims == [*theirs, *mine]
     assert [claim.partition("/")[0] for claim in mine] == ["mine", "mine"]
     assert len(theirs) > 100
     assert folder.config.sweep.claims == []
@@ -106,11 +106,11 @@ def test_a_repeated_seed_knows_only_the_claims_that_it_knew_the_first_time(
         return folder_of(rows[0])
 
     first = launched(tmp_path / "outputs" / "records")
-    assert len(first.result["claims"]) > 100
-    kept = first.result["claims"][:3]
-    first.write_json("result.json", first.result | {"claims": [*kept[:2], kept[2].rpartition("/")[2]]})
-    assert launched(tmp_path / "again").result["claims"] == kept
-    assert len(launched(tmp_path / "again", "seed=7").result["claims"]) > 100
+    assert len(first.result.claims) > 100
+    kept = first.result.claims[:3]
+    first.result.model_copy(update={"claims": [*kept[:2], kept[2].rpartition("/")[2]]}).write(first.path)
+    assert launched(tmp_path / "again").result.claims == kept
+    assert len(launched(tmp_path / "again", "seed=7").result.claims) > 100
     alone = launched(tmp_path / "alone", "seed=8")
-    alone.write_json("result.json", alone.result | {"claims": kept[1:]})
-    assert launched(tmp_path / "alone", "seed=8", "overwrite=true").result["claims"] == kept[1:]
+    alone.result.model_copy(update={"claims": kept[1:]}).write(alone.path)
+    assert launched(tmp_path / "alone", "seed=8", "overwrite=true").result.claims == kept[1:]

@@ -11,6 +11,7 @@ from deepnets.config.identity import identity, identity_hash
 from deepnets.config.places import CONF
 from deepnets.config.schema import Config
 from deepnets.errors import UserError
+from deepnets.runs.contents import Origin
 from deepnets.runs.folder import RunFolder
 from tests.command import row
 
@@ -34,17 +35,17 @@ def test_where_a_run_executes_is_not_its_identity(tmp_path: Path) -> None:
 def test_a_frozen_configuration_reads_back_equal(tmp_path: Path) -> None:
     config = row(tmp_path, "precision=bf16", "optimizer=adam").config
     folder = RunFolder(tmp_path / "run")
-    folder.freeze(config, {"commit": "abc"})
+    folder.freeze(config, Origin(commit="abc"))
     assert folder.config == config
     assert folder.config.dataset["root"] == str(CONF.parent / "data")
     assert isinstance(folder.config, Config)
-    assert folder.origin == {"commit": "abc"}
+    assert folder.origin == Origin(commit="abc")
 
 
 def test_other_settings_are_refused_with_the_differing_keys(tmp_path: Path) -> None:
     config = row(tmp_path).config
     folder = RunFolder(tmp_path / "run")
-    folder.freeze(config, {})
+    folder.freeze(config, Origin())
     folder.check(config)
     other = row(tmp_path, "optimizer.lr=0.05", "batch_size=64").config
     with pytest.raises(UserError) as refused:
@@ -57,27 +58,27 @@ def test_other_settings_are_refused_with_the_differing_keys(tmp_path: Path) -> N
 
 def test_trust_and_overwrite_are_not_written_down(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
-    folder.freeze(row(tmp_path, "trusted_targets=[a.b]", "overwrite=true").config, {})
+    folder.freeze(row(tmp_path, "trusted_targets=[a.b]", "overwrite=true").config, Origin())
     assert folder.config.trusted_targets == []
     assert folder.config.overwrite is False
 
 
 def test_a_run_continues_with_the_data_where_they_now_lie(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
-    folder.freeze(row(tmp_path, "dataset.root=/before").config, {})
-    folder.freeze(row(tmp_path, "dataset.root=/now").config, {})
+    folder.freeze(row(tmp_path, "dataset.root=/before").config, Origin())
+    folder.freeze(row(tmp_path, "dataset.root=/now").config, Origin())
     assert folder.config.dataset["root"] == "/now"
 
 
 def test_freezing_again_keeps_the_first_and_overwrite_clears(tmp_path: Path) -> None:
     config = row(tmp_path).config
     folder = RunFolder(tmp_path / "run")
-    folder.freeze(config, {"commit": "first"})
+    folder.freeze(config, Origin(commit="first"))
     (folder.path / "metrics.csv").write_text("epoch\n")
-    folder.freeze(config, {"commit": "second"})
-    assert folder.origin == {"commit": "first"}
-    folder.freeze(replace(config, overwrite=True), {"commit": "third"})
-    assert folder.origin == {"commit": "third"}
+    folder.freeze(config, Origin(commit="second"))
+    assert folder.origin == Origin(commit="first")
+    folder.freeze(replace(config, overwrite=True), Origin(commit="third"))
+    assert folder.origin == Origin(commit="third")
     assert not (folder.path / "metrics.csv").exists()
 
 
@@ -87,7 +88,7 @@ def test_a_kill_while_a_run_is_deleted_leaves_no_checkpoint_without_its_configur
 ) -> None:
     config = row(tmp_path).config
     folder = RunFolder(tmp_path / "run")
-    folder.freeze(config, {})
+    folder.freeze(config, Origin())
     for name in ("checkpoint.pt", "checkpoint.previous.pt", "metrics.csv"):
         (folder.path / name).touch()
     left, unlink = iter(range(deleted)), Path.unlink
@@ -99,7 +100,7 @@ def test_a_kill_while_a_run_is_deleted_leaves_no_checkpoint_without_its_configur
 
     monkeypatch.setattr(Path, "unlink", unlink_until_killed)
     with pytest.raises(KeyboardInterrupt):
-        folder.freeze(replace(config, overwrite=True, epochs=3), {})
+        folder.freeze(replace(config, overwrite=True, epochs=3), Origin())
     with pytest.raises(UserError, match="epochs"):
         folder.check(replace(config, epochs=3))
 
@@ -110,7 +111,7 @@ def test_a_folder_is_written_by_one_process_at_a_time(tmp_path: Path) -> None:
             sys.executable,
             "-c",
             "import sys, time\nfrom deepnets.runs.folder import RunFolder\n"
-            "with RunFolder(sys.argv[1]).lock():\n    print('held', flush=True)\n    time.sleep(60)",
+            "with RunFolder(sys.argv[1]).hold():\n    print('held', flush=True)\n    time.sleep(60)",
             str(tmp_path),
         ],
         stdout=subprocess.PIPE,
@@ -118,12 +119,12 @@ def test_a_folder_is_written_by_one_process_at_a_time(tmp_path: Path) -> None:
     )
     try:
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(UserError, match="another process"), RunFolder(tmp_path).lock():
+        with pytest.raises(UserError, match="another process"), RunFolder(tmp_path).hold():
             pass
     finally:
         holder.kill()
         holder.wait()
-    with RunFolder(tmp_path).lock():
+    with RunFolder(tmp_path).hold():
         pass
 
 

@@ -25,7 +25,7 @@ def copied(name: str, place: Path) -> RunFolder:
 def test_a_folder_ends_as_it_would_have_then(name: str, tmp_path: Path) -> None:
     folder = copied(name, tmp_path)
     result = run(folder)
-    assert (result["status"], result["iterations"]) == ("finished", 72)
+    assert (result.status, result.iterations) == ("finished", 72)
     with (FROZEN / name / "expected.csv").open() as file:
         expected = list(csv.DictReader(file))
     found = metrics(folder.path)

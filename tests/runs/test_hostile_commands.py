@@ -11,6 +11,7 @@ from deepnets.errors import UserError, of_system
 from deepnets.results import load_results
 from deepnets.results.read import read_runs
 from deepnets.results.trackers import Entry
+from deepnets.runs.contents import Job, Origin
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.weights import FILE, read_weights, write_weights
@@ -43,9 +44,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, name in enumerate(("good", "bad")):
         folder = RunFolder(root / "records" / "table" / name / "seed0")
         config = row(root, *RUN, f"seed={number}").config
-        folder.freeze(config, {"command": "x", "overrides": RUN, "choices": {"model": "digits_resnet"}, "claims": []})
+        folder.freeze(config, Origin(command="x", overrides=RUN, choices={"model": "digits_resnet"}, claims=[]))
         run(folder)
-        folder.write_json("job.json", {"job": "7_0", "submitted": "2026-01-01T00:00:00+00:00"})
+        Job.model_validate({"job": "7_0", "submitted": "2026-01-01T00:00:00+00:00"}).write(folder.path)
         write_weights(read_weights(folder.path), folder.path)
     return root / "records"
 

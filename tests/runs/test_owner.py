@@ -26,7 +26,8 @@ MACHINE = """
 import fcntl, os, sys, threading, time
 from pathlib import Path
 from typing import Any, NoReturn
-from deepnets.runs import owner
+from datetime import UTC, datetime
+from deepnets.runs import contents, owner
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.owner import TakenOver, owned
 
@@ -61,7 +62,7 @@ def read(path):
     text = past().get(path.name, "")
     return json.loads(text) if text else {}
 
-owner.read_object = read
+owner.read_object = contents.read_object = read
 numbers = lambda: [int(each[7:]) for each in past() if each[:7] == owner.OWNER and each[7:].isdecimal()]
 owner._last = lambda where: max(numbers(), default=0)
 threading.Thread(target=look, daemon=True).start()
@@ -72,8 +73,8 @@ with owned(folder) as mine:
         end = time.time() + work
         while time.time() < end:
             record.write(f"{name} {time.time()}\\n")
-            beat = owner.datetime.now(owner.UTC).isoformat()
-            owner.write_atomically(folder / "status.json", '{"heartbeat": "%s"}' % beat)
+            beat = datetime.now(UTC).isoformat()
+            owner.write_atomically(folder / "status.json", '{"state": "running", "heartbeat": "%s"}' % beat)
             if dies and time.time() > end - work / 2:
                 os._exit(9)
             time.sleep(0.02)
@@ -134,7 +135,7 @@ def test_another_machine_is_told_who_trains_a_run(tmp_path: Path, monkeypatch: p
         on_another(monkeypatch)
         with (
             pytest.raises(Locked, match=r"another process \(process \d+ on .*, last heard of 0 s ago\)"),
-            folder.lock(),
+            folder.hold(),
         ):
             pass
         on_another(monkeypatch, job="5_1")
@@ -174,7 +175,7 @@ def test_what_another_machine_left_is_waited_for(tmp_path: Path, monkeypatch: py
 def test_an_owner_file_without_valid_content_is_nobodys(tmp_path: Path, content: bytes) -> None:
     (tmp_path / ".owner.3").write_bytes(content)
     assert owner_elsewhere(tmp_path) is None
-    with RunFolder(tmp_path).lock(), owned(tmp_path) as mine:
+    with RunFolder(tmp_path).hold(), owned(tmp_path) as mine:
         assert mine.number == 4
 
 
@@ -223,11 +224,11 @@ def test_a_lock_file_that_a_killed_machine_left_is_no_lock(tmp_path: Path, monke
     monkeypatch.setattr(fcntl, "flock", missing)
     file, folder = tmp_path / ".lock", RunFolder(tmp_path)
     file.write_text("4242\nnode7\n")
-    with pytest.raises(Locked), folder.lock():
+    with pytest.raises(Locked), folder.hold():
         pass
     monkeypatch.setattr(owner, "GONE_SECONDS", -1.0)
-    with folder.lock():
+    with folder.hold():
         assert "node7" not in file.read_text().split()
-        with pytest.raises(Locked), folder.lock():
+        with pytest.raises(Locked), folder.hold():
             pass
     assert not file.exists()

@@ -18,6 +18,7 @@ from deepnets.results.columns import warnings_of
 from deepnets.results.read import read_runs
 from deepnets.results.table import tables_of
 from deepnets.run import load_run
+from deepnets.runs.contents import Job, Origin
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.record import describe_result
@@ -53,9 +54,9 @@ READ = ["config.yaml", "origin.json", "metrics.csv", "result.json", "status.json
 def finished(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     root = tmp_path_factory.mktemp("finished")
     folder = RunFolder(root / "runs" / "row" / "seed0")
-    folder.freeze(row(root, *RUN).config, {"command": "python scripts/train.py", "overrides": RUN})
+    folder.freeze(row(root, *RUN).config, Origin(command="python scripts/train.py", overrides=RUN))
     run(folder)
-    folder.write_json("job.json", {"job": "7_0", "submitted": "2026-01-01T00:00:00+00:00"})
+    Job.model_validate({"job": "7_0", "submitted": "2026-01-01T00:00:00+00:00"}).write(folder.path)
     return folder
 
 
@@ -70,11 +71,11 @@ def test_no_planted_link_is_followed(tmp_path: Path, name: str) -> None:
     victim, folder = tmp_path / "victim", RunFolder(tmp_path / "seed0")
     victim.write_text("theirs")
     config = row(tmp_path, *RUN, "epochs=1").config
-    folder.freeze(config, {})
+    folder.freeze(config, Origin())
     (folder.path / name).unlink(missing_ok=True)
     (folder.path / name).symlink_to(victim)
     with suppress(UserError):  # which names the link, where a file cannot be created anew
-        folder.freeze(config, {})
+        folder.freeze(config, Origin())
         run(folder)
     assert victim.read_text() == "theirs"
 
@@ -191,7 +192,7 @@ def check(finished: RunFolder, place: Path, attempts: int) -> None:
         read_state(bad)
         runs = read_runs([table])
         tables = tables_of(runs)
-        assert [each.error for each in runs if each.row == "good"] == [finished.result["test_error"]], (file, way)
+        assert [each.error for each in runs if each.row == "good"] == [finished.result.test_error], (file, way)
         warnings = [warning for each in tables for column in each.columns for warning in warnings_of(column)]
         assert not any("\n" in warning for warning in warnings), (file, way)
         refused = again(bad)

@@ -20,9 +20,10 @@ from typing import Any
 import pytest
 
 from deepnets.runs import checkpoint
+from deepnets.runs.checkpoint import load_checked
+from deepnets.runs.contents import Origin
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
-from deepnets.runs.saved import load
 from deepnets.runs.status import read_state
 from tests.command import metrics, row
 
@@ -208,11 +209,11 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
     config = row(root, *RUN).config
     with pytest.MonkeyPatch.context() as monkeypatch, traced(root, monkeypatch) as recorded:
         folder = RunFolder(root / "sweep" / "row" / "seed0")
-        folder.freeze(config, {})
+        folder.freeze(config, Origin())
         recorded.promise((0, ""))
         result = run(folder)
         recorded.promise(("ended", ""))
-    assert result["iterations"] == 12
+    assert result.iterations == 12
     return recorded
 
 
@@ -234,7 +235,7 @@ def check(trace: Trace, states: int, resumes: int, place: Path, seed: int = 0) -
         assert config == reference.config
         if promised[0] == "ended":
             assert folder.is_complete
-        state, damaged = load(folder, config)
+        state, damaged = load_checked(folder, config)
         iteration = state["training"]["iteration"] if state else 0
         if folder.is_complete:
             assert metrics(folder.path) == metrics(reference.path)
@@ -248,7 +249,7 @@ def check(trace: Trace, states: int, resumes: int, place: Path, seed: int = 0) -
             seen.add(kind)
             run(folder)
             assert metrics(folder.path) == metrics(reference.path)
-            assert digest(load(folder, config)[0]) == weights[12]
+            assert digest(load_checked(folder, config)[0]) == weights[12]
         shutil.rmtree(root)
 
 

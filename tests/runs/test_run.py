@@ -15,6 +15,7 @@ from deepnets.config.places import CONF
 from deepnets.config.schema import Config
 from deepnets.errors import UserError
 from deepnets.run import build_model, load_run
+from deepnets.runs.contents import Origin
 from deepnets.runs.execute import run
 from deepnets.runs.folder import Locked, RunFolder
 from deepnets.training.checks import check
@@ -31,7 +32,7 @@ def config(*overrides: str) -> Config:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     folder = RunFolder(tmp_path_factory.mktemp("run"))
-    folder.freeze(config(*SMALL), {})
+    folder.freeze(config(*SMALL), Origin())
     run(folder)
     return folder
 
@@ -47,15 +48,15 @@ def test_a_loaded_run_makes_the_errors_of_its_result(trained: RunFolder) -> None
     images = torch.tensor((test - train.mean()) / train.std(), dtype=torch.float32)[:, None]
     with torch.inference_mode():
         wrong = (model(images).argmax(1) != torch.tensor(labels)).float().mean().item()
-    assert 100 * wrong == pytest.approx(trained.result["test_error"])
-    assert trained.result["parameters"] == sum(parameter.numel() for parameter in model.parameters())
+    assert 100 * wrong == pytest.approx(trained.result.test_error)
+    assert trained.result.parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
 def test_the_same_run_gives_the_same_numbers(trained: RunFolder, tmp_path: Path) -> None:
     again = RunFolder(tmp_path)
-    again.freeze(config(*SMALL), {})
+    again.freeze(config(*SMALL), Origin())
     changing = ("seconds", "images_per_second")
-    first, second = ({k: v for k, v in f.items() if k not in changing} for f in (trained.result, run(again)))
+    first, second = (result.model_dump(exclude={*changing}) for result in (trained.result, run(again)))
     assert first == second
 
 
@@ -79,18 +80,18 @@ def test_the_seed_makes_the_weights() -> None:
 
 def test_a_run_that_blows_up_in_its_last_update_has_diverged(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    folder.freeze(config(*SMALL, "optimizer.lr=1e30", "epochs=null", "iterations=1"), {})
+    folder.freeze(config(*SMALL, "optimizer.lr=1e30", "epochs=null", "iterations=1"), Origin())
     result = run(folder)
-    assert result["status"] == "diverged"
-    assert result["test_error"] is None
+    assert result.status == "diverged"
+    assert result.test_error is None
 
 
 def test_a_run_diverges_at_the_same_iteration_every_time(tmp_path: Path) -> None:
     ends = set()
     for number in range(2):
         folder = RunFolder(tmp_path / str(number))
-        folder.freeze(config(*SMALL, "optimizer.lr=1e30", "batch_size=4"), {})
-        ends.add(run(folder)["iterations"])
+        folder.freeze(config(*SMALL, "optimizer.lr=1e30", "batch_size=4"), Origin())
+        ends.add(run(folder).iterations)
     assert ends == {50}
 
 
@@ -109,10 +110,10 @@ def test_a_run_does_not_continue_on_other_data(tmp_path: Path, shift: int, brigh
                     image = digits.images[digits.target == label][number] * factor
                     Image.fromarray(image.astype(np.uint8)).save(folder / f"{number}.png")
     folder = RunFolder(tmp_path / "run")
-    folder.freeze(config(*settings, f"dataset.root={tmp_path}/a/pets"), {})
+    folder.freeze(config(*settings, f"dataset.root={tmp_path}/a/pets"), Origin())
     run(folder)
     (folder.path / "result.json").unlink()
-    folder.freeze(config(*settings, f"dataset.root={tmp_path}/b/pets"), {})
+    folder.freeze(config(*settings, f"dataset.root={tmp_path}/b/pets"), Origin())
     with pytest.raises(UserError, match=f"began on other data .* {message}"):
         run(folder)
 
@@ -120,7 +121,7 @@ def test_a_run_does_not_continue_on_other_data(tmp_path: Path, shift: int, brigh
 def test_a_folder_without_checkpoint_cannot_be_loaded(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not a run folder"):
         load_run(tmp_path)
-    RunFolder(tmp_path).freeze(config(), {})
+    RunFolder(tmp_path).freeze(config(), Origin())
     with pytest.raises(UserError, match="no checkpoint to load"):
         load_run(tmp_path)
 
@@ -130,20 +131,20 @@ def test_a_grid_does_not_hand_its_threads_to_the_next_row(tmp_path: Path) -> Non
     results = []
     for number, threads in enumerate(("threads=2", "threads=null")):
         folder = RunFolder(tmp_path / str(number))
-        folder.freeze(config(*SMALL, threads), {})
-        results.append(run(folder)["threads"])
+        folder.freeze(config(*SMALL, threads), Origin())
+        results.append(run(folder).threads)
     assert results == [2, before]
 
 
 def test_who_finds_a_folder_taken_writes_nothing_there(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    folder.freeze(config(*SMALL, "device=cuda:77"), {})  # which would be a failure of one's own run
-    with folder.lock(), pytest.raises(Locked):
+    folder.freeze(config(*SMALL, "device=cuda:77"), Origin())  # which would be a failure of one's own run
+    with folder.hold(), pytest.raises(Locked):
         run(folder)
     assert not (tmp_path / "result.json").exists()
     with pytest.raises(UserError, match="not on this machine"):
         run(folder)
-    assert folder.result["status"] == "failed"
+    assert folder.result.status == "failed"
 
 
 @pytest.mark.parametrize(

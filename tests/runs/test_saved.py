@@ -12,9 +12,10 @@ from deepnets.config.identity import identity
 from deepnets.errors import UserError
 from deepnets.run import load_run
 from deepnets.runs import checkpoint
+from deepnets.runs.checkpoint import malformed
+from deepnets.runs.contents import Origin
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
-from deepnets.runs.saved import malformed
 from tests.command import row
 
 pytestmark = pytest.mark.attack
@@ -31,7 +32,7 @@ SMALL = [
 def trained(root: Path, *changes: str) -> RunFolder:
     """A finished run, and its folder with the result taken away: what is left is its last checkpoint."""
     folder = RunFolder(root)
-    folder.freeze(row(root.parent, *SMALL, *changes).config, {})
+    folder.freeze(row(root.parent, *SMALL, *changes).config, Origin())
     run(folder)
     (folder.path / "result.json").unlink()
     return folder
@@ -51,7 +52,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 def copy(folder: RunFolder, to: Path, *changes: str) -> RunFolder:
     """A folder with settings of its own and the checkpoint of another."""
     other = RunFolder(to)
-    other.freeze(row(to.parent, *SMALL, *changes).config, {})
+    other.freeze(row(to.parent, *SMALL, *changes).config, Origin())
     shutil.copy(folder.path / checkpoint.LAST, to)
     return other
 
@@ -70,7 +71,7 @@ def test_the_checkpoint_of_another_run_is_refused(first: RunFolder, tmp_path: Pa
 
 def test_where_a_run_executes_does_not_make_it_another(first: RunFolder, tmp_path: Path) -> None:
     other = copy(first, tmp_path / "other", "epochs=2", "log_iterations=3", "evaluation_batch_size=7", "threads=1")
-    assert run(other)["iterations"] == 8
+    assert run(other).iterations == 8
 
 
 def adopted(folder: RunFolder, to: Path, *changes: str, **training: int) -> RunFolder:

@@ -11,6 +11,7 @@ from threading import Timer
 import pytest
 
 from deepnets.errors import UserError
+from deepnets.runs.contents import Origin
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
 from deepnets.system.files import own_cache
@@ -97,7 +98,7 @@ def test_a_cache_that_somebody_else_could_fill_is_refused(
     with pytest.raises(UserError, match="XDG_CACHE_HOME"):
         own_cache()
     run_folder = RunFolder(tmp_path / "seed0")
-    run_folder.freeze(row(tmp_path, *RUN).config, {})
+    run_folder.freeze(row(tmp_path, *RUN).config, Origin())
     with pytest.raises(UserError, match="XDG_CACHE_HOME"):
         run(run_folder)
     assert planted != "link" or not list((tmp_path / "elsewhere").iterdir())
@@ -116,12 +117,12 @@ def test_a_wait_for_another_process_says_for_what(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("deepnets.runs.execution.SILENT_SECONDS", 0.1)
     folder = RunFolder(tmp_path / "seed0")
-    folder.freeze(row(tmp_path, *RUN).config, {})
+    folder.freeze(row(tmp_path, *RUN).config, Origin())
     run(folder)
     assert "waiting" not in capsys.readouterr().out
     (file,) = (tmp_path / "cache" / "deepnets").glob("*.lock")
     again = RunFolder(tmp_path / "seed1")
-    again.freeze(row(tmp_path, *RUN, "seed=1").config, {})
+    again.freeze(row(tmp_path, *RUN, "seed=1").config, Origin())
     Timer(1, fcntl.flock, (lock(file, held), fcntl.LOCK_UN)).start()
-    assert run(again)["status"] == "finished"
+    assert run(again).status == "finished"
     assert f"waiting until another process of yours has read its data; it holds {file}" in capsys.readouterr().out

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -16,10 +15,9 @@ import pytest
 from deepnets.distributed.signals import Interrupted
 from deepnets.errors import UserError
 from deepnets.runs import status
-from deepnets.runs.contents import Progress
+from deepnets.runs.contents import Job, Origin, Progress, Result
 from deepnets.runs.folder import RunFolder
-from deepnets.runs.status import Heartbeat, state_of
-from deepnets.runs.watch import show, table_of
+from deepnets.runs.status import Heartbeat, show, state_of, table_of
 from tests.command import ENVIRONMENT, ROOT, row
 
 NET = ["model.depth=8", "model.widths=[4,4,4]", "epochs=9", "device=cpu", "threads=1"]
@@ -40,7 +38,7 @@ def until(condition: Callable[[], bool]) -> None:
 def in_flight(tmp_path: Path) -> Iterator[tuple[RunFolder, subprocess.Popen[bytes]]]:
     """A run that trains and does not end of itself."""
     folder = RunFolder(tmp_path / "run")
-    folder.freeze(row(tmp_path, *NET, *SLOW).config, {})
+    folder.freeze(row(tmp_path, *NET, *SLOW).config, Origin())
     (tmp_path / "slow").touch()
     process = subprocess.Popen(
         [sys.executable, "-m", "deepnets.run", str(folder.path), "--trust=tests.paced.Paced"],
@@ -83,9 +81,8 @@ def test_a_run_that_is_killed_is_dead_once_its_heartbeat_is_old(tmp_path: Path) 
     process.communicate()
     assert state_of(folder).name == "running"
     assert state_of(folder).progress is None
-    content = folder.read_json("status.json")
-    content["heartbeat"] = (datetime.now(UTC) - timedelta(seconds=61)).isoformat()
-    folder.write_json("status.json", content)
+    earlier = datetime.now(UTC) - timedelta(seconds=61)
+    folder.status.model_copy(update={"heartbeat": earlier}).write(folder.path)
     assert state_of(folder).name == "dead"
     assert state_of(folder).host == os.uname().nodename
     assert state_of(folder, dead_after=120).name == "running"
@@ -95,8 +92,8 @@ def test_the_heart_beats_while_nothing_else_moves(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(status, "BEAT_SECONDS", 0.02)
     folder = RunFolder(tmp_path)
 
-    def beat() -> str:
-        return folder.read_json("status.json")["heartbeat"]
+    def beat() -> datetime:
+        return folder.status.heartbeat
 
     with Heartbeat(folder) as heartbeat:
         first = beat()
@@ -114,11 +111,11 @@ def test_a_run_that_beats_without_an_iteration_stalls(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     for idle, reason in ((599.0, None), (720.0, "stalled: no iteration for 12 min")):
         with Heartbeat(folder) as heartbeat:
-            heartbeat.follow(lambda idle=idle: replace(PROGRESS, seconds_idle=idle))
+            heartbeat.follow(lambda idle=idle: PROGRESS.model_copy(update={"seconds_idle": idle}))
             state = state_of(folder)
         assert (state.name, state.reason) == ("running", reason)
-    progress = folder.read_json("status.json")["progress"]
-    assert Progress(**{key: value for key, value in progress.items() if key != "seconds_idle"}).seconds_idle == 0
+    earlier = folder.status.progress.model_dump(exclude={"seconds_idle"})
+    assert Progress.model_validate(earlier).seconds_idle == 0
 
 
 def test_only_a_signal_makes_a_run_preempted(tmp_path: Path) -> None:
@@ -135,9 +132,9 @@ def test_only_a_signal_makes_a_run_preempted(tmp_path: Path) -> None:
 def test_a_result_says_how_a_row_ended(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     for name in ("finished", "diverged"):
-        folder.write_json("result.json", {"status": name, "test_error": None})
+        Result.model_validate({"status": name, "test_error": None}).write(folder.path)
         assert state_of(folder).name == name
-    folder.write_json("result.json", {"status": "failed", "reason": "RuntimeError: first\n  second"})
+    Result.model_validate({"status": "failed", "reason": "RuntimeError: first\n  second"}).write(folder.path)
     assert (state_of(folder).name, state_of(folder).reason) == ("failed", "RuntimeError: first second")
 
 
@@ -145,15 +142,15 @@ def test_a_job_is_queued_until_it_runs_and_again_after_it_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = RunFolder(tmp_path)
-    folder.write_json("job.json", {"job": "7_3", "submitted": datetime.now(UTC).isoformat()})
+    Job.model_validate({"job": "7_3", "submitted": datetime.now(UTC).isoformat()}).write(folder.path)
     assert (state_of(folder).name, state_of(folder).job) == ("queued", "7_3")
     monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "7")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
     with Heartbeat(folder):
         assert (state_of(folder).name, state_of(folder).job) == ("running", "7_3")
-    folder.write_json("result.json", {"status": "failed", "reason": "x"})
+    Result.model_validate({"status": "failed", "reason": "x"}).write(folder.path)
     assert state_of(folder).name == "failed"
-    folder.write_json("job.json", {"job": "9_0", "submitted": datetime.now(UTC).isoformat()})
+    Job.model_validate({"job": "9_0", "submitted": datetime.now(UTC).isoformat()}).write(folder.path)
     assert (state_of(folder).name, state_of(folder).job) == ("queued", "9_0")
 
 
@@ -168,9 +165,9 @@ def grid(tmp_path: Path) -> Path:
             heartbeat = Heartbeat(folder)
             heartbeat.follow(lambda: PROGRESS)
         if name == "failed":
-            folder.write_json("result.json", {"status": name, "reason": "OSError: no space left"})
+            Result.model_validate({"status": name, "reason": "OSError: no space left"}).write(folder.path)
         if name == "finished":
-            folder.write_json("result.json", {"status": name, "test_error": 4.5})
+            Result.model_validate({"status": name, "test_error": 4.5}).write(folder.path)
     return tmp_path / "sweep"
 
 
@@ -202,7 +199,7 @@ def test_what_needs_somebody_is_shown_first_where_not_all_fits(grid: Path) -> No
 
 def test_watching_ends_with_the_last_row(grid: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number in (0, 5):
-        RunFolder(grid / "row" / f"seed{number}").write_json("result.json", {"status": "diverged"})
+        Result.model_validate({"status": "diverged"}).write(RunFolder(grid / "row" / f"seed{number}").path)
     assert show([grid], watch=True) == 0
     assert "4 runs: 1 failed, 2 diverged, 1 finished" in capsys.readouterr().out
 

@@ -14,12 +14,11 @@ from deepnets.launch.grid import launch
 from deepnets.models.fully_connected import FullyConnected
 from deepnets.monitor.dashboard import Dashboard
 from deepnets.runs import checkpoint
-from deepnets.runs.contents import unpacked
-from deepnets.runs.evidence import state_checksum
+from deepnets.runs.contents import Origin, Result, unpacked
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
-from deepnets.runs.grouping import groups_of
-from deepnets.runs.together import run_together
+from deepnets.runs.record import state_checksum
+from deepnets.runs.together import groups_of, run_together
 from tests.command import metrics, row, start, train
 
 NET = ["model=highway_fc10", "model.depth=4", "model.width=10", "optimizer=sgd", "device=cpu", "threads=1"]
@@ -30,7 +29,7 @@ DIVERGING = 2
 
 def frozen(path: Path, *overrides: str) -> RunFolder:
     folder = RunFolder(path)
-    folder.freeze(row(path, *SHORT, *overrides).config, {})
+    folder.freeze(row(path, *SHORT, *overrides).config, Origin())
     return folder
 
 
@@ -69,23 +68,23 @@ def test_each_folder_holds_what_its_run_alone_does(alone: list[RunFolder], toget
                 {name: float(value) for name, value in other.items()}, rel=1e-3, abs=0.3
             )
             assert float(mine["train_loss"]) == pytest.approx(float(other["train_loss"]), rel=1e-4)
-        assert {name: value for name, value in ours.result.items() if name not in times and "error" not in name} == {
-            name: value for name, value in theirs.result.items() if name not in times and "error" not in name
-        }
-        if ours.result["status"] == "finished":
-            assert ours.result["weights_sha256"] == state_checksum(weights(ours))
-            losses = [folder.result["beginning"]["losses"] for folder in (ours, theirs)]
+        errors = {name for name in Result.model_fields if "error" in name}
+        first, second = (folder.result.model_dump(exclude=times | errors) for folder in (ours, theirs))
+        assert first == second
+        if ours.result.status == "finished":
+            assert ours.result.weights_sha256 == state_checksum(weights(ours))
+            losses = [folder.result.beginning.losses for folder in (ours, theirs)]
             assert losses[0] == pytest.approx(losses[1], rel=1e-4)
-            right = [unpacked(folder.result["test_right"], 360) for folder in (ours, theirs)]
+            right = [unpacked(folder.result.test_right, 360) for folder in (ours, theirs)]
             assert np.mean(right[0] == right[1]) > 0.97
-        assert "epoch 2/2" in (ours.path / "log.txt").read_text() or ours.result["status"] == "diverged"
-        assert ours.read_json("status.json")["state"] == "ended"
+        assert "epoch 2/2" in (ours.path / "log.txt").read_text() or ours.result.status == "diverged"
+        assert ours.status.state == "ended"
 
 
 def test_a_row_diverges_where_it_does_alone(alone: list[RunFolder], together: list[RunFolder]) -> None:
-    statuses = [folder.result["status"] for folder in together]
+    statuses = [folder.result.status for folder in together]
     assert statuses == ["finished", "finished", "diverged", "finished"]
-    assert together[DIVERGING].result["iterations"] == alone[DIVERGING].result["iterations"] == 50
+    assert together[DIVERGING].result.iterations == alone[DIVERGING].result.iterations == 50
 
 
 def test_a_row_that_leaves_disturbs_no_other_by_a_bit(together: list[RunFolder], tmp_path: Path) -> None:
@@ -93,7 +92,7 @@ def test_a_row_that_leaves_disturbs_no_other_by_a_bit(together: list[RunFolder],
     (broken[1].path / "metrics.csv").mkdir()  # what is to be written there at an epoch's end cannot be
     endings = run_together(broken)
     assert isinstance(endings[broken[1]], Exception)
-    assert broken[1].result["status"] == "failed"
+    assert broken[1].result.status == "failed"
     for place in (0, 3):
         assert metrics(broken[place].path) == metrics(together[place].path)
         for name, weight in weights(together[place]).items():
@@ -116,15 +115,15 @@ def test_a_row_whose_events_cannot_be_written_disturbs_no_other(
     for name in ("flush", "close"):  # TensorBoard's writer raises its first error again and again
         monkeypatch.setattr(Dashboard, name, breaking(getattr(Dashboard, name)))
     endings = run_together(folders)
-    assert [isinstance(endings[folder], dict) for folder in folders] == [True, False, True]
-    assert "no space left" in folders[1].result["reason"]
+    assert [isinstance(endings[folder], Result) for folder in folders] == [True, False, True]
+    assert "no space left" in folders[1].result.reason
 
 
 def test_a_locked_folder_is_left_to_who_has_it(tmp_path: Path) -> None:
     folders = search(tmp_path)[:3]
-    with folders[1].lock():
+    with folders[1].hold():
         endings = run_together(folders)
-    assert [isinstance(endings[folder], dict) for folder in folders] == [True, False, True]
+    assert [isinstance(endings[folder], Result) for folder in folders] == [True, False, True]
     assert not (folders[1].path / "result.json").exists()
 
 
@@ -306,11 +305,11 @@ def test_a_grid_goes_on_behind_a_group_with_a_failure(tmp_path: Path) -> None:
     first = tmp_path / "runs"
     launch(rows[:1])
     (folder,) = first.glob("*/seed0")
-    assert RunFolder(folder).result["status"] == "finished"
+    assert RunFolder(folder).result.status == "finished"
     (folder.parent / "seed1").mkdir()
     (folder.parent / "seed1" / "metrics.csv").mkdir()
     assert launch(rows) == 1
-    assert [RunFolder(folder.parent / f"seed{n}").result["status"] for n in range(3)] == [
+    assert [RunFolder(folder.parent / f"seed{n}").result.status for n in range(3)] == [
         "finished",
         "failed",
         "finished",

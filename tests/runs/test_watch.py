@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from deepnets.runs.contents import Result
 from deepnets.runs.folder import RunFolder, run_folders
-from deepnets.runs.watch import table_of
+from deepnets.runs.status import table_of
 
 
 @pytest.fixture
@@ -29,7 +30,7 @@ def printed(folder: RunFolder) -> str:
     ["[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed", "[enforce fail at x.cpp:8] y"],
 )
 def test_brackets_are_text(folder: RunFolder, reason: str) -> None:
-    folder.write_json("result.json", {"status": "failed", "reason": reason})
+    Result.model_validate({"status": "failed", "reason": reason}).write(folder.path)
     text = printed(folder)
     assert reason in text
     assert "[bold]row/seed0" in text

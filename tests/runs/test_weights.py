@@ -13,6 +13,7 @@ from torchvision.models import get_model
 from deepnets.config.compose import compose
 from deepnets.errors import UserError
 from deepnets.run import build_model, load_run
+from deepnets.runs.contents import Origin
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.weights import (
@@ -33,7 +34,7 @@ SMALL = ["dataset=synthetic", "dataset.source.train=32", "dataset.source.test=20
 def trained(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     root = tmp_path_factory.mktemp("run")
     folder = RunFolder(root / "seed0")
-    folder.freeze(row(root, *SMALL, "batch_size=16").config, {})
+    folder.freeze(row(root, *SMALL, "batch_size=16").config, Origin())
     run(folder)
     return folder
 
@@ -66,7 +67,7 @@ def test_a_run_and_its_record_have_the_same_weights(trained: RunFolder, tmp_path
 def test_weights_of_another_run_are_refused(trained: RunFolder, tmp_path: Path) -> None:
     weights = read_weights(trained.path)
     record = RunFolder(tmp_path / "record")
-    record.freeze(row(tmp_path, *SMALL, "batch_size=8").config, {})
+    record.freeze(row(tmp_path, *SMALL, "batch_size=8").config, Origin())
     with pytest.raises(UserError, match="holds another run: batch_size differ"):
         write_weights(weights, record.path)
     write_weights(weights, tmp_path / "own")

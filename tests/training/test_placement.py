@@ -23,9 +23,10 @@ from deepnets.data.source import Split
 from deepnets.models import resize
 from deepnets.run import build_model
 from deepnets.runs import checkpoint, execution, session
+from deepnets.runs.contents import Origin
 from deepnets.runs.execute import run
+from deepnets.runs.execution import Session
 from deepnets.runs.folder import RunFolder
-from deepnets.runs.session import Session
 from deepnets.training import assembly
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import Training, evaluate, fit
@@ -188,7 +189,7 @@ def test_a_run_logs_saves_and_resumes_there(
     monkeypatch.setattr(session, "Session", lambda _, heartbeat, owner: Session(DEVICE, heartbeat, owner))
     folders = [RunFolder(tmp_path / name) for name in ("whole", "stopped")]
     for folder in folders:
-        folder.freeze(row(tmp_path, *NET, "epochs=2").config, {})
+        folder.freeze(row(tmp_path, *NET, "epochs=2").config, Origin())
     run(folders[0])
     with monkeypatch.context() as patch:
 
@@ -204,7 +205,7 @@ def test_a_run_logs_saves_and_resumes_there(
             run(folders[1])
     result = run(folders[1])
     assert "resuming at iteration 9 of 12" in (folders[1].path / "log.txt").read_text()
-    assert result["test_error"] == folders[0].result["test_error"]
+    assert result.test_error == folders[0].result.test_error
     assert metrics(folders[1].path) == metrics(folders[0].path)
     first, second = (checkpoint.load(folder.path)[0]["training"]["model"] for folder in folders)
     assert all(type(weight) is Tensor and torch.equal(weight, second[name]) for name, weight in first.items())

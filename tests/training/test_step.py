@@ -12,6 +12,7 @@ from deepnets.errors import UserError
 from deepnets.launch.local import Local
 from deepnets.launch.pool import Pool
 from deepnets.run import build_model
+from deepnets.runs.contents import Origin
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
 from deepnets.training.assembly import prepare
@@ -97,7 +98,7 @@ def test_a_compiled_run_is_the_plain_one_to_its_end(tmp_path: Path) -> None:
     ends = {}
     for step in ("eager", "compiled"):
         folder = RunFolder(tmp_path / step)
-        folder.freeze(row(tmp_path, *changes, "precision=fp32", f"step={step}").config, {})
+        folder.freeze(row(tmp_path, *changes, "precision=fp32", f"step={step}").config, Origin())
         ends[step] = run(folder)
         assert ends[step]["step"] == step
     losses = [[float(epoch["train_loss"]) for epoch in metrics(tmp_path / step)] for step in ends]
@@ -175,11 +176,11 @@ def test_graphs_are_refused_where_there_is_no_gpu(step: str) -> None:
 def test_a_step_is_no_part_of_what_a_run_is_and_a_change_of_it_is_told(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     changes = [*SMALL, "epochs=1", "device=cpu"]
-    folder.freeze(row(tmp_path, *changes).config, {})
+    folder.freeze(row(tmp_path, *changes).config, Origin())
     run(folder)
     (folder.path / "result.json").unlink()
     changed = row(tmp_path, *changes, "step=compiled").config
     folder.check(changed)
-    folder.freeze(changed, {})
+    folder.freeze(changed, Origin())
     assert run(folder)["status"] == "finished"
     assert "started with step eager, resumes with compiled" in (folder.path / "log.txt").read_text()

@@ -45,8 +45,8 @@ def run(arguments: argparse.Namespace) -> None:
             raise UserError("--weights: name the network of a state dict by options, such as model=imagenet_resnet50")
         load_state(subject.model, read_state(arguments.weights))
         placed(subject.model, subject.device)
-    result = RunFolder(arguments.subject[0]).result or {} if subject.trained else {}
-    arithmetic = arguments.precision or {"bfloat16": "bf16"}.get(result.get("precision", ""), "fp32")
+    result = RunFolder(arguments.subject[0]).result if subject.trained else None
+    arithmetic = arguments.precision or ("bf16" if result and result.precision == "bfloat16" else "fp32")
     precision = choose_precision(Precision(arithmetic), subject.device)
     with Outcome("evaluate", subject.folder, arguments) as outcome:
         if arguments.predict:
@@ -62,7 +62,8 @@ def run(arguments: argparse.Namespace) -> None:
         mean, images = sums.mean(), int(sums.values[2])
         numbers = {"test_error": mean.error, "top5_error": mean.top_error, "loss": mean.loss, "images": images}
         shown = f" by {view}, top-5 {mean.top_error:.2f} %" if mean.top_error is not None else ""
-        before = f"; its record has {result['test_error']:.2f} %" if result.get("test_error") is not None else ""
+        error = result and result.test_error
+        before = "" if error is None else f"; its record has {error:.2f} %"
         dtype = str(precision).removeprefix("torch.")
         outcome.finding(
             f"{subject.name}: test error {mean.error:.2f} %{shown}, {images} images, in {dtype}{before}",

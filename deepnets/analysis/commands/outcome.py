@@ -51,7 +51,7 @@ class Outcome:
         with ExitStack() as stack:
             # TensorBoard leaves a file of events for a newer one for good: of a run that trains no more would be seen.
             if (self.events / "config.yaml").is_file():
-                stack.enter_context(RunFolder(self.events).lock())
+                stack.enter_context(RunFolder(self.events).hold())
             if self.folder.parent == self.events:
                 make_own_folder(self.folder)
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -149,11 +149,9 @@ def _trained(path: Path, name: str, arguments: argparse.Namespace) -> Subject:
     folder = RunFolder(path)
     model, config = load_run(path, arguments.trust, arguments.allow_previous)
     result = folder.completed
-    if result and result["selected_epoch"] not in (None, result["epochs"]):
+    if result and result.selected_epoch not in (None, result.epochs):
         print(
-            printable(
-                f"{folder}: its result is that of epoch {result['selected_epoch']}; this is the last epoch's net"
-            ),
+            printable(f"{folder}: its result is that of epoch {result.selected_epoch}; this is the last epoch's net"),
             flush=True,
         )
     device = find_device(arguments.device)
