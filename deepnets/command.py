@@ -18,7 +18,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from deepnets.config.places import CONF
+from deepnets.config.project import CONF
 from deepnets.distributed.signals import RESUME, Interrupted
 from deepnets.errors import UserError, of_system, readable
 from deepnets.system.printing import print_error

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from deepnets.config.places import SCHEMAS
+from deepnets.config.project import SCHEMAS
 from deepnets.errors import UserError, printable
 
 FILES = Path(__file__).parent / "project"  # as they are written, but for .in, and NAME for the project's

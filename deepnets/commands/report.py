@@ -3,8 +3,7 @@
 import argparse
 from pathlib import Path
 
-from deepnets.config.places import program
-from deepnets.config.project import read_project
+from deepnets.config.project import program, read_project
 from deepnets.errors import UserError
 from deepnets.results.compare import compare
 from deepnets.results.keep import keep

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from deepnets.config.sweep_file import sweep_of
+from deepnets.config.sweep import sweep_of
 from deepnets.errors import UserError
 
 EXAMPLE = "{claim: identity is lower than none, error: test, place: Table 1}"

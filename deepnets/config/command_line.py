@@ -1,6 +1,7 @@
-"""From the words of a command to the rows of its grid."""
+"""From the words of a command to the rows of its grid, and which overrides are refused."""
 
 import argparse
+import json
 import os
 import re
 import sys
@@ -15,7 +16,9 @@ from hydra._internal.utils import get_args_parser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from deepnets.config.build import check_early
 from deepnets.config.compose import (
+    ABSENT,
     Composed,
     check_words,
     compose,
@@ -26,13 +29,13 @@ from deepnets.config.compose import (
     plain_value,
     search_of,
     searching,
+    selected,
+    value_at,
 )
-from deepnets.config.early import check_early
-from deepnets.config.overruled import check_options, check_widths
-from deepnets.config.places import CONF
-from deepnets.config.project import Project, check_options_folder, is_file, read_project, trusted_names
+from deepnets.config.identity import flat, is_execution
+from deepnets.config.project import CONF, Project, check_options_folder, is_file, read_project, trusted_names
 from deepnets.config.schema import DEFAULTS, Row, Search, Sweep
-from deepnets.config.sweep_rows import rows_of
+from deepnets.config.sweep import rows_of
 from deepnets.errors import UserError
 
 PLUGINS = {  # Hydra's defaults; others would change nothing
@@ -41,6 +44,9 @@ PLUGINS = {  # Hydra's defaults; others would change nothing
 }
 HYDRA_KEYS = ("hydra.mode", "hydra.searchpath", "hydra.sweeper.params")  # read here
 HARMLESS = ("hydra.job.name", "hydra.verbose")  # for Hydra's users, who may type them by habit
+NODES = ("model", "dataset", "optimizer", "schedule")
+WIDTHS = ([16, 32, 64], [64, 128, 256, 512])  # those of which scale=deep has a quarter
+PAGES = ("sweep", "protocol")  # the groups whose files set values of other groups' options
 
 
 def rows_of_command() -> list[Row]:
@@ -84,6 +90,58 @@ def rows_of_command() -> list[Row]:
     return rows
 
 
+def check_options(row: Row) -> None:
+    """Refuse an option that would be trained with a value of another one, set by the row's sweep or protocol.
+
+    `model=resnet56` in a sweep that sets `model.depth` to 110 would be a net of 110 layers by the name of another. Free
+    are the options that the sweep has on its axes, values in which an option is like the one it replaces, and options
+    beside which every such value is typed.
+
+    Raises:
+        UserError: names the values, ready to paste.
+    """
+    pages = [f"{group}={row.choices[group]}" for group in PAGES if row.choices.get(group)]
+    if not pages:
+        return
+    scale = f"scale={row.choices['scale']}"
+    page = composed(tuple(word for word in row.overrides if key_of(word) in {*PAGES, "scale"}), row.search)
+    axes, own = _options_on_axes(page), page.choices
+    typed = {word.partition("=")[0].lstrip("+~") for word in row.overrides}
+    for group in sorted(typed & own.keys() - {*PAGES, "scale"}):
+        option = row.choices[group]
+        if is_execution(group) or option in (own[group], *axes.get(group, [])):
+            continue
+        replaced, chosen = _words({**row.choices, **own}), _words(row.choices)
+        alternatives = (replaced, chosen, (*chosen, *pages))
+        alike, alone, here = (composed((*words, scale), row.search).config for words in alternatives)
+        others = tuple(f"{key.replace('/', '.')}." for key in typed - {group} if not group.startswith(f"{key}/"))
+        overruled = {
+            key: (value_at(row.config, key), selected(alone, key, ABSENT))
+            for key in _differing(group.replace("/", "."), alike, alone, here)
+            if not f"{key}.".startswith(others)
+        }
+        if overruled := {key: values for key, values in overruled.items() if values[0] != values[1]}:
+            raise UserError(_message(f"{group}={option}", " and ".join(pages), overruled))
+
+
+def check_widths(row: Row) -> None:
+    """Refuse scale=deep for a model of other widths than those of which it has a quarter, unless widths are typed.
+
+    Raises:
+        UserError: names the model's widths.
+    """
+    typed = any(word.lstrip("+").startswith("model.widths=") for word in row.overrides)
+    if row.config.scale.name != "deep" or typed:
+        return
+    model = row.choices["model"]
+    widths = selected(composed((f"model={model}",), row.search).config, "model.widths")
+    if widths not in WIDTHS:
+        raise UserError(
+            f"scale=deep trains a quarter of the widths {' or '.join(map(str, WIDTHS))}; model={model} has "
+            f"{widths or 'none'}: choose another model or scale, or add model.widths=[...]"
+        )
+
+
 def _rows(words: Sequence[str], multirun: bool, search: Search) -> list[Row]:
     """Every run of the grid, composed; a single one where no grid is asked for."""
     check_words(words)
@@ -123,6 +181,39 @@ def _page(of_hydra: Sequence[str], task: Sequence[str], search: Search) -> Compo
     if any(plain_value(word) and re.search(rf"\b{key_of(word)}\b", axes) for word in shared):
         return composed((*of_hydra, *shared), search)
     return page
+
+
+def _options_on_axes(page: Composed) -> dict[str, list[str]]:
+    """By axis of the sweep and of each entry of its union, the values."""
+    found: dict[str, list[str]] = {}
+    for axes in (page.hydra.sweeper.params or {}, *(page.config.sweep.union if page.config.sweep else ())):
+        for axis, values in axes.items():
+            words = re.split(r"[,\s]+", values) if isinstance(values, str) else values
+            found.setdefault(axis, []).extend(words if isinstance(words, Sequence) else [words])
+    return found
+
+
+def _words(choices: dict[str, str]) -> list[str]:
+    return sorted(f"{group}={option}" for group, option in choices.items() if group.split("/")[0] in NODES)
+
+
+def _differing(node: str, *configs: DictConfig) -> list[str]:
+    """The keys below `node` in which the second configuration differs from the first and the third from the second."""
+    before, usual, after = (flat(selected(config, node, resolve=False), node) for config in configs)
+    return [key for key in after if after[key] != usual.get(key, ABSENT) != before.get(key, ABSENT)]
+
+
+def _message(option: str, pages: str, overruled: dict[str, tuple[Any, Any]]) -> str:
+    found = [
+        f"{key} ({'' if own is ABSENT else f'{json.dumps(own)} of the option, '}{json.dumps(value)} here)"
+        for key, (value, own) in overruled.items()
+    ]
+    remedy = [
+        f"~{key}" if own is ABSENT else f"{key}={json.dumps(own, separators=(',', ':'))}"
+        for key, (_, own) in overruled.items()
+    ]
+    remedies = f"Add {' '.join(remedy)}, or other values, or leave {option} out"
+    return f"{option}: fixed by {pages}: {', '.join(found)}. {remedies}"
 
 
 def _project(words: Sequence[str]) -> tuple[list[str], Project | None, Search]:

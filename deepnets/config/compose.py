@@ -29,10 +29,10 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from deepnets.config.frozen import refuse_interpolations
 from deepnets.config.identity import flat
-from deepnets.config.places import CONF, home, program
+from deepnets.config.project import CONF, home, program
 from deepnets.config.resolvers import at_scale, case, choice, log_uniform, uniform
+from deepnets.config.safe_yaml import refuse_interpolations
 from deepnets.config.schema import Config, Row, Search
 from deepnets.errors import UserError
 

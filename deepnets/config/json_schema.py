@@ -13,8 +13,8 @@ import yaml
 from pydantic import TypeAdapter
 
 from deepnets.config.build import TARGETS, annotations_of, signature_of
-from deepnets.config.frozen import LOADER
-from deepnets.config.places import CONF, SCHEMAS
+from deepnets.config.project import CONF, SCHEMAS
+from deepnets.config.safe_yaml import LOADER
 from deepnets.config.schema import DEFAULTS, Config, Scale
 
 Schema = dict[str, Any]

@@ -1,20 +1,26 @@
-"""A user's project: a file, named on the command line, of where its options are and which classes it trusts."""
+"""Where things are: deepnets' own options, version and outputs, and the options and classes of a user's project."""
 
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from deepnets.config.frozen import ALIASES, LONGEST, check_bounds, plain_yaml
-from deepnets.config.places import CONF
+from deepnets.config.safe_yaml import ALIASES, LONGEST, check_bounds, plain_yaml
 from deepnets.config.schema import DEFAULTS, Search
 from deepnets.errors import UserError, brief
 from deepnets.system.files import read_text
+
+PACKAGE = Path(__file__).resolve().parents[1]
+INSTALLED = (PACKAGE / "conf").is_dir()  # as in a wheel; a clone has conf/ beside the package
+CONF = PACKAGE / "conf" if INSTALLED else PACKAGE.parent / "conf"
+SCHEMAS = CONF / "schema"  # of the files in it, for editors
 
 
 class _Content(BaseModel):
@@ -115,3 +121,35 @@ def search_of_trusted(trusted: Collection[str]) -> Search:
 def is_file(trusted: str) -> bool:
     """Whether the word names a project's file, not a class."""
     return "/" in trusted or trusted.endswith((".yaml", ".yml"))
+
+
+def home() -> Path:
+    """The folder of outputs/ and data/: that of the clone for its scripts, else the one where a command is called."""
+    return Path.cwd() if _is_verb() else PACKAGE.parent
+
+
+def program(verb: str) -> str:
+    """How a user types the command `verb`."""
+    return f"deepnets {verb}" if _is_verb() else f"python scripts/{verb}.py"
+
+
+@cache
+def git_commit() -> str | None:
+    """The commit of the clone deepnets runs from, `-dirty` with uncommitted changes, or that its wheel was built from.
+
+    None outside a git clone, and where the wheel was not built in one.
+    """
+    if INSTALLED:  # where a folder above may be another project's clone
+        file = CONF / "commit"
+        return file.read_text().strip() if file.is_file() else None
+    command = ["git", "-C", str(PACKAGE.parent), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return None
+    return found.stdout.strip()
+
+
+def _is_verb() -> bool:
+    """Whether `deepnets VERB` is being executed, or a clone's scripts are not there."""
+    return INSTALLED or sys.argv[0].startswith("deepnets ")

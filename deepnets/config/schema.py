@@ -75,7 +75,7 @@ class Sweep:
     `claims` are what it states about them, as `deepnets.config.claim` reads it, and `margins` the percent points, by
     scale, below which a difference of two rows counts as none. `deep` states that scale=deep suits its networks. `zip`
     pairs axes instead of multiplying them, `exclude` leaves out the rows with all these values, `union` joins blocks of
-    rows, each with axes of its own: see `deepnets.config.sweep_rows`.
+    rows, each with axes of its own: see `deepnets.config.sweep`.
     """
 
     axes: list[str] = MISSING

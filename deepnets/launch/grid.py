@@ -11,9 +11,9 @@ from deepnets.command import called
 from deepnets.config.build import build
 from deepnets.config.claim import claims_of, claims_on_file
 from deepnets.config.identity import identity_hash
-from deepnets.config.places import git_commit, home
+from deepnets.config.project import git_commit, home
 from deepnets.config.schema import Config, Row
-from deepnets.config.sweep_file import SWEEPS
+from deepnets.config.sweep import SWEEPS
 from deepnets.errors import UserError
 from deepnets.launch.ending import lines_of
 from deepnets.launch.launcher import Launcher

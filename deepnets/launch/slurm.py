@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar
 import filelock
 from annotated_types import Ge, Le
 
-from deepnets.config.places import program
+from deepnets.config.project import program
 from deepnets.config.schema import Config
 from deepnets.errors import UserError, printable
 from deepnets.launch.batch_script import batch_script

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from deepnets.config.claim import Claim, Measured, Relation, claims_of, margins_of
-from deepnets.config.sweep_file import set_at_scale, sweep_of
+from deepnets.config.sweep import set_at_scale, sweep_of
 from deepnets.results.cell import FAIL_ABOVE, compared_error
 from deepnets.results.columns import FULL, Column, arithmetic_of, columns_of, in_other_arithmetic
 from deepnets.results.finding import CHANCE, FAIL_MARGIN, Finding, Side

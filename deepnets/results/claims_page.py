@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deepnets.config.claim import Claim, Measured, Relation, claims_of, registered_of
-from deepnets.config.sweep_file import SWEEPS, sweep_of
-from deepnets.config.sweep_rows import names_at
+from deepnets.config.sweep import SWEEPS, names_at, sweep_of
 from deepnets.results.claims import OTHER_DEPTH, findings_of, is_of_other_depth
 from deepnets.results.columns import ARITHMETIC, FULL, Column, arithmetic_of
 from deepnets.results.export import markdown_table

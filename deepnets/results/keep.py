@@ -5,8 +5,8 @@ from pathlib import Path
 
 import yaml
 
-from deepnets.config.frozen import LONGEST
 from deepnets.config.identity import identity_hash
+from deepnets.config.safe_yaml import LONGEST
 from deepnets.errors import UserError, printable
 from deepnets.results.read import Run, read_runs
 from deepnets.results.writing import writing

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from deepnets.config.places import program
+from deepnets.config.project import program
 from deepnets.results.read import Run
 from deepnets.results.sheet import NOTHING, Sheet, setting_text, short_commit
 

@@ -11,7 +11,7 @@ from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
 from deepnets.config.claim import margins_of
 from deepnets.config.identity import plain
-from deepnets.config.sweep_file import SWEEPS, sweep_of
+from deepnets.config.sweep import SWEEPS, sweep_of
 from deepnets.errors import brief
 from deepnets.results.sheet import percent
 

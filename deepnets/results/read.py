@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from deepnets.config.build import check_types
-from deepnets.config.frozen import LONGEST, plain_yaml
 from deepnets.config.identity import flat, is_execution, upgrade
+from deepnets.config.safe_yaml import LONGEST, plain_yaml
 from deepnets.results.consistency import Files, contradiction, repetitions
 from deepnets.runs.contents import DIVERGED, FAILED, FINISHED, Origin, Result, unpacked
 from deepnets.runs.folder import RunFolder, folders_in

@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import SandboxedEnvironment
 
-from deepnets.config.sweep_file import SWEEPS
+from deepnets.config.sweep import SWEEPS
 from deepnets.errors import UserError, printable
 from deepnets.results.cell import Cell
 from deepnets.results.claims_page import claims_page

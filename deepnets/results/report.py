@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from deepnets.config.places import program
+from deepnets.config.project import program
 from deepnets.errors import printable
 from deepnets.results.columns import in_other_arithmetic
 from deepnets.results.export import to_csv, to_latex, to_markdown

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from deepnets.config.claim import claims_of
 from deepnets.config.schema import Row
-from deepnets.config.sweep_file import SWEEPS
+from deepnets.config.sweep import SWEEPS
 from deepnets.results.claims import OTHER_DEPTH, are_of_other_depth
 from deepnets.results.finding import LOOKS
 from deepnets.results.read import read_runs

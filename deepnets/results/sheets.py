@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deepnets.config.claim import claims_of
-from deepnets.config.sweep_file import sweep_of
+from deepnets.config.sweep import sweep_of
 from deepnets.results.claims import OTHER_DEPTH, findings_of, is_of_other_depth
 from deepnets.results.finding import IMAGE_NOISE, RULE, Finding
 from deepnets.results.read import Run

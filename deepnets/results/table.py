@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from deepnets.config.sweep_file import SWEEPS
+from deepnets.config.sweep import SWEEPS
 from deepnets.results.cell import FAIL_ABOVE, Cell
 from deepnets.results.columns import FULL, Column, columns_of, warnings_of
 from deepnets.results.published import FAIL, Published, PublishedRow, published_of

@@ -14,8 +14,8 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from deepnets.config.build import check_ranges
-from deepnets.config.frozen import LONGEST, read_frozen
 from deepnets.config.identity import difference, identity
+from deepnets.config.safe_yaml import LONGEST, read_frozen
 from deepnets.config.schema import Config, Sweep
 from deepnets.errors import UserError
 from deepnets.runs.contents import Job, Origin, Result, Status

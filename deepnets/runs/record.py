@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from deepnets.config.identity import identity_hash
-from deepnets.config.places import git_commit
+from deepnets.config.project import git_commit
 from deepnets.config.schema import Config, Selection
 from deepnets.errors import UserError
 from deepnets.models.batchnorm import group_sizes

@@ -6,8 +6,7 @@ from functools import lru_cache
 import torch
 from torch import nn
 
-from deepnets.config.build import build
-from deepnets.config.early import check_budget
+from deepnets.config.build import build, check_budget
 from deepnets.config.schema import BatchNormKernel, Config
 from deepnets.data.dataset import Dataset, Splits
 from deepnets.distributed.world import ALONE, World

@@ -6,8 +6,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from deepnets.config.build import build, check_node
-from deepnets.config.early import check_plain_settings
+from deepnets.config.build import build, check_node, check_plain_settings
 from deepnets.config.schema import Config, Selection
 from deepnets.data.dataset import Dataset, memory_size
 from deepnets.errors import UserError, first_line

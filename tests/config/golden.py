@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from deepnets.config.command_line import rows_of_command
 from deepnets.config.identity import identity_hash
-from deepnets.config.places import CONF, home
+from deepnets.config.project import CONF, home
 from deepnets.config.schema import Row
 from deepnets.errors import UserError
 from deepnets.runs.naming import folder_of

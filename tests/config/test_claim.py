@@ -8,7 +8,7 @@ import yaml
 from deepnets.config.claim import Claim, Measured, Registered, Relation, claims_of, claims_on_file, registered_of
 from deepnets.config.compose import compose
 from deepnets.config.identity import plain
-from deepnets.config.places import CONF, PACKAGE
+from deepnets.config.project import CONF, PACKAGE
 from deepnets.errors import UserError
 from tests.config.test_sweeps import grid
 

@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from deepnets.config.build import build
 from deepnets.config.compose import compose, composed
 from deepnets.config.identity import flat
-from deepnets.config.places import CONF
+from deepnets.config.project import CONF
 from deepnets.errors import UserError, readable
 from deepnets.runs.contents import Origin
 from deepnets.runs.folder import RunFolder

@@ -12,7 +12,7 @@ from deepnets.command import in_short
 from deepnets.config.command_line import rows_of_command
 from deepnets.config.compose import compose, composed
 from deepnets.config.identity import flat
-from deepnets.config.places import CONF
+from deepnets.config.project import CONF
 from deepnets.config.schema import Row
 from deepnets.errors import UserError, readable
 from deepnets.runs.naming import folder_of

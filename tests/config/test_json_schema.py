@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from deepnets.config.build import TARGETS
-from deepnets.config.frozen import LOADER
 from deepnets.config.json_schema import schemas, text_of
-from deepnets.config.places import CONF, SCHEMAS
+from deepnets.config.project import CONF, SCHEMAS
+from deepnets.config.safe_yaml import LOADER
 
 FILES = sorted(CONF.rglob("*.yaml"))
 

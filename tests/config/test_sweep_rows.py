@@ -7,7 +7,7 @@ import pytest
 
 from deepnets.config.command_line import rows_of_command
 from deepnets.config.schema import Sweep
-from deepnets.config.sweep_rows import rows_of
+from deepnets.config.sweep import rows_of
 from deepnets.errors import UserError
 from deepnets.runs.naming import folders_of
 

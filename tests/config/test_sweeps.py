@@ -16,7 +16,7 @@ from torch import nn
 
 from deepnets.config.build import build, check_ranges
 from deepnets.config.compose import register, typed
-from deepnets.config.places import CONF
+from deepnets.config.project import CONF
 from deepnets.config.resolvers import at_scale, case, choice, log_uniform, uniform
 from deepnets.config.schema import Config, Row
 from deepnets.errors import UserError

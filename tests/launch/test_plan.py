@@ -10,7 +10,7 @@ from hydra import compose, initialize_config_dir
 from PIL import Image
 
 from deepnets.config.compose import register, typed
-from deepnets.config.places import CONF
+from deepnets.config.project import CONF
 from deepnets.config.schema import Config
 from deepnets.launch.cost import Pace, pace_of, size_of
 from deepnets.launch.plan import makespan, show_plan

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from deepnets.config.places import CONF
+from deepnets.config.project import CONF
 from deepnets.models.resnet import ResNet
 
 FAMILIES = {"resnet", "wide_resnet", "densenet", "vit"}  # options that leave the depth open

@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from deepnets.config.claim import Claim, Measured, Relation, margins_of
-from deepnets.config.places import CONF
+from deepnets.config.project import CONF
 from deepnets.errors import UserError
 from deepnets.results.claims import OTHER_DEPTH, findings_of, pairs_of
 from deepnets.results.claims_page import claims_page

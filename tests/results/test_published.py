@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deepnets.config.places import CONF
+from deepnets.config.project import CONF
 from deepnets.errors import UserError
 from deepnets.results.published import PublishedRow, published_of
 from deepnets.results.read import read_runs

@@ -8,7 +8,7 @@ import torch
 
 from deepnets.config.claim import claims_on_file
 from deepnets.config.compose import compose
-from deepnets.config.places import CONF
+from deepnets.config.project import CONF
 from deepnets.config.schema import Search
 from deepnets.launch import grid
 from deepnets.launch.grid import launch

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deepnets.config.identity import identity, identity_hash
-from deepnets.config.places import CONF
+from deepnets.config.project import CONF
 from deepnets.config.schema import Config
 from deepnets.errors import UserError
 from deepnets.runs.contents import Origin

@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 from deepnets.config.compose import register, typed
-from deepnets.config.places import CONF
+from deepnets.config.project import CONF
 from deepnets.config.schema import Config
 from deepnets.errors import UserError
 from deepnets.run import build_model, load_run

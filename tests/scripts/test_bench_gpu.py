@@ -14,8 +14,8 @@ from deepnets.bench.parts import Found, Part, Unfinished, follow
 from deepnets.bench.steps import throughput, waits
 from deepnets.bench.trainings import SAVING_SECONDS, analysed, several, stopped, trained
 from deepnets.commands.bench import main
+from deepnets.config.command_line import check_options
 from deepnets.config.compose import compose
-from deepnets.config.overruled import check_options
 from deepnets.errors import UserError
 from deepnets.runs.naming import folder_of
 from tests.command import ROOT, row

@@ -13,7 +13,7 @@ import yaml
 
 from deepnets.analysis.recalibration import recalibrate_batchnorm
 from deepnets.config.compose import compose
-from deepnets.config.places import CONF
+from deepnets.config.project import CONF
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import evaluate, fit
 from deepnets.training.metrics import Sums

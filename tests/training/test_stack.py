@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from deepnets.config.places import CONF
+from deepnets.config.project import CONF
 from deepnets.config.schema import Config
 from deepnets.run import build_model
 from deepnets.runs import checkpoint

@@ -17,7 +17,7 @@ from deepnets.analysis import shattering
 from deepnets.analysis.commands import imageline
 from deepnets.analysis.commands.outcome import Outcome, whole_numbers
 from deepnets.analysis.shattering import Kind, Net
-from deepnets.config.places import home
+from deepnets.config.project import home
 from deepnets.errors import UserError
 from deepnets.monitor.style import COLOURS, GREY, mean_and_deviation, new_figure, show_array
 from deepnets.system.options import count, number, whole

@@ -21,7 +21,7 @@ from deepnets.analysis.gradients import first_to_last, gradient_norms, with_batc
 from deepnets.analysis.signals import signals
 from deepnets.analysis.walk import walk_of
 from deepnets.config.compose import compose
-from deepnets.config.places import home
+from deepnets.config.project import home
 from deepnets.config.schema import Config
 from deepnets.errors import UserError, printable
 from deepnets.models.ordering import Ordering

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from deepnets.analysis.commands.variants import fresh
 from deepnets.analysis.recalibration import recalibrate_batchnorm
 from deepnets.config.compose import compose
-from deepnets.config.places import CONF
-from deepnets.config.project import search_of_trusted
+from deepnets.config.project import CONF, search_of_trusted
 from deepnets.config.schema import Config
 from deepnets.data.batches import EvaluationBatches
 from deepnets.errors import UserError, printable

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from deepnets.config.compose import compose
-from deepnets.config.places import CONF
+from deepnets.config.project import CONF
 from deepnets.config.schema import Config
 from deepnets.errors import UserError
 from deepnets.training.assembly import dataset_of, model_of

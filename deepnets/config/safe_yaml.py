@@ -1,4 +1,4 @@
-"""A run folder's `config.yaml` read as data: plain values, bounded in size, nothing in it resolved or called."""
+"""YAML that somebody else may have written, read as data: plain values, bounded in size, nothing resolved or called."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The rows of a grid: every combination of its axes, less what `sweep.zip`, `exclude` and `union` of its file say."""
+"""A sweep: what its file says, and its rows: all combinations of its axes, but for its `zip`, `exclude` and `union`."""
 
 import json
 from collections import Counter
@@ -8,22 +8,27 @@ from math import inf
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from deepnets.config.compose import CONF_ALONE, explained, parsed, searching
 from deepnets.config.identity import plain
-from deepnets.config.places import CONF
+from deepnets.config.project import CONF
+from deepnets.config.resolvers import at_scale
+from deepnets.config.safe_yaml import LOADER
 from deepnets.config.schema import Search, Sweep
-from deepnets.config.sweep_file import set_at_scale, sweep_of
 from deepnets.errors import UserError
 
 Axes = dict[str, list[str]]  # the values of each axis, as they are typed
 Row = dict[str, str]
 R = TypeVar("R")
 
+SWEEPS = CONF / "sweep"
 LARGEST_GRID = 10_000  # runs of one command, which are all composed before the first one starts
 TOO_LARGE = f"a grid of more than {LARGEST_GRID:,} runs, the most that one command composes"
 
@@ -67,6 +72,33 @@ def rows_of(
     return _bounded(_typed(row) + _typed(more) for row in rows for more in _products(constant))
 
 
+def sweep_of(file: Path) -> dict[str, Any]:
+    """The node `sweep` of a sweep file; empty where there is no such file.
+
+    Raises:
+        UserError: the file is not YAML.
+    """
+    sweep = _content(file).get("sweep") or {}
+    if not isinstance(sweep, dict):
+        raise UserError(f"{file}: its sweep must be a node, as that of conf/sweep/digits_shortcuts.yaml; correct it")
+    return sweep
+
+
+def set_at_scale(file: Path, key: str, scale: str) -> Any:
+    """What a sweep file sets at a dotted key, at a scale; None where it sets nothing, or what a composition decides.
+
+    Raises:
+        UserError: as `sweep_of`.
+    """
+    OmegaConf.register_new_resolver("at_scale", at_scale, replace=True)
+    content = OmegaConf.create(_content(file) | {"scale": {"name": scale}})
+    try:
+        value = OmegaConf.select(content, key)
+        return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+    except OmegaConfBaseException:
+        return None
+
+
 def names_at(file: Path, scale: str) -> set[str]:
     """The rows that a sweep file trains at a scale, as their folders are named; empty where a composition decides.
 
@@ -79,6 +111,18 @@ def names_at(file: Path, scale: str) -> set[str]:
     rules = Sweep(**{name: node[name] for name in ("axes", "zip", "exclude", "union") if name in node})
     rows = [dict(word.split("=", 1) for word in row) for row in rows_of(params | {"seed": 0}, rules, [])]
     return {plain(",".join(row.get(axis, "") for axis in rules.axes)) for row in rows}
+
+
+def _content(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        content = yaml.load(file.read_text(), LOADER) or {}
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"{file}: cannot be read as YAML ({' '.join(str(error).split())}); correct it") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{file}: must have settings by name, as conf/sweep/digits_shortcuts.yaml; correct it")
+    return content
 
 
 def _bounded(rows: Iterable[R]) -> list[R]:

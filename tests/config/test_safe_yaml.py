@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from deepnets.config.build import build
-from deepnets.config.frozen import DEEPEST, LONGEST, plain_yaml, read_frozen
+from deepnets.config.safe_yaml import DEEPEST, LONGEST, plain_yaml, read_frozen
 from deepnets.errors import UserError
 from deepnets.runs.contents import Origin
 from deepnets.runs.folder import RunFolder

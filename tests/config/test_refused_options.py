@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from deepnets.config.command_line import check_options, check_widths
 from deepnets.config.compose import compose
-from deepnets.config.overruled import check_options, check_widths
 from deepnets.errors import UserError
 
 
