@@ -108,7 +108,6 @@ def check_types(settings: dict[str, Any]) -> None:
             _check_type(key, settings[key], annotation, strict=False)
 
 
-@cache
 def check_early(rows: Sequence[Row]) -> None:
     """Refuse a grid in which all runs have the same error; a grid of different errors is checked row by row later.
 
@@ -153,6 +152,7 @@ def check_budget(config: Config) -> None:
         )
 
 
+@cache
 def annotations_of(schema: type) -> dict[str, Any]:
     return get_type_hints(schema, include_extras=True)
 

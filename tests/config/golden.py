@@ -189,7 +189,7 @@ def digest(lines: list[str]) -> str:
 
 
 def _line(row: Row, place: Path) -> str:
-    config = {key: value for key, value in asdict(row.config).items() if key != "sweep"}
+    config = {key: value for key, value in asdict(row.config).items() if key not in ("sweep", *LATER)}
     sweep = row.config.sweep and {"axes": row.config.sweep.axes, "deep": row.config.sweep.deep}
     text = json.dumps([config, sweep, row.choices, row.overrides], sort_keys=True, default=_said)
     for path, name in (
