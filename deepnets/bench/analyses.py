@@ -15,8 +15,8 @@ from pathlib import Path
 from deepnets.bench.figures import Figures
 from deepnets.bench.parts import Found, Part, follow
 from deepnets.bench.trainings import DEEPNETS, ended, last_line
+from deepnets.command import some_of
 from deepnets.errors import UserError
-from deepnets.system.options import some_of
 
 NET = ("model=resnet110",)
 GATED = ("model=resnet110", "model/shortcut=exclusive_gating_b6")

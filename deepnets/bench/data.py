@@ -10,8 +10,8 @@ from deepnets.bench.figures import SETTLE_SECONDS, Candidates, Figures, in_turns
 from deepnets.bench.peers import plain
 from deepnets.bench.subject import add_subject, chosen
 from deepnets.bench.task import task_of
+from deepnets.command import count, whole
 from deepnets.data.batches import TrainingBatches
-from deepnets.system.options import count, whole
 from deepnets.training.assembly import dataset_of
 
 

@@ -23,12 +23,11 @@ from torch.nn.parallel import DistributedDataParallel
 from deepnets.bench.figures import Candidates, Figures, Measurement, in_turns, seconds_of
 from deepnets.bench.subject import add_subject, chosen, subject_of, words_of
 from deepnets.bench.training import endless
-from deepnets.command import run_command
+from deepnets.command import count, run_command
 from deepnets.distributed.signals import Interrupted, Interruption
 from deepnets.distributed.spawn import how_it_ended, processes
 from deepnets.distributed.world import ALONE, World, joined, world_from_env
 from deepnets.errors import UserError
-from deepnets.system.options import count
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import Training
 from deepnets.training.hardware import device_of_process

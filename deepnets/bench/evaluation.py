@@ -11,11 +11,11 @@ from deepnets.bench.figures import SETTLE_SECONDS, Candidates, Figures, in_turns
 from deepnets.bench.peers import plain
 from deepnets.bench.subject import add_subject, chosen
 from deepnets.bench.task import Task, arithmetic, task_of
+from deepnets.command import count, counts, whole
 from deepnets.data.batches import EvaluationBatches
 from deepnets.data.normalization import Normalization
 from deepnets.data.source import Split
 from deepnets.run import build_model
-from deepnets.system.options import count, counts, whole
 from deepnets.training.assembly import dataset_of, splits_of
 from deepnets.training.fit import Training, evaluate
 from deepnets.training.metrics import Sums

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 from deepnets.bench.figures import Figures, Measurement
+from deepnets.command import count
 from deepnets.runs.folder import RunFolder
-from deepnets.system.options import count
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

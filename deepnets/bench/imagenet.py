@@ -18,11 +18,11 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from deepnets.bench.figures import SETTLE_SECONDS, Figures, in_turns
+from deepnets.command import count
 from deepnets.config.compose import compose
 from deepnets.data.decoding import Encoded
 from deepnets.data.imagenet import ImageNet
 from deepnets.data.streamed import Streams
-from deepnets.system.options import count
 from deepnets.training.assembly import dataset_of
 
 WIDTH, HEIGHT, QUALITY = 500, 375, 95

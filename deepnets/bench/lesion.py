@@ -14,10 +14,10 @@ from deepnets.analysis.recalibration import recalibrate_batchnorm
 from deepnets.analysis.walk import Walk, walk_of
 from deepnets.bench.figures import Figures, in_turns
 from deepnets.bench.subject import Subject, add_subject, chosen
+from deepnets.command import count
 from deepnets.data.batches import EvaluationBatches
 from deepnets.data.dataset import Splits
 from deepnets.run import build_model
-from deepnets.system.options import count
 from deepnets.training.assembly import dataset_of, splits_of
 
 SHARED = 64  # images of a batch

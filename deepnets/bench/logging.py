@@ -9,9 +9,9 @@ import time
 
 from deepnets.bench.figures import Figures, Measurement
 from deepnets.bench.subject import subject_of
+from deepnets.command import count
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.log import Log
-from deepnets.system.options import count
 from deepnets.training.fit import fit
 
 

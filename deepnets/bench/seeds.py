@@ -12,9 +12,9 @@ from functools import partial
 
 from deepnets.bench.figures import Figures, in_turns
 from deepnets.bench.trainings import results_of
+from deepnets.command import count
 from deepnets.config.schema import Precision
 from deepnets.errors import UserError
-from deepnets.system.options import count
 
 # ResNet-110 of sweep=he2016_table1 scale=deep, on images that need no download
 NARROW = [

@@ -11,7 +11,7 @@ import torch
 
 from deepnets.bench.figures import Figures, in_turns, seconds_of
 from deepnets.bench.subject import add_subject, chosen, subject_of, words_of
-from deepnets.system.options import count, counts
+from deepnets.command import count, counts
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import fit
 from deepnets.training.stack import Stack, fit_together

@@ -25,11 +25,11 @@ from deepnets.bench.figures import SETTLE_SECONDS, Candidates, Figures, in_turns
 from deepnets.bench.peers import plain
 from deepnets.bench.subject import Subject, add_subject, chosen
 from deepnets.bench.task import Task, arithmetic, bundled, given, task_of
+from deepnets.command import count, some_of, whole
 from deepnets.data.batches import TrainingBatches
 from deepnets.run import build_model
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.log import Log
-from deepnets.system.options import count, some_of, whole
 from deepnets.training.assembly import dataset_of
 from deepnets.training.fit import Training, fit
 

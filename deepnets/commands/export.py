@@ -4,10 +4,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from deepnets.command import add_weights_options
 from deepnets.errors import UserError, printable
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.weights import read_weights, write_for_torchvision, write_weights
-from deepnets.system.options import add_weights_options
 
 FOR_TORCHVISION = "torchvision.safetensors"
 

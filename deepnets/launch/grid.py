@@ -1,6 +1,8 @@
 """Check the runs of a sweep, freeze them into their folders, and pass the folders to the launcher."""
 
+import os
 import shlex
+import sys
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -8,7 +10,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from deepnets.command import called
 from deepnets.config.build import build
 from deepnets.config.claim import claims_of, claims_on_file
 from deepnets.config.identity import identity_hash
@@ -95,13 +96,20 @@ def _copy_sweep(row: Row, folder: RunFolder) -> None:
 
 def _origin(row: Row, folder: RunFolder) -> dict[str, Any]:
     return {
-        "command": shlex.join(called()),
+        "command": _typed_command(),
         "overrides": list(row.overrides),
         "choices": row.choices,
         "commit": git_commit(),
         "claims": _claims_known(row, folder),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def _typed_command() -> str:
+    """This command as it was typed, without the path of Python."""
+    program, *words = sys.argv
+    verb = program.split() if program.startswith("deepnets ") else [os.path.basename(sys.executable), program]
+    return shlex.join([*verb, *words])
 
 
 def _claims_known(row: Row, folder: RunFolder) -> list[str]:
