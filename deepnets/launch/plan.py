@@ -1,4 +1,4 @@
-"""A grid before anything runs: what each row is, what it costs on this device, and what is finished."""
+"""`plan=true`: what each row of a sweep is, what it costs on this device and what is finished, before anything runs."""
 
 import csv
 from collections import Counter
@@ -15,9 +15,7 @@ from deepnets.config.schema import Config, Row
 from deepnets.data.dataset import Dataset
 from deepnets.errors import UserError
 from deepnets.launch.cost import Pace, Size, pace_of, size_of
-from deepnets.launch.ending import lines_of
-from deepnets.launch.grid import launchable
-from deepnets.launch.launcher import Launcher
+from deepnets.launch.grid import Launcher, launchable, lines_by_reason
 from deepnets.runs.checkpoint import LAST
 from deepnets.runs.folder import RunFolder, Unreadable
 from deepnets.runs.naming import folders_of
@@ -33,11 +31,11 @@ DEVICES = (1, 8, 64)  # the numbers of devices whose time is printed
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One run of the grid: its state, and as far as it is legal its size, cost and what is left of it.
+class _Planned:
+    """One run of the plan: its state and, if it is legal, its size, its cost and how much of it is left.
 
-    `flops` are of the training alone; `left` is the share of it that is not trained yet, `seconds` the time for that on
-    one device, `devices` how many divide it among them, and `memory` the bytes that each of them needs.
+    `flops` are those of the training alone; `left` is the share of them that is not trained yet and `seconds` the time
+    that this takes on one device. `devices` divide the run among them, and each needs `memory` bytes.
     """
 
     folder: RunFolder
@@ -52,7 +50,7 @@ class Entry:
 
 
 def show_plan(rows: list[Row]) -> int:
-    """Print the plan of the grid; trains and writes nothing. Returns the exit code: 1 when a row cannot run."""
+    """Print the plan of these runs; train and write nothing. Returns the exit code: 1 when a run cannot start."""
     folders, first = folders_of(rows), rows[0].config
     launcher: Launcher = build("launcher", first.launcher, first.trusted_targets)
     paces: dict[str, Pace] = {}
@@ -60,12 +58,13 @@ def show_plan(rows: list[Row]) -> int:
     with Console(stderr=True).status("timing") as status:  # shows where there is a terminal
         for number, (row, folder) in enumerate(zip(rows, folders, strict=True), start=1):
             status.update(as_text(f"timing {number}/{len(rows)} {folder}"))
-            entries.append(_entry(row.config, folder, launcher, paces))
+            entries.append(_plan(row.config, folder, launcher, paces))
     _print(first, entries)
     return 1 if any(entry.problem for entry in entries) else 0
 
 
-def _entry(config: Config, folder: RunFolder, launcher: Launcher, paces: dict[str, Pace]) -> Entry:
+def _plan(config: Config, folder: RunFolder, launcher: Launcher, paces: dict[str, Pace]) -> _Planned:
+    """Plan one run; an illegal run has its `problem`."""
     state, size = _state(config, folder), None
     is_complete = state not in ("new", "resumable")
     try:
@@ -76,25 +75,25 @@ def _entry(config: Config, folder: RunFolder, launcher: Launcher, paces: dict[st
         flops = FLOPS_PER_MAC * size.macs * images
         left = 0.0 if is_complete else 1 - (_trained(folder) / iterations if state == "resumable" else 0.0)
         if is_complete:
-            return Entry(folder, state, left, size, flops)
+            return _Planned(folder, state, left, size, flops)
         missing = dataset.source.found.missing
         if not _is_here(config.device):  # as on a login node, whose processor would tell nothing of the device
-            return Entry(folder, state, left, size, flops, problem=missing)
+            return _Planned(folder, state, left, size, flops, problem=missing)
         config = with_counted_devices(config)
         pace = pace_of(config, dataset, size, paces)
         tested = dataset.source.found.sizes[1]
         evaluated = epochs * (tested + dataset.validation) + dataset.final_passes * tested
         reading = 0.0 if missing else dataset.reading_seconds  # workers read while the device computes
         seconds = left * (images * max(pace.training, reading) + evaluated * max(pace.evaluation, reading))
-        return Entry(folder, state, left, size, flops, seconds, config.devices, pace.memory, missing)
+        return _Planned(folder, state, left, size, flops, seconds, config.devices, pace.memory, missing)
     except UserError as error:
         if is_complete and (folder.path / "config.yaml").is_file():
-            return Entry(folder, state, 0.0, size)
-        return Entry(folder, ILLEGAL, 1.0, size, problem=str(error))
+            return _Planned(folder, state, 0.0, size)
+        return _Planned(folder, ILLEGAL, 1.0, size, problem=str(error))
 
 
 def _state(config: Config, folder: RunFolder) -> str:
-    """`new`, `resumable`, or what a complete run ended as: `finished` or `diverged`."""
+    """`new`, `resumable`, or how a complete run ended: `finished` or `diverged`."""
     if config.overwrite:
         return "new"
     if result := folder.completed:
@@ -103,14 +102,14 @@ def _state(config: Config, folder: RunFolder) -> str:
 
 
 def _extent(config: Config, dataset: Dataset, iterations: int) -> tuple[int, int]:
-    """Epochs, each of which ends in an evaluation, and training images, of a budget of `iterations`."""
+    """The epochs, each of which ends in an evaluation, and the training images that `iterations` take."""
     batches = ceil(dataset.training_size / config.batch_size)
     whole, rest = divmod(iterations, batches)
     return whole + (rest > 0), whole * dataset.training_size + rest * config.batch_size
 
 
 def _trained(folder: RunFolder) -> int:
-    """Iterations up to the last completed epoch."""
+    """The iterations that the run has trained up to its last completed epoch."""
     file = folder.path / "metrics.csv"
     try:
         rows = list(csv.DictReader(read_text(file, LONGEST_METRICS).splitlines()))
@@ -121,14 +120,14 @@ def _trained(folder: RunFolder) -> int:
         raise Unreadable(file, error) from error
 
 
-def _print(config: Config, entries: list[Entry]) -> None:
+def _print(config: Config, entries: list[_Planned]) -> None:
     console = console_for()
     table = Table(Column("row", overflow="fold"), box=None, pad_edge=False)
     for name in ("runs", "parameters", "MACs", "memory"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("state")
     table.add_column("time left", justify="right", no_wrap=True)
-    rows: dict[Path, list[Entry]] = {}
+    rows: dict[Path, list[_Planned]] = {}
     for entry in entries:
         rows.setdefault(entry.folder.path.parent, []).append(entry)
     is_one_grid = len({row.parent for row in rows}) == 1
@@ -139,7 +138,7 @@ def _print(config: Config, entries: list[Entry]) -> None:
     together = Counter(entry.state for entry in entries)
     flops, left = sum(e.flops for e in entries), sum(e.flops * e.left for e in entries)
     lines = [f"runs       {len(entries)}: {_counted(together)}"]
-    if flops:  # of no run where none can start
+    if flops:  # none if no run can start
         cost = f"{_pflop(flops)} PFLOP in all, {_pflop(left)} left: 2 x 3 x MACs x training images"
         lines += [*_times(entries, config), f"compute    {cost}"]
     for line in lines:
@@ -147,7 +146,7 @@ def _print(config: Config, entries: list[Entry]) -> None:
     _print_problems(console, entries)
 
 
-def _times(entries: Sequence[Entry], config: Config) -> list[str]:
+def _times(entries: Sequence[_Planned], config: Config) -> list[str]:
     if not _is_here(config.device):
         return [f"time left  not measured: device={config.device} is not on this machine"]
     runs = [(entry.seconds, entry.devices) for entry in entries if entry.seconds]
@@ -165,8 +164,13 @@ def _times(entries: Sequence[Entry], config: Config) -> list[str]:
 
 
 def makespan(runs: Sequence[tuple[float, int]], devices: int) -> float:
-    """Seconds until the last of `runs` (seconds on one device, devices that divide it) ends, each begun as soon as its
-    devices are free, in the order given. Raises ValueError for a run that needs more than there are."""
+    """The seconds until the last of `runs` ends, if each starts, in this order, as soon as its devices are free.
+
+    A run is its seconds on one device and the number of devices that divide it.
+
+    Raises:
+        ValueError: a run needs more devices than there are.
+    """
     free = [0.0] * devices
     for seconds, taken in runs:
         if taken > devices:
@@ -176,8 +180,8 @@ def makespan(runs: Sequence[tuple[float, int]], devices: int) -> float:
     return max(free)
 
 
-def _cells(entries: list[Entry]) -> tuple[str, ...]:
-    """Of a row, behind its name; `entries` are its seeds."""
+def _cells(entries: list[_Planned]) -> tuple[str, ...]:
+    """The cells of a row behind its name; `entries` are the row's seeds."""
     states = Counter(entry.state for entry in entries)
     size = next((entry.size for entry in entries if entry.size), None)
     memory = max(entry.memory for entry in entries)
@@ -196,17 +200,18 @@ def _counted(states: Counter[str]) -> str:
     return ", ".join(f"{count} {state}" for state, count in states.items())
 
 
-def _print_problems(console: Console, entries: list[Entry]) -> None:
+def _print_problems(console: Console, entries: list[_Planned]) -> None:
     illegal = {entry.folder: entry.problem for entry in entries if entry.problem and entry.state == ILLEGAL}
     lacking = {entry.folder: entry.problem for entry in entries if entry.problem and entry.folder not in illegal}
     for problems, what in ((illegal, "cannot start"), (lacking, "lack their data")):
         if problems:
             console.print(f"\n{len(problems)} of {len(entries)} runs {what}:")
-        for line in lines_of(problems):
+        for line in lines_by_reason(problems):
             console.print(as_text(line), soft_wrap=True)
 
 
 def _is_here(device: str) -> bool:
+    """Whether this machine has the device."""
     try:
         find_device(device)
     except UserError:
@@ -227,7 +232,7 @@ def _bytes(count: int) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """With the precision of an estimate."""
+    """The time in its unit, as precise as an estimate is."""
     for unit, length in (("days", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= 1.5 * length:
             return f"{seconds / length:,.1f} {unit}"

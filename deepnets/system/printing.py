@@ -43,7 +43,7 @@ def console_for(exporting: bool = False) -> Console:
 
 
 def as_text(words: str, style: str = "") -> Text:
-    """Text for a table or a line of rich: its brackets are not markup, and its escape characters are printed as text."""
+    """Text for a table or a line of rich, whose brackets are not markup and whose escape characters are shown."""
     return Text(printable(words), style=style)
 
 

@@ -15,7 +15,7 @@ Kernel = Annotated[int, Ge(1), Le(255)]  # kernels, strides
 # on its threads, and a smaller machine may repeat them.
 Threads = Annotated[int, Ge(1), Le(512)]
 Seed = Annotated[int, Ge(0), Lt(2**63)]  # what torch takes
-Real = Annotated[float, Ge(-1e30), Le(1e30)]  # float32 holds up to 3e38, and squares must fit too
+Real = Annotated[float, Ge(-1e30), Le(1e30)]  # float32 holds up to 3e38
 Positive = Annotated[float, Gt(0), Le(1e30)]
 NotNegative = Annotated[float, Ge(0), Le(1e30)]
 Factor = Annotated[float, Ge(0), Le(1)]
