@@ -193,7 +193,7 @@ class _Execution:
             child.process.wait()
 
     def _start(self, folder: RunFolder) -> bool:
-        """Start the run if devices are free, or find that it is complete or elsewhere. False if it must go on waiting."""
+        """Start the run, or find that it is complete or elsewhere; False if it must wait because no device is free."""
         if self.tally.is_complete(folder):
             return True
         # On a CPU a run takes one share, whatever the number of its processes: they all share the CPU.

@@ -84,7 +84,7 @@ class Slurm:
             )
 
     def execute(self, folders: list[RunFolder], config: Config) -> int:
-        """Submit the runs that are to be trained and return at once, or with `wait` when no run is in the queue any more.
+        """Submit the runs that are to be trained and return at once, or with `wait` when none is in the queue any more.
 
         Returns 1 when a run has failed and is not submitted again, 130 on Ctrl-C while waiting: the jobs continue.
 
