@@ -1,8 +1,7 @@
 """`bench.py gpu`: everything that needs a GPU, part by part, into one file.
 
-The parts stand in `parts_of`, in the order of the story that `measure` tells. Below it are the functions that measure
-them: trainings by commands, as users type them; iterations in a process of its own, which executes this file's `main`;
-the tests; other benches.
+`parts_of` lists the parts in their order. Below it are the functions that measure them: the tests; trainings by
+commands, as users type them; iterations in a process of their own, which executes this file's `main`; other benches.
 """
 
 import argparse

@@ -74,9 +74,9 @@ def launch(rows: list[Row]) -> int:
 
 
 class Launcher(Protocol):
-    """What `launcher=` chooses; each executes `python -m deepnets.run FOLDER` or what that calls.
+    """A launcher, as `launcher=` chooses it: it executes `python -m deepnets.run FOLDER`, or what that calls.
 
-    `in_process`: runs are executed in this very process, so that what is read while they are checked is used again.
+    `in_process` says that runs execute in this process, so that they use again what is read while they are checked.
     """
 
     in_process: ClassVar[bool]

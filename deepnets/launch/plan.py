@@ -30,6 +30,37 @@ ILLEGAL = "illegal"
 DEVICES = (1, 8, 64)  # the numbers of devices whose time is printed
 
 
+def show_plan(rows: list[Row]) -> int:
+    """Print the plan of these runs; train and write nothing. Returns the exit code: 1 when a run cannot start."""
+    folders, first = folders_of(rows), rows[0].config
+    launcher: Launcher = build("launcher", first.launcher, first.trusted_targets)
+    paces: dict[str, Pace] = {}
+    planned = []
+    with Console(stderr=True).status("timing") as status:  # shows where there is a terminal
+        for number, (row, folder) in enumerate(zip(rows, folders, strict=True), start=1):
+            status.update(as_text(f"timing {number}/{len(rows)} {folder}"))
+            planned.append(_plan(row.config, folder, launcher, paces))
+    _print(first, planned)
+    return 1 if any(run.problem for run in planned) else 0
+
+
+def makespan(runs: Sequence[tuple[float, int]], devices: int) -> float:
+    """The seconds until the last of `runs` ends, if each starts, in this order, as soon as its devices are free.
+
+    A run is its seconds on one device and the number of devices that divide it.
+
+    Raises:
+        ValueError: a run needs more devices than there are.
+    """
+    free = [0.0] * devices
+    for seconds, taken in runs:
+        if taken > devices:
+            raise ValueError(f"a run needs {taken} devices of {devices}")
+        free.sort()
+        free[:taken] = [free[taken - 1] + seconds / taken] * taken
+    return max(free)
+
+
 @dataclass(frozen=True)
 class _Planned:
     """One run of the plan: its state and, if it is legal, its size, its cost and how much of it is left.
@@ -47,20 +78,6 @@ class _Planned:
     devices: int = 1
     memory: int = 0
     problem: str | None = None
-
-
-def show_plan(rows: list[Row]) -> int:
-    """Print the plan of these runs; train and write nothing. Returns the exit code: 1 when a run cannot start."""
-    folders, first = folders_of(rows), rows[0].config
-    launcher: Launcher = build("launcher", first.launcher, first.trusted_targets)
-    paces: dict[str, Pace] = {}
-    entries = []
-    with Console(stderr=True).status("timing") as status:  # shows where there is a terminal
-        for number, (row, folder) in enumerate(zip(rows, folders, strict=True), start=1):
-            status.update(as_text(f"timing {number}/{len(rows)} {folder}"))
-            entries.append(_plan(row.config, folder, launcher, paces))
-    _print(first, entries)
-    return 1 if any(entry.problem for entry in entries) else 0
 
 
 def _plan(config: Config, folder: RunFolder, launcher: Launcher, paces: dict[str, Pace]) -> _Planned:
@@ -120,7 +137,7 @@ def _trained(folder: RunFolder) -> int:
         raise Unreadable(file, error) from error
 
 
-def _print(config: Config, entries: list[_Planned]) -> None:
+def _print(config: Config, planned: list[_Planned]) -> None:
     console = console_for()
     table = Table(Column("row", overflow="fold"), box=None, pad_edge=False)
     for name in ("runs", "parameters", "MACs", "memory"):
@@ -128,28 +145,28 @@ def _print(config: Config, entries: list[_Planned]) -> None:
     table.add_column("state")
     table.add_column("time left", justify="right", no_wrap=True)
     rows: dict[Path, list[_Planned]] = {}
-    for entry in entries:
-        rows.setdefault(entry.folder.path.parent, []).append(entry)
+    for run in planned:
+        rows.setdefault(run.folder.path.parent, []).append(run)
     is_one_grid = len({row.parent for row in rows}) == 1
     for row, runs in rows.items():
         table.add_row(as_text(row.name if is_one_grid else f"{row.parent.name}/{row.name}"), *_cells(runs))
     console.print(table)
     console.print()
-    together = Counter(entry.state for entry in entries)
-    flops, left = sum(e.flops for e in entries), sum(e.flops * e.left for e in entries)
-    lines = [f"runs       {len(entries)}: {_counted(together)}"]
+    together = Counter(run.state for run in planned)
+    flops, left = sum(run.flops for run in planned), sum(run.flops * run.left for run in planned)
+    lines = [f"runs       {len(planned)}: {_counted(together)}"]
     if flops:  # none if no run can start
         cost = f"{_pflop(flops)} PFLOP in all, {_pflop(left)} left: 2 x 3 x MACs x training images"
-        lines += [*_times(entries, config), f"compute    {cost}"]
+        lines += [*_times(planned, config), f"compute    {cost}"]
     for line in lines:
         console.print(as_text(line), soft_wrap=True)
-    _print_problems(console, entries)
+    _print_problems(console, planned)
 
 
-def _times(entries: Sequence[_Planned], config: Config) -> list[str]:
+def _times(planned: Sequence[_Planned], config: Config) -> list[str]:
     if not _is_here(config.device):
         return [f"time left  not measured: device={config.device} is not on this machine"]
-    runs = [(entry.seconds, entry.devices) for entry in entries if entry.seconds]
+    runs = [(run.seconds, run.devices) for run in planned if run.seconds]
     most = max((devices for _, devices in runs), default=1)
     lengths = {makespan(runs, count): count for count in reversed(DEVICES) if count >= most}  # with the fewest devices
     times = [f"{_duration(seconds)} on {count}" for seconds, count in reversed(lengths.items())]
@@ -163,35 +180,18 @@ def _times(entries: Sequence[_Planned], config: Config) -> list[str]:
     ]
 
 
-def makespan(runs: Sequence[tuple[float, int]], devices: int) -> float:
-    """The seconds until the last of `runs` ends, if each starts, in this order, as soon as its devices are free.
-
-    A run is its seconds on one device and the number of devices that divide it.
-
-    Raises:
-        ValueError: a run needs more devices than there are.
-    """
-    free = [0.0] * devices
-    for seconds, taken in runs:
-        if taken > devices:
-            raise ValueError(f"a run needs {taken} devices of {devices}")
-        free.sort()
-        free[:taken] = [free[taken - 1] + seconds / taken] * taken
-    return max(free)
-
-
-def _cells(entries: list[_Planned]) -> tuple[str, ...]:
-    """The cells of a row behind its name; `entries` are the row's seeds."""
-    states = Counter(entry.state for entry in entries)
-    size = next((entry.size for entry in entries if entry.size), None)
-    memory = max(entry.memory for entry in entries)
-    seconds = sum(entry.seconds for entry in entries)
+def _cells(planned: list[_Planned]) -> tuple[str, ...]:
+    """The cells of a row behind its name; `planned` are the row's seeds."""
+    states = Counter(run.state for run in planned)
+    size = next((run.size for run in planned if run.size), None)
+    memory = max(run.memory for run in planned)
+    seconds = sum(run.seconds for run in planned)
     return (
-        str(len(entries)),
+        str(len(planned)),
         f"{size.parameters:,}" if size else "",
         _macs(size.macs) if size else "",
         _bytes(memory) if memory else "",
-        _counted(states) if len(states) > 1 else entries[0].state,
+        _counted(states) if len(states) > 1 else planned[0].state,
         _duration(seconds) if seconds else "",
     )
 
@@ -200,12 +200,12 @@ def _counted(states: Counter[str]) -> str:
     return ", ".join(f"{count} {state}" for state, count in states.items())
 
 
-def _print_problems(console: Console, entries: list[_Planned]) -> None:
-    illegal = {entry.folder: entry.problem for entry in entries if entry.problem and entry.state == ILLEGAL}
-    lacking = {entry.folder: entry.problem for entry in entries if entry.problem and entry.folder not in illegal}
+def _print_problems(console: Console, planned: list[_Planned]) -> None:
+    illegal = {run.folder: run.problem for run in planned if run.problem and run.state == ILLEGAL}
+    lacking = {run.folder: run.problem for run in planned if run.problem and run.folder not in illegal}
     for problems, what in ((illegal, "cannot start"), (lacking, "lack their data")):
         if problems:
-            console.print(f"\n{len(problems)} of {len(entries)} runs {what}:")
+            console.print(f"\n{len(problems)} of {len(planned)} runs {what}:")
         for line in lines_by_reason(problems):
             console.print(as_text(line), soft_wrap=True)
 

@@ -123,6 +123,32 @@ class Slurm:
         }
         return Tally(folders, reasons, set(left.elsewhere)).print()
 
+    def directives(self, directory: Path, rows: int, config: Config) -> list[str]:
+        """The options of sbatch for an array of `rows` runs like this one, whose files are in `directory`."""
+        processes = self._processes(config) // self.nodes
+        tasks = processes if self.nodes > 1 else 1  # on one node the run starts its processes itself
+        gpus = (0 if config.device == "cpu" else processes) if self.gpus is None else self.gpus
+        given = {
+            "job-name": f"deepnets:{directory.parents[1].name}",
+            "array": f"0-{rows - 1}" + (f"%{self.at_once}" if self.at_once else ""),
+            "output": str(directory / "%a.out"),
+            "open-mode": "append",
+            "requeue": True,
+            "signal": f"B:USR1@{self.warning}",
+            "partition": self.partition,
+            "account": self.account,
+            "time": self.time,
+            "nodes": self.nodes,
+            "ntasks-per-node": tasks,
+            "cpus-per-task": self.cpus and self.cpus * processes // tasks,
+            "gpus-per-node": gpus or None,
+            **(self.options or {}),
+        }
+        if self.gpus is None and {"gres", "gpus", "gpus-per-task", "gpus-per-node"} & (self.options or {}).keys():
+            given["gpus-per-node"] = (self.options or {}).get("gpus-per-node")  # another option asks for them
+        given = {name: value for name, value in given.items() if value is not None and value is not False}
+        return [f"--{name}" if value is True else f"--{name}={value}" for name, value in given.items()]
+
     def _processes(self, config: Config) -> int:
         """The processes of a run on all nodes; devices=auto is one per GPU that is asked for, at least one per node."""
         return (self.gpus or 1) * self.nodes if config.devices == "auto" else config.devices
@@ -154,32 +180,6 @@ class Slurm:
             folder.write_json("job.json", {"job": f"{array}_{task}", "submitted": submitted})
         print(f"job     {array}: {len(folders)} runs", flush=True)
         return array
-
-    def directives(self, directory: Path, rows: int, config: Config) -> list[str]:
-        """The options of sbatch for an array of `rows` runs like this one, whose files are in `directory`."""
-        processes = self._processes(config) // self.nodes
-        tasks = processes if self.nodes > 1 else 1  # on one node the run starts its processes itself
-        gpus = (0 if config.device == "cpu" else processes) if self.gpus is None else self.gpus
-        given = {
-            "job-name": f"deepnets:{directory.parents[1].name}",
-            "array": f"0-{rows - 1}" + (f"%{self.at_once}" if self.at_once else ""),
-            "output": str(directory / "%a.out"),
-            "open-mode": "append",
-            "requeue": True,
-            "signal": f"B:USR1@{self.warning}",
-            "partition": self.partition,
-            "account": self.account,
-            "time": self.time,
-            "nodes": self.nodes,
-            "ntasks-per-node": tasks,
-            "cpus-per-task": self.cpus and self.cpus * processes // tasks,
-            "gpus-per-node": gpus or None,
-            **(self.options or {}),
-        }
-        if self.gpus is None and {"gres", "gpus", "gpus-per-task", "gpus-per-node"} & (self.options or {}).keys():
-            given["gpus-per-node"] = (self.options or {}).get("gpus-per-node")  # another option asks for them
-        given = {name: value for name, value in given.items() if value is not None and value is not False}
-        return [f"--{name}" if value is True else f"--{name}={value}" for name, value in given.items()]
 
 
 def _new_directory(parent: Path) -> Path:
@@ -224,7 +224,7 @@ class _Unfinished:
 
 
 def _sort_out(folders: list[RunFolder], retry: Retry | None) -> _Unfinished:
-    """Say of each run that is not complete what is to be done; a failed run is new only if `retry` says so."""
+    """Sort the runs that are not complete by what is to be done; a failed run is new only if `retry` says so."""
     tasks, left = _tasks(), _Unfinished({}, [], {}, [])
     queue = _runs_of(tasks)
     for folder in folders:
@@ -243,7 +243,7 @@ def _sort_out(folders: list[RunFolder], retry: Retry | None) -> _Unfinished:
 
 
 def _tasks() -> dict[str, Path]:
-    """The script of each job of this user: `123_4` is a task of an array, `123` a job that is none."""
+    """The script of each job of this user: `123_4` is a task of an array, `123` a job without tasks."""
     lines = _slurm_answer("squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%F %K %o").splitlines()
     words = [line.split(" ", 2) for line in lines]
     return {job if task == "N/A" else f"{job}_{task}": Path(script.strip()) for job, task, script in words}
