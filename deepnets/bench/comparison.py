@@ -39,7 +39,7 @@ class Comparison:
     notes: Sequence[str] = ()
 
     def summary(self) -> dict[str, dict[str, float]]:
-        """By candidate: median, lowest and highest value, and the same of the first's ratio to it, repeat by repeat."""
+        """For each candidate: median, lowest and highest of its values, and of the first's ratios to it by repeat."""
         first = next(iter(self.values.values()), [])
         summary = {}
         for name, values in self.values.items():

@@ -13,7 +13,7 @@ FOR_TORCHVISION = "torchvision.safetensors"
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Export the run that the command line names, or `words`."""
+    """Export the run that the command line, or `words`, names."""
     parser = argparse.ArgumentParser(
         description="Write a run's weights and configuration; load_run reads them. Residual networks that torchvision "
         f"and timm have too are also written in their names, as {FOR_TORCHVISION}."
