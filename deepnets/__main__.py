@@ -4,7 +4,7 @@ import sys
 from importlib import import_module
 
 from deepnets.errors import printable
-from deepnets.system.begin import begin
+from deepnets.system import begin
 
 VERBS = {
     "train": "train one run or a sweep",

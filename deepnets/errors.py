@@ -3,10 +3,10 @@
 import errno
 import re
 
-# Of a network, or of a process: no file's.
+# OSErrors that are about a network or a process, not about a file.
 NO_FILE = (ConnectionError, TimeoutError, ChildProcessError, ProcessLookupError)
 LONGEST = 200  # characters of a value in a message
-# Control characters but tab and newline, marks that change a text's direction, bytes of names that are not UTF-8.
+# Control characters except tab and newline, marks that change a text's direction, bytes of names that are not UTF-8.
 UNPRINTABLE = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 NO_MEMORY = re.compile(r"[Cc]an(not|'t) allocate memory|out of memory|can't start new thread")
 
@@ -20,7 +20,7 @@ class UserError(ValueError):
 
 
 def of_system(error: BaseException) -> str | None:
-    """What the system refused, in a line: a file, a folder, memory. None for every other error."""
+    """Say in one line what the system refused: a file, a folder or memory. None for every other error."""
     is_memory = isinstance(error, MemoryError | RuntimeError | ImportError | OSError) and NO_MEMORY.search(str(error))
     if is_memory or isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
         return f"too little memory: {first_line(error)}"
@@ -30,20 +30,21 @@ def of_system(error: BaseException) -> str | None:
 
 
 def brief(value: object) -> str:
-    """The value as Python writes it, in one line; a long one cut off."""
+    """The value as Python writes it, in one line; a long value is cut off."""
     text = repr(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
 def readable(message: str) -> str:
-    """The message without the rest of values that no reader would read to their ends."""
+    """The message with very long values cut off, which nobody would read to their ends."""
     return re.sub(rf"(\S{{{LONGEST}}})\S{{{LONGEST},}}", r"\1...", message)
 
 
 def printable(text: str) -> str:
     """The text with characters that a terminal would obey, or cannot show, as escapes: `\\x1b`."""
-    return UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def first_line(error: BaseException) -> str:
+    """The first line of the error's message, or the error's class if it has no message."""
     return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deepnets.distributed.signals import Interrupted, hold_back
-from deepnets.system.begin import begin
+from deepnets.system import begin
 
 if __name__ == "__main__":
     begin()

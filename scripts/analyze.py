@@ -1,6 +1,6 @@
 """Measure why depth works: `python scripts/analyze.py` is `deepnets analyze`."""
 
-from deepnets.system.begin import begin
+from deepnets.system import begin
 
 if __name__ == "__main__":
     begin()

@@ -1,6 +1,6 @@
 """Measure deepnets on this machine: `python scripts/bench.py` is `deepnets bench`."""
 
-from deepnets.system.begin import begin
+from deepnets.system import begin
 
 if __name__ == "__main__":
     begin()

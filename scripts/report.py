@@ -1,6 +1,6 @@
 """Results beside the paper's: `python scripts/report.py` is `deepnets report`."""
 
-from deepnets.system.begin import begin
+from deepnets.system import begin
 
 if __name__ == "__main__":
     begin()

@@ -1,6 +1,6 @@
 """Train one run or a sweep: `python scripts/train.py` is `deepnets train`."""
 
-from deepnets.system.begin import begin
+from deepnets.system import begin
 
 if __name__ == "__main__":
     begin()

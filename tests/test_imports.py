@@ -18,6 +18,7 @@ ORDER = [
     ["models", "optimizer", "schedule", "distributed"],
     ["analysis"],
     ["config"],
+    ["hydra_errors"],
     ["command"],
     ["data"],
     ["training"],
@@ -26,6 +27,7 @@ ORDER = [
     ["launch", "results", "run"],
     ["analysis.commands"],
     ["bench"],
+    ["extra"],
     ["commands"],
     ["__main__", "__init__"],
 ]

@@ -1,1 +1,1 @@
-"""What `scripts/bench.py` measures on this machine."""
+"""Measurements of deepnets on this machine: `bench.py WHAT`, whose verbs `commands/bench.py` lists with their files."""

@@ -1,8 +1,4 @@
-"""Seconds of every analysis of ResNet-110 on 1,000 images of CIFAR-10, beside how long it may take on two cores.
-
-Each is a command in a process of its own, on a fresh net, and is written down once it has ended: the same command goes
-on where the last one ended. A landscape is of 25 x 25 points on 250 images. What takes twice its limit is stopped.
-"""
+"""`bench.py lesion` and `analyses`: how fast units are deleted, and how long every analysis takes."""
 
 import argparse
 import resource
@@ -12,12 +8,21 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from deepnets.bench.figures import Figures
-from deepnets.bench.parts import Found, Part, follow
-from deepnets.bench.trainings import DEEPNETS, ended, last_line
-from deepnets.errors import UserError
-from deepnets.system.options import some_of
+import torch
 
+from deepnets.analysis import lesion
+from deepnets.analysis.recalibration import recalibrate_batchnorm
+from deepnets.analysis.walk import Walk, walk_of
+from deepnets.bench.comparison import BenchRun, Comparison, add_run_options, chosen_run, in_turns, precision_name
+from deepnets.bench.parts import DEEPNETS, Part, PartResult, finished, follow, last_line
+from deepnets.command import count, some_of
+from deepnets.data.batches import EvaluationBatches
+from deepnets.data.dataset import Splits
+from deepnets.errors import UserError
+from deepnets.run import build_model
+from deepnets.training.assembly import dataset_of, splits_of
+
+SHARED = 64  # images of a batch whose beginnings are shared
 NET = ("model=resnet110",)
 GATED = ("model=resnet110", "model/shortcut=exclusive_gating_b6")
 LIMIT, LANDSCAPE_LIMIT = 300.0, 1200.0  # seconds on two cores that do nothing else
@@ -36,8 +41,31 @@ ANALYSES: dict[str, tuple[str, ...]] = {
 }
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """What can be chosen."""
+def add_lesion_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `bench.py lesion`."""
+    add_run_options(parser, "preact110")
+    parser.add_argument("--images", type=count, default=64, help="test images, scored with shared beginnings (64)")
+
+
+def measure_lesion(arguments: argparse.Namespace) -> list[Comparison]:
+    """Images/s through a network with one unit deleted, over the deletions of each of its units.
+
+    With shared beginnings by batches of 64, which fit the cache, against an evaluation for each by batches as in
+    training; in the arithmetic of training's evaluation, and in float32.
+
+    Raises:
+        RuntimeError: the two score an error differently.
+    """
+    run = chosen_run(arguments)
+    model = build_model(list(run.overrides)).eval().to(run.device).to(memory_format=torch.channels_last)
+    splits, walk = splits_of(dataset_of(run.config), run.device), walk_of(model)
+    recalibrate_batchnorm(model, next(iter(_batches(splits, run.config.evaluation_batch_size, SHARED)))[0])
+    precisions = dict.fromkeys((run.precision, torch.float32))
+    return [_lesion_in(precision, run, splits, walk, arguments) for precision in precisions]
+
+
+def add_analyses_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `bench.py analyses`."""
     parser.add_argument("--root", metavar="DIR", help="folder with cifar10, as dataset.root of scripts/train.py")
     parser.add_argument("--minutes", type=float, default=60, help="after which this command ends (default: 60)")
     parser.add_argument(
@@ -46,27 +74,35 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(json=Path("analyses.json"))
 
 
-def measure(arguments: argparse.Namespace) -> list[Figures]:
-    """Measure what the file lacks, as far as the minutes go. Raises a UserError where no data are named."""
+def measure_analyses(arguments: argparse.Namespace) -> list[Comparison]:
+    """Seconds of every analysis of ResNet-110 on 1,000 images of CIFAR-10, beside how long it may take on two cores.
+
+    Each is a command in a process of its own, on a fresh net, and is written down once it has ended: the same command
+    goes on where the last one ended. A landscape is of 25 x 25 points on 250 images. What takes twice its limit is
+    stopped.
+
+    Raises:
+        UserError: no data are named.
+    """
     if not arguments.root:
         raise UserError("bench.py analyses: needs --root DIR, the folder with cifar10")
-    where = ["dataset=cifar10", f"dataset.root={Path(arguments.root).resolve()}"]
-    parts = [part(name, [*where, *ANALYSES[name]]) for name in arguments.only]
+    overrides = ["dataset=cifar10", f"dataset.root={Path(arguments.root).resolve()}"]
+    parts = [analysis_part(name, [*overrides, *ANALYSES[name]]) for name in arguments.only]
     follow(parts, arguments.json, arguments.minutes)
     return []
 
 
-def part(name: str, words: Sequence[str]) -> Part:
-    """The analysis with these words of its command line; twice its limit at most."""
+def analysis_part(name: str, words: Sequence[str]) -> Part:
+    """The part that times the analysis with these words of its command line, for at most twice its limit."""
     limit = LANDSCAPE_LIMIT if name == "landscape" else LIMIT
-    return Part(name, partial(timed, name, words, limit), 2 * limit)
+    return Part(name, partial(_timed, name, words, limit), 2 * limit)
 
 
-def timed(name: str, words: Sequence[str], limit: float, seconds: float) -> Found:
-    """Wall-clock and processor seconds of the command, with the number of seconds that it may take."""
+def _timed(name: str, words: Sequence[str], limit: float, seconds: float) -> PartResult:
+    """The wall-clock and processor seconds of the command, and the seconds that it may take."""
     with tempfile.TemporaryDirectory() as place:
         began, used = time.monotonic(), _processor_seconds()
-        done = ended([*DEEPNETS, "analyze", name, *words, "--output", place], seconds)
+        done = finished([*DEEPNETS, "analyze", name, *words, "--output", place], seconds)
         took = time.monotonic() - began
     if done.returncode:
         return {"absent": last_line(done)}
@@ -80,6 +116,37 @@ def timed(name: str, words: Sequence[str], limit: float, seconds: float) -> Foun
 
 
 def _processor_seconds() -> float:
-    """Of all processes that this one has started and that have ended."""
+    """The processor seconds of all processes that this one has started and that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
+
+
+def _lesion_in(
+    precision: torch.dtype, run: BenchRun, splits: Splits, walk: Walk, arguments: argparse.Namespace
+) -> Comparison:
+    variants = [lesion.with_deleted(walk, [unit]) for unit in range(len(walk))]
+    images, whole = arguments.images, run.config.evaluation_batch_size
+
+    def errors(size: int, chosen: list[lesion.Variant]) -> list[float]:
+        return lesion.scores(walk, _batches(splits, images, size), chosen, precision).error.tolist()
+
+    def speed(images: int, size: int, chosen: list[lesion.Variant]) -> float:
+        data, started = _batches(splits, images, size), time.perf_counter()
+        lesion.scores(walk, data, chosen, precision)
+        return images * len(chosen) / (time.perf_counter() - started)
+
+    some = variants[::9]
+    if [errors(images, [variant])[0] for variant in some] != errors(16, variants)[::9]:
+        raise RuntimeError("shared beginnings score other than evaluations one by one")
+    candidates = {
+        "shared beginnings": lambda: speed(images, SHARED, variants),
+        "one by one": lambda: speed(whole, whole, [variants[len(variants) // 2]]),
+    }
+    title = f"one unit deleted, {precision_name(precision)}"
+    return Comparison(title, "images/s", in_turns(candidates, arguments.repeats))
+
+
+def _batches(splits: Splits, images: int, size: int) -> EvaluationBatches:
+    """The first `images` test images in batches of `size`."""
+    first = splits.test.select(torch.arange(images, device=splits.test.labels.device))
+    return EvaluationBatches(first, splits.normalization, batch_size=size)

@@ -1,11 +1,4 @@
-"""Images/s of several processes against one, and how long a step waits for gradients once its backward pass is over.
-
-All in the same processes, in turns. One process trains while the others wait. Several divide a batch of the run's size
-among them (strong scaling) or each take one of that size (weak). A step waits for as long as it takes more than the
-same step under no_sync(), which leaves out the gradients' all-reduce; what the all-reduce takes alone beyond that is
-hidden behind the backward pass. What batch statistics over all processes take is the difference to the same step with
-statistics of each process's part.
-"""
+"""`bench.py ddp`: several processes train one network. Each of the processes executes this file's `main`."""
 
 import argparse
 import gc
@@ -20,15 +13,23 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from deepnets.bench.figures import Candidates, Figures, Measurement, in_turns, seconds_of
-from deepnets.bench.subject import add_subject, chosen, subject_of, words_of
+from deepnets.bench.comparison import (
+    Candidates,
+    Comparison,
+    Measurement,
+    add_run_options,
+    chosen_run,
+    compose_run,
+    in_turns,
+    overrides_of,
+    seconds_of,
+)
 from deepnets.bench.training import endless
-from deepnets.command import run_command
+from deepnets.command import count, run_command
 from deepnets.distributed.signals import Interrupted, Interruption
 from deepnets.distributed.spawn import how_it_ended, processes
 from deepnets.distributed.world import ALONE, World, joined, world_from_env
 from deepnets.errors import UserError
-from deepnets.system.options import count
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import Training
 from deepnets.training.hardware import device_of_process
@@ -37,26 +38,33 @@ OWN = "strong, statistics of each process's part"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What can be chosen."""
-    add_subject(parser, "resnet20", dataset="synthetic")
+    """Add the options of `bench.py ddp`."""
+    add_run_options(parser, "resnet20", dataset="synthetic")
     parser.add_argument("--processes", type=count, default=2, help="of which one or all train (default: 2)")
     parser.add_argument("--threads", type=count, default=1, help="of each process (default: 1)")
     parser.add_argument("--iterations", type=count, default=10, help="iterations a repeat (default: 10)")
 
 
-def measure(arguments: argparse.Namespace) -> list[Figures]:
-    """Start the processes, which measure.
+def measure(arguments: argparse.Namespace) -> list[Comparison]:
+    """Images/s of several processes against one, and how long a step waits for gradients after its backward pass.
+
+    All in the same processes, in turns. One process trains while the others wait. Several divide a batch of the run's
+    size among them (strong scaling) or each take one of that size (weak). A step waits for as long as it takes more
+    than the same step under no_sync(), which leaves out the gradients' all-reduce; what the all-reduce takes alone
+    beyond that is hidden behind the backward pass. What batch statistics over all processes take is the difference to
+    the same step with statistics of each process's part.
 
     Raises:
-        Interrupted: a signal came. UserError: fewer than two, a batch that cannot be divided, or one has failed.
+        Interrupted: a signal came. UserError: fewer than two processes, a batch that cannot be divided, or a process
+            has failed.
     """
-    count, batch = arguments.processes, chosen(arguments).config.batch_size
+    count, batch = arguments.processes, chosen_run(arguments).config.batch_size
     if not 2 <= count <= batch:
         raise UserError(f"--processes {count}: must be 2 or more, and a batch of {batch} divisible among them")
     with TemporaryDirectory() as place:
         file = Path(place, "seconds.json")
-        given = [file, arguments.iterations, arguments.repeats, *words_of(arguments)]
-        command = [sys.executable, "-m", __name__, *map(str, given)]
+        words = [file, arguments.iterations, arguments.repeats, *overrides_of(arguments)]
+        command = [sys.executable, "-m", __name__, *map(str, words)]
         with processes(command, count, arguments.threads) as group:
             failure = group.first_failure()
         if stop := group.stopped_by(failure):
@@ -75,45 +83,45 @@ def measure(arguments: argparse.Namespace) -> list[Figures]:
     each = {name: [value / count for value in rates[name]] for name in (names["strong"], names["weak"])}
     title = f"{arguments.model} in {count} processes"
     return [
-        Figures(f"{title}, all together", "images/s", rates),
-        Figures(f"{title}, each", "images/s", {names["alone"]: rates[names["alone"]], **each}),
+        Comparison(f"{title}, all together", "images/s", rates),
+        Comparison(f"{title}, each", "images/s", {names["alone"]: rates[names["alone"]], **each}),
         *([_statistics(seconds)] if OWN in seconds else []),
         *(_step(f"a step of {names[key]}", seconds, key) for key in ("strong", "weak")),
     ]
 
 
-def _step(title: str, seconds: Measurement, key: str) -> Figures:
+def _step(title: str, seconds: Measurement, key: str) -> Comparison:
     step, without, alone = seconds[key], seconds[f"{key}, no_sync"], seconds["all-reduce"]
     waiting = [100 * (a - b) / a for a, b in zip(step, without, strict=True)]
     reducing = [100 * b / a for a, b in zip(step, alone, strict=True)]
     values = {"step": step, "the same under no_sync()": without, "all-reduce of the gradients alone": alone}
     notes = [
-        f"waits for gradients after the backward pass: {_told(waiting)} of the step",
-        f"the all-reduce alone: {_told(reducing)} of the step; what is not waited for runs beside the backward pass",
+        f"waits for gradients after the backward pass: {_spread(waiting)} of the step",
+        f"the all-reduce alone: {_spread(reducing)} of the step; what is not waited for runs beside the backward pass",
     ]
-    return Figures(title, "seconds", values, notes=notes)
+    return Comparison(title, "seconds", values, notes=notes)
 
 
-def _statistics(seconds: Measurement) -> Figures:
+def _statistics(seconds: Measurement) -> Comparison:
     share = [100 * (1 - own / whole) for whole, own in zip(seconds["strong"], seconds[OWN], strict=True)]
     values = {"of the whole batch": seconds["strong"], "of each process's part": seconds[OWN]}
-    notes = [f"statistics over all processes: {_told(share)} of the step"]
-    return Figures("a step with batch statistics", "seconds", values, notes=notes)
+    notes = [f"statistics over all processes: {_spread(share)} of the step"]
+    return Comparison("a step with batch statistics", "seconds", values, notes=notes)
 
 
-def _told(percent: Sequence[float]) -> str:
+def _spread(percent: Sequence[float]) -> str:
     return f"{statistics.median(percent):.1f} % ({min(percent):.1f} to {max(percent):.1f})"
 
 
 def main() -> int:
-    """What each process does; the first writes seconds an iteration takes the slowest of those that train."""
-    file, iterations, repeats, *words = sys.argv[1:]
+    """What each process does. The first writes the seconds of an iteration in the slowest process that trains."""
+    file, iterations, repeats, *overrides = sys.argv[1:]
     world = world_from_env()
     with Interruption(at_once=True):
-        device = device_of_process(subject_of(words).config.device, world.local_rank)
+        device = device_of_process(compose_run(overrides).config.device, world.local_rank)
         with joined(world, device):
             seconds = in_turns(
-                _candidates(words, world, device, torch.get_num_threads(), int(iterations)), int(repeats)
+                _candidates(overrides, world, device, torch.get_num_threads(), int(iterations)), int(repeats)
             )
             gc.collect()  # networks whose reducers outlive the process group may abort the process as it ends
     if world.is_first:
@@ -121,12 +129,15 @@ def main() -> int:
     return 0
 
 
-def _candidates(words: Sequence[str], world: World, device: torch.device, threads: int, iterations: int) -> Candidates:
-    subject = subject_of(words)
-    batch = subject.config.batch_size
+def _candidates(
+    overrides: Sequence[str], world: World, device: torch.device, threads: int, iterations: int
+) -> Candidates:
+    run = compose_run(overrides)
+    batch = run.config.batch_size
 
     def training(size: int, among: World) -> Training:
-        return prepare(subject_of([*words, f"batch_size={size}"]).config, device, subject.precision, among)
+        config = compose_run([*overrides, f"batch_size={size}"]).config
+        return prepare(config, device, run.precision, among)
 
     alone, strong, weak = training(batch, ALONE), training(batch, world), training(batch * world.size, world)
     gradients = torch.zeros(sum(parameter.numel() for parameter in alone.model.parameters()), device=device)
@@ -156,9 +167,9 @@ def _candidates(words: Sequence[str], world: World, device: torch.device, thread
         "weak, no_sync": lambda: without_gradients(weak),
         "all-reduce": lambda: pace(_reductions(gradients)),
     }
-    if subject.config.model.get("batchnorm_images", 0) is None:
-        parts = subject_of([*words, f"model.batchnorm_images={batch // world.size}"]).config
-        own = endless(prepare(parts, device, subject.precision, world))
+    if run.config.model.get("batchnorm_images", 0) is None:
+        parts = compose_run([*overrides, f"model.batchnorm_images={batch // world.size}"]).config
+        own = endless(prepare(parts, device, run.precision, world))
         candidates[OWN] = lambda: pace(own)
     return candidates
 

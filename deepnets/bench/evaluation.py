@@ -1,4 +1,4 @@
-"""Images/s of the test set evaluated as at the end of an epoch, by size of batch and against a plain loop."""
+"""`bench.py evaluation`: the speed of the evaluation at the end of an epoch."""
 
 import argparse
 import time
@@ -7,15 +7,13 @@ from functools import partial
 
 import torch
 
-from deepnets.bench.figures import SETTLE_SECONDS, Candidates, Figures, in_turns
-from deepnets.bench.peers import plain
-from deepnets.bench.subject import add_subject, chosen
-from deepnets.bench.task import Task, arithmetic, task_of
+from deepnets.bench.comparison import SETTLE_SECONDS, Candidates, Comparison, add_run_options, chosen_run, in_turns
+from deepnets.bench.peers import Task, arithmetic_name, plain, task_of
+from deepnets.command import count, counts, whole
 from deepnets.data.batches import EvaluationBatches
 from deepnets.data.normalization import Normalization
 from deepnets.data.source import Split
 from deepnets.run import build_model
-from deepnets.system.options import count, counts, whole
 from deepnets.training.assembly import dataset_of, splits_of
 from deepnets.training.fit import Training, evaluate
 from deepnets.training.metrics import Sums
@@ -24,8 +22,8 @@ SIZES = "100,250,1000,2500,5000"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What can be chosen."""
-    add_subject(parser, "resnet20")
+    """Add the options of `bench.py evaluation`."""
+    add_run_options(parser, "resnet20")
     parser.add_argument(
         "--sizes", type=counts, default=SIZES, help=f"of batches, besides evaluation_batch_size (default: {SIZES})"
     )
@@ -33,38 +31,37 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=whole, default=2, help="processes of the plain loop's loader (default: 2)")
 
 
-def measure(arguments: argparse.Namespace) -> list[Figures]:
-    """Evaluate by turns."""
-    subject = chosen(arguments)
-    splits = splits_of(dataset_of(subject.config), subject.device)
+def measure(arguments: argparse.Namespace) -> list[Comparison]:
+    """Images/s of the test set evaluated as at the end of an epoch, by size of batch and against a plain loop."""
+    run = chosen_run(arguments)
+    splits = splits_of(dataset_of(run.config), run.device)
     images = min(arguments.images or len(splits.test), len(splits.test))
-    test = splits.test.select(torch.arange(images, device=subject.device))
-    training, own = subject.training(), subject.config.evaluation_batch_size
+    test = splits.test.select(torch.arange(images, device=run.device))
+    training, default = run.training(), run.config.evaluation_batch_size
 
     def in_batches_of(size: int) -> float:
         return images / _seconds(training, test, splits.normalization, size)
 
-    sizes = dict.fromkeys((own, *arguments.sizes))
+    sizes = dict.fromkeys((default, *arguments.sizes))
     candidates: Candidates = {f"batches of {size}": partial(in_batches_of, size) for size in sizes}
-    task = replace(task_of(subject, test, 0, False, arguments.workers), batch_size=own)
+    task = replace(task_of(run, test, 0, False, arguments.workers), batch_size=default)
     as_usual = replace(
-        task, model=build_model(list(subject.overrides)), precision=torch.float32, layout=torch.contiguous_format
+        task, model=build_model(list(run.overrides)), precision=torch.float32, layout=torch.contiguous_format
     )
 
     def plainly(loop: _PlainLoop) -> float:
         return images / loop.seconds()
 
     for loop in (_PlainLoop(as_usual), _PlainLoop(task)):
-        name = f"plain loop, batches of {own}, {arithmetic(loop.task.precision, loop.task.layout)}"
+        name = f"plain loop, batches of {default}, {arithmetic_name(loop.task.precision, loop.task.layout)}"
         candidates[name] = partial(plainly, loop)
     title = f"evaluation of {arguments.model}, {images} images"
-    return [
-        Figures(title, "images/s", in_turns(candidates, arguments.repeats, SETTLE_SECONDS if arguments.workers else 0))
-    ]
+    values = in_turns(candidates, arguments.repeats, SETTLE_SECONDS if arguments.workers else 0)
+    return [Comparison(title, "images/s", values)]
 
 
 def _seconds(training: Training, test: Split, normalization: Normalization, size: int) -> float:
-    """Of what `fit` does with a split when an epoch has ended."""
+    """The seconds of what `fit` does with a split when an epoch has ended."""
     started, sums = time.perf_counter(), Sums(training.device)
     batches = EvaluationBatches(test, normalization, batch_size=size)
     for _ in evaluate(training.model, batches, sums, training.precision):
@@ -74,7 +71,7 @@ def _seconds(training: Training, test: Split, normalization: Normalization, size
 
 
 class _PlainLoop:
-    """The usual script's: torchvision's loader, no gradients, the number of right predictions read batch by batch."""
+    """The usual script's loop: torchvision's loader, no gradients, right predictions counted batch by batch."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -82,6 +79,7 @@ class _PlainLoop:
         self.loader = plain.loader(task, plain.normalization(task), trains=False)
 
     def seconds(self) -> float:
+        """The seconds of one pass over the test set."""
         device, right, started = self.task.device, 0, time.perf_counter()
         enabled = self.task.precision == torch.bfloat16
         with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=enabled):

@@ -1,11 +1,4 @@
-"""Memory and time of an iteration by what is stored for the backward pass: memory=full and the ways to recompute.
-
-MiB at the peak above what the process held with weights and data before its first iteration: gradients, momentum and,
-on a CPU, code that is loaded on first use and gaps in the heap count. Each measurement is a process of its own. The
-deepest network takes about 11 GB with memory=full:
-
-    python scripts/bench.py memory --model preact1001 --iterations 1 --repeats 1
-"""
+"""`bench.py memory`: what recomputation saves and what it costs. Each measurement is a process of its own."""
 
 import argparse
 import multiprocessing
@@ -17,12 +10,19 @@ from pathlib import Path
 
 import torch
 
-from deepnets.bench.figures import Figures, Measurement, seconds_of
-from deepnets.bench.subject import add_subject, chosen, subject_of, words_of
+from deepnets.bench.comparison import (
+    Comparison,
+    Measurement,
+    add_run_options,
+    chosen_run,
+    compose_run,
+    overrides_of,
+    seconds_of,
+)
 from deepnets.bench.training import endless
+from deepnets.command import count, some_of
 from deepnets.errors import UserError
 from deepnets.models.memory import Memory
-from deepnets.system.options import count, some_of
 from deepnets.training.hardware import wait
 
 MODES = list(Memory)
@@ -35,17 +35,24 @@ class DoesNotFit(Exception):
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What can be chosen."""
-    add_subject(parser, "resnet110", dataset="synthetic")
+    """Add the options of `bench.py memory`."""
+    add_run_options(parser, "resnet110", dataset="synthetic")
     modes = ",".join(MODES)
     parser.add_argument("--modes", type=some_of(MODES), default=modes, help=f"with commas (default: {modes})")
     parser.add_argument("--iterations", type=count, default=3, help="that are timed, after a first one (default: 3)")
 
 
-def measure(arguments: argparse.Namespace) -> list[Figures]:
-    """Train in processes, one after the other."""
-    words, subject = words_of(arguments), chosen(arguments)
-    if subject.device.type == "cpu" and not PROCESS.is_dir():
+def measure(arguments: argparse.Namespace) -> list[Comparison]:
+    """Memory and time of an iteration by what is stored for the backward pass: memory=full and the ways to recompute.
+
+    MiB at the peak above what the process held with weights and data before its first iteration: gradients, momentum
+    and, on a CPU, code that is loaded on first use and gaps in the heap count. Each measurement is a process of its
+    own. The deepest network takes about 11 GB with memory=full:
+
+        python scripts/bench.py memory --model preact1001 --iterations 1 --repeats 1
+    """
+    overrides, run = overrides_of(arguments), chosen_run(arguments)
+    if run.device.type == "cpu" and not PROCESS.is_dir():
         raise UserError("memory on the CPU is read from /proc, which only Linux has")
     mebibytes: Measurement = {}
     seconds: Measurement = {}
@@ -55,51 +62,52 @@ def measure(arguments: argparse.Namespace) -> list[Figures]:
             if mode in absent:
                 continue
             try:
-                peak, pace = _in_a_process([*words, f"memory={mode}"], arguments.iterations)
+                peak, pace = _in_a_process([*overrides, f"memory={mode}"], arguments.iterations)
             except DoesNotFit as reason:
                 absent[mode] = str(reason)
                 mebibytes.pop(mode, None), seconds.pop(mode, None)
                 continue
             mebibytes.setdefault(mode, []).append(peak / MIB)
             seconds.setdefault(mode, []).append(pace)
-    title = f"of {arguments.model}, batches of {subject.config.batch_size}"
+    title = f"of {arguments.model}, batches of {run.config.batch_size}"
     return [
-        Figures(f"memory {title}", "MiB", mebibytes, absent),
-        Figures(f"iteration {title}", "seconds", seconds, absent),
+        Comparison(f"memory {title}", "MiB", mebibytes, absent),
+        Comparison(f"iteration {title}", "seconds", seconds, absent),
     ]
 
 
-def _in_a_process(words: Sequence[str], iterations: int) -> tuple[float, float]:
+def _in_a_process(overrides: Sequence[str], iterations: int) -> tuple[float, float]:
+    """What `_trained` returns in a fresh process."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         try:
-            return process.submit(_trained, words, iterations, torch.get_num_threads()).result()
+            return process.submit(_trained, overrides, iterations, torch.get_num_threads()).result()
         except BrokenProcessPool:
             raise DoesNotFit("its process was killed, as for want of memory") from None
 
 
-def _trained(words: Sequence[str], iterations: int, threads: int) -> tuple[float, float]:
-    """Bytes at the peak of 1 + `iterations` iterations above those held before, and seconds of one but the first.
+def _trained(overrides: Sequence[str], iterations: int, threads: int) -> tuple[float, float]:
+    """The bytes at the peak of 1 + `iterations` iterations above those held before, and the seconds of a later one.
 
     Raises:
-        DoesNotFit: there is not as much memory.
+        DoesNotFit: there is not enough memory.
     """
     torch.set_num_threads(threads)
-    subject = subject_of(words)
-    steps = endless(subject.training())
-    base = _begin(subject.device)
+    run = compose_run(overrides)
+    steps = endless(run.training())
+    base = _begin(run.device)
     try:
         next(steps)
-        wait(subject.device)
-        pace = seconds_of(steps, iterations, subject.device) / iterations
-    except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is one; that of the CPU has no class
+        wait(run.device)
+        pace = seconds_of(steps, iterations, run.device) / iterations
+    except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError; the CPU's has no class
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or "memory" in str(error):
             raise DoesNotFit("more than the memory that is free") from None
         raise
-    return _peak(subject.device) - base, pace
+    return _peak(run.device) - base, pace
 
 
 def _begin(device: torch.device) -> float:
-    """Bytes held now; from here on peaks count, and more than is free is refused rather than taken from others."""
+    """The bytes held now. From here on peaks count, and more than is free is refused rather than taken from others."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return torch.cuda.memory_allocated(device)
@@ -111,11 +119,13 @@ def _begin(device: torch.device) -> float:
 
 
 def _peak(device: torch.device) -> float:
-    return (
-        torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 1024 * _kib(PROCESS / "status", "VmHWM")
-    )
+    """The most bytes held since `_begin`."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return 1024 * _kib(PROCESS / "status", "VmHWM")
 
 
 def _kib(file: Path, name: str) -> int:
+    """The number behind a name in a file of /proc."""
     (line,) = (line for line in file.read_text().splitlines() if line.startswith(f"{name}:"))
     return int(line.split()[1])

@@ -1,48 +1,57 @@
-"""A long measurement in parts, each of which is stored at once: the same command resumes where the last one ended."""
+"""A long measurement in parts: each is stored at once, so that the same command resumes where the last one ended.
+
+Most parts call commands of deepnets as users type them; here are also the functions that do so.
+"""
 
 import json
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deepnets.runs.folder import write_atomically
+from deepnets.runs.folder import run_folders
+from deepnets.system.files import write_atomically
 from deepnets.system.printing import print_line
 
-Found = dict[str, Any]
+PartResult = dict[str, Any]
+DEEPNETS = [sys.executable, "-m", "deepnets"]
 
 
 class Unfinished(Exception):
-    """A part goes on with the next command."""
+    """The next command continues this part."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What is measured in so many seconds at most; raises `Unfinished`, or TimeoutExpired when it must start anew.
+    """A part: `measure(seconds)` takes at most so many seconds, and never more than `limit`.
 
-    `limit` is in seconds, too: what takes longer is noted as absent, so that it costs the parts behind it no more.
+    It raises `Unfinished` if the next command can continue it, TimeoutExpired if that must start anew. A part that
+    takes longer than its limit is noted as absent, so that it does not use up the time of the parts behind it.
     """
 
     name: str
-    measure: Callable[[float], Found]
+    measure: Callable[[float], PartResult]
     limit: float = float("inf")
 
 
-def stored(file: Path) -> dict[str, Found]:
-    """What is known of each part, by its name."""
+def stored(file: Path) -> dict[str, PartResult]:
+    """The results of the parts that the file holds, by their names."""
     return json.loads(file.read_text()) if file.is_file() else {}
 
 
 def follow(parts: Sequence[Part], file: Path, minutes: float) -> bool:
-    """Measure in their order the parts that `file` does not hold, until the minutes are over; whether it holds all.
+    """Measure, in their order and until the minutes are over, the parts that `file` lacks; whether it then has all.
 
-    What takes longer than its limit or all the minutes is noted as absent, and so is what fails, with the reason.
+    A part that takes longer than its limit or all the minutes is noted as absent, and so is one that fails, with the
+    reason.
     """
-    known, begun = stored(file), time.monotonic()
+    results, begun = stored(file), time.monotonic()
     for part in parts:
-        if part.name in known:
+        if part.name in results:
             continue
         left = 60 * minutes - (time.monotonic() - begun)
         if left <= 0:
@@ -50,21 +59,46 @@ def follow(parts: Sequence[Part], file: Path, minutes: float) -> bool:
         seconds = min(left, part.limit)
         is_all = seconds == part.limit or left > 0.95 * 60 * minutes
         try:
-            found = part.measure(seconds)
+            result = part.measure(seconds)
         except Unfinished:
             break
         except subprocess.TimeoutExpired:
             if not is_all:
                 break
-            found = {"absent": f"takes more than {seconds / 60:.3g} minutes"}
-        known[part.name] = found
-        write_atomically(file, json.dumps(known, indent=1) + "\n")
-        print_line(f"{part.name}: {_in_a_line(found)}")
-    done = sum(part.name in known for part in parts)
+            result = {"absent": f"takes more than {seconds / 60:.3g} minutes"}
+        results[part.name] = result
+        write_atomically(file, json.dumps(results, indent=1) + "\n")
+        print_line(f"{part.name}: {_in_a_line(result)}")
+    done = sum(part.name in results for part in parts)
     print_line(f"{done} of {len(parts)} parts are in {file}" + ("; the same command goes on" * (done < len(parts))))
     return done == len(parts)
 
 
-def _in_a_line(found: Found) -> str:
-    text = json.dumps(found)
+def finished(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end.
+
+    Raises:
+        TimeoutExpired: it takes longer than these seconds.
+    """
+    return subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+
+
+def results_of(overrides: Sequence[str], keys: Sequence[str], seconds: float) -> PartResult:
+    """Train the runs that these options of scripts/train.py make; returns the values of their results, by key."""
+    with tempfile.TemporaryDirectory() as place:
+        done = finished([*DEEPNETS, "train", *overrides, f"output_root={place}"], seconds)
+        results = [folder.result for folder in run_folders(Path(place)) if folder.result]
+        if done.returncode or not results:
+            return {"absent": last_line(done)}
+        return {key: [getattr(result, key) for result in results] for key in keys}
+
+
+def last_line(done: subprocess.CompletedProcess[str]) -> str:
+    """The reason why a command failed: the last line that it printed as an error."""
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    return lines[-1] if lines else f"exit code {done.returncode}"
+
+
+def _in_a_line(result: PartResult) -> str:
+    text = json.dumps(result)
     return text if len(text) < 150 else text[:147] + "..."

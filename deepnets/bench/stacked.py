@@ -1,43 +1,84 @@
-"""Images/s, summed over the runs of a random search, trained as one batched network and one by one.
+"""`bench.py stacked` and `seeds`: several runs at once on one device, as one batched network, in processes, or in turn.
 
-The ratios of trials per minute are the same. In the precision that training takes here, and in float32.
+Both measure in the precision that training takes here and in float32, or in both precisions.
 """
 
 import argparse
-from collections.abc import Iterator
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
 
-from deepnets.bench.figures import Figures, in_turns, seconds_of
-from deepnets.bench.subject import add_subject, chosen, subject_of, words_of
-from deepnets.system.options import count, counts
+from deepnets.bench.comparison import (
+    Comparison,
+    add_overrides,
+    add_run_options,
+    chosen_run,
+    compose_run,
+    in_turns,
+    overrides_of,
+    precision_name,
+    seconds_of,
+)
+from deepnets.bench.parts import results_of
+from deepnets.command import count, counts
+from deepnets.config.schema import Precision
+from deepnets.errors import UserError
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import fit
 from deepnets.training.stack import Stack, fit_together
 
-# None diverges; all have one activation, as the rows of a stack do.
+# No trial of this search diverges; all have one activation, as the rows of a stack do.
 SEARCH = ["sweep=srivastava2015_fig1_highway", "model.layer=[linear,relu]", "optimizer.lr=0.01"]
+# ResNet-110 of sweep=he2016_table1 scale=deep, on images that need no download
+NARROW = [
+    *("model=resnet110", "model.widths=[4,8,16]", "model.batchnorm_images=64"),
+    *("dataset=synthetic", "dataset.source.size=16", "dataset.source.test=100", "device=cpu"),
+]
+STACKED = 3  # seeds in one network
+SECONDS = 600.0  # for one command
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """What can be chosen."""
-    add_subject(parser, "highway_fc50", dataset="mnist")
+def add_stacked_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `bench.py stacked`."""
+    add_run_options(parser, "highway_fc50", dataset="mnist")
     parser.add_argument("--rows", type=counts, default="10,32", help="how many at once (default: 10,32)")
     parser.add_argument("--iterations", type=count, default=40, help="of all rows together, a repeat (default: 40)")
 
 
-def measure(arguments: argparse.Namespace) -> list[Figures]:
-    """Train by turns."""
+def measure_stacked(arguments: argparse.Namespace) -> list[Comparison]:
+    """Images/s, summed over the runs of a random search, trained as one batched network and one by one.
+
+    The ratios of trials per minute are the same. In the precision that training takes here, and in float32.
+    """
     arguments.overrides = [*SEARCH, *arguments.overrides]
-    subject, words = chosen(arguments), words_of(arguments)
-    precisions = dict.fromkeys((subject.precision, torch.float32))
-    return [_in(precision, subject.device, words, arguments) for precision in precisions]
+    run, overrides = chosen_run(arguments), overrides_of(arguments)
+    precisions = dict.fromkeys((run.precision, torch.float32))
+    return [_stacked_in(precision, run.device, overrides, arguments) for precision in precisions]
 
 
-def _in(precision: torch.dtype, device: torch.device, words: list[str], arguments: argparse.Namespace) -> Figures:
+def add_seeds_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `bench.py seeds`."""
+    parser.add_argument("--iterations", type=count, default=30, help="of each run (default: 30)")
+    add_overrides(parser)
+
+
+def measure_seeds(arguments: argparse.Namespace) -> list[Comparison]:
+    """Images/s of this machine, summed over runs of a narrow, deep network, by how its seeds share the CPU's cores.
+
+    One run on all threads, a run a core by launcher=pool, or three seeds as one batched network by launcher.stacked;
+    and a run a core with torch's own batch normalisation. Each turn is a command of its own. In both precisions.
+    """
+    return [_seeds_in(precision, arguments) for precision in (Precision.fp32, Precision.bf16)]
+
+
+def _stacked_in(
+    precision: torch.dtype, device: torch.device, overrides: list[str], arguments: argparse.Namespace
+) -> Comparison:
     def steps(rows: int) -> Iterator:
-        configs = [subject_of([*words, f"setting={row}", f"seed={row}"]).config for row in range(rows)]
+        configs = [compose_run([*overrides, f"setting={row}", f"seed={row}"]).config for row in range(rows)]
         trainings = [prepare(config, device, precision) for config in configs]
         return fit(trainings[0]) if rows == 1 else fit_together(Stack(trainings))
 
@@ -45,10 +86,38 @@ def _in(precision: torch.dtype, device: torch.device, words: list[str], argument
         iterations = max(1, arguments.iterations // rows)
         return iterations * rows * images / seconds_of(batches, iterations, device)
 
-    images = subject_of([*words, "setting=0"]).config.batch_size
+    images = compose_run([*overrides, "setting=0"]).config.batch_size
     candidates = {
         "one by one" if rows == 1 else f"{rows} at once": partial(speed, steps(rows), rows, images)
         for rows in dict.fromkeys((*arguments.rows, 1))
     }
-    name = str(precision).removeprefix("torch.")
-    return Figures(f"rows of {arguments.model}, {name}", "images/s", in_turns(candidates, arguments.repeats))
+    title = f"rows of {arguments.model}, {precision_name(precision)}"
+    return Comparison(title, "images/s", in_turns(candidates, arguments.repeats))
+
+
+def _seeds_in(precision: Precision, arguments: argparse.Namespace) -> Comparison:
+    cores = len(os.sched_getaffinity(0))
+    size = f"dataset.source.train={arguments.iterations * 128}"
+    overrides = [*NARROW, size, "epochs=1", f"precision={precision}", *arguments.overrides]
+    pool = ["launcher=pool", f"launcher.runs_per_device={cores}"]
+    ways = {
+        f"{cores} runs, a thread each": (cores, pool),
+        f"one run, {cores} threads": (1, []),
+        f"{STACKED} runs stacked, {cores} threads": (STACKED, [f"launcher.stacked={STACKED}"]),
+        f"{cores} runs, a thread each, batchnorm_kernel=torch": (cores, [*pool, "batchnorm_kernel=torch"]),
+    }
+    candidates = {name: partial(_speed_of, [*overrides, *more], seeds) for name, (seeds, more) in ways.items()}
+    title = f"runs of ResNet-110 of width 4, 8, 16, {precision}"
+    return Comparison(title, "images/s", in_turns(candidates, arguments.repeats))
+
+
+def _speed_of(overrides: Sequence[str], seeds: int) -> float:
+    """The images/s of all runs together, which train at the same time."""
+    command = " ".join(overrides)
+    try:
+        found = results_of(["-m", *overrides, f"seed=range({seeds})"], ["images_per_second"], SECONDS)
+    except subprocess.TimeoutExpired:
+        raise UserError(f"{command} takes more than {SECONDS:.0f} seconds; choose fewer --iterations") from None
+    if "absent" in found:
+        raise UserError(f"{command}: {found['absent']}")
+    return sum(found["images_per_second"])

@@ -1,1 +1,1 @@
-"""What is typed: a module per verb of `deepnets`, which parses its words and makes one call."""
+"""The verbs of `deepnets`: each has a module here, which parses the words of the command and makes one call."""

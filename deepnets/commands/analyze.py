@@ -25,7 +25,7 @@ OWN_SUBJECT = ("showcase", "transfer", "variability")
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Do the analysis that the command line names, or `words`."""
+    """Do the analysis that the command line, or `words`, names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = parser.add_subparsers(metavar="WHAT", required=True)
     for name, analysis in ANALYSES.items():

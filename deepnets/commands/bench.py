@@ -6,49 +6,64 @@ MNIST) in any form that `dataset=cifar10` reads; the others make their images.
 """
 
 import argparse
+import inspect
 import json
-from collections.abc import Sequence
-from importlib import import_module
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from rich.console import Console
 
+from deepnets.bench import analyses, data, ddp, evaluation, memory, overhead, stacked, training
+from deepnets.bench.comparison import Comparison
+from deepnets.command import count
+from deepnets.extra import bench_gpu
 from deepnets.results.writing import check_writable
-from deepnets.system.options import count
 from deepnets.system.printing import as_text
 from deepnets.training.hardware import describe, find_device
 
+
+class Bench(NamedTuple):
+    """A verb: what adds its options, and what measures. The docstring of `measure`, up to its errors, is the help."""
+
+    add_options: Callable[[argparse.ArgumentParser], None]
+    measure: Callable[[argparse.Namespace], list[Comparison]]
+
+    @property
+    def description(self) -> str:
+        return (inspect.getdoc(self.measure) or "").partition("\n\nRaises:")[0]
+
+
 BENCHES = {
-    name: import_module(f"deepnets.bench.{name}")
-    for name in (
-        *(
-            "training",
-            "evaluation",
-            "checkpoint",
-            "ddp",
-            "memory",
-            "data",
-            "imagenet",
-            "startup",
-            "rows",
-            "logging",
-            "grid",
-        ),
-        *("stacked", "seeds", "lesion", "analyses", "gpu"),
-    )
+    "training": Bench(training.add_options, training.measure),
+    "evaluation": Bench(evaluation.add_options, evaluation.measure),
+    "checkpoint": Bench(overhead.add_checkpoint_options, overhead.measure_checkpoint),
+    "ddp": Bench(ddp.add_options, ddp.measure),
+    "memory": Bench(memory.add_options, memory.measure),
+    "data": Bench(data.add_data_options, data.measure_data),
+    "imagenet": Bench(data.add_imagenet_options, data.measure_imagenet),
+    "startup": Bench(overhead.add_startup_options, overhead.measure_startup),
+    "rows": Bench(overhead.add_rows_options, overhead.measure_rows),
+    "logging": Bench(overhead.add_logging_options, overhead.measure_logging),
+    "grid": Bench(overhead.add_grid_options, overhead.measure_grid),
+    "stacked": Bench(stacked.add_stacked_options, stacked.measure_stacked),
+    "seeds": Bench(stacked.add_seeds_options, stacked.measure_seeds),
+    "lesion": Bench(analyses.add_lesion_options, analyses.measure_lesion),
+    "analyses": Bench(analyses.add_analyses_options, analyses.measure_analyses),
+    "gpu": Bench(bench_gpu.add_options, bench_gpu.measure),
 }
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Measure what the command line names, or `words`."""
+    """Measure what the command line, or `words`, names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = parser.add_subparsers(metavar="WHAT", required=True)
     for name, bench in BENCHES.items():
         kind = kinds.add_parser(
             name,
-            help=(bench.__doc__ or "").partition("\n")[0],
-            description=bench.__doc__,
+            help=bench.description.partition("\n")[0],
+            description=bench.description,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         kind.set_defaults(measure=bench.measure)
@@ -58,7 +73,7 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(words)
     if arguments.json:
         check_writable(arguments.json.parent)
-    figures = arguments.measure(arguments)
+    comparisons = arguments.measure(arguments)
     chosen = [word for word in getattr(arguments, "overrides", []) if word.startswith("device=")]
     device = chosen[-1].removeprefix("device=") if chosen else "auto"
     machine = {
@@ -68,12 +83,12 @@ def main(words: Sequence[str] | None = None) -> int:
     }
     console = Console(highlight=False, width=120)
     console.print(f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}")
-    for one in figures:
-        console.print(one.table())
-        for note in one.notes:
+    for comparison in comparisons:
+        console.print(comparison.table())
+        for note in comparison.notes:
             console.print(as_text(note))
-    if arguments.json and figures:  # a bench of many parts writes them itself
-        tables = {one.title: one.as_json() for one in figures}
+    if arguments.json and comparisons:  # a bench of many parts writes the file itself
+        tables = {comparison.title: comparison.as_json() for comparison in comparisons}
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps({**machine, "tables": tables}, indent=2) + "\n")
     return 0

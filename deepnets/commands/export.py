@@ -4,16 +4,16 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from deepnets.command import add_weights_options
 from deepnets.errors import UserError, printable
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.weights import read_weights, write_for_torchvision, write_weights
-from deepnets.system.options import add_weights_options
 
 FOR_TORCHVISION = "torchvision.safetensors"
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Export the run that the command line names, or `words`."""
+    """Export the run that the command line, or `words`, names."""
     parser = argparse.ArgumentParser(
         description="Write a run's weights and configuration; load_run reads them. Residual networks that torchvision "
         f"and timm have too are also written in their names, as {FOR_TORCHVISION}."

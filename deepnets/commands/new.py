@@ -8,14 +8,14 @@ from pathlib import Path
 from deepnets.config.project import SCHEMAS
 from deepnets.errors import UserError, printable
 
-FILES = Path(__file__).parent / "project"  # as they are written, but for .in, and NAME for the project's
+FILES = Path(__file__).parent / "project"  # the files to write, with NAME for the project's name and .in behind theirs
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Write the project that the command line names, or `words`.
+    """Write the project that the command line, or `words`, names.
 
     Raises:
-        UserError: the folder is there, or its name is none that Python can import.
+        UserError: the folder exists already, or Python cannot import its name.
     """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="a new folder; its name is the project's")

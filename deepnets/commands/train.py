@@ -4,6 +4,7 @@ from deepnets.config.command_line import rows_of_command
 
 
 def main() -> int:
+    """Train the runs that the command line names, or print their plan."""
     rows = rows_of_command()
     if not rows:
         return 0

@@ -1,1 +1,1 @@
-"""Many runs: checked, written down, and executed here, in a pool or by SLURM."""
+"""Many runs: checked, frozen, and executed in this process, in a pool of processes, or by SLURM."""

@@ -1,15 +1,20 @@
-"""What training a network costs: parameters and multiply-adds counted, time and memory measured on this device."""
+"""The cost of training a network: parameters and multiply-adds are counted, time and memory measured on this device."""
 
 import json
 import math
 import re
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor, UntypedStorage
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from deepnets.config.build import build
@@ -17,7 +22,6 @@ from deepnets.config.schema import Config
 from deepnets.data.dataset import Dataset
 from deepnets.data.source import DataFiles, Source, Split
 from deepnets.errors import UserError
-from deepnets.launch.memory import PeakMemory
 from deepnets.runs.record import threads_of
 from deepnets.training.assembly import prepare
 from deepnets.training.checks import try_out
@@ -27,14 +31,15 @@ from deepnets.training.metrics import Sums
 
 TIMED_SECONDS, TIMED_STEPS = 0.4, 3  # after a first step, which is slower; both must be reached
 NOISE = f"{__name__}.noise"
-CPU_MACS = 8e9  # of a timed forward pass on a CPU, where time is proportional to images beyond a few
+CPU_MACS = 8e9  # of a timed forward pass on a CPU, where from a few images on, time is proportional to their number
 
 
 @dataclass(frozen=True)
 class Size:
-    """Of a network: parameters, and multiply-adds of convolutions and linear layers for one image, all branches taken.
+    """The size of a network: its parameters, and `macs` for one image.
 
-    `architecture` is torch's description of its modules less all decimals: the bias of a gate makes no other work.
+    `macs` are the multiply-adds of convolutions and linear layers if every branch is taken. `architecture` is torch's
+    description of the modules without decimals: gates that differ in their bias take the same time.
     """
 
     parameters: int
@@ -44,9 +49,9 @@ class Size:
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds an image takes in training and in evaluation, at a device's share of the batch, and bytes of memory.
+    """Seconds per image in training and in evaluation, at a device's share of the batch, and bytes of memory.
 
-    `memory` holds the weights, the optimiser's state and what a step takes in addition, in proportion to its images.
+    `memory` is the weights, the optimiser's state and what a step takes in addition, in proportion to its images.
     """
 
     training: float
@@ -55,7 +60,11 @@ class Pace:
 
 
 def size_of(config: Config, dataset: Dataset) -> Size:
-    """The size of the run's network, built without memory for its weights; a `UserError` for an illegal one."""
+    """The size of the run's network, which is built without memory for its weights.
+
+    Raises:
+        UserError: the network is illegal.
+    """
     return _size(json.dumps([config.model, config.trusted_targets]), dataset.shape, dataset.classes)
 
 
@@ -70,27 +79,27 @@ def _size(key: str, shape: tuple[int, int, int], classes: int) -> Size:
     return Size(parameters, counter.get_total_flops() // 2, re.sub(r"-?\d+\.\d+(e-?\d+)?", "", str(model)))
 
 
-def pace_of(config: Config, dataset: Dataset, size: Size, known: dict[str, Pace]) -> Pace:
-    """The pace of real training steps on noise of the data set's shape; `known` caches it.
+def pace_of(config: Config, dataset: Dataset, size: Size, cached: dict[str, Pace]) -> Pace:
+    """The pace of real training steps on noise of the data set's shape; it is kept in `cached` and taken from there.
 
     Raises:
         UserError: the network does not fit into the memory of the GPU.
     """
     precision, threads = config.precision.value, threads_of(config)
-    what = [size.architecture, config.model.get("survival"), dataset.shape, _share(config), precision, threads]
-    key = json.dumps([*what, config.device, config.memory, config.step, config.optimizer["_target_"]])
-    if key not in known:
+    network = [size.architecture, config.model.get("survival"), dataset.shape, _share(config), precision, threads]
+    key = json.dumps([*network, config.device, config.memory, config.step, config.optimizer["_target_"]])
+    if key not in cached:
         torch.set_num_threads(threads)
-        known[key] = _measured(config, dataset, size)
-    return known[key]
+        cached[key] = _measure_pace(config, dataset, size)
+    return cached[key]
 
 
 def _share(config: Config) -> int:
-    """Images of a batch on each device."""
+    """The images of a batch that each device takes."""
     return math.ceil(config.batch_size / config.devices)
 
 
-def _measured(config: Config, dataset: Dataset, size: Size) -> Pace:
+def _measure_pace(config: Config, dataset: Dataset, size: Size) -> Pace:
     device = find_device(config.device)
     share = images = _share(config)
     if device.type == "cpu":
@@ -112,14 +121,14 @@ def _measured(config: Config, dataset: Dataset, size: Size) -> Pace:
 
         def train() -> None:
             done = training.iteration
-            while training.iteration == done:  # an epoch's end takes a turn of its own
+            while training.iteration == done:  # the end of an epoch yields too
                 next(steps)
 
         def test() -> None:
             for _ in evaluate(training.model, batches, Sums(device), training.precision):
                 pass
 
-        # The first iteration makes the optimiser's state, compiles and captures; a replay allocates nothing.
+        # The first iteration makes the optimiser's state, compiles and captures; later ones replay without allocating.
         memory: float = _held(training) + _peak(train, device)
         if "graphed" in training.step:  # the short last batch is executed beside the graphs' own pool
             graphs, training.forward = training.forward, training.replica
@@ -135,26 +144,26 @@ def _measured(config: Config, dataset: Dataset, size: Size) -> Pace:
 
 
 def _held(training: Training) -> int:
-    """Bytes of the weights, the statistics and the optimiser's state."""
+    """The bytes of the weights, the batch statistics and the optimiser's state."""
     state = (value for values in training.optimizer.state.values() for value in values.values())
     tensors = [*training.model.state_dict().values(), *(value for value in state if isinstance(value, torch.Tensor))]
     return sum(tensor.nbytes for tensor in tensors)
 
 
 def _peak(act: Callable[[], None], device: torch.device) -> int:
-    """Bytes that one `act` takes at most in addition."""
+    """The bytes that calling `act` takes at most, beyond those in use before."""
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         act()
         return torch.cuda.max_memory_allocated(device) - before
-    with PeakMemory() as peak:
+    with _PeakMemory() as peak:
         act()
     return peak.bytes
 
 
 def _seconds(act: Callable[[], None], device: torch.device) -> float:
-    """Of one `act`: the mean over a short while."""
+    """The seconds of one `act`: the mean over a short while."""
     act()
     wait(device)
     started, count = time.perf_counter(), 0
@@ -180,7 +189,7 @@ def noise(root: Path, *, shape: list[int], classes: int, train: int, test: int) 
 
 
 def _noise(dataset: Dataset, images: int) -> dict:
-    """A data set node like `dataset`, of four batches of noise: the timing needs no files."""
+    """The node of a data set like `dataset`, with four batches of noise, so that the timing needs no files."""
     source = {"shape": list(dataset.shape), "classes": dataset.classes, "train": 4 * images, "test": images}
     return {
         "_target_": "deepnets.data.dataset.Dataset",
@@ -191,3 +200,41 @@ def _noise(dataset: Dataset, images: int) -> dict:
         "pad": dataset.pad,
         "flip": dataset.flip,
     }
+
+
+class _PeakMemory(TorchDispatchMode):
+    """A context: `bytes` is the most memory that tensors made inside it have held at once.
+
+    It counts the storages that an operation returns and was not given. It does not see what an operation takes for
+    itself meanwhile, nor what an allocator keeps.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = self._held = 0
+        self._alive: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        given = {id(storage) for storage in _storages((args, kwargs))}
+        for storage in _storages(result):
+            if id(storage) not in given | self._alive:
+                self._add(storage)
+        return result
+
+    def _add(self, storage: UntypedStorage) -> None:
+        self._alive.add(id(storage))
+        self._held += storage.nbytes()
+        self.bytes = max(self.bytes, self._held)
+        weakref.finalize(storage, self._drop, id(storage), storage.nbytes())
+
+    def _drop(self, number: int, size: int) -> None:
+        self._alive.remove(number)
+        self._held -= size
+
+
+def _storages(tree: Any) -> list[UntypedStorage]:
+    return [leaf.untyped_storage() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]

@@ -1,13 +1,21 @@
-"""Check the runs of a sweep, freeze them into their folders, and pass the folders to the launcher."""
+"""From the rows of a command to its runs: check all, freeze each into its folder, execute them by a launcher.
 
+The launchers are `local.py`, `pool.py` and `slurm.py`; what they have in common is here, too.
+"""
+
+import os
 import shlex
+import sys
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
+from typing import ClassVar, Protocol
 
-from deepnets.command import called
+from rich.table import Column, Table
+
 from deepnets.config.build import build
 from deepnets.config.claim import claims_of, claims_on_file
 from deepnets.config.identity import identity_hash
@@ -15,21 +23,23 @@ from deepnets.config.project import git_commit, home
 from deepnets.config.schema import Config, Row
 from deepnets.config.sweep import SWEEPS
 from deepnets.errors import UserError
-from deepnets.launch.ending import lines_of
-from deepnets.launch.launcher import Launcher
 from deepnets.runs.afterwards import inspect
-from deepnets.runs.contents import Origin, Unreadable
+from deepnets.runs.contents import FAILED, Origin, Unreadable
 from deepnets.runs.folder import Locked, RunFolder, run_folders
 from deepnets.runs.naming import folders_of
+from deepnets.runs.record import describe_result
+from deepnets.runs.status import read_states
 from deepnets.system.files import write_atomically
-from deepnets.system.printing import print_line
+from deepnets.system.printing import as_text, print_error, print_line, print_rich
 from deepnets.training.checks import check
+
+OUTPUT = "output.txt"  # in a run's folder: what its process prints, if it has a process of its own
 
 
 def launch(rows: list[Row]) -> int:
     """Train every run that is not finished, by the launcher they choose; returns the exit code: 1 when one failed.
 
-    All runs are checked before the first is written down, and all are written down before the first trains.
+    All runs are checked before the first is frozen, and all are frozen before the first trains.
 
     Raises:
         UserError: names every run that cannot start.
@@ -45,7 +55,7 @@ def launch(rows: list[Row]) -> int:
     if len(rows) == 1 and wrong:
         raise next(iter(wrong.values()))
     if wrong:
-        reasons = lines_of({folder: str(error) for folder, error in wrong.items()})
+        reasons = lines_by_reason({folder: str(error) for folder, error in wrong.items()})
         raise UserError("\n".join([f"{len(wrong)} of {len(rows)} runs cannot start; none was started", *reasons]))
     to_execute = []
     for row, folder in zip(rows, folders, strict=True):
@@ -64,6 +74,28 @@ def launch(rows: list[Row]) -> int:
     return launcher.execute(to_execute, first) if to_execute else 0
 
 
+class Launcher(Protocol):
+    """A launcher, as `launcher=` chooses it: it executes `python -m deepnets.run FOLDER`, or what that calls.
+
+    `in_process` says that runs execute in this process, so that they use again what is read while they are checked.
+    """
+
+    in_process: ClassVar[bool]
+
+    def check(self, config: Config) -> None:
+        """Check that this launcher can execute a run; called for each run before any is frozen.
+
+        Raises:
+            UserError: it cannot, for example because there are too few devices.
+        """
+
+    def execute(self, folders: list[RunFolder], config: Config) -> int:
+        """Execute the frozen folders, of which some may be finished; returns the exit code.
+
+        `config` is the first run's: what concerns the launcher, such as `fail_fast`, is the same in all runs.
+        """
+
+
 def launchable(config: Config, launcher: Launcher) -> Config:
     """The configuration as far as this process can check it, for `deepnets.training.checks`.
 
@@ -71,11 +103,72 @@ def launchable(config: Config, launcher: Launcher) -> Config:
         UserError: the launcher does not execute such a run.
     """
     launcher.check(config)
-    # What runs elsewhere needs neither the devices of this process nor its data on one of them.
+    # A run that executes elsewhere needs neither the devices of this process nor its data on one of them.
     return config if launcher.in_process else replace(config, device="cpu")
 
 
+@dataclass
+class Tally:
+    """The runs of a sweep: those that `failed` just now and why, and those `elsewhere`, in another process."""
+
+    folders: list[RunFolder]
+    failed: dict[RunFolder, str] = field(default_factory=dict)
+    elsewhere: set[RunFolder] = field(default_factory=set)
+
+    def heading(self, folder: RunFolder) -> str:
+        """The run's folder, behind its number if there are several runs."""
+        number = f"[{self.folders.index(folder) + 1}/{len(self.folders)}] " if len(self.folders) > 1 else ""
+        return f"{number}{folder}"
+
+    def is_complete(self, folder: RunFolder) -> bool:
+        """Whether nothing is left to train; if so, prints that."""
+        if result := folder.completed:
+            print_line(f"{self.heading(folder)}: already {describe_result(result)}; nothing to train")
+        return bool(result)
+
+    def skip(self, folder: RunFolder, error: Locked) -> None:
+        """Print and note that another process has the run."""
+        print_line(f"{error}; skipped")
+        self.elsewhere.add(folder)
+
+    def print(self) -> int:
+        """Print the table, where the results are, and why runs failed; returns the exit code: 1 when one did."""
+        together = Path(os.path.commonpath([folder.path.resolve() for folder in self.folders]))
+        above = together if len(self.folders) > 1 else together.parents[1]
+        if len(self.folders) > 1:
+            self._print_table(above)
+        print_line(f"results      {RunFolder(together)}")
+        print_line(f"TensorBoard  tensorboard --logdir {shlex.quote(str(RunFolder(above)))}")
+        if self.failed:
+            count = f"{len(self.failed)} of {len(self.folders)} runs failed"
+            print_error("\n".join([count, *lines_by_reason(self.failed)]))
+        return 1 if self.failed else 0
+
+    def _print_table(self, above: Path) -> None:
+        table = Table(Column("run", overflow="fold"), "status", "test error %", "train error %", "seconds", box=None)
+        states = read_states(self.folders)
+        for folder in self.folders:
+            result = folder.result
+            status = FAILED if folder in self.failed else states[folder].name
+            if folder in self.elsewhere and not folder.is_complete:
+                status = "running in another process"
+            cells = [result and getattr(result, name) for name in ("test_error", "train_error", "seconds")]
+            name = str(folder.path.resolve().relative_to(above))
+            table.add_row(as_text(name), status, *("" if cell is None else f"{cell:.2f}" for cell in cells))
+        print_rich(table)
+
+
+def lines_by_reason(reasons: Mapping[RunFolder, str]) -> list[str]:
+    """A line per reason; folders that share a reason share the line."""
+    folders: dict[str, list[RunFolder]] = {}
+    for folder, reason in reasons.items():
+        folders.setdefault(reason, []).append(folder)
+    others = {reason: f" and {len(same) - 1} more" if len(same) > 1 else "" for reason, same in folders.items()}
+    return [f"  {same[0]}{others[reason]}: {reason}" for reason, same in folders.items()]
+
+
 def _check(row: Row, folder: RunFolder, launcher: Launcher) -> None:
+    """Raise a UserError if the run cannot start."""
     folder.check(row.config)
     claims_of(row.config.sweep)
     if row.config.overwrite or not folder.is_complete:
@@ -85,7 +178,7 @@ def _check(row: Row, folder: RunFolder, launcher: Launcher) -> None:
 
 
 def _copy_sweep(row: Row, folder: RunFolder) -> None:
-    """Put the file of somebody's own sweep beside its runs: it says what they are compared with."""
+    """Copy the file of the user's own sweep beside its runs: it holds the numbers that they are compared with."""
     name = f"{row.choices.get('sweep')}.yaml"
     for place in row.search.places:
         file = Path(place.removeprefix("file://")) / "sweep" / name
@@ -94,8 +187,9 @@ def _copy_sweep(row: Row, folder: RunFolder) -> None:
 
 
 def _origin(row: Row, folder: RunFolder) -> Origin:
+    """Where the run comes from, as its folder keeps it."""
     return Origin(
-        command=shlex.join(called()),
+        command=_typed_command(),
         overrides=list(row.overrides),
         choices=row.choices,
         commit=git_commit(),
@@ -104,11 +198,18 @@ def _origin(row: Row, folder: RunFolder) -> Origin:
     )
 
 
-def _claims_known(row: Row, folder: RunFolder) -> list[str]:
-    """The claims, as SWEEP/HASH, that stand in a sweep file before anybody can have seen what this run will show.
+def _typed_command() -> str:
+    """This command as it was typed, without the path of Python."""
+    program, *words = sys.argv
+    verb = program.split() if program.startswith("deepnets ") else [os.path.basename(sys.executable), program]
+    return shlex.join([*verb, *words])
 
-    A result counts towards these claims only. A run whose identity has a result already, on record or in the folder
-    that it overwrites, will bring the same bits: it knows only the claims that the earlier one knew.
+
+def _claims_known(row: Row, folder: RunFolder) -> list[str]:
+    """The claims, as SWEEP/HASH, that stand in a sweep file before anybody can have seen this run's result.
+
+    The result counts for these claims only. If a run of the same identity has a result already, on record or in the
+    folder that is overwritten, this run will give the same bits: it knows only the claims that the earlier run knew.
     """
     folders = [SWEEPS, *(Path(place.removeprefix("file://")) / "sweep" for place in row.search.places)]
     seen = _known_on_record(home() / "outputs" / "records").get(identity_hash(row.config), [])

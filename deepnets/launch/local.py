@@ -1,4 +1,7 @@
-"""Runs one after the other, or several at once as one batched network, in this process: imports and data are shared."""
+"""The launcher `local`: runs in this process, one after the other or several as one batched network.
+
+The runs share what is imported and the data that are read.
+"""
 
 import traceback
 from collections import deque
@@ -9,7 +12,7 @@ from typing import ClassVar
 from deepnets.config.schema import Config
 from deepnets.data.decoding import check_decoder
 from deepnets.errors import UserError
-from deepnets.launch.ending import Tally, lines_of
+from deepnets.launch.grid import Tally, lines_by_reason
 from deepnets.runs.execute import run
 from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.record import describe_result
@@ -33,16 +36,16 @@ class Local:
     stacked: Size
 
     def check(self, config: Config) -> None:
-        """Whether the device of a run executes its steps, and decodes its images where it should.
+        """Check that the device of a run can execute its steps and, if the run wants that, decode its images.
 
         Raises:
-            UserError: it does not.
+            UserError: it cannot.
         """
         check_device(config.step, device := find_device(config.device))
         check_decoder(config.dataset.get("decoder", "cpu"), device)
 
     def execute(self, folders: list[RunFolder], config: Config) -> int:
-        """Returns 1 when a run failed.
+        """Train the runs that are not complete; returns 1 when one failed.
 
         Raises:
             Interrupted: a signal came; the runs in flight are saved and the others do not start.
@@ -50,7 +53,9 @@ class Local:
         tally, left = Tally(folders), [folder for folder in folders if not folder.is_complete]
         groups, alone = groups_of(left, self.stacked, config.trusted_targets)
         if left and len(left) == len(alone):
-            print_line("\n".join([f"launcher.stacked={self.stacked}: every run is trained alone", *lines_of(alone)]))
+            print_line(
+                "\n".join([f"launcher.stacked={self.stacked}: every run is trained alone", *lines_by_reason(alone)])
+            )
         complete = [[folder] for folder in folders if folder.is_complete]
         waiting = deque(sorted(complete + groups, key=lambda group: folders.index(group[0])))
         while waiting and not (tally.failed and config.fail_fast):
@@ -67,6 +72,7 @@ class Local:
 
 
 def _alone(folder: RunFolder, config: Config, is_only: bool) -> Ending:
+    """Execute a run; returns its error if there are other runs to execute or another process has it."""
     try:
         return run(folder, config.trusted_targets)
     except Exception as error:
@@ -76,6 +82,7 @@ def _alone(folder: RunFolder, config: Config, is_only: bool) -> Ending:
 
 
 def _note(endings: Mapping[RunFolder, Ending], tally: Tally) -> None:
+    """Print how runs ended, and count those that failed."""
     for folder, ending in endings.items():
         if isinstance(ending, Locked):
             tally.skip(folder, ending)

@@ -1,4 +1,4 @@
-"""A grid before anything runs: what each row is, what it costs on this device, and what is finished."""
+"""`plan=true`: what each row of a sweep is, what it costs on this device and what is finished, before anything runs."""
 
 import csv
 from collections import Counter
@@ -15,9 +15,7 @@ from deepnets.config.schema import Config, Row
 from deepnets.data.dataset import Dataset
 from deepnets.errors import UserError
 from deepnets.launch.cost import Pace, Size, pace_of, size_of
-from deepnets.launch.ending import lines_of
-from deepnets.launch.grid import launchable
-from deepnets.launch.launcher import Launcher
+from deepnets.launch.grid import Launcher, launchable, lines_by_reason
 from deepnets.runs.checkpoint import LAST
 from deepnets.runs.contents import Unreadable
 from deepnets.runs.folder import RunFolder
@@ -33,12 +31,43 @@ ILLEGAL = "illegal"
 DEVICES = (1, 8, 64)  # the numbers of devices whose time is printed
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One run of the grid: its state, and as far as it is legal its size, cost and what is left of it.
+def show_plan(rows: list[Row]) -> int:
+    """Print the plan of these runs; train and write nothing. Returns the exit code: 1 when a run cannot start."""
+    folders, first = folders_of(rows), rows[0].config
+    launcher: Launcher = build("launcher", first.launcher, first.trusted_targets)
+    paces: dict[str, Pace] = {}
+    planned = []
+    with Console(stderr=True).status("timing") as status:  # shows where there is a terminal
+        for number, (row, folder) in enumerate(zip(rows, folders, strict=True), start=1):
+            status.update(as_text(f"timing {number}/{len(rows)} {folder}"))
+            planned.append(_plan(row.config, folder, launcher, paces))
+    _print(first, planned)
+    return 1 if any(run.problem for run in planned) else 0
 
-    `flops` are of the training alone; `left` is the share of it that is not trained yet, `seconds` the time for that on
-    one device, `devices` how many divide it among them, and `memory` the bytes that each of them needs.
+
+def makespan(runs: Sequence[tuple[float, int]], devices: int) -> float:
+    """The seconds until the last of `runs` ends, if each starts, in this order, as soon as its devices are free.
+
+    A run is its seconds on one device and the number of devices that divide it.
+
+    Raises:
+        ValueError: a run needs more devices than there are.
+    """
+    free = [0.0] * devices
+    for seconds, taken in runs:
+        if taken > devices:
+            raise ValueError(f"a run needs {taken} devices of {devices}")
+        free.sort()
+        free[:taken] = [free[taken - 1] + seconds / taken] * taken
+    return max(free)
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """One run of the plan: its state and, if it is legal, its size, its cost and how much of it is left.
+
+    `flops` are those of the training alone; `left` is the share of them that is not trained yet and `seconds` the time
+    that this takes on one device. `devices` divide the run among them, and each needs `memory` bytes.
     """
 
     folder: RunFolder
@@ -52,21 +81,8 @@ class Entry:
     problem: str | None = None
 
 
-def show_plan(rows: list[Row]) -> int:
-    """Print the plan of the grid; trains and writes nothing. Returns the exit code: 1 when a row cannot run."""
-    folders, first = folders_of(rows), rows[0].config
-    launcher: Launcher = build("launcher", first.launcher, first.trusted_targets)
-    paces: dict[str, Pace] = {}
-    entries = []
-    with Console(stderr=True).status("timing") as status:  # shows where there is a terminal
-        for number, (row, folder) in enumerate(zip(rows, folders, strict=True), start=1):
-            status.update(as_text(f"timing {number}/{len(rows)} {folder}"))
-            entries.append(_entry(row.config, folder, launcher, paces))
-    _print(first, entries)
-    return 1 if any(entry.problem for entry in entries) else 0
-
-
-def _entry(config: Config, folder: RunFolder, launcher: Launcher, paces: dict[str, Pace]) -> Entry:
+def _plan(config: Config, folder: RunFolder, launcher: Launcher, paces: dict[str, Pace]) -> _Planned:
+    """Plan one run; an illegal run has its `problem`."""
     state, size = _state(config, folder), None
     is_complete = state not in ("new", "resumable")
     try:
@@ -77,25 +93,25 @@ def _entry(config: Config, folder: RunFolder, launcher: Launcher, paces: dict[st
         flops = FLOPS_PER_MAC * size.macs * images
         left = 0.0 if is_complete else 1 - (_trained(folder) / iterations if state == "resumable" else 0.0)
         if is_complete:
-            return Entry(folder, state, left, size, flops)
+            return _Planned(folder, state, left, size, flops)
         missing = dataset.source.found.missing
         if not _is_here(config.device):  # as on a login node, whose processor would tell nothing of the device
-            return Entry(folder, state, left, size, flops, problem=missing)
+            return _Planned(folder, state, left, size, flops, problem=missing)
         config = with_counted_devices(config)
         pace = pace_of(config, dataset, size, paces)
         tested = dataset.source.found.sizes[1]
         evaluated = epochs * (tested + dataset.validation) + dataset.final_passes * tested
         reading = 0.0 if missing else dataset.reading_seconds  # workers read while the device computes
         seconds = left * (images * max(pace.training, reading) + evaluated * max(pace.evaluation, reading))
-        return Entry(folder, state, left, size, flops, seconds, config.devices, pace.memory, missing)
+        return _Planned(folder, state, left, size, flops, seconds, config.devices, pace.memory, missing)
     except UserError as error:
         if is_complete and (folder.path / "config.yaml").is_file():
-            return Entry(folder, state, 0.0, size)
-        return Entry(folder, ILLEGAL, 1.0, size, problem=str(error))
+            return _Planned(folder, state, 0.0, size)
+        return _Planned(folder, ILLEGAL, 1.0, size, problem=str(error))
 
 
 def _state(config: Config, folder: RunFolder) -> str:
-    """`new`, `resumable`, or what a complete run ended as: `finished` or `diverged`."""
+    """`new`, `resumable`, or how a complete run ended: `finished` or `diverged`."""
     if config.overwrite:
         return "new"
     if result := folder.completed:
@@ -104,14 +120,14 @@ def _state(config: Config, folder: RunFolder) -> str:
 
 
 def _extent(config: Config, dataset: Dataset, iterations: int) -> tuple[int, int]:
-    """Epochs, each of which ends in an evaluation, and training images, of a budget of `iterations`."""
+    """The epochs, each of which ends in an evaluation, and the training images that `iterations` take."""
     batches = ceil(dataset.training_size / config.batch_size)
     whole, rest = divmod(iterations, batches)
     return whole + (rest > 0), whole * dataset.training_size + rest * config.batch_size
 
 
 def _trained(folder: RunFolder) -> int:
-    """Iterations up to the last completed epoch."""
+    """The iterations that the run has trained up to its last completed epoch."""
     file = folder.path / "metrics.csv"
     try:
         rows = list(csv.DictReader(read_text(file, LONGEST_METRICS).splitlines()))
@@ -122,36 +138,36 @@ def _trained(folder: RunFolder) -> int:
         raise Unreadable(file, error) from error
 
 
-def _print(config: Config, entries: list[Entry]) -> None:
+def _print(config: Config, planned: list[_Planned]) -> None:
     console = console_for()
     table = Table(Column("row", overflow="fold"), box=None, pad_edge=False)
     for name in ("runs", "parameters", "MACs", "memory"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("state")
     table.add_column("time left", justify="right", no_wrap=True)
-    rows: dict[Path, list[Entry]] = {}
-    for entry in entries:
-        rows.setdefault(entry.folder.path.parent, []).append(entry)
+    rows: dict[Path, list[_Planned]] = {}
+    for run in planned:
+        rows.setdefault(run.folder.path.parent, []).append(run)
     is_one_grid = len({row.parent for row in rows}) == 1
     for row, runs in rows.items():
         table.add_row(as_text(row.name if is_one_grid else f"{row.parent.name}/{row.name}"), *_cells(runs))
     console.print(table)
     console.print()
-    together = Counter(entry.state for entry in entries)
-    flops, left = sum(e.flops for e in entries), sum(e.flops * e.left for e in entries)
-    lines = [f"runs       {len(entries)}: {_counted(together)}"]
-    if flops:  # of no run where none can start
+    together = Counter(run.state for run in planned)
+    flops, left = sum(run.flops for run in planned), sum(run.flops * run.left for run in planned)
+    lines = [f"runs       {len(planned)}: {_counted(together)}"]
+    if flops:  # none if no run can start
         cost = f"{_pflop(flops)} PFLOP in all, {_pflop(left)} left: 2 x 3 x MACs x training images"
-        lines += [*_times(entries, config), f"compute    {cost}"]
+        lines += [*_times(planned, config), f"compute    {cost}"]
     for line in lines:
         console.print(as_text(line), soft_wrap=True)
-    _print_problems(console, entries)
+    _print_problems(console, planned)
 
 
-def _times(entries: Sequence[Entry], config: Config) -> list[str]:
+def _times(planned: Sequence[_Planned], config: Config) -> list[str]:
     if not _is_here(config.device):
         return [f"time left  not measured: device={config.device} is not on this machine"]
-    runs = [(entry.seconds, entry.devices) for entry in entries if entry.seconds]
+    runs = [(run.seconds, run.devices) for run in planned if run.seconds]
     most = max((devices for _, devices in runs), default=1)
     lengths = {makespan(runs, count): count for count in reversed(DEVICES) if count >= most}  # with the fewest devices
     times = [f"{_duration(seconds)} on {count}" for seconds, count in reversed(lengths.items())]
@@ -165,30 +181,18 @@ def _times(entries: Sequence[Entry], config: Config) -> list[str]:
     ]
 
 
-def makespan(runs: Sequence[tuple[float, int]], devices: int) -> float:
-    """Seconds until the last of `runs` (seconds on one device, devices that divide it) ends, each begun as soon as its
-    devices are free, in the order given. Raises ValueError for a run that needs more than there are."""
-    free = [0.0] * devices
-    for seconds, taken in runs:
-        if taken > devices:
-            raise ValueError(f"a run needs {taken} devices of {devices}")
-        free.sort()
-        free[:taken] = [free[taken - 1] + seconds / taken] * taken
-    return max(free)
-
-
-def _cells(entries: list[Entry]) -> tuple[str, ...]:
-    """Of a row, behind its name; `entries` are its seeds."""
-    states = Counter(entry.state for entry in entries)
-    size = next((entry.size for entry in entries if entry.size), None)
-    memory = max(entry.memory for entry in entries)
-    seconds = sum(entry.seconds for entry in entries)
+def _cells(planned: list[_Planned]) -> tuple[str, ...]:
+    """The cells of a row behind its name; `planned` are the row's seeds."""
+    states = Counter(run.state for run in planned)
+    size = next((run.size for run in planned if run.size), None)
+    memory = max(run.memory for run in planned)
+    seconds = sum(run.seconds for run in planned)
     return (
-        str(len(entries)),
+        str(len(planned)),
         f"{size.parameters:,}" if size else "",
         _macs(size.macs) if size else "",
         _bytes(memory) if memory else "",
-        _counted(states) if len(states) > 1 else entries[0].state,
+        _counted(states) if len(states) > 1 else planned[0].state,
         _duration(seconds) if seconds else "",
     )
 
@@ -197,17 +201,18 @@ def _counted(states: Counter[str]) -> str:
     return ", ".join(f"{count} {state}" for state, count in states.items())
 
 
-def _print_problems(console: Console, entries: list[Entry]) -> None:
-    illegal = {entry.folder: entry.problem for entry in entries if entry.problem and entry.state == ILLEGAL}
-    lacking = {entry.folder: entry.problem for entry in entries if entry.problem and entry.folder not in illegal}
+def _print_problems(console: Console, planned: list[_Planned]) -> None:
+    illegal = {run.folder: run.problem for run in planned if run.problem and run.state == ILLEGAL}
+    lacking = {run.folder: run.problem for run in planned if run.problem and run.folder not in illegal}
     for problems, what in ((illegal, "cannot start"), (lacking, "lack their data")):
         if problems:
-            console.print(f"\n{len(problems)} of {len(entries)} runs {what}:")
-        for line in lines_of(problems):
+            console.print(f"\n{len(problems)} of {len(planned)} runs {what}:")
+        for line in lines_by_reason(problems):
             console.print(as_text(line), soft_wrap=True)
 
 
 def _is_here(device: str) -> bool:
+    """Whether this machine has the device."""
     try:
         find_device(device)
     except UserError:
@@ -228,7 +233,7 @@ def _bytes(count: int) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """With the precision of an estimate."""
+    """The time in its unit, as precise as an estimate is."""
     for unit, length in (("days", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= 1.5 * length:
             return f"{seconds / length:,.1f} {unit}"

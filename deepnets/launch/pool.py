@@ -1,26 +1,33 @@
-"""Runs as processes over the devices of this machine, several at once on each."""
+"""The launcher `pool`: each run is a process of its own, and several share the devices of this machine."""
 
+import os
 import signal
 import subprocess
 import time
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from deepnets.config.schema import Config
+from deepnets.distributed import spawn
 from deepnets.distributed.signals import RESUME, SIGNALS, Interrupted, Interruption
 from deepnets.errors import UserError
-from deepnets.launch.child import note_crash, start
-from deepnets.launch.ending import Tally
-from deepnets.launch.shares import Shares, devices_of, gpus_of
+from deepnets.launch.grid import OUTPUT, Tally
+from deepnets.runs.execute import command_of
+from deepnets.runs.execution import note_failure
 from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.record import describe_result
 from deepnets.runs.status import live_table
+from deepnets.system.files import opened
 from deepnets.system.printing import print_error, print_line
 from deepnets.system.ranges import Size
 from deepnets.training.hardware import find_device, with_counted_devices
 from deepnets.training.step import check_device
 
+LAST_BYTES = 100_000  # of the output, in which the last line is looked for
 POLL_SECONDS = 0.1
 
 
@@ -36,10 +43,10 @@ class Pool:
     runs_per_device: Size
 
     def check(self, config: Config) -> None:
-        """Whether the devices of a run are there.
+        """Check that this machine has the devices of a run, and that they can execute its steps.
 
         Raises:
-            UserError: says how many there are, or that they do not execute its steps.
+            UserError: says how many devices there are, or that they cannot.
         """
         device, devices = find_device(config.device), devices_of(config.device)
         check_device(config.step, device)
@@ -47,7 +54,7 @@ class Pool:
             raise UserError(f"devices={config.devices}: device={config.device} offers {len(devices)} on this machine")
 
     def execute(self, folders: list[RunFolder], config: Config) -> int:
-        """Returns 1 when a run failed or was stopped.
+        """Train the runs that are not complete; returns 1 when one failed or was stopped.
 
         Raises:
             Interrupted: a signal came; the runs in flight are saved and the others do not start.
@@ -72,8 +79,70 @@ class Pool:
         return exit_code
 
 
+class Shares:
+    """The free shares of each device: `per_device` runs take a share at once, and all runs share the CPU's threads."""
+
+    def __init__(self, devices: Collection[str | None], per_device: int) -> None:
+        self._free = Counter(dict.fromkeys(devices, per_device))
+        self._threads = max(1, torch.get_num_threads() // self._free.total())
+
+    def take(self, wanted: int) -> list[str | None]:
+        """Take a share of each of `wanted` devices, of those with most shares left; empty if there are too few."""
+        taken = [device for device, shares in self._free.most_common() if shares][:wanted]
+        if len(taken) < wanted:
+            return []
+        self._free.subtract(taken)
+        return taken
+
+    def release(self, taken: Sequence[str | None]) -> None:
+        """Give the shares of these devices back."""
+        self._free.update(taken)
+
+    def environment(self, taken: Sequence[str | None]) -> dict[str, str]:
+        """The environment of a run that has taken these devices: its threads and its GPUs."""
+        threads = str(self._threads * len(taken))
+        environment = {**os.environ, "OMP_NUM_THREADS": threads, "TORCHINDUCTOR_COMPILE_THREADS": threads}
+        if gpus := _gpus_of(taken):
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+        return environment
+
+
+def devices_of(name: str) -> list[str | None]:
+    """A CUDA_VISIBLE_DEVICES for each device that `device=NAME` offers; None, for a CPU or a named GPU, keeps it."""
+    if find_device(name).type == "cpu" or ":" in name:
+        return [None]
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    available = torch.cuda.device_count()  # CUDA shows the GPUs up to the first name that is none
+    return [*shown.split(",")[:available]] if shown else [str(index) for index in range(available)]
+
+
+def start_run(folder: RunFolder, trusted: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start `python -m deepnets.run FOLDER`, which saves when its parent dies and adds its output to `OUTPUT`."""
+    return spawn.start(command_of(folder, trusted), environment, signal.SIGTERM, folder.path / OUTPUT)
+
+
+def note_crash(folder: RunFolder, code: int) -> str:
+    """Note in the folder that its run failed, which the run itself could not; returns why, from exit code and output.
+
+    Raises:
+        Locked: another process has the folder.
+    """
+    reason = spawn.how_it_ended(code)
+    if code >= 0:
+        with opened(folder.path / OUTPUT) as output:
+            output.seek(max(0, output.seek(0, os.SEEK_END) - LAST_BYTES))
+            lines = [line.strip() for line in output.read().decode(errors="replace").split("\n")]
+        reason += f": {next(filter(None, reversed(lines)), 'no output')}"
+    # If the run has several processes, the one that holds the lock may end a moment after its parent.
+    with folder.hold(10 if code < 0 else 0):
+        note_failure(folder, reason, f"{reason}\n")
+    return reason
+
+
 @dataclass
 class _Child:
+    """A run in flight: its process, and the devices that it has taken."""
+
     folder: RunFolder
     process: subprocess.Popen[bytes]
     devices: list[str | None]
@@ -81,7 +150,7 @@ class _Child:
 
 @dataclass
 class _Execution:
-    """The runs that wait, those in flight, and what is free for them."""
+    """The runs that wait, the runs in flight, and the shares of devices that are free."""
 
     tally: Tally
     config: Config
@@ -96,10 +165,11 @@ class _Execution:
 
     @property
     def in_progress(self) -> bool:
+        """Whether a run waits or is in flight."""
         return bool(self.waiting or self.running)
 
     def step(self) -> None:
-        """Note which children have ended, and start runs, in their order, while devices are free."""
+        """Note which runs have ended, and start others, in their order, while devices are free."""
         for child in [child for child in self.running if child.process.poll() is not None]:
             self.running.remove(child)
             self.shares.release(child.devices)
@@ -108,7 +178,7 @@ class _Execution:
             self.waiting.popleft()
 
     def stop(self, number: int) -> None:
-        """Pass the signal on once to each run in flight, which saves it; no other starts."""
+        """Pass the signal on once to each run in flight, which then saves and ends; no other run starts."""
         if self.stopped_by is None:
             self.stopped_by = number
             self.waiting.clear()
@@ -123,10 +193,10 @@ class _Execution:
             child.process.wait()
 
     def _start(self, folder: RunFolder) -> bool:
-        """Whether nothing is left to do for the run but to wait for its end; False when it must wait for devices."""
+        """Start the run, or find that it is complete or elsewhere; False if it must wait because no device is free."""
         if self.tally.is_complete(folder):
             return True
-        # All processes of a run share the CPU.
+        # On a CPU a run takes one share, whatever the number of its processes: they all share the CPU.
         devices = self.shares.take(with_counted_devices(folder.config).devices if self.has_gpus else 1)
         if not devices:
             return False
@@ -137,13 +207,14 @@ class _Execution:
             self.shares.release(devices)
             self.tally.skip(folder, error)
             return True
-        process = start(folder, self.config.trusted_targets, self.shares.environment(devices))
+        process = start_run(folder, self.config.trusted_targets, self.shares.environment(devices))
         self.running.append(_Child(folder, process, devices))
-        gpus = gpus_of(devices)
+        gpus = _gpus_of(devices)
         print_line(self.tally.heading(folder) + (f" on GPU {', '.join(gpus)}" if gpus else ""))
         return True
 
     def _end(self, folder: RunFolder, code: int) -> None:
+        """Print and note how the run ended whose process exited with `code`."""
         failed = self.tally.failed
         if folder.result is None and self.stopped_by is None:
             if code - 128 in SIGNALS:
@@ -151,7 +222,7 @@ class _Execution:
             else:
                 try:
                     failed[folder] = note_crash(folder, code)
-                except Locked as error:  # taken between our look and the child's start
+                except Locked as error:  # another process took it between our look and the start
                     self.tally.skip(folder, error)
         if result := folder.completed:
             print_line(f"{folder}: {describe_result(result)}")
@@ -161,3 +232,8 @@ class _Execution:
             print_error(f"{folder}: failed: {failed[folder]}")
             if self.config.fail_fast:
                 self.stop(signal.SIGTERM)
+
+
+def _gpus_of(devices: Sequence[str | None]) -> list[str]:
+    """The names of the GPUs among the devices, for CUDA_VISIBLE_DEVICES."""
+    return sorted(device for device in devices if device is not None)

@@ -1,4 +1,4 @@
-"""Lines on the console that cannot stop a training, and in which names are text: none moves the cursor or colours."""
+"""Printing that cannot stop a training; names are printed as text, so none moves the cursor or changes the colour."""
 
 import os
 import sys
@@ -9,11 +9,11 @@ from rich.text import Text
 
 from deepnets.errors import printable
 
-PIPE_WIDTH = 200  # columns, where the output is not a terminal: names are not broken in a log
+PIPE_WIDTH = 200  # columns if the output is not a terminal, so that names are not broken in a log
 
 
 def print_line(line: str) -> None:
-    """Print a line at once; where the output is full, closed or no longer read, what follows is not printed."""
+    """Print a line at once; if the output is full, closed or no longer read, nothing more is printed."""
     _print(printable(line))
 
 
@@ -27,7 +27,7 @@ def _print(line: str) -> None:
 
 
 def print_error(line: str) -> None:
-    """`print_line` on the error stream."""
+    """Print a line on the error stream, as `print_line` does."""
     try:
         print(printable(line), file=sys.stderr, flush=True)
     except (OSError, ValueError):
@@ -35,7 +35,7 @@ def print_error(line: str) -> None:
 
 
 def console_for(exporting: bool = False) -> Console:
-    """Where people read; standard error while standard output carries an export."""
+    """The console that people read: standard output, or standard error while standard output carries an export."""
     console = Console(highlight=False, stderr=exporting)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPE_WIDTH
@@ -43,12 +43,12 @@ def console_for(exporting: bool = False) -> Console:
 
 
 def as_text(words: str, style: str = "") -> Text:
-    """Words for a table or a line of rich, whose brackets are no markup and whose escape characters are text."""
+    """Text for a table or a line of rich, whose brackets are not markup and whose escape characters are shown."""
     return Text(printable(words), style=style)
 
 
 def print_rich(renderable: Any) -> None:
-    """`print_line` of a table."""
+    """Print a table or another object of rich, as `print_line` prints a line."""
     console = console_for()
     with console.capture() as text:
         console.print(renderable)

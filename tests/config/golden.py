@@ -27,6 +27,7 @@ from deepnets.errors import UserError
 from deepnets.runs.naming import folder_of
 
 REFUSED = "refused"
+LATER = ("batchnorm_kernel",)  # keys that came after the digests were written
 FILE = Path(__file__).with_name("golden.json")
 PROJECT = {
     "deepnets.yaml": "options: options\ndefaults: mine\n",

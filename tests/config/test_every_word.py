@@ -8,13 +8,13 @@ import pytest
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from deepnets.command import in_short
 from deepnets.config.command_line import rows_of_command
 from deepnets.config.compose import compose, composed
 from deepnets.config.identity import flat
 from deepnets.config.project import CONF
 from deepnets.config.schema import Row
 from deepnets.errors import UserError, readable
+from deepnets.hydra_errors import explain
 from deepnets.runs.naming import folder_of
 from deepnets.training.checks import check_settings
 from tests.command import train
@@ -180,7 +180,7 @@ def said_by(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str | None:
     except UserError as error:
         return readable(str(error))
     except (HydraException, OmegaConfBaseException) as error:
-        return readable(in_short(error))
+        return readable(explain(error))
     return None
 
 

@@ -15,10 +15,8 @@ import pytest
 import torch
 
 from deepnets.errors import UserError
-from deepnets.launch import child
 from deepnets.launch.grid import launch
-from deepnets.launch.pool import Pool
-from deepnets.launch.shares import Shares, devices_of
+from deepnets.launch.pool import Pool, Shares, devices_of, note_crash, start_run
 from deepnets.results.read import read_runs
 from deepnets.results.table import tables_of
 from deepnets.runs import checkpoint
@@ -286,9 +284,9 @@ def test_output_of_a_run_that_dies_early_is_told(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "a")
     folder.freeze(row(tmp_path, "device=cpu").config, Origin())
     (folder.path / "config.yaml").write_text("epochs: [")
-    status = child.start(folder, [], dict(os.environ)).wait()
+    status = start_run(folder, [], dict(os.environ)).wait()
     assert status == 1
-    reason = child.note_crash(folder, status)
+    reason = note_crash(folder, status)
     assert reason.startswith("ended with exit code 1: ")
     assert json.loads((folder.path / "result.json").read_text()) == {"status": "failed", "reason": reason}
 

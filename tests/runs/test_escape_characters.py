@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from deepnets.errors import UNPRINTABLE
-from deepnets.launch.ending import Tally
+from deepnets.launch.grid import Tally
 from deepnets.launch.plan import show_plan
 from deepnets.runs.contents import Origin, Result, Status
 from deepnets.runs.execute import run

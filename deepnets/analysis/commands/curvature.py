@@ -14,10 +14,10 @@ from torch import Tensor
 from deepnets.analysis.commands.outcome import Outcome, tracked
 from deepnets.analysis.commands.subject import names_apart, subjects_of
 from deepnets.analysis.curvature import Hessian, largest_eigenvalues, trace_samples
+from deepnets.command import count, number, whole
 from deepnets.data.batches import EvaluationBatches
 from deepnets.errors import UserError
 from deepnets.monitor.style import COLOURS, line, new_figure
-from deepnets.system.options import count, number, whole
 
 AT_ONCE = 250  # images in one double backward pass, which holds all activations
 

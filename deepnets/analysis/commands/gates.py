@@ -10,9 +10,9 @@ from deepnets.analysis import gates
 from deepnets.analysis.commands.outcome import Outcome, tracked, whole_numbers
 from deepnets.analysis.commands.subject import Subject, subject_of
 from deepnets.analysis.walk import walk_of
+from deepnets.command import number, whole
 from deepnets.errors import UserError
 from deepnets.monitor.style import new_figure, show_array
-from deepnets.system.options import number, whole
 
 ABSENT = "0.85"  # where a layer has fewer blocks than others
 

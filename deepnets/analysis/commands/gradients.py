@@ -20,8 +20,8 @@ from deepnets.analysis.commands.variants import fresh
 from deepnets.analysis.gradients import first_to_last, with_batch_statistics
 from deepnets.analysis.signals import clipped, responses, signals
 from deepnets.analysis.walk import walk_of
+from deepnets.command import count, number, whole
 from deepnets.errors import UserError
-from deepnets.system.options import count, number, whole
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import fit
 from deepnets.training.hardware import choose_precision

@@ -14,8 +14,8 @@ from deepnets.analysis.commands.outcome import Outcome, tracked
 from deepnets.analysis.commands.subject import subject_of
 from deepnets.analysis.gates import Routing, interval, routing_of
 from deepnets.analysis.walk import walk_of
+from deepnets.command import number
 from deepnets.monitor.style import COLOURS, line, new_figure
-from deepnets.system.options import number
 
 Interval = tuple[float, float, float]  # value, low, high
 

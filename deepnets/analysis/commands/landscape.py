@@ -18,9 +18,9 @@ from deepnets.analysis.commands.outcome import Outcome, Saved, tracked
 from deepnets.analysis.commands.subject import Subject, names_apart, one_batch, subjects_of
 from deepnets.analysis.gradients import with_batch_statistics
 from deepnets.analysis.landscape import Weights, difference, nonconvexity, random_direction, score_at
+from deepnets.command import number, whole
 from deepnets.errors import UserError
 from deepnets.monitor.style import COLOURS, line, new_figure
-from deepnets.system.options import number, whole
 
 Steps = tuple[tuple[float, Weights], ...]
 LEVELS = 12  # of the contours

@@ -21,9 +21,9 @@ from deepnets.analysis.commands.lesioned import Lesioned
 from deepnets.analysis.commands.outcome import Outcome
 from deepnets.analysis.commands.pathcount import count_paths
 from deepnets.analysis.commands.subject import names_apart, subjects_of
+from deepnets.command import count, number, whole
 from deepnets.errors import UserError
 from deepnets.monitor.style import COLOURS, line, mark_stages, mean_and_range, new_figure
-from deepnets.system.options import count, number, whole
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -16,9 +16,9 @@ from deepnets.analysis.commands.bypass import bypass_of
 from deepnets.analysis.commands.outcome import Outcome, Saved, tracked
 from deepnets.analysis.commands.subject import Subject, subject_of
 from deepnets.analysis.walk import Walk, walk_of
+from deepnets.command import number, whole
 from deepnets.errors import UserError
 from deepnets.monitor.style import COLOURS, DOTS, GREY, new_figure
-from deepnets.system.options import number, whole
 
 RESAMPLES = 1000
 

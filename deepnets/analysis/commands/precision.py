@@ -16,9 +16,9 @@ from deepnets.analysis.commands.variants import fresh
 from deepnets.analysis.gradients import with_batch_statistics
 from deepnets.analysis.precision import Agreement, agreement, parameter_gradients, perturbed
 from deepnets.analysis.walk import Walk, walk_of
+from deepnets.command import number, whole
 from deepnets.errors import UserError
 from deepnets.monitor.style import COLOURS, line, mark_stages, new_figure
-from deepnets.system.options import number, whole
 
 BF16, STREAM = "bfloat16", "bfloat16, float32 stream"
 

@@ -18,9 +18,9 @@ from deepnets.analysis.gradients import with_batch_statistics
 from deepnets.analysis.meanfield import Moments, Phi, critical_weight_variance, theory_of, variances
 from deepnets.analysis.propagation import Propagation, propagation, singular_values
 from deepnets.analysis.walk import Walk, walk_of
+from deepnets.command import number
 from deepnets.errors import UserError
 from deepnets.monitor.style import COLOURS, GREY, line, mark_stages, new_figure
-from deepnets.system.options import number
 
 NEAR = 0.02  # chi that is this near to 1 counts as critical
 

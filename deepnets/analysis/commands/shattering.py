@@ -17,10 +17,10 @@ from deepnets.analysis import shattering
 from deepnets.analysis.commands import imageline
 from deepnets.analysis.commands.outcome import Outcome, whole_numbers
 from deepnets.analysis.shattering import Kind, Net
+from deepnets.command import count, number, whole
 from deepnets.config.project import home
 from deepnets.errors import UserError
 from deepnets.monitor.style import COLOURS, GREY, mean_and_deviation, new_figure, show_array
-from deepnets.system.options import count, number, whole
 
 Key = tuple[Kind, float, int]  # a kind of net, its beta and depth
 

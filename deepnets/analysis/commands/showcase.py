@@ -20,12 +20,12 @@ from deepnets.analysis.commands.variants import chosen, fresh
 from deepnets.analysis.gradients import first_to_last, gradient_norms, with_batch_statistics
 from deepnets.analysis.signals import signals
 from deepnets.analysis.walk import walk_of
+from deepnets.command import count, whole
 from deepnets.config.compose import compose
 from deepnets.config.project import home
 from deepnets.config.schema import Config
 from deepnets.errors import UserError, printable
 from deepnets.models.ordering import Ordering
-from deepnets.system.options import count, whole
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import fit
 from deepnets.training.hardware import choose_precision, find_device

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from deepnets.analysis.commands.variants import fresh
 from deepnets.analysis.recalibration import recalibrate_batchnorm
+from deepnets.command import add_weights_options
 from deepnets.config.compose import compose
 from deepnets.config.project import CONF, search_of_trusted
 from deepnets.config.schema import Config
@@ -20,7 +21,6 @@ from deepnets.errors import UserError, printable
 from deepnets.run import load_run
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.naming import folder_of
-from deepnets.system.options import add_weights_options
 from deepnets.training.assembly import dataset_of, splits_of
 from deepnets.training.hardware import find_device, set_arithmetic
 

@@ -11,8 +11,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from deepnets.bench.peers import plain
-from deepnets.bench.task import Task
+from deepnets.bench.peers import Task, plain
 from deepnets.training.hardware import wait
 
 STARTING = 2  # iterations before the clock: a Trainer starts anew each time, and so do the loader's workers
@@ -43,7 +42,7 @@ class Module(LightningModule):
 
 
 def prepare(task: Task) -> Callable[[int], float]:
-    """Without logger, checkpoints and progress bar, which make it no slower than it can be."""
+    """Train by a Trainer without logger, checkpoints and progress bar, so that it is as fast as it can be."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     batches, module = plain.loader(task), Module(task)
 

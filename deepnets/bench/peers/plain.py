@@ -7,12 +7,12 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 
-from deepnets.bench.figures import seconds_of
-from deepnets.bench.task import Task
+from deepnets.bench.comparison import seconds_of
+from deepnets.bench.peers import Task
 
 
 class PlainImages(Dataset):
-    """Images (N, H, W, C) uint8 in memory, each through PIL and torchvision's transforms when it is asked for."""
+    """Images (N, H, W, C) uint8 in memory; each goes through PIL and torchvision's transforms when it is asked for."""
 
     def __init__(self, images: Tensor, labels: Tensor, transforms: Sequence[Callable]) -> None:
         from torchvision.transforms import Compose, ToPILImage
@@ -28,7 +28,7 @@ class PlainImages(Dataset):
 
 
 def augmentation(task: Task) -> list[Callable]:
-    """Of PIL images."""
+    """The transforms that crop and mirror PIL images."""
     from torchvision.transforms import RandomCrop, RandomHorizontalFlip
 
     crop = [RandomCrop(task.images.shape[1:3], padding=task.pad)] if task.pad else []
@@ -36,7 +36,7 @@ def augmentation(task: Task) -> list[Callable]:
 
 
 def normalization(task: Task) -> list[Callable]:
-    """From PIL images to tensors."""
+    """The transforms that make normalised tensors of PIL images."""
     from torchvision.transforms import Normalize, ToTensor
 
     return [ToTensor(), Normalize(task.mean, task.std)]
@@ -45,7 +45,7 @@ def normalization(task: Task) -> list[Callable]:
 def loader(
     task: Task, transforms: Sequence[Callable] | None = None, *, trains: bool = True, collate: Callable | None = None
 ) -> DataLoader:
-    """Batches as the usual script makes them; in training without the last, short one, for equal iterations."""
+    """Batches as the usual script makes them; training leaves out the last, short one, so that iterations are equal."""
     return DataLoader(
         PlainImages(task.images, task.labels, transforms or [*augmentation(task), *normalization(task)]),
         task.batch_size,
@@ -59,13 +59,13 @@ def loader(
 
 
 def forever(batches: DataLoader) -> Iterator[tuple[Tensor, Tensor]]:
-    """Epoch after epoch of a loader."""
+    """The batches of a loader, epoch after epoch."""
     while True:
         yield from batches
 
 
 def steps(task: Task) -> Iterator[None]:
-    """The usual loop, without reading a loss; in float32 autocast is off, as in the script that knows none."""
+    """The usual loop, which reads no loss; in float32 autocast is off, as in a script that does not know it."""
     model = task.model.to(task.device).to(memory_format=task.layout).train()
     optimizer = torch.optim.SGD(
         model.parameters(), lr=task.lr, momentum=task.momentum, nesterov=True, weight_decay=task.weight_decay
@@ -83,6 +83,6 @@ def steps(task: Task) -> Iterator[None]:
 
 
 def prepare(task: Task) -> Callable[[int], float]:
-    """In the task's precision and layout; the usual script's are float32 and NCHW."""
+    """Train by the usual loop, in the task's precision and layout; those of the usual script are float32 and NCHW."""
     training = steps(task)
     return lambda iterations: seconds_of(training, iterations, task.device)

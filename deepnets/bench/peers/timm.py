@@ -13,13 +13,12 @@ from timm.optim import create_optimizer_v2
 from timm.utils import AverageMeter
 from torch.nn.functional import cross_entropy
 
-from deepnets.bench.figures import seconds_of
-from deepnets.bench.peers import plain
-from deepnets.bench.task import Task
+from deepnets.bench.comparison import seconds_of
+from deepnets.bench.peers import Task, plain
 
 
 def loader(task: Task) -> PrefetchLoader:
-    """Batches of uint8, which are normalised on the device, one ahead of the loop."""
+    """Batches of uint8 that the device normalises, one ahead of the loop."""
     batches = plain.loader(task, [*plain.augmentation(task), ToNumpy()], collate=fast_collate)
     return PrefetchLoader(batches, task.mean, task.std, channels=task.images.shape[3], device=task.device)
 
@@ -48,5 +47,6 @@ def steps(task: Task) -> Iterator[None]:
 
 
 def prepare(task: Task) -> Callable[[int], float]:
+    """Train by timm's loop."""
     training = steps(task)
     return lambda iterations: seconds_of(training, iterations, task.device)

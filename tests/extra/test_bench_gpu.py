@@ -7,16 +7,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from deepnets.bench import gpu
 from deepnets.bench import parts as in_parts
-from deepnets.bench.gpu import parts_of
-from deepnets.bench.parts import Found, Part, Unfinished, follow
-from deepnets.bench.steps import throughput, waits
-from deepnets.bench.trainings import SAVING_SECONDS, analysed, several, stopped, trained
+from deepnets.bench.parts import Part, PartResult, Unfinished, follow
 from deepnets.commands.bench import main
 from deepnets.config.command_line import check_options
 from deepnets.config.compose import compose
 from deepnets.errors import UserError
+from deepnets.extra import bench_gpu
+from deepnets.extra.bench_gpu import (
+    SAVING_SECONDS,
+    analysed,
+    at_once,
+    parts_of,
+    stopped_and_resumed,
+    throughput,
+    trained,
+    waits,
+)
 from deepnets.runs.naming import folder_of
 from tests.command import ROOT, row
 
@@ -33,8 +40,8 @@ def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
 def test_a_part_is_measured_once_and_stored_at_once(tmp_path: Path) -> None:
     file, asked = tmp_path / "gpu.json", []
 
-    def part(name: str, ends: list[Found | Exception]) -> Part:
-        def measure(seconds: float) -> Found:
+    def part(name: str, ends: list[PartResult | Exception]) -> Part:
+        def measure(seconds: float) -> PartResult:
             asked.append(name)
             stored = json.loads(file.read_text()) if file.is_file() else {}
             assert name not in stored
@@ -64,11 +71,11 @@ def test_what_does_not_fit_into_the_rest_of_the_time_waits_for_the_next_command(
     now = [0.0]
     monkeypatch.setattr(in_parts.time, "monotonic", lambda: now[0])
 
-    def slow(seconds: float) -> Found:
+    def slow(seconds: float) -> PartResult:
         now[0] += seconds
         raise subprocess.TimeoutExpired("x", seconds)
 
-    def quick(seconds: float) -> Found:
+    def quick(seconds: float) -> PartResult:
         now[0] += 30
         return {}
 
@@ -127,7 +134,7 @@ def test_the_parts_stand_in_their_order(tmp_path: Path, monkeypatch: pytest.Monk
     ]
     assert names[-1] == "full protocol resnet110 full_preactivation"
     asked = []
-    monkeypatch.setattr(gpu, "trained", lambda words, folder, seconds: asked.append((words, folder, seconds)))
+    monkeypatch.setattr(bench_gpu, "trained", lambda words, folder, seconds: asked.append((words, folder, seconds)))
     rates = {
         "eager channels_last": [9.0, 1.0, 2.0],
         "graphed NCHW": [8.0],
@@ -141,27 +148,27 @@ def test_the_parts_stand_in_their_order(tmp_path: Path, monkeypatch: pytest.Monk
     run = compose([word for word in words if "device=" not in word and "step=" not in word])
     check_options(run)
     assert folder_of(run).path == folder.path
-    assert gpu.environment()["torch"] == str(torch.__version__)
+    assert bench_gpu.environment()["torch"] == str(torch.__version__)
 
 
 @pytest.mark.nightly
 def test_parts_in_processes_of_their_own() -> None:
-    assert gpu._steps("waits", *NET, 120.0) == {"waits": 0, "yields": 5}
-    assert "eager NCHW" in gpu._steps("throughput", "eager NCHW", 1, 1, *NET, 120.0)["images/s"]
-    assert "depth is 9" in gpu._steps("waits", *NET, "model.depth=9", 120.0)["absent"]
+    assert bench_gpu._steps("waits", *NET, 120.0) == {"waits": 0, "yields": 5}
+    assert "eager NCHW" in bench_gpu._steps("throughput", "eager NCHW", 1, 1, *NET, 120.0)["images/s"]
+    assert "depth is 9" in bench_gpu._steps("waits", *NET, "model.depth=9", 120.0)["absent"]
     words = ["memory", "--model", "resnet20", "--modes", "full", "--iterations", "1", "--repeats", "1", "device=cpu"]
-    assert len(gpu._bench(*words, 120.0)) == 2
+    assert len(bench_gpu._bench(*words, 120.0)) == 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stacked", [False, True])
 def test_several_runs_at_once(stacked: bool) -> None:
-    assert len(several([*NET, "epochs=3"], 2, 120.0, stacked=stacked)["images_per_second"]) == 2
+    assert len(at_once([*NET, "epochs=3"], 2, 120.0, stacked=stacked)["images_per_second"]) == 2
 
 
 @pytest.mark.nightly
 def test_a_run_is_stopped_within_a_part_and_analysed() -> None:
-    found = stopped([*NET, "epochs=40", "deterministic=true", "precision=fp32"], 120.0)
+    found = stopped_and_resumed([*NET, "epochs=40", "deterministic=true", "precision=fp32"], 120.0)
     assert found["equal"]
     assert 0 < found["resumed at"] < 160
     found = analysed([*NET, "epochs=1"], "cpu", 120.0)
@@ -173,7 +180,7 @@ def test_a_run_is_stopped_within_a_part_and_analysed() -> None:
 def test_the_whole_command_but_its_long_trainings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the CPU, with one small network in place of four: no part but what needs a GPU is absent."""
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(gpu, "MODELS", {"resnet20": 1})
+    monkeypatch.setattr(bench_gpu, "MODELS", {"resnet20": 1})
     file = tmp_path / "gpu.json"
     assert follow(parts_of(TINY[:-1], file, 1, "cpu")[:-2], file, 60)
     found = json.loads(file.read_text())

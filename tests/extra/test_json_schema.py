@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from deepnets.config.build import TARGETS
-from deepnets.config.json_schema import schemas, text_of
 from deepnets.config.project import CONF, SCHEMAS
 from deepnets.config.safe_yaml import LOADER
+from deepnets.extra.json_schema import schemas, text_of
 
 FILES = sorted(CONF.rglob("*.yaml"))
 
@@ -19,7 +19,7 @@ def test_the_schemas_are_those_of_the_constructors() -> None:
     committed = {file.stem: file.read_text() for file in SCHEMAS.iterdir()}
     fresh = schemas()
     assert committed == {name: text_of(schema) + "\n" for name, schema in fresh.items()}, (
-        "constructors, types or ranges have changed: python -m deepnets.config.json_schema"
+        "constructors, types or ranges have changed: python -m deepnets.extra.json_schema"
     )
     assert fresh["train"]["definitions"].keys() >= TARGETS
 

@@ -1,6 +1,6 @@
-"""JSON schemas of the files in conf/, by which an editor completes and checks them.
+"""JSON schemas of the files in conf/: with them an editor completes keys and marks wrong ones.
 
-`python -m deepnets.config.json_schema` writes them to conf/schema.
+`python -m deepnets.extra.json_schema` writes the schemas to conf/schema.
 """
 
 import json
@@ -23,17 +23,17 @@ Targets = Mapping[str, set[str]]  # the classes that the files of conf/ name, by
 WIDTH = 100
 DRAFT = {"$schema": "http://json-schema.org/draft-07/schema#"}
 TEXT = {"type": "string"}
-COMPOSED = TEXT | {"pattern": r"\$\{|^\?\?\?$"}  # an interpolation; ??? where another file sets the value
-OWN = TEXT | {"not": {"pattern": r"^deepnets\."}}  # a class of the user's, whose arguments are not known here
+COMPOSED = TEXT | {"pattern": r"\$\{|^\?\?\?$"}  # an interpolation, or ??? where another file sets the value
+OWN = TEXT | {"not": {"pattern": r"^deepnets\."}}  # the user's own class, whose arguments are unknown here
 LIST_OF_DEFAULTS = {"type": "array", "items": {"type": ["string", "object"]}}
 
-# The arguments that the program sets, not a file, by the key of the node.
+# By the key of the node: the arguments that the program sets, so that no file may.
 PASSED = {"model": ["shape", "classes"], "optimizer": ["model"], "schedule": ["total"], "shortcut": ["ends"]}
 PASSED |= {"source": ["root"]}
 
 
 def schemas() -> dict[str, Schema]:
-    """By name: `train` for files that are a run or part of one, and one for each group whose files are a node."""
+    """All schemas by name: `train` for files that are a run or part of one, and one for each group of nodes."""
     targets: dict[str, set[str]] = {}
     for file in CONF.rglob("*.yaml"):
         for key, target in _targets_in(file.relative_to(CONF).parts[0], yaml.load(file.read_text(), LOADER)):
@@ -48,7 +48,7 @@ def schemas() -> dict[str, Schema]:
 
 
 def text_of(node: Any, indent: str = "") -> str:
-    """A schema as its file has it: what fits into a line stands in one."""
+    """The text of a schema's file: a value that fits into one line stands in one line."""
     line = json.dumps(node)
     if len(indent + line) <= WIDTH or not isinstance(node, dict | list):
         return line
@@ -61,6 +61,7 @@ def text_of(node: Any, indent: str = "") -> str:
 
 
 def _targets_in(key: str, node: Any) -> Iterator[tuple[str, str]]:
+    """Each class that a node and the nodes inside it name, with the key of its node."""
     if isinstance(node, dict):
         if node.get("_target_") in TARGETS:
             yield key, node["_target_"]
@@ -69,9 +70,9 @@ def _targets_in(key: str, node: Any) -> Iterator[tuple[str, str]]:
 
 
 def _node(key: str, targets: Targets) -> dict[str, Schema]:
-    """The definitions of a node and of its classes: the class decides which arguments there are.
+    """The definitions of a node and of its classes: the class that a node names decides which arguments are legal.
 
-    Where none is named, another file does it, and the arguments of each class are legal.
+    If a file names no class, another file names it, and the arguments of every class are legal.
     """
     control: dict[str, Schema] = {"defaults": LIST_OF_DEFAULTS, "_target_": TEXT, "_partial_": {"type": "boolean"}}
     cases = [{"if": {"not": {"required": ["_target_"]}}, "then": _reference(f"any {key}")}]
@@ -99,7 +100,7 @@ def _values(annotations: Mapping[str, Any], targets: Targets) -> dict[str, Schem
 
 
 def _value(name: str, annotation: Any, targets: Targets) -> Schema:
-    """What a file may say for an argument of this name and type."""
+    """The schema of the values that a file may give to an argument of this name and type."""
     parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     if name in targets:
         options = [_reference(name), *(_plain(part) for part in parts if part in (str, NoneType))]
@@ -117,7 +118,7 @@ def _plain(annotation: Any) -> Schema:
 
 
 def _with_composed(schema: Schema) -> Schema:
-    """What pydantic says of a type, where each value inside may be composed too."""
+    """Pydantic's schema of a type, changed so that each value inside may also be an interpolation."""
     schema = {key: value for key, value in schema.items() if key not in ("title", "description")}
     for inside in ("items", "additionalProperties"):
         if schema.get(inside) not in (None, True):
@@ -128,7 +129,7 @@ def _with_composed(schema: Schema) -> Schema:
 
 
 def _any_of(options: Sequence[Schema]) -> Schema:
-    """Each of them once; any text may be composed."""
+    """The schema that allows each of the options; each stands in it once."""
     flat: list[Schema] = []
     for option in options:
         flat += [each for each in option.get("anyOf", [option]) if each not in flat]

@@ -1,17 +1,22 @@
-"""scripts/bench.py: every bench runs and hands out ratios of what it says it measures. No time is asserted."""
+"""scripts/bench.py: every bench runs and gives ratios of what it says it measures. No test asserts a time."""
 
 import importlib
 import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from deepnets.bench import analyses
+from deepnets.bench.comparison import Comparison, compose_run, in_turns
+from deepnets.bench.peers import bundled_peer, task_of
+from deepnets.bench.training import bytes_of, endless, floor_steps, kept_bytes
+from deepnets.commands.bench import BENCHES as VERBS
 from deepnets.errors import UserError
 from deepnets.training.fit import fit
 from tests.command import ROOT
@@ -30,9 +35,10 @@ BENCHES = {
     "logging": ["--iterations", "1"],
     "grid": ["--rows", "2", "--iterations", "1"],
     "stacked": [*TINY[:3], "model.depth=3", "--rows", "2", "--iterations", "2"],
+    "seeds": ["model.depth=8", "--iterations", "1"],
     "lesion": [*TINY, "dataset.source.test=512", "--images", "20"],
 }
-LONG = {"ddp", "memory", "startup", "rows", "logging", "grid"}  # they start processes, or train a while
+LONG = {"ddp", "memory", "startup", "rows", "logging", "grid", "seeds"}  # they start processes, or train a while
 PEER = """
 def prepare(task):
     task.model(task.images[:2].permute(0, 3, 1, 2).float())
@@ -54,16 +60,8 @@ def bench() -> Iterator[Callable[..., dict[str, Any]]]:
         yield run
 
 
-@pytest.fixture(scope="module")
-def part(bench: Callable[..., dict[str, Any]]) -> Callable[[str], ModuleType]:
-    """A module of scripts/benches by its name."""
-    return lambda name: importlib.import_module(f"deepnets.bench.{name}")
-
-
-def test_all_benches_are_tried_here(part: Callable[[str], ModuleType]) -> None:
-    assert {*BENCHES, "analyses", "gpu"} == set(
-        importlib.import_module("deepnets.commands.bench").BENCHES
-    )  # which has tests of its own
+def test_all_benches_are_tried_here() -> None:
+    assert {*BENCHES, "analyses", "gpu"} == set(VERBS)  # the last two have tests of their own
 
 
 @pytest.mark.parametrize(
@@ -86,48 +84,48 @@ def test_each_bench_prints_and_writes_ratios(
             assert other["ratio_median"] == pytest.approx(first["median"] / other["median"])
 
 
-def test_a_ratio_is_of_the_same_repeat(part: Callable[[str], ModuleType]) -> None:
-    figures = part("figures").Figures("speed", "images/s", {"a": [2.0, 8.0, 3.0], "b": [1.0, 2.0, 3.0]})
-    b = figures.summary()["b"]
+def test_a_ratio_is_of_the_same_repeat() -> None:
+    comparison = Comparison("speed", "images/s", {"a": [2.0, 8.0, 3.0], "b": [1.0, 2.0, 3.0]})
+    b = comparison.summary()["b"]
     assert (b["ratio_median"], b["ratio_low"], b["ratio_high"]) == (2, 1, 4)
     assert (b["median"], b["low"], b["high"]) == (2, 1, 3)
 
 
-def test_candidates_take_turns_after_one_round_to_warm_up(part: Callable[[str], ModuleType]) -> None:
+def test_candidates_take_turns_after_one_round_to_warm_up() -> None:
     calls: list[str] = []
     candidates = {name: lambda name=name: float(calls.append(name) or len(calls)) for name in "ab"}
-    assert part("figures").in_turns(candidates, 2) == {"a": [3, 6], "b": [4, 5]}
+    assert in_turns(candidates, 2) == {"a": [3, 6], "b": [4, 5]}
     assert calls == ["a", "b", "a", "b", "b", "a"]
 
 
-def test_the_floor_is_the_arithmetic_of_a_training_step(part: Callable[[str], ModuleType]) -> None:
-    subject = part("subject").subject_of(["model=digits_resnet", "precision=fp32", "device=cpu"])
-    ours, floor = subject.training(), subject.training()
+def test_the_floor_is_the_arithmetic_of_a_training_step() -> None:
+    run = compose_run(["model=digits_resnet", "precision=fp32", "device=cpu"])
+    ours, floor = run.training(), run.training()
     next(fit(ours))
-    next(part("floor").arithmetic(floor))
+    next(floor_steps(floor))
     for expected, weight in zip(ours.model.parameters(), floor.model.parameters(), strict=True):
         torch.testing.assert_close(weight, expected)
 
 
-def test_bytes_kept_are_the_activations_that_a_backward_pass_reads(part: Callable[[str], ModuleType]) -> None:
+def test_bytes_kept_are_the_activations_that_a_backward_pass_reads() -> None:
     model = nn.Sequential(nn.Linear(30, 20), nn.ReLU(), nn.Linear(20, 10))
     training = SimpleNamespace(model=model, precision=torch.float32, device=torch.device("cpu"))
     # The first layer's input, and the ReLU's output, which is also the second layer's input.
-    assert part("floor").kept_bytes(training, torch.zeros(7, 30)) == 4 * 7 * (30 + 20)
+    assert kept_bytes(training, torch.zeros(7, 30)) == 4 * 7 * (30 + 20)
 
 
-def test_the_least_bytes_grow_with_the_batch_and_the_parameters(part: Callable[[str], ModuleType]) -> None:
+def test_the_least_bytes_grow_with_the_batch_and_the_parameters() -> None:
     def moved(batch: int) -> int:
-        return part("floor").bytes_of(part("subject").subject_of([*TINY, "model=resnet20", f"batch_size={batch}"]))
+        return bytes_of(compose_run([*TINY, "model=resnet20", f"batch_size={batch}"]))
 
-    subject = part("subject").subject_of([*TINY, "model=resnet20"])
-    parameters = sum(parameter.numel() for parameter in subject.training().model.parameters())
+    run = compose_run([*TINY, "model=resnet20"])
+    parameters = sum(parameter.numel() for parameter in run.training().model.parameters())
     assert moved(32) - 24 * parameters == 2 * (moved(16) - 24 * parameters)
 
 
-def test_steps_without_end_are_iterations_only(part: Callable[[str], ModuleType]) -> None:
-    training = part("subject").subject_of([*TINY, "model=resnet20", "epochs=1"]).training()
-    steps = part("training").endless(training)
+def test_steps_without_end_are_iterations_only() -> None:
+    training = compose_run([*TINY, "model=resnet20", "epochs=1"]).training()
+    steps = endless(training)
     seen = [(next(steps).iteration, training.epoch, training.batch) for _ in range(6)]
     assert seen == [(1, 0, 1), (2, 0, 2), (3, 0, 3), (4, 0, 4), (5, 1, 1), (6, 1, 2)]
 
@@ -135,14 +133,12 @@ def test_steps_without_end_are_iterations_only(part: Callable[[str], ModuleType]
 @pytest.mark.parametrize(
     ("name", "library", "extra"), [("plain", "torch", 0), ("timm", "timm", 0), ("lightning", "lightning", 3)]
 )
-def test_peers_train_as_many_iterations_as_they_are_asked(
-    part: Callable[[str], ModuleType], name: str, library: str, extra: int
-) -> None:
+def test_peers_train_as_many_iterations_as_they_are_asked(name: str, library: str, extra: int) -> None:
     pytest.importorskip(library, reason=f"{library} is not installed: it is only compared with")
-    subject = part("subject").subject_of([*TINY, "model=resnet20"])
-    task = part("task").task_of(subject, subject.training().batches.split, 4, True, workers=0)
+    run = compose_run([*TINY, "model=resnet20"])
+    task = task_of(run, run.training().batches.split, 4, True, workers=0)
     before = [parameter.clone() for parameter in task.model.parameters()]
-    assert part("task").bundled(name).prepare(task)(5) > 0
+    assert bundled_peer(name).prepare(task)(5) > 0
     assert any(not torch.equal(a, b) for a, b in zip(before, task.model.parameters(), strict=True))
     (norm, *_) = (module for module in task.model.modules() if isinstance(module, nn.BatchNorm2d))
     assert norm.num_batches_tracked == 5 + extra  # 4 batches an epoch: it goes on into the next
@@ -151,7 +147,6 @@ def test_peers_train_as_many_iterations_as_they_are_asked(
 @pytest.mark.slow
 def test_a_peer_in_a_file_is_measured_and_absent_ones_are_named(
     bench: Callable[..., dict[str, Any]],
-    part: Callable[[str], ModuleType],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -202,14 +197,13 @@ def test_wrong_values_are_refused_with_what_is_right(
 
 
 @pytest.mark.nightly
-def test_every_analysis_is_timed_beside_its_limit(part: Callable[[str], ModuleType]) -> None:
-    analyses = part("analyses")
+def test_every_analysis_is_timed_beside_its_limit() -> None:
     small = ["dataset=synthetic", "dataset.source.train=1000", "dataset.source.test=1000", "model.depth=8"]
     less = {"gradients": ["--images", "8", "--test-images", "8"], "landscape": ["--images", "8", "--points", "3"]}
     few = ["--images", "8"]
     less |= {"evaluate": [], "paths": [*few, "--draws", "8"], "shattering": ["--draws", "2"]}
     for name, words in analyses.ANALYSES.items():
-        found = analyses.part(name, [*small, *words, *less.get(name, few)]).measure(60)
+        found = analyses.analysis_part(name, [*small, *words, *less.get(name, few)]).measure(60)
         assert found.get("within"), (name, found)
         assert found["limit"] == (1200 if name == "landscape" else 300)
         assert found["processor_seconds"] > 0.1

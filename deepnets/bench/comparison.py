@@ -1,0 +1,163 @@
+"""How a bench compares: the run that it measures, the candidates that take turns, and a table of their ratios.
+
+Candidates take turns so that other load on the machine meets all of them alike.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from deepnets.config.compose import compose
+from deepnets.config.schema import Config
+from deepnets.system.printing import as_text
+from deepnets.training.assembly import prepare
+from deepnets.training.fit import Training
+from deepnets.training.hardware import choose_precision, find_device, wait
+
+Candidates = dict[str, Callable[[], float]]
+Measurement = dict[str, list[float]]
+SETTLE_SECONDS = 1.0  # a loader's workers go on filling their queue after its turn
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The `values` of each candidate by its name, one a repeat, all of `unit`.
+
+    `absent` gives the reason for each candidate that could not be measured; `notes` say what the numbers cannot.
+    """
+
+    title: str
+    unit: str
+    values: Mapping[str, Sequence[float]]
+    absent: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+    def summary(self) -> dict[str, dict[str, float]]:
+        """For each candidate: median, lowest and highest of its values, and of the first's ratios to it by repeat."""
+        first = next(iter(self.values.values()), [])
+        summary = {}
+        for name, values in self.values.items():
+            ratios = [a / b for a, b in zip(first, values, strict=True)]
+            summary[name] = _spread("", values) | _spread("ratio_", ratios)
+        return summary
+
+    def as_json(self) -> dict[str, Any]:
+        """The summary and what belongs to it, in types that JSON has."""
+        return {
+            "unit": self.unit,
+            "candidates": self.summary(),
+            "absent": dict(self.absent),
+            "notes": list(self.notes),
+        }
+
+    def table(self) -> Table:
+        """The summary as a table to print."""
+        first = next(iter(self.values), "the first")
+        table = Table("", f"median {self.unit}", "range", f"{first} is ... times this", "range", box=None)
+        table.title, table.title_justify = as_text(self.title), "left"
+        for name, row in self.summary().items():
+            table.add_row(
+                as_text(name),
+                f"{row['median']:,.4g}",
+                f"{row['low']:,.4g} to {row['high']:,.4g}",
+                f"{row['ratio_median']:.3g}",
+                f"{row['ratio_low']:.3g} to {row['ratio_high']:.3g}",
+            )
+        for name, reason in self.absent.items():
+            table.add_row(as_text(name), as_text(f"absent: {reason}"))
+        return table
+
+
+def in_turns(candidates: Mapping[str, Callable[[], float]], repeats: int, settle_seconds: float = 0.0) -> Measurement:
+    """Call each candidate once to warm up, then `repeats` times in turns; returns what they return, by their names.
+
+    Every second round goes backwards, so that no candidate always follows the same other. If some have workers, each
+    turn begins after SETTLE_SECONDS.
+    """
+    for measure in candidates.values():
+        measure()
+    results: Measurement = {name: [] for name in candidates}
+    for repeat in range(repeats):
+        names = list(candidates)
+        for name in reversed(names) if repeat % 2 else names:
+            time.sleep(settle_seconds)
+            results[name].append(candidates[name]())
+    return results
+
+
+def seconds_of(steps: Iterator, iterations: int, device: torch.device) -> float:
+    """The seconds that `iterations` of the steps take."""
+    started = time.perf_counter()
+    for _ in range(iterations):
+        next(steps)
+    wait(device)
+    return time.perf_counter() - started
+
+
+@dataclass(frozen=True)
+class BenchRun:
+    """The run that a bench measures: its configuration, as `overrides` compose it, its device and its precision."""
+
+    overrides: tuple[str, ...]
+    config: Config
+    device: torch.device
+    precision: torch.dtype
+
+    def training(self) -> Training:
+        """The run at its beginning."""
+        return prepare(self.config, self.device, self.precision)
+
+
+def compose_run(overrides: Sequence[str]) -> BenchRun:
+    """The run that scripts/train.py makes of these overrides."""
+    config = compose(overrides).config
+    device = find_device(config.device)
+    return BenchRun(tuple(overrides), config, device, choose_precision(config.precision, device))
+
+
+def chosen_run(arguments: argparse.Namespace) -> BenchRun:
+    """The run that the options of `add_run_options` choose."""
+    return compose_run(overrides_of(arguments))
+
+
+def overrides_of(arguments: argparse.Namespace) -> list[str]:
+    """The overrides that the options of `add_run_options` stand for; a typed OPTION replaces the one of its key."""
+    overrides = {"model": arguments.model, "dataset": arguments.dataset}
+    if getattr(arguments, "root", None):
+        overrides["dataset.root"] = arguments.root
+    typed = {override.partition("=")[0] for override in arguments.overrides}
+    return [*(f"{key}={value}" for key, value in overrides.items() if key not in typed), *arguments.overrides]
+
+
+def add_run_options(parser: argparse.ArgumentParser, model: str, dataset: str = "cifar10") -> None:
+    """Add the options that choose the run of a bench; `model` and `dataset` are the defaults."""
+    if dataset != "synthetic":
+        parser.add_argument("--root", metavar="DIR", help=f"folder with {dataset}, as dataset.root of scripts/train.py")
+    parser.add_argument("--model", default=model, help=f"the network, as in conf/model (default: {model})")
+    add_overrides(parser)
+    parser.set_defaults(dataset=dataset)
+
+
+def add_overrides(parser: argparse.ArgumentParser) -> None:
+    """Let a bench take overrides of scripts/train.py."""
+    parser.add_argument("overrides", nargs="*", metavar="OPTION", help="any other option of scripts/train.py")
+
+
+def precision_name(precision: torch.dtype) -> str:
+    """The name of a precision, as in "bfloat16"."""
+    return str(precision).removeprefix("torch.")
+
+
+def _spread(prefix: str, values: Sequence[float]) -> dict[str, float]:
+    """Median, lowest and highest value."""
+    return {
+        prefix + "median": statistics.median(values),
+        prefix + "low": min(values),
+        prefix + "high": max(values),
+    }

@@ -1,0 +1,173 @@
+"""`bench.py startup`, `rows`, `grid`, `logging` and `checkpoint`: the time that commands take beside training."""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from deepnets.bench.comparison import (
+    Comparison,
+    Measurement,
+    add_overrides,
+    add_run_options,
+    compose_run,
+    in_turns,
+    overrides_of,
+)
+from deepnets.command import count
+from deepnets.runs import checkpoint
+from deepnets.runs.folder import RunFolder
+from deepnets.runs.log import Log
+from deepnets.training.fit import Training, fit
+
+TRAIN = ("-m", "deepnets", "train")
+COMPOSE = "from deepnets.config.command_line import rows_of_command; rows_of_command()"
+COMPOSED = {
+    "one run": [],
+    "80 rows of he2016_table1": ["sweep=he2016_table1", "dataset.root=/data"],
+    "1,000 seeds": ["-m", "seed=range(1000)"],
+    "10,000 runs": ["-m", "seed=range(100)", "optimizer.lr=range(0.01,1.01,0.01)"],
+}
+SAVED = "resnet20,resnet110,preact1001"
+
+
+def add_startup_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `bench.py startup`."""
+    add_run_options(parser, "resnet20")
+
+
+def measure_startup(arguments: argparse.Namespace) -> list[Comparison]:
+    """Seconds from the command to the first optimiser step being on disk, and of --help, beside an empty Python."""
+    overrides = overrides_of(arguments)
+    candidates = {
+        "first optimiser step": lambda: _until_first_step(overrides),
+        "--help": lambda: _seconds(*TRAIN, "--help"),
+        "import torch": lambda: _seconds("-c", "import torch"),
+        "empty Python": lambda: _seconds("-c", "pass"),
+    }
+    return [Comparison("start", "seconds", in_turns(candidates, arguments.repeats))]
+
+
+def add_rows_options(parser: argparse.ArgumentParser) -> None:
+    """Add nothing: `bench.py rows` has no options of its own."""
+
+
+def measure_rows(arguments: argparse.Namespace) -> list[Comparison]:
+    """Seconds from a command's words to its composed runs, the start of Python included."""
+    candidates = {name: lambda words=words: _seconds("-c", COMPOSE, *words) for name, words in COMPOSED.items()}
+    return [Comparison("from words to rows", "seconds", in_turns(candidates, arguments.repeats))]
+
+
+def add_grid_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `bench.py grid`."""
+    parser.add_argument("--rows", type=count, default=200, help="of the grid (default: 200)")
+    parser.add_argument("--iterations", type=count, default=40, help="that each trains (default: 40)")
+
+
+def measure_grid(arguments: argparse.Namespace) -> list[Comparison]:
+    """Seconds that each run of a sweep of tiny runs on digits takes beyond its training: start and composition."""
+    values: Measurement = {"beyond training": [], "training": []}
+    for _ in range(arguments.repeats):
+        with tempfile.TemporaryDirectory() as outputs:
+            size = ["model.depth=8", "model.widths=[2,2,2]", "epochs=null", f"iterations={arguments.iterations}"]
+            seconds = _seconds(*TRAIN, "-m", *size, f"seed=range({arguments.rows})", f"output_root={outputs}")
+            results = [RunFolder(path.parent).result for path in Path(outputs).glob("runs/*/*/result.json")]
+            training = sum(result.seconds or 0 for result in results if result is not None)
+        values["beyond training"].append((seconds - training) / arguments.rows)
+        values["training"].append(training / arguments.rows)
+    return [Comparison(f"a row of {arguments.rows}", "seconds", values)]
+
+
+def add_logging_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `bench.py logging`."""
+    parser.add_argument("--iterations", type=count, default=40, help="iterations an epoch (default: 40)")
+
+
+def measure_logging(arguments: argparse.Namespace) -> list[Comparison]:
+    """Seconds an epoch that the log of a gated ResNet-20 adds to its training: every epoch observed, gates too.
+
+    The worst case: a short epoch of noise of CIFAR-10's shape (its own has 391 iterations).
+    """
+    size = [
+        f"dataset.source.train={128 * arguments.iterations}",
+        f"dataset.source.test={25 * arguments.iterations}",
+        f"epochs={arguments.repeats + 1}",
+    ]
+    run = compose_run(["model=resnet20", "model/shortcut=exclusive_gating_b6", "dataset=synthetic", *size])
+    training = run.training()
+    values: Measurement = {"logging": [], "training": []}
+    logged = 0.0
+    with tempfile.TemporaryDirectory() as outputs, Log(RunFolder(outputs), training, run.config, [], [], 0) as log:
+        begun = time.perf_counter()
+        for state in fit(training):
+            started = time.perf_counter()
+            log.iteration(state)
+            if state.completed:
+                log.epoch(state)
+            now = time.perf_counter()
+            logged += now - started
+            if state.completed:
+                values["logging"].append(logged)
+                values["training"].append(now - begun - logged)
+                logged, begun = 0.0, now
+    # The first epoch warms up.
+    return [Comparison("an epoch", "seconds", {name: seconds[1:] for name, seconds in values.items()})]
+
+
+def add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `bench.py checkpoint`."""
+    parser.add_argument("--models", default=SAVED, help=f"as in conf/model, with commas (default: {SAVED})")
+    parser.add_argument("--folder", type=Path, help="on the disk that is to be measured (default: the temporary one)")
+    add_overrides(parser)
+
+
+def measure_checkpoint(arguments: argparse.Namespace) -> list[Comparison]:
+    """Seconds that a checkpoint takes, against the training between two of them (checkpoint_seconds, 60 by default)."""
+    return [_checkpoints_of(model, arguments) for model in arguments.models.split(",")]
+
+
+def _checkpoints_of(model: str, arguments: argparse.Namespace) -> Comparison:
+    """Write checkpoints of the network, one over the other."""
+    # A checkpoint does not depend on the size of a batch. Two images make the momentum that it holds.
+    overrides = [f"model={model}", "dataset=synthetic", "batch_size=2", "dataset.source.train=4", *arguments.overrides]
+    run = compose_run(overrides)
+    training = run.training()
+    next(fit(training))
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        values = in_turns({"checkpoint": lambda: _seconds_to_save(training, Path(folder))}, arguments.repeats)
+        size = (Path(folder) / checkpoint.LAST).stat().st_size
+    values["training between two"] = [run.config.checkpoint_seconds] * arguments.repeats
+    return Comparison(f"checkpoint of {model}", "seconds", values, notes=[f"{size:,} bytes"])
+
+
+def _seconds_to_save(training: Training, folder: Path) -> float:
+    """The seconds to copy the state from the device, write it and have it on the disk, as `execution.train` does."""
+    started = time.perf_counter()
+    checkpoint.save(folder, {"training": training.state_dict(), "history": [], "observed": [], "seconds": 0.0})
+    return time.perf_counter() - started
+
+
+def _until_first_step(overrides: Sequence[str]) -> float:
+    """The seconds from the start of a training command until its first checkpoint is there."""
+    with tempfile.TemporaryDirectory() as outputs:
+        command = [sys.executable, *TRAIN, *overrides, f"output_root={outputs}", "checkpoint_seconds=0"]
+        started = time.perf_counter()
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while not list(Path(outputs).glob("runs/*/*/checkpoint.pt")):
+            if process.poll() is not None:
+                raise RuntimeError(f"{' '.join(command)} ended with {process.returncode} before its first step")
+            time.sleep(0.01)
+        seconds = time.perf_counter() - started
+        process.kill()
+        process.wait()
+        return seconds
+
+
+def _seconds(*words: str) -> float:
+    """The seconds that Python takes with these words."""
+    started = time.perf_counter()
+    subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - started

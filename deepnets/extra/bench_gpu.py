@@ -1,0 +1,348 @@
+"""`bench.py gpu`: everything that needs a GPU, part by part, into one file.
+
+`parts_of` lists the parts in their order. Below it are the functions that measure them: the tests; trainings by
+commands, as users type them; iterations in a process of their own, which executes this file's `main`; other benches.
+"""
+
+import argparse
+import csv
+import json
+import os
+import re
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from deepnets.bench.comparison import BenchRun, Candidates, Comparison, compose_run, in_turns, seconds_of
+from deepnets.bench.parts import DEEPNETS, Part, PartResult, Unfinished, finished, follow, last_line, results_of, stored
+from deepnets.bench.training import endless, floor_steps
+from deepnets.command import run_command
+from deepnets.config.schema import StepKind
+from deepnets.errors import UserError
+from deepnets.models.memory import Memory
+from deepnets.runs.folder import RunFolder, run_folders
+from deepnets.training.fit import Training, fit
+
+MODELS = {"resnet20": 40, "resnet110": 20, "resnet164": 20, "resnet1001": 4}  # with the iterations of a measurement
+SHARING = (1, 2, 5)  # runs at once
+PUBLISHED = "he2016_table3_cifar10"  # the sweep whose rows of ResNet-110 are trained
+COMPILED = (StepKind.compiled, StepKind.compiled_graphed)
+LAYOUTS = {"channels_last": torch.channels_last, "NCHW": torch.contiguous_format}
+COMPILING_SECONDS = 180.0  # a part that takes longer is absent, or the deepest networks could use up all the minutes
+TESTS_SECONDS = 300.0
+SAVING_SECONDS = 60.0  # for a training that is stopped
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `bench.py gpu`."""
+    parser.add_argument("--root", metavar="DIR", help="folder with cifar10, as dataset.root of scripts/train.py")
+    parser.add_argument("--minutes", type=float, default=10, help="after which this command ends (default: 10)")
+    parser.set_defaults(json=Path("gpu.json"))
+
+
+def measure(arguments: argparse.Namespace) -> list[Comparison]:
+    """Everything that needs a GPU, part by part, into one file: the same command resumes where the last one ended.
+
+    In this order: the GPU's tests; the default run; images/s by `step` and memory layout beside the floor; waits for
+    the device within an epoch; memory of the deepest network; several runs on the GPU; stochastic depth, stopping, both
+    arithmetics, data and peers, several GPUs; then ResNet-110 in both forms by the full protocol. Each part is a
+    process of its own, and is written down once it is measured, or with the reason why it cannot be. The tests are
+    those of the clone that is the working directory.
+
+    Raises:
+        UserError: there is no GPU, or no data are named.
+    """
+    if not torch.cuda.is_available():
+        raise UserError("bench.py gpu: no GPU here that CUDA can use; every other bench measures a CPU too")
+    if not arguments.root:
+        raise UserError("bench.py gpu: needs --root DIR, the folder with cifar10")
+    where = ["dataset=cifar10", f"dataset.root={Path(arguments.root).resolve()}"]
+    follow(parts_of(where, arguments.json.resolve(), arguments.repeats, "cuda"), arguments.json, arguments.minutes)
+    return []
+
+
+def parts_of(where: Sequence[str], file: Path, repeats: int, device: str) -> list[Part]:
+    """All parts in their order, on the data that `where` names; long trainings lie beside `file`, in its `.runs`."""
+    on, deepest = f"device={device}", [*MODELS][-1]
+    there = [*where, on]
+    parts = [Part("environment", lambda _: environment())]
+    for name, which in {"tests": "not compiled", "tests of compiled code": "compiled"}.items():
+        parts.append(Part(name, partial(gpu_tests, which), TESTS_SECONDS))
+    parts.append(Part("the default, trained and analysed", partial(analysed, [on], device)))
+    parts += _throughputs(there, repeats)
+    for step in StepKind:
+        words = [on, f"step={step}", "dataset=synthetic", "dataset.source.train=1300", "model=resnet20"]
+        parts.append(Part(f"waits {step}", partial(_steps, "waits", *words), COMPILING_SECONDS))
+    for mode in Memory:
+        words = ["--model", deepest, "--modes", mode, "--iterations", "1", "--repeats", "1", on]
+        parts.append(Part(f"memory {deepest} {mode}", partial(_bench, "memory", *words)))
+    short = [*there, "model=resnet20", "epochs=3"]
+    for count in SHARING:
+        parts.append(Part(f"{count} at once", partial(at_once, short, count, stacked=False)))
+    parts.append(Part(f"{SHARING[-1]} stacked", partial(at_once, short, SHARING[-1], stacked=True)))
+    parts += _checks(there, file, repeats, on)
+    runs = file.with_suffix(".runs")
+    for ordering in ("original", "full_preactivation"):
+        row = [f"sweep={PUBLISHED}", "model=resnet110", f"model/ordering={ordering}", "seed=0", f"output_root={runs}"]
+        row += [word for word in there if not word.startswith("dataset=")]
+        folder = RunFolder(runs / PUBLISHED / f"resnet110,{ordering}" / "seed0")
+
+        def train(seconds: float, row: list[str] = row, folder: RunFolder = folder) -> PartResult:
+            return trained([*row, f"step={fastest(file)}"], folder, seconds)
+
+        parts.append(Part(f"full protocol resnet110 {ordering}", train))
+    return parts
+
+
+def environment() -> PartResult:
+    """The versions, the GPUs, and the variables of the environment that change their arithmetic."""
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return {
+        "python": sys.version.split()[0],
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "gpus": gpus,
+        "bfloat16": bool(gpus) and torch.cuda.is_bf16_supported(including_emulation=False),
+        "cores": len(os.sched_getaffinity(0)),
+        **{name: os.environ.get(name) for name in ("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "CUDA_VISIBLE_DEVICES")},
+    }
+
+
+def gpu_tests(which: str, seconds: float) -> PartResult:
+    """Run the tests marked `gpu` that pytest's -k chooses; other files may import what is not installed."""
+    files = [str(file) for file in sorted(Path("tests").rglob("test_*.py")) if "pytest.mark.gpu" in file.read_text()]
+    if not files:
+        return {"absent": "no tests in the working directory; type the command in a clone"}
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-n0", "-k", which, "--durations=10", *files]
+    done = finished(command, seconds)
+    return {"exit_code": done.returncode, "end": (done.stdout or done.stderr).splitlines()[-40:]}
+
+
+def fastest(file: Path) -> str:
+    """The step that trained the most images/s of ResNet-110 in bfloat16, among those that the file holds."""
+    rates = {"eager": 0.0}
+    for name, result in stored(file).items():
+        if name.startswith("training resnet110 bf16"):
+            for way, each in result.get("images/s", {}).items():
+                if way.endswith(" channels_last"):
+                    rates[way.split()[0]] = statistics.median(each)
+    return max(rates, key=rates.__getitem__)
+
+
+def at_once(overrides: Sequence[str], count: int, seconds: float, *, stacked: bool) -> PartResult:
+    """The images/s of each of `count` short runs that share the device, or train as one batched network."""
+    launcher = [f"launcher.stacked={count}"] if stacked else ["launcher=pool", f"launcher.runs_per_device={count}"]
+    seeds = f"seed={','.join(map(str, range(count)))}"
+    return results_of(["-m", *overrides, *launcher, seeds], ["images_per_second"], seconds)
+
+
+def analysed(overrides: Sequence[str], device: str, seconds: float) -> PartResult:
+    """The result of a short run, and what `analyze.py lesion` prints about it."""
+    with tempfile.TemporaryDirectory() as place:
+        done = finished([*DEEPNETS, "train", *overrides, f"output_root={place}"], seconds)
+        if done.returncode:
+            return {"absent": last_line(done)}
+        (folder,) = run_folders(Path(place))
+        lesion = [*DEEPNETS, "analyze", "lesion", str(folder), "--device", device, "--draws", "1", "--most", "2"]
+        done = finished(lesion, seconds)
+        printed = done.stdout.splitlines() if done.returncode == 0 else last_line(done)
+        result = folder.completed
+        keys = ("test_error", "seconds", "device", "precision")
+        return {key: getattr(result, key, None) for key in keys} | {"lesion": printed}
+
+
+def stopped_and_resumed(overrides: Sequence[str], seconds: float) -> PartResult:
+    """Whether the epochs' losses are equal if a run is stopped after its first epoch and resumed, and if it is not."""
+    deadline, losses = time.monotonic() + seconds, []
+    with tempfile.TemporaryDirectory() as place:
+        for name in ("whole", "stopped"):
+            command = [*DEEPNETS, "train", *overrides, f"output_root={Path(place, name)}"]
+            if name == "stopped":
+                with _running(command) as process:
+                    while process.poll() is None and not [*Path(place, name).glob("runs/*/seed0/metrics.csv")]:
+                        time.sleep(0.1)
+                        if time.monotonic() > deadline:
+                            raise subprocess.TimeoutExpired(command, seconds)
+                    process.send_signal(signal.SIGINT)
+                    process.wait(SAVING_SECONDS)
+            done = finished(command, deadline - time.monotonic())
+            if done.returncode:
+                return {"absent": last_line(done)}
+            (folder,) = run_folders(Path(place, name))
+            with (folder.path / "metrics.csv").open() as file:
+                losses.append([float(epoch["train_loss"]) for epoch in csv.DictReader(file)])
+        resumed = re.search(r"resuming at iteration (\d+)", (folder.path / "log.txt").read_text())
+        return {"resumed at": resumed and int(resumed[1]), "equal": losses[0] == losses[1], "losses": losses}
+
+
+def trained(overrides: Sequence[str], folder: RunFolder, seconds: float) -> PartResult:
+    """The result of the run that these overrides make; when the seconds are over, it is stopped and saved.
+
+    Raises:
+        Unfinished: it was stopped.
+    """
+    process = subprocess.Popen([*DEEPNETS, "train", *overrides])
+    try:
+        process.wait(max(seconds - SAVING_SECONDS, 1))
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(SAVING_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()  # its last checkpoint is there
+        raise Unfinished from None
+    if result := folder.completed:
+        return result.model_dump(mode="json", exclude_unset=True)
+    return {"absent": f"{shlex.join(overrides)} ended with exit code {process.returncode}"}
+
+
+def throughput(ways: Sequence[str], repeats: int, iterations: int, overrides: Sequence[str]) -> PartResult:
+    """The images/s of training in each way, as in "graphed NCHW", and of the floor, all in turns.
+
+    A way that fails is absent, with the reason.
+    """
+    run, candidates, absent = compose_run(overrides), Candidates(), {}
+
+    def pace(steps: Iterator) -> float:
+        return iterations * run.config.batch_size / seconds_of(steps, iterations, run.device)
+
+    for way in ways:
+        step, layout = way.split()
+        try:
+            changed = replace(run, config=replace(run.config, step=StepKind(step)))
+            steps = endless(_laid_out(changed, layout))
+            next(steps)  # compiles, or captures
+        except Exception as error:  # whatever CUDA, a compiler or a graph raises
+            absent[way] = str(error).partition("\n")[0]
+        else:
+            candidates[way] = partial(pace, steps)
+    candidates["floor"] = partial(pace, floor_steps(run.training()))
+    return {"images/s": in_turns(candidates, repeats), "absent": absent}
+
+
+def waits(overrides: Sequence[str]) -> PartResult:
+    """Raise an error if an iteration or an evaluated batch waits for the device; only the end of an epoch may."""
+    run = compose_run(overrides)
+    training = run.training()
+    states = fit(training)
+    while not next(states).completed:  # code is compiled and graphs are captured
+        pass
+    yields = len(training.batches) + sum(map(len, training.evaluated.values()))
+    if run.device.type == "cuda":
+        torch.cuda.set_sync_debug_mode("error")
+    for _ in range(yields):
+        next(states)
+    if run.device.type == "cuda":
+        torch.cuda.set_sync_debug_mode("default")
+    return {"waits": 0, "yields": yields}
+
+
+def main() -> int:
+    """Print the result of `throughput` or `waits`, as the command line says."""
+    what, *words = sys.argv[1:]
+    if what == "throughput":
+        ways, repeats, iterations, *overrides = words
+        result = throughput(ways.split(","), int(repeats), int(iterations), overrides)
+    else:
+        result = waits(words)
+    print(json.dumps(result))
+    return 0
+
+
+def _throughputs(there: Sequence[str], repeats: int) -> list[Part]:
+    """Images/s by `step` and layout. Compiled code chooses layouts itself, and has its own parts: it may never end."""
+    parts = []
+    for model, iterations in MODELS.items():
+        for precision in ("bf16", "fp32"):
+            ways = [f"{step} {layout}" for step in (StepKind.eager, StepKind.graphed) for layout in LAYOUTS]
+            numbers = [",".join(ways), repeats, iterations, *there, f"model={model}", f"precision={precision}"]
+            parts.append(Part(f"training {model} {precision}", partial(_steps, "throughput", *numbers)))
+    for step in COMPILED:
+        for model, iterations in MODELS.items():
+            ways = ["eager channels_last", f"{step} channels_last"]
+            numbers = [",".join(ways), repeats, iterations, *there, f"model={model}", "precision=bf16"]
+            part = partial(_steps, "throughput", *numbers)
+            parts.append(Part(f"training {model} bf16 {step}", part, COMPILING_SECONDS))
+    return parts
+
+
+def _checks(there: Sequence[str], file: Path, repeats: int, on: str) -> list[Part]:
+    """Checks of what may behave differently on a GPU: stochastic depth, resuming, precisions, data, two processes."""
+    stop = [*there, "model=resnet20", "epochs=3", "deterministic=true"]
+    values = ["images_per_second", "test_error"]
+    parts = [
+        Part("stochastic depth", partial(results_of, [*there, "model=stochastic_depth110", "epochs=1"], values)),
+        Part("stopped and resumed", partial(stopped_and_resumed, stop)),
+    ]
+    for precision in ("fp32", "bf16"):
+        words = ["-m", *there, "model=preact110", "epochs=3", "seed=0,1,2", f"precision={precision}"]
+
+        def train(seconds: float, words: list[str] = words) -> PartResult:
+            return results_of([*words, f"step={fastest(file)}"], ["train_error", "test_error"], seconds)
+
+        parts.append(Part(f"preact110 {precision}", train))
+    options = ["--repeats", str(repeats), *there]
+    parts.append(Part("data", partial(_bench, "data", *options)))
+    parts.append(Part("training beside peers", partial(_bench, "training", "--peers", "plain", *options)))
+    for name, images in {"the whole batch": "null", "each process": "64"}.items():
+        words = ["--model", "resnet110", on, f"model.batchnorm_images={images}", "batch_size=128"]
+        parts.append(Part(f"two processes, statistics of {name}", partial(_two_processes, words)))
+    return parts
+
+
+def _two_processes(words: Sequence[str], seconds: float) -> PartResult:
+    if "device=cuda" in words and torch.cuda.device_count() < 2:
+        return {"absent": "two processes need two GPUs"}
+    return _bench("ddp", *words, seconds)
+
+
+def _bench(what: str, *words: Any) -> PartResult:
+    """The tables that another bench writes; the last of the words are the seconds that it may take."""
+    *options, seconds = words
+    with tempfile.TemporaryDirectory() as place:
+        file = Path(place, "figures.json")
+        done = finished([*DEEPNETS, "bench", what, *options, "--json", str(file)], seconds)
+        return json.loads(file.read_text())["tables"] if file.is_file() else {"absent": last_line(done)}
+
+
+def _steps(what: str, *words: Any) -> PartResult:
+    """What `throughput` or `waits` returns in a process of its own; the last of the words are its seconds."""
+    *given, seconds = words
+    done = finished([sys.executable, "-m", __name__, what, *map(str, given)], seconds)
+    return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"absent": last_line(done)}
+
+
+def _laid_out(run: BenchRun, layout: str) -> Training:
+    """The training of a run, with its weights and images in this memory layout."""
+    training = run.training()
+    training.model.to(memory_format=LAYOUTS[layout])
+    passed = training.forward
+    training.forward = lambda images: passed(images.contiguous(memory_format=LAYOUTS[layout]))
+    return training
+
+
+@contextmanager
+def _running(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Start the command; it is killed when the context ends."""
+    process = subprocess.Popen(command)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,115 @@
+"""Hydra's and OmegaConf's errors in this project's words: the override, what is wrong with it, the nearest names."""
+
+import re
+import shlex
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any
+
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from deepnets.config.project import CONF
+
+HYDRA_ERRORS = (HydraException, OmegaConfBaseException)
+SHORT = 160  # characters: a longer list of names is not printed
+PACKAGE = "a sweep, like a protocol, begins with the line # @package _global_"
+VALUES = {  # OmegaConf's messages about a value, and ours
+    r".* could not be converted to Integer": "must be an integer",
+    r".* could not be converted to Float": "must be a number",
+    r".* is not a valid bool .*": "must be true or false",
+    r"Invalid value .*, expected one of \[(.*)\]": r"must be one of \1",
+    r"field .* is not Optional|Incompatible value 'None' .*": "needs a value",
+    r"Key .* not in 'Sweep'|Key 'protocol' not in .*": "no such key here; " + PACKAGE,
+}
+
+
+def explain(error: Exception) -> str:
+    """Say in one or two lines why Hydra or OmegaConf refused an override, and name the nearest names that exist."""
+    line, cause = str(error).partition("\n")[0], error.__cause__
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        group, _, option = error.missing_cfg_file.rpartition("/")
+        if not group:
+            return f"{option}: no such file of defaults; --config-name and a project's `defaults` omit its .yaml"
+        return f"{group}={option}: no such option{_nearest(option, error.options or (), '--help')}"
+    if isinstance(error, OverrideParseException):
+        return f"{error.override}: cannot be read: {_why_unreadable(str(error.override), str(error))}"
+    if match := re.match(r"In '(.+)': \w+ raised while composing config:", line):
+        reason = str(error).partition("\n")[2].partition("\n")[0]
+        key = re.search(r"full_key: (\S+)", str(error))
+        return f"{match[1]}.yaml: {f'{key[1]}: ' if key else ''}{_why_illegal(reason)}"
+    if match := re.match(r"In '(.+)': Could not override '(.+)@.+'", line):
+        return f"{match[1]}.yaml: no {match[2]} to override here; {PACKAGE}"
+    if match := re.match(r"Could not override '(.+)'\.", line):
+        node = getattr(cause, "parent_node", None)
+        names = OmegaConf.to_container(node) if isinstance(node, DictConfig) else {}
+        typed = str(getattr(cause, "key", match[1]))
+        return f"{match[1]}: no such key{_options_with(match[1]) or _nearest_key(typed, names)}"
+    if match := re.match(r"Error merging override (.+)", line):
+        return f"{match[1]}: {_why_illegal(str(cause).partition(chr(10))[0])}"
+    if match := re.match(r"Could not append to config. An item is already at '(.+)'", line):
+        return f"+{match[1]}: it is there already; leave out the +"
+    if match := re.match(r"Multiple values for (.+?)\.", line):
+        return f"+{match[1]}: it is there already; leave out the +"
+    if match := re.match(r"Could not delete from config. '(.+)' does not exist", line):
+        return f"~{match[1]}: no such key"
+    if match := re.match(r"Ambiguous value for argument '(.+)'", line):
+        if match[1].startswith("sweep="):
+            return f"{match[1]}: a command trains one sweep"
+        return f"{match[1]}: add -m to train a run with each value, or [ ] around a list"
+    if match := re.match(r".*[Mm]issing mandatory value: (.+)", line):
+        return f"{match[1] if '.' in match[1] else getattr(error, 'full_key', match[1])}: needs a value"
+    full_key = getattr(error, "full_key", None)
+    return f"{full_key}: {line}" if full_key else line
+
+
+def _why_illegal(line: str) -> str:
+    """OmegaConf's message about a value in this project's words; an unknown message stays as it is."""
+    matches = (match.expand(plainer) for wording, plainer in VALUES.items() if (match := re.fullmatch(wording, line)))
+    return next(matches, line)
+
+
+def _why_unreadable(override: str, reason: str) -> str:
+    """Say why Hydra cannot parse an override, or how to write it so that Hydra can."""
+    key, equals, value = override.partition("=")
+    if not equals:
+        return "must be key=value"
+    if value.endswith(","):
+        return "ends in a comma; leave out the space behind it, or put the word in quotes"
+    if value.startswith(("/", ".", "~")):  # a path with a character that has a meaning in Hydra's grammar
+        return f"""put its value in quotes: {shlex.quote(f'{key}="{value}"')}"""
+    lines = reason.splitlines()
+    return lines[lines[0].startswith("Error parsing override")]
+
+
+def _options_with(key: str) -> str:
+    """The end of a sentence that names the other options of the key's group that have the key; empty if none has it."""
+    group, _, name = key.partition(".")
+    options = [
+        f"{group}={file.stem}"
+        for file in sorted((CONF / group).glob("*.yaml"))
+        if re.search(rf"^{re.escape(name)}:", file.read_text(), re.MULTILINE)
+    ]
+    return f"; {', '.join(options)} {'has' if len(options) == 1 else 'have'} it" if options else ""
+
+
+def _nearest_key(name: str, node: Any) -> str:
+    """The end of a sentence that names the nearest keys of `node`, or the same key in one of the nodes below it."""
+    below = [
+        f"{place}{'/' if isinstance(inner[name], dict) else '.'}{name}"
+        for place, inner in node.items()
+        if isinstance(inner, dict) and name in inner
+    ]
+    return f"; the nearest: {', '.join(below)}" if below else _nearest(name, map(str, node), "--cfg job")
+
+
+def _nearest(name: str, names: Iterable[str], listing: str) -> str:
+    """The end of a sentence that lists the nearest names, or all names, or the option `listing` that prints all."""
+    names = list(names)
+    within = [each for each in names if len(name) > 2 and name in each]
+    near = within if len(", ".join(within)) <= SHORT else []
+    if near := near or get_close_matches(name, names, n=4, cutoff=0.7):
+        return f"; the nearest: {', '.join(near)}"
+    every = ", ".join(names)
+    return f"; one of {every}" if every and len(every) <= SHORT else f"; {listing} lists all"

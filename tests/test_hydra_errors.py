@@ -1,0 +1,104 @@
+"""What Hydra refuses is said in a line: the word, what is wrong with it, and what there is."""
+
+from pathlib import Path
+
+import pytest
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from deepnets.config.compose import compose
+from deepnets.config.schema import Search
+from deepnets.errors import UserError
+from deepnets.hydra_errors import explain
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("model=resnet21", "model=resnet21: no such option; the nearest: resnet32, resnet20, resnet, resnet164"),
+        ("launcher=foo", "launcher=foo: no such option; one of local, pool, slurm"),
+        ("sweep=nope", "sweep=nope: no such option; --help lists all"),
+        ("epoch=3", "epoch: no such key; the nearest: epochs"),
+        ("model.shorcut.rate=0.5", "model.shorcut.rate: no such key; the nearest: shortcut"),
+        ("sweep=fig8", "sweep=fig8: no such option; the nearest: huang2016_fig8_linear_decay, huang2016_fig8_uniform"),
+        (
+            "sweep=he2016_table3",
+            "sweep=he2016_table3: no such option; the nearest: he2016_table3_cifar10, he2016_table3_cifar100",
+        ),
+        ("launcher.runs_per_device=2", "launcher.runs_per_device: no such key; launcher=pool has it"),
+        ("optimizer.betas=[0.9,0.99]", "optimizer.betas: no such key; optimizer=adam, optimizer=adamw have it"),
+        ("sweep=he2016_table1,he2016_table2", "sweep=he2016_table1,he2016_table2: a command trains one sweep"),
+        ("depth=14", "depth: no such key; the nearest: model.depth"),
+        ("shortcut=none", "shortcut: no such key; the nearest: model/shortcut"),
+        ("help", "help: cannot be read: must be key=value"),
+        ("dataset.root=/é", """dataset.root=/é: cannot be read: put its value in quotes: 'dataset.root="/é"'"""),
+        ("epochs=abc", "epochs=abc: must be an integer"),
+        ("clip_gradient_norm=abc", "clip_gradient_norm=abc: must be a number"),
+        ("overwrite=maybe", "overwrite=maybe: must be true or false"),
+        ("batch_size=null", "batch_size=null: needs a value"),
+        ("precision=fp8", "precision=fp8: must be one of auto, fp32, bf16"),
+        ("+epochs=3", "+epochs: it is there already; leave out the +"),
+        ("+model=resnet20", "+model: it is there already; leave out the +"),
+        ("~foo", "~foo: no such key"),
+        ("seed=1,2", "seed=1,2: add -m to train a run with each value, or [ ] around a list"),
+        ("model.depth=[1", "model.depth=[1: cannot be read: no viable alternative at input '[1'"),
+        (
+            "model.widths=[16,",
+            "model.widths=[16,: cannot be read: ends in a comma; leave out the space behind it, "
+            "or put the word in quotes",
+        ),
+        ("model=resnet", "model.depth: needs a value"),
+        ("dataset=image_folder", "dataset.root: needs a value"),
+        ("device=${foo}", "device: Interpolation key 'foo' not found"),
+    ],
+)
+def test_what_hydra_refuses_is_one_line(word: str, message: str) -> None:
+    with pytest.raises((HydraException, OmegaConfBaseException)) as caught:
+        compose([word])
+    assert explain(caught.value) == message
+
+
+def test_a_missing_file_of_defaults_is_named() -> None:
+    with pytest.raises(HydraException) as caught:
+        compose([], Search(defaults="lab.yaml"))
+    assert explain(caught.value).startswith("lab.yaml: no such file of defaults")
+
+
+@pytest.mark.parametrize(
+    ("group", "text", "message"),
+    [
+        ("sweep", "defaults:\n- override /dataset: mnist\n", "sweep/mine.yaml: no dataset to override here"),
+        ("sweep", "epochs: 5\n", "sweep/mine.yaml: sweep.epochs: no such key here"),
+        ("protocol", "epochs: 5\n", "protocol/mine.yaml: protocol: no such key here"),
+    ],
+)
+def test_a_file_without_its_package_is_named(tmp_path: Path, group: str, text: str, message: str) -> None:
+    (tmp_path / group).mkdir()
+    (tmp_path / group / "mine.yaml").write_text(text)
+    with pytest.raises(HydraException) as caught:
+        compose([f"{group}=mine"], Search((f"file://{tmp_path}",)))
+    assert explain(caught.value) == f"{message}; a sweep, like a protocol, begins with the line # @package _global_"
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("~epochs", "epochs: needs a value"),
+        ("~output_root", "output_root: needs a value"),
+        ("model=null", "model=null: model needs the name of an option; --help lists all"),
+        ("scale=1e30", "scale=1e30: scale needs the name of an option; --help lists all"),
+        ("optimizer=[sgd]", "optimizer=[sgd]: optimizer needs the name of an option; --help lists all"),
+        ("=3", "=3: needs a key in front of the ="),
+        ("model/shorcut=none", "model/shorcut: no such group of options; the nearest: model/shortcut"),
+        ("nope/nope=none", "nope/nope: no such group of options; --help lists all"),
+    ],
+)
+def test_what_hydra_lets_through_is_refused(word: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        compose([word])
+    assert str(caught.value) == message
+
+
+def test_a_part_that_the_model_lacks_is_named() -> None:
+    with pytest.raises(UserError, match="model/block: the chosen model has no such part; leave it out"):
+        compose(["model=vit_digits", "model/block=basic"])
