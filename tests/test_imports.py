@@ -26,6 +26,7 @@ ORDER = [
     ["launch", "results", "run"],
     ["analysis.commands"],
     ["bench"],
+    ["extra"],
     ["commands"],
     ["__main__", "__init__"],
 ]

@@ -10,8 +10,7 @@ import time
 import torch
 
 from deepnets.analysis import lesion
-from deepnets.analysis.recalibration import recalibrate_batchnorm
-from deepnets.analysis.walk import Walk, walk_of
+from deepnets.analysis.walk import Walk, recalibrate_batchnorm, walk_of
 from deepnets.bench.figures import Figures, in_turns
 from deepnets.bench.subject import Subject, add_subject, chosen
 from deepnets.data.batches import EvaluationBatches
