@@ -49,7 +49,7 @@ class Output:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            # TensorBoard turns to a newer file of events for good: the rest of a run that still trains would be lost.
+            # TensorBoard turns to a newer events file for good: what a run still writes to its own would not be shown.
             if (self.events / "config.yaml").is_file():
                 stack.enter_context(RunFolder(self.events).lock())
             if self.folder.parent == self.events:
