@@ -1,1 +1,1 @@
-"""Why depth works, measured: functions of a model and data that return numbers."""
+"""Measurements that show why depth works: functions of a network and data that return numbers."""

@@ -21,13 +21,13 @@ OPEN = 0.5  # a gate above it takes more of H(x) than of x
 
 @dataclass(frozen=True)
 class Routing:
-    """What is known of the gates of a net on a set of images.
+    """The gates of a net on a set of images.
 
-    By block: `bias`; `mean`, over images (Fig. 2, second column); `by_class`, the mean over each of the classes, of
-    which there are `images` (classes,), as (classes, layers, blocks); `lifetime`, the sparseness of its gate over
-    images; `between`, the share of its variance over images that lies between classes. By image, (images, layers):
-    `opened`, the share of a layer's gates above one half; `population`, the sparseness over a layer's blocks; `change`,
-    ||y - x|| / (||x|| + ||y||) of a layer's state.
+    By block: `bias`; `mean`, over images (Fig. 2, second column); `by_class`, the mean over the images of each class,
+    (classes, layers, blocks); `lifetime`, the sparseness of its gate over images; `between`, the share of its variance
+    over images that lies between classes. `images` (classes,) counts the images of each class. By image, (images,
+    layers): `opened`, the share of a layer's gates above one half; `population`, the sparseness over a layer's blocks;
+    `change`, ||y - x|| / (||x|| + ||y||) of a layer's state.
     """
 
     bias: np.ndarray
@@ -57,7 +57,7 @@ def routing_of(walk: Walk, batches: Iterable[tuple[Tensor, Tensor]], classes: in
         images += member.sum(0).cpu()
         found, rows = [], []
         with torch.inference_mode():
-            for gate, _, change in responses(walk, shortcuts, x):
+            for gate, _, change in _unit_states(walk, shortcuts, x):
                 found.append(torch.einsum("nc,nmb->cmb", member, torch.stack((gate, gate**2), 1)).cpu())
                 rows.append(torch.stack(((gate > OPEN).double().mean(1), sparseness(gate, 1), change)).cpu().numpy())
         moments = [total + more for total, more in zip(moments, found, strict=True)] if moments else found
@@ -67,11 +67,13 @@ def routing_of(walk: Walk, batches: Iterable[tuple[Tensor, Tensor]], classes: in
     opened, population, change = np.concatenate(by_image, 1)
     return Routing(
         bias=bias,
-        mean=padded(mean),
-        by_class=np.stack([padded([layer[label, 0] / images[label] for layer in moments]) for label in range(classes)]),
+        mean=_padded(mean),
+        by_class=np.stack(
+            [_padded([layer[label, 0] / images[label] for layer in moments]) for label in range(classes)]
+        ),
         images=images.numpy(),
-        lifetime=padded([_sparseness(m, s) for m, s in zip(mean, square, strict=True)]),
-        between=padded(
+        lifetime=_padded([_sparseness(m, s) for m, s in zip(mean, square, strict=True)]),
+        between=_padded(
             [_between(layer[:, 0], m, s, images) for layer, m, s in zip(moments, mean, square, strict=True)]
         ),
         opened=opened,
@@ -94,9 +96,9 @@ def _sparseness(mean: Tensor, square: Tensor) -> Tensor:
 
 def _between(sums: Tensor, mean: Tensor, square: Tensor, images: Tensor) -> Tensor:
     """The variance of the class means over that of all images, (blocks,); 0 where nothing varies."""
-    there = images > 0
-    means = sums[there] / images[there, None]
-    of_classes = (images[there, None] * (means - mean).square()).sum(0) / images.sum()
+    seen = images > 0
+    means = sums[seen] / images[seen, None]
+    of_classes = (images[seen, None] * (means - mean).square()).sum(0) / images.sum()
     variance = square - mean.square()
     varies = variance > 1e-12 * square
     return torch.where(varies, of_classes / torch.where(varies, variance, 1.0), 0.0)
@@ -105,7 +107,7 @@ def _between(sums: Tensor, mean: Tensor, square: Tensor, images: Tensor) -> Tens
 def interval(
     statistic: Callable[..., float], *samples: np.ndarray, resamples: int = 1000, seed: int = 0
 ) -> tuple[float, float, float]:
-    """A statistic of paired samples, and its bootstrap 95 % interval over them (percentiles); NaN where it is none."""
+    """A statistic of paired samples and the ends of its 95 % interval, by bootstrap percentiles; NaN if it is NaN."""
     value = float(statistic(*samples))
     if np.isnan(value):
         return value, value, value
@@ -117,7 +119,7 @@ def interval(
 
 def biases(walk: Walk) -> np.ndarray:
     """The bias of every block's gate, as it is now. Raises a UserError for a net without gates."""
-    return padded([shortcut.gate_bias for shortcut in gates_of(walk)])
+    return _padded([shortcut.gate_bias for shortcut in gates_of(walk)])
 
 
 def of_one(walk: Walk, x: Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -126,9 +128,9 @@ def of_one(walk: Walk, x: Tensor) -> tuple[np.ndarray, np.ndarray]:
     Raises a UserError for a net without gates.
     """
     with torch.inference_mode():
-        found = list(responses(walk, gates_of(walk), x))
+        found = list(_unit_states(walk, gates_of(walk), x))
     gates, outputs = ([each[side][0] for each in found] for side in (0, 1))
-    return padded(gates), padded(outputs)
+    return _padded(gates), _padded(outputs)
 
 
 def gates_of(walk: Walk) -> list[Gated]:
@@ -142,10 +144,10 @@ def gates_of(walk: Walk) -> list[Gated]:
     return shortcuts
 
 
-def responses(walk: Walk, shortcuts: Sequence[Gated], x: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Of each unit in turn, gates and output (N, blocks), averaged over pixels, and how far it changes its state, (N,).
+def _unit_states(walk: Walk, shortcuts: Sequence[Gated], x: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Gates and output of each unit in turn, (N, blocks), averaged over pixels, and how far it changes its state, (N,).
 
-    That is ||y - x|| / (||x|| + ||y||), 0 where x is copied and at most 1; x is taken as the shortcut resizes it.
+    The change is ||y - x|| / (||x|| + ||y||), 0 where x is copied and at most 1; x is taken as the shortcut resizes it.
     """
     for unit, before, b, shortcut in zip(walk.units, walk.before, walk.b, shortcuts, strict=True):
         x = before(x)
@@ -161,8 +163,8 @@ def _over_pixels(values: Tensor) -> Tensor:
     return values.double().flatten(2).mean(2) if values.dim() > 2 else values.double()
 
 
-def padded(layers: Sequence[Tensor]) -> np.ndarray:
-    """The layers (blocks,) as rows of one array, filled up with NaN."""
+def _padded(layers: Sequence[Tensor]) -> np.ndarray:
+    """The layers (blocks,) as the rows of one array; narrow layers are filled up with NaN."""
     array = np.full((len(layers), max(len(layer) for layer in layers)), np.nan)
     for row, layer in zip(array, layers, strict=True):
         row[: len(layer)] = layer.detach().cpu().numpy()

@@ -1,6 +1,11 @@
-"""Gradients over depth: what of the loss reaches each unit, and what its shortcut lets through."""
+"""Gradients and signals over depth: what reaches each unit from the loss and from the images, and what shortcuts pass.
 
-from copy import deepcopy
+Signals are the values that units and layers put out in the forward pass.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from math import ceil
 
@@ -10,25 +15,16 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from deepnets.analysis.walk import Walk, unchanged
+from deepnets.analysis.walk import Walk, terms, unchanged
+from deepnets.errors import UserError
 from deepnets.models.attention import MLP, Attention
 from deepnets.models.batchnorm import GhostBatchNorm
 from deepnets.models.shortcuts import Dropped, Gated, Identity, Scaled
 from deepnets.models.unit import Unit
 
-BATCH = 128  # images, of which the papers train so many at once; a backward pass holds all their activations
-
-
-def with_batch_statistics(model: nn.Module) -> nn.Module:
-    """A copy of `model` in evaluation mode, but for batch normalisation: that works with the batch's own statistics.
-
-    This is how training sees the network; before training there are no other statistics.
-    """
-    model = deepcopy(model).eval()
-    for module in model.modules():
-        if isinstance(module, _BatchNorm | GhostBatchNorm):
-            module.train()
-    return model
+BATCH = 128  # images that the papers train at once; a backward pass holds all their activations
+CHANGED = 0.01  # relative: a unit whose factor differs by more from that of its shortcut is named
+MOST_NAMED = 5  # units by their numbers; more than these are only counted
 
 
 def gradient_norms(walk: Walk, x: Tensor, labels: Tensor) -> np.ndarray:
@@ -50,8 +46,8 @@ def _summed_norms(walk: Walk, x: Tensor, labels: Tensor) -> np.ndarray:
             x = unit(before(x), b)
             outputs.append(x)
         loss = cross_entropy(walk.end(x), labels, reduction="sum")
-    found = torch.autograd.grad(loss, outputs)
-    return torch.stack([gradient.double().flatten(1).norm(dim=1).sum() for gradient in found]).cpu().numpy()
+    gradients = torch.autograd.grad(loss, outputs)
+    return torch.stack([gradient.double().flatten(1).norm(dim=1).sum() for gradient in gradients]).cpu().numpy()
 
 
 def first_to_last(norms: np.ndarray) -> float:
@@ -59,16 +55,190 @@ def first_to_last(norms: np.ndarray) -> float:
     return float(norms[0] / norms[-1]) if norms[-1] else float("nan")
 
 
+@dataclass(frozen=True)
+class Signals:
+    """Each unit's output, over all its values: mean, deviation, 10th and 90th percentile, share below 0; (units,).
+
+    `shortcut` and `branch` are the root mean squares of the two terms of its sum, h(x) and what F(x) adds to it.
+    """
+
+    mean: np.ndarray
+    deviation: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    negative: np.ndarray
+    shortcut: np.ndarray
+    branch: np.ndarray
+
+
+def signals(walk: Walk, x: Tensor) -> Signals:
+    """The signals that images x (N, C, H, W) cause."""
+    rows = []
+    with torch.inference_mode():
+        for unit, before, b in zip(walk.units, walk.before, walk.b, strict=True):
+            h, y = terms(unit, before(x), b)
+            x = unit.after(y)
+            values = x.double().flatten().cpu().numpy()
+            low, high = np.percentile(values, (10, 90))
+            rows.append((values.mean(), values.std(), low, high, (values < 0).mean(), _rms(h), _rms(y - h)))
+    return Signals(*np.array(rows).T)
+
+
+def _rms(values: Tensor) -> float:
+    return values.double().square().mean().sqrt().item()
+
+
+def clipped(walk: Walk, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[np.ndarray, np.ndarray]:
+    """How many values the ReLU behind each unit's addition sets to 0, and of how many, (units,).
+
+    A unit without a ReLU there has 0 of 0 values.
+
+    Raises:
+        UserError: no unit has one.
+    """
+    if not any(isinstance(layer, nn.ReLU) for unit in walk.units for layer in unit.after.children()):
+        raise UserError("no ReLU stands behind an addition here: choose for example model/ordering=original")
+    below, values = np.zeros(len(walk)), np.zeros(len(walk))
+    with torch.inference_mode():
+        for x, _ in batches:
+            for index, (unit, before, b) in enumerate(zip(walk.units, walk.before, walk.b, strict=True)):
+                _, x = terms(unit, before(x), b)
+                for layer in unit.after.children():
+                    if isinstance(layer, nn.ReLU):
+                        below[index] += (x < 0).sum().item()
+                        values[index] += x.numel()
+                    x = layer(x)
+    return below, values
+
+
+def responses(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
+    """The standard deviation, over all its values, of the response of each layer with weights, by the layer's name.
+
+    A response is what stands behind the layer's BN, or behind the layer itself where no BN follows, in front of ReLU or
+    addition; head and shortcuts are left out. He et al. 2015, section 4.2 and Fig. 7.
+    """
+    layers = _response_layers(model)
+    sums = {name: np.zeros(3) for name in layers}
+
+    def note(total: np.ndarray, _: nn.Module, __: tuple[Tensor, ...], response: Tensor) -> None:
+        response = response.double()
+        total += (response.numel(), response.sum().item(), (response**2).sum().item())
+
+    observers = [module.register_forward_hook(partial(note, sums[name])) for name, module in layers.items()]
+    try:
+        with torch.inference_mode():
+            for x, _ in batches:
+                model(x)
+    finally:
+        for observer in observers:
+            observer.remove()
+    return {
+        name: float(np.sqrt(max(squares / count - (total / count) ** 2, 0.0)))
+        for name, (count, total, squares) in sums.items()
+    }
+
+
+def _response_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """The module that puts out the response of each layer with weights: the layer itself, or the BN behind it.
+
+    Named by the convolution or linear layer, in the order of the net; a transformer's attention or MLP counts as one.
+    """
+    layers: dict[str, nn.Module] = {}
+    for name, parent in model.named_modules():
+        if isinstance(parent, nn.Sequential) and "shortcut" not in name.split("."):
+            for (child, layer), (_, following) in pairwise([*parent.named_children(), ("", None)]):
+                if isinstance(layer, nn.Conv2d | nn.Linear | Attention | MLP):
+                    layers[f"{name}.{child}"] = (
+                        following if isinstance(following, _BatchNorm | GhostBatchNorm) else layer
+                    )
+    return layers
+
+
+@dataclass(frozen=True)
+class Bypass:
+    """The factors on a gradient that passes only through shortcuts, a number per unit, (units,).
+
+    `shortcut` is the factor of the shortcut alone, `formula` the same by formula, and `whole` the factor of all that
+    stands on this way: the shortcut and the unit's `before` and `after`.
+    """
+
+    shortcut: np.ndarray
+    formula: np.ndarray
+    whole: np.ndarray
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """Both products over the units, for a finding."""
+        return {"shortcut_product": float(np.prod(self.shortcut)), "bypass_product": float(np.prod(self.whole))}
+
+    def sentence(self, when: str, fresh: bool = True) -> str:
+        """Both products over the units in words, and the units whose factors are not those of their shortcuts alone.
+
+        The formula holds for a `fresh` net, so it is left out for others.
+        """
+        product, formula = np.prod(self.shortcut), np.prod(self.formula)
+        text = f"product of {len(self.shortcut)} shortcuts {product:.4g} {when}"
+        text += "" if np.isnan(formula) or not fresh else f" (formula {formula:.4g})"
+        text += f"; past all branches, with what precedes and follows the additions, {np.prod(self.whole):.4g}"
+        changed = np.flatnonzero(~np.isclose(self.whole, self.shortcut, rtol=CHANGED))
+        if not len(changed):
+            return text
+        if len(changed) > MOST_NAMED:
+            return f"{text}: {len(changed)} of {len(self.whole)} units scale it beyond their shortcuts"
+        names = ", ".join(f"{index + 1} ({self.whole[index]:.3g})" for index in changed)
+        return f"{text}: of {len(self.whole)} units {names} scale it beyond their shortcuts"
+
+
+def bypass_of(walk: Walk, x: Tensor, seed: int) -> Bypass:
+    """The factors on the images x (N, C, H, W), with random gradients of this seed."""
+    generator = torch.Generator().manual_seed(seed)
+    return Bypass(shortcut_factors(walk, x, generator), shortcut_formula(walk), bypass_factors(walk, x, generator))
+
+
 def shortcut_factors(walk: Walk, x: Tensor, generator: torch.Generator) -> np.ndarray:
     """By how much each unit's h scales a gradient that passes it, (units,), measured: 0 for plain units.
 
-    ||J' v|| over the batch x (N, C, H, W) for v ~ N(0, 1) and the Jacobian J of h, over the same of h's change of shape
-    alone. He et al. 2016, Eq. 7, where this product over units is all that a gradient meets that takes no branch; see
-    `bypass_factors` for what else it meets.
+    ||J' v|| over the batch x (N, C, H, W) for v ~ N(0, 1) and the Jacobian J of h, divided by the same for h's change
+    of shape alone. He et al. 2016, Eq. 7, where the product over units is all that scales a gradient which takes no
+    branch; `bypass_factors` measures what else scales it.
     """
     with torch.no_grad():
         inputs = walk.inputs(x)[:-1]
-    return np.array([_factor(unit, state, generator) for unit, state in zip(walk.units, inputs, strict=True)])
+    return np.array([_shortcut_factor(unit, state, generator) for unit, state in zip(walk.units, inputs, strict=True)])
+
+
+def _shortcut_factor(unit: Unit, x: Tensor, generator: torch.Generator) -> float:
+    if unit.is_plain:
+        return 0.0
+    with torch.no_grad():
+        x = unit.before(x)
+    x.requires_grad_()
+    with torch.enable_grad():
+        h = unit.shortcut(x, x.new_zeros(()))
+        v = torch.randn(h.shape, generator=generator, dtype=h.dtype).to(h.device)
+        (pulled,) = torch.autograd.grad(h, x, v)
+        resize = getattr(unit.shortcut, "resize", None)
+        reference = v if resize is None else _through(resize, x, v)
+    return (pulled.double().norm() / reference.double().norm()).item()
+
+
+def shortcut_formula(walk: Walk) -> np.ndarray:
+    """`shortcut_factors` of a fresh net by formula: a constant's value, 1 - sigmoid(b) of a gate; NaN without one."""
+    return np.array([_formula(unit.shortcut) for unit in walk.units])
+
+
+def _formula(shortcut: nn.Module) -> float:
+    match shortcut:
+        case Identity():
+            return 1.0
+        case Scaled():
+            return float(shortcut.shortcut_scale)
+        case Gated():
+            return 1 - 1 / (1 + float(np.exp(-shortcut.bias)))
+        case Dropped():
+            return 1.0 if shortcut.inverted else 1 - shortcut.rate
+        case _:
+            return float("nan")
 
 
 def bypass_factors(walk: Walk, x: Tensor, generator: torch.Generator) -> np.ndarray:
@@ -80,9 +250,9 @@ def bypass_factors(walk: Walk, x: Tensor, generator: torch.Generator) -> np.ndar
 
     v_L ~ N(0, 1) behind the last unit is pulled back, v_l-1 = J_l' v_l. The factor of unit l is the norm of J_l' v_l
     over that of S' v_l, with S its change of shape alone; the product over units is that of the whole way. So a ReLU
-    behind the additions, or a normalisation in front of a stage, is part of it; of h alone are `shortcut_factors`. 0
-    from a plain unit on. What stands between two units, as pooling does, turns the gradient and counts for neither. He
-    et al. 2016, Eq. 5.
+    behind the additions, or a normalisation in front of a stage, is part of it; `shortcut_factors` are those of h
+    alone. From a plain unit on towards the input all factors are 0. What stands between two units, such as pooling,
+    turns the gradient and counts for neither unit. He et al. 2016, Eq. 5.
     """
     steps = []
     with torch.no_grad():
@@ -122,56 +292,6 @@ def _past_branch(unit: Unit, x: Tensor, b: float, gradient: Tensor) -> tuple[Ten
 
 
 def _through(resize: nn.Module, x: Tensor, v: Tensor) -> Tensor:
-    """v pulled back through the change of shape; of a concatenation, whose first channels are x, these alone."""
+    """v pulled back through the change of shape; for a concatenation, through its first channels, which are x."""
     resized = resize(x)
     return torch.autograd.grad(resized, x, v[:, : resized.shape[1]])[0]
-
-
-def _factor(unit: Unit, x: Tensor, generator: torch.Generator) -> float:
-    if unit.is_plain:
-        return 0.0
-    with torch.no_grad():
-        x = unit.before(x)
-    x.requires_grad_()
-    with torch.enable_grad():
-        h = unit.shortcut(x, x.new_zeros(()))
-        v = torch.randn(h.shape, generator=generator, dtype=h.dtype).to(h.device)
-        (pulled,) = torch.autograd.grad(h, x, v)
-        resize = getattr(unit.shortcut, "resize", None)
-        reference = v if resize is None else _through(resize, x, v)
-    return (pulled.double().norm() / reference.double().norm()).item()
-
-
-def shortcut_formula(walk: Walk) -> np.ndarray:
-    """The same by formula, of a fresh net: a constant's value, 1 - sigmoid(b) of a gate; NaN where there is none."""
-    return np.array([_formula(unit.shortcut) for unit in walk.units])
-
-
-def _formula(shortcut: nn.Module) -> float:
-    match shortcut:
-        case Identity():
-            return 1.0
-        case Scaled():
-            return float(shortcut.shortcut_scale)
-        case Gated():
-            return 1 - 1 / (1 + float(np.exp(-shortcut.bias)))
-        case Dropped():
-            return 1.0 if shortcut.inverted else 1 - shortcut.rate
-        case _:
-            return float("nan")
-
-
-def layers_with_weights(model: nn.Module) -> dict[str, nn.Module]:
-    """Of every layer with weights but the head and those of shortcuts, where its response is: itself, or the BN behind.
-
-    By name of the convolution or linear layer, in the order of the net; a transformer's attention or MLP counts as one.
-    """
-    found: dict[str, nn.Module] = {}
-    for name, parent in model.named_modules():
-        if isinstance(parent, nn.Sequential) and "shortcut" not in name.split("."):
-            for (child, layer), (_, following) in pairwise([*parent.named_children(), ("", None)]):
-                if isinstance(layer, nn.Conv2d | nn.Linear | Attention | MLP):
-                    found[f"{name}.{child}"] = (
-                        following if isinstance(following, _BatchNorm | GhostBatchNorm) else layer
-                    )
-    return found

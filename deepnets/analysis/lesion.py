@@ -28,7 +28,7 @@ Variant = tuple[Place, ...]  # what stands at each position of the net
 
 @dataclass(frozen=True)
 class Scores:
-    """Of each variant: error in percent, and mean cross-entropy in nats."""
+    """Error (%) and mean cross-entropy (nats) of each variant, (variants,)."""
 
     error: np.ndarray
     loss: np.ndarray
@@ -60,7 +60,7 @@ def scores(
 ) -> Scores:
     """The scores of each variant of a net on all batches (x (N, C, H, W), y (N,)); batch statistics stay frozen.
 
-    `precision` is float32, the net's own arithmetic, or bfloat16, which are autocast as in training's evaluation.
+    `precision` is float32, the net's own arithmetic, or bfloat16, by autocast as in training's evaluation.
 
     Variants that begin alike share their activations as far as they do: all single deletions of n units cost n / 2
     evaluations, not n. One activation per position is held at a time, so batches that fit the processor's cache are
@@ -74,7 +74,7 @@ def scores(
 
 
 def scored(sums: np.ndarray, images: int) -> Scores:
-    """The scores of sums (variants, 2), as those of `sums_of`, over all images."""
+    """The scores that the sums (variants, 2) of `sums_of` over all images make."""
     wrong, loss = (sums / max(images, 1)).T
     return Scores(100 * wrong, loss)
 
@@ -82,7 +82,7 @@ def scored(sums: np.ndarray, images: int) -> Scores:
 def sums_of(
     walk: Walk, x: Tensor, labels: Tensor, variants: Sequence[Variant], precision: torch.dtype = torch.float32
 ) -> np.ndarray:
-    """Of each variant, how many images of a batch are wrong, and their summed cross-entropy: (variants, 2)."""
+    """How many images of a batch each variant gets wrong, and its summed cross-entropy: (variants, 2)."""
     sums = torch.zeros(len(variants), 2, dtype=torch.float64)
     autocast = torch.autocast(x.device.type, torch.bfloat16, enabled=precision == torch.bfloat16)
     with torch.inference_mode(), autocast:

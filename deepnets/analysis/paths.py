@@ -1,8 +1,8 @@
-"""Paths: the gradient at the input by the number of branches it came through (Veit et al. 2016, section 5, Fig. 6).
+"""Paths: the gradient at the input by the number of branches it came through (Veit et al. 2016, Fig. 6).
 
 With h and F the two terms of every unit, y = h(x) + F(x), the gradient of n units is the sum over 2^n paths, each of
 which goes through h or F alone in each unit. A path's length is the number of F's on it. For gated units h(x) is
-(1 - g(x)) x and F is what it lacks to y, so that the sum stays the whole gradient.
+(1 - g(x)) x and F is y - h(x), so that the sum stays the whole gradient.
 """
 
 import math
@@ -11,6 +11,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from scipy.stats import binom
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -73,7 +74,7 @@ def _along(walk: Walk, x: Tensor, labels: Tensor, through: Tensor, image: Tensor
     The forward pass serves all paths of an image; a path that passes h needs no F. The longest paths carry too little
     for float32, so that g is scaled on its way.
     """
-    _check(walk)
+    _refuse_plain(walk)
     passed, state = _passed(walk, x)
     gradients = _rows(_pulled_back(lambda s: cross_entropy(walk.end(s), labels, reduction="sum"), state), image)
     exponents = torch.zeros(len(image), dtype=torch.int64, device=x.device)
@@ -148,7 +149,7 @@ def gradients_by_length(walk: Walk, x: Tensor, labels: Tensor) -> Tensor:
     Behind every unit the sums by length are known from those in front of the next: through h a path keeps its length,
     through F it gains one. Costs about n / 2 backward passes. float64. Raises a UserError for plain units.
     """
-    _check(walk)
+    _refuse_plain(walk)
     parts = [_sums(walk, *part) for part in zip(x.split(AT_ONCE), labels.split(AT_ONCE), strict=True)]
     return torch.cat(parts, dim=1)
 
@@ -197,6 +198,67 @@ def _pulled_back_by_term(
         yield through_h, through_branch
 
 
-def _check(walk: Walk) -> None:
+def _refuse_plain(walk: Walk) -> None:
     if any(unit.is_plain for unit in walk.units):
         raise UserError("a plain network has a single path, through all branches: paths need a shortcut")
+
+
+def path_share(units: int, lengths: Sequence[int] | np.ndarray) -> np.ndarray:
+    """The share of all 2^n paths that has each length: Fig. 6a, Binomial(n, 1/2)."""
+    return binom.pmf(lengths, units, 0.5)
+
+
+def surviving_paths(units: int, deleted: int, lengths: tuple[int, int] | None = None) -> int:
+    """How many of the 2^units paths are left without `deleted` branches: 2^(units - deleted).
+
+    With `lengths`, a range of which both ends count, only the paths of these lengths. Veit et al. 2016, section 4.2.
+    """
+    left = units - deleted
+    first, last = lengths or (0, left)
+    return sum(math.comb(left, length) for length in range(first, last + 1))
+
+
+def effective_lengths(products: np.ndarray, share: float = 0.95) -> tuple[int, int]:
+    """The shortest range of indices, both ends included, that holds that share of the sum of `products`.
+
+    Raises:
+        UserError: the products are not finite.
+    """
+    if not np.isfinite(products).all():
+        raise UserError("the gradients of this network are not finite: it diverged or overflows; use another")
+    sums = np.concatenate(([0.0], np.cumsum(products)))
+    ranges = [
+        (last - first, first, last)
+        for first in range(len(products))
+        for last in range(first, len(products))
+        if sums[last + 1] - sums[first] >= share * sums[-1]
+    ]
+    _, first, last = min(ranges)
+    return first, last
+
+
+def effective_paths(
+    means: np.ndarray, share_of_paths: np.ndarray, resamples: int, rng: np.random.Generator
+) -> tuple[float, tuple[float, float]]:
+    """The share of all paths that has an effective length, and its bootstrap 95 % interval over the images.
+
+    `means` (lengths, images) come from `means_by_image`, `share_of_paths` has the same lengths. Gradients differ so
+    much between images that a few images may decide. Raises a UserError where the means are not finite.
+    """
+
+    def share(means: np.ndarray) -> float:
+        first, last = effective_lengths(share_of_paths * means.mean(1))
+        return share_of_paths[first : last + 1].sum()
+
+    images = means.shape[1]
+    resampled = [share(means[:, rng.integers(images, size=images)]) for _ in range(resamples)]
+    low, high = np.quantile(resampled, (0.025, 0.975))
+    return share(means), (low, high)
+
+
+def means_by_image(norms: np.ndarray, images: int) -> np.ndarray:
+    """The mean of `norms_by_length` over the draws of each image, (lengths, images).
+
+    Draws of one image are not independent of each other; images are.
+    """
+    return np.stack([norms[:, image::images].mean(1) for image in range(images)], axis=1)

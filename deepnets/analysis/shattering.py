@@ -70,7 +70,7 @@ def gradients(net: Net, x: Tensor, draws: int, generator: torch.Generator) -> np
 def line_gradients(model: nn.Module, start: Tensor, end: Tensor, output: int, points: int) -> np.ndarray:
     """df/dt of f = logit `output` at x = (1 - t) start + t end for t = 0 ... 1, (points,): images are (C, H, W).
 
-    Of any network, whose batch normalisation must use stored statistics: each point's gradient is its own.
+    The network may be any, but its batch normalisation must use stored statistics: each point's gradient is its own.
     """
     found = []
     for t in torch.linspace(0, 1, points, dtype=start.dtype, device=start.device).split(LINE_POINTS_AT_ONCE):
@@ -137,7 +137,7 @@ def brown_noise(draws: int, generator: torch.Generator, points: int = POINTS) ->
 def autocorrelation(g: np.ndarray, lags: int) -> np.ndarray:
     """r(k), the sum of (g_i - mean)(g_i+k - mean) over that of squares, k = 0 to `lags`; (draws, M) to (draws, lags+1).
 
-    Fig. 2. Of a constant sequence r is 1 at all lags: nothing in it varies.
+    Fig. 2. For a constant sequence r is 1 at all lags: nothing in it varies.
     """
     g = g.astype(np.float64)
     scale = np.abs(g).max(1, keepdims=True)
@@ -154,8 +154,8 @@ def covariance_picture(g: np.ndarray) -> np.ndarray:
     return np.abs(np.outer(centred, centred)) / max(float((centred**2).mean()), np.finfo(float).tiny)
 
 
-class Moments(NamedTuple):
-    """Of the gradient at two far inputs: its mean square, and the mean product at one and the other."""
+class GradientMoments(NamedTuple):
+    """The mean square of a gradient, and the mean product of the gradients at two far inputs."""
 
     variance: float
     covariance: float
@@ -165,30 +165,31 @@ class Moments(NamedTuple):
         return self.covariance / self.variance
 
 
-def moments(g: np.ndarray) -> Moments:
-    """Of gradients (draws, M, D): the mean of |g_i|^2, and of <g_i, g_j> over pairs i < j."""
+def moments(g: np.ndarray) -> GradientMoments:
+    """The means of |g_i|^2 and of <g_i, g_j> over pairs i < j, for gradients (draws, M, D)."""
     g = g.astype(np.float64)
     points = g.shape[1]
     squares = (g**2).sum((1, 2))
     pairs = (g.sum(1) ** 2).sum(1) - squares
-    return Moments(float(squares.mean() / points), float(pairs.mean() / (points * (points - 1))))
+    return GradientMoments(float(squares.mean() / points), float(pairs.mean() / (points * (points - 1))))
 
 
-def _normalized(depth: int, beta: float) -> Moments:
+def _normalized(depth: int, beta: float) -> GradientMoments:
     """Products of 1 + beta^2 / v_l and of 1 + beta^2 / (2 v_l) over the depth - 1 blocks.
 
     v_l is the variance that batch normalisation divides by. The paper's 1 + beta^2 (l - 1) counts the second moment of
     a branch; the mean of its rectified signal, 1 / pi of that, is removed: v_l = 1 + beta^2 (1 - 1 / pi)(l - 1).
     """
     v = 1 + beta**2 * (1 - 1 / np.pi) * np.arange(depth - 1)
-    return Moments(float(np.prod(1 + beta**2 / v)), float(np.prod(1 + beta**2 / (2 * v))))
+    return GradientMoments(float(np.prod(1 + beta**2 / v)), float(np.prod(1 + beta**2 / (2 * v))))
 
 
 # At initialisation, where half of the units are active at an input and a quarter at both of two far ones: the products
 # behind the paper's theorems, of which it prints the first and the asymptotic form 1 / (beta sqrt(L)) of the last.
-THEORY: dict[Kind, Callable[[int, float], Moments]] = {
+THEORY: dict[Kind, Callable[[int, float], GradientMoments]] = {
     # Theorem 1; half of what it has, for both moments: the readout behind the last ReLU has variance 1 / N.
-    "feedforward": lambda depth, beta: Moments(0.5, 0.5 ** (depth + 1)),
-    "resnet_centred": lambda depth, beta: Moments((1 + beta**2) ** depth, (1 + beta**2 / 2) ** depth),  # Theorem 2
+    "feedforward": lambda depth, beta: GradientMoments(0.5, 0.5 ** (depth + 1)),
+    # Theorem 2.
+    "resnet_centred": lambda depth, beta: GradientMoments((1 + beta**2) ** depth, (1 + beta**2 / 2) ** depth),
     "resnet": _normalized,  # Theorem 3
 }

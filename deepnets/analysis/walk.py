@@ -1,11 +1,15 @@
-"""A network as the sequence it computes: what precedes each unit, the units, and what follows the last."""
+"""A network as all analyses see it: a sequence of units, and the statistics that its batch normalisation works with."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from deepnets.errors import UserError
+from deepnets.models.batchnorm import GhostBatchNorm
 from deepnets.models.fully_connected import FullyConnected
 from deepnets.models.highway import Highway
 from deepnets.models.network import UnitNetwork
@@ -16,7 +20,8 @@ from deepnets.models.unit import Unit
 class Walk:
     """A network in evaluation mode: x = before[i](x), x = units[i](x, b[i]) for i = 0, 1, ..., then logits = end(x).
 
-    `b` scales each branch at test, by 1 but with stochastic depth; `stages` holds the stage of each unit, from 0.
+    `b` is what scales each branch at test: 1, except with stochastic depth. `stages` holds the stage of each unit,
+    counted from 0.
     """
 
     units: list[Unit]
@@ -29,7 +34,7 @@ class Walk:
         return len(self.units)
 
     def inputs(self, x: Tensor) -> list[Tensor]:
-        """What each unit reads of the images x, and the logits."""
+        """The input of each unit, and the logits, for the images x."""
         states = []
         for unit, before, b in zip(self.units, self.before, self.b, strict=True):
             states.append(before(x))
@@ -41,7 +46,7 @@ def walk_of(model: nn.Module) -> Walk:
     """The walk of `model`.
 
     Raises:
-        UserError: it is training, of another family, or has no units.
+        UserError: the network is in training mode, of another family, or has no units.
     """
     if model.training:
         raise UserError("this network is in training mode, where its output depends on the batch: call model.eval()")
@@ -82,15 +87,45 @@ def walk_of(model: nn.Module) -> Walk:
 
 
 def terms(unit: Unit, x: Tensor, b: float) -> tuple[Tensor, Tensor]:
-    """h(x), a 0 without dimensions for a plain unit, and y = h(x) + b F(x)."""
+    """h(x), which is a 0 without dimensions for a plain unit, and y = h(x) + b F(x)."""
     x = unit.before(x)
     r = unit.branch(x)
     return unit.shortcut(x, x.new_zeros(())), unit.shortcut(x, r if b == 1 else b * r)
 
 
 def unchanged(x: Tensor) -> Tensor:
-    """What stands before a unit that directly follows another one."""
+    """The identity: `before` of a unit that directly follows another unit."""
     return x
+
+
+def with_batch_statistics(model: nn.Module) -> nn.Module:
+    """A copy of `model` in evaluation mode, whose batch normalisation still works with the batch's own statistics.
+
+    This is how training sees the network; before training there are no other statistics.
+    """
+    model = deepcopy(model).eval()
+    for module in model.modules():
+        if isinstance(module, _BatchNorm | GhostBatchNorm):
+            module.train()
+    return model
+
+
+def recalibrate_batchnorm(model: nn.Module, x: Tensor) -> None:
+    """Set the running statistics of every batch normalisation to those of the images x (N, C, H, W), all together.
+
+    Before training they are 0 and 1: a fresh network in evaluation mode is one without normalisation. Expects
+    evaluation mode; dropout stays off, and branches that may be dropped count by their probability.
+    """
+    layers = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    momenta = [layer.momentum for layer in layers]
+    for layer in layers:
+        layer.train()
+        layer.momentum = 1.0
+    with torch.no_grad():
+        model(x)
+    for layer, momentum in zip(layers, momenta, strict=True):
+        layer.eval()
+        layer.momentum = momentum
 
 
 def _chain(parts: list[Callable[[Tensor], Tensor]]) -> Callable[[Tensor], Tensor]:

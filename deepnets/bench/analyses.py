@@ -11,8 +11,7 @@ from pathlib import Path
 import torch
 
 from deepnets.analysis import lesion
-from deepnets.analysis.recalibration import recalibrate_batchnorm
-from deepnets.analysis.walk import Walk, walk_of
+from deepnets.analysis.walk import Walk, recalibrate_batchnorm, walk_of
 from deepnets.bench.comparison import BenchRun, Comparison, add_run_options, chosen_run, in_turns, precision_name
 from deepnets.bench.parts import DEEPNETS, Part, PartResult, finished, follow, last_line
 from deepnets.command import count, some_of

@@ -7,25 +7,40 @@ TensorBoard images go into the run folder; the finding is printed.
 
 import argparse
 from collections.abc import Sequence
-from importlib import import_module
 
+from deepnets.analysis.commands import (
+    curvature,
+    evaluate,
+    gates,
+    gradients,
+    highway,
+    landscape,
+    lesion,
+    paths,
+    precision,
+    propagation,
+    shattering,
+    transfer,
+    variability,
+)
 from deepnets.analysis.commands.subject import add_subject
+from deepnets.extra import showcase
 from deepnets.results.writing import check_writable
 
 ANALYSES = {
-    name: import_module(f"deepnets.analysis.commands.{name}")
-    for name in (
-        *("lesion", "paths", "gates", "highway", "gradients", "precision", "propagation", "landscape", "curvature"),
-        *("evaluate", "shattering", "transfer", "variability", "showcase"),
+    module.__name__.rpartition(".")[2]: module
+    for module in (
+        *(lesion, paths, gates, highway, gradients, precision, propagation, landscape, curvature),
+        *(evaluate, shattering, transfer, variability, showcase),
     )
 }
 
-# Every combination of the showcase's knobs is a network; the others read results, not networks.
+# These take no network: the showcase draws its own, the others read the results of runs.
 OWN_SUBJECT = ("showcase", "transfer", "variability")
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Do the analysis that the command line, or `words`, names."""
+    """Do the analysis that `words` name, by default those of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = parser.add_subparsers(metavar="WHAT", required=True)
     for name, analysis in ANALYSES.items():

@@ -19,7 +19,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from deepnets.analysis import lesion
-from deepnets.analysis.commands import lesioned
+from deepnets.analysis.commands import lesion as command
 from deepnets.errors import UserError
 from deepnets.monitor.style import mark_stages, new_figure
 from deepnets.runs.contents import Origin, Result
@@ -110,7 +110,7 @@ def test_a_lesion_that_was_killed_resumes_with_the_batches_that_are_left(
 ) -> None:
     words = ["lesion", residual.path, "--only", "single", "--output"]
     analyze(*words, tmp_path / "whole")
-    monkeypatch.setattr(lesioned, "CACHED_VALUES", 2**14)  # several batches
+    monkeypatch.setattr(command, "CACHED_VALUES", 2**14)  # several batches
     calls, sums_of = [], lesion.sums_of
 
     def killed(*given: Any) -> np.ndarray:

@@ -11,7 +11,7 @@ from torch.func import functional_call, hessian
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parameters_to_vector
 
-from deepnets.analysis.curvature import Hessian, largest_eigenvalues, trace_samples
+from deepnets.analysis.commands.curvature import Hessian, largest_eigenvalues, trace_samples
 from tests.analyzing import analyze
 from tests.networks import small_batch, small_network
 

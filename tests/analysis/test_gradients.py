@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from deepnets.analysis import gradients
-from deepnets.analysis.gradients import first_to_last, gradient_norms, with_batch_statistics
-from deepnets.analysis.signals import clipped, responses, signals
-from deepnets.analysis.walk import walk_of
+from deepnets.analysis.gradients import clipped, first_to_last, gradient_norms, responses, signals
+from deepnets.analysis.walk import walk_of, with_batch_statistics
 from deepnets.errors import UserError
 from tests.analyzing import analyze
 from tests.networks import small_batch, small_network
@@ -54,27 +53,6 @@ def test_norms_are_per_image_and_do_not_grow_with_the_batch() -> None:
     walk, (x, labels) = walk_of(small_network("model.depth=14")), small_batch(6)
     single = [gradient_norms(walk, x[i : i + 1], labels[i : i + 1]) for i in range(6)]
     np.testing.assert_allclose(gradient_norms(walk, x, labels), np.mean(single, axis=0), rtol=1e-9)
-
-
-def test_batch_statistics_are_those_of_training_and_leave_the_model_alone() -> None:
-    model, (x, _) = small_network("model.depth=8"), small_batch()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    seen = with_batch_statistics(model)
-    copied = walk_of(seen).inputs(x)[-1]
-    assert not torch.allclose(copied, model(x))
-    assert torch.equal(copied, model.train()(x))
-    model.eval().load_state_dict(before)
-    with_batch_statistics(model)(x)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
-def test_ghost_statistics_are_seen_too_and_stochastic_depth_is_as_at_test() -> None:
-    x, labels = small_batch()
-    ghost = with_batch_statistics(small_network("model.depth=8", "model.batchnorm_images=4"))
-    assert not torch.allclose(ghost(x)[:4], with_batch_statistics(small_network("model.depth=8"))(x)[:4])
-    model = with_batch_statistics(small_network("model.depth=14", "model/survival=linear_decay"))
-    twice = [gradient_norms(walk_of(model), x, labels) for _ in range(2)]
-    assert np.array_equal(*twice)
 
 
 def test_the_ratio_of_first_to_last() -> None:
@@ -191,13 +169,11 @@ def test_the_way_past_all_branches_is_what_autograd_finds_with_branches_detached
 
 
 def test_only_stage_openings_break_the_way_of_a_preactivated_net() -> None:
-    walk = walk_of(
-        gradients.with_batch_statistics(small_network("model.depth=26", "model/ordering=full_preactivation"))
-    )
+    walk = walk_of(with_batch_statistics(small_network("model.depth=26", "model/ordering=full_preactivation")))
     found = gradients.bypass_factors(walk, small_batch(8)[0], generator())
     openings = [stage != before for stage, before in zip(walk.stages, [-1, *walk.stages], strict=False)]
     assert np.flatnonzero(np.abs(found - 1) > 1e-6).tolist() == np.flatnonzero(openings).tolist()
-    clipped = walk_of(gradients.with_batch_statistics(small_network("model.depth=26")))
+    clipped = walk_of(with_batch_statistics(small_network("model.depth=26")))
     assert (gradients.bypass_factors(clipped, small_batch(8)[0], generator()) < 0.999).all()
 
 

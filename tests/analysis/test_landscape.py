@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from deepnets.analysis.commands import landscape as command
-from deepnets.analysis.gradients import with_batch_statistics
-from deepnets.analysis.landscape import difference, nonconvexity, random_direction, score_at
+from deepnets.analysis.commands.landscape import difference, nonconvexity, random_direction, score_at
+from deepnets.analysis.walk import with_batch_statistics
 from deepnets.errors import UserError
 from deepnets.runs.contents import Origin
 from deepnets.runs.execute import run

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from deepnets.analysis import pathlengths, paths
+from deepnets.analysis import paths
 from deepnets.analysis.walk import Walk, walk_of
 from deepnets.errors import UserError
 from tests.networks import small_batch, small_network
@@ -122,34 +122,34 @@ def test_draws_take_the_images_in_turn() -> None:
 
 
 def test_the_numbers_of_paths_are_the_papers() -> None:
-    share = pathlengths.path_share(54, np.arange(55))
+    share = paths.path_share(54, np.arange(55))
     assert share.sum() == pytest.approx(1)
     assert 100 * share[5:18].sum() == pytest.approx(0.45367, abs=5e-6)
     assert share[19:36].sum() == pytest.approx(0.98017, abs=5e-6)
-    assert pathlengths.path_share(4, [0, 1, 2]).tolist() == pytest.approx([1 / 16, 4 / 16, 6 / 16])
+    assert paths.path_share(4, [0, 1, 2]).tolist() == pytest.approx([1 / 16, 4 / 16, 6 / 16])
 
 
 def test_effective_lengths_are_the_shortest_range_that_holds_the_share() -> None:
-    assert pathlengths.effective_lengths(np.array([0, 5, 40, 50, 5, 0]), share=0.9) == (2, 3)
-    assert pathlengths.effective_lengths(np.array([0, 5, 40, 50, 5, 0]), share=0.95) == (1, 3)
-    assert pathlengths.effective_lengths(np.array([1.0])) == (0, 0)
+    assert paths.effective_lengths(np.array([0, 5, 40, 50, 5, 0]), share=0.9) == (2, 3)
+    assert paths.effective_lengths(np.array([0, 5, 40, 50, 5, 0]), share=0.95) == (1, 3)
+    assert paths.effective_lengths(np.array([1.0])) == (0, 0)
 
 
 def test_means_are_of_images_and_decide_which_share_of_paths_is_effective() -> None:
     norms = np.array([[1.0, 10.0, 3.0, 20.0, 5.0], [0.0, 0.0, 0.0, 0.0, 0.0]])
-    means = pathlengths.means_by_image(norms, 2)
+    means = paths.means_by_image(norms, 2)
     assert means.tolist() == [[3, 15], [0, 0]]
-    share = pathlengths.path_share(2, [0, 1, 2])
+    share = paths.path_share(2, [0, 1, 2])
     for length_one, interval in (([0, 0, 0], (0.25, 0.25)), ([0, 0, 300], (0.25, 0.5))):  # one image decides, or none
         means = np.array([[1, 1, 1], length_one, [0, 0, 0]])
-        effective, found = pathlengths.effective_paths(means, share, 500, np.random.default_rng(0))
+        effective, found = paths.effective_paths(means, share, 500, np.random.default_rng(0))
         assert (effective, *found) == pytest.approx((interval[1], *interval))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_lengths_of_gradients_that_are_not_finite_are_refused(value: float) -> None:
     with pytest.raises(UserError, match="not finite"):
-        pathlengths.effective_lengths(np.array([1.0, value]))
+        paths.effective_lengths(np.array([1.0, value]))
 
 
 def test_a_plain_net_has_a_single_path_and_is_refused() -> None:
@@ -164,6 +164,6 @@ def test_a_plain_net_has_a_single_path_and_is_refused() -> None:
 def test_surviving_paths_are_those_that_enter_no_deleted_branch(deleted: int) -> None:
     every = list(product((0, 1), repeat=4))
     left = [path for path in every if not any(path[:deleted])]
-    assert pathlengths.surviving_paths(4, deleted) == len(left)
-    assert pathlengths.surviving_paths(4, deleted, (1, 2)) == sum(1 <= sum(path) <= 2 for path in left)
-    assert pathlengths.surviving_paths(54, 0, (5, 17)) / 2**54 == pytest.approx(0.0045367, rel=1e-4)
+    assert paths.surviving_paths(4, deleted) == len(left)
+    assert paths.surviving_paths(4, deleted, (1, 2)) == sum(1 <= sum(path) <= 2 for path in left)
+    assert paths.surviving_paths(54, 0, (5, 17)) / 2**54 == pytest.approx(0.0045367, rel=1e-4)

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from deepnets.analysis.gradients import with_batch_statistics
-from deepnets.analysis.precision import agreement, parameter_gradients, perturbed
-from deepnets.analysis.walk import walk_of
+from deepnets.analysis.commands.precision import agreement, parameter_gradients, perturbed
+from deepnets.analysis.walk import walk_of, with_batch_statistics
 from deepnets.errors import UserError
 from tests.analyzing import analyze
 from tests.networks import small_batch, small_network

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deepnets.analysis.commands.transfer import best_rate, trend
+from deepnets.analysis.commands.transfer import best_rate, trend_of
 from deepnets.errors import UserError
 from deepnets.runs.contents import Origin
 from deepnets.runs.execute import run
@@ -39,9 +39,11 @@ def test_an_end_of_the_grid_and_diverged_runs() -> None:
 @pytest.mark.parametrize("power", [0.0, -1.0])
 def test_the_slope_is_the_power_of_depth(power: float) -> None:
     depths = [8, 8, 20, 20, 56, 56]
-    exact = trend(depths, [losses(0.03 * (depth / 8) ** power) for depth in depths])
+    exact = trend_of(depths, [losses(0.03 * (depth / 8) ** power) for depth in depths])
     assert exact.slope == pytest.approx(power, abs=1e-6)
-    spread = trend(depths, [losses(0.03 * (depth / 8) ** power * (1.1, 0.9)[i % 2]) for i, depth in enumerate(depths)])
+    spread = trend_of(
+        depths, [losses(0.03 * (depth / 8) ** power * (1.1, 0.9)[i % 2]) for i, depth in enumerate(depths)]
+    )
     low, high = spread.interval
     assert low < power < high
     assert 0.05 < high - low < 1

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deepnets.analysis.commands.variability import variability
+from deepnets.analysis.commands.variability import variability_of
 from deepnets.errors import UserError
 from deepnets.runs.contents import Origin
 from deepnets.runs.execute import run
@@ -18,7 +18,7 @@ from tests.command import row
 
 def test_errors_shares_and_disagreement_by_hand() -> None:
     wrong = np.array([[1, 1, 0, 0], [1, 0, 0, 0], [1, 0, 1, 0]], dtype=bool)
-    found = variability(wrong)
+    found = variability_of(wrong)
     assert found.errors.tolist() == [50, 25, 50]
     np.testing.assert_allclose(found.share, [1, 1 / 3, 1 / 3, 0])
     assert found.disagreement.tolist() == [[0, 25, 50], [25, 0, 25], [50, 25, 0]]
@@ -28,10 +28,10 @@ def test_errors_shares_and_disagreement_by_hand() -> None:
 def test_images_that_fall_each_by_its_own_chance_deviate_as_much_as_that_predicts() -> None:
     rng = np.random.default_rng(0)
     chance = rng.beta(0.3, 1.5, size=2000)
-    found = variability(rng.random((300, 2000)) < chance)
+    found = variability_of(rng.random((300, 2000)) < chance)
     assert found.independent == pytest.approx(100 * np.sqrt((chance * (1 - chance)).sum()) / 2000, rel=0.02)
     assert found.deviation == pytest.approx(found.independent, rel=0.12)
-    together = variability(np.repeat(rng.random((300, 20)) < 0.2, 100, axis=1))
+    together = variability_of(np.repeat(rng.random((300, 20)) < 0.2, 100, axis=1))
     assert together.deviation > 5 * together.independent
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 
-from deepnets.analysis.recalibration import recalibrate_batchnorm
+from deepnets.analysis.walk import recalibrate_batchnorm
 from deepnets.config.compose import compose
 from deepnets.config.project import CONF
 from deepnets.training.assembly import prepare

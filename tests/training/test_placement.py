@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from deepnets.analysis.curvature import Hessian, trace_samples
-from deepnets.analysis.landscape import random_direction, score_at
+from deepnets.analysis.commands.curvature import Hessian, trace_samples
+from deepnets.analysis.commands.landscape import random_direction, score_at
 from deepnets.config.compose import compose
 from deepnets.data import batches
 from deepnets.data.dataset import Splits

@@ -5,15 +5,18 @@ seven evaluations of the images. What was killed resumes by the same command.
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
-from torch import Tensor
+import torch
+from scipy.sparse.linalg import LinearOperator, eigsh
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import cross_entropy
 
-from deepnets.analysis.commands.outcome import Outcome, tracked
+from deepnets.analysis.commands.output import Output, tracked
 from deepnets.analysis.commands.subject import names_apart, subjects_of
-from deepnets.analysis.curvature import Hessian, largest_eigenvalues, trace_samples
 from deepnets.command import count, number, whole
 from deepnets.data.batches import EvaluationBatches
 from deepnets.errors import UserError
@@ -23,7 +26,7 @@ AT_ONCE = 250  # images in one double backward pass, which holds all activations
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What can be chosen besides the subject."""
+    """Add what can be chosen besides the subject."""
     parser.add_argument("--images", type=number, default=1000, help="images, drawn once (default: 1000)")
     parser.add_argument("--split", choices=("train", "test"), default="train", help="default: train")
     parser.add_argument("--eigenvalues", type=count, default=3, help="how many of the largest (default: 3)")
@@ -39,10 +42,10 @@ def run(arguments: argparse.Namespace) -> None:
     subjects = subjects_of(arguments)
     labels = names_apart([subject.name for subject in subjects])
     rows = []
-    with Outcome("curvature", subjects[0].folder, arguments) as outcome:
+    with Output("curvature", subjects[0].folder, arguments) as output:
         figure = new_figure(3)
         axes = figure.subplots()
-        with outcome.saved(*(subject.settled() for subject in subjects)) as saved:
+        with output.saved(*(subject.settled() for subject in subjects)) as saved:
             for subject, label, color in zip(subjects, labels, COLOURS * len(subjects), strict=False):
                 batches = subject.batches(arguments.split, arguments.images)
                 batches.batch_size = min(batches.batch_size, AT_ONCE)
@@ -59,7 +62,7 @@ def run(arguments: argparse.Namespace) -> None:
                 rows += [(subject.name, "eigenvalue", rank, value) for rank, value in enumerate(values, 1)]
                 rows += [(subject.name, "trace", draw, value) for draw, value in enumerate(traces, 1)]
                 line(axes, values, label=label, color=color)
-                outcome.finding(
+                output.finding(
                     f"{subject.name}: the largest eigenvalues of the Hessian are "
                     f"{', '.join(f'{value:.4g}' for value in values)}; its trace over {hessian.size:,} weights is "
                     f"{trace:.4g} (standard error {deviation:.2g} of {len(traces)} draws)",
@@ -71,8 +74,8 @@ def run(arguments: argparse.Namespace) -> None:
         axes.set_ylim(bottom=0)
         axes.locator_params(axis="x", integer=True)
         figure.legend(loc="outside upper left", fontsize=7)
-        outcome.rows("spectrum", ("run", "what", "number", "value"), rows)
-        outcome.figure("spectrum", figure)
+        output.rows("spectrum", ("run", "what", "number", "value"), rows)
+        output.figure("spectrum", figure)
 
 
 class _Shown:
@@ -84,3 +87,57 @@ class _Shown:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         self.passes += 1
         return iter(tracked(self.batches, f"product {self.passes} of {self.name}"))
+
+
+class Hessian:
+    """The Hessian of the mean cross-entropy over all batches (x (N, C, H, W), y (N,)) with respect to all parameters.
+
+    The net is in evaluation mode: batch statistics are stored constants. A product costs about seven forward passes.
+    """
+
+    def __init__(self, model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+        self.model = model.requires_grad_(True)
+        self.batches = batches
+        self.parameters = list(model.parameters())
+        self.size = sum(parameter.numel() for parameter in self.parameters)
+        self.products = 0
+
+    def __matmul__(self, vector: Tensor) -> Tensor:
+        """H v of a vector (size,), in its type."""
+        total, images = torch.zeros(self.size, dtype=torch.float64), 0
+        v = vector.to(self.parameters[0])
+        for x, labels in self.batches:
+            with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # other attention has no second derivative
+                loss = cross_entropy(self.model(x), labels, reduction="sum")
+                gradients = torch.autograd.grad(loss, self.parameters, create_graph=True)
+                product = torch.autograd.grad(_flat(gradients) @ v, self.parameters)
+            total += _flat(product).double().cpu()
+            images += len(labels)
+        self.products += 1
+        return (total / images).to(vector.dtype)
+
+
+def _flat(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat([part.reshape(-1) for part in parts])
+
+
+def largest_eigenvalues(hessian: Hessian, count: int, tolerance: float, seed: int) -> list[float]:
+    """The `count` largest eigenvalues, the greatest first, to a relative tolerance: restarted Lanczos (ARPACK)."""
+
+    def product(v: np.ndarray) -> np.ndarray:
+        return (hessian @ torch.from_numpy(v.ravel().copy())).numpy()
+
+    shape = (hessian.size, hessian.size)
+    start = np.random.default_rng(seed).normal(size=hessian.size)
+    operator = LinearOperator(shape, matvec=product, dtype=np.float64)
+    values = eigsh(operator, k=count, which="LA", v0=start, tol=tolerance, return_eigenvectors=False)
+    return np.sort(values)[::-1].tolist()
+
+
+def trace_samples(hessian: Hessian, seeds: Iterable[int]) -> list[float]:
+    """v' H v for a vector v of random signs, drawn by each seed; the expectation is the trace (Hutchinson 1989)."""
+    samples = []
+    for seed in seeds:
+        v = torch.randint(2, (hessian.size,), generator=torch.Generator().manual_seed(seed)).double() * 2 - 1
+        samples.append((v @ (hessian @ v)).item())
+    return samples

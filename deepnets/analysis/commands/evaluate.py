@@ -6,7 +6,7 @@ from typing import get_args
 
 import torch
 
-from deepnets.analysis.commands.outcome import Outcome, tracked
+from deepnets.analysis.commands.output import Output, tracked
 from deepnets.analysis.commands.subject import Subject, placed, subject_of
 from deepnets.config.schema import Precision
 from deepnets.data.crops import ViewName
@@ -22,11 +22,11 @@ from deepnets.training.fit import Evaluated, autocast, evaluate, logits_of
 from deepnets.training.hardware import choose_precision
 from deepnets.training.metrics import Sums
 
-GUESSES = 5  # a line of the server's form holds so many
+GUESSES = 5  # in a line of the server's form
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What can be chosen besides the subject."""
+    """Add what can be chosen besides the subject."""
     parser.add_argument("--weights", type=Path, metavar="FILE", help="state dict of deepnets, torchvision or timm")
     parser.add_argument("--view", choices=get_args(ViewName), help="of ImageNet's images (default: the run's)")
     parser.add_argument("--precision", choices=list(Precision), help="arithmetic (default: the run's, else fp32)")
@@ -48,12 +48,12 @@ def run(arguments: argparse.Namespace) -> None:
     result = RunFolder(arguments.subject[0]).result if subject.trained else None
     arithmetic = arguments.precision or ("bf16" if result and result.precision == "bfloat16" else "fp32")
     precision = choose_precision(Precision(arithmetic), subject.device)
-    with Outcome("evaluate", subject.folder, arguments) as outcome:
+    with Output("evaluate", subject.folder, arguments) as output:
         if arguments.predict:
-            file = outcome.folder / "evaluate_predictions.txt"
+            file = output.folder / "evaluate_predictions.txt"
             count = _predict(subject, arguments, precision, file)
-            said = f"{subject.name}: guesses at {count} images of {arguments.predict} in {file.name}"
-            outcome.finding(said, images=count)
+            sentence = f"{subject.name}: guesses at {count} images of {arguments.predict} in {file.name}"
+            output.finding(sentence, images=count)
             return
         view, batches = _batches(subject, arguments.view)
         sums = Sums(subject.device, top=batches.top)
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> None:
         error = result and result.test_error
         before = "" if error is None else f"; its record has {error:.2f} %"
         dtype = str(precision).removeprefix("torch.")
-        outcome.finding(
+        output.finding(
             f"{subject.name}: test error {mean.error:.2f} %{shown}, {images} images, in {dtype}{before}",
             **numbers,
             view=view,
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _batches(subject: Subject, view: ViewName | None) -> tuple[ViewName, Evaluated]:
-    """The test images as `view` shows them, by default as the run's result was found."""
+    """The test images as `view` shows them, by default by the view with which the run was tested."""
     dataset, size = dataset_of(subject.config), subject.config.evaluation_batch_size
     splits = splits_of(dataset, subject.device)
     if isinstance(splits, Streams) and isinstance(dataset, ImageNet):
@@ -86,7 +86,7 @@ def _batches(subject: Subject, view: ViewName | None) -> tuple[ViewName, Evaluat
 
 
 def _predict(subject: Subject, arguments: argparse.Namespace, precision: torch.dtype, file: Path) -> int:
-    """Write the server's form: a line for each image by the order of names, the numbers of its five best guesses."""
+    """Write the server's form: a line per image, in the order of names, with the numbers of its five best guesses."""
     dataset = dataset_of(subject.config)
     if not isinstance(dataset, ImageNet):
         raise UserError("--predict: writes the format of ImageNet's test server; add dataset=imagenet")

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from deepnets.analysis import gates
-from deepnets.analysis.commands.outcome import Outcome, tracked, whole_numbers
+from deepnets.analysis.commands.output import Output, tracked, whole_numbers
 from deepnets.analysis.commands.subject import Subject, subject_of
 from deepnets.analysis.walk import walk_of
 from deepnets.command import number, whole
@@ -18,7 +18,7 @@ ABSENT = "0.85"  # where a layer has fewer blocks than others
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What can be chosen besides the subject."""
+    """Add what can be chosen besides the subject."""
     parser.add_argument("--images", type=number, help="how many training images, drawn once (default: all)")
     parser.add_argument("--sample", type=number, help="index of the one training image (default: a random one)")
     parser.add_argument(
@@ -38,25 +38,25 @@ def run(arguments: argparse.Namespace) -> None:
     whole = training.split if arguments.images is None else subject.batches("train").split
     index = _index(arguments, len(whole))
     subject.settled()
-    found = gates.routing_of(walk, tracked(training, "gates"), len(subject.classes))
-    shown = [label for label in classes if found.images[label]]
-    mean, routing = found.mean, found.of_classes
+    routing = gates.routing_of(walk, tracked(training, "gates"), len(subject.classes))
+    shown = [label for label in classes if routing.images[label]]
+    mean, of_classes = routing.mean, routing.of_classes
     one = whole.select(whole.labels.new_tensor([index]))
     sampled, outputs = gates.of_one(walk, training.normalization(one.images).permute(0, 3, 1, 2))
     label = subject.classes[int(one.labels)]
     panels = {"bias": bias, "mean gate": mean, f"gate, image {index} ({label})": sampled, "output y": outputs}
-    with Outcome("gates", subject.folder, arguments) as outcome:
+    with Output("gates", subject.folder, arguments) as output:
         layer, block = np.nonzero(~np.isnan(bias))
         values = {"bias": bias, "mean_gate": mean, "sample_gate": sampled, "sample_output": outputs}
         numbered = {"layer": layer + 1, "block": block + 1}
-        outcome.table("blocks", numbered | {name: array[layer, block] for name, array in values.items()})
-        by_name = {f"class_{name}": routing[label][layer, block] for label, name in enumerate(subject.classes)}
-        outcome.table("routing", numbered | by_name)
-        outcome.figure("blocks", _four_panels(panels))
+        output.table("blocks", numbered | {name: array[layer, block] for name, array in values.items()})
+        by_name = {f"class_{name}": of_classes[label][layer, block] for label, name in enumerate(subject.classes)}
+        output.table("routing", numbered | by_name)
+        output.figure("blocks", _four_panels(panels))
         if shown:
-            outcome.figure("routing", _routing_figure({subject.classes[label]: routing[label] for label in shown}))
-        sentence = _finding(subject, gates.gates_of(walk)[0].bias, bias, mean, routing[found.images > 0])
-        outcome.finding(sentence, mean_bias=np.nanmean(bias), mean_gate=np.nanmean(mean))
+            output.figure("routing", _routing_figure({subject.classes[label]: of_classes[label] for label in shown}))
+        sentence = _finding(subject, gates.gates_of(walk)[0].bias, bias, mean, of_classes[routing.images > 0])
+        output.finding(sentence, mean_bias=np.nanmean(bias), mean_gate=np.nanmean(mean))
 
 
 def _index(arguments: argparse.Namespace, images: int) -> int:
@@ -67,9 +67,9 @@ def _index(arguments: argparse.Namespace, images: int) -> int:
     return arguments.sample
 
 
-def _finding(subject: Subject, start: float, bias: np.ndarray, mean: np.ndarray, routing: np.ndarray) -> str:
+def _finding(subject: Subject, start: float, bias: np.ndarray, mean: np.ndarray, of_classes: np.ndarray) -> str:
     opened = np.nanmean(mean, axis=1)
-    apart = np.sqrt(np.nanmean(routing**2, axis=(0, 2)))
+    apart = np.sqrt(np.nanmean(of_classes**2, axis=(0, 2)))
     lower = 100 * np.nanmean(np.where(np.isnan(bias), np.nan, bias < start))
     most, least, layers = opened.argmax(), opened.argmin(), len(opened)
     return (

@@ -1,34 +1,49 @@
 """Gradients, signals and responses over depth, post- against pre-activation (He et al. 2015, Fig. 7; 2016, section 4).
 
-Measured at initialisation and, of a run folder, as trained; with --epochs also while it trains. Several run folders
-make one figure.
+Measured at initialisation and, for a run folder, as trained; with --epochs also while it trains. Several run folders
+make one figure. Fresh networks like the first subject are compared, of several orderings and depths.
 """
 
 import argparse
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from deepnets.analysis import gradients
-from deepnets.analysis.commands import gradient_figures as figures
-from deepnets.analysis.commands.bypass import bypass_of
-from deepnets.analysis.commands.gradient_figures import State
-from deepnets.analysis.commands.orderings import compare, compared
-from deepnets.analysis.commands.outcome import Outcome, tracked
-from deepnets.analysis.commands.subject import Subject, names_apart, one_batch, subjects_of
-from deepnets.analysis.commands.variants import fresh
-from deepnets.analysis.gradients import first_to_last, with_batch_statistics
-from deepnets.analysis.signals import clipped, responses, signals
-from deepnets.analysis.walk import walk_of
+from deepnets.analysis.commands.output import Output, tracked, whole_numbers
+from deepnets.analysis.commands.subject import (
+    Subject,
+    fresh_network,
+    model_option,
+    names_apart,
+    one_batch,
+    subjects_of,
+)
+from deepnets.analysis.gradients import (
+    Bypass,
+    Signals,
+    bypass_of,
+    clipped,
+    first_to_last,
+    gradient_norms,
+    responses,
+    signals,
+)
+from deepnets.analysis.walk import Walk, walk_of, with_batch_statistics
 from deepnets.command import count, number, whole
 from deepnets.errors import UserError
+from deepnets.models.resnet import ResNet
+from deepnets.monitor.style import COLOURS, GREY, line, mark_stages, mean_and_range, new_figure, show_array
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import fit
 from deepnets.training.hardware import choose_precision
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What can be chosen besides the subject."""
+    """Add what can be chosen besides the subject."""
     parser.add_argument("--images", type=number, default=128, help="training images of the one batch (default: 128)")
     parser.add_argument("--test-images", type=number, help="images for responses and clipped shares (default: all)")
     parser.add_argument(
@@ -46,50 +61,75 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Measure, write the files and print the finding."""
-    orderings, sizes = compared(arguments)
+    sizes = sorted(set(whole_numbers("--sizes", arguments.sizes)))
+    orderings = {name: model_option("ordering", name) for name in arguments.orderings.split(",")}
     subjects = subjects_of(arguments)
     if arguments.epochs > 0 and len(subjects) > 1:
         raise UserError(f"--epochs {arguments.epochs}: repeats one run, but {len(subjects)} are named")
-    with Outcome("gradients", subjects[0].folder, arguments) as outcome:
+    with Output("gradients", subjects[0].folder, arguments) as output:
         labels = names_apart([subject.name for subject in subjects])
         pairs = zip(subjects, labels, strict=True)
-        states = [state for subject, label in pairs for state in _states(subject, label, arguments)]
-        _write_states(states, outcome)
+        snapshots = [each for subject, label in pairs for each in _snapshots(subject, label, arguments)]
+        _write_snapshots(snapshots, output)
         for subject in subjects:
-            measured = [state for state in states if state.run == subject.name]
-            ratios = {f"ratio_{state.time}": first_to_last(state.norms) for state in measured}
-            outcome.finding(_finding(subject, measured), **ratios, **measured[0].bypass.numbers)
+            own = [each for each in snapshots if each.run == subject.name]
+            ratios = {f"ratio_{each.time}": first_to_last(each.norms) for each in own}
+            output.finding(_finding(subject, own), **ratios, **own[0].bypass.numbers)
         if arguments.epochs > 0:
-            _follow(subjects[0], arguments, outcome)
+            _follow(subjects[0], arguments, output)
         try:
-            compare(subjects[0], orderings, sizes, arguments, outcome)
+            _compare_orderings(subjects[0], orderings, sizes, arguments, output)
         except UserError as error:
-            outcome.finding(f"orderings are not compared: {error}")
+            output.finding(f"orderings are not compared: {error}")
 
 
-def _states(subject: Subject, label: str, arguments: argparse.Namespace) -> list[State]:
+@dataclass(frozen=True)
+class Snapshot:
+    """The measurements of one network at one time; arrays have an entry per unit.
+
+    A ReLU behind the addition clipped `below` of `values` values; 0 of 0 where there is none.
+    """
+
+    run: str
+    label: str
+    time: str
+    walk: Walk
+    norms: np.ndarray
+    signals: Signals
+    bypass: Bypass
+    below: np.ndarray
+    values: np.ndarray
+    responses: dict[str, float]
+
+    @property
+    def clipped(self) -> np.ndarray:
+        """The share of values that is clipped; NaN where no ReLU stands."""
+        return np.where(self.values > 0, self.below / np.maximum(self.values, 1), np.nan)
+
+
+def _snapshots(subject: Subject, label: str, arguments: argparse.Namespace) -> list[Snapshot]:
     x, labels = one_batch(subject, arguments.images)
-    times = {"initial": fresh(subject.config, {}, subject.config.seed).to(subject.device).requires_grad_(False)}
+    times = {"initial": fresh_network(subject.config, {}, subject.config.seed).to(subject.device).requires_grad_(False)}
     if subject.trained:
         times["trained"] = subject.model
-    states = []
+    snapshots = []
     for time, model in times.items():
         as_in_training = with_batch_statistics(model)
         walk = walk_of(as_in_training)
-        # A fresh net's own statistics are none: only a trained one is tested with them.
+        # A fresh net has no statistics of its own yet: only a trained one is tested with its own.
         tested = model if time == "trained" else as_in_training
         batches = subject.batches("test", arguments.test_images)
         try:
             below, values = clipped(walk_of(tested), tracked(batches, f"clipping in {subject.name}"))
         except UserError:
             below = values = np.zeros(len(walk))
-        states.append(
-            State(
+        snapshots.append(
+            Snapshot(
                 run=subject.name,
                 label=label,
                 time=time,
                 walk=walk,
-                norms=gradients.gradient_norms(walk, x, labels),
+                norms=gradient_norms(walk, x, labels),
                 signals=signals(walk, x),
                 bypass=bypass_of(walk, x, arguments.seed),
                 below=below,
@@ -97,76 +137,217 @@ def _states(subject: Subject, label: str, arguments: argparse.Namespace) -> list
                 responses=responses(tested, tracked(batches, f"responses of {subject.name}")),
             )
         )
-    return states
+    return snapshots
 
 
-def _write_states(states: list[State], outcome: Outcome) -> None:
+def _write_snapshots(snapshots: list[Snapshot], output: Output) -> None:
     columns: dict[str, list[object]] = {}
-    for state in states:
-        units = len(state.walk)
+    for snapshot in snapshots:
+        units = len(snapshot.walk)
         values = {
-            "run": [state.run] * units,
-            "time": [state.time] * units,
+            "run": [snapshot.run] * units,
+            "time": [snapshot.time] * units,
             "unit": range(1, units + 1),
-            "stage": [stage + 1 for stage in state.walk.stages],
-            "gradient_norm": state.norms,
-            "shortcut_factor": state.bypass.shortcut,
-            "shortcut_formula": state.bypass.formula,
-            "bypass_factor": state.bypass.whole,
-            "clipped_share": state.clipped,
+            "stage": [stage + 1 for stage in snapshot.walk.stages],
+            "gradient_norm": snapshot.norms,
+            "shortcut_factor": snapshot.bypass.shortcut,
+            "shortcut_formula": snapshot.bypass.formula,
+            "bypass_factor": snapshot.bypass.whole,
+            "clipped_share": snapshot.clipped,
         }
-        values |= {f"signal_{name}": array for name, array in vars(state.signals).items()}
+        values |= {f"signal_{name}": array for name, array in vars(snapshot.signals).items()}
         for name, column in values.items():
             columns.setdefault(name, []).extend(column)
-    outcome.table("units", columns)
+    output.table("units", columns)
     layers = [
-        (state.run, state.time, number, *response)
-        for state in states
-        for number, response in enumerate(state.responses.items(), 1)
+        (snapshot.run, snapshot.time, number, *response)
+        for snapshot in snapshots
+        for number, response in enumerate(snapshot.responses.items(), 1)
     ]
-    outcome.rows("responses", ("run", "time", "layer", "name", "deviation"), layers)
-    outcome.figure("units", figures.units(states))
-    latest = {state.label: list(state.responses.values()) for state in states}
-    outcome.figure("responses", figures.responses(latest))
+    output.rows("responses", ("run", "time", "layer", "name", "deviation"), layers)
+    output.figure("units", _units_figure(snapshots))
+    latest = {snapshot.label: list(snapshot.responses.values()) for snapshot in snapshots}
+    output.figure("responses", _responses_figure(latest))
 
 
-def _finding(subject: Subject, states: list[State]) -> str:
-    ratios = " and ".join(f"{first_to_last(state.norms):.3g} {_when(state)}" for state in states)
-    start, state = states[0], states[-1]
-    text = f"{subject.name}: gradient of the first of {len(state.walk)} units over that of the last {ratios}; "
-    text += start.bypass.sentence(_when(start))
-    if state.values.any():
-        share = 100 * state.clipped
-        total = 100 * state.below.sum() / state.values.sum()
-        text += f"; ReLUs behind the additions clip {total:.1f}% of all values {_when(state)}, "
+def _finding(subject: Subject, snapshots: list[Snapshot]) -> str:
+    ratios = " and ".join(f"{first_to_last(snapshot.norms):.3g} {_when(snapshot)}" for snapshot in snapshots)
+    first, last = snapshots[0], snapshots[-1]
+    text = f"{subject.name}: gradient of the first of {len(last.walk)} units over that of the last {ratios}; "
+    text += first.bypass.sentence(_when(first))
+    if last.values.any():
+        share = 100 * last.clipped
+        total = 100 * last.below.sum() / last.values.sum()
+        text += f"; ReLUs behind the additions clip {total:.1f}% of all values {_when(last)}, "
         text += f"{np.nanmin(share):.1f}% to {np.nanmax(share):.1f}% by unit"
     else:
         text += "; no ReLU behind the additions clips anything"
     return text
 
 
-def _when(state: State) -> str:
-    return "at initialisation" if state.time == "initial" else "trained"
+def _when(snapshot: Snapshot) -> str:
+    return "at initialisation" if snapshot.time == "initial" else "trained"
 
 
-def _follow(subject: Subject, arguments: argparse.Namespace, outcome: Outcome) -> None:
-    """Train as the run was, but on one device, in memory, and measure before it and behind each of the first epochs."""
+def _units_figure(snapshots: Sequence[Snapshot]) -> Figure:
+    """Per unit: gradient norm, forward signal (10th percentile, mean, 90th), and share that the last ReLU clips."""
+    clips = any(not np.isnan(snapshot.clipped).all() for snapshot in snapshots)
+    panels = 2 + clips
+    figure = new_figure(0.5 + 2.1 * panels, 7.5)
+    axes = figure.subplots(panels, 1, sharex=True)
+    labels = list(dict.fromkeys(snapshot.label for snapshot in snapshots))
+    for snapshot in snapshots:
+        style: dict[str, Any] = {
+            "color": COLOURS[labels.index(snapshot.label) % len(COLOURS)],
+            "linestyle": "--" if snapshot.time == "initial" else "-",
+        }
+        line(axes[0], snapshot.norms, label=f"{snapshot.label}, {snapshot.time}", **style)
+        banded = snapshot.time != "initial" or len(snapshots) == len(labels)
+        band = (snapshot.signals.low, snapshot.signals.high) if banded else None
+        line(axes[1], snapshot.signals.mean, band=band, **style)
+        if clips:
+            line(axes[2], 100 * snapshot.clipped, **style)
+    axes[0].set(ylabel="gradient norm at its output", yscale="log")
+    axes[1].set_ylabel("output: mean, 10 to 90%")
+    axes[1].axhline(0, color=GREY, linewidth=0.5)
+    if clips:
+        axes[2].set_ylim(bottom=0)
+        axes[2].set_ylabel("clipped behind addition (%)")
+    axes[-1].set_xlabel("unit")
+    for each in axes:
+        mark_stages(each, (snapshot.walk.stages for snapshot in snapshots))
+    _name_lines(figure, [f"{snapshot.label}, {snapshot.time}" for snapshot in snapshots])
+    return figure
+
+
+def _responses_figure(by_run: Mapping[str, Sequence[float]]) -> Figure:
+    """Standard deviations of layer responses, in the order of layers and by size: He et al. 2015, Fig. 7."""
+    figure = new_figure(4.2, 7.5)
+    upper, lower = figure.subplots(2, 1, sharex=True, sharey=True)
+    for (label, values), color in zip(by_run.items(), COLOURS * len(by_run), strict=False):
+        line(upper, values, color=color, label=label)
+        line(lower, sorted(values, reverse=True), color=color)
+    upper.set(ylabel="deviation of the response", xlabel="layer", ylim=(0, None))
+    lower.set(ylabel="deviation of the response", xlabel="layer, by size of its response")
+    upper.locator_params(axis="x", integer=True)
+    _name_lines(figure, list(by_run))
+    return figure
+
+
+def _name_lines(figure: Figure, names: Sequence[str]) -> None:
+    figure.legend(loc="outside upper left", fontsize=7, ncols=2 if max(map(len, names)) < 50 else 1)
+
+
+def _follow(subject: Subject, arguments: argparse.Namespace, output: Output) -> None:
+    """Train as the run did, but on one device, in memory, and measure before it and after each of the first epochs."""
     x, labels = one_batch(subject, arguments.images)
     precision = choose_precision(subject.config.precision, subject.device)
     training = prepare(replace(subject.config, devices=1), subject.device, precision)
-    found = [gradients.gradient_norms(walk_of(with_batch_statistics(training.model)), x, labels)]
+    by_epoch = [gradient_norms(walk_of(with_batch_statistics(training.model)), x, labels)]
     for state in fit(training):
         if state.completed:
-            found.append(gradients.gradient_norms(walk_of(with_batch_statistics(state.model)), x, labels))
+            by_epoch.append(gradient_norms(walk_of(with_batch_statistics(state.model)), x, labels))
             if state.epoch == arguments.epochs:
                 break
-    norms = np.array(found)
+    norms = np.array(by_epoch)
     epoch, unit = np.indices(norms.shape)
-    outcome.table("training", {"epoch": epoch.ravel(), "unit": unit.ravel() + 1, "gradient_norm": norms.ravel()})
-    outcome.figure("training", figures.training(norms))
+    output.table("training", {"epoch": epoch.ravel(), "unit": unit.ravel() + 1, "gradient_norm": norms.ravel()})
+    output.figure("training", _training_figure(norms))
     ratios = [first_to_last(row) for row in norms]
-    outcome.finding(
+    output.finding(
         f"{subject.name}: in {len(norms) - 1} epochs that ratio went from {ratios[0]:.3g} to {ratios[-1]:.3g}, "
         f"between {min(ratios):.3g} and {max(ratios):.3g}",
         ratios=ratios,
     )
+
+
+def _training_figure(norms: np.ndarray) -> Figure:
+    """Gradient norms (epochs + 1, units) while a run trains, and the ratio of the first to the last."""
+    figure = new_figure(3, 7.5)
+    left, right = figure.subplots(1, 2, width_ratios=[2, 1])
+    image = show_array(
+        left, np.log10(norms.T), origin="lower", extent=(-0.5, len(norms) - 0.5, 0.5, norms.shape[1] + 0.5)
+    )
+    left.set(xlabel="epoch", ylabel="unit")
+    left.locator_params(integer=True)
+    right.locator_params(axis="x", integer=True)
+    figure.colorbar(image, ax=left, label="log10 of the gradient norm")
+    line(right, [first_to_last(row) for row in norms], np.arange(len(norms)), color=COLOURS[0])
+    right.axhline(1, color=GREY, linewidth=0.7, linestyle="--")
+    right.set(xlabel="epoch", ylabel="first unit's gradient over the last one's", ylim=(0, None))
+    return figure
+
+
+def _compare_orderings(
+    subject: Subject,
+    orderings: dict[str, dict[str, Any]],
+    sizes: list[int],
+    arguments: argparse.Namespace,
+    output: Output,
+) -> None:
+    """Compare fresh networks like the subject, of several orderings and numbers of units per stage.
+
+    Raises:
+        UserError: the subject is no ResNet, or an ordering or a size does not go with it.
+    """
+    if not isinstance(subject.model, ResNet):
+        raise UserError("only networks of model=resnet have them")
+    x, labels = one_batch(subject, arguments.images)
+    stages = len(subject.config.model["widths"])
+    norms_of: dict[str, dict[int, np.ndarray]] = {}  # (draws, units), by ordering and number of units
+    for name, ordering in orderings.items():
+        for size in sizes:
+            # A number of surviving units would not suit all depths, and all units take part before training anyway.
+            changes = {**ordering, "depth": None, "units": [size] * stages, "survival": None}
+            drawn = []
+            for seed in range(arguments.draws):
+                model = fresh_network(subject.config, changes, seed).to(subject.device).requires_grad_(False)
+                drawn.append(gradient_norms(walk_of(with_batch_statistics(model)), x, labels))
+            norms_of.setdefault(name, {})[size * stages] = np.array(drawn)
+    rows = [
+        (name, units, draw, unit + 1, norm)
+        for name, by_units in norms_of.items()
+        for units, norms in by_units.items()
+        for (draw, unit), norm in np.ndenumerate(norms)
+    ]
+    names = ("ordering", "units", "draw", "unit", "gradient_norm")
+    output.rows("depth", names, rows)
+    output.figure("depth", _orderings_figure(norms_of))
+    for name, by_units in norms_of.items():
+        ratios = {units: np.mean([first_to_last(row) for row in norms]) for units, norms in by_units.items()}
+        listed = ", ".join(f"{ratio:.3g} of {units}" for units, ratio in ratios.items())
+        output.finding(
+            f"{name}, at initialisation: first unit's gradient over the last one's {listed} units",
+            units=list(ratios),
+            ratios=list(ratios.values()),
+        )
+
+
+def _orderings_figure(norms_of: Mapping[str, Mapping[int, np.ndarray]]) -> Figure:
+    """Gradient norms (draws, units) by ordering and number of units: bars of the deepest nets, ratios of all."""
+    figure = new_figure(1 + 1.7 * len(norms_of), 10)
+    grid = figure.add_gridspec(len(norms_of), 2, width_ratios=[2, 1])
+    right = figure.add_subplot(grid[:, 1])
+    deepest = max(units for by_units in norms_of.values() for units in by_units)
+    lefts: list[Axes] = []
+    for row, ((name, by_units), color) in enumerate(zip(norms_of.items(), COLOURS * len(norms_of), strict=False)):
+        shared = lefts[0] if lefts else None
+        left = figure.add_subplot(grid[row, 0], sharex=shared, sharey=shared)
+        lefts.append(left)
+        norms = by_units[deepest]
+        left.bar(np.arange(1, deepest + 1), norms.mean(0), color=color)
+        left.set(title=f"{name}, {deepest} units", ylabel="gradient norm")
+        ratios = np.array([[first_to_last(row) for row in norms] for norms in by_units.values()])
+        mean_and_range(right, list(by_units), ratios, color=color, label=name)
+    lefts[-1].set_xlabel("unit")
+    right.axhline(1, color=GREY, linewidth=0.7, linestyle="--")
+    counts = list(next(iter(norms_of.values())))
+    right.plot(counts, np.sqrt(counts), color=GREY, linewidth=0.7, linestyle=":", label="√units")
+    right.set(xlabel="units", ylabel="first unit's gradient over the last one's", xscale="log", yscale="log")
+    right.set_xticks(counts, map(str, counts))
+    right.minorticks_off()
+    lowest, highest = right.get_ylim()
+    ticks = [tick for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if lowest <= tick <= highest]
+    right.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    right.legend(fontsize=7)
+    return figure

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
-from deepnets.analysis.commands.outcome import Outcome, tracked
+from deepnets.analysis.commands.output import Output, tracked
 from deepnets.analysis.commands.subject import subject_of
 from deepnets.analysis.gates import Routing, interval, routing_of
 from deepnets.analysis.walk import walk_of
@@ -21,7 +21,7 @@ Interval = tuple[float, float, float]  # value, low, high
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What can be chosen besides the subject."""
+    """Add what can be chosen besides the subject."""
     parser.add_argument("--images", type=number, help="how many training images, drawn once (default: all)")
 
 
@@ -30,36 +30,36 @@ def run(arguments: argparse.Namespace) -> None:
     subject = subject_of(arguments)
     walk = walk_of(subject.settled())
     batches = subject.batches("train", arguments.images)
-    found = routing_of(walk, tracked(batches, "gates"), len(subject.classes))
-    with Outcome("highway", subject.folder, arguments) as outcome:
-        layers = _layers(found)
-        outcome.table("layers", layers)
-        outcome.figure("layers", _figure(layers))
-        numbers = _numbers(found)
-        outcome.rows("numbers", ("measure", "value", "low", "high"), [(name, *each) for name, each in numbers.items()])
-        outcome.finding(f"{subject.name}: {_sentence(numbers, found)}", **numbers)
+    routing = routing_of(walk, tracked(batches, "gates"), len(subject.classes))
+    with Output("highway", subject.folder, arguments) as output:
+        layers = _layers(routing)
+        output.table("layers", layers)
+        output.figure("layers", _figure(layers))
+        numbers = _numbers(routing)
+        output.rows("numbers", ("measure", "value", "low", "high"), [(name, *each) for name, each in numbers.items()])
+        output.finding(f"{subject.name}: {_sentence(numbers, routing)}", **numbers)
 
 
-def _layers(found: Routing) -> dict[str, np.ndarray]:
-    """Columns with a number per layer; low and high are 95 % of the images, or of the blocks for biases and gates."""
-    columns: dict[str, np.ndarray] = {"layer": np.arange(1, len(found.bias) + 1)}
+def _layers(routing: Routing) -> dict[str, np.ndarray]:
+    """Columns with a number per layer; 95 % of the images, or of the blocks, lie between low and high."""
+    columns: dict[str, np.ndarray] = {"layer": np.arange(1, len(routing.bias) + 1)}
     for name, values, axis in (
-        ("bias", found.bias, 1),
-        ("gate", found.mean, 1),
-        ("opened", found.opened, 0),
-        ("population_sparseness", found.population, 0),
-        ("lifetime_sparseness", found.lifetime, 1),
-        ("between_classes", found.between, 1),
-        ("change", found.change, 0),
+        ("bias", routing.bias, 1),
+        ("gate", routing.mean, 1),
+        ("opened", routing.opened, 0),
+        ("population_sparseness", routing.population, 0),
+        ("lifetime_sparseness", routing.lifetime, 1),
+        ("between_classes", routing.between, 1),
+        ("change", routing.change, 0),
     ):
         columns[name] = np.nanmean(values, axis=axis)
         columns[f"{name}_low"], columns[f"{name}_high"] = np.nanquantile(values, (0.025, 0.975), axis=axis)
     return columns
 
 
-def _numbers(found: Routing) -> dict[str, Interval]:
-    layer, block = np.nonzero(~np.isnan(found.bias))
-    bias, gate = found.bias[layer, block], found.mean[layer, block]
+def _numbers(routing: Routing) -> dict[str, Interval]:
+    layer, block = np.nonzero(~np.isnan(routing.bias))
+    bias, gate = routing.bias[layer, block], routing.mean[layer, block]
 
     def rank(x: np.ndarray, y: np.ndarray) -> float:
         return spearmanr(x, y).statistic if np.ptp(x) and np.ptp(y) else np.nan
@@ -70,21 +70,21 @@ def _numbers(found: Routing) -> dict[str, Interval]:
     return {
         "bias_over_depth": interval(rank, layer, bias),
         "bias_and_gate": interval(rank, bias, gate),
-        "opened": mean(found.opened.mean(1)),
-        "population_sparseness": mean(found.population.mean(1)),
-        "lifetime_sparseness": mean(found.lifetime[layer, block]),
-        "between_classes": mean(found.between[layer, block]),
-        "change": mean(found.change.mean(1)),
-        "first_half_of_change": mean(found.change[:, : found.change.shape[1] // 2].sum(1) / found.change.sum(1)),
+        "opened": mean(routing.opened.mean(1)),
+        "population_sparseness": mean(routing.population.mean(1)),
+        "lifetime_sparseness": mean(routing.lifetime[layer, block]),
+        "between_classes": mean(routing.between[layer, block]),
+        "change": mean(routing.change.mean(1)),
+        "first_half_of_change": mean(routing.change[:, : routing.change.shape[1] // 2].sum(1) / routing.change.sum(1)),
     }
 
 
-def _sentence(numbers: dict[str, Interval], found: Routing) -> str:
+def _sentence(numbers: dict[str, Interval], routing: Routing) -> str:
     def said(name: str, percent: bool = False) -> str:
         value, low, high = (100 * each if percent else each for each in numbers[name])
         return f"{value:.1f}% ({low:.1f} to {high:.1f})" if percent else f"{value:.2f} ({low:.2f} to {high:.2f})"
 
-    depth, activity, layers = numbers["bias_over_depth"], numbers["bias_and_gate"], found.change.shape[1]
+    depth, activity, layers = numbers["bias_over_depth"], numbers["bias_and_gate"], routing.change.shape[1]
     biases = (
         f"biases {_direction(depth, 'rise', 'fall', 'have no trend')} with depth, rank correlation "
         f"{said('bias_over_depth')}; blocks of lower bias are "
@@ -99,9 +99,9 @@ def _sentence(numbers: dict[str, Interval], found: Routing) -> str:
     )
 
 
-def _direction(found: Interval, positive: str, negative: str, neither: str) -> str:
-    """What an interval without 0 shows."""
-    return positive if found[1] > 0 else negative if found[2] < 0 else neither
+def _direction(measure: Interval, positive: str, negative: str, neither: str) -> str:
+    """The word for an interval above 0, for one below 0, and for one that holds 0."""
+    return positive if measure[1] > 0 else negative if measure[2] < 0 else neither
 
 
 def _figure(layers: dict[str, np.ndarray]) -> Figure:

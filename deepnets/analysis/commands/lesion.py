@@ -1,33 +1,40 @@
 """Delete units and re-order them, and measure the error (Veit et al. 2016, Fig. 3 to 5).
 
-Random deletions are set beside the paths that survive them, and those of effective lengths.
+Random deletions are set beside the paths that survive them, and beside the surviving paths of effective lengths.
 
 Gates that are exclusive are forced to 0 instead, on the training set: Srivastava et al. 2015, Fig. 4. Several run
 folders make one figure, for contrast: say a residual network and a plain one.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import cycle
 from typing import Any
 
 import numpy as np
+import torch
 from matplotlib.figure import Figure
-from scipy.stats import kendalltau
+from scipy.stats import kendalltau, pearsonr, spearmanr
 
-from deepnets.analysis import lesion
-from deepnets.analysis.commands.lesioned import Lesioned
-from deepnets.analysis.commands.outcome import Outcome
-from deepnets.analysis.commands.pathcount import count_paths
-from deepnets.analysis.commands.subject import names_apart, subjects_of
+from deepnets.analysis import lesion, paths
+from deepnets.analysis.commands.output import Output, Saved, tracked
+from deepnets.analysis.commands.subject import Subject, names_apart, one_batch, subjects_of
+from deepnets.analysis.lesion import Scores, Variant
+from deepnets.analysis.walk import walk_of
 from deepnets.command import count, number, whole
 from deepnets.errors import UserError
 from deepnets.monitor.style import COLOURS, line, mark_stages, mean_and_range, new_figure
+from deepnets.training.hardware import choose_precision
+
+CACHED_VALUES = 2**20  # values of a unit's input that stay in a processor's cache: the fastest batch, whatever the net
+POINTS = 10  # numbers of deletions and of swaps that are tried
+PATH_DRAWS = 10  # paths of each length, over as many images, to find the effective lengths
+COUNTED = {"deleted": "units deleted", "surviving": "surviving paths", "effective": "surviving effective paths"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What can be chosen besides the subject."""
+    """Add what can be chosen besides the subject."""
     parser.add_argument("--only", choices=PARTS, help="one of the three experiments (default: all)")
     parser.add_argument("--images", type=number, help="how many images, drawn once (default: all)")
     parser.add_argument("--split", choices=("train", "test"), help="default: test; train where gates are closed")
@@ -48,18 +55,62 @@ def run(arguments: argparse.Namespace) -> None:
             raise UserError("; ".join(reasons))
         left_out += [f"{part} is left out of {reason}" for reason in reasons]
     models = [subject.model for subject in subjects]
-    with Outcome("lesion", subjects[0].folder, arguments) as outcome, outcome.saved(*models) as saved:
+    with Output("lesion", subjects[0].folder, arguments) as output, output.saved(*models) as saved:
         for net in nets:
             net.saved = saved
         for part, chosen in able.items():
             if chosen:
-                PARTS[part](chosen, outcome, arguments)
+                PARTS[part](chosen, output, arguments)
         for reason in left_out:
-            outcome.finding(reason)
+            output.finding(reason)
+
+
+class Lesioned:
+    """One net of a figure, with its colour and its images: the training set where deleting means to close gates."""
+
+    def __init__(self, subject: Subject, color: str, arguments: argparse.Namespace) -> None:
+        self.subject, self.name, self.label, self.color = subject, subject.name, subject.name, color
+        self.walk = walk_of(subject.settled())
+        self.precision = choose_precision(subject.config.precision, subject.device)  # its test error is measured in it
+        self.split = arguments.split or ("train" if lesion.closes_gates(self.walk) else "test")
+        images = subject.batches(self.split, arguments.images)
+        self.sample = next(iter(images))[0][:1]
+        if subject.device.type == "cpu":
+            values = max(state.numel() for state in self.walk.inputs(self.sample))
+            images.batch_size = min(max(CACHED_VALUES // values, 1), 4096)
+        self.batches = images
+        self.generator = np.random.default_rng(arguments.seed)
+        self.asked = 0  # how many sets of variants
+        self.saved: Saved  # where their sums go, once the results have a folder
+
+    def scores(self, variants: Sequence[Variant]) -> Scores:
+        """The scores on all images; each batch is saved as soon as it is done."""
+        self.asked += 1
+        sums, images = np.zeros((len(variants), 2)), 0
+        for x, labels in tracked(self.batches, f"{len(variants)} variants of {self.name}"):
+            key = f"{self.name} {self.asked} {images}"
+            values = self.saved.once(key, partial(lesion.sums_of, self.walk, x, labels, variants, self.precision))
+            sums += np.reshape(values, sums.shape)
+            images += len(labels)
+        return lesion.scored(sums, images)
+
+    def drawn(self, most: int, draws: int, draw: Callable[[int], Variant]) -> tuple[np.ndarray, list[Variant], Scores]:
+        """`draws` variants of 0 and of each of up to POINTS numbers of changes: these numbers, variants, scores."""
+        changes = np.repeat([0, *np.unique(np.linspace(1, most, POINTS).round().astype(int))], draws)
+        variants = [draw(count) for count in changes]
+        return changes, variants, self.scores(variants)
+
+
+def _name_apart(nets: Sequence[Lesioned]) -> None:
+    """Label each net by the words that not all of their names have, and by its split where the splits differ."""
+    for net, label in zip(nets, names_apart([net.name for net in nets]), strict=True):
+        net.label = label
+        if len({other.split for other in nets}) > 1:
+            net.label += f" ({net.split})"
 
 
 def _able(part: str, nets: Sequence[Lesioned]) -> tuple[list[Lesioned], list[str]]:
-    """The nets that this part can be done with, and what keeps it from each of the others."""
+    """The nets with which this part can be done, and for each of the others the reason why not."""
     able, reasons = [], []
     for net in nets:
         try:
@@ -70,18 +121,20 @@ def _able(part: str, nets: Sequence[Lesioned]) -> tuple[list[Lesioned], list[str
     return able, reasons
 
 
-def _single(nets: Sequence[Lesioned], outcome: Outcome, arguments: argparse.Namespace) -> None:
+def _single(nets: Sequence[Lesioned], output: Output, arguments: argparse.Namespace) -> None:
     figure = new_figure(3.2)
     axes = figure.subplots()
     rows = []
     for net in nets:
         units = lesion.deletable(net.walk, net.sample)
         variants = [lesion.intact(net.walk), *(lesion.with_deleted(net.walk, [unit]) for unit in units)]
-        found = net.scores(variants)
-        whole, errors = found.error[0], found.error[1:]
+        scores = net.scores(variants)
+        whole, errors = scores.error[0], scores.error[1:]
         stages = [net.walk.stages[unit] + 1 for unit in units]
-        rows.append((net.name, 0, 0, whole, found.loss[0]))
-        rows += [(net.name, unit + 1, *rest) for unit, *rest in zip(units, stages, errors, found.loss[1:], strict=True)]
+        rows.append((net.name, 0, 0, whole, scores.loss[0]))
+        rows += [
+            (net.name, unit + 1, *rest) for unit, *rest in zip(units, stages, errors, scores.loss[1:], strict=True)
+        ]
         line(axes, errors, np.add(units, 1), color=net.color, label=net.label)
         axes.axhline(whole, color=net.color, linestyle="--", linewidth=1)
         worst = int(errors.argmax())
@@ -92,23 +145,23 @@ def _single(nets: Sequence[Lesioned], outcome: Outcome, arguments: argparse.Name
         )
         if missing := len(net.walk) - len(units):
             sentence += f"; {missing} plain units that change the shape cannot be taken out"
-        outcome.finding(sentence, whole=whole, median=np.median(errors), worst=errors[worst], unit=units[worst] + 1)
+        output.finding(sentence, whole=whole, median=np.median(errors), worst=errors[worst], unit=units[worst] + 1)
     mark_stages(axes, (net.walk.stages for net in nets))
-    _write(outcome, "single", nets, figure, "deleted unit (dashed: none; dots: stages)", ("run", "unit", "stage"), rows)
+    _write(output, "single", nets, figure, "deleted unit (dashed: none; dots: stages)", ("run", "unit", "stage"), rows)
 
 
-def _random(nets: Sequence[Lesioned], outcome: Outcome, arguments: argparse.Namespace) -> None:
+def _random(nets: Sequence[Lesioned], output: Output, arguments: argparse.Namespace) -> None:
     figure = new_figure(3.2, 5)
     axes = figure.subplots()
     rows = []
     for net in nets:
         units = lesion.deletable(net.walk, net.sample)
         draw = partial(lesion.random_deletions, net.walk, units, generator=net.generator)
-        deleted, _, found = net.drawn(min(arguments.most, len(units)), arguments.draws, draw)
-        rows += [(net.name, *row) for row in zip(deleted, found.error, found.loss, strict=True)]
-        counts, errors = deleted[:: arguments.draws], found.error.reshape(-1, arguments.draws)
+        deleted, _, scores = net.drawn(min(arguments.most, len(units)), arguments.draws, draw)
+        rows += [(net.name, *row) for row in zip(deleted, scores.error, scores.loss, strict=True)]
+        counts, errors = deleted[:: arguments.draws], scores.error.reshape(-1, arguments.draws)
         mean_and_range(axes, counts, errors, color=net.color, label=net.label)
-        outcome.finding(
+        output.finding(
             f"{net.name}: {net.split} error {errors[0, 0]:.2f}% whole, {errors[1].mean():.2f}% without {counts[1]} and "
             f"{errors[-1].mean():.2f}% without {counts[-1]} random units, means of {arguments.draws} draws",
             deleted=counts,
@@ -116,41 +169,96 @@ def _random(nets: Sequence[Lesioned], outcome: Outcome, arguments: argparse.Name
         )
     axes.locator_params(axis="x", integer=True)
     x = f"units deleted (mean and range of {arguments.draws} draws)"
-    _write(outcome, "random", nets, figure, x, ("run", "deleted"), rows)
-    count_paths([net for net in nets if not any(unit.is_plain for unit in net.walk.units)], rows, outcome)
+    _write(output, "random", nets, figure, x, ("run", "deleted"), rows)
+    _count_paths([net for net in nets if not any(unit.is_plain for unit in net.walk.units)], rows, output)
 
 
-def _order(nets: Sequence[Lesioned], outcome: Outcome, arguments: argparse.Namespace) -> None:
+def _count_paths(nets: Sequence[Lesioned], rows: Sequence[tuple[Any, ...]], output: Output) -> None:
+    """Correlate the errors with units deleted, paths left and effective paths left (Veit et al. 2016, first claim).
+
+    `rows` are (run, deleted, error, loss). The lengths that carry 95 % of the gradient are measured on each whole net.
+    All three numbers are functions of how many units are gone, so that their rank correlations agree but for the sign;
+    the linear ones tell them apart.
+    """
+    if not nets:
+        return
+    figure = new_figure(3.2, 7.5)
+    panels = dict(zip(("surviving", "effective"), figure.subplots(1, 2, sharey=True), strict=True))
+    written: list[tuple[Any, ...]] = []
+    for net in nets:
+        lengths = _effective_lengths(net)
+        deleted, error = (np.array([row[place] for row in rows if row[0] == net.name], dtype=float) for place in (1, 2))
+        units = len(net.walk)
+        counts = {
+            "deleted": deleted,
+            "surviving": np.array([float(paths.surviving_paths(units, int(k))) for k in deleted]),
+            "effective": np.array([float(paths.surviving_paths(units, int(k), lengths)) for k in deleted]),
+        }
+        for name, axes in panels.items():
+            axes.scatter(counts[name], error, s=12, color=net.color, alpha=0.7, linewidth=0, label=net.label)
+        written += [(net.name, *values) for values in zip(*counts.values(), error, strict=True)]
+        if np.ptp(error) == 0:
+            output.finding(f"{net.name}: the error is {error[0]:.2f}% whatever is deleted")
+            continue
+        ranks = {name: spearmanr(values, error).statistic for name, values in counts.items()}
+        linear = {name: pearsonr(values, error).statistic for name, values in counts.items()}
+        correlations = ", ".join(f"{COUNTED[name]} {ranks[name]:.2f} (linear {linear[name]:.2f})" for name in counts)
+        output.finding(
+            f"{net.name}: rank correlation of the error with {correlations}; effective are lengths {lengths[0]} to "
+            f"{lengths[1]} of {units}",
+            lengths=lengths,
+            **{f"rank_{name}": value for name, value in ranks.items()},
+            **{f"linear_{name}": value for name, value in linear.items()},
+        )
+    for name, axes in panels.items():
+        axes.set(xlabel=COUNTED[name], xscale="log")
+        axes.set_ylim(bottom=0)
+    panels["surviving"].set_ylabel("error (%)")
+    figure.legend(*panels["surviving"].get_legend_handles_labels(), loc="outside upper left", fontsize=7)
+    output.rows("paths", ("run", "deleted", "surviving_paths", "effective_paths", "error"), written)
+    output.figure("paths", figure)
+
+
+def _effective_lengths(net: Lesioned) -> tuple[int, int]:
+    walk = net.walk
+    x, labels = one_batch(net.subject, PATH_DRAWS, net.split)
+    lengths = np.arange(len(walk) + 1)
+    generator = torch.Generator().manual_seed(0)
+    norms = paths.norms_by_length(walk, x, labels, lengths.tolist(), PATH_DRAWS, generator)
+    return paths.effective_lengths(paths.path_share(len(walk), lengths) * norms.mean(1))
+
+
+def _order(nets: Sequence[Lesioned], output: Output, arguments: argparse.Namespace) -> None:
     figure = new_figure(3.2, 5)
     axes = figure.subplots()
     rows = []
     for net in nets:
         pairs = lesion.swappable(net.walk, net.sample)
         draw = partial(lesion.reordering, net.walk, pairs, generator=net.generator)
-        swaps, variants, found = net.drawn(arguments.most, arguments.draws, draw)
+        swaps, variants, scores = net.drawn(arguments.most, arguments.draws, draw)
         taus = [kendalltau(range(len(net.walk)), [place.unit for place in variant]).statistic for variant in variants]
-        rows += [(net.name, *row) for row in zip(swaps, taus, found.error, found.loss, strict=True)]
-        axes.scatter(taus, found.error, s=12, color=net.color, alpha=0.7, linewidth=0, label=net.label)
+        rows += [(net.name, *row) for row in zip(swaps, taus, scores.error, scores.loss, strict=True)]
+        axes.scatter(taus, scores.error, s=12, color=net.color, alpha=0.7, linewidth=0, label=net.label)
         least = int(np.argmin(taus))
-        outcome.finding(
-            f"{net.name}: {net.split} error {found.error[0]:.2f}% in order, {found.error[least]:.2f}% at the least "
+        output.finding(
+            f"{net.name}: {net.split} error {scores.error[0]:.2f}% in order, {scores.error[least]:.2f}% at the least "
             f"Kendall tau reached, {taus[least]:.2f}",
-            ordered=found.error[0],
-            error=found.error[least],
+            ordered=scores.error[0],
+            error=scores.error[least],
             tau=taus[least],
         )
     axes.invert_xaxis()
     x = "Kendall tau of the order of units (1: as trained)"
-    _write(outcome, "order", nets, figure, x, ("run", "swaps", "kendall_tau"), rows)
+    _write(output, "order", nets, figure, x, ("run", "swaps", "kendall_tau"), rows)
 
 
 PARTS = {"single": _single, "random": _random, "order": _order}
-# What a part chooses from; each raises a UserError where there is nothing.
+# What each part chooses from; a function raises a UserError if a net has nothing to choose from.
 CANDIDATES = {"single": lesion.deletable, "random": lesion.deletable, "order": lesion.swappable}
 
 
 def _write(
-    outcome: Outcome,
+    output: Output,
     name: str,
     nets: Sequence[Lesioned],
     figure: Figure,
@@ -158,7 +266,7 @@ def _write(
     columns: Sequence[str],
     rows: Sequence[Sequence[Any]],
 ) -> None:
-    """Label the figure and write it beside its numbers, of which the last two are error and loss."""
+    """Label the figure and write it with its numbers; the last two values of a row are error and loss."""
     splits, errors = {net.split for net in nets}, [row[-2] for row in rows]
     (axes,) = figure.axes
     axes.set(xlabel=x, ylabel=f"{'' if len(splits) > 1 else nets[0].split} error (%)".lstrip())
@@ -167,13 +275,5 @@ def _write(
     else:
         axes.set_ylim(bottom=0)
     figure.legend(loc="outside upper left", fontsize=7)
-    outcome.rows(name, (*columns, "error", "loss"), rows)
-    outcome.figure(name, figure)
-
-
-def _name_apart(nets: Sequence[Lesioned]) -> None:
-    """Label each net by what not all of them have in their names, and by its split where these differ."""
-    for net, label in zip(nets, names_apart([net.name for net in nets]), strict=True):
-        net.label = label
-        if len({other.split for other in nets}) > 1:
-            net.label += f" ({net.split})"
+    output.rows(name, (*columns, "error", "loss"), rows)
+    output.figure(name, figure)

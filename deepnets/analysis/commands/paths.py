@@ -11,10 +11,10 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from deepnets.analysis import pathlengths, paths
-from deepnets.analysis.commands.bypass import bypass_of
-from deepnets.analysis.commands.outcome import Outcome, Saved, tracked
+from deepnets.analysis import paths
+from deepnets.analysis.commands.output import Output, Saved, tracked
 from deepnets.analysis.commands.subject import Subject, subject_of
+from deepnets.analysis.gradients import bypass_of
 from deepnets.analysis.walk import Walk, walk_of
 from deepnets.command import number, whole
 from deepnets.errors import UserError
@@ -24,7 +24,7 @@ RESAMPLES = 1000
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What can be chosen besides the subject."""
+    """Add what can be chosen besides the subject."""
     parser.add_argument(
         "--draws", type=number, default=100, help="random paths of each length (default: 100; paper: 1000)"
     )
@@ -41,16 +41,16 @@ def run(arguments: argparse.Namespace) -> None:
     walk = walk_of(subject.settled())
     x, labels = (torch.cat(part) for part in zip(*subject.batches(arguments.split, arguments.images), strict=True))
     lengths = np.arange(len(walk) + 1)
-    share = pathlengths.path_share(len(walk), lengths)
+    share = paths.path_share(len(walk), lengths)
     images = len(x)  # the split may have fewer than were asked for
     ends = paths.norms_by_length(walk, x[:1], labels[:1], [0, len(walk)], 1, torch.Generator().manual_seed(0))
-    pathlengths.effective_lengths(ends[:, 0])  # refuses a net that overflows before anything is written
+    paths.effective_lengths(ends[:, 0])  # refuses a net that overflows before anything is written
     past = bypass_of(walk, x, arguments.seed)
-    with Outcome("paths", subject.folder, arguments) as outcome:
-        with outcome.saved(subject.model) as saved:
+    with Output("paths", subject.folder, arguments) as output:
+        with output.saved(subject.model) as saved:
             norms = _norms(walk, x, labels, lengths, arguments, saved)
             summed_norms = _norms_of_sums(walk, x, labels, saved)
-        means = pathlengths.means_by_image(norms, images)
+        means = paths.means_by_image(norms, images)
         mean = means.mean(1)
         product = share * 2.0 ** len(walk) * mean
         columns = {
@@ -61,15 +61,15 @@ def run(arguments: argparse.Namespace) -> None:
             "count_times_norm": product,
             "norm_of_sum": summed_norms,
         }
-        first, last = pathlengths.effective_lengths(product)
-        summed = pathlengths.effective_lengths(summed_norms)
-        effective = pathlengths.effective_paths(means, share, RESAMPLES, np.random.default_rng(arguments.seed))
-        outcome.table("lengths", columns)
-        outcome.figure("lengths", _figure(columns, first, last))
+        first, last = paths.effective_lengths(product)
+        summed = paths.effective_lengths(summed_norms)
+        effective = paths.effective_paths(means, share, RESAMPLES, np.random.default_rng(arguments.seed))
+        output.table("lengths", columns)
+        output.figure("lengths", _figure(columns, first, last))
         sentence = _finding(subject, columns, (first, last), summed, effective)
-        outcome.finding(sentence, lengths=(first, last), share=effective[0], interval=effective[1])
-        outcome.table("units", {"unit": lengths[1:], "shortcut_factor": past.shortcut, "bypass_factor": past.whole})
-        outcome.finding(
+        output.finding(sentence, lengths=(first, last), share=effective[0], interval=effective[1])
+        output.table("units", {"unit": lengths[1:], "shortcut_factor": past.shortcut, "bypass_factor": past.whole})
+        output.finding(
             f"{subject.name}: of the path of length 0, {past.sentence('as it is', fresh=not subject.trained)}",
             **past.numbers,
         )
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> None:
 def _norms(
     walk: Walk, x: Tensor, labels: Tensor, lengths: np.ndarray, arguments: argparse.Namespace, saved: Saved
 ) -> np.ndarray:
-    """Of `draws` paths of each length, (lengths, draws); the paths of few images at a time are saved."""
+    """The norms of `draws` paths of each length, (lengths, draws); the paths of a few images at a time are saved."""
     generator = torch.Generator().manual_seed(arguments.seed)
     through, image = paths.drawn(len(walk), lengths.tolist(), arguments.draws, len(x), generator)
     norms = torch.empty(len(image), dtype=torch.float64)
@@ -92,11 +92,11 @@ def _norms(
 def _norms_of_sums(walk: Walk, x: Tensor, labels: Tensor, saved: Saved) -> np.ndarray:
     """The norm of the sum over all paths of a length, mean over the images, (lengths,)."""
     starts = range(0, len(x), paths.AT_ONCE)
-    found = []
+    sums = []
     for start in tracked(starts, "sums of paths"):
         some = slice(start, start + paths.AT_ONCE)
-        found.append(saved.once(f"sums {start}", partial(_sums, walk, x[some], labels[some])))
-    return np.sum(found, axis=0) / len(x)
+        sums.append(saved.once(f"sums {start}", partial(_sums, walk, x[some], labels[some])))
+    return np.sum(sums, axis=0) / len(x)
 
 
 def _sums(walk: Walk, x: Tensor, labels: Tensor) -> Tensor:

@@ -1,21 +1,24 @@
 """Gradients in bfloat16 beside float32 by unit, and how far a small change of the input carries those in float32.
 
-Measured at initialisation and, of a run folder, as trained.
+Measured at initialisation and, for a run folder, as trained.
 """
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from math import ceil
 
+import numpy as np
 import torch
 from matplotlib.figure import Figure
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
-from deepnets.analysis.commands.outcome import Outcome
-from deepnets.analysis.commands.subject import one_batch, subject_of
-from deepnets.analysis.commands.variants import fresh
-from deepnets.analysis.gradients import with_batch_statistics
-from deepnets.analysis.precision import Agreement, agreement, parameter_gradients, perturbed
-from deepnets.analysis.walk import Walk, walk_of
+from deepnets.analysis.commands.output import Output
+from deepnets.analysis.commands.subject import fresh_network, one_batch, subject_of
+from deepnets.analysis.gradients import BATCH
+from deepnets.analysis.walk import Walk, walk_of, with_batch_statistics
 from deepnets.command import number, whole
 from deepnets.errors import UserError
 from deepnets.monitor.style import COLOURS, line, mark_stages, new_figure
@@ -24,7 +27,7 @@ BF16, STREAM = "bfloat16", "bfloat16, float32 stream"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What can be chosen besides the subject."""
+    """Add what can be chosen besides the subject."""
     parser.add_argument("--images", type=number, default=128, help="training images of the one batch (default: 128)")
     parser.add_argument(
         "--perturbation", type=float, default=1e-3, help="of the input, relative to its norm (default: 1e-3)"
@@ -41,34 +44,46 @@ def run(arguments: argparse.Namespace) -> None:
     if not arguments.perturbation > 0:
         raise UserError(f"--perturbation {arguments.perturbation}: must be above 0")
     subject = subject_of(arguments)
-    with Outcome("precision", subject.folder, arguments) as outcome:
+    with Output("precision", subject.folder, arguments) as output:
         x, labels = one_batch(subject, arguments.images)
-        times = {"initial": fresh(subject.config, {}, subject.config.seed).to(subject.device)}
+        times = {"initial": fresh_network(subject.config, {}, subject.config.seed).to(subject.device)}
         if subject.trained:
             times["trained"] = subject.model
-        found: dict[str, Mapping[str, Agreement]] = {}
+        by_time: dict[str, Mapping[str, Agreement]] = {}
         for time, model in times.items():
-            found[time] = _measured(model, x, labels, arguments)
-            parts = [f"{name} {one.cosine:.3f} ({one.difference:.3f})" for name, one in found[time].items()]
-            outcome.finding(
+            by_time[time] = _measured(model, x, labels, arguments)
+            parts = [f"{name} {one.cosine:.3f} ({one.difference:.3f})" for name, one in by_time[time].items()]
+            output.finding(
                 f"{subject.name}, {'at initialisation' if time == 'initial' else 'trained'}: cosine (and relative "
                 f"difference) of the gradient with that in float32: {'; '.join(parts)}",
                 time=time,
-                **{name: [one.cosine, one.difference] for name, one in found[time].items()},
+                **{name: [one.cosine, one.difference] for name, one in by_time[time].items()},
             )
         rows = [
             (time, name, unit + 1, one.cosines[unit], one.differences[unit])
-            for time, measured in found.items()
+            for time, measured in by_time.items()
             for name, one in measured.items()
             for unit in range(len(one.cosines))
         ]
-        outcome.rows("units", ("time", "what", "unit", "cosine", "difference"), rows)
-        outcome.figure("units", _figure(found, walk_of(subject.model)))
+        output.rows("units", ("time", "what", "unit", "cosine", "difference"), rows)
+        output.figure("units", _figure(by_time, walk_of(subject.model)))
 
 
-def _measured(
-    model: nn.Module, x: torch.Tensor, labels: torch.Tensor, arguments: argparse.Namespace
-) -> Mapping[str, Agreement]:
+@dataclass(frozen=True)
+class Agreement:
+    """How far a gradient g agrees with the reference r: cosine g r / |g| |r|, relative difference |g - r| / |r|.
+
+    `cosines` and `differences` have an entry per unit, `cosine` and `difference` are over all parameters. NaN if g or r
+    is 0.
+    """
+
+    cosines: np.ndarray
+    differences: np.ndarray
+    cosine: float
+    difference: float
+
+
+def _measured(model: nn.Module, x: Tensor, labels: Tensor, arguments: argparse.Namespace) -> Mapping[str, Agreement]:
     model = with_batch_statistics(model).to(memory_format=torch.channels_last).requires_grad_(True)
     generator = torch.Generator().manual_seed(arguments.seed)
     changed = perturbed(x, arguments.perturbation, generator)
@@ -83,13 +98,57 @@ def _measured(
     return {name: agreement(model, walk_of(model), one, reference) for name, one in gradients.items()}
 
 
-def _figure(found: Mapping[str, Mapping[str, Agreement]], walk: Walk) -> Figure:
+def _figure(by_time: Mapping[str, Mapping[str, Agreement]], walk: Walk) -> Figure:
     """Cosine by unit: a panel for each time, a line for each gradient."""
-    figure = new_figure(1 + 2.4 * len(found), 7.5)
-    for axes, (time, measured) in zip(figure.subplots(len(found), 1, squeeze=False)[:, 0], found.items(), strict=True):
+    figure = new_figure(1 + 2.4 * len(by_time), 7.5)
+    panels = figure.subplots(len(by_time), 1, squeeze=False)[:, 0]
+    for axes, (time, measured) in zip(panels, by_time.items(), strict=True):
         for (name, one), color in zip(measured.items(), COLOURS, strict=False):
             line(axes, one.cosines, color=color, label=name)
         axes.set(ylabel="cosine with float32", xlabel="unit", title=time, ylim=(min(0, axes.get_ylim()[0]), 1.02))
         mark_stages(axes, [walk.stages])
         axes.legend(fontsize=7)
     return figure
+
+
+def parameter_gradients(
+    model: nn.Module, x: Tensor, labels: Tensor, precision: torch.dtype, *, float32_stream: bool = False
+) -> list[Tensor]:
+    """dL/dw of each parameter, where L is the mean cross-entropy of images x (N, C, H, W), as training computes it.
+
+    More than BATCH images are several batches, whose gradients are added. With `float32_stream` the stem hands float32
+    to the units under autocast, and what is only added to it stays float32; the branches still compute in bfloat16.
+    """
+    with ExitStack() as held:
+        if float32_stream:
+            stem = model.get_submodule("stem")
+            held.callback(stem.register_forward_hook(lambda module, given, output: output.float()).remove)
+        count = ceil(len(x) / BATCH)
+        gradients = []
+        for images, own in zip(x.tensor_split(count), labels.tensor_split(count), strict=True):
+            with torch.enable_grad():
+                with torch.autocast(x.device.type, torch.bfloat16, enabled=precision == torch.bfloat16):
+                    logits = model(images).float()
+                loss = cross_entropy(logits, own) * (len(own) / len(labels))
+                gradients.append(torch.autograd.grad(loss, list(model.parameters())))
+        return [torch.stack(parts).sum(0) for parts in zip(*gradients, strict=True)]
+
+
+def agreement(model: nn.Module, walk: Walk, gradients: Sequence[Tensor], reference: Sequence[Tensor]) -> Agreement:
+    """How far the `gradients` of all parameters of `model` agree with the `reference`, by unit and in whole."""
+    index = {id(parameter): place for place, parameter in enumerate(model.parameters())}
+    units = [[index[id(parameter)] for parameter in unit.parameters()] for unit in walk.units]
+    parts = [_compared(gradients, reference, places) for places in [*units, range(len(reference))]]
+    cosines, differences = np.array(parts).T
+    return Agreement(cosines[:-1], differences[:-1], cosines[-1], differences[-1])
+
+
+def perturbed(x: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """x plus Gaussian noise whose norm is `share` times that of x."""
+    noise = torch.randn(x.shape, generator=generator).to(x)
+    return x + share * x.norm() / noise.norm() * noise
+
+
+def _compared(gradients: Sequence[Tensor], reference: Sequence[Tensor], places: Sequence[int]) -> tuple[float, float]:
+    g, r = (torch.cat([part[place].flatten() for place in places]).double() for part in (gradients, reference))
+    return (g @ r / (g.norm() * r.norm())).item(), ((g - r).norm() / r.norm()).item()

@@ -12,12 +12,19 @@ import numpy as np
 from matplotlib.figure import Figure
 from torch import nn
 
-from deepnets.analysis.commands.outcome import Outcome
+from deepnets.analysis.commands.output import Output
 from deepnets.analysis.commands.subject import Subject, one_batch, subject_of
-from deepnets.analysis.gradients import with_batch_statistics
-from deepnets.analysis.meanfield import Moments, Phi, critical_weight_variance, theory_of, variances
-from deepnets.analysis.propagation import Propagation, propagation, singular_values
-from deepnets.analysis.walk import Walk, walk_of
+from deepnets.analysis.propagation import (
+    Moments,
+    Phi,
+    Propagation,
+    critical_weight_variance,
+    propagation,
+    singular_values,
+    theory_of,
+    variances,
+)
+from deepnets.analysis.walk import Walk, walk_of, with_batch_statistics
 from deepnets.command import number
 from deepnets.errors import UserError
 from deepnets.monitor.style import COLOURS, GREY, line, mark_stages, new_figure
@@ -26,7 +33,7 @@ NEAR = 0.02  # chi that is this near to 1 counts as critical
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What can be chosen besides the subject."""
+    """Add what can be chosen besides the subject."""
     parser.add_argument("--images", type=number, default=128, help="training images of the one batch (default: 128)")
     parser.add_argument(
         "--jacobian", type=number, default=1024, help="values of the last unit's output, at most (default: 1024)"
@@ -39,26 +46,26 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(f"--images {arguments.images}: correlations need at least 2")
     subject = subject_of(arguments)
     x, _ = one_batch(subject, arguments.images)
-    found = propagation(walk_of(with_batch_statistics(subject.model)), x)
+    measured = propagation(walk_of(with_batch_statistics(subject.model)), x)
     walk = walk_of(subject.settled())
-    theory = theory_of(walk, found.start)
+    theory = theory_of(walk, measured.start)
     values, size = singular_values(walk_of(subject.model.double()), x[:1].double(), arguments.jacobian)
-    with Outcome("propagation", subject.folder, arguments) as outcome:
-        outcome.table("units", _columns(found, walk, theory))
-        outcome.table("singular", {"index": np.arange(1, len(values) + 1), "value": values})
-        outcome.figure("units", _figure(found, walk, theory, values))
-        _finding(outcome, subject, found, walk, theory, values, size)
+    with Output("propagation", subject.folder, arguments) as output:
+        output.table("units", _columns(measured, walk, theory))
+        output.table("singular", {"index": np.arange(1, len(values) + 1), "value": values})
+        output.figure("units", _figure(measured, walk, theory, values))
+        _finding(output, subject, measured, walk, theory, values, size)
 
 
-def _columns(found: Propagation, walk: Walk, theory: list[Moments] | None) -> dict[str, Any]:
+def _columns(measured: Propagation, walk: Walk, theory: list[Moments] | None) -> dict[str, Any]:
     columns: dict[str, Any] = {
         "unit": range(1, len(walk) + 1),
         "stage": [stage + 1 for stage in walk.stages],
-        "squared_channel_mean": found.squared_mean,
-        "channel_variance": found.variance,
-        "branch_variance": found.branch_variance,
-        "length": [moments.length for moments in found.moments],
-        "correlation": [moments.correlation for moments in found.moments],
+        "squared_channel_mean": measured.squared_mean,
+        "channel_variance": measured.variance,
+        "branch_variance": measured.branch_variance,
+        "length": [moments.length for moments in measured.moments],
+        "correlation": [moments.correlation for moments in measured.moments],
     }
     if theory:
         columns["length_theory"] = [moments.length for moments in theory]
@@ -68,26 +75,26 @@ def _columns(found: Propagation, walk: Walk, theory: list[Moments] | None) -> di
 
 
 def _finding(
-    outcome: Outcome,
+    output: Output,
     subject: Subject,
-    found: Propagation,
+    measured: Propagation,
     walk: Walk,
     theory: list[Moments] | None,
     values: np.ndarray,
     size: int,
 ) -> None:
-    first, last = found.moments[0], found.moments[-1]
-    outcome.finding(
+    first, last = measured.moments[0], measured.moments[-1]
+    output.finding(
         f"{subject.name}: mean square of the signal {first.length:.3g} behind the first of {len(walk)} units, "
-        f"{last.length:.3g} behind the last; correlation of two images {found.start.correlation:.3f} in front, "
+        f"{last.length:.3g} behind the last; correlation of two images {measured.start.correlation:.3f} in front, "
         f"{last.correlation:.3f} behind all",
-        length=[moments.length for moments in found.moments],
-        correlation=[moments.correlation for moments in found.moments],
+        length=[moments.length for moments in measured.moments],
+        correlation=[moments.correlation for moments in measured.moments],
     )
     if theory:
         chi, critical = theory[-1].growth ** (1 / len(walk)), _critical(walk)
         phase = "critical" if abs(chi - 1) < NEAR else "ordered" if chi < 1 else "chaotic"
-        outcome.finding(
+        output.finding(
             f"{subject.name}: by mean-field theory a perturbation's square grows by {chi:.3f} a unit, which is {phase} "
             f"(variance of weights times fan-in {critical['weight_variance']:.3f}, critical "
             f"{critical['critical_weight_variance']:.3f}); behind all units length {theory[-1].length:.3g} and "
@@ -99,7 +106,7 @@ def _finding(
         )
     is_rounding = values[-1] <= len(values) * np.finfo(float).eps * values[0]
     spread = "beyond rounding" if is_rounding else f"{values[0] / values[-1]:.3g}"
-    outcome.finding(
+    output.finding(
         f"{subject.name}: {len(values)} singular values of the units' Jacobian at a {size}x{size} image, root mean "
         f"square {np.sqrt(np.mean(values**2)):.3g}, from {values[0]:.3g} to {values[-1]:.3g}, "
         f"condition number {spread}",
@@ -110,7 +117,7 @@ def _finding(
 
 
 def _critical(walk: Walk) -> dict[str, float]:
-    """Of the last unit's last weights, the variances and the critical variance of the theory."""
+    """The variances of the last unit's last weights and biases, and the theory's critical variance of weights."""
     parts = list(walk.units[-1].modules())
     weights = [part for part in parts if isinstance(part, nn.Linear | nn.Conv2d)][-1]
     weight, bias = variances(weights.weight, weights.bias)
@@ -119,16 +126,16 @@ def _critical(walk: Walk) -> dict[str, float]:
     return {"weight_variance": weight, "bias_variance": bias, "critical_weight_variance": critical}
 
 
-def _figure(found: Propagation, walk: Walk, theory: list[Moments] | None, values: np.ndarray) -> Figure:
+def _figure(measured: Propagation, walk: Walk, theory: list[Moments] | None, values: np.ndarray) -> Figure:
     figure = new_figure(5, 10)
     grid = figure.subplots(2, 3)
     (mean, variance, branch), (length, correlation, spectrum) = grid
     for axes, y, title in (
-        (mean, found.squared_mean, "squared channel mean"),
-        (variance, found.variance, "channel variance"),
-        (branch, found.branch_variance, "channel variance of the branch"),
-        (length, [moments.length for moments in found.moments], "mean square of the signal"),
-        (correlation, [moments.correlation for moments in found.moments], "correlation of two images"),
+        (mean, measured.squared_mean, "squared channel mean"),
+        (variance, measured.variance, "channel variance"),
+        (branch, measured.branch_variance, "channel variance of the branch"),
+        (length, [moments.length for moments in measured.moments], "mean square of the signal"),
+        (correlation, [moments.correlation for moments in measured.moments], "correlation of two images"),
     ):
         line(axes, y, color=COLOURS[0], label="measured")
         axes.set(title=title, xlabel="unit")
@@ -139,7 +146,7 @@ def _figure(found: Propagation, walk: Walk, theory: list[Moments] | None, values
         for axes, y in ((length, [m.length for m in theory]), (correlation, [m.correlation for m in theory])):
             line(axes, y, color=COLOURS[1], label="mean-field theory", marker="", linestyle="--")
             axes.legend(fontsize=7)
-    if min(m.length for m in found.moments) > 0 and np.ptp(np.log10([m.length for m in found.moments])) > 1:
+    if min(m.length for m in measured.moments) > 0 and np.ptp(np.log10([m.length for m in measured.moments])) > 1:
         length.set_yscale("log")
     shown = np.maximum(values, values[0] * 1e-12) if values[0] > 0 else values + 1
     spectrum.hist(np.log10(shown), bins=40, color=COLOURS[0])

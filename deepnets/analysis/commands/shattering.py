@@ -1,11 +1,13 @@
 """Gradients over a grid of inputs, between brown and white noise (Balduzzi et al. 2017, Fig. 1 and 2).
 
-Without SUBJECT fresh nets of the paper's; with one, its own gradients along lines between two images.
+Without SUBJECT the paper's nets are drawn; with one, its own gradients are measured along lines between two images, and
+what was killed resumes by the same command.
 """
 
 import argparse
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -14,9 +16,9 @@ import torch
 from matplotlib.figure import Figure
 
 from deepnets.analysis import shattering
-from deepnets.analysis.commands import imageline
-from deepnets.analysis.commands.outcome import Outcome, whole_numbers
-from deepnets.analysis.shattering import Kind, Net
+from deepnets.analysis.commands.output import Output, Saved, tracked, whole_numbers
+from deepnets.analysis.commands.subject import Subject, names_apart, one_batch, subjects_of
+from deepnets.analysis.shattering import GradientMoments, Kind, Net
 from deepnets.command import count, number, whole
 from deepnets.config.project import home
 from deepnets.errors import UserError
@@ -26,12 +28,12 @@ Key = tuple[Kind, float, int]  # a kind of net, its beta and depth
 
 LAGS = 15
 FAR_POINTS = 256  # inputs whose gradients are correlated with one another
-LOWEST = 2e-4  # of the correlations that are drawn; below, they are lost in the noise of the draws
+LOWEST = 2e-4  # correlations below are not drawn: they are lost in the noise of the draws
 NAMES = {"feedforward": "centred feed-forward", "resnet": "resnet", "resnet_centred": "resnet without BN"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What can be chosen; depths and beta are those of the paper's nets."""
+    """Add what can be chosen; depths and beta are those of the paper's nets."""
     parser.add_argument("--depths", default="2,4,10,24,50", help="of the curves (default: %(default)s)")
     parser.add_argument("--feedforward-depth", type=count, default=24, help="of the pictured net (default: 24)")
     parser.add_argument("--resnet-depth", type=count, default=50, help="of the pictured nets (default: 50)")
@@ -43,39 +45,51 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Measure, write the files and print the finding."""
-    depths, started = _depths(arguments), time.monotonic()
+    depths = _depths(arguments)
     if arguments.subject:
-        imageline.measure(arguments)
-        return
+        _measure_subjects(arguments)
+    else:
+        _measure_drawn_nets(arguments, depths)
+
+
+def _depths(arguments: argparse.Namespace) -> list[int]:
+    if arguments.draws < 2:
+        raise UserError(f"--draws {arguments.draws}: a band needs at least 2")
+    return sorted(set(whole_numbers("--depths", arguments.depths)))
+
+
+def _measure_drawn_nets(arguments: argparse.Namespace, depths: Sequence[int]) -> None:
+    """Draw the paper's nets: gradients over a grid, their autocorrelation, and correlations at far inputs."""
+    started = time.monotonic()
     arguments.output = arguments.output or home() / "outputs" / "analysis" / "shattering"
     pictures, curves, noise, correlations = _measured(arguments, depths)
     seconds = time.monotonic() - started
-    with Outcome("shattering", arguments.output, arguments) as outcome:
+    with Output("shattering", arguments.output, arguments) as output:
         x = shattering.grid()[:, 0].numpy()
-        outcome.table("gradients", {"x": x.astype(float)} | pictures)
-        found: list[tuple[Any, Any, Any, np.ndarray]] = [(*key, curve) for key, curve in curves.items()]
-        found += [(name, "", "", curve) for name, curve in noise.items()]
+        output.table("gradients", {"x": x.astype(float)} | pictures)
+        lines: list[tuple[Any, Any, Any, np.ndarray]] = [(*key, curve) for key, curve in curves.items()]
+        lines += [(name, "", "", curve) for name, curve in noise.items()]
         rows = [
             (net, beta, depth, lag, float(curve[:, lag].mean()), float(curve[:, lag].std(ddof=1)))
-            for net, beta, depth, curve in found
+            for net, beta, depth, curve in lines
             for lag in range(LAGS + 1)
         ]
-        outcome.rows("autocorrelation", ("net", "beta", "depth", "lag", "mean", "deviation"), rows)
+        output.rows("autocorrelation", ("net", "beta", "depth", "lag", "mean", "deviation"), rows)
         theory = [shattering.THEORY[kind](depth, beta) for kind, beta, depth in correlations]
         keys = zip(*correlations, strict=True)
         columns: dict[str, Sequence[Any]] = dict(zip(("net", "beta", "depth"), keys, strict=True))
         for name in ("variance", "covariance", "correlation"):
-            columns[name] = [getattr(found, name) for found in correlations.values()]
-            columns[f"{name}_theory"] = [getattr(found, name) for found in theory]
-        outcome.table("correlation", columns)
-        outcome.figure("gradients", _pictures(x, pictures))
-        outcome.figure("autocorrelation", _autocorrelations(curves, noise))
-        outcome.figure("correlation", _correlations(correlations))
+            columns[name] = [getattr(moments, name) for moments in correlations.values()]
+            columns[f"{name}_theory"] = [getattr(moments, name) for moments in theory]
+        output.table("correlation", columns)
+        output.figure("gradients", _pictures_figure(x, pictures))
+        output.figure("autocorrelation", _autocorrelations_figure(curves, noise))
+        output.figure("correlation", _correlations_figure(correlations))
         deepest = max(depths)
         first = {(kind, beta): curve[:, 1].mean() for (kind, beta, depth), curve in curves.items() if depth == deepest}
         beside = {name: curve[:, 1].mean() for name, curve in noise.items()}
         residual = [f", resnet with beta {beta:g} {r:.2f}" for (kind, beta), r in first.items() if kind == "resnet"]
-        outcome.finding(
+        output.finding(
             f"autocorrelation of the gradient at lag 1, mean of {arguments.draws} nets of {deepest} layers: centred "
             f"feed-forward {first['feedforward', 1.0]:.2f}{''.join(residual)}, looks-linear "
             f"{beside['looks-linear']:.2f}; white noise {beside['white']:.2f}, brown noise {beside['brown']:.2f} "
@@ -88,8 +102,8 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _measured(
     arguments: argparse.Namespace, depths: Sequence[int]
-) -> tuple[dict[str, np.ndarray], dict[Key, np.ndarray], dict[str, np.ndarray], dict[Key, shattering.Moments]]:
-    """Gradients over the grid to be pictured, autocorrelations of nets and beside them of noise, moments far apart."""
+) -> tuple[dict[str, np.ndarray], dict[Key, np.ndarray], dict[str, np.ndarray], dict[Key, GradientMoments]]:
+    """Gradients over the grid to be pictured, autocorrelations of nets and of noise, moments at far inputs."""
     generator, draws, grid = torch.Generator().manual_seed(arguments.seed), arguments.draws, shattering.grid()
 
     def gradients(net: Net, inputs: torch.Tensor = grid, count: int = draws) -> np.ndarray:
@@ -126,13 +140,7 @@ def _measured(
     return pictures, curves, noise, correlations
 
 
-def _depths(arguments: argparse.Namespace) -> list[int]:
-    if arguments.draws < 2:
-        raise UserError(f"--draws {arguments.draws}: a band needs at least 2")
-    return sorted(set(whole_numbers("--depths", arguments.depths)))
-
-
-def _pictures(x: np.ndarray, pictures: Mapping[str, np.ndarray]) -> Figure:
+def _pictures_figure(x: np.ndarray, pictures: Mapping[str, np.ndarray]) -> Figure:
     figure = new_figure(3.9, 2.1 * len(pictures))
     upper, lower = figure.subplots(2, len(pictures), squeeze=False)
     for index, (name, g) in enumerate(pictures.items()):
@@ -156,7 +164,7 @@ def _pictures(x: np.ndarray, pictures: Mapping[str, np.ndarray]) -> Figure:
     return figure
 
 
-def _autocorrelations(curves: Mapping[Key, np.ndarray], noise: Mapping[str, np.ndarray]) -> Figure:
+def _autocorrelations_figure(curves: Mapping[Key, np.ndarray], noise: Mapping[str, np.ndarray]) -> Figure:
     panels: dict[str, dict[str, np.ndarray]] = {}
     for (kind, beta, depth), curve in curves.items():
         name = "centred feed-forward" if kind == "feedforward" else f"resnet, β = {beta:g}"
@@ -175,7 +183,7 @@ def _autocorrelations(curves: Mapping[Key, np.ndarray], noise: Mapping[str, np.n
     return figure
 
 
-def _correlations(correlations: Mapping[Key, shattering.Moments]) -> Figure:
+def _correlations_figure(correlations: Mapping[Key, GradientMoments]) -> Figure:
     figure = new_figure(3.4, 5.5)
     axes = figure.subplots()
     families = list(dict.fromkeys((kind, beta) for kind, beta, _ in correlations))
@@ -196,4 +204,88 @@ def _correlations(correlations: Mapping[Key, shattering.Moments]) -> Figure:
     axes.minorticks_off()
     title = f"dots: measured\n(triangles: below {LOWEST:g})\nlines: theory"
     axes.legend(fontsize=7, loc="lower left", title=title, title_fontsize=7)
+    return figure
+
+
+def _measure_subjects(arguments: argparse.Namespace) -> None:
+    """Measure the gradients of the subjects along lines between two images, beside noise."""
+    subjects = subjects_of(arguments)
+    labels = names_apart([subject.name for subject in subjects])
+    with Output("shattering", subjects[0].folder, arguments) as output:
+        with output.saved(*(subject.settled() for subject in subjects)) as saved:
+            gradients = [_line_gradients(subject, arguments, saved) for subject in subjects]
+        _write_lines(subjects, labels, dict(zip(labels, gradients, strict=True)), arguments, output)
+
+
+def _write_lines(
+    subjects: Sequence[Subject],
+    labels: Sequence[str],
+    gradients: Mapping[str, np.ndarray],
+    arguments: argparse.Namespace,
+    output: Output,
+) -> None:
+    """Compare the gradients, by label of their subject, with noise: tables, figure and findings."""
+    generator = torch.Generator().manual_seed(arguments.seed)
+    noise = {
+        "brown noise": shattering.brown_noise(arguments.draws, generator),
+        "white noise": shattering.white_noise(arguments.draws, generator),
+    }
+    curves = {name: shattering.autocorrelation(g, LAGS) for name, g in {**gradients, **noise}.items()}
+    rows = [(name, draw, point, value) for name, g in gradients.items() for (draw, point), value in np.ndenumerate(g)]
+    output.rows("line", ("net", "draw", "point", "gradient"), rows)
+    output.rows(
+        "line_autocorrelation",
+        ("net", "lag", "mean", "deviation"),
+        [
+            (name, lag, curve[:, lag].mean(), curve[:, lag].std(ddof=1))
+            for name, curve in curves.items()
+            for lag in range(LAGS + 1)
+        ],
+    )
+    output.figure("line", _lines_figure(gradients, curves))
+    at_one = {name: float(curve[:, 1].mean()) for name, curve in curves.items()}
+    for subject, label in zip(subjects, labels, strict=True):
+        output.finding(
+            f"{subject.name}: autocorrelation of the gradient at lag 1 of {shattering.POINTS} points between two "
+            f"images {at_one[label]:.3f}, at lag {LAGS} {curves[label][:, LAGS].mean():.3f}, means of "
+            f"{arguments.draws} pairs; brown noise {at_one['brown noise']:.3f}, white noise "
+            f"{at_one['white noise']:.3f} at lag 1",
+            lag_1=at_one[label],
+            autocorrelation=curves[label].mean(0),
+            brown=at_one["brown noise"],
+            white=at_one["white noise"],
+        )
+
+
+def _line_gradients(subject: Subject, arguments: argparse.Namespace, saved: Saved) -> np.ndarray:
+    """The gradients of a logit along a line for each draw, (draws, points).
+
+    A line joins two images that follow each other; the logit is that of the first one's label.
+    """
+    x, labels = one_batch(subject, 2 * arguments.draws)
+    model = subject.settled()
+    pairs = list(zip(x[0::2], x[1::2], labels[0::2].tolist(), strict=False))
+    lines = []
+    for index, pair in enumerate(tracked(pairs, f"lines of {subject.name}")):
+        one_line = partial(shattering.line_gradients, model, *pair, shattering.POINTS)
+        lines.append(saved.once(f"{subject.name} {index}", one_line))
+    return np.array(lines)
+
+
+def _lines_figure(gradients: Mapping[str, np.ndarray], curves: Mapping[str, np.ndarray]) -> Figure:
+    """The first line's gradients, and the autocorrelation of all."""
+    figure = new_figure(1.5 + 1.2 * len(gradients), 7.5)
+    grid = figure.add_gridspec(len(gradients), 2)
+    right = figure.add_subplot(grid[:, 1])
+    colours = cycle(COLOURS)
+    for row, (name, g) in enumerate(gradients.items()):
+        left, color = figure.add_subplot(grid[row, 0]), next(colours)
+        left.plot(np.linspace(0, 1, g.shape[1]), g[0], color=color, linewidth=0.7)
+        left.set(title=name, ylabel="df/dt")
+        mean_and_deviation(right, curves[name], label=name, color=color)
+    left.set_xlabel("from one image to the other")
+    for name, style in (("brown noise", "--"), ("white noise", ":")):
+        mean_and_deviation(right, curves[name], label=name, color=GREY, linestyle=style)
+    right.set(xlabel="lag", ylabel="autocorrelation (mean ± s.d.)", ylim=(-0.45, 1.05))
+    right.legend(fontsize=7)
     return figure

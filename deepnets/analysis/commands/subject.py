@@ -1,17 +1,18 @@
-"""What is analysed: the network of a run folder, or a fresh one of the options typed, and its data."""
+"""The subject of an analysis: the network of a run folder, or a fresh one of the options typed, and its data."""
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import torch
+from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from deepnets.analysis.commands.variants import fresh
-from deepnets.analysis.recalibration import recalibrate_batchnorm
+from deepnets.analysis.walk import recalibrate_batchnorm
 from deepnets.command import add_weights_options
 from deepnets.config.compose import compose
 from deepnets.config.project import CONF, search_of_trusted
@@ -21,13 +22,13 @@ from deepnets.errors import UserError, printable
 from deepnets.run import load_run
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.naming import folder_of
-from deepnets.training.assembly import dataset_of, splits_of
+from deepnets.training.assembly import dataset_of, model_of, splits_of
 from deepnets.training.hardware import find_device, set_arithmetic
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A network in evaluation mode on `device`, and where its analyses go: `folder`/analysis; float32 weights."""
+    """A network in evaluation mode on `device`, with float32 weights; its analyses go to `folder`/analysis."""
 
     name: str
     model: nn.Module
@@ -39,7 +40,8 @@ class Subject:
     def batches(self, split: str, images: int | None = None) -> EvaluationBatches:
         """The split "train", without augmentation, or "test": all in order, or the same random `images`, shuffled.
 
-        A class-folder tree is in the order of its classes, and groups of a batch that are normalised apart need many.
+        They are shuffled because a class-folder tree is in the order of its classes: groups of a batch that are
+        normalised apart would see one class each.
 
         Raises:
             UserError: fewer than 1 image.
@@ -54,7 +56,7 @@ class Subject:
         return splits.evaluation_batches(chosen, batch_size=self.config.evaluation_batch_size)
 
     def settled(self) -> nn.Module:
-        """The network; where it has not trained, normalised by the statistics of one batch of the training images."""
+        """The network; before training its batch normalisation uses statistics of one batch of training images."""
         if not self.trained and any(isinstance(module, nn.BatchNorm2d) for module in self.model.modules()):
             recalibrate_batchnorm(self.model, next(iter(self.batches("train", self.config.evaluation_batch_size)))[0])
         return self.model
@@ -66,7 +68,7 @@ class Subject:
 
 
 def add_subject(parser: argparse.ArgumentParser, optional: bool = False) -> None:
-    """What every analysis asks: what is analysed, where it runs, where its results go."""
+    """Add the options of every analysis of networks: the subject, the device, the folder of the results."""
     parser.add_argument(
         "subject",
         nargs="*" if optional else "+",
@@ -80,16 +82,16 @@ def add_subject(parser: argparse.ArgumentParser, optional: bool = False) -> None
 
 
 def add_folders(parser: argparse.ArgumentParser) -> None:
-    """What an analysis of results asks; there is no device, since nothing is evaluated."""
+    """Add the options of an analysis of run results; there is no device, since nothing is evaluated."""
     parser.add_argument("subject", nargs="+", type=Path, metavar="FOLDER", help="run folders, or folders of them")
     parser.add_argument("--output", type=Path, help="folder for the results (default: analysis/ in the first folder)")
 
 
 def subject_of(arguments: argparse.Namespace) -> Subject:
-    """The one thing that the command line names.
+    """The only subject that the command line names.
 
     Raises:
-        UserError: it names several, or what subjects_of refuses.
+        UserError: the command line names several, or subjects_of refuses it.
     """
     subjects = subjects_of(arguments)
     if len(subjects) > 1:
@@ -98,10 +100,10 @@ def subject_of(arguments: argparse.Namespace) -> Subject:
 
 
 def subjects_of(arguments: argparse.Namespace) -> list[Subject]:
-    """Every run folder named, or the one network that the options make. Results go to where the first one's belong.
+    """Every run folder named, or the one network that the options make. Results go to the folder of the first.
 
     Raises:
-        UserError: folders and options are mixed, or what load_run and build refuse.
+        UserError: folders and options are mixed, or load_run or build refuses them.
     """
     words = arguments.subject
     folders = [word for word in words if _is_folder(word)]
@@ -119,22 +121,6 @@ def one_batch(subject: Subject, images: int, split: str = "train") -> tuple[Tens
     return x, labels
 
 
-def _is_folder(word: str) -> bool:
-    """Whether the word names a folder, be it not there: outputs/runs/x,epochs=5/seed0, but not model/shortcut=none."""
-    key, equals, _ = word.partition("=")
-    group = key.split("/")[0]
-    return not equals or Path(word).is_dir() or ("/" in key and not (group and (CONF / group).is_dir()))
-
-
-def _names(folders: Sequence[str]) -> list[str]:
-    """Of each run folder the last two parts of its path, row and seed, or as many more as tell them all apart."""
-    paths = [Path(folder).resolve().parts for folder in folders]
-    if len(set(paths)) < len(paths):
-        raise UserError(f"{' '.join(folders)}: a run folder is named twice")
-    parts = next(parts for parts in count(2) if len({path[-parts:] for path in paths}) == len(paths))
-    return ["/".join(path[-parts:]).removeprefix("//") for path in paths]
-
-
 def names_apart(names: Sequence[str]) -> list[str]:
     """Each name without the words that all of them hold."""
     words = [re.split("[,/]", name) for name in names]
@@ -142,6 +128,58 @@ def names_apart(names: Sequence[str]) -> list[str]:
     return [
         ",".join(word for word in own if word not in shared) or name for own, name in zip(words, names, strict=True)
     ]
+
+
+def fresh_network(config: Config, changes: Mapping[str, Any], seed: int) -> nn.Module:
+    """The network with which a run of `config` and this seed starts, after `changes` to entries of its model's node.
+
+    Raises:
+        UserError: this network has no such entries, or they do not go together.
+    """
+    if unknown := sorted(set(changes) - set(config.model)):
+        raise UserError(
+            f"{config.model['_target_']} has no {', '.join(unknown)}: this works for networks of model=resnet"
+        )
+    dataset = dataset_of(config)
+    torch.manual_seed(seed)
+    return model_of(replace(config, model=config.model | dict(changes)), dataset.shape, dataset.classes).eval()
+
+
+def placed(model: nn.Module, device: torch.device) -> nn.Module:
+    """`model` on the device, in the memory format and arithmetic of all analyses, without gradients of its weights."""
+    set_arithmetic()
+    return model.to(device).to(memory_format=torch.channels_last).requires_grad_(False)
+
+
+def model_option(group: str, name: str) -> dict[str, Any]:
+    """The entries that the option `name` of conf/model/<group>/ sets in a model's node.
+
+    Raises:
+        UserError: there is no such option.
+    """
+    folder = CONF / "model" / group
+    names = sorted(file.stem for file in folder.glob("*.yaml"))
+    if name not in names:
+        raise UserError(f"model/{group}={name}: no such option; choose from {', '.join(names)}")
+    keys: set[Any] = set(OmegaConf.load(folder / f"{name}.yaml")) - {"defaults"}
+    model = compose(["model=resnet20", f"model/{group}={name}"]).config.model
+    return {key: value for key, value in model.items() if key in keys}
+
+
+def _is_folder(word: str) -> bool:
+    """Whether the word names a folder, even a missing one: outputs/runs/x,epochs=5/seed0, not model/block=basic."""
+    key, equals, _ = word.partition("=")
+    group = key.split("/")[0]
+    return not equals or Path(word).is_dir() or ("/" in key and not (group and (CONF / group).is_dir()))
+
+
+def _names(folders: Sequence[str]) -> list[str]:
+    """The last two parts of each run folder's path, row and seed, or as many more as tell all folders apart."""
+    paths = [Path(folder).resolve().parts for folder in folders]
+    if len(set(paths)) < len(paths):
+        raise UserError(f"{' '.join(folders)}: a run folder is named twice")
+    parts = next(parts for parts in count(2) if len({path[-parts:] for path in paths}) == len(paths))
+    return ["/".join(path[-parts:]).removeprefix("//") for path in paths]
 
 
 def _trained(path: Path, name: str, arguments: argparse.Namespace) -> Subject:
@@ -168,18 +206,12 @@ def _fresh(overrides: Sequence[str], arguments: argparse.Namespace) -> Subject:
     run = folder_of(replace(row, config=config)).path
     folder = Path(config.output_root) / "analysis" / f"{run.parent.name},{run.name}"
     config = _rooted(config, arguments.root)
-    model = fresh(config, {}, config.seed)
+    model = fresh_network(config, {}, config.seed)
     device = find_device(arguments.device)
     name = f"{run.parent.name}/{run.name}, untrained"
     return Subject(name, placed(model, device), config, arguments.output or folder, False, device)
 
 
 def _rooted(config: Config, root: str | None) -> Config:
-    """With the data in that folder, if one is named."""
+    """The same configuration with its data in the folder `root`, if one is named."""
     return replace(config, dataset=config.dataset | {"root": root}) if root else config
-
-
-def placed(model: nn.Module, device: torch.device) -> nn.Module:
-    """`model` on the device, as all analyses take it."""
-    set_arithmetic()
-    return model.to(device).to(memory_format=torch.channels_last).requires_grad_(False)

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy import stats
 
-from deepnets.analysis.commands.outcome import Outcome
+from deepnets.analysis.commands.output import Output
 from deepnets.analysis.commands.subject import add_folders
 from deepnets.errors import UserError
 from deepnets.monitor.style import look, name_lines, new_panels
@@ -19,6 +19,30 @@ from deepnets.results.search import final_loss
 
 DEPTH, RATE = "model.depth", "optimizer.lr"
 add_options = add_folders
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Compare, write the files and print the findings."""
+    trends = _trends(read_runs(arguments.subject))
+    with Output("transfer", arguments.output or arguments.subject[0], arguments) as output:
+        points = [
+            (name, int(depth), rate)
+            for name, trend in trends.items()
+            for depth, rate in zip(trend.depths, trend.rates, strict=True)
+        ]
+        output.rows("rates", ("net", "depth", "best_rate"), points)
+        slopes = [(name, trend.slope, *trend.interval) for name, trend in trends.items()]
+        output.rows("slopes", ("net", "slope", "low", "high"), slopes)
+        output.figure("rates", _figure(trends))
+        for name, trend in trends.items():
+            low, high = trend.interval
+            output.finding(
+                f"{name}: the best learning rate goes with depth to the power {trend.slope:.2f}, 95 % interval "
+                f"{low:.2f} to {high:.2f}; {trend.at_edge} of {len(trend.rates)} best rates are at an end of the grid",
+                slope=trend.slope,
+                interval=trend.interval,
+                at_edge=trend.at_edge,
+            )
 
 
 @dataclass(frozen=True)
@@ -36,68 +60,8 @@ class Trend:
     interval: tuple[float, float]
 
 
-def best_rate(losses: Mapping[float, float]) -> tuple[float, bool]:
-    """The learning rate of the lowest loss, and whether it is an end of the grid; NaN where no loss is finite.
-
-    Between its two neighbours it is where the parabola through the three points, over the rate's logarithm, is lowest.
-    """
-    rates = sorted(losses)
-    found = [losses[rate] for rate in rates]
-    if not any(map(math.isfinite, found)):
-        return math.nan, True
-    best = int(np.argmin(found))
-    if best in (0, len(rates) - 1):
-        return rates[best], True
-    around = slice(best - 1, best + 2)
-    if not all(map(math.isfinite, found[around])):
-        return rates[best], False
-    a, b, _ = np.polyfit(np.log2(rates[around]) - math.log2(rates[best]), found[around], 2)
-    return (rates[best] * 2 ** (-b / (2 * a)) if a > 0 else rates[best]), False
-
-
-def trend(depths: Sequence[int], losses: Sequence[Mapping[float, float]]) -> Trend:
-    """The trend of runs of `depths`, with several seeds of each, whose losses by learning rate are `losses`.
-
-    The interval is Student's, of the line's residuals: it holds the spread over seeds and the line's lack of fit.
-    """
-    best = [best_rate(own) for own in losses]
-    rates = np.array([rate for rate, _ in best])
-    known = np.isfinite(rates)
-    x, y = np.log2(np.array(depths)[known]), np.log2(rates[known])
-    at_edge = sum(edge for _, edge in best)
-    if len(x) < 3 or len(set(x)) < 2:
-        return Trend(np.array(depths), rates, at_edge, math.nan, (math.nan, math.nan))
-    line = stats.linregress(x, y)
-    half = stats.t.ppf(0.975, len(x) - 2) * line.stderr
-    return Trend(np.array(depths), rates, at_edge, float(line.slope), (line.slope - half, line.slope + half))
-
-
-def run(arguments: argparse.Namespace) -> None:
-    """Compare, write the files and print the findings."""
-    trends = _trends(read_runs(arguments.subject))
-    with Outcome("transfer", arguments.output or arguments.subject[0], arguments) as outcome:
-        points = [
-            (name, int(depth), rate)
-            for name, found in trends.items()
-            for depth, rate in zip(found.depths, found.rates, strict=True)
-        ]
-        outcome.rows("rates", ("net", "depth", "best_rate"), points)
-        slopes = [(name, found.slope, *found.interval) for name, found in trends.items()]
-        outcome.rows("slopes", ("net", "slope", "low", "high"), slopes)
-        outcome.figure("rates", _figure(trends))
-        for name, found in trends.items():
-            low, high = found.interval
-            outcome.finding(
-                f"{name}: the best learning rate goes with depth to the power {found.slope:.2f}, 95 % interval "
-                f"{low:.2f} to {high:.2f}; {found.at_edge} of {len(found.rates)} best rates are at an end of the grid",
-                slope=found.slope,
-                interval=found.interval,
-                at_edge=found.at_edge,
-            )
-
-
 def _trends(runs: list[Run]) -> dict[str, Trend]:
-    """By the row's other values, of the runs that ended."""
+    """The trend of the runs that ended, for each combination of the row's other values."""
     losses: dict[str, dict[tuple[int, int | None], dict[float, float]]] = defaultdict(lambda: defaultdict(dict))
     for each in runs:
         axes, values = each.sweep.get("axes", []), each.row.split(",")
@@ -116,19 +80,55 @@ def _trends(runs: list[Run]) -> dict[str, Trend]:
     if not losses:
         raise UserError("none of these runs has ended: the last epoch's training loss is compared")
     return {
-        name: trend([depth for depth, _ in own], [own[place] for place in own])
-        for name, found in losses.items()
-        for own in [dict(sorted(found.items()))]
+        name: trend_of([depth for depth, _ in own], [own[place] for place in own])
+        for name, by_run in losses.items()
+        for own in [dict(sorted(by_run.items()))]
     }
 
 
 def _figure(trends: Mapping[str, Trend]) -> Figure:
     figure, (axes,) = new_panels(3.6)
-    for index, (name, found) in enumerate(trends.items()):
-        axes.plot(found.depths, found.rates, "o", label=name, color=look(index)["color"])
+    for index, (name, trend) in enumerate(trends.items()):
+        axes.plot(trend.depths, trend.rates, "o", label=name, color=look(index)["color"])
     axes.set(xlabel="layers", ylabel="best learning rate", xscale="log", yscale="log")
-    depths = sorted({int(depth) for found in trends.values() for depth in found.depths})
+    depths = sorted({int(depth) for trend in trends.values() for depth in trend.depths})
     axes.set_xticks(depths, map(str, depths))
     axes.set_xticks([], minor=True)
     name_lines(figure, axes)
     return figure
+
+
+def best_rate(losses: Mapping[float, float]) -> tuple[float, bool]:
+    """The learning rate of the lowest loss, and whether it is an end of the grid; NaN where no loss is finite.
+
+    Between its two neighbours it is where the parabola through the three points, over the rate's logarithm, is lowest.
+    """
+    rates = sorted(losses)
+    by_rate = [losses[rate] for rate in rates]
+    if not any(map(math.isfinite, by_rate)):
+        return math.nan, True
+    best = int(np.argmin(by_rate))
+    if best in (0, len(rates) - 1):
+        return rates[best], True
+    around = slice(best - 1, best + 2)
+    if not all(map(math.isfinite, by_rate[around])):
+        return rates[best], False
+    a, b, _ = np.polyfit(np.log2(rates[around]) - math.log2(rates[best]), by_rate[around], 2)
+    return (rates[best] * 2 ** (-b / (2 * a)) if a > 0 else rates[best]), False
+
+
+def trend_of(depths: Sequence[int], losses: Sequence[Mapping[float, float]]) -> Trend:
+    """The trend of the best rates: point i is a depth and the losses of its runs by learning rate, for one seed.
+
+    The interval is Student's, of the line's residuals: it holds the spread over seeds and the line's lack of fit.
+    """
+    best = [best_rate(own) for own in losses]
+    rates = np.array([rate for rate, _ in best])
+    known = np.isfinite(rates)
+    x, y = np.log2(np.array(depths)[known]), np.log2(rates[known])
+    at_edge = sum(edge for _, edge in best)
+    if len(x) < 3 or len(set(x)) < 2:
+        return Trend(np.array(depths), rates, at_edge, math.nan, (math.nan, math.nan))
+    line = stats.linregress(x, y)
+    half = stats.t.ppf(0.975, len(x) - 2) * line.stderr
+    return Trend(np.array(depths), rates, at_edge, float(line.slope), (line.slope - half, line.slope + half))

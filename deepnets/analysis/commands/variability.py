@@ -10,7 +10,7 @@ from itertools import combinations
 import numpy as np
 from matplotlib.figure import Figure
 
-from deepnets.analysis.commands.outcome import Outcome
+from deepnets.analysis.commands.output import Output
 from deepnets.analysis.commands.subject import add_folders
 from deepnets.errors import UserError
 from deepnets.monitor.style import COLOURS, GREY, new_figure, show_array
@@ -19,11 +19,36 @@ from deepnets.results.read import Run, read_runs
 add_options = add_folders
 
 
+def run(arguments: argparse.Namespace) -> None:
+    """Compare, write the files and print the finding."""
+    runs = [run for run in read_runs(arguments.subject) if run.test_wrong is not None]
+    wrong = _images(runs)
+    measured, name = variability_of(wrong), runs[0].row
+    with Output("variability", arguments.output or arguments.subject[0], arguments) as output:
+        output.table("runs", {"run": [run.folder.path.name for run in runs], "error": measured.errors})
+        missed = np.bincount(wrong.sum(0), minlength=len(runs) + 1)
+        output.table("images", {"runs_that_are_wrong": np.arange(len(runs) + 1), "images": missed})
+        output.figure("runs", _figure(measured, missed))
+        always, never, images = missed[-1], missed[0], wrong.shape[1]
+        output.finding(
+            f"{name}: {len(runs)} runs, errors {measured.errors.min():.2f}% to {measured.errors.max():.2f}%, deviation "
+            f"{measured.deviation:.2f} points ({measured.independent:.2f} if images were independent); two runs differ "
+            f"on {measured.mean_disagreement:.2f}% of {images} images; "
+            f"{100 * never / images:.1f}% of images are right in all runs, {100 * always / images:.1f}% in none",
+            errors=measured.errors,
+            deviation=measured.deviation,
+            independent=measured.independent,
+            disagreement=measured.mean_disagreement,
+            always_right=never / images,
+            never_right=always / images,
+        )
+
+
 @dataclass(frozen=True)
 class Variability:
-    """Of runs that were judged on the same images.
+    """How runs differ that were tested on the same images.
 
-    `errors` (runs,) in percent; `share` (images,), that of the runs which get an image wrong; `disagreement` (runs,
+    `errors` (runs,) in percent; `share` (images,), the share of the runs that get an image wrong; `disagreement` (runs,
     runs), the percentage of images that one of two runs gets wrong and the other right.
     """
 
@@ -48,39 +73,8 @@ class Variability:
 
     @property
     def mean_disagreement(self) -> float:
-        """Of all pairs of runs."""
+        """The mean disagreement of all pairs of runs."""
         return float(np.mean([self.disagreement[pair] for pair in combinations(range(len(self.errors)), 2)]))
-
-
-def variability(wrong: np.ndarray) -> Variability:
-    """Of at least two runs (runs, images) of bool: which images each got wrong."""
-    one_only = wrong.astype(float) @ ~wrong.T  # images that the first gets wrong and the second right
-    return Variability(100 * wrong.mean(1), wrong.mean(0), 100 * (one_only + one_only.T) / wrong.shape[1])
-
-
-def run(arguments: argparse.Namespace) -> None:
-    """Compare, write the files and print the finding."""
-    runs = [run for run in read_runs(arguments.subject) if run.test_wrong is not None]
-    wrong = _images(runs)
-    found, name = variability(wrong), runs[0].row
-    with Outcome("variability", arguments.output or arguments.subject[0], arguments) as outcome:
-        outcome.table("runs", {"run": [run.folder.path.name for run in runs], "error": found.errors})
-        missed = np.bincount(wrong.sum(0), minlength=len(runs) + 1)
-        outcome.table("images", {"runs_that_are_wrong": np.arange(len(runs) + 1), "images": missed})
-        outcome.figure("runs", _figure(found, missed))
-        always, never, images = missed[-1], missed[0], wrong.shape[1]
-        outcome.finding(
-            f"{name}: {len(runs)} runs, errors {found.errors.min():.2f}% to {found.errors.max():.2f}%, deviation "
-            f"{found.deviation:.2f} points ({found.independent:.2f} if images were independent); two runs differ "
-            f"on {found.mean_disagreement:.2f}% of {images} images; "
-            f"{100 * never / images:.1f}% of images are right in all runs, {100 * always / images:.1f}% in none",
-            errors=found.errors,
-            deviation=found.deviation,
-            independent=found.independent,
-            disagreement=found.mean_disagreement,
-            always_right=never / images,
-            never_right=always / images,
-        )
 
 
 def _images(runs: list[Run]) -> np.ndarray:
@@ -95,16 +89,22 @@ def _images(runs: list[Run]) -> np.ndarray:
     return np.array([run.test_wrong for run in runs])
 
 
-def _figure(found: Variability, missed: np.ndarray) -> Figure:
+def _figure(measured: Variability, missed: np.ndarray) -> Figure:
     figure = new_figure(3, 7.5)
     left, right = figure.subplots(1, 2)
     left.bar(np.arange(1, len(missed)), missed[1:], color=COLOURS[0])
     left.set(xlabel="runs that get an image wrong", ylabel="images")
     left.locator_params(axis="x", integer=True)
-    shown = found.disagreement.copy()
+    shown = measured.disagreement.copy()
     np.fill_diagonal(shown, np.nan)
     image = show_array(right, shown, extent=(0.5, len(shown) + 0.5, len(shown) + 0.5, 0.5))
     right.set(xlabel="run", ylabel="run", facecolor=GREY)
     right.locator_params(integer=True)
     figure.colorbar(image, ax=right, label="images they differ on (%)")
     return figure
+
+
+def variability_of(wrong: np.ndarray) -> Variability:
+    """The variability of at least two runs; `wrong` (runs, images) of bool tells which images each run got wrong."""
+    one_only = wrong.astype(float) @ ~wrong.T  # images that the first run gets wrong and the second right
+    return Variability(100 * wrong.mean(1), wrong.mean(0), 100 * (one_only + one_only.T) / wrong.shape[1])

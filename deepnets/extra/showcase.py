@@ -5,27 +5,27 @@ digits, at initialisation or after some epochs.
 """
 
 import argparse
-from collections.abc import Iterator
-from dataclasses import replace
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import nn
 
-from deepnets.analysis.commands.outcome import tracked, whole_numbers
-from deepnets.analysis.commands.showcasepage import Bars, Design, Showcase, shortcuts_of, write_showcase
-from deepnets.analysis.commands.subject import Subject, one_batch
-from deepnets.analysis.commands.variants import chosen, fresh
-from deepnets.analysis.gradients import first_to_last, gradient_norms, with_batch_statistics
-from deepnets.analysis.signals import signals
-from deepnets.analysis.walk import walk_of
+from deepnets.analysis.commands.output import tracked, whole_numbers
+from deepnets.analysis.commands.subject import Subject, fresh_network, model_option, one_batch
+from deepnets.analysis.gradients import first_to_last, gradient_norms, signals
+from deepnets.analysis.walk import walk_of, with_batch_statistics
 from deepnets.command import count, whole
 from deepnets.config.compose import compose
 from deepnets.config.project import home
 from deepnets.config.schema import Config
 from deepnets.errors import UserError, printable
 from deepnets.models.ordering import Ordering
+from deepnets.results.page import write_page
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import fit
 from deepnets.training.hardware import choose_precision, find_device
@@ -36,10 +36,13 @@ TRAINED = ("dataset=digits", "optimizer=adamw", "schedule=warmup_cosine")  # how
 SCALES = (0.0, 0.5, 0.9, 1.0)
 BIASES = (0.0, -1.0, -2.0, -4.0, -6.0)
 WIDTH, KERNELS = 16, (3, 3)
+DIGITS = 3  # significant: more than a bar shows
+
+Shortcut = tuple[float, float | None]  # scale and, for a gate, its bias
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What can be chosen; there is no subject, since every combination of the knobs is a network."""
+    """Add what can be chosen; there is no subject, since every combination of the knobs is a network."""
     where = home() / "outputs" / "analysis" / "showcase"
     parser.add_argument("--output", type=Path, default=where, help="folder for showcase.html (default: %(default)s)")
     parser.add_argument("--depths", default="10,20,30,40", help="numbers of units (default: %(default)s)")
@@ -54,7 +57,7 @@ def run(arguments: argparse.Namespace) -> None:
     depths = _depths(arguments)
     resnet = compose(["model=resnet", "model.depth=null", f"model.widths=[{WIDTH}]", "dataset=digits"]).config
     transformer = compose(["model=vit_digits", *TRAINED]).config
-    designs = {name: chosen("ordering", name) for name in (*ORDERINGS, *NORMS)}
+    designs = {name: model_option("ordering", name) for name in (*ORDERINGS, *NORMS)}
     combinations = [
         (name, depth, shortcut) for name in designs for depth in depths for shortcut in shortcuts_of(SCALES, BIASES)
     ]
@@ -63,8 +66,8 @@ def run(arguments: argparse.Namespace) -> None:
         config = transformer if name in NORMS else resnet
         size = {"depth": depth} if name in NORMS else {"depth": None, "units": [depth]}
         changes = {**designs[name], **size, "shortcut": _shortcut(scale, bias)}
-        found = [_measured(model, config, arguments) for model in _networks(config, changes, arguments)]
-        bars[name, depth, (scale, bias)] = Bars(*np.mean(found, axis=0).tolist())
+        numbers = [_measured(model, config, arguments) for model in _networks(config, changes, arguments)]
+        bars[name, depth, (scale, bias)] = Bars(*np.mean(numbers, axis=0).tolist())
     page = arguments.output / "showcase.html"
     state = (
         f"after {arguments.epochs} epochs of training" if arguments.epochs else "at initialisation, before any training"
@@ -88,19 +91,6 @@ def run(arguments: argparse.Namespace) -> None:
     print(printable(f"page         {page}"))
 
 
-def _command(name: str, arguments: argparse.Namespace) -> str:
-    """What measures one network of seed 0 again: gradients_units.csv has the page's numbers."""
-    net = f"model=resnet model.depth=null 'model.units=[{{depth}}]' 'model.widths=[{WIDTH}]' dataset=digits"
-    if name in NORMS:
-        net = f"model=vit_digits model.depth={{depth}} {' '.join(TRAINED)}"
-    options = f"{net} model/ordering={{ordering}} {{shortcut}} seed=0"
-    measure = f"--images {arguments.images} --sizes 1 --draws 1"
-    if not arguments.epochs:
-        return f"python scripts/analyze.py gradients {options} {measure}"
-    train = f"python scripts/train.py {options} epochs={arguments.epochs}"
-    return f"{train} && python scripts/analyze.py gradients THE_FOLDER_IT_PRINTS {measure}"
-
-
 def _depths(arguments: argparse.Namespace) -> list[int]:
     depths = sorted(set(whole_numbers("--depths", arguments.depths)))
     if odd := [depth for depth in depths if depth % 2]:
@@ -108,11 +98,94 @@ def _depths(arguments: argparse.Namespace) -> list[int]:
     return depths
 
 
+@dataclass(frozen=True)
+class Bars:
+    """The numbers of one network, one per unit: gradient norm; 10th percentile, mean and 90th of the signal.
+
+    They are not finite for a network that diverged.
+    """
+
+    gradient: Sequence[float]
+    low: Sequence[float]
+    mean: Sequence[float]
+    high: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Design:
+    """An ordering: its name, the layers of a branch, and those behind the addition.
+
+    `command` measures one of its networks again, with {depth}, {ordering} and {shortcut} to fill in.
+    """
+
+    name: str
+    branch: Sequence[str]
+    after: Sequence[str]
+    command: str
+
+
+@dataclass(frozen=True)
+class Showcase:
+    """The page's contents: the numbers of the measured networks by ordering, depth in units and shortcut."""
+
+    about: str
+    designs: Sequence[Design]
+    depths: Sequence[int]
+    scales: Sequence[float]
+    biases: Sequence[float]
+    bars: Mapping[tuple[str, int, Shortcut], Bars]
+
+
+def shortcuts_of(scales: Sequence[float], biases: Sequence[float]) -> list[Shortcut]:
+    """All shortcuts of the knobs, in their order: constant scales, then gates."""
+    return [*((scale, None) for scale in scales), *((1.0, bias) for bias in biases)]
+
+
+def options_of(scale: float, bias: float | None) -> str:
+    """The options of scripts/train.py that choose this shortcut."""
+    if bias is None:
+        return f"model/shortcut=scaled_0.5_1 model.shortcut.shortcut_scale={scale:g}"
+    return f"model/shortcut=exclusive_gating_b6 model.shortcut.bias={bias:g}"
+
+
+def write_showcase(file: Path, showcase: Showcase) -> None:
+    """Write the page: one HTML file that loads no other.
+
+    Raises:
+        UserError: it cannot be written there.
+    """
+    shortcuts = shortcuts_of(showcase.scales, showcase.biases)
+    data = {
+        "designs": [vars(design) for design in showcase.designs],
+        "depths": showcase.depths,
+        "shortcuts": [options_of(*shortcut) for shortcut in shortcuts],
+        "scales": showcase.scales,
+        "biases": showcase.biases,
+        "bars": [
+            [
+                [_short(showcase.bars[design.name, depth, shortcut]) for shortcut in shortcuts]
+                for depth in showcase.depths
+            ]
+            for design in showcase.designs
+        ],
+    }
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    write_page(file, "showcase.html", about=showcase.about, data=text)
+
+
+def _short(bars: Bars) -> list[list[float | None]]:
+    """The numbers as the page shows them: None, which it calls diverged, for one that is not finite."""
+    return [
+        [float(f"{value:.{DIGITS}g}") if isfinite(value) else None for value in values]
+        for values in vars(bars).values()
+    ]
+
+
 def _shortcut(scale: float, bias: float | None) -> dict[str, Any]:
     node: dict[str, Any] = {"_target_": "deepnets.models.shortcuts.Scaled", "_partial_": True}
     if bias is None:
         return node | {"shortcut_scale": scale, "branch_scale": 1.0}
-    gate = chosen("shortcut", "exclusive_gating_b6")["shortcut"]
+    gate = model_option("shortcut", "exclusive_gating_b6")["shortcut"]
     return gate | {"bias": bias}
 
 
@@ -121,7 +194,7 @@ def _networks(config: Config, changes: dict[str, Any], arguments: argparse.Names
     device = find_device(arguments.device)
     for seed in range(arguments.draws):
         if not arguments.epochs:
-            yield fresh(config, changes, seed).to(device).requires_grad_(False)
+            yield fresh_network(config, changes, seed).to(device).requires_grad_(False)
             continue
         run = replace(config, model=config.model | changes, seed=seed, epochs=arguments.epochs)
         training = prepare(run, device, choose_precision(run.precision, device))
@@ -131,7 +204,7 @@ def _networks(config: Config, changes: dict[str, Any], arguments: argparse.Names
 
 
 def _measured(model: nn.Module, config: Config, arguments: argparse.Namespace) -> list[np.ndarray]:
-    """Gradient norms, low, mean and high of the signal of each unit: as `gradients` measures them."""
+    """Gradient norms, and low, mean and high of the signal, of each unit, as `analyze.py gradients` measures them."""
     subject = Subject("", model, config, arguments.output, False, find_device(arguments.device))
     x, labels = one_batch(subject, arguments.images)
     walk = walk_of(with_batch_statistics(model))
@@ -146,3 +219,16 @@ def _drawn(designs: dict[str, dict[str, Any]], arguments: argparse.Namespace) ->
         branch = ordering.branch(1 if name in NORMS else len(KERNELS))
         drawn.append(Design(name, branch, ordering.after, _command(name, arguments)))
     return drawn
+
+
+def _command(name: str, arguments: argparse.Namespace) -> str:
+    """The command that measures one network of seed 0 again: its gradients_units.csv has the page's numbers."""
+    net = f"model=resnet model.depth=null 'model.units=[{{depth}}]' 'model.widths=[{WIDTH}]' dataset=digits"
+    if name in NORMS:
+        net = f"model=vit_digits model.depth={{depth}} {' '.join(TRAINED)}"
+    options = f"{net} model/ordering={{ordering}} {{shortcut}} seed=0"
+    measure = f"--images {arguments.images} --sizes 1 --draws 1"
+    if not arguments.epochs:
+        return f"python scripts/analyze.py gradients {options} {measure}"
+    train = f"python scripts/train.py {options} epochs={arguments.epochs}"
+    return f"{train} && python scripts/analyze.py gradients THE_FOLDER_IT_PRINTS {measure}"

@@ -13,8 +13,8 @@ import pytest
 from selenium.webdriver import ActionChains, Chrome, Keys
 from selenium.webdriver.support.select import Select
 
-from deepnets.analysis.commands.showcasepage import Bars, Design, Showcase, shortcuts_of, write_showcase
 from deepnets.errors import UserError
+from deepnets.extra.showcase import Bars, Design, Showcase, shortcuts_of, write_showcase
 from tests.analyzing import analyze
 from tests.browser import console_messages, missing_browser, open_browser, requested
 

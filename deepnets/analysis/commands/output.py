@@ -1,4 +1,4 @@
-"""What an analysis writes: tables (CSV), figures (PNG, SVG, TensorBoard) and findings (JSON, and printed)."""
+"""The output of an analysis: tables (CSV), figures (PNG, SVG, TensorBoard) and findings (JSON, and printed)."""
 
 import argparse
 import csv
@@ -31,13 +31,13 @@ Part = TypeVar("Part")
 LINE = TypeAdapter(tuple[str, list[float]])
 
 
-class Outcome:
+class Output:
     """The files of one analysis: `<folder>/analysis/<analysis>_<name>.{csv,png,svg}`, or in --output itself.
 
     `<analysis>.json` beside them holds the options and, for each finding, its sentence and its numbers.
 
-    Each figure is also the TensorBoard image `analysis/<analysis>_<name>` of the run folder, which must not be training
-    at the same time: another process that writes there is a UserError; --output leaves the run folder alone.
+    Each figure is also the TensorBoard image `analysis/<analysis>_<name>` of the run folder. That folder must not be
+    training at the same time: another process that writes there is a UserError. --output does not touch the run folder.
     """
 
     def __init__(self, analysis: str, folder: Path, arguments: argparse.Namespace) -> None:
@@ -49,7 +49,7 @@ class Outcome:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            # TensorBoard leaves a file of events for a newer one for good: of a run that trains no more would be seen.
+            # TensorBoard turns to a newer events file for good: what a run still writes to its own would not be shown.
             if (self.events / "config.yaml").is_file():
                 stack.enter_context(RunFolder(self.events).hold())
             if self.folder.parent == self.events:
@@ -63,8 +63,8 @@ class Outcome:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.held.close()
         if kind is None:
-            found = {"analysis": self.analysis, "options": self.options, "findings": self.findings}
-            text = json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False)
+            contents = {"analysis": self.analysis, "options": self.options, "findings": self.findings}
+            text = json.dumps(contents, indent=1, ensure_ascii=False, allow_nan=False)
             write_atomically(self.folder / f"{self.analysis}.json", text + "\n")
             print(printable(f"results      {RunFolder(self.folder)}/{self.analysis}_*"))
 
@@ -78,7 +78,7 @@ class Outcome:
         write_atomically(self.folder / f"{self.analysis}_{name}.csv", text.getvalue(), durable=False)
 
     def rows(self, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        """As `table`, row by row."""
+        """Write the rows as CSV, as `table` writes columns."""
         self.table(name, dict(zip(columns, zip(*rows, strict=True), strict=True)))
 
     def figure(self, name: str, figure: Figure) -> None:
@@ -90,52 +90,52 @@ class Outcome:
 
     @contextmanager
     def saved(self, *nets: nn.Module) -> Iterator["Saved"]:
-        """Results by key, which the same analysis of the same nets finds if it was killed; dropped at the end."""
+        """Results by key, which outlive a kill for the same analysis of the same nets, and are dropped at the end."""
         file = self.folder / f"{self.analysis}.partial"
         saved = Saved(file, json.dumps([self.options, _checksum(nets)]))
-        if saved.found:
-            print(f"{self.analysis}: resumes; {len(saved.found)} results are there", flush=True)
+        if saved.results:
+            print(f"{self.analysis}: resumes; {len(saved.results)} results are there", flush=True)
         yield saved
         file.unlink()
 
     def finding(self, sentence: str, **numbers: Any) -> None:
-        """Print a finding in a sentence, and note it with its numbers, which may be arrays, for the JSON file."""
+        """Print the finding, a sentence, and keep it with its numbers, which may be arrays, for the JSON file."""
         print(printable(f"{self.analysis}: {sentence}"), flush=True)
         self.findings.append({"sentence": sentence} | {name: _plain(value) for name, value in numbers.items()})
 
 
 class Saved:
-    """Numbers by key, a line of JSON each; those of another `origin` are dropped, and so is a line half written."""
+    """Numbers by key, a line of JSON each; numbers of another `origin` and a line half written are dropped."""
 
     def __init__(self, file: Path, origin: str) -> None:
-        self.file, self.found = file, dict[str, list[float]]()
+        self.file, self.results = file, dict[str, list[float]]()
         try:
             lines = read_text(file, LONGEST).splitlines()
-        except (OSError, ValueError):  # there is none, or something else lies there
+        except (OSError, ValueError):  # no such file, or a damaged one
             lines = []
         for line in lines[1:] if lines[:1] == [json.dumps(origin)] else []:
             try:
                 key, numbers = LINE.validate_json(line)
             except ValidationError:
                 break
-            self.found[key] = numbers
-        written = [json.dumps(origin), *(json.dumps(each) for each in self.found.items())]
+            self.results[key] = numbers
+        written = [json.dumps(origin), *(json.dumps(each) for each in self.results.items())]
         write_atomically(file, "".join(f"{line}\n" for line in written), durable=False)
 
     def once(self, key: str, compute: Callable[[], ArrayLike]) -> list[float]:
-        """The numbers of this key, computed unless they are there."""
-        if key not in self.found:
-            self.found[key] = np.ravel(compute()).astype(float).tolist()
+        """The numbers of this key, computed unless they are saved."""
+        if key not in self.results:
+            self.results[key] = np.ravel(compute()).astype(float).tolist()
             with opened_to_append(self.file) as file:
-                file.write(json.dumps([key, self.found[key]]).encode() + b"\n")
-        return self.found[key]
+                file.write(json.dumps([key, self.results[key]]).encode() + b"\n")
+        return self.results[key]
 
 
 def whole_numbers(option: str, text: str, least: int = 1, most: float = math.inf) -> list[int]:
     """The numbers that an option lists with commas.
 
     Raises:
-        UserError: something is no whole number, or outside of these bounds.
+        UserError: a number is not whole, or outside of these bounds.
     """
     words = text.split(",")
     if not all(word.strip().isdecimal() and least <= int(word) <= most for word in words):
@@ -145,7 +145,7 @@ def whole_numbers(option: str, text: str, least: int = 1, most: float = math.inf
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON has it: arrays as lists, what is not finite as null."""
+    """The value as JSON writes it: arrays as lists, numbers that are not finite as null."""
     match value:
         case np.ndarray() | np.generic():
             return _plain(value.tolist())
@@ -160,14 +160,14 @@ def _plain(value: Any) -> Any:
 
 
 def _checksum(nets: Iterable[nn.Module]) -> str:
-    """SHA-256 over the bytes of all that they hold."""
-    found = hashlib.sha256()
+    """SHA-256 over the bytes of all parameters and buffers of the nets."""
+    digest = hashlib.sha256()
     for tensor in (tensor for net in nets for tensor in net.state_dict().values()):
-        found.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return found.hexdigest()
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def tracked(parts: Iterable[Part], what: str, total: int | None = None) -> Iterable[Part]:
-    """The parts, `total` where they have no length, with a bar on the terminal that shows how far they are."""
+    """The parts, with a progress bar on the terminal; `total` counts them where they have no length."""
     console = Console(stderr=True)
     return track(parts, what, total=total, console=console, transient=True, disable=not console.is_terminal)
