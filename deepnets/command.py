@@ -11,8 +11,9 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from deepnets.config.trust import trust
 from deepnets.distributed.signals import RESUME, Interrupted
 from deepnets.errors import UserError, of_system, readable
 from deepnets.hydra_errors import HYDRA_ERRORS, explain
@@ -92,11 +93,27 @@ def some_of(choices: Sequence[str]) -> Callable[[str], list[str]]:
     return names
 
 
+class _Trusts(argparse.Action):
+    """Trust what is named, from the moment on when it is parsed."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        trust(values)
+
+
+def add_trust_option(parser: argparse.ArgumentParser) -> None:
+    """Add --trust, which trusts for the rest of the process; --project is the same, for a project's file."""
+    parser.add_argument(
+        *("--trust", "--project"),
+        action=_Trusts,
+        default=argparse.SUPPRESS,
+        metavar="NAME",
+        help="a class or a module of yours, its file, or a project's file",
+    )
+
+
 def add_weights_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of every command that loads the weights of a run."""
-    parser.add_argument(
-        "--trust", "--project", action="append", default=[], metavar="TARGET", help="a class of yours, or a project"
-    )
+    add_trust_option(parser)
     parser.add_argument(
         "--allow-previous", action="store_true", help="take weights of an earlier iteration than a finished run's last"
     )

@@ -3,7 +3,6 @@
 import argparse
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from deepnets.distributed.signals import Interrupted, hold_back
@@ -16,10 +15,10 @@ if __name__ == "__main__":
 import torch
 from torch import nn
 
-from deepnets.command import run_command
+from deepnets.command import add_trust_option, run_command
 from deepnets.config.compose import compose
-from deepnets.config.project import search_of_trusted
 from deepnets.config.schema import Config
+from deepnets.config.trust import Trust, trusted_search, trusting
 from deepnets.distributed.world import world_from_env
 from deepnets.errors import UserError, printable
 from deepnets.runs.execute import LOCKED, run
@@ -31,53 +30,52 @@ from deepnets.system.printing import print_error
 from deepnets.training.assembly import dataset_of, model_of
 
 
-def build_model(overrides: list[str], project: str | Path | None = None) -> nn.Module:
+def build_model(overrides: list[str], trust: Trust = ()) -> nn.Module:
     """A freshly initialised network of any committed configuration, for example `["model=resnet110", "seed=1"]`.
 
     Takes the overrides of `scripts/train.py`; maps images (N, C, H, W) to logits (N, classes), with C, H, W and classes
-    of the data set, which need not be there. The initialisation is that of a run with these overrides. `project` is the
-    file of your own project.
+    of the data set, which need not be there. The initialisation is that of a run with these overrides. `trust` names
+    what --trust names: your own classes, modules, files of Python, or your project's file, whose options are found too.
 
     Raises:
-        UserError: an illegal value. hydra.errors.HydraException: an unknown option or key.
+        UserError: an illegal value, or as `deepnets.config.trust.trust`.
+        hydra.errors.HydraException: an unknown option or key.
     """
-    trusted = [str(project)] if project else []
-    config = compose(overrides, search_of_trusted(trusted)).config
-    config.trusted_targets.extend(trusted)
-    torch.manual_seed(config.seed)
-    dataset = dataset_of(config)
-    return model_of(config, dataset.shape, dataset.classes)
+    with trusting(trust):
+        config = compose(overrides, trusted_search()).config
+        torch.manual_seed(config.seed)
+        dataset = dataset_of(config)
+        return model_of(config, dataset.shape, dataset.classes)
 
 
-def load_run(folder: str | Path, trusted: Sequence[str] = (), allow_previous: bool = False) -> tuple[nn.Module, Config]:
+def load_run(folder: str | Path, trust: Trust = (), allow_previous: bool = False) -> tuple[nn.Module, Config]:
     """The network of a run as its last checkpoint left it, in evaluation mode on the CPU, and the run's configuration.
 
     Where there is no checkpoint, `weights.safetensors` is read, as in a record or what `deepnets export` wrote. Prints
     which iteration the weights are of. Those of a finished run are its last, unless `allow_previous` accepts earlier
     ones, where the last checkpoint is damaged or missing.
 
-    `trusted` names the classes of your own that its configuration may use, or your project's file. The data need not
-    be there.
+    `trust` names what --trust names: your own classes, modules, files of Python, or your project's file. The data need
+    not be there.
 
     Raises:
         UserError: the folder is no run folder, or holds no intact weights, or none of its result.
     """
-    weights = read_weights(folder, trusted, allow_previous)
-    return weights.model(), weights.config
+    with trusting(trust):
+        weights = read_weights(folder, allow_previous)
+        return weights.model(), weights.config
 
 
 def main() -> int:
     """Start or continue the folder named on the command line."""
     parser = argparse.ArgumentParser(description="Start or continue a run folder.")
     parser.add_argument("folder", help="a folder that scripts/train.py has set up")
-    parser.add_argument(
-        "--trust", "--project", action="append", default=[], metavar="TARGET", help="a class of yours, or a project"
-    )
+    add_trust_option(parser)
     parser.add_argument("--quiet", action="store_true", help="print neither the result nor why it cannot go on")
     arguments = parser.parse_args()
     folder, world, code = RunFolder(arguments.folder), world_from_env(), 0
     try:
-        result = run(folder, arguments.trust)
+        result = run(folder)
         if world.is_first and not arguments.quiet:
             print(printable(f"{folder}: {describe_result(result)}"))
     except Interrupted as stop:

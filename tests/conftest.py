@@ -8,8 +8,19 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
 
+from collections.abc import Iterator  # noqa: E402
+
 import pytest  # noqa: E402
 import torch  # noqa: E402
+
+from deepnets.config.trust import trusting  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def trust_of_its_own() -> Iterator[None]:
+    """What a test trusts, no later test trusts."""
+    with trusting([]):
+        yield
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -4,6 +4,8 @@ import os
 import time
 from pathlib import Path
 
+TRUST = "--trust=tests.paced.Paced"
+
 
 class Paced:
     """The full rate throughout; slow as long as the file `slow` is there.

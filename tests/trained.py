@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from deepnets.config.schema import Row
+from deepnets.config.trust import trusting
 from deepnets.launch.grid import launch
 from deepnets.results.read import read_runs
 from deepnets.results.table import tables_of
@@ -63,7 +64,7 @@ def train_table(root: Path) -> Trained:
     (root / "slow").touch()
     (root / "broken_dropout").touch()
     path = folder_of(killed).path.parents[1]
-    with pytest.MonkeyPatch.context() as environment:
+    with pytest.MonkeyPatch.context() as environment, trusting(PACED):
         environment.setenv("PACE", str(root))
         command = [sys.executable, "-m", "deepnets.run", str(folder_of(killed).path), f"--trust={PACED}"]
         process = subprocess.Popen(command, env={**ENVIRONMENT, "PACE": str(root)}, cwd=ROOT)
@@ -90,7 +91,6 @@ def _rows(root: Path, shortcut: str, seeds: int = 1, schedule: dict[str, Any] | 
     composed.config.model |= {"depth": 8, "widths": [4, 4, 4]}
     composed.config.epochs = 2
     composed.config.schedule = schedule or composed.config.schedule
-    composed.config.trusted_targets = [PACED]
     if shortcut == DIVERGING:
         composed.config.optimizer["lr"] = 1e30
     rows = [deepcopy(composed) for _ in range(seeds)]

@@ -22,7 +22,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--to", type=Path, metavar="DIR", required=True, help="where the files go")
     add_weights_options(parser)
     arguments = parser.parse_args(words)
-    weights = read_weights(arguments.run, arguments.trust, arguments.allow_previous)
+    weights = read_weights(arguments.run, arguments.allow_previous)
     print(printable(f"weights      {RunFolder(write_weights(weights, arguments.to))}"))
     print(printable(f"settings     {RunFolder(arguments.to / 'config.yaml')}"))
     try:

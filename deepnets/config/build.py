@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from hydra._internal.utils import _locate  # hydra.utils.get_object, which also prints its errors
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from deepnets.config.project import trusted_names
 from deepnets.config.schema import Config, Row
+from deepnets.config.trust import is_trusted
 from deepnets.errors import UserError, brief
 
 if TYPE_CHECKING:
@@ -57,13 +57,13 @@ WORDS = {
 }
 
 
-def build(where: str, node: dict[str, Any], trusted: Collection[str] = (), **runtime: Any) -> Any:
+def build(where: str, node: dict[str, Any], **runtime: Any) -> Any:
     """The object that `node` describes, with `runtime` as further arguments.
 
     Raises:
         UserError: as `check_node`, or the target refuses its values.
     """
-    check_node(where, node, trusted, runtime)
+    check_node(where, node, runtime)
     try:
         return _built(node, runtime)
     except UserError:
@@ -72,7 +72,7 @@ def build(where: str, node: dict[str, Any], trusted: Collection[str] = (), **run
         raise UserError(f"{where}: {error}") from error
 
 
-def check_node(where: str, node: dict[str, Any], trusted: Collection[str], runtime: Collection[str]) -> None:
+def check_node(where: str, node: dict[str, Any], runtime: Collection[str]) -> None:
     """Check that `build` can call the node, with `runtime` as the names of further arguments.
 
     Raises:
@@ -80,7 +80,7 @@ def check_node(where: str, node: dict[str, Any], trusted: Collection[str], runti
     """
     if not isinstance(node, dict):
         raise UserError(f"{where}={brief(node)}: choose one of its options")
-    _check(where, node, trusted_names(trusted), runtime)
+    _check(where, node, runtime)
 
 
 def check_ranges(settings: "DataclassInstance", prefix: str = "") -> None:
@@ -134,7 +134,7 @@ def check_plain_settings(config: Config) -> None:
     """
     check_ranges(config)
     check_budget(config)
-    build("schedule", config.schedule, config.trusted_targets, total=1)
+    build("schedule", config.schedule, total=1)
 
 
 def check_budget(config: Config) -> None:
@@ -170,16 +170,14 @@ def _built(node: Any, runtime: dict[str, Any]) -> Any:
     return partial(called, **arguments) if node.get("_partial_") else called(**arguments, **runtime)
 
 
-def _check(
-    where: str, node: dict[str, Any], trusted: Collection[str], runtime: Collection[str], nested: bool = False
-) -> None:
+def _check(where: str, node: dict[str, Any], runtime: Collection[str], nested: bool = False) -> None:
     target = node.get("_target_")
-    if not isinstance(target, str) or (target not in TARGETS and target not in trusted):
+    if not isinstance(target, str) or (target not in TARGETS and not is_trusted(target)):
         message = f"{where}._target_: {brief(target)} is not one of the classes a configuration may name."
         if isinstance(target, str) and re.fullmatch(r"\w+(\.\w+)+", target) and len(target) < LONGEST_TARGET:
             message += (
-                " If it is your own and you trust it, list it in a project's file that --project names, or add "
-                f"'trusted_targets=[{target}]' to the command line; analyze and deepnets.run take --trust {target}."
+                f" If it is your own and you trust it, add --trust {target} to the command, or --trust and the name of "
+                "its module or file."
             )
         raise UserError(message)
     is_partial = node.get("_partial_", False)
@@ -191,7 +189,7 @@ def _check(
     try:
         parameters, annotations = signature_of(target)
     except Exception as error:
-        if target in trusted:  # whatever the user's own module raises while it is imported
+        if target not in TARGETS:  # whatever the user's own module raises while it is imported
             reason = " ".join(str(error.__cause__ or error).split())  # Hydra's own words take four lines
             raise UserError(f"{where}: {target} cannot be imported: {reason}") from error
         raise
@@ -200,7 +198,7 @@ def _check(
         allowed = ", ".join(name for name in parameters if name not in runtime) or "none"
         raise UserError(f"{where}: unknown key {brief(unknown[0])}; {target} takes: {allowed}")
     for key, value in arguments.items():
-        _check_nested(f"{where}.{key}", value, trusted)
+        _check_nested(f"{where}.{key}", value)
         if key in annotations and not (isinstance(value, dict) and "_target_" in value):
             _check_type(f"{where}.{key}", value, annotations[key])
     present = {*arguments, *runtime}
@@ -212,16 +210,16 @@ def _check(
         raise UserError(f"{where}: missing: {', '.join(missing)}; {target} needs {needs}")
 
 
-def _check_nested(where: str, value: Any, trusted: Collection[str]) -> None:
+def _check_nested(where: str, value: Any) -> None:
     """Hydra calls every node, however deep in lists and dictionaries it lies."""
     if isinstance(value, dict) and "_target_" in value:
-        _check(where, value, trusted, (), nested=True)
+        _check(where, value, (), nested=True)
     elif isinstance(value, dict):
         for key, inner in value.items():
-            _check_nested(f"{where}.{key}", inner, trusted)
+            _check_nested(f"{where}.{key}", inner)
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            _check_nested(f"{where}[{index}]", inner, trusted)
+            _check_nested(f"{where}[{index}]", inner)
     elif isinstance(value, int) and abs(value) >= LARGEST:
         raise UserError(f"{where}: got {brief(value)}; must be below {LARGEST}")
 

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from os.path import abspath, expanduser
+from os.path import expanduser
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,9 +33,10 @@ from deepnets.config.compose import (
     value_at,
 )
 from deepnets.config.identity import flat, is_execution
-from deepnets.config.project import CONF, Project, check_options_folder, is_file, read_project, trusted_names
+from deepnets.config.project import CONF, check_options_folder, read_project
 from deepnets.config.schema import DEFAULTS, Row, Search, Sweep
 from deepnets.config.sweep import rows_of
+from deepnets.config.trust import trust
 from deepnets.errors import UserError
 
 PLUGINS = {  # Hydra's defaults; others would change nothing
@@ -54,13 +55,13 @@ def rows_of_command() -> list[Row]:
 
     Raises:
         HydraException, OmegaConfBaseException: an unknown option or key, a value of the wrong type.
-        UserError: options, sweeps or trusted targets that do not go together.
+        UserError: options or sweeps that do not go together, or as `trust`.
     """
     # A shell expands ~ only where a word begins, and Hydra does not read it.
     sys.argv[1:] = [
         re.sub(r"^([\w.]+=)(~/)", lambda found: found[1] + expanduser(found[2]), word) for word in sys.argv[1:]
     ]
-    words, project, search = _project(sys.argv[1:])
+    words, search = _own_flags(sys.argv[1:])
     flags = _flags(words)
     known = {*search.places, *_typed_places(flags.overrides)}
     _check_folders(known)  # before Hydra reads them
@@ -72,20 +73,9 @@ def rows_of_command() -> list[Row]:
     if len(sweeps) > 1:
         raise UserError(f"sweep={','.join(sorted(map(str, sweeps)))}: a command trains one sweep")
     _check_folders({*rows[0].search.places} - known)
-    typed_trust = any(word.startswith("trusted_targets=") for word in words)
-    if not all(isinstance(each, str) for row in rows for each in row.config.trusted_targets):
-        raise UserError("trusted_targets: needs a list of names, such as trusted_targets=[my_shortcuts.ReZero]")
-    trusted = {tuple(row.config.trusted_targets) for row in rows}
-    if len(trusted) > 1 or (rows[0].config.trusted_targets and not typed_trust):
-        raise UserError("trusted_targets: can be set on the command line only, to one list for all runs")
-    trusted_names(rows[0].config.trusted_targets)  # refuses what names neither a class nor a project
     for row in rows:
         check_options(row)
         check_widths(row)
-        trust = row.config.trusted_targets  # with absolute files, as jobs may start elsewhere
-        trust[:] = [abspath(each) if is_file(each) else each for each in trust]
-        if project:  # trusted as a whole, so that a job elsewhere reads the list of then
-            trust.append(str(project.file))
     check_early(rows)
     return rows
 
@@ -216,21 +206,23 @@ def _message(option: str, pages: str, overruled: dict[str, tuple[Any, Any]]) -> 
     return f"{option}: fixed by {pages}: {', '.join(found)}. {remedies}"
 
 
-def _project(words: Sequence[str]) -> tuple[list[str], Project | None, Search]:
-    """The other words, the project that --project names, and where options are searched for."""
+def _own_flags(words: Sequence[str]) -> tuple[list[str], Search]:
+    """Read the flags that Hydra does not have; returns the other words, and where options are searched for."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.error = _refuse  # type: ignore[method-assign]  # which would print the usage of three flags
+    parser.error = _refuse  # type: ignore[method-assign]  # which would print the usage of four flags
     parser.add_argument("--project")
+    parser.add_argument("--trust", action="append", default=[])
     parser.add_argument("--config-dir", "-cd")
     parser.add_argument("--config-name", "-cn", default=DEFAULTS)
     known, rest = parser.parse_known_args(words)
+    trust(known.trust)
     if known.project:
         if known.config_dir or known.config_name != DEFAULTS:
             raise UserError("--project: names its own options and defaults; leave out --config-dir and --config-name")
-        project = read_project(known.project)
-        return rest, project, project.search
+        trust(project := read_project(known.project).file)
+        return rest, read_project(project).search
     places = (f"file://{Path(known.config_dir).absolute()}",) if known.config_dir else ()
-    return rest, None, Search(places, known.config_name)
+    return rest, Search(places, known.config_name)
 
 
 def _typed_places(words: Iterable[str]) -> list[str]:

@@ -229,7 +229,7 @@ class _Base:
         """
         if isinstance(self.config, Exception):
             raise self.config
-        nodes = {name: deepcopy(getattr(self.config, name)) for name in (*NODES, "trusted_targets")}
+        nodes = {name: deepcopy(getattr(self.config, name)) for name in NODES}
         return replace(self.config, **nodes)
 
     def refused(self, plain: Plain) -> list[str]:

@@ -37,7 +37,6 @@ EXECUTION_KEYS = frozenset(
         "log_iterations",
         "overwrite",
         "plan",
-        "trusted_targets",
         "sweep",
     }
 )
@@ -168,4 +167,18 @@ class Added:
         return frozen
 
 
-STEPS: tuple[Callable[[Frozen], Frozen], ...] = (Added("batchnorm_kernel", "torch"),)
+@dataclass(frozen=True)
+class Removed:
+    """A step for a key that does not exist any more, and was no part of a run's identity.
+
+    Attributes:
+        key: at the top of a configuration.
+    """
+
+    key: str
+
+    def __call__(self, frozen: Frozen) -> Frozen:
+        return {key: value for key, value in frozen.items() if key != self.key}
+
+
+STEPS: tuple[Callable[[Frozen], Frozen], ...] = (Added("batchnorm_kernel", "torch"), Removed("trusted_targets"))

@@ -1,10 +1,8 @@
-"""Where things are: deepnets' own options, version and outputs, and the options and classes of a user's project."""
+"""Where things are: deepnets' own options, version and outputs, and the options of a user's project."""
 
 import os
-import re
 import subprocess
 import sys
-from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from deepnets.config.safe_yaml import ALIASES, LONGEST, check_bounds, plain_yaml
 from deepnets.config.schema import DEFAULTS, Search
-from deepnets.errors import UserError, brief
+from deepnets.errors import UserError
 from deepnets.system.files import read_text
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -28,20 +26,18 @@ class _Content(BaseModel):
 
     options: str | None = None
     defaults: str = DEFAULTS
-    trusted: list[str] = []
 
 
 @dataclass(frozen=True)
 class Project:
     """`options`: a folder laid out as conf/, beside the file; `defaults`: the file in it that stands for train.yaml.
 
-    `trusted` are its classes that a configuration may name; they are imported from the file's folder.
+    The modules beside the file are the project's own, which a configuration may name where the project is trusted.
     """
 
     file: Path
     options: Path | None
     defaults: str
-    trusted: tuple[str, ...]
 
     @property
     def search(self) -> Search:
@@ -64,13 +60,13 @@ def read_project(file: str | Path) -> Project:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise UserError(f"{file}: {where}: {first['msg']}; the file may have options, defaults and trusted") from error
+        raise UserError(f"{file}: {where}: {first['msg']}; the file may have options and defaults") from error
     except ValueError as error:
         raise UserError(f"{file}: cannot be read as a project's file: {error}") from error
     options = path.parent / content.options if content.options else None
     if options:
         check_options_folder(options)
-    return Project(path, options, content.defaults, tuple(content.trusted))
+    return Project(path, options, content.defaults)
 
 
 def check_options_folder(folder: Path) -> None:
@@ -90,37 +86,6 @@ def check_options_folder(folder: Path) -> None:
             check_bounds(read_text(Path(os.path.realpath(file)), LONGEST), ALIASES)
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise UserError(f"{file}: cannot be read as options: {' '.join(str(error).split())}") from error
-
-
-def trusted_names(trusted: Collection[str]) -> frozenset[str]:
-    """The classes that `trusted` names; a project's file among them stands for its own, which become importable.
-
-    Raises:
-        UserError: one that cannot be a class's name, or as `read_project`.
-    """
-    names: set[str] = set()
-    for each in trusted:
-        if not is_file(each):
-            names.add(each)
-            continue
-        project = read_project(each)
-        folder = str(project.file.parent)
-        if folder not in sys.path:
-            sys.path.append(folder)  # behind all others, so that a file of it hides no library
-        names.update(project.trusted)
-    if unfit := sorted(name for name in names if not re.fullmatch(r"\w+(\.\w+)+", name)):
-        raise UserError(f"trusted: {brief(unfit[0])} names no class; needs its module too, as in my_shortcuts.ReZero")
-    return frozenset(names)
-
-
-def search_of_trusted(trusted: Collection[str]) -> Search:
-    """Where the project whose file is among `trusted` has its options; conf/ alone without one."""
-    return next((read_project(each).search for each in trusted if is_file(each)), Search())
-
-
-def is_file(trusted: str) -> bool:
-    """Whether the word names a project's file, not a class."""
-    return "/" in trusted or trusted.endswith((".yaml", ".yml"))
 
 
 def home() -> Path:

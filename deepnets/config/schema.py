@@ -128,7 +128,6 @@ class Config:
     log_iterations: Count = MISSING
     overwrite: bool = MISSING
     plan: bool = MISSING
-    trusted_targets: list[str] = MISSING
     sweep: Optional[Sweep] = MISSING
 
 

@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from deepnets.config.build import build
 from deepnets.config.schema import Config
+from deepnets.config.trust import trusting
 from deepnets.data.dataset import Dataset
 from deepnets.data.source import DataFiles, Source, Split
 from deepnets.errors import UserError
@@ -65,14 +66,13 @@ def size_of(config: Config, dataset: Dataset) -> Size:
     Raises:
         UserError: the network is illegal.
     """
-    return _size(json.dumps([config.model, config.trusted_targets]), dataset.shape, dataset.classes)
+    return _size(json.dumps(config.model), dataset.shape, dataset.classes)
 
 
 @cache
 def _size(key: str, shape: tuple[int, int, int], classes: int) -> Size:
-    node, trusted = json.loads(key)
     with torch.device("meta"):
-        model = build("model", node, trusted, shape=shape, classes=classes)
+        model = build("model", json.loads(key), shape=shape, classes=classes)
     with FlopCounterMode(display=False) as counter:
         try_out(model, shape)
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -107,14 +107,14 @@ def _measure_pace(config: Config, dataset: Dataset, size: Size) -> Pace:
     noise = replace(
         config,
         dataset=_noise(dataset, images),
-        trusted_targets=[*config.trusted_targets, NOISE],
         batch_size=images,
         evaluation_batch_size=images,
         epochs=1,
         iterations=None,
     )
     try:
-        training = prepare(noise, device, choose_precision(config.precision, device))
+        with trusting([NOISE]):
+            training = prepare(noise, device, choose_precision(config.precision, device))
         batches = training.evaluated.pop("test")
         training.iterations = 10**9  # the timing ends it
         steps = fit(training)

@@ -45,7 +45,7 @@ def launch(rows: list[Row]) -> int:
         UserError: names every run that cannot start.
     """
     folders, first = folders_of(rows), rows[0].config
-    launcher: Launcher = build("launcher", first.launcher, first.trusted_targets)
+    launcher: Launcher = build("launcher", first.launcher)
     wrong = {}
     for row, folder in zip(rows, folders, strict=True):
         try:

@@ -51,7 +51,7 @@ class Local:
             Interrupted: a signal came; the runs in flight are saved and the others do not start.
         """
         tally, left = Tally(folders), [folder for folder in folders if not folder.is_complete]
-        groups, alone = groups_of(left, self.stacked, config.trusted_targets)
+        groups, alone = groups_of(left, self.stacked)
         if left and len(left) == len(alone):
             print_line(
                 "\n".join([f"launcher.stacked={self.stacked}: every run is trained alone", *lines_by_reason(alone)])
@@ -62,7 +62,7 @@ class Local:
             group = waiting.popleft()
             if len(group) > 1:
                 print_line("\n".join([f"{len(group)} runs at once", *map(tally.heading, group)]))
-                endings = run_together(group, config.trusted_targets)
+                endings = run_together(group)
                 waiting.extendleft([folder] for folder in reversed(group) if folder not in endings)
                 _note(endings, tally)
             elif not tally.is_complete(group[0]):
@@ -74,7 +74,7 @@ class Local:
 def _alone(folder: RunFolder, config: Config, is_only: bool) -> Ending:
     """Execute a run; returns its error if there are other runs to execute or another process has it."""
     try:
-        return run(folder, config.trusted_targets)
+        return run(folder)
     except Exception as error:
         if is_only and not isinstance(error, Locked):
             raise

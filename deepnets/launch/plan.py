@@ -34,7 +34,7 @@ DEVICES = (1, 8, 64)  # the numbers of devices whose time is printed
 def show_plan(rows: list[Row]) -> int:
     """Print the plan of these runs; train and write nothing. Returns the exit code: 1 when a run cannot start."""
     folders, first = folders_of(rows), rows[0].config
-    launcher: Launcher = build("launcher", first.launcher, first.trusted_targets)
+    launcher: Launcher = build("launcher", first.launcher)
     paces: dict[str, Pace] = {}
     planned = []
     with Console(stderr=True).status("timing") as status:  # shows where there is a terminal

@@ -116,9 +116,9 @@ def devices_of(name: str) -> list[str | None]:
     return [*shown.split(",")[:available]] if shown else [str(index) for index in range(available)]
 
 
-def start_run(folder: RunFolder, trusted: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def start_run(folder: RunFolder, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start `python -m deepnets.run FOLDER`, which saves when its parent dies and adds its output to `OUTPUT`."""
-    return spawn.start(command_of(folder, trusted), environment, signal.SIGTERM, folder.path / OUTPUT)
+    return spawn.start(command_of(folder), environment, signal.SIGTERM, folder.path / OUTPUT)
 
 
 def note_crash(folder: RunFolder, code: int) -> str:
@@ -207,7 +207,7 @@ class _Execution:
             self.shares.release(devices)
             self.tally.skip(folder, error)
             return True
-        process = start_run(folder, self.config.trusted_targets, self.shares.environment(devices))
+        process = start_run(folder, self.shares.environment(devices))
         self.running.append(_Child(folder, process, devices))
         gpus = _gpus_of(devices)
         print_line(self.tally.heading(folder) + (f" on GPU {', '.join(gpus)}" if gpus else ""))

@@ -22,6 +22,7 @@ from annotated_types import Ge, Le
 
 from deepnets.config.project import program
 from deepnets.config.schema import Config
+from deepnets.config.trust import trusted
 from deepnets.errors import UserError, printable
 from deepnets.launch.grid import OUTPUT, Tally, lines_by_reason
 from deepnets.runs.contents import Job
@@ -166,7 +167,6 @@ class Slurm:
         script = _batch_script(
             self.directives(directory, len(folders), folders[0].config),
             directory / ROWS,
-            config.trusted_targets,
             several_nodes=self.nodes > 1,
             fail_fast=config.fail_fast,
         )
@@ -330,9 +330,7 @@ rank='export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTAS
 srun --kill-on-bad-exit=0 --wait=60 bash -c "$rank" rank """
 
 
-def _batch_script(
-    directives: Sequence[str], rows: Path, trusted: Sequence[str], *, several_nodes: bool, fail_fast: bool
-) -> str:
+def _batch_script(directives: Sequence[str], rows: Path, *, several_nodes: bool, fail_fast: bool) -> str:
     """The script of an array whose task i executes the folder in line i of the file `rows`.
 
     A run that saved because its time limit is near is queued again; any other exit code becomes the task's.
@@ -342,7 +340,7 @@ def _batch_script(
     """
     if broken := [word for word in (*directives, str(rows)) if "\n" in word]:
         raise UserError(f"launcher=slurm: {broken[0]!r}: a line break cannot be part of it")
-    trust = [f"--trust={target}" for target in trusted]
+    trust = [f"--trust={name}" for name in trusted()]
     run = " ".join([shlex.join([sys.executable, "-m", "deepnets.run"]), '"$row"', *map(shlex.quote, trust)])
     body = BODY.format(
         rows=shlex.quote(str(rows)),

@@ -2,11 +2,11 @@
 
 import shlex
 import sys
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
 from deepnets.config.schema import Config
+from deepnets.config.trust import trusted
 from deepnets.distributed.signals import RESUME, SIGNALS, Interrupted, Interruption
 from deepnets.distributed.spawn import how_it_ended, processes
 from deepnets.distributed.world import world_from_env
@@ -23,12 +23,12 @@ from deepnets.training.hardware import with_counted_devices
 LOCKED = 75  # exit code of `python -m deepnets.run FOLDER` where another process is running the folder
 
 
-def command_of(folder: RunFolder, trusted: Sequence[str], python: str = sys.executable) -> list[str]:
-    """The words that start or continue the folder's run from here."""
-    return [python, "-m", "deepnets.run", str(folder), *(f"--trust={target}" for target in trusted)]
+def command_of(folder: RunFolder, python: str = sys.executable) -> list[str]:
+    """The words that start or continue the folder's run from here, with the trust of this process."""
+    return [python, "-m", "deepnets.run", str(folder), *(f"--trust={name}" for name in trusted())]
 
 
-def run(folder: RunFolder, trusted: Sequence[str] = ()) -> Result:
+def run(folder: RunFolder) -> Result:
     """Train the folder's run to its end, from its last checkpoint if it has one, and return its result.
 
     With devices=N this starts N processes, unless it is one of several already, as torchrun or SLURM starts them: then
@@ -42,7 +42,7 @@ def run(folder: RunFolder, trusted: Sequence[str] = ()) -> Result:
     """
     if result := folder.completed:
         return result
-    config, world = replace(folder.config, trusted_targets=list(trusted)), world_from_env()
+    config, world = folder.config, world_from_env()
     config = with_counted_devices(config) if world.size == 1 else replace(config, devices=world.size)
     if world.size < config.devices:
         return _run_in_processes(folder, config)
@@ -62,7 +62,7 @@ def run(folder: RunFolder, trusted: Sequence[str] = ()) -> Result:
             return result
         except Interrupted as stop:
             if world.is_first:
-                again = shlex.join(command_of(folder, trusted, "python"))
+                again = shlex.join(command_of(folder, "python"))
                 print_error(f"\nStopped by {stop}; {folder} is saved. {RESUME}, or\n{again}")
             raise
         except Exception as error:
@@ -84,7 +84,7 @@ def _run_in_processes(folder: RunFolder, config: Config) -> Result:
             note_failure(folder, f"{type(error).__name__}: {error}", f"{error}\n")
             raise
     threads = max(1, (config.threads or THREADS) // config.devices)
-    command = [*command_of(folder, config.trusted_targets), "--quiet"]
+    command = [*command_of(folder), "--quiet"]
     with processes(command, config.devices, threads) as group:
         failure = group.first_failure()
         if failure and failure[1] != LOCKED and failure[1] - 128 not in SIGNALS:

@@ -142,7 +142,7 @@ class RunFolder:
             if not (self.path / Origin.FILE).is_file():
                 origin.write(self.path)
             sweep = config.sweep and Sweep(axes=config.sweep.axes, deep=config.sweep.deep)
-            config = replace(config, overwrite=False, trusted_targets=[], sweep=sweep)
+            config = replace(config, overwrite=False, sweep=sweep)
             write_atomically(self.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(config)))
 
     def _clear(self) -> None:

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -41,19 +40,14 @@ OWN = (
 SHARED = ("device", "threads")  # of the keys that say where a run executes
 
 
-def groups_of(
-    folders: Sequence[RunFolder], most: int, trusted: Sequence[str] = ()
-) -> tuple[list[list[RunFolder]], dict[RunFolder, str]]:
-    """Groups of up to `most` folders to be trained at once, in the order of their first; and why others are alone.
-
-    `trusted` names the user's own classes that their configurations may use.
-    """
+def groups_of(folders: Sequence[RunFolder], most: int) -> tuple[list[list[RunFolder]], dict[RunFolder, str]]:
+    """Groups of up to `most` folders to be trained at once, in the order of their first; and why others are alone."""
     by_key: dict[Any, list[RunFolder]] = {}
     alone: dict[RunFolder, str] = {}
     for number, folder in enumerate(folders):
         key: Any = number
         if most > 1:
-            config = replace(folder.config, trusted_targets=list(trusted))
+            config = folder.config
             if reason := obstacle(config):
                 alone[folder] = reason
             else:
@@ -88,7 +82,7 @@ def obstacle(config: Config) -> str | None:
     return stack.obstacle(model, dataset.shape)
 
 
-def run_together(folders: Sequence[RunFolder], trusted: Sequence[str] = ()) -> dict[RunFolder, Ending]:
+def run_together(folders: Sequence[RunFolder]) -> dict[RunFolder, Ending]:
     """Train the folders of a group of `groups_of`, and return the result of each, or what it failed by.
 
     A run that fails or diverges disturbs no other, to the bit: it is computed further, unseen. Where the group forms
@@ -111,7 +105,7 @@ def run_together(folders: Sequence[RunFolder], trusted: Sequence[str] = ()) -> d
         interruption = held.enter_context(Interruption(at_once=True))
         try:
             for folder in folders:
-                opened = _opened(folder, trusted, held)
+                opened = _opened(folder, held)
                 if isinstance(opened, Execution):
                     going.append(opened)
                 else:
@@ -132,11 +126,11 @@ def run_together(folders: Sequence[RunFolder], trusted: Sequence[str] = ()) -> d
     return endings
 
 
-def _opened(folder: RunFolder, trusted: Sequence[str], held: ExitStack) -> Execution | Ending:
+def _opened(folder: RunFolder, held: ExitStack) -> Execution | Ending:
     """The folder locked and read; or its result, if it has one by now, or why it cannot be trained."""
     of_run = held.enter_context(ExitStack())
     try:
-        config = replace(folder.config, trusted_targets=list(trusted))
+        config = folder.config
         opened = of_run.enter_context(session(folder, config))
         if result := folder.completed:
             of_run.close()

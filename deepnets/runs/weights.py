@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,7 @@ class Weights:
         return model.eval()
 
 
-def read_weights(folder: str | Path, trusted: Sequence[str] = (), allow_previous: bool = False) -> Weights:
+def read_weights(folder: str | Path, allow_previous: bool = False) -> Weights:
     """The weights of a run's last checkpoint, or, where there is none, those in `weights.safetensors` of a record.
 
     Prints which iteration they are of. `allow_previous` accepts those of an earlier iteration than the result's.
@@ -77,7 +77,7 @@ def read_weights(folder: str | Path, trusted: Sequence[str] = (), allow_previous
             run's result.
     """
     run_folder = RunFolder(folder)
-    config = replace(run_folder.config, trusted_targets=list(trusted))
+    config = run_folder.config
     state, damaged = load_checked(run_folder, config)
     if state is not None:
         frozen, training = state["frozen"], state["training"]
@@ -168,7 +168,7 @@ def write_weights(weights: Weights, folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "config.yaml").exists():
             data = weights.config.dataset | {"root": "data"}
-            config = replace(weights.config, dataset=data, output_root="outputs", trusted_targets=[])
+            config = replace(weights.config, dataset=data, output_root="outputs")
             write_atomically(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(config)))
         elif differing := difference(identity(weights.config), run.config):
             raise UserError(f"{run}: holds another run: {', '.join(differing)} differ; name another folder")

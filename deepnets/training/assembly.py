@@ -32,9 +32,9 @@ def prepare(config: Config, device: torch.device, precision: torch.dtype, world:
     let_fold(model, config.batchnorm_kernel is BatchNormKernel.auto)
     if world.size > 1:
         divide(model, batches.share)
-    optimizer = build("optimizer", config.optimizer, config.trusted_targets, model=model)
+    optimizer = build("optimizer", config.optimizer, model=model)
     iterations = iterations_of(config, len(batches))
-    schedule = build("schedule", config.schedule, config.trusted_targets, total=iterations)
+    schedule = build("schedule", config.schedule, total=iterations)
     return Training(
         model=model,
         optimizer=optimizer,
@@ -53,7 +53,7 @@ def prepare(config: Config, device: torch.device, precision: torch.dtype, world:
 
 
 def model_of(config: Config, shape: tuple[int, int, int], classes: int) -> nn.Module:
-    model = build("model", config.model, config.trusted_targets, shape=shape, classes=classes)
+    model = build("model", config.model, shape=shape, classes=classes)
     if config.memory is not Memory.full:
         if not hasattr(model, "keep"):
             raise UserError(
@@ -64,13 +64,12 @@ def model_of(config: Config, shape: tuple[int, int, int], classes: int) -> nn.Mo
 
 
 def dataset_of(config: Config) -> Dataset:
-    return _built(json.dumps([config.dataset, config.trusted_targets], sort_keys=True))
+    return _built(json.dumps(config.dataset, sort_keys=True))
 
 
 @lru_cache(maxsize=4)
 def _built(key: str) -> Dataset:
-    node, trusted = json.loads(key)
-    return build("dataset", node, trusted)
+    return build("dataset", json.loads(key))
 
 
 def splits_of(dataset: Dataset, device: torch.device) -> Splits:

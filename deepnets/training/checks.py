@@ -8,6 +8,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from deepnets.config.build import build, check_node, check_plain_settings
 from deepnets.config.schema import Config, Selection
+from deepnets.config.trust import trusted
 from deepnets.data.dataset import Dataset, memory_size
 from deepnets.errors import UserError, first_line
 from deepnets.models.batchnorm import GhostBatchNorm, group_sizes
@@ -39,7 +40,7 @@ def check_settings(config: Config) -> tuple[Dataset, int]:
     config = with_counted_devices(config)
     check_plain_settings(config)
     _check_devices(config)
-    check_node("optimizer", config.optimizer, config.trusted_targets, ["model"])
+    check_node("optimizer", config.optimizer, ["model"])
     dataset = dataset_of(config)
     try:
         with torch.device("meta"):
@@ -47,9 +48,9 @@ def check_settings(config: Config) -> tuple[Dataset, int]:
     except RuntimeError as error:  # sizes of more numbers than can be counted
         raise UserError(f"model: cannot be built: {first_line(error)}") from error
     # After the model, whose errors need not wait for it: torch's first optimiser imports its compiler, for a second.
-    build("optimizer", config.optimizer, config.trusted_targets, model=nn.Linear(1, 1))
+    build("optimizer", config.optimizer, model=nn.Linear(1, 1))
     check_memory(model)
-    if not config.trusted_targets:  # a user's own need not be able to compute without numbers
+    if not trusted():  # a user's own need not be able to compute without numbers
         for shape in (dataset.shape, *dataset.final_shapes):
             try_out(model, shape)
     check_network(config.step, model, dataset.is_streamed)
@@ -57,7 +58,7 @@ def check_settings(config: Config) -> tuple[Dataset, int]:
     iterations = check_batches(config, dataset)
     for images in _batch_sizes(config, dataset):
         groups = group_sizes(images, config.model.get("batchnorm_images") or images)
-        if groups[-1] == 1 and not config.trusted_targets:
+        if groups[-1] == 1 and not trusted():
             _try_out_single(model, dataset.shape, images)
     return dataset, iterations
 
@@ -88,7 +89,7 @@ def check_batches(config: Config, dataset: Dataset) -> int:
                 "dataset.view=center, or selection=final"
             )
     iterations = iterations_of(config, math.ceil(dataset.training_size / config.batch_size))
-    schedule = build("schedule", config.schedule, config.trusted_targets, total=iterations)
+    schedule = build("schedule", config.schedule, total=iterations)
     if getattr(schedule, "watched", None) == "validation" and not config.dataset["validation"]:
         raise UserError(f"schedule.watched=validation: {NO_VALIDATION}")
     if (warmup := getattr(schedule, "warmup_iterations", 0)) >= iterations:

@@ -3,6 +3,7 @@
 import pytest
 
 from deepnets.config.build import TARGETS, build
+from deepnets.config.trust import trust
 from deepnets.errors import UserError
 from deepnets.schedule import Step
 
@@ -75,17 +76,20 @@ def test_a_partial_node_leaves_one_argument_open() -> None:
 
 
 def test_a_bug_in_a_target_keeps_its_own_exception() -> None:
+    trust("fractions.Fraction")
     with pytest.raises(ZeroDivisionError):
-        build("schedule", {"_target_": "fractions.Fraction", "numerator": 1, "denominator": 0}, ["fractions.Fraction"])
+        build("schedule", {"_target_": "fractions.Fraction", "numerator": 1, "denominator": 0})
 
 
 def test_a_trusted_target_is_called() -> None:
-    assert build("schedule", {"_target_": "fractions.Fraction", "numerator": 3}, trusted=["fractions.Fraction"]) == 3
+    trust("fractions.Fraction")
+    assert build("schedule", {"_target_": "fractions.Fraction", "numerator": 3}) == 3
 
 
 def test_a_trusted_target_that_is_not_there_is_told() -> None:
+    trust("no.such.module")
     with pytest.raises(UserError, match=r"schedule: no\.such\.module cannot be imported"):
-        build("schedule", {"_target_": "no.such.module"}, trusted=["no.such.module"])
+        build("schedule", {"_target_": "no.such.module"})
 
 
 def test_every_target_on_the_list_exists() -> None:
@@ -110,6 +114,6 @@ class Loose:
     ],
 )
 def test_a_target_off_the_list_is_refused_however_deep_it_lies(arguments: dict) -> None:
-    loose = f"{__name__}.Loose"
+    trust(loose := f"{__name__}.Loose")
     with pytest.raises(UserError, match=r"_target_: 'os\.getpid' is not one of the classes"):
-        build("model", {"_target_": loose, **arguments}, trusted=[loose])
+        build("model", {"_target_": loose, **arguments})

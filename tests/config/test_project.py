@@ -11,7 +11,8 @@ import pytest
 
 from deepnets.config.command_line import rows_of_command
 from deepnets.config.compose import compose
-from deepnets.config.project import read_project, trusted_names
+from deepnets.config.project import read_project
+from deepnets.config.trust import is_trusted, trust, trusted
 from deepnets.errors import UserError
 from deepnets.run import build_model, load_run
 from deepnets.runs.naming import folder_of
@@ -52,7 +53,7 @@ def project(tmp_path: Path) -> Path:
         "conf/model/shortcut/half.yaml": OPTION,
         "conf/lab.yaml": DEFAULTS,
         "conf/sweep/halves.yaml": SWEEP,
-        "project.yaml": "options: conf\ndefaults: lab\ntrusted: [lab_shortcuts.Half]\n",
+        "project.yaml": "options: conf\ndefaults: lab\n",
     }.items():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_text(text)
@@ -87,7 +88,7 @@ def test_a_project_may_be_a_link(project: Path) -> None:
 
 
 def test_the_projects_network_is_built_and_nothing_is_trusted_by_itself(project: Path) -> None:
-    model = build_model(["model.depth=14"], project=project / "project.yaml")
+    model = build_model(["model.depth=14"], trust=project / "project.yaml")
     assert type(model.units[0].shortcut).__name__ == "Half"
     with pytest.raises(UserError, match="not one of the classes a configuration may name"):
         build_model([f"hydra.searchpath=['file://{project}/conf']", "model/shortcut=half"])
@@ -110,20 +111,20 @@ def test_a_sweep_of_the_project_trains_resumes_and_is_analysed(project: Path) ->
     folder = project / "outputs" / "halves+model.widths=2,2,2"
     assert sorted(path.parent.parent.name for path in folder.glob("*/seed0/result.json")) == ["half", "identity"]
     run = folder / "half" / "seed0"
-    assert "trusted_targets: []" in (run / "config.yaml").read_text()
+    assert "trust" not in (run / "config.yaml").read_text()
     assert "--project project.yaml" in json.loads((run / "origin.json").read_text())["command"]
     assert "already finished" in train(project, "--project", "project.yaml", "sweep=halves").stdout
 
     # A frozen folder needs no options, and trust anew.
     shutil.rmtree(project / "conf")
-    (project / "project.yaml").write_text("trusted: [lab_shortcuts.Half]\n")
+    (project / "project.yaml").write_text("{}\n")
     (run / "result.json").unlink()
     refused = deepnets(project, str(run), module="deepnets.run")
     assert "not one of the classes" in refused.stderr
     assert refused.returncode == 1
     resumed = deepnets(project, str(run), "--project", "project.yaml", module="deepnets.run")
     assert resumed.returncode == 0, resumed.stderr
-    model, _ = load_run(run, trusted=[str(project / "project.yaml")])
+    model, _ = load_run(run, trust=project / "project.yaml")
     assert model.units[0].shortcut.by == 0.5
     analysed = deepnets(
         project, "analyze", "lesion", str(run), "--project", "project.yaml", "--images", "10", "--device", "cpu"
@@ -138,7 +139,7 @@ def test_jobs_of_slurm_find_the_projects_classes(project: Path) -> None:
         done = train(project, "--project", "project.yaml", "sweep=halves", *jobs)
         assert done.returncode == 0, done.stdout + done.stderr
         (project / "elsewhere").mkdir()
-        given = ["--config-dir=../conf", "trusted_targets=[../project.yaml]", "sweep=halves"]
+        given = ["--config-dir=../conf", "--trust=../project.yaml", "sweep=halves"]
         done = train(project / "elsewhere", *given, *jobs)
         assert done.returncode == 0, done.stdout + done.stderr
         done = train(project / "elsewhere", given[0], *given[2:], *jobs, "seed=5")
@@ -161,25 +162,23 @@ def test_options_without_a_project_trust_nothing(project: Path, search: str) -> 
     assert plan.returncode == 1
     assert "half/seed0: model.shortcut._target_: 'lab_shortcuts.Half' is not one of the classes" in plan.stdout
     assert "1 of 2 runs cannot start" in plan.stdout
-    trusted = train(project, "sweep=halves", search, "plan=true", "trusted_targets=[project.yaml]")
+    trusted = train(project, "sweep=halves", search, "plan=true", "--trust=project.yaml")
     assert trusted.returncode == 0, trusted.stdout
 
 
 @pytest.mark.slow
 def test_a_configuration_cannot_trust(project: Path) -> None:
-    (project / "conf" / "lab.yaml").write_text(DEFAULTS + "trusted_targets: [lab_shortcuts.Half]\n")
+    (project / "conf" / "lab.yaml").write_text(DEFAULTS + "trust: [lab_shortcuts.Half]\n")
     done = train(project, "--config-name", "lab", "--config-dir", "conf")
-    assert (done.returncode, done.stderr) == (
-        1,
-        "error: trusted_targets: can be set on the command line only, to one list for all runs\n",
-    )
+    assert done.returncode == 1
+    assert "trust: no such key" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("trust: [a.B]", "trust: Extra inputs are not permitted; the file may have options, defaults and trusted"),
-        ("trusted: a.B", "trusted: Input should be a valid list"),
+        ("trust: [a.B]", "trust: Extra inputs are not permitted; the file may have options and defaults"),
+        ("defaults: [a.B]", "defaults: Input should be a valid string"),
         ("options: nowhere", "nowhere: no such folder of options"),
         ("options: [", "not valid YAML"),
     ],
@@ -200,11 +199,36 @@ def test_an_option_that_would_never_be_read_is_refused(project: Path) -> None:
 
 
 def test_only_a_named_file_makes_classes_importable(project: Path) -> None:
+    trust("a.B")
     assert str(project) not in sys.path
-    assert trusted_names(["a.B"]) == {"a.B"}
-    assert str(project) not in sys.path
-    assert trusted_names(["a.B", str(project / "project.yaml")]) == {"a.B", "lab_shortcuts.Half"}
+    trust(project / "project.yaml")
     assert sys.path[-1] == str(project)
+    assert trusted() == ("a.B", str(project / "project.yaml"))
+
+
+def test_a_file_or_a_module_stands_for_what_it_defines_itself(tmp_path: Path) -> None:
+    (tmp_path / "own_nets.py").write_text("import os\nfrom torch.nn import ReLU\n\nclass Net:\n    pass\n")
+    (tmp_path / "beside.py").write_text("class Other:\n    pass\n")
+    (tmp_path / "torch.py").write_text("class Net:\n    pass\n")
+    trust(tmp_path / "own_nets.py")
+    assert is_trusted("own_nets.Net")
+    for target in ("own_nets.ReLU", "own_nets.os", "own_nets.os.system", "beside.Other", "own_nets", "torch.Net", ""):
+        assert not is_trusted(target)
+    trust("fractions")
+    assert is_trusted("fractions.Fraction")
+    assert not is_trusted("fractions.Decimal")  # which it imports
+
+
+def test_a_project_stands_for_the_modules_beside_its_file(project: Path) -> None:
+    (project / "lab_nets").mkdir()
+    (project / "lab_nets" / "__init__.py").write_text("class Small:\n    pass\n")
+    (project / "lab_nets" / "deep.py").write_text("class Deep:\n    pass\n")
+    (project / "torch.py").write_text("class Net:\n    pass\n")
+    trust(project / "project.yaml")
+    for target in ("lab_shortcuts.Half", "lab_nets.Small", "lab_nets.deep.Deep"):
+        assert is_trusted(target)
+    for target in ("lab_shortcuts.nn", "torch.Net", "torch.nn.ReLU", "os.system"):
+        assert not is_trusted(target)
 
 
 @pytest.mark.parametrize(

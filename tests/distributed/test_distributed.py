@@ -275,7 +275,7 @@ def test_a_process_that_raises_ends_the_row_with_its_traceback(tmp_path: Path) -
         "        if iteration == 20 and os.environ.get('RANK') == '1':\n"
         "            raise ArithmeticError('over the edge')\n        return 1.0\n    return factor\n"
     )
-    words = [*TRAIN, *RUN, "schedule=cosine", "schedule._target_=mine.cliff", "trusted_targets=[mine.cliff]"]
+    words = [*TRAIN, *RUN, "schedule=cosine", "schedule._target_=mine.cliff", "--trust=mine.cliff"]
     environment = {**ENVIRONMENT, "PYTHONPATH": str(tmp_path)}
     process = subprocess.Popen(
         [*words, f"output_root={tmp_path / 'out'}"],

@@ -26,6 +26,7 @@ from deepnets.extra.bench_gpu import (
 )
 from deepnets.runs.naming import folder_of
 from tests.command import ROOT, row
+from tests.paced import TRUST
 
 TINY = ["dataset=synthetic", "dataset.source.train=64", "dataset.source.test=40", "batch_size=16", "device=cpu"]
 NET = [*TINY, "model=resnet20", "model.depth=8", "model.widths=[4,4,4]"]
@@ -195,8 +196,8 @@ def test_a_training_is_stopped_and_resumed(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("PACE", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     paced = ["schedule=cosine", "schedule._target_=tests.paced.Paced", "+schedule.name=a", "epochs=20"]
-    config = row(tmp_path, *NET, *paced, "trusted_targets=[tests.paced.Paced]")
-    words = [*config.overrides]
+    config = row(tmp_path, *NET, *paced)
+    words = [TRUST, *config.overrides]
     (tmp_path / "slow").touch()
     with pytest.raises(Unfinished):
         trained(words, folder_of(config), SAVING_SECONDS + 30)

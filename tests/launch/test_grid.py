@@ -3,10 +3,12 @@
 import json
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from deepnets.config.trust import trusting
 from deepnets.errors import UserError
 from deepnets.launch.grid import launch
 from deepnets.runs.contents import Origin
@@ -14,9 +16,16 @@ from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.naming import folder_of
 from deepnets.runs.status import state_of
 from tests.command import ENVIRONMENT, ROOT, TRAIN, row
+from tests.paced import TRUST
 
 NET = ["model.depth=8", "model.widths=[4,4,4]", "epochs=1", "device=cpu", "precision=fp32"]
-NET += ["schedule=cosine", "schedule._target_=tests.paced.Paced", "trusted_targets=[tests.paced.Paced]"]
+NET += ["schedule=cosine", "schedule._target_=tests.paced.Paced"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def trust_paced() -> Iterator[None]:
+    with trusting("tests.paced.Paced"):
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +108,7 @@ def test_overwrite_does_not_continue_what_ran_while_the_grid_was_written_down(
 
 @pytest.mark.slow
 def test_two_commands_at_the_same_moment_share_the_grid(tmp_path: Path) -> None:
-    grid = ["-m", *NET, "+schedule.name=a", "seed=range(4)", f"output_root={tmp_path}/outputs"]
+    grid = [TRUST, "-m", *NET, "+schedule.name=a", "seed=range(4)", f"output_root={tmp_path}/outputs"]
     environment = {**ENVIRONMENT, "PYTHONPATH": str(ROOT), "PACE": str(tmp_path)}
     (tmp_path / "slow").touch()
     both = [

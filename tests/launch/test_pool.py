@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from deepnets.config.trust import trusting
 from deepnets.errors import UserError
 from deepnets.launch.grid import launch
 from deepnets.launch.pool import Pool, Shares, devices_of, note_crash, start_run
@@ -25,12 +26,19 @@ from deepnets.runs.folder import RunFolder
 from deepnets.runs.naming import folders_of
 from deepnets.runs.status import show, state_of
 from tests.command import ENVIRONMENT, ROOT, TRAIN, metrics, row
+from tests.paced import TRUST
 
 pytestmark = pytest.mark.slow
 
 GRID = ["-m", "seed=range(8)", "model.depth=8", "model.widths=[4,4,4]", "epochs=3", "device=cpu", "precision=fp32"]
 GRID += ["schedule=cosine", "schedule._target_=tests.paced.Paced", "+schedule.name=a"]
-GRID += ["trusted_targets=[tests.paced.Paced]", "launcher=pool", "launcher.runs_per_device=2"]
+GRID += ["launcher=pool", "launcher.runs_per_device=2"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def trust_paced() -> Iterator[None]:
+    with trusting("tests.paced.Paced"):
+        yield
 
 
 class Grid:
@@ -45,7 +53,7 @@ class Grid:
         # Two threads for two slots; a group of its own, as a terminal gives it.
         environment = {**ENVIRONMENT, "PACE": str(self.root), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2"}
         self.process = subprocess.Popen(
-            [*TRAIN, *GRID, f"output_root={self.root / 'outputs'}"],
+            [*TRAIN, TRUST, *GRID, f"output_root={self.root / 'outputs'}"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -284,7 +292,7 @@ def test_output_of_a_run_that_dies_early_is_told(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "a")
     folder.freeze(row(tmp_path, "device=cpu").config, Origin())
     (folder.path / "config.yaml").write_text("epochs: [")
-    status = start_run(folder, [], dict(os.environ)).wait()
+    status = start_run(folder, dict(os.environ)).wait()
     assert status == 1
     reason = note_crash(folder, status)
     assert reason.startswith("ended with exit code 1: ")

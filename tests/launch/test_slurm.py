@@ -24,6 +24,7 @@ from hydra import compose, initialize_config_dir
 
 from deepnets.config.compose import register
 from deepnets.config.schema import Row
+from deepnets.config.trust import trusting
 from deepnets.errors import UserError
 from deepnets.launch.grid import launch
 from deepnets.launch.slurm import Slurm
@@ -34,13 +35,21 @@ from deepnets.runs.contents import Result
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.status import DEAD, FAILED, PREEMPTED, read_states, show, state_of
 from tests.command import ROOT, metrics, row
+from tests.paced import TRUST
 
 pytestmark = pytest.mark.slow
 
 SCRIPT = ROOT / "tests" / "one_node_slurm.sh"
 PATIENCE = 240  # seconds for anything that must happen
 NET = ["model.depth=8", "model.widths=[4,4,4]", "schedule=cosine", "schedule._target_=tests.paced.Paced"]
-NET += ["trusted_targets=[tests.paced.Paced]", "device=cpu"]
+NET += ["device=cpu"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def trust_paced() -> Iterator[None]:
+    with trusting("tests.paced.Paced"):
+        yield
+
 SLURM = ["launcher=slurm", "launcher.cpus=1"]
 OPTIONS = {"partition": None, "account": None, "time": None, "nodes": 1, "gpus": None, "cpus": None}
 OPTIONS |= {"at_once": None, "warning": 120, "options": None, "wait": False, "retry": None}
@@ -155,7 +164,7 @@ def six_rows(root: Path, pace: Path) -> dict[str, Any]:
     answer("sbatch", "--hold", "--wrap=true")  # not one of ours
     outputs, grid = root / "outputs", "abcdef"
     changes = ["epochs=2", f"output_root={outputs}", f"+schedule.name={','.join(grid)}", "launcher.options={hold:true}"]
-    command = [sys.executable, "scripts/train.py", "-m", *NET, *SLURM, *changes]
+    command = [sys.executable, "scripts/train.py", TRUST, "-m", *NET, *SLURM, *changes]
     master = subprocess.Popen(
         [*command, "launcher.wait=true"],
         cwd=root / "tree",
@@ -223,7 +232,7 @@ def six_rows(root: Path, pace: Path) -> dict[str, Any]:
 def one_run_stopped_in_many_ways(root: Path, pace: Path) -> dict[str, Any]:
     """Undisturbed; warned, preempted or killed; at its time limit; on two nodes. All but the first go slowly."""
     run = ["epochs=8", "batch_size=256", "checkpoint_seconds=1000"]
-    train = [sys.executable, "scripts/train.py", *NET, *run, f"output_root={root}"]
+    train = [sys.executable, "scripts/train.py", TRUST, *NET, *run, f"output_root={root}"]
     environment = {**os.environ, "PACE": str(root)}
     undisturbed = [
         subprocess.Popen([*train, f"+schedule.name={name}", f"devices={devices}"], cwd=ROOT, env=environment)
@@ -384,7 +393,6 @@ def of_sweep(root: Path, seed: int, *changes: str) -> Row:
     each.config.model |= {"depth": 8, "widths": [4, 4, 4]}
     each.config.epochs, each.config.batch_size = 8, 256
     each.config.schedule = {"_target_": "tests.paced.Paced", "name": "sweep"}
-    each.config.trusted_targets = ["tests.paced.Paced"]
     return each
 
 

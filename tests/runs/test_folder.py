@@ -10,6 +10,7 @@ import pytest
 from deepnets.config.identity import identity, identity_hash
 from deepnets.config.project import CONF
 from deepnets.config.schema import Config
+from deepnets.config.trust import trust
 from deepnets.errors import UserError
 from deepnets.runs.contents import Origin
 from deepnets.runs.folder import RunFolder
@@ -58,8 +59,9 @@ def test_other_settings_are_refused_with_the_differing_keys(tmp_path: Path) -> N
 
 def test_trust_and_overwrite_are_not_written_down(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
-    folder.freeze(row(tmp_path, "trusted_targets=[a.b]", "overwrite=true").config, Origin())
-    assert folder.config.trusted_targets == []
+    trust("a.b")
+    folder.freeze(row(tmp_path, "overwrite=true").config, Origin())
+    assert "a.b" not in (folder.path / "config.yaml").read_text()
     assert folder.config.overwrite is False
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from deepnets.config.schema import Config
+from deepnets.config.trust import trust
 from deepnets.launch.grid import launch
 from deepnets.models.fully_connected import FullyConnected
 from deepnets.monitor.dashboard import Dashboard
@@ -191,7 +192,8 @@ class NoisyNet(FullyConnected):
 def test_networks_of_your_own_are_stacked_unless_they_draw(tmp_path: Path) -> None:
     targets = [f"{__name__}.{own.__name__}" for own in (OwnNet, NoisyNet)]
     folders = [frozen(tmp_path / str(n), f"model._target_={targets[n // 2]}", f"seed={n}") for n in range(4)]
-    groups, alone = groups_of(folders, 2, trusted=targets)
+    trust(targets)
+    groups, alone = groups_of(folders, 2)
     assert groups == [folders[:2], [folders[2]], [folders[3]]]
     assert alone[folders[3]].startswith("NoisyNet: ")
     assert "random" in alone[folders[3]]

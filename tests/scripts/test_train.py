@@ -209,20 +209,14 @@ def test_code_of_ones_own_runs_only_when_trusted_on_the_command_line(tmp_path: P
     def call(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(words, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
 
-    assert "trusted_targets=[mine.ramp]" in call(*command).stderr
-    done = call(*command, "trusted_targets=[mine.ramp]")
+    assert "add --trust mine.ramp to the command" in call(*command).stderr
+    done = call(*command, "--trust", "mine.ramp")
     assert done.returncode == 0, done.stderr
     (folder,) = tmp_path.glob("out/runs/*/seed0")
     (folder / "result.json").unlink()
     again = [sys.executable, "-m", "deepnets.run", str(folder)]
     assert "'mine.ramp' is not one of the classes" in call(*again).stderr
     assert call(*again, "--trust=mine.ramp").returncode == 0
-
-
-def test_a_table_cannot_trust_for_the_user(tmp_path: Path) -> None:
-    done = train("-m", *SMALL, "trusted_targets=[],[os.system]", f"output_root={tmp_path}")
-    assert done.returncode == 1
-    assert "trusted_targets: can be set on the command line only" in done.stderr
 
 
 @pytest.mark.slow

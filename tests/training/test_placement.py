@@ -22,7 +22,7 @@ from deepnets.data.normalization import Normalization
 from deepnets.data.source import Split
 from deepnets.models import resize
 from deepnets.run import build_model
-from deepnets.runs import checkpoint, execution, session
+from deepnets.runs import checkpoint, execution
 from deepnets.runs.contents import Origin
 from deepnets.runs.execute import run
 from deepnets.runs.execution import Session
@@ -186,7 +186,7 @@ def test_a_tensor_that_was_left_on_the_cpu_is_an_error(
 def test_a_run_logs_saves_and_resumes_there(
     device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "Session", lambda _, heartbeat, owner: Session(DEVICE, heartbeat, owner))
+    monkeypatch.setattr(execution, "Session", lambda _, heartbeat, owner: Session(DEVICE, heartbeat, owner))
     folders = [RunFolder(tmp_path / name) for name in ("whole", "stopped")]
     for folder in folders:
         folder.freeze(row(tmp_path, *NET, "epochs=2").config, Origin())

@@ -44,7 +44,7 @@ class Output:
         self.analysis = analysis
         self.events = folder
         self.folder = folder if arguments.output else folder / "analysis"
-        self.options = {name: _plain(value) for name, value in vars(arguments).items() if name not in ("run", "trust")}
+        self.options = {name: _plain(value) for name, value in vars(arguments).items() if name != "run"}
         self.findings: list[dict[str, Any]] = []
 
     def __enter__(self) -> Self:

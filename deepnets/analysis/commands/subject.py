@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from deepnets.analysis.walk import recalibrate_batchnorm
 from deepnets.command import add_weights_options
 from deepnets.config.compose import compose
-from deepnets.config.project import CONF, search_of_trusted
+from deepnets.config.project import CONF
 from deepnets.config.schema import Config
+from deepnets.config.trust import trusted_search
 from deepnets.data.batches import EvaluationBatches
 from deepnets.errors import UserError, printable
 from deepnets.run import load_run
@@ -184,7 +185,7 @@ def _names(folders: Sequence[str]) -> list[str]:
 
 def _trained(path: Path, name: str, arguments: argparse.Namespace) -> Subject:
     folder = RunFolder(path)
-    model, config = load_run(path, arguments.trust, arguments.allow_previous)
+    model, config = load_run(path, allow_previous=arguments.allow_previous)
     result = folder.completed
     if result and result.selected_epoch not in (None, result.epochs):
         print(
@@ -197,12 +198,12 @@ def _trained(path: Path, name: str, arguments: argparse.Namespace) -> Subject:
 
 
 def _fresh(overrides: Sequence[str], arguments: argparse.Namespace) -> Subject:
-    row = compose(overrides, search_of_trusted(arguments.trust))
+    row = compose(overrides, trusted_search())
     if row.config.sweep:
         raise UserError(
             f"{' '.join(overrides)}: a sweep has many networks; name the options of one network, or run folders"
         )
-    config = replace(row.config, trusted_targets=arguments.trust)
+    config = row.config
     run = folder_of(replace(row, config=config)).path
     folder = Path(config.output_root) / "analysis" / f"{run.parent.name},{run.name}"
     config = _rooted(config, arguments.root)
