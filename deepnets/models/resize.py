@@ -75,4 +75,3 @@ class ShortcutShape:
         return self.layers.sequence(self.projection, self.inputs, [Conv(self.outputs, kernel=1, stride=self.stride)])
 
 
-Ends = ShortcutShape  # the name that shortcuts of users import

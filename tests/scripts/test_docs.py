@@ -102,14 +102,14 @@ NOT_RUN = {
 # README of the first public version had these two examples: what users wrote after them still works.
 FORMER_SHORTCUT = """\
 import torch
-from deepnets.models.resize import Ends
+from deepnets.models.resize import ShortcutShape
 from torch import Tensor, nn
 
 
 class ReZero(nn.Module):
     \"\"\"y = x + a r with a learned a, 0 at first (Bachlechner et al. 2021).\"\"\"
 
-    def __init__(self, *, start: float, ends: Ends) -> None:
+    def __init__(self, *, start: float, ends: ShortcutShape) -> None:
         super().__init__()
         self.resize, self.a = ends.resized(), nn.Parameter(torch.tensor(start))
 
