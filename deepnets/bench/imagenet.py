@@ -19,9 +19,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from deepnets.bench.figures import SETTLE_SECONDS, Figures, in_turns
 from deepnets.config.compose import compose
-from deepnets.data.decoding import Encoded
-from deepnets.data.imagenet import ImageNet
-from deepnets.data.streamed import Streams
+from deepnets.data.class_folders import ImageFiles
+from deepnets.data.imagenet import ImageNet, Streams
 from deepnets.system.options import count
 from deepnets.training.assembly import dataset_of
 
@@ -89,7 +88,7 @@ def _rate(epoch: Callable[[], Iterable], batch_size: int) -> float:
 class _Decoded(Dataset):
     """Images that are decoded and then dropped."""
 
-    def __init__(self, images: Encoded, decode: Callable[[str], Any]) -> None:
+    def __init__(self, images: ImageFiles, decode: Callable[[str], Any]) -> None:
         self.images, self.decode = images, decode
 
     def __len__(self) -> int:

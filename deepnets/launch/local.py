@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from deepnets.config.schema import Config
-from deepnets.data.decoding import check_decoder
+from deepnets.data.loading import check_decoder
 from deepnets.errors import UserError
 from deepnets.launch.ending import Tally, lines_of
 from deepnets.runs.execute import run

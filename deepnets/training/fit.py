@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from deepnets.config.schema import StepKind
 from deepnets.data.batches import EvaluationBatches, TrainingBatches
-from deepnets.data.streamed import StreamedEvaluation, StreamedTraining
+from deepnets.data.loading import StreamedEvaluation, StreamedTraining
 from deepnets.distributed.world import ALONE, World
 from deepnets.models.division import mean_statistics, named_statistics, set_statistics, statistics_of
 from deepnets.schedule import end_epoch

@@ -1,4 +1,7 @@
-"""The crops of a photograph: random ones in training, fixed views in evaluation. Images are uint8 (3, H, W)."""
+"""How images are cropped, mirrored and coloured: at random in training, and as fixed views in evaluation.
+
+Batches of small images are padded and cropped on the device. Photographs, uint8 (3, H, W), are cropped one by one.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -6,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import interpolate
+from torch.nn import functional
 
 Crop = Literal["scale", "aspect_ratio", "none"]
 ViewName = Literal["center", "center_320", "ten_crop", "multi_scale"]
@@ -21,7 +24,23 @@ EIGENVALUES = torch.tensor([0.2175, 0.0188, 0.0045])
 GREY = torch.tensor([0.299, 0.587, 0.114])  # of red, green and blue
 
 
-def augmentation(crop: Crop, size: int, flip: bool) -> Callable[[Image], Image]:
+def pad_and_crop(x: Tensor, pad: int, mirrored: Tensor, top: Tensor, left: Tensor) -> Tensor:
+    """Mirror images x (n, H, W, C) where `mirrored` (n,) is 1, pad them by zeros, and crop H x W at (`top`, `left`).
+
+    This is one gather of pixels: the columns of a mirrored image are counted from the right.
+    """
+    n, height, width, channels = x.shape
+    x = functional.pad(x, (0, 0, pad, pad, pad, pad))
+    rows, columns = x.shape[1:3]
+    row = top[:, None] + torch.arange(height, device=x.device)
+    column = left[:, None] + torch.arange(width, device=x.device)
+    column = torch.where(mirrored[:, None] == 1, columns - 1 - column, column)
+    image = torch.arange(n, device=x.device)[:, None, None]
+    pixel = (image * rows + row[:, :, None]) * columns + column[:, None, :]
+    return x.flatten(0, 2).index_select(0, pixel.flatten()).view(n, height, width, channels)
+
+
+def random_crop(crop: Crop, size: int, flip: bool) -> Callable[[Image], Image]:
     """Random `size` x `size` crops, drawn by torch's generator.
 
     `scale`: of the image with its shorter side scaled to a size drawn evenly from [256, 480] for crops of 224 (He et
@@ -50,7 +69,7 @@ def _resized_part(crop: Any, image: Image) -> Image:
     at = crop.make_params([image])
     part = image[None, :, at["top"] : at["top"] + at["height"], at["left"] : at["left"] + at["width"]]
     part = part.contiguous(memory_format=torch.channels_last)
-    return interpolate(part, crop.size, mode="bicubic", antialias=True)[0]
+    return functional.interpolate(part, crop.size, mode="bicubic", antialias=True)[0]
 
 
 def jittered(x: Tensor, factors: Tensor) -> Tensor:
