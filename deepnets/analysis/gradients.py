@@ -11,9 +11,9 @@ from torch.nn.functional import cross_entropy
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from deepnets.analysis.walk import Walk, unchanged
-from deepnets.models.attention import MLP, Attention
 from deepnets.models.batchnorm import GhostBatchNorm
 from deepnets.models.shortcuts import Dropped, Gated, Identity, Scaled
+from deepnets.models.transformer import MLP, Attention
 from deepnets.models.unit import Unit
 
 BATCH = 128  # images, of which the papers train so many at once; a backward pass holds all their activations

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from deepnets.bench.figures import Candidates
 from deepnets.bench.subject import Subject
 from deepnets.launch.cost import size_of
-from deepnets.models.memory import Memory
+from deepnets.models.settings import Memory
 from deepnets.training.assembly import dataset_of
 from deepnets.training.fit import Training
 from deepnets.training.hardware import wait

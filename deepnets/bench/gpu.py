@@ -26,7 +26,7 @@ from deepnets.bench.steps import LAYOUTS
 from deepnets.bench.trainings import DEEPNETS, analysed, ended, last_line, results_of, several, stopped, trained
 from deepnets.config.schema import StepKind
 from deepnets.errors import UserError
-from deepnets.models.memory import Memory
+from deepnets.models.settings import Memory
 from deepnets.runs.folder import RunFolder
 
 MODELS = {"resnet20": 40, "resnet110": 20, "resnet164": 20, "resnet1001": 4}  # with the iterations of a measurement

@@ -21,7 +21,7 @@ from deepnets.bench.figures import Figures, Measurement, seconds_of
 from deepnets.bench.subject import add_subject, chosen, subject_of, words_of
 from deepnets.bench.training import endless
 from deepnets.errors import UserError
-from deepnets.models.memory import Memory
+from deepnets.models.settings import Memory
 from deepnets.system.options import count, some_of
 from deepnets.training.hardware import wait
 

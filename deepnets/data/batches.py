@@ -15,7 +15,7 @@ from deepnets.data.augmentation import pad_and_crop
 from deepnets.data.normalization import Normalization
 from deepnets.data.source import Split
 from deepnets.distributed.world import ALONE, World
-from deepnets.models.share import Share
+from deepnets.models.parallel import Share
 
 
 class ShuffledBatches:

@@ -9,7 +9,7 @@ import torch
 
 from deepnets.config.identity import flat, identity
 from deepnets.config.schema import Config, StepKind
-from deepnets.models.memory import Memory
+from deepnets.models.settings import Memory
 from deepnets.runs import checkpoint
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.saved import malformed

@@ -14,7 +14,7 @@ from deepnets.config.schema import StepKind
 from deepnets.data.batches import EvaluationBatches, TrainingBatches
 from deepnets.data.loading import StreamedEvaluation, StreamedTraining
 from deepnets.distributed.world import ALONE, World
-from deepnets.models.division import mean_statistics, named_statistics, set_statistics, statistics_of
+from deepnets.models.parallel import mean_statistics, named_statistics, set_statistics, statistics_of
 from deepnets.schedule import end_epoch
 from deepnets.training.metrics import Mean, Sums
 from deepnets.training.step import Forward, check_device, check_network, check_step, forward_of
