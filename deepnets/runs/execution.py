@@ -13,9 +13,8 @@ from torch import Tensor
 
 from deepnets.config.identity import identity
 from deepnets.config.schema import Config
-from deepnets.distributed.agreement import Decisions
 from deepnets.distributed.signals import Interrupted, Interruption
-from deepnets.distributed.world import World
+from deepnets.distributed.world import Decisions, World
 from deepnets.errors import UserError
 from deepnets.runs import checkpoint
 from deepnets.runs.contents import Progress
