@@ -90,7 +90,7 @@ def official(archive: Archive, root: Path, sizes: tuple[int, int]) -> DataFiles:
 
 
 def missing(archive: Archive, root: Path) -> str | None:
-    """What a download would have to fetch, None if nothing; the network is not asked."""
+    """A line that says what would have to be downloaded, None if nothing; the network is not asked."""
     if _complete(archive, root) or (archive.packed and (root / archive.packed).is_file()):
         return None
     return f"no {archive.name} in {root}: training would first download {archive.url}"

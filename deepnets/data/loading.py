@@ -166,16 +166,16 @@ def check_decoder(decoder: Decoder, device: torch.device) -> None:
 
 
 def default_workers() -> int:
-    """As many as this process has cores, which those of its machine share."""
+    """As many workers as this process has cores; the processes of a run on one machine share its cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(MOST_WORKERS, max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
 
 
 @dataclass(frozen=True)
 class Crops(Dataset):
-    """Training images by their numbers: pixels (n, H, W, 3) uint8, labels (n,), and draws of colours.
+    """Training images by their numbers: crops (n, H, W, 3) uint8, labels (n,), and random numbers for their colours.
 
-    These are normal ones for lighting (n, 3), and even ones from [-1, 1) for jitter (n, 3).
+    These are normal ones for lighting (n, 3), and uniform ones from [-1, 1) for jitter (n, 3).
     """
 
     images: ImageFiles
@@ -317,14 +317,14 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 
 def _leave_signals_to_the_parent(parent: int, worker: int) -> None:
-    """It saves the run first; a scheduler signals all processes, and one that loses a worker fails instead."""
+    """Block signals in a worker: the parent needs it until the run is saved, and a scheduler signals all processes."""
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     if hasattr(signal, "sigtimedwait"):
         threading.Thread(target=_end_for_the_parent, args=(parent,), daemon=True).start()
 
 
 def _end_for_the_parent(parent: int) -> None:
-    """Where it says so, or is no more: torch's own watch misses a parent that was killed as this process began."""
+    """End when the parent says so or has died: torch's own watch misses a parent that died as this process began."""
     while os.getppid() == parent:
         if (said := signal.sigtimedwait({signal.SIGTERM}, ORPHANED_SECONDS)) and said.si_pid == parent:
             break

@@ -59,14 +59,14 @@ class World:
         return [slice(start, stop) for start, stop in pairwise(starts)]
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:
-        """Of `values` over all processes; does not wait for the device."""
+        """The sum of `values` over all processes; does not wait for the device."""
         if self.size > 1:
             values = values.clone()
             dist.all_reduce(values)
         return values
 
     def all_reduce_max(self, values: list[float]) -> list[float]:
-        """Of each value over all processes. Not for the device: this waits for the other processes."""
+        """The largest of each value over all processes; waits for these, but not for the device."""
         if self.size == 1:
             return values
         together = torch.tensor(values, dtype=torch.float64)
@@ -104,11 +104,11 @@ class World:
         return value
 
     def barrier(self) -> None:
-        """Until all processes are here."""
+        """Wait until all processes are here."""
         self.all_reduce_max([0])
 
     def replica(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """What training is to call: the model, which gets gradients that are the mean over all processes."""
+        """The model as training is to call it: its gradients are then the mean over all processes."""
         if self.size == 1:
             return model
         warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")  # torch 2.11 has no other name
@@ -125,14 +125,14 @@ ALONE = World()
 
 
 def world_from_env() -> World:
-    """As torchrun, or whoever started this process among others, has set it."""
+    """The world that torchrun, or what else started this process among others, has set in the environment."""
     rank, size, local_rank = (int(os.environ.get(name, 0)) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     return World(rank, size, local_rank) if size > 1 else ALONE
 
 
 @contextmanager
 def joined(world: World, device: torch.device) -> Iterator[None]:
-    """Be connected to the other processes: tensors of the CPU go by gloo, those of GPUs by NCCL."""
+    """Connect this process to the others while the context lasts: gloo sends tensors of the CPU, NCCL those of GPUs."""
     if device.type == "cuda":
         torch.cuda.set_device(device)  # or a process on its own would open a context on the first GPU too
     if world.size == 1:

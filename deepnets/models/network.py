@@ -82,7 +82,7 @@ def divide(model: nn.Module, share: Share) -> None:
             module.share = share
             continue  # the statistics of a ghost's own BatchNorm2d are computed by the ghost
         for name, child in module.named_children():
-            if type(child) in (nn.BatchNorm2d, BatchNorm):
+            if isinstance(child, nn.BatchNorm2d) and type(child) in (nn.BatchNorm2d, BatchNorm):
                 setattr(module, name, SynchronizedBatchNorm(child, share))
             elif type(child) is nn.Dropout:
                 setattr(module, name, Dropout(child.p, share))

@@ -77,7 +77,7 @@ class Training:
 
     @property
     def divisor(self) -> float:
-        """Of the loss summed over this process's images: gradients, averaged over processes, are the whole batch's."""
+        """Whole batch size / number of processes. DDP averages gradients: loss sum / divisor gives the batch's mean."""
         return self.batches.images_in(self.batch) / self.world.size
 
     def end_step(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
