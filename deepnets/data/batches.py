@@ -90,8 +90,10 @@ class TrainingBatches(ShuffledBatches):
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """That epoch from batch `start` on: x (n, C, H, W) float32 with channels_last strides, y (n,) int64."""
         draws = _moved(self._draws(epoch), self.split.labels.device)  # the epoch's only copy from the host
-        for whole in draws.split(self.batch_size, dim=1)[start:]:
-            self.share.parts = self.world.shards(whole.shape[1])
+        whole_batches = draws.split(self.batch_size, dim=1)[start:]
+        shards = [self.world.shards(whole.shape[1]) for whole in whole_batches]
+        for whole, parts in zip(whole_batches, shards, strict=True):
+            self.share.parts = parts
             order, mirrored, top, left = whole[:, self.share.own]
             x = self.normalization(self.split.images.index_select(0, order))
             if self.pad or self.flip:
