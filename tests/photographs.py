@@ -10,7 +10,7 @@ import scipy.io
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from deepnets.data.archives import IMAGENET_ARCHIVES as ARCHIVES
+from deepnets.data.imagenet import ARCHIVES
 
 SIZES = ((500, 375), (300, 400), (320, 240), (160, 150))  # width, height
 

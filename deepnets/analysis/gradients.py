@@ -17,9 +17,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from deepnets.analysis.walk import Walk, terms, unchanged
 from deepnets.errors import UserError
-from deepnets.models.attention import MLP, Attention
 from deepnets.models.batchnorm import GhostBatchNorm
 from deepnets.models.shortcuts import Dropped, Gated, Identity, Scaled
+from deepnets.models.transformer import MLP, Attention
 from deepnets.models.unit import Unit
 
 BATCH = 128  # images that the papers train at once; a backward pass holds all their activations

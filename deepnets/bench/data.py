@@ -26,9 +26,8 @@ from deepnets.bench.peers import plain, task_of
 from deepnets.command import count, whole
 from deepnets.config.compose import compose
 from deepnets.data.batches import TrainingBatches
-from deepnets.data.decoding import Encoded
-from deepnets.data.imagenet import ImageNet
-from deepnets.data.streamed import Streams
+from deepnets.data.class_folders import ImageFiles
+from deepnets.data.imagenet import ImageNet, Streams
 from deepnets.training.assembly import dataset_of
 
 WIDTH, HEIGHT, QUALITY = 500, 375, 95  # of the photographs that are made here
@@ -129,7 +128,7 @@ def _rate(epoch: Callable[[], Iterable], batch_size: int) -> float:
 class _Decoded(Dataset):
     """Images that are decoded and then dropped: a loader gets their numbers only."""
 
-    def __init__(self, images: Encoded, decode: Callable[[str], Any]) -> None:
+    def __init__(self, images: ImageFiles, decode: Callable[[str], Any]) -> None:
         self.images, self.decode = images, decode
 
     def __len__(self) -> int:

@@ -29,7 +29,7 @@ from deepnets.bench.peers import Task, arithmetic_name, bundled_peer, peer_in, p
 from deepnets.command import count, some_of, whole
 from deepnets.data.batches import TrainingBatches
 from deepnets.launch.cost import size_of
-from deepnets.models.memory import Memory
+from deepnets.models.settings import Memory
 from deepnets.run import build_model
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.log import Log

@@ -6,7 +6,7 @@ from typing import Any, Optional
 
 from omegaconf import MISSING
 
-from deepnets.models.memory import Memory
+from deepnets.models.settings import Memory
 from deepnets.system.ranges import Count, Name, NotNegative, Positive, PositiveFactor, Seed, Threads
 
 DEFAULTS = "train"  # the file in conf/ that is one run

@@ -1,5 +1,9 @@
-"""Official archives in a data folder: found there, or downloaded and checksummed by torchvision."""
+"""The files in which known data sets are published: archives, found in a data folder or downloaded; MNIST's idx files.
 
+torchvision downloads the archives and compares their checksums.
+"""
+
+import gzip
 import os
 import queue
 import socket
@@ -7,6 +11,7 @@ import tempfile
 import threading
 import urllib.error
 import urllib.request
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +20,12 @@ import numpy as np
 import torch
 from filelock import FileLock
 
-from deepnets.data.cache import cached, fingerprint
+from deepnets.data.decoding import cached, fingerprint
 from deepnets.data.source import DataFiles, Split
 from deepnets.errors import UserError
 
 PATIENCE = 4.0  # seconds until a host that does not answer counts as unreachable
 STALL = 30.0  # seconds without a byte until a download is given up
-IMAGENET_ARCHIVES = ("ILSVRC2012_devkit_t12.tar.gz", "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar")
 
 
 @dataclass(frozen=True)
@@ -86,10 +90,39 @@ def official(archive: Archive, root: Path, sizes: tuple[int, int]) -> DataFiles:
 
 
 def missing(archive: Archive, root: Path) -> str | None:
-    """What a download would have to fetch, None if nothing; the network is not asked."""
+    """A line that says what would have to be downloaded, None if nothing; the network is not asked."""
     if _complete(archive, root) or (archive.packed and (root / archive.packed).is_file()):
         return None
     return f"no {archive.name} in {root}: training would first download {archive.url}"
+
+
+def find_idx(folder: Path, name: str) -> Path | None:
+    """`name` or `name`.gz in `folder`, None if neither is there; a `UserError` where it is not a file."""
+    found = next((path for path in (folder / name, folder / f"{name}.gz") if path.exists()), None)
+    if found and not found.is_file():
+        raise UserError(f"{found} is not a file: replace or delete it")
+    return found
+
+
+def idx_shape(path: Path) -> tuple[int, ...]:
+    """The sizes of the array in an idx file, from its header: big-endian numbers before the bytes."""
+    head = _bytes(path, 4)
+    if len(head) < 4 or head[:3] != b"\x00\x00\x08":
+        raise UserError(f"{path} is not an idx file of bytes (it starts with {head.hex(' ')}): replace or delete it")
+    dimensions = head[3]
+    sizes = _bytes(path, 4 + 4 * dimensions)[4:]
+    if len(sizes) < 4 * dimensions or not dimensions or 0 in (shape := np.frombuffer(sizes, ">u4")):
+        raise UserError(f"{path} has an idx header that is cut short or holds nothing: replace or delete it")
+    return tuple(map(int, shape))
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """The array of uint8 in an idx file; a file whose length contradicts its header is a `UserError`."""
+    shape = idx_shape(path)
+    content = np.frombuffer(bytearray(_bytes(path)), np.uint8)[4 + 4 * len(shape) :]
+    if len(content) != np.prod(shape, dtype=np.int64):
+        raise UserError(f"{path} holds {len(content)} bytes where its header says {shape}: replace or delete it")
+    return content.reshape(shape)
 
 
 def _complete(archive: Archive, root: Path) -> bool:
@@ -159,12 +192,9 @@ def _advice(archive: Archive, root: Path, failure: str) -> str:
     )
 
 
-def unpack_imagenet(folder: Path) -> None:
-    """`IMAGENET_ARCHIVES` in `folder` beside themselves, as train/ and val/; a `UserError` where they are damaged."""
-    from torchvision.datasets import ImageNet
-
+def _bytes(path: Path, count: int = -1) -> bytes:
     try:
-        for split in ("train", "val"):
-            ImageNet(str(folder), split)
-    except (OSError, RuntimeError) as error:
-        raise UserError(f"ImageNet's archives in {folder} cannot be unpacked: {error}") from error
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            return file.read(count)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(f"{path} is damaged ({error}): replace or delete it") from error

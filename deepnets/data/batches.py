@@ -1,4 +1,8 @@
-"""Batches of normalised images, made on the device that holds the data."""
+"""Batches of normalised images: how they are divided into batches and among processes, and those of images in memory.
+
+Images in memory lie on the device, where their batches are made. `loading` has the batches of photographs, which are
+decoded while the network trains.
+"""
 
 from collections.abc import Iterator
 from math import ceil
@@ -6,20 +10,61 @@ from math import ceil
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from deepnets.data.augmentation import pad_and_crop
 from deepnets.data.normalization import Normalization
 from deepnets.data.source import Split
 from deepnets.distributed.world import ALONE, World
-from deepnets.models.share import Share
+from deepnets.models.parallel import Share
 
 
-class TrainingBatches:
+class ShuffledBatches:
+    """What all batches for training have in common: `images` images in batches of `batch_size`, the last may be short.
+
+    `share` says which part of the last batch that was made this process has.
+    """
+
+    def __init__(self, images: int, *, batch_size: int, seed: int, world: World) -> None:
+        self.images, self.batch_size, self.seed, self.world = images, batch_size, seed, world
+        self.share = Share(world.rank)
+
+    def __len__(self) -> int:
+        """Batches per epoch."""
+        return ceil(self.images / self.batch_size)
+
+    def images_in(self, batch: int) -> int:
+        """How many images that batch of an epoch has, over all processes."""
+        return min(self.batch_size, self.images - batch * self.batch_size)
+
+
+class OrderedBatches:
+    """What all batches for evaluation have in common: this process's share of `images` images, in order.
+
+    All processes have as many batches; where the images do not go round, the last one of some is empty. `top` asks for
+    the error of so many best guesses, too; `is_final` are evaluated only once, when the budget ends.
+    """
+
+    top: int | None = None
+    is_final = False
+
+    def __init__(self, images: int, *, batch_size: int, world: World) -> None:
+        self.batch_size, self.own = batch_size, world.shard(images)
+        self.largest_share = ceil(images / world.size)
+
+    def __len__(self) -> int:
+        return ceil(self.largest_share / self.batch_size)
+
+    def slices(self) -> list[slice]:
+        """The part of this process's share that each batch has."""
+        return [slice(first, first + self.batch_size) for first in range(0, self.largest_share, self.batch_size)]
+
+
+class TrainingBatches(ShuffledBatches):
     """This process's share of shuffled batches, each image normalised, mirrored with p = 1/2, zero-padded and cut back.
 
     After the normalisation zero is the mean colour, so the border carries no signal (fb.resnet.torch,
     datasets/cifar10.lua). Order, mirroring and shifts are a function of (seed, epoch): drawn at once on the host,
-    independent of batch size, device and number of processes. `share` says which part of the batch the last one is.
+    independent of batch size, device and number of processes.
     """
 
     def __init__(
@@ -33,10 +78,8 @@ class TrainingBatches:
         seed: int,
         world: World = ALONE,
     ) -> None:
-        self.split, self.normalization, self.world = split, normalization, world
-        self.images = len(split)
-        self.share = Share(world.rank)
-        self.pad, self.flip, self.batch_size, self.seed = pad, flip, batch_size, seed
+        super().__init__(len(split), batch_size=batch_size, seed=seed, world=world)
+        self.split, self.normalization, self.pad, self.flip = split, normalization, pad, flip
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -44,24 +87,17 @@ class TrainingBatches:
         height, width, channels = self.split.images.shape[1:]
         return channels, height, width
 
-    def __len__(self) -> int:
-        """Batches per epoch; the last may be short."""
-        return ceil(self.images / self.batch_size)
-
-    def images_in(self, batch: int) -> int:
-        """Of that batch of an epoch, over all processes."""
-        return min(self.batch_size, self.images - batch * self.batch_size)
-
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """That epoch from batch `start` on: x (n, C, H, W) float32 with channels_last strides, y (n,) int64."""
         draws = _moved(self._draws(epoch), self.split.labels.device)  # the epoch's only copy from the host
         whole_batches = draws.split(self.batch_size, dim=1)[start:]
         shards = [self.world.shards(whole.shape[1]) for whole in whole_batches]
-        for whole, self.share.parts in zip(whole_batches, shards, strict=True):
+        for whole, parts in zip(whole_batches, shards, strict=True):
+            self.share.parts = parts
             order, mirrored, top, left = whole[:, self.share.own]
             x = self.normalization(self.split.images.index_select(0, order))
             if self.pad or self.flip:
-                x = cut(x, self.pad, mirrored, top, left)
+                x = pad_and_crop(x, self.pad, mirrored, top, left)
             yield x.permute(0, 3, 1, 2), self.split.labels.index_select(0, order)
 
     def _draws(self, epoch: int) -> Tensor:
@@ -72,28 +108,17 @@ class TrainingBatches:
         return torch.from_numpy(np.stack((order, mirrored, *generator.integers(2 * self.pad + 1, size=(2, n)))))
 
 
-class EvaluationBatches:
-    """This process's share of the images of a split, in order, normalised and otherwise as they are.
-
-    All processes have as many batches; where the images do not go round, the last one of some is empty.
-    """
-
-    top: int | None = None  # no error but the first
-    is_final = False
+class EvaluationBatches(OrderedBatches):
+    """This process's share of the images of a split, in order, normalised and otherwise as they are."""
 
     def __init__(self, split: Split, normalization: Normalization, *, batch_size: int, world: World = ALONE) -> None:
-        self.normalization, self.batch_size = normalization, batch_size
-        self.largest_share = ceil(len(split) / world.size)
-        mine = world.shard(len(split))
-        self.split = Split(split.images[mine], split.labels[mine])
-
-    def __len__(self) -> int:
-        return ceil(self.largest_share / self.batch_size)
+        super().__init__(len(split), batch_size=batch_size, world=world)
+        self.normalization = normalization
+        self.split = Split(split.images[self.own], split.labels[self.own])
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """x (n, C, H, W) float32 with channels_last strides, y (n,) int64."""
-        for first in range(0, self.largest_share, self.batch_size):
-            these = slice(first, first + self.batch_size)
+        for these in self.slices():
             yield self.normalization(self.split.images[these]).permute(0, 3, 1, 2), self.split.labels[these]
 
     def some(self, count: int) -> Tensor:
@@ -105,19 +130,3 @@ class EvaluationBatches:
 def _moved(x: Tensor, device: torch.device) -> Tensor:
     """`x` of the host on `device`; pinned first where it is a GPU, or the host would wait for it."""
     return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)
-
-
-def cut(x: Tensor, pad: int, mirrored: Tensor, top: Tensor, left: Tensor) -> Tensor:
-    """Mirror x (n, H, W, C) where `mirrored` (n,) is 1, pad it by zeros, cut H x W out at row `top`, column `left`.
-
-    One gather of pixels: the columns of a mirrored image are counted from the right.
-    """
-    n, height, width, channels = x.shape
-    x = F.pad(x, (0, 0, pad, pad, pad, pad))
-    rows, columns = x.shape[1:3]
-    row = top[:, None] + torch.arange(height, device=x.device)
-    column = left[:, None] + torch.arange(width, device=x.device)
-    column = torch.where(mirrored[:, None] == 1, columns - 1 - column, column)
-    image = torch.arange(n, device=x.device)[:, None, None]
-    pixel = (image * rows + row[:, :, None]) * columns + column[:, None, :]
-    return x.flatten(0, 2).index_select(0, pixel.flatten()).view(n, height, width, channels)

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from deepnets.data.batches import EvaluationBatches, TrainingBatches
-from deepnets.data.holdout import hold_out
 from deepnets.data.normalization import KINDS, Normalization, fit
 from deepnets.data.source import Source, Split
 from deepnets.distributed.world import ALONE, World
@@ -33,7 +33,7 @@ class Splits:
     normalization: Normalization
 
     def evaluation_batches(self, split: Split, *, batch_size: int, world: World = ALONE) -> EvaluationBatches:
-        """Those of one of the splits, or of some of its images."""
+        """The batches of one of the splits, or of some of its images."""
         return EvaluationBatches(split, self.normalization, batch_size=batch_size, world=world)
 
     def contents(self) -> dict[str, Any]:
@@ -191,6 +191,28 @@ class Dataset:
                 f"{labels.max()}, expected are {(height, width, channels)} and 0 to {self.classes - 1}: repair it, or "
                 "delete its deepnets-*.npz"
             )
+
+
+def hold_out(labels: Tensor, count: int, classes: int) -> tuple[Tensor, Tensor]:
+    """Hold out `count` images in the classes' proportions: (training, validation) indices of `labels` (N,), ascending.
+
+    The classes' shares are rounded by the largest remainder. There is no seed, so that all runs of a table are selected
+    by the same images. A class that would lose all its training images is a `UserError`.
+    """
+    of_class = labels.cpu().numpy()
+    sizes = np.bincount(of_class, minlength=classes)
+    shares, remainders = np.divmod(sizes * count, len(labels))
+    shares[np.argsort(-remainders, kind="stable")[: count - shares.sum()]] += 1
+    if (lost := np.flatnonzero(shares >= sizes)).size:
+        raise UserError(
+            f"validation={count} of {len(labels)} images would leave none to train on in class {lost[0]} "
+            f"({sizes[lost[0]]} images): hold out fewer"
+        )
+    generator = np.random.default_rng(0)
+    held = np.sort(
+        np.concatenate([generator.permutation(np.flatnonzero(of_class == c))[:n] for c, n in enumerate(shares)])
+    )
+    return torch.from_numpy(np.setdiff1d(np.arange(len(labels)), held)), torch.from_numpy(held)
 
 
 def memory_size() -> int:

@@ -1,60 +1,214 @@
-"""Images of files or shards, one by one: their bytes, and what these decode to."""
+"""Image files are decoded to pixels here, and kept in one file, so that the second start does not decode them again.
 
+Pillow decodes the files of a data set that is held in memory; torchvision decodes photographs one by one, while a
+network trains on them.
+"""
+
+import ctypes
+import hashlib
+import multiprocessing
+import os
+import signal
+import sys
 import warnings
-from typing import Literal, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from uuid import uuid4
 
+import numpy as np
 import torch
+from PIL import Image, ImageOps
+from PIL.ImageFile import ImageFile
 from torch import Tensor
 
-from deepnets.errors import UserError
+from deepnets.data.source import Split
+from deepnets.errors import UserError, printable
+from deepnets.system.files import own_cache
 
 # torchvision 0.29 announces in every process that its decoders will move to another library.
 warnings.filterwarnings("ignore", "The image decoding and encoding capabilities of TorchVision", DeprecationWarning)
 
-
-Decoder = Literal["cpu", "gpu"]
-
-
-class Encoded(Protocol):
-    """Images of a split as bytes, of files or of shards."""
-
-    @property
-    def labels(self) -> Tensor: ...
-    @property
-    def classes(self) -> tuple[str, ...]: ...
-    @property
-    def fingerprint(self) -> bytes: ...
-    def __len__(self) -> int: ...
-    def select(self, index: Tensor) -> "Encoded": ...
-    def name(self, image: int) -> str: ...
-    def read(self, image: int) -> Tensor: ...
+GREY = ("1", "L", "LA")
+DEEP = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
+CHUNK = 100  # files per task: small images decode faster than a task is handed over
 
 
-def decoded(images: Encoded, image: int) -> Tensor:
-    """That image as torchvision reads it: (3, H, W) uint8, grey and CMYK files become RGB, EXIF tags are not applied.
+def shape_of(path: Path) -> tuple[int, int, int]:
+    """(C, H, W) as the image is shown, from the file's header: one channel for a greyscale image, else three."""
+    try:
+        with Image.open(path) as image:
+            width, height = ImageOps.exif_transpose(image).size
+            return 1 if image.mode in GREY else 3, height, width
+    except Exception as error:
+        raise _unreadable(path, error) from error
 
-    Raises:
-        UserError: it cannot be read.
+
+def decode(paths: Sequence[Path], shape: tuple[int, int, int], fit: bool) -> np.ndarray:
+    """All images as (N, H, W, C) uint8; with `fit`, the shorter side is scaled to the shape and the centre cut out.
+
+    Images are turned as their EXIF orientation says. Greyscale files among coloured ones get three equal channels,
+    transparency is dropped, and of an animated file the first picture is used, which a warning says. A `UserError` for
+    a file that is unreadable, deeper than 8 bits per channel, coloured where C = 1 or (without `fit`) of another size.
+    """
+    channels, height, width = shape
+    images = np.empty((len(paths), height, width, channels), np.uint8)
+    chunks = [paths[first : first + CHUNK] for first in range(0, len(paths), CHUNK)]
+    # Processes, as Pillow decodes small files under the interpreter's lock; forked where safe, to import nothing again.
+    count = min(8, os.cpu_count() or 1, len(chunks))
+    start = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    animated: list[Path] = []
+    try:
+        with ProcessPoolExecutor(count, start, initializer=_end_with, initargs=(os.getpid(),)) as workers:
+            decoded = workers.map(partial(_decode_all, shape=shape, fit=fit), chunks)  # a failure cancels the rest
+            for first, (chunk, found) in zip(range(0, len(paths), CHUNK), decoded, strict=True):
+                images[first : first + CHUNK] = chunk
+                animated += found
+    except BrokenProcessPool as error:
+        raise UserError(
+            f"{paths[0].parents[2]}: a process that decodes was killed, as the system does when memory runs out"
+        ) from error
+    if animated:
+        others = f" and {len(animated) - 1} more are" if len(animated) > 1 else " is"
+        print(printable(f"warning: {animated[0]}{others} animated; the first picture is used"), file=sys.stderr)
+    return images
+
+
+def decode_bytes(content: Tensor) -> Tensor:
+    """The image of a file's bytes as torchvision reads it: (3, H, W) uint8.
+
+    Grey and CMYK files become RGB, and EXIF tags are not applied. Raises OSError or RuntimeError if it cannot be read.
     """
     from torchvision.io import ImageReadMode, decode_image
 
-    try:
-        pixels = decode_image(images.read(image), ImageReadMode.RGB)
-        if pixels.dtype != torch.uint8:
-            raise OSError("it has more than 8 bits per channel")
-    except (OSError, RuntimeError) as error:
-        reason = str(error).rpartition(", ")[2]  # behind the place in torchvision's source
-        raise UserError(
-            f"{images.name(image)} is not a readable image ({reason}): replace or remove it, or leave such images out "
-            "by dataset.skip_unreadable=true"
-        ) from error
+    pixels = decode_image(content, ImageReadMode.RGB)
+    if pixels.dtype != torch.uint8:
+        raise OSError("it has more than 8 bits per channel")
     return pixels[0] if pixels.ndim == 4 else pixels  # the first picture of an animation
 
 
-def check_decoder(decoder: Decoder, device: torch.device) -> None:
-    """A `UserError` where images should be decoded on a device that cannot."""
-    if decoder == "gpu" and device.type != "cuda":
+def cached(folder: Path, name: str, key: str, build: Callable[[], tuple[Split, Split]]) -> tuple[Split, Split]:
+    """(train, test) from the file `name` in `folder` if it was written under `key`, else from `build`, then written.
+
+    Where `folder` cannot be written the file lies in the user's cache folder. A file that is outdated or damaged (zip
+    checksums) is built again. Whole files are renamed into place, so several processes may build at once.
+    """
+    places = [folder / name]
+    with suppress(UserError):  # then only a data folder that can be written spares the next start the work
+        mine = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
+        places.append(own_cache() / f"{mine}-{name}")
+    for place in places:
+        if (found := _load(place, key)) is not None:
+            return found
+    splits = build()
+    for place in places:
+        if _save(place, key, splits):
+            break
+    return splits
+
+
+def fingerprint(files: Iterable[tuple[str, int, int]], form: str) -> str:
+    """Hash of (path, bytes, mtime in ns) of each file and of the form they are decoded to; order does not count."""
+    lines = [form, *sorted(f"{path}\t{size}\t{changed}" for path, size, changed in files)]
+    return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()
+
+
+def _end_with(parent: int) -> None:
+    """Let the kernel (Linux's prctl, option 1) kill this process when its parent dies; else it would wait for ever."""
+    getattr(ctypes.CDLL(None), "prctl", lambda *_: 0)(1, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _decode_all(paths: Sequence[Path], shape: tuple[int, int, int], fit: bool) -> tuple[np.ndarray, list[Path]]:
+    """The images, and which of the files are animated."""
+    decoded = [_decode(path, shape, fit) for path in paths]
+    return np.stack([image for image, _ in decoded]), [
+        path for path, (_, moves) in zip(paths, decoded, strict=True) if moves
+    ]
+
+
+def _is_deep(image: ImageFile) -> bool:
+    """Whether a file that is open but not loaded has more than 8 bits per channel, which Pillow cuts off in colours."""
+    arguments = [part for tile in image.tile for part in (tile[3] if isinstance(tile[3], tuple) else (tile[3],))]
+    return image.mode in DEEP or any(
+        "16" in part if isinstance(part, str) else isinstance(part, int) and image.format == "PPM" and part > 255
+        for part in arguments
+    )
+
+
+def _decode(path: Path, shape: tuple[int, int, int], fit: bool) -> tuple[np.ndarray, bool]:
+    channels, height, width = shape
+    try:
+        with Image.open(path) as file:
+            is_deep, is_animated = _is_deep(file), getattr(file, "is_animated", False)
+            file.load()
+            image = ImageOps.exif_transpose(file)
+    except Exception as error:  # decoders raise many kinds on damaged files
+        raise _unreadable(path, error) from error
+    if is_deep:
+        raise UserError(f"{path} has more than 8 bits per channel (mode {image.mode}): save it with 8 bits per channel")
+    if channels == 1 and image.mode not in GREY:
         raise UserError(
-            f"dataset.decoder=gpu: images are decoded by nvJPEG, which needs CUDA, and this run's device is "
-            f"{device.type}; train on a GPU, or set dataset.decoder=cpu"
+            f"{path} has colours (mode {image.mode}) but the first image is greyscale: make all of one kind"
         )
+    image = image.convert("L" if channels == 1 else "RGB")
+    if fit:
+        image = ImageOps.fit(image, (width, height), Image.Resampling.BILINEAR)
+    if image.size != (width, height):
+        raise UserError(
+            f"{path} is {image.width}x{image.height} (width x height), the data set {width}x{height}: make all images "
+            "one size, or use dataset=image_folder dataset.source.size=PIXELS, which scales and cuts them"
+        )
+    return np.asarray(image).reshape(height, width, channels), is_animated
+
+
+def _unreadable(path: Path, error: Exception) -> UserError:
+    return UserError(f"{path} is not a readable image ({error}): replace it or take it out of the folder")
+
+
+def _load(path: Path, key: str) -> tuple[Split, Split] | None:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if str(file["key"]) != key:
+                return None
+            train, test = (
+                Split(torch.from_numpy(file[f"{split}_images"]), torch.from_numpy(file[f"{split}_labels"]))
+                for split in ("train", "test")
+            )
+            return (train, test) if all(map(_is_whole, (train, test))) else None
+    except Exception:  # a damaged zip raises nearly anything, and the remedy is always the same
+        return None
+
+
+def _is_whole(split: Split) -> bool:
+    images, labels = split.images, split.labels
+    fits = images.dtype == torch.uint8 and images.ndim == 4 and labels.dtype == torch.int64 and labels.ndim == 1
+    return fits and len(images) == len(labels) > 0 and bool((labels >= 0).all())
+
+
+def _save(path: Path, key: str, splits: tuple[Split, Split]) -> bool:
+    """False where the place cannot be written or is full; nothing is left there then."""
+    train, test = splits
+    temporary = path.with_name(f".{path.name}-{uuid4().hex}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            np.savez(
+                file,
+                key=np.array(key),
+                train_images=train.images.numpy(),
+                train_labels=train.labels.numpy(),
+                test_images=test.images.numpy(),
+                test_labels=test.labels.numpy(),
+            )
+        temporary.replace(path)
+        return True
+    except OSError:
+        return False
+    finally:
+        with suppress(OSError):
+            temporary.unlink()

@@ -1,29 +1,83 @@
-"""ImageNet, and other trees of photographs: read and decoded while a network trains on them."""
+"""ImageNet, and other trees of photographs: read and decoded while a network trains on them.
 
+They lie in class folders or shards of train/ and val/, or in ImageNet's official archives.
+"""
+
+import io
+import tarfile
 import time
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
+import numpy as np
+import scipy.io
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from deepnets.data.crops import SCALES, Crop, ViewName, augmentation, view_shapes
-from deepnets.data.decoding import Decoder, Encoded, check_decoder
-from deepnets.data.holdout import hold_out
-from deepnets.data.loading import Loading, default_workers
+from deepnets.data.augmentation import SCALES, Crop, ViewName, random_crop, view_shapes, views
+from deepnets.data.class_folders import ImageFiles, images_in, list_images
+from deepnets.data.dataset import hold_out
+from deepnets.data.loading import (
+    Decoder,
+    Loading,
+    StreamedEvaluation,
+    StreamedTraining,
+    Views,
+    check_decoder,
+    default_workers,
+    loaded,
+)
 from deepnets.data.normalization import Normalization
-from deepnets.data.photographs import Photographs
-from deepnets.data.source import Source
-from deepnets.data.streamed import StreamedEvaluation, StreamedTraining, Streams, mean_image
+from deepnets.data.shards import SPLITS, is_sharded, sharded
+from deepnets.data.source import DataFiles, Source
 from deepnets.distributed.world import ALONE, World
 from deepnets.errors import UserError
 from deepnets.system.ranges import Factor, Natural, Size
 
+CLASSES = 1000
+PUBLISHED = (1_281_167, 50_000)  # images for training and validation
+ARCHIVES = ("ILSVRC2012_devkit_t12.tar.gz", "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar")
+KIT = "ILSVRC2012_devkit_t12"
+META = f"{KIT}/data/meta.mat"
 # Of each channel on a scale of 0 to 1, over a random part of ImageNet (fb.resnet.torch, datasets/imagenet.lua).
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 MEAN_IMAGES = 4096  # of which the mean image is, evenly spread over the training images
 TIMED_IMAGES = 32  # for a plan
+
+
+@dataclass(frozen=True)
+class Streams:
+    """What a run trains, selects and tests on, as in `dataset.Splits`, but of photographs that are not read yet."""
+
+    train: ImageFiles
+    validation: ImageFiles | None
+    test: ImageFiles
+    normalization: Normalization
+    size: int
+    loading: Loading
+
+    def evaluation_batches(
+        self, images: ImageFiles, *, batch_size: int, world: World = ALONE, view: ViewName = "center"
+    ) -> StreamedEvaluation:
+        """The batches of `images`, which are a split or some of its images, as that view shows them."""
+        return StreamedEvaluation(
+            images, self.normalization, view, self.size, self.loading, batch_size=batch_size, world=world
+        )
+
+    def contents(self) -> dict[str, Any]:
+        """How many images each split has, and checksums of their labels and names; nothing is decoded."""
+        there = {"train": self.train, "validation": self.validation, "test": self.test}
+        splits = {name: images for name, images in there.items() if images is not None}
+        labels, names = 0, 0
+        for images in splits.values():
+            labels = zlib.crc32(images.labels.numpy().data, labels)
+            names = zlib.crc32(images.fingerprint, names)
+        return {**{name: len(images) for name, images in splits.items()}, "labels": labels, "names": names}
 
 
 class ImageNet:
@@ -31,9 +85,10 @@ class ImageNet:
 
     `classes` is the number of class folders, of which every `every_class`-th is used; of a thousand the published
     numbers of images are expected, unless `incomplete` allows others. `size` is the side of a crop in training; `crop`,
-    `jitter`, `flip` and `lighting` are the augmentation (see `crops`). Each epoch is tested on centre crops, the last
-    one also as `view` shows the images, whose error is the result. `validation` training images are held out. `workers`
-    processes read and decode, by default as many as there are cores; with decoder=gpu they only read.
+    `jitter`, `flip` and `lighting` are the augmentation (see the module `augmentation`). Each epoch is tested on centre
+    crops, the last one also as `view` shows the images, whose error is the result. `validation` training images are
+    held out. `workers` processes read and decode, by default as many as there are cores; with decoder=gpu they only
+    read.
     """
 
     is_streamed = True
@@ -109,7 +164,7 @@ class ImageNet:
         chosen = train.select(torch.arange(0, len(train), -(-len(train) // TIMED_IMAGES)))
         here = Loading(0, device, skip_unreadable=True, decoder=self.decoder)
         as_is = self._scaled(torch.zeros(3), torch.ones(3), here)
-        cropped = augmentation(self.crop, self.size, self.flip)
+        cropped = random_crop(self.crop, self.size, self.flip)
         batches = StreamedTraining(chosen, as_is, cropped, here, lights=0, jitter=0, batch_size=8, seed=0)
         for _ in batches.epoch(0):  # the first images import what they need
             pass
@@ -124,7 +179,7 @@ class ImageNet:
 
     @property
     def final_passes(self) -> float:
-        """By the area of what is seen, in centre crops."""
+        """How many centre crops have the area of all that the last view shows."""
         seen = {"center": 0.0, "center_320": (320 / 224) ** 2, "ten_crop": 10.0}
         whole = 4 / 3 * 2 * sum((scale / 224) ** 2 for scale in SCALES)  # of usual photographs, and mirrored
         return seen.get(self.view, whole)
@@ -137,7 +192,7 @@ class ImageNet:
         return StreamedTraining(
             splits.train,
             splits.normalization,
-            augmentation(self.crop, self.size, self.flip),
+            random_crop(self.crop, self.size, self.flip),
             splits.loading,
             lights=self.lighting,
             jitter=self.jitter,
@@ -160,7 +215,7 @@ class ImageNet:
             batches[self.view] = final
         return batches
 
-    def _normalization(self, train: Encoded, loading: Loading) -> Normalization:
+    def _normalization(self, train: ImageFiles, loading: Loading) -> Normalization:
         if self.normalization == "pixel_mean":
             chosen = train.select(torch.arange(0, len(train), -(-len(train) // MEAN_IMAGES)))
             mean, deviation = mean_image(chosen, self.size, loading), torch.ones(3)
@@ -173,3 +228,121 @@ class ImageNet:
         whole = self.size, self.size, 3
         mean, scale = (x.to(loading.device, torch.float32).expand(whole) for x in (mean, 1 / (255 * deviation)))
         return Normalization(mean.contiguous(), scale.contiguous())
+
+
+def mean_image(images: ImageFiles, size: int, loading: Loading) -> Tensor:
+    """The mean (H, W, 3) float64 of the centre crops of `images`, on a scale of 0 to 255."""
+    starts = range(0, len(images), 64)
+    chunks = [np.arange(first, min(first + 64, len(images))) for first in starts]
+    total, count = torch.zeros(size, size, 3, dtype=torch.float64, device=loading.device), 0
+    for (pixels, *_), labels in loaded(Views(images, views("center", size), loading), chunks):
+        total += pixels.sum(0, dtype=torch.float64)
+        count += len(labels)
+    return total / count
+
+
+class Photographs:
+    """Where the photographs of a data set lie: under `root`, in every `every`-th of `classes` class folders."""
+
+    def __init__(self, root: str, classes: int, every: int, incomplete: bool) -> None:
+        self.root, self.folder = root, Path(root).expanduser()
+        self.classes, self.every, self.incomplete = classes, every, incomplete
+
+    def find(self) -> DataFiles:
+        """Count the images; a `UserError` if they are not as many as expected, or if any but ImageNet's are absent."""
+        if self.splits:
+            sizes = len(self.splits[0]), len(self.splits[1])
+            whole = self.classes == CLASSES and self.every == 1
+            if whole and sizes != PUBLISHED and not self.incomplete:
+                raise UserError(
+                    f"{self.root} has {sizes[0]:,} training and {sizes[1]:,} validation images, ImageNet has "
+                    f"{PUBLISHED[0]:,} and {PUBLISHED[1]:,}: complete it, or train on what is there with "
+                    "dataset.incomplete=true"
+                )
+            return DataFiles(sizes, _unread)
+        expected = PUBLISHED[0] // self.every, PUBLISHED[1] // self.every
+        if all((self.folder / name).is_file() for name in ARCHIVES):
+            return DataFiles(expected, _unread)
+        problem = (
+            f"no images in {self.root}: it needs train/<class>/ and val/<class>/ with image files, shards of both, or "
+            f"ImageNet's official {', '.join(ARCHIVES)}; set dataset.root=DIR, of an analysis --root DIR"
+        )
+        if self.classes != CLASSES:
+            raise UserError(problem)
+        return DataFiles(expected, _unread, problem)
+
+    @cached_property
+    def splits(self) -> tuple[ImageFiles, ImageFiles] | None:
+        """The images of train/ and val/, None if there is neither of the two folders."""
+        there = [split for split in SPLITS if (self.folder / split).is_dir()]
+        if not there:
+            return None
+        if len(there) == 1:
+            (split,) = set(SPLITS) - set(there)
+            raise UserError(f"{self.root} has {there[0]}/ but no {split}/: it is half copied; complete it")
+        train, test = (self._split(self.folder / split) for split in SPLITS)
+        if odd := sorted(set(train.classes) ^ set(test.classes)):
+            raise UserError(f"{self.root}: class folders differ between train/ and val/: {', '.join(odd[:5])}")
+        return train, test
+
+    def _split(self, folder: Path) -> ImageFiles:
+        return (sharded if is_sharded(folder) else list_images)(folder, self.classes, self.every)
+
+    def unpack(self) -> None:
+        """Unpack the official archives where they lie; a `UserError` if they are damaged or absent."""
+        if missing := self.find().missing:
+            raise UserError(missing)
+        _unpack(self.folder)
+        vars(self).pop("splits")
+        if self.find().missing or not self.splits:
+            raise UserError(f"ImageNet's archives in {self.root} hold no train/ and val/")
+
+
+def numbers_of(root: Path, classes: Sequence[str]) -> list[int]:
+    """The number that ImageNet's test server gives each class, by the class's WordNet name.
+
+    It is the ILSVRC2012_ID in the development kit in `root`, packed or not.
+
+    Raises:
+        UserError: there is no such kit, or it does not know a class.
+    """
+    try:
+        if (file := root / META).is_file():
+            content = file.read_bytes()
+        else:
+            with tarfile.open(root / f"{KIT}.tar.gz") as packed:
+                member = packed.extractfile(META)
+                content = member.read() if member else b""
+        synsets = scipy.io.loadmat(io.BytesIO(content), squeeze_me=True)["synsets"]
+        pairs = zip(synsets["WNID"], synsets["ILSVRC2012_ID"], strict=True)
+        numbers = {str(name): int(number) for name, number in pairs}
+    except Exception as error:  # damage shows as nearly anything in the library
+        raise UserError(
+            f"{root}: the server's numbers of the classes are in {KIT}.tar.gz, put it there ({error})"
+        ) from error
+    if unknown := [name for name in classes if name not in numbers]:
+        raise UserError(f"{root}: {KIT} knows no class {unknown[0]}; the server is of ImageNet's classes")
+    return [numbers[name] for name in classes]
+
+
+def unlabelled(folder: Path) -> ImageFiles:
+    """The images that lie in `folder` itself, sorted by name; their labels are unknown, and stand as 0."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; name one that holds images")
+    names = images_in(folder)
+    return ImageFiles(folder, ("",), names, torch.zeros(len(names), dtype=torch.int64))
+
+
+def _unpack(folder: Path) -> None:
+    """Unpack `ARCHIVES` into `folder`, where they lie, as train/ and val/; a `UserError` if they are damaged."""
+    from torchvision.datasets import ImageNet
+
+    try:
+        for split in ("train", "val"):
+            ImageNet(str(folder), split)
+    except (OSError, RuntimeError) as error:
+        raise UserError(f"ImageNet's archives in {folder} cannot be unpacked: {error}") from error
+
+
+def _unread() -> Any:
+    raise NotImplementedError("images of this size are streamed, never read into memory")

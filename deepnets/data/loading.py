@@ -1,4 +1,7 @@
-"""Images that workers read, decode and crop while a network trains, as uint8 batches on the device."""
+"""Photographs that workers read, decode and crop while a network trains, and the batches of them on the device.
+
+Pixels are uint8 until they are on the device, where they are normalised.
+"""
 
 import os
 import signal
@@ -6,31 +9,40 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from math import ceil
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from deepnets.data.decoding import Decoder, Encoded, decoded
+from deepnets.data.augmentation import ViewName, jittered, lighting, views
+from deepnets.data.batches import OrderedBatches, ShuffledBatches
+from deepnets.data.class_folders import ImageFiles
+from deepnets.data.normalization import Normalization
 from deepnets.distributed.signals import SIGNALS
+from deepnets.distributed.world import ALONE, World
 from deepnets.errors import UserError, printable
 
 MOST_WORKERS = 16
 ORPHANED_SECONDS = 5.0
+TOP = 5  # ImageNet's second error: the label is not among the five classes of the highest scores
+
+Decoder = Literal["cpu", "gpu"]
 
 
 @dataclass(frozen=True)
 class Loading:
-    """Who reads and decodes, for `device`: so many worker processes, or with 0 this one.
+    """How photographs reach `device`: so many `workers` read and decode them, each a process; with 0 this process does.
 
-    In place of an unreadable image stands, with `skip_unreadable`, the next one of the split that is readable: so each
-    batch has its images, in every process. `skipped` are those that were found. With decoder=gpu workers only read;
-    the device decodes and crops.
+    With `skip_unreadable`, the next readable image of the split stands in place of an unreadable one: so each batch has
+    as many images as it should, in every process. `skipped` are the unreadable ones that were found. With decoder=gpu
+    workers only read; the device decodes and crops.
     """
 
     workers: int
@@ -40,20 +52,139 @@ class Loading:
     skipped: set[str] = field(default_factory=set)
 
 
-@dataclass(frozen=True)
-class Crops(Dataset):
-    """Training images by their numbers: pixels (n, H, W, 3) uint8, labels (n,), and draws of colours.
+class StreamedTraining(ShuffledBatches):
+    """This process's share of shuffled batches of random crops, each image once an epoch.
 
-    These are normal ones for lighting (n, 3), and even ones from [-1, 1) for jitter (n, 3).
+    As in `TrainingBatches`, the order is a function of (seed, epoch), each image's crop and colours of (seed, epoch,
+    image): the same for any number of processes and workers, and from any batch on. `lights` is the deviation of the
+    draws of lighting noise (fb.resnet.torch: 0.1; 0 for none), `jitter` how far the factors of brightness, contrast and
+    saturation lie from 1 (0.4).
     """
 
-    images: Encoded
+    def __init__(
+        self,
+        images: ImageFiles,
+        normalization: Normalization,
+        cropped: Callable[[Tensor], Tensor],
+        loading: Loading,
+        *,
+        lights: float,
+        jitter: float,
+        batch_size: int,
+        seed: int,
+        world: World = ALONE,
+    ) -> None:
+        super().__init__(len(images), batch_size=batch_size, seed=seed, world=world)
+        self.source, self.normalization, self.cropped, self.loading = images, normalization, cropped, loading
+        self.lights, self.jitter = lights, jitter
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of a crop."""
+        height, width, channels = self.normalization.mean.shape
+        return channels, height, width
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """That epoch from batch `start` on: x (n, C, H, W) float32 with channels_last strides, y (n,) int64."""
+        order = np.random.default_rng((self.seed, epoch)).permutation(self.images)
+        whole_batches = [order[first : first + self.batch_size] for first in range(0, self.images, self.batch_size)]
+        shards = [self.world.shards(len(whole)) for whole in whole_batches[start:]]
+        own = [whole[parts[self.world.rank]] for whole, parts in zip(whole_batches[start:], shards, strict=True)]
+        batches = loaded(Crops(self.source, self.cropped, (self.seed, epoch), self.loading), own)
+        for (pixels, labels, lights, jitters), parts in zip(batches, shards, strict=True):
+            self.share.parts = parts
+            if self.jitter:
+                pixels = jittered(pixels.float(), 1 + self.jitter * jitters)
+            x = self.normalization(pixels)
+            if self.lights:
+                x += (lighting(lights * self.lights) * 255)[:, None, None] * self.normalization.scale
+            yield x.permute(0, 3, 1, 2), labels
+
+
+class StreamedEvaluation(OrderedBatches):
+    """This process's share of the images of a split, in order, as the view shows them."""
+
+    top = TOP
+
+    def __init__(
+        self,
+        images: ImageFiles,
+        normalization: Normalization,
+        view: ViewName,
+        size: int,
+        loading: Loading,
+        *,
+        batch_size: int,
+        world: World = ALONE,
+        is_final: bool = False,
+    ) -> None:
+        # Images of several sizes cannot lie in one tensor, and ten crops are a batch of ten images.
+        batch_size = {"multi_scale": 1, "ten_crop": ceil(batch_size / 10)}.get(view, batch_size)
+        super().__init__(len(images), batch_size=batch_size, world=world)
+        self.source, self.normalization, self.loading, self.is_final = images, normalization, loading, is_final
+        self.views, self.has_one_view = views(view, size), view in ("center", "center_320")
+        self.numbers = np.arange(self.own.start, self.own.stop)
+
+    def __iter__(self) -> Iterator[tuple[Tensor | tuple[Tensor, ...], Tensor]]:
+        """x (n, C, H, W) float32 with channels_last strides, y (n,) int64.
+
+        Where an image has several views, x is a tuple of those of a size, (n * k, C, h, w), an image's k in a row.
+        """
+        chunks = [self.numbers[these] for these in self.slices()]
+        for pixels, labels in loaded(Views(self.source, self.views, self.loading), chunks):
+            x = tuple(self._normalised(view) for view in pixels)
+            yield (x[0] if self.has_one_view and x else x), labels
+
+    def some(self, count: int) -> Tensor:
+        """At most `count` images spread over the split, the same at every call: (n, C, H, W), normalised."""
+        chosen = self.numbers[:: max(1, ceil(len(self.numbers) / count))]
+        ((pixels, _),) = loaded(Views(self.source, self.views, replace(self.loading, workers=0)), [chosen])
+        return self._normalised(pixels[0])
+
+    def _normalised(self, pixels: Tensor) -> Tensor:
+        return at_size(self.normalization, *pixels.shape[1:3])(pixels).permute(0, 3, 1, 2)
+
+
+def at_size(normalization: Normalization, height: int, width: int) -> Normalization:
+    """For images of another size: the mean image is scaled with them, by bilinear interpolation."""
+    if normalization.mean.shape[:2] == (height, width):
+        return normalization
+    mean, scale = (
+        F.interpolate(x.permute(2, 0, 1)[None], (height, width), mode="bilinear")[0].permute(1, 2, 0).contiguous()
+        for x in (normalization.mean, normalization.scale)
+    )
+    return replace(normalization, mean=mean, scale=scale)
+
+
+def check_decoder(decoder: Decoder, device: torch.device) -> None:
+    """A `UserError` where images should be decoded on a device that cannot."""
+    if decoder == "gpu" and device.type != "cuda":
+        raise UserError(
+            f"dataset.decoder=gpu: images are decoded by nvJPEG, which needs CUDA, and this run's device is "
+            f"{device.type}; train on a GPU, or set dataset.decoder=cpu"
+        )
+
+
+def default_workers() -> int:
+    """As many workers as this process has cores; the processes of a run on one machine share its cores."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(MOST_WORKERS, max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
+
+
+@dataclass(frozen=True)
+class Crops(Dataset):
+    """Training images by their numbers: crops (n, H, W, 3) uint8, labels (n,), and random numbers for their colours.
+
+    These are normal ones for lighting (n, 3), and uniform ones from [-1, 1) for jitter (n, 3).
+    """
+
+    images: ImageFiles
     cropped: Callable[[Tensor], Tensor]
     draw: tuple[int, int]
     loading: Loading
 
     def __getitem__(self, numbers: np.ndarray) -> tuple[Any, list[str]]:
-        return self.batch(numbers, partial(decoded, self.images))
+        return self.batch(numbers, self.images.decoded)
 
     def batch(self, numbers: np.ndarray, decode: Callable[[int], Tensor]) -> tuple[Any, list[str]]:
         """The tensors of these images, or None, and what is wrong with some of them."""
@@ -78,12 +209,12 @@ class Crops(Dataset):
 class Views(Dataset):
     """Images by their numbers: a tensor (n * k, h, w, 3) uint8 for each size of view, labels (n,)."""
 
-    images: Encoded
+    images: ImageFiles
     views: Callable[[Tensor], list[Tensor]]
     loading: Loading
 
     def __getitem__(self, numbers: np.ndarray) -> tuple[Any, list[str]]:
-        return self.batch(numbers, partial(decoded, self.images))
+        return self.batch(numbers, self.images.decoded)
 
     def batch(self, numbers: np.ndarray, decode: Callable[[int], Tensor]) -> tuple[Any, list[str]]:
         """The tensors of these images, or None, and what is wrong with some of them."""
@@ -154,7 +285,7 @@ def loaded(dataset: Crops | Views, batches: Sequence[np.ndarray]) -> Iterator[An
 class _Bytes(Dataset):
     """Images by their numbers as they lie in their files, those that can be read by their number."""
 
-    images: Encoded
+    images: ImageFiles
 
     def __getitem__(self, numbers: np.ndarray) -> dict[int, Tensor]:
         read = {}
@@ -174,15 +305,9 @@ def _decoded_there(dataset: Crops | Views, numbers: np.ndarray, read: dict[int, 
         there = dict(zip(read, decode_jpeg(list(read.values()), ImageReadMode.RGB, device), strict=True))
 
     def decode(number: int) -> Tensor:
-        return there[number] if number in there else decoded(dataset.images, number).to(device)
+        return there[number] if number in there else dataset.images.decoded(number).to(device)
 
     return dataset.batch(numbers, decode)
-
-
-def default_workers() -> int:
-    """As many as this process has cores, which those of its machine share."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(MOST_WORKERS, max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
 
 
 def _moved(value: Any, device: torch.device) -> Any:
@@ -192,14 +317,14 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 
 def _leave_signals_to_the_parent(parent: int, worker: int) -> None:
-    """It saves the run first; a scheduler signals all processes, and one that loses a worker fails instead."""
+    """Block signals in a worker: the parent needs it until the run is saved, and a scheduler signals all processes."""
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     if hasattr(signal, "sigtimedwait"):
         threading.Thread(target=_end_for_the_parent, args=(parent,), daemon=True).start()
 
 
 def _end_for_the_parent(parent: int) -> None:
-    """Where it says so, or is no more: torch's own watch misses a parent that was killed as this process began."""
+    """End when the parent says so or has died: torch's own watch misses a parent that died as this process began."""
     while os.getppid() == parent:
         if (said := signal.sigtimedwait({signal.SIGTERM}, ORPHANED_SECONDS)) and said.si_pid == parent:
             break

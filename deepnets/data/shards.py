@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from deepnets.command import run_command
-from deepnets.data.image_files import ImageFiles, listed
+from deepnets.data.class_folders import ImageFiles, list_images
 from deepnets.errors import UserError, first_line, printable
 
 SHARD = "64MB"
@@ -54,8 +54,8 @@ def is_sharded(folder: Path) -> bool:
     return (folder / ABOUT).is_file()
 
 
-def sharded(folder: Path, classes: int, every: int) -> Shards:
-    """The images of every `every`-th class in the shards of `folder`; raises UserError as `listed` does."""
+def sharded(folder: Path, classes: int, every: int = 1) -> Shards:
+    """The images of every `every`-th class in the shards of `folder`; raises UserError as `list_images` does."""
     try:
         with np.load(folder / ABOUT, allow_pickle=False) as about:
             names, labels, names_of_classes = about["names"], about["labels"], about["classes"]
@@ -75,7 +75,7 @@ def sharded(folder: Path, classes: int, every: int) -> Shards:
         raise UserError(f"{folder} has {len(known)} classes, expected are {classes}: set dataset.classes={len(known)}")
     places = np.flatnonzero(labels % every == 0)
     chosen = names[places]
-    chosen = chosen.astype(f"S{np.char.str_len(chosen).max()}")  # no longer than `listed` has them: one data set
+    chosen = chosen.astype(f"S{np.char.str_len(chosen).max()}")  # no longer than `list_images` has them: one data set
     return Shards(folder, tuple(known[::every]), chosen, torch.from_numpy(labels[places] // every), places)
 
 
@@ -107,13 +107,12 @@ def write(tree: Path, out: Path) -> None:
             )
         if is_sharded(out / split):
             raise UserError(f"{out / split} holds shards: remove them, or name another folder")
-        classes = sum(entry.is_dir() and entry.name[0] != "." for entry in os.scandir(tree / split))
-        images = listed(tree / split, classes, 1)
+        images = list_images(tree / split)
         with tempfile.TemporaryDirectory() as place:  # litdata would write to and remove /tmp/chunks and /tmp/data
             os.environ |= {f"DATA_OPTIMIZER_{kind}CACHE_FOLDER": f"{place}/{kind}" for kind in ("", "DATA_")}
             optimize(
                 _content,
-                [images.name(image) for image in range(len(images))],
+                images.paths,
                 str(out / split),
                 chunk_bytes=SHARD,
                 num_workers=1,  # several would write in another order
@@ -122,7 +121,7 @@ def write(tree: Path, out: Path) -> None:
         np.savez(
             out / split / ABOUT, labels=images.labels.numpy(), names=images.names, classes=np.array(images.classes)
         )
-        print(printable(f"{out / split}: {len(images)} images of {classes} classes"))
+        print(printable(f"{out / split}: {len(images)} images of {len(images.classes)} classes"))
 
 
 def _content(file: str) -> bytes:

@@ -9,10 +9,9 @@ import numpy as np
 import torch
 from annotated_types import Ge
 
-from deepnets.data.archives import Archive, missing, obtain, official
-from deepnets.data.idx import find_idx, idx_shape, read_idx
+from deepnets.data.archives import Archive, find_idx, idx_shape, missing, obtain, official, read_idx
+from deepnets.data.class_folders import is_tree, tree
 from deepnets.data.source import DataFiles, Source, Split
-from deepnets.data.trees import is_tree, tree
 from deepnets.errors import UserError
 from deepnets.system.ranges import Count, Name, Size
 

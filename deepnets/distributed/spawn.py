@@ -83,7 +83,7 @@ class Processes:
         return self._interruption.received
 
     def wait(self) -> None:
-        """Until all have ended, `GRACE_SECONDS` at most."""
+        """Wait until all have ended, `GRACE_SECONDS` at most."""
         end = time.monotonic() + GRACE_SECONDS
         while None in self._codes() and time.monotonic() < end:
             time.sleep(WATCH_SECONDS)

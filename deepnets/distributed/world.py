@@ -1,14 +1,17 @@
-"""The processes that train a run together: which one this is, and what all of them know."""
+"""The processes that train a run together: which one this is, what all of them know, and how they decide together."""
 
 import json
 import os
+import re
+import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import reduce
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -16,11 +19,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from deepnets.distributed.peers import check_peers
+from deepnets.distributed.signals import Interruption
 from deepnets.errors import UserError
 
 T = TypeVar("T")
 STORE = "DEEPNETS_STORE"  # the file in which processes of one machine meet; torchrun and SLURM name an address instead
+DECISION_SECONDS = 0.5  # between two questions to all processes, where there are several
+LONGEST_INTERVAL = 100  # yields between two, however short they are
+ESTABLISHED = "01"
+LOOPBACK = "[0-9A-F]{6}7F:|0{24}01000000:"  # 127.0.0.0/8 or ::1, as a little-endian Linux writes them
+ATTEMPTS = 4  # a list that changes while it is read can lack a line
 GPU_TIMEOUT = timedelta(minutes=10)  # NCCL's own default, which the mixed backend would replace by gloo's 30
 
 
@@ -51,14 +59,14 @@ class World:
         return [slice(start, stop) for start, stop in pairwise(starts)]
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:
-        """Of `values` over all processes; does not wait for the device."""
+        """The sum of `values` over all processes; does not wait for the device."""
         if self.size > 1:
             values = values.clone()
             dist.all_reduce(values)
         return values
 
     def all_reduce_max(self, values: list[float]) -> list[float]:
-        """Of each value over all processes. Not for the device: this waits for the other processes."""
+        """The largest of each value over all processes; waits for these, but not for the device."""
         if self.size == 1:
             return values
         together = torch.tensor(values, dtype=torch.float64)
@@ -96,11 +104,11 @@ class World:
         return value
 
     def barrier(self) -> None:
-        """Until all processes are here."""
+        """Wait until all processes are here."""
         self.all_reduce_max([0])
 
     def replica(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """What training is to call: the model, which gets gradients that are the mean over all processes."""
+        """The model as training is to call it: its gradients are then the mean over all processes."""
         if self.size == 1:
             return model
         warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")  # torch 2.11 has no other name
@@ -117,9 +125,110 @@ ALONE = World()
 
 
 def world_from_env() -> World:
-    """As torchrun, or whoever started this process among others, has set it."""
+    """The world that torchrun, or what else started this process among others, has set in the environment."""
     rank, size, local_rank = (int(os.environ.get(name, 0)) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     return World(rank, size, local_rank) if size > 1 else ALONE
+
+
+@contextmanager
+def joined(world: World, device: torch.device) -> Iterator[None]:
+    """Connect this process to the others while the context lasts: gloo sends tensors of the CPU, NCCL those of GPUs."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # or a process on its own would open a context on the first GPU too
+    if world.size == 1:
+        yield
+        return
+    file = os.environ.get(STORE)
+    store = dist.FileStore(file, world.size) if file else next(dist.rendezvous("env://"))[0]
+    if device.type == "cuda":
+        check_own_gpu(store, world, str(torch.cuda.get_device_properties(device).uuid))
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl",
+            store=store,
+            rank=world.rank,
+            world_size=world.size,
+            timeout=GPU_TIMEOUT,
+            device_id=device,
+        )
+    else:
+        dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
+    if file:
+        check_peers()  # before anything is sent; all have connected
+    yield
+    dist.destroy_process_group()  # after an exception the others learn from the end of this process, when all is noted
+
+
+class Decisions:
+    """Which signal to stop on, if any, and whether to save: the same in all processes at the same yield.
+
+    Several ask each other every so many yields, a number that follows from the pace of the slowest, and whenever they
+    turn from training to evaluation or back: each has a pace of its own.
+    """
+
+    def __init__(self, world: World, interruption: Interruption, checkpoint_seconds: float) -> None:
+        self.world, self.interruption, self.checkpoint_seconds = world, interruption, checkpoint_seconds
+        self.saved_at = self.asked_at = time.monotonic()
+        self.intervals = {True: 1, False: 1}
+        self.trains, self.left = True, 1
+
+    def __call__(self, *, trains: bool) -> tuple[int | None, bool]:
+        """Decide at a yield, which ends an iteration of training, or, unless it `trains`, of evaluation."""
+        has_turned, self.trains = trains != self.trains, trains
+        self.left -= 1
+        if self.left and not has_turned:
+            return None, False
+        now = time.monotonic()
+        pace = (now - self.asked_at) / self.intervals[trains]
+        own = [self.interruption.received or 0, now - self.saved_at >= self.checkpoint_seconds, pace]
+        stop, due, pace = self.world.all_reduce_max(own)
+        if self.world.size > 1 and not has_turned:
+            self.intervals[trains] = max(1, min(int(DECISION_SECONDS / pace), LONGEST_INTERVAL))
+        self.left, self.asked_at = self.intervals[trains], now
+        return int(stop) or None, bool(due)
+
+
+def check_own_gpu(store: dist.Store, world: World, uuid: str) -> None:
+    """Whether no two processes are on one GPU, which NCCL refuses without saying which; `store` is common to them.
+
+    Raises:
+        UserError: two are.
+    """
+    store.set(f"gpu of {world.rank}", uuid)
+    uuids = [store.get(f"gpu of {rank}").decode() for rank in range(world.size)]
+    if len(there := [rank for rank in range(world.size) if uuids[rank] == uuid]) > 1:
+        raise UserError(
+            f"devices={world.size}: processes {' and '.join(map(str, there))} are on one GPU, {uuid}; each needs a GPU "
+            "of its own: start fewer processes, or let each see another one"
+        )
+
+
+def check_peers() -> None:
+    """Whether each connection of this process over loopback is with a process of the same user.
+
+    Gloo takes the first that connects to its port for the process that it waits for.
+
+    Raises:
+        UserError: one is not, or its other end has gone.
+    """
+    for attempt in range(ATTEMPTS):
+        time.sleep(0.1 * attempt)
+        strangers = _users() - {str(os.getuid())}
+        if not strangers:
+            return
+    raise UserError(
+        f"devices: user {strangers.pop()} of this machine has connected in place of a process; start the run again"
+    )
+
+
+def lost_another(error: BaseException) -> bool:
+    """Whether the error says that another process has gone: its end is the cause, this one's a consequence."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
+
+
+def slurm_task() -> str | None:
+    """`123_4` for the fourth task of array 123, `123` for a job without array, None outside SLURM."""
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array else os.environ.get("SLURM_JOB_ID")
 
 
 def _mean_in_order(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
@@ -164,55 +273,23 @@ def _bytes_of(tensor: Tensor) -> Tensor:
     return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
 
 
-@contextmanager
-def joined(world: World, device: torch.device) -> Iterator[None]:
-    """Be connected to the other processes: tensors of the CPU go by gloo, those of GPUs by NCCL."""
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # or a process on its own would open a context on the first GPU too
-    if world.size == 1:
-        yield
-        return
-    file = os.environ.get(STORE)
-    store = dist.FileStore(file, world.size) if file else next(dist.rendezvous("env://"))[0]
-    if device.type == "cuda":
-        check_own_gpu(store, world, str(torch.cuda.get_device_properties(device).uuid))
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl",
-            store=store,
-            rank=world.rank,
-            world_size=world.size,
-            timeout=GPU_TIMEOUT,
-            device_id=device,
-        )
-    else:
-        dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.size)
-    if file:
-        check_peers()  # before anything is sent; all have connected
-    yield
-    dist.destroy_process_group()  # after an exception the others learn from the end of this process, when all is noted
+def _users() -> set[str]:
+    """The numbers of the users at the other ends of this process's connections over loopback."""
+    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
+    connections = {(words[1], words[2]): (words[7], words[9]) for words in rows if words[3] == ESTABLISHED}
+    links = _links()
+    own = [
+        (there, here)
+        for (here, there), (_, inode) in connections.items()
+        if f"socket:[{inode}]" in links and re.match(LOOPBACK, here)
+    ]
+    return {connections.get(other_end, ("unknown", ""))[0] for other_end in own}
 
 
-def check_own_gpu(store: dist.Store, world: World, uuid: str) -> None:
-    """Whether no two processes are on one GPU, which NCCL refuses without saying which; `store` is common to them.
-
-    Raises:
-        UserError: two are.
-    """
-    store.set(f"gpu of {world.rank}", uuid)
-    uuids = [store.get(f"gpu of {rank}").decode() for rank in range(world.size)]
-    if len(there := [rank for rank in range(world.size) if uuids[rank] == uuid]) > 1:
-        raise UserError(
-            f"devices={world.size}: processes {' and '.join(map(str, there))} are on one GPU, {uuid}; each needs a GPU "
-            "of its own: start fewer processes, or let each see another one"
-        )
-
-
-def lost_another(error: BaseException) -> bool:
-    """Whether the error says that another process has gone: its end is the cause, this one's a consequence."""
-    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
-
-
-def slurm_task() -> str | None:
-    """`123_4` for the fourth task of array 123, `123` for a job without array, None outside SLURM."""
-    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
-    return f"{array}_{task}" if array else os.environ.get("SLURM_JOB_ID")
+def _links() -> set[str]:
+    """What the descriptors of this process refer to."""
+    links = set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # that of the listing itself
+            links.add(os.readlink(descriptor))
+    return links

@@ -31,7 +31,7 @@ from deepnets.bench.training import endless, floor_steps
 from deepnets.command import run_command
 from deepnets.config.schema import StepKind
 from deepnets.errors import UserError
-from deepnets.models.memory import Memory
+from deepnets.models.settings import Memory
 from deepnets.runs.folder import RunFolder, run_folders
 from deepnets.training.fit import Training, fit
 

@@ -24,7 +24,7 @@ from deepnets.config.compose import compose
 from deepnets.config.project import home
 from deepnets.config.schema import Config
 from deepnets.errors import UserError, printable
-from deepnets.models.ordering import Ordering
+from deepnets.models.unit import Ordering
 from deepnets.results.page import write_page
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import fit

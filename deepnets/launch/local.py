@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from deepnets.config.schema import Config
-from deepnets.data.decoding import check_decoder
+from deepnets.data.loading import check_decoder
 from deepnets.errors import UserError
 from deepnets.launch.grid import Tally, lines_by_reason
 from deepnets.runs.execute import run

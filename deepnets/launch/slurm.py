@@ -25,10 +25,10 @@ from deepnets.config.schema import Config
 from deepnets.config.trust import trusted
 from deepnets.errors import UserError, printable
 from deepnets.launch.grid import OUTPUT, Tally, lines_by_reason
-from deepnets.runs.contents import Job
+from deepnets.runs.contents import FAILED, Job
 from deepnets.runs.execute import LOCKED
 from deepnets.runs.folder import Locked, RunFolder
-from deepnets.runs.status import FAILED, RUNNING, follow, read_state
+from deepnets.runs.status import RUNNING, follow, read_state
 from deepnets.system.files import make_own_folder
 from deepnets.system.ranges import Count, Name, Size
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import batch_norm
 
-from deepnets.models.share import Share
+from deepnets.models.parallel import Share
 
 LANES = 64  # float32 numbers of a few vectors
 FOLDED_CHANNELS = 8  # from so many on, torch's kernel fills a vector, and is faster

@@ -7,10 +7,9 @@ from torch import nn
 from deepnets.models.initialization import Initialization
 from deepnets.models.layers import Conv, Layers, channels_behind
 from deepnets.models.network import UnitNetwork
-from deepnets.models.ordering import Ordering
 from deepnets.models.resize import Resize
 from deepnets.models.survival import Survival
-from deepnets.models.unit import UnitDesign
+from deepnets.models.unit import Ordering, UnitDesign
 from deepnets.system.ranges import Count, Depth, Kernel, PositiveFactor, Rate, Size
 
 

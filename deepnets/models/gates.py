@@ -1,4 +1,7 @@
-"""Shortcuts beyond a scaled sum: two gates, updates by direction, and concatenation."""
+"""Further shortcuts: two gates of their own for x and r, updates by direction, and concatenation.
+
+The usual gate of highway networks, (1 - g) x + g r, is `shortcuts.Gated`.
+"""
 
 from dataclasses import replace
 

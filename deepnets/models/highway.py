@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from deepnets.models.initialization import Initialization, initialize
 from deepnets.models.layers import Conv, Layers
-from deepnets.models.ordering import Ordering
-from deepnets.models.unit import Unit, UnitDesign
+from deepnets.models.unit import Ordering, Unit, UnitDesign
 from deepnets.system.ranges import Count, Kernel, NotNegative, Rate, Size, Units
 
 

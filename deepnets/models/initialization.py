@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from deepnets.models.attention import MLP, Attention
 from deepnets.models.batchnorm import GhostBatchNorm
 from deepnets.models.layers import CReLU
 from deepnets.models.resize import ZeroPadding
@@ -150,18 +149,20 @@ class ZeroGamma(HeFanOut):
 class DeepNorm(Glorot):
     """Glorot's, with the weights of MLPs, values and outputs times (8N)^(-1/4) for N layers: Wang et al. 2022.
 
-    A layer is two units, attention and MLP; queries and keys are not scaled. It belongs to `model/shortcut=deepnorm`.
+    A layer is two units, attention and MLP. Their method `values_and_outputs` returns the weights that are scaled;
+    queries and keys are not. It belongs to `model/shortcut=deepnorm`.
     """
 
     def finish(self, model: nn.Module, head: nn.Linear) -> None:
         beta = (4 * len(_units(model))) ** -0.25
-        sublayers = [module for module in model.modules() if isinstance(module, Attention | MLP)]
+        found = (getattr(module, "values_and_outputs", None) for module in model.modules())
+        sublayers = [values_and_outputs for values_and_outputs in found if callable(values_and_outputs)]
         if not sublayers:
             raise ValueError(
                 "deepnorm scales the sublayers of transformers: choose a model=vit_*, or another initialization"
             )
-        for sublayer in sublayers:
-            for weight in sublayer.values_and_outputs():
+        for values_and_outputs in sublayers:
+            for weight in values_and_outputs():
                 weight.detach().mul_(beta)
 
 

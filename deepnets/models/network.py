@@ -1,10 +1,13 @@
-"""What all networks made of units have in common: stem, stages of units, tail and head."""
+"""What networks made of units have in common: stem, stages of units, tail, head, and their division among processes."""
 
 from torch import Tensor, nn
 
+from deepnets.models.batchnorm import BatchNorm, GhostBatchNorm, SynchronizedBatchNorm
 from deepnets.models.initialization import Initialization, initialize
-from deepnets.models.memory import Memory
+from deepnets.models.parallel import Dropout, Share
 from deepnets.models.recomputation import through
+from deepnets.models.settings import Memory
+from deepnets.models.shortcuts import Dropped
 from deepnets.models.survival import Survival, own_generator
 from deepnets.models.unit import Unit
 
@@ -66,3 +69,20 @@ class UnitNetwork(nn.Module):
         if self.survival is None:
             return [1.0] * units
         return self.survival.drawn(units, self.draws) if self.training else self.survival.expected(units)
+
+
+def divide(model: nn.Module, share: Share) -> None:
+    """Tell all layers that draw, or whose output depends on more than one image, about this process's share of a batch.
+
+    A user's own layer takes part if it contains torch's BatchNorm2d or Dropout. One that computes statistics or draws
+    random numbers itself does so for this process's part alone.
+    """
+    for module in list(model.modules()):
+        if isinstance(module, GhostBatchNorm | Dropped):
+            module.share = share
+            continue  # the statistics of a ghost's own BatchNorm2d are computed by the ghost
+        for name, child in module.named_children():
+            if isinstance(child, nn.BatchNorm2d) and type(child) in (nn.BatchNorm2d, BatchNorm):
+                setattr(module, name, SynchronizedBatchNorm(child, share))
+            elif type(child) is nn.Dropout:
+                setattr(module, name, Dropout(child.p, share))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from deepnets.models.memory import Memory
+from deepnets.models.settings import Memory
 from deepnets.models.shortcuts import Dropped
 
 

@@ -73,5 +73,3 @@ class ShortcutShape:
     def projected(self) -> nn.Module:
         """Wx, a 1x1 convolution (and what follows it in F's last layer)."""
         return self.layers.sequence(self.projection, self.inputs, [Conv(self.outputs, kernel=1, stride=self.stride)])
-
-

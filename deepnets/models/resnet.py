@@ -6,15 +6,13 @@ from typing import Literal
 
 from torch import nn
 
-from deepnets.models.block import Block
-from deepnets.models.depth import units_of_stages
 from deepnets.models.initialization import Initialization
 from deepnets.models.layers import Conv, Layers, channels_behind
 from deepnets.models.network import UnitNetwork
-from deepnets.models.ordering import Ordering
 from deepnets.models.resize import Resize
+from deepnets.models.settings import units_of_stages
 from deepnets.models.survival import Survival
-from deepnets.models.unit import UnitDesign
+from deepnets.models.unit import Block, Ordering, UnitDesign
 from deepnets.system.ranges import Count, Depth, Kernel, Natural, Rate, Size
 
 

@@ -1,4 +1,7 @@
-"""Shortcuts that scale their two terms, by constants of a depth or by learned numbers that start small."""
+"""Further shortcuts, which scale their two terms: by constants that depend on the depth, or by learned numbers.
+
+Constants that are the same in all units are `shortcuts.Scaled`.
+"""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,9 @@
-"""How h joins F: every shortcut maps x, the unit's input, and r = F(x) to the sum y (He et al. 2016, Fig. 2)."""
+"""Shortcuts are how h joins F: each maps x, the unit's input, and r = F(x) to their sum y (He et al. 2016, Fig. 2).
+
+Here are identity, scaled, gated (highway), projected and dropped ones. `scales` has those that scale their terms by
+learned numbers or by the depth (ReZero, LayerScale, DeepNorm), `gates` further gates, updates by direction, and the
+concatenation of DenseNet.
+"""
 
 from dataclasses import replace
 
@@ -6,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from deepnets.models.batchnorm import GhostBatchNorm
-from deepnets.models.dropout import dropout
 from deepnets.models.layers import Conv
+from deepnets.models.parallel import Share, dropout
 from deepnets.models.resize import ShortcutShape
-from deepnets.models.share import Share
 from deepnets.system.ranges import Kernel, Rate, Real
 
 

@@ -1,4 +1,7 @@
-"""Vision transformers: the same unit, on the tokens of an image's patches."""
+"""Vision transformers: the same unit, on the tokens of an image's patches, and its two sublayers, attention and MLP.
+
+Vaswani et al. 2017, "Attention is all you need"; Dosovitskiy et al. 2021, "An image is worth 16x16 words".
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -6,16 +9,16 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
-from deepnets.models.attention import MLP, Activation, Attention
 from deepnets.models.initialization import Initialization
 from deepnets.models.layers import Conv, Layers
 from deepnets.models.network import UnitNetwork
-from deepnets.models.ordering import Ordering
 from deepnets.models.survival import Survival
-from deepnets.models.unit import UnitDesign
+from deepnets.models.unit import Ordering, UnitDesign
 from deepnets.system.ranges import Depth, Kernel, Positive, Rate, Size
 
+Activation = Literal["gelu", "relu"]
 Readout = Literal["class_token", "mean"]
 
 
@@ -113,6 +116,57 @@ class Tokens(nn.Module):
         if x.shape[1] != self.positions.shape[1]:
             raise ValueError(f"positions are of {self.positions.shape[1]} tokens, these images have {x.shape[1]}")
         return self.dropout(x + self.positions)
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention on tokens (N, T, d); dropout stands behind the output.
+
+    `bias` says whether queries, keys and values have one. Raises ValueError where `heads` do not divide the width.
+    """
+
+    def __init__(self, width: int, *, heads: int, bias: bool, dropout: float) -> None:
+        super().__init__()
+        if width % heads:
+            legal = ", ".join(str(number) for number in range(1, width + 1) if width % number == 0)
+            raise ValueError(f"heads is {heads}, which does not divide the width {width}: choose from {legal}")
+        self.heads = heads
+        self.qkv = Packed(width, parts=3, bias=bias)
+        self.output = nn.Linear(width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return self.dropout(self.output(scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)))
+
+    def values_and_outputs(self) -> tuple[Tensor, ...]:
+        """The weights that `initialization.DeepNorm` scales."""
+        return self.qkv.weight.chunk(3)[2], self.output.weight
+
+
+class Packed(nn.Linear):
+    """Linear maps of one input side by side, each drawn as a layer of its own: W is (parts x d, d)."""
+
+    def __init__(self, width: int, *, parts: int, bias: bool) -> None:
+        super().__init__(width, parts * width, bias)
+        self.parts = parts
+
+
+class MLP(nn.Module):
+    """W2 activation(W1 x + b1) + b2 of each token (N, T, d), `ratio` times as wide inside; dropout stands behind it."""
+
+    def __init__(self, width: int, *, ratio: int, activation: Activation, dropout: float) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, ratio * width)
+        self.activation = nn.GELU() if activation == "gelu" else nn.ReLU()
+        self.output = nn.Linear(ratio * width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropout(self.output(self.activation(self.inner(x))))
+
+    def values_and_outputs(self) -> tuple[Tensor, ...]:
+        """The weights that `initialization.DeepNorm` scales."""
+        return self.inner.weight, self.output.weight
 
 
 def _check_layer(layer: Sequence[str]) -> None:

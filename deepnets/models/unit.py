@@ -1,4 +1,4 @@
-"""The residual unit: y = h(x) + b F(x), x' = f(y)."""
+"""The residual unit: y = h(x) + b F(x), x' = f(y). It is designed by an ordering of layers and a block of kernels."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deepnets.models.layers import WEIGHTS, Conv, Layers, channels_behind
-from deepnets.models.ordering import Ordering
+from deepnets.models.layers import SUBLAYERS, WEIGHTS, Conv, Layers, channels_behind
 from deepnets.models.recomputation import Branch
 from deepnets.models.resize import Resize, ShortcutShape
 from deepnets.models.scales import PerUnit
 from deepnets.models.shortcuts import Scaled
+
+CENTRES = (*WEIGHTS, *SUBLAYERS)  # what a layer is built around
 
 
 class Unit(nn.Module):
@@ -67,6 +68,99 @@ class Idle(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
         return gradient, *map(torch.zeros_like, ctx.saved_tensors)
+
+
+@dataclass(frozen=True)
+class Ordering:
+    """F is `layer` once per kernel, minus its suffix `after`, which acts behind the addition as f.
+
+    The five of He et al. 2016, Fig. 4, are `conf/model/ordering/`. Everything else follows from layer and cut: see the
+    properties. Raises ValueError unless `layer` holds one conv or linear and `after` is a suffix of `layer` behind it.
+    """
+
+    layer: tuple[str, ...]
+    after: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if sum(name in CENTRES for name in self.layer) != 1:
+            raise ValueError(
+                f"layer is {list(self.layer)}; it must hold exactly one conv or linear, e.g. [conv, bn, relu]"
+            )
+        behind_conv = self.layer[self._conv + 1 :]
+        if self.after != behind_conv[len(behind_conv) - len(self.after) :]:
+            suffixes = [list(behind_conv[start:]) for start in range(len(behind_conv) + 1)]
+            raise ValueError(
+                f"after is {list(self.after)}, which is not how layer {list(self.layer)} ends behind its conv; "
+                f"choose one of {', '.join(map(str, suffixes))}"
+            )
+
+    @property
+    def _conv(self) -> int:
+        return next(index for index, name in enumerate(self.layer) if name in CENTRES)
+
+    @property
+    def stem(self) -> tuple[str, ...]:
+        """The layer from its conv on: what stands before the first unit."""
+        return self.layer[self._conv :]
+
+    @property
+    def before(self) -> tuple[str, ...]:
+        """The layer up to its conv: in front of the split in the first unit of a stage, and the net's tail.
+
+        He et al. 2016, appendix, activate before the first split and behind the last addition; fb.resnet.torch's
+        preresnet does so in the first unit of every stage.
+        """
+        return self.layer[: self._conv]
+
+    def branch(self, kernels: int) -> tuple[str, ...]:
+        """F's layers for that many kernels."""
+        layers = self.layer * kernels
+        return layers[: len(layers) - len(self.after)]
+
+    @property
+    def projection(self) -> tuple[str, ...]:
+        """F's last layer from its conv on, without activation: a shortcut ends as F ends, but stays linear."""
+        if self.layer[self._conv] in SUBLAYERS:
+            return ("linear",)
+        return tuple(name for name in self.branch(1)[self._conv :] if name in (*WEIGHTS, "bn"))
+
+
+@dataclass(frozen=True)
+class Block:
+    """One convolution per kernel, the last with `expansion` times the width, one of them with the unit's stride.
+
+    He et al.'s released models of 2015 stride in the first kernel; fb.resnet.torch and torchvision in the bottleneck's
+    3x3 (index 1). Kernels larger than 1 divide their channels into `groups`: Xie et al. 2017, "Aggregated residual
+    transformations" (ResNeXt). Raises ValueError for an even kernel, and a `strided_kernel` that is no index of
+    `kernels`.
+    """
+
+    kernels: tuple[int, ...]
+    expansion: int
+    strided_kernel: int
+    groups: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.kernels or any(kernel % 2 == 0 for kernel in self.kernels):
+            raise ValueError(f"kernels are {list(self.kernels)}; choose one or more, odd, e.g. [3, 3]")
+        if not 0 <= self.strided_kernel < len(self.kernels):
+            raise ValueError(
+                f"strided_kernel is {self.strided_kernel}; it is an index of kernels {list(self.kernels)}, "
+                f"0 to {len(self.kernels) - 1}"
+            )
+
+    def convs(self, width: int, stride: int) -> list[Conv]:
+        """The convolutions of a unit whose inner layers have `width` channels."""
+        last = len(self.kernels) - 1
+        return [
+            Conv(
+                outputs=width * self.expansion if index == last else width,
+                kernel=kernel,
+                stride=stride if index == self.strided_kernel else 1,
+                groups=self.groups if kernel > 1 else 1,
+            )
+            for index, kernel in enumerate(self.kernels)
+        ]
 
 
 @dataclass(frozen=True)

@@ -3,23 +3,35 @@
 import math
 import secrets
 import time
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
 from tensorboard.plugins.hparams.api_pb2 import Status
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
+from deepnets.config.identity import is_execution
 from deepnets.config.schema import Config, Selection
-from deepnets.monitor.choices import choices_of
-from deepnets.monitor.pictures import pixels, profile, tiles
-from deepnets.monitor.units import PROBE_IMAGES, first_filters, gate_activity, gradient_norms
+from deepnets.monitor.units import (
+    PROBE_IMAGES,
+    first_filters,
+    gate_activity,
+    gradient_norms,
+    pixels,
+    profile,
+    tiles,
+)
 from deepnets.training.fit import Training
 
 OBSERVATIONS = 20  # of the units, spread over a run; the first and last epoch are always observed
 PICTURE_SHARE = 0.01  # of the time of a run may be spent on drawing, besides the pictures of the last epoch
 PICTURE_SECONDS = 0.1  # how long drawing takes at most, on one core
+# Nodes whose numbers a random search draws or -m often varies, and further keys that often differ.
+SEARCHED = ("optimizer", "schedule", "model.shortcut")
+USUAL = ("model.depth", "model.layer", "epochs", "batch_size")
 TITLES = {
     "gradients": "norm of the gradient of each unit's weights",
     "gates": "mean transform gate of each unit",
@@ -154,3 +166,35 @@ class Dashboard:
 def event_writer(folder: Path, **options: Any) -> SummaryWriter:
     """Writes a new file in `folder`, of a name that nobody can know: TensorBoard would follow a link of that name."""
     return SummaryWriter(str(folder), filename_suffix=f".{secrets.token_hex(8)}", **options)
+
+
+def choices_of(config: Config, origin: dict[str, Any]) -> dict[str, str | float | None]:
+    """The columns of TensorBoard's HParams by which a run differs from the others of its sweep, with the run's values.
+
+    A column is a group, whose value is the chosen option, a key of the configuration, or the seed. In a sweep of
+    conf/sweep/ these are its axes and, in a random search, what was drawn. Other runs have no axes: theirs are all keys
+    that often differ, and those that were typed. Keys and types are the same for all runs of a sweep: numbers are
+    floats, None stands for no value, all else is text.
+    """
+    options, values = origin.get("choices", {}), OmegaConf.structured(config)
+    keys = list(config.sweep.axes) if config.sweep else [key for key in options if not key.startswith("hydra/")]
+    if config.sweep is None or config.setting is not None:
+        numbers = [f"{node}.{name}" for node in SEARCHED for name in _numbers(OmegaConf.select(values, node))]
+        keys += [*numbers, *USUAL]
+    if config.sweep is None:
+        keys += [override.partition("=")[0].lstrip("+~") for override in origin.get("overrides", [])]
+    keys = [key for key in keys if not is_execution(key)]
+    columns = {key: options[key] if key in options else _plain(OmegaConf.select(values, key)) for key in keys}
+    return {**columns, "seed": float(config.seed)}
+
+
+def _numbers(node: Any) -> list[str]:
+    return [name for name, value in (node or {}).items() if isinstance(value, int | float) and name[0] != "_"]
+
+
+def _plain(value: Any) -> str | float | None:
+    if value is None:
+        return None
+    if isinstance(value, Enum):
+        return value.name
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)

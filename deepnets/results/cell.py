@@ -13,7 +13,8 @@ from deepnets.results.read import Run, example
 from deepnets.results.sheet import NOTHING, percent, signed
 from deepnets.results.statistics import median_interval
 from deepnets.results.verdict import printed_of, true_difference, verdict_of
-from deepnets.runs.status import DIVERGED, FINISHED
+from deepnets.runs.contents import FINISHED
+from deepnets.runs.status import DIVERGED
 
 FAIL_ABOVE = 20.0  # percent; He et al. 2016, Table 1
 

@@ -10,9 +10,9 @@ from deepnets.config.safe_yaml import LONGEST
 from deepnets.errors import UserError, printable
 from deepnets.results.read import Run, read_runs
 from deepnets.results.writing import writing
-from deepnets.runs.contents import Result
+from deepnets.runs.contents import FINISHED, Result
 from deepnets.runs.folder import RunFolder
-from deepnets.runs.status import DIVERGED, FINISHED
+from deepnets.runs.status import DIVERGED
 from deepnets.system.files import LONGEST_METRICS, read_text, write_atomically
 
 

@@ -9,7 +9,7 @@ from statistics import fmean, median
 from deepnets.results.cell import Cell
 from deepnets.results.read import Run, example
 from deepnets.results.sheet import NOTHING, percent
-from deepnets.runs.status import FINISHED
+from deepnets.runs.contents import FINISHED
 
 TRIAL = "setting"  # the key, and the axis, that numbers the trials
 SHARE = 10  # the mean is that of the best tenth: of 10 among 100 trials, as in the paper

@@ -14,7 +14,8 @@ from deepnets.monitor.style import styled
 from deepnets.results.figures.curves import training_curves
 from deepnets.results.figures.picture import Picture
 from deepnets.results.read import Run, read_runs
-from deepnets.runs.status import DIVERGED, FINISHED
+from deepnets.runs.contents import FINISHED
+from deepnets.runs.status import DIVERGED
 
 KEY = "deepnets.key"
 

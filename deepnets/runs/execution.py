@@ -15,9 +15,8 @@ from torch import Tensor
 
 from deepnets.config.identity import identity
 from deepnets.config.schema import Config
-from deepnets.distributed.agreement import Decisions
 from deepnets.distributed.signals import Interrupted, Interruption
-from deepnets.distributed.world import ALONE, World, joined, lost_another, slurm_task
+from deepnets.distributed.world import ALONE, Decisions, World, joined, lost_another, slurm_task
 from deepnets.errors import UserError
 from deepnets.runs import checkpoint
 from deepnets.runs.checkpoint import load_checked, resume

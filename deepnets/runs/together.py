@@ -12,7 +12,7 @@ from deepnets.config.schema import Config, StepKind
 from deepnets.distributed.signals import RESUME, Interrupted, Interruption
 from deepnets.distributed.world import ALONE
 from deepnets.errors import UserError, of_system
-from deepnets.models.memory import Memory
+from deepnets.models.settings import Memory
 from deepnets.runs import checkpoint
 from deepnets.runs.checkpoint import malformed
 from deepnets.runs.contents import Result

@@ -12,9 +12,9 @@ from torch.nn.utils import clip_grad_norm_
 
 from deepnets.config.schema import StepKind
 from deepnets.data.batches import EvaluationBatches, TrainingBatches
-from deepnets.data.streamed import StreamedEvaluation, StreamedTraining
+from deepnets.data.loading import StreamedEvaluation, StreamedTraining
 from deepnets.distributed.world import ALONE, World
-from deepnets.models.division import mean_statistics, named_statistics, set_statistics, statistics_of
+from deepnets.models.parallel import mean_statistics, named_statistics, set_statistics, statistics_of
 from deepnets.schedule import end_epoch
 from deepnets.training.metrics import Mean, Sums
 from deepnets.training.step import Forward, check_device, check_network, check_step, forward_of
@@ -77,7 +77,7 @@ class Training:
 
     @property
     def divisor(self) -> float:
-        """Of the loss summed over this process's images: gradients, averaged over processes, are the whole batch's."""
+        """Whole batch size / number of processes. DDP averages gradients: loss sum / divisor gives the batch's mean."""
         return self.batches.images_in(self.batch) / self.world.size
 
     def end_step(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:

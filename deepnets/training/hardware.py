@@ -55,7 +55,7 @@ def device_of_process(name: str, local_rank: int) -> torch.device:
 
 
 def scarce_cores(device: torch.device) -> str | None:
-    """What to say where the processes of a run have too few cores to feed their GPUs; None where all is well."""
+    """A warning if the processes of a run have too few cores to feed their GPUs; None if they have enough."""
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # those that share this one's cores
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if device.type != "cuda" or cores >= CORES_PER_GPU * processes:
@@ -123,7 +123,7 @@ def describe(device: torch.device) -> str:
 
 
 def wait(device: torch.device) -> None:
-    """Until the device has done what it was given."""
+    """Wait until the device has done what it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

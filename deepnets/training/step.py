@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from deepnets.config.schema import StepKind
 from deepnets.errors import UserError
-from deepnets.models.memory import Memory
 from deepnets.models.recomputation import draws
+from deepnets.models.settings import Memory
 from deepnets.system.files import own_cache
 
 Forward = Callable[[Tensor], Tensor]  # images (N, C, H, W) -> logits (N, classes)

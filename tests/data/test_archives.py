@@ -1,5 +1,6 @@
 """The official format in small: torchvision, files and server are real, only the published checksums are replaced."""
 
+import gzip
 import hashlib
 import pickle
 import socket
@@ -16,13 +17,15 @@ import pytest
 import torchvision
 
 from deepnets.data import archives
-from deepnets.data.archives import Archive, official
+from deepnets.data.archives import Archive, find_idx, idx_shape, official, read_idx
 from deepnets.data.source import DataFiles
 from deepnets.errors import UserError
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 10, 3, 32, 32), dtype=np.uint8)  # batch, image, C, H, W
 LABELS = np.arange(60).reshape(6, 10) % 7
 BATCHES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+# An idx file of the array [[1, 2, 3], [250, 5, 6]]
+IDX = bytes([0, 0, 8, 2]) + (2).to_bytes(4, "big") + (3).to_bytes(4, "big") + bytes([1, 2, 3, 250, 5, 6])
 DEAD = "http://127.0.0.1:9/cifar-10-python.tar.gz"  # nothing listens there
 
 
@@ -172,3 +175,45 @@ def test_damaged_unpacked_files_are_refused_even_after_a_good_start(packed: Path
         file.write(b"x")
     with pytest.raises(UserError, match=f"cifar10 is damaged .*delete {packed}/cifar-10-batches-py"):
         cifar(packed).read()
+
+
+@pytest.mark.attack
+def test_plain_and_gzipped_files_hold_the_same_array(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(IDX)
+    (tmp_path / "b.gz").write_bytes(gzip.compress(IDX, mtime=0))
+    for name in ("a", "b"):
+        path = find_idx(tmp_path, name)
+        assert idx_shape(path) == (2, 3)
+        assert read_idx(path).tolist() == [[1, 2, 3], [250, 5, 6]]
+        assert read_idx(path).dtype == np.uint8
+    assert find_idx(tmp_path, "c") is None
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("short", IDX[:-1], r"holds 5 bytes where its header says \(2, 3\)"),
+        ("long", IDX + b"x", r"holds 7 bytes where its header says \(2, 3\)"),
+        ("page", b"<html>not found</html>", "is not an idx file"),
+        ("empty", b"", "is not an idx file"),
+        ("cut.gz", gzip.compress(IDX, mtime=0)[:-4], "is damaged"),
+        ("wrong.gz", b"no gzip", "is damaged"),
+    ],
+)
+def test_damaged_files_are_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=f"{name}.*{message}"):
+        read_idx(tmp_path / name)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    "content",
+    [IDX[:7], IDX[:10], bytes([0, 0, 8, 0]), bytes([0, 0, 8, 1]) + bytes(4)],
+    ids=["half a size", "half of the sizes", "no dimensions", "nothing in it"],
+)
+def test_a_header_that_is_cut_short_or_empty_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x").write_bytes(content)
+    with pytest.raises(UserError, match="x has an idx header that is cut short or holds nothing"):
+        idx_shape(tmp_path / "x")

@@ -3,9 +3,8 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageOps
 
-from deepnets.data.batches import EvaluationBatches, TrainingBatches, cut
+from deepnets.data.batches import EvaluationBatches, TrainingBatches
 from deepnets.data.normalization import fit
 from deepnets.data.source import Split
 
@@ -53,17 +52,6 @@ def test_every_image_is_a_crop_of_the_padded_and_perhaps_mirrored_original_all_e
         counts += near.sum(0)
     expected = counts.sum() / len(ways)
     assert ((counts - expected) ** 2 / expected).sum() < 94.6  # chi-squared, 49 degrees of freedom, p = 1e-4
-
-
-def test_cut_agrees_with_pillow() -> None:
-    split = random_split(50)
-    generator = np.random.default_rng(0)
-    mirrored, top, left = generator.integers(2, size=50), *generator.integers(2 * PAD + 1, size=(2, 50))
-    ours = cut(split.images.float(), PAD, *(torch.from_numpy(x) for x in (mirrored, top, left)))
-    for i, (mirror, y, x) in enumerate(zip(mirrored.tolist(), top.tolist(), left.tolist(), strict=True)):
-        image = Image.fromarray(split.images[i].numpy())
-        image = ImageOps.expand(ImageOps.mirror(image) if mirror else image, PAD).crop((x, y, x + W, y + H))
-        assert np.array_equal(ours[i].numpy(), np.asarray(image))
 
 
 def test_border_is_zero_after_normalisation() -> None:

@@ -1,6 +1,7 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
@@ -10,13 +11,14 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from deepnets.data import sources
-from deepnets.data.dataset import Dataset
+from deepnets.data.dataset import Dataset, hold_out
 from deepnets.data.imagenet import ImageNet
-from deepnets.data.source import DataFiles, Source, Split
+from deepnets.data.source import CHUNK, DataFiles, Source, Split
 from deepnets.errors import UserError
 
 CONFIGURATIONS = sorted((Path(__file__).parents[2] / "conf" / "dataset").glob("*.yaml"))
 CPU = torch.device("cpu")
+LABELS = torch.tensor([0] * 50 + [1] * 30 + [2] * 20)[torch.randperm(100, generator=torch.Generator().manual_seed(0))]
 tiny = partial(sources.synthetic, classes=4, channels=3, size=5, train=40, test=12)
 
 
@@ -157,3 +159,87 @@ def test_every_configuration_states_every_value(path: Path) -> None:
     parameters = set(inspect.signature(getattr(sources, path.stem)).parameters)
     assert set(source) == parameters - {"root"}
     assert path.read_text().startswith("# ")
+
+
+@pytest.mark.parametrize(
+    ("count", "shares"),
+    [(10, [5, 3, 2]), (11, [6, 3, 2]), (13, [6, 4, 3]), (1, [1, 0, 0])],  # 11: 5.5, 3.3, 2.2; 13: 6.5, 3.9, 2.6
+)
+def test_shares_are_the_classes_proportions_by_the_largest_remainder(count: int, shares: list[int]) -> None:
+    _, held = hold_out(LABELS, count, 3)
+    assert LABELS[held].bincount(minlength=3).tolist() == shares
+
+
+def test_splits_are_disjoint_complete_and_in_order() -> None:
+    kept, held = hold_out(LABELS, 25, 3)
+    assert len(held) == 25
+    assert sorted(kept.tolist() + held.tolist()) == list(range(100))
+    assert kept.tolist() == sorted(kept.tolist())
+
+
+def test_the_same_images_are_held_out_whatever_the_random_state() -> None:
+    torch.manual_seed(1)
+    first = hold_out(LABELS, 25, 3)[1]
+    torch.manual_seed(2)
+    assert torch.equal(first, hold_out(LABELS, 25, 3)[1])
+
+
+def test_held_out_images_are_not_just_the_first_of_their_class() -> None:
+    _, held = hold_out(torch.arange(1000) % 10, 100, 10)
+    assert held.max() > 900
+
+
+def test_a_class_without_training_images_is_refused() -> None:
+    with pytest.raises(UserError, match=r"validation=99 of 100 .* class 1 \(30 images\)"):
+        hold_out(LABELS, 99, 3)
+
+
+def halves_up(mean: Fraction) -> int:
+    return int(mean + Fraction(1, 2))
+
+
+@pytest.mark.parametrize("factor", [1, 2, 3, 6])
+def test_each_square_of_pixels_becomes_its_mean(factor: int) -> None:
+    images = torch.randint(256, (3, 6, 12, 2), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images[0, :, :, 0] = torch.arange(72).view(6, 12) % 2  # of 2x2 pixels: exact halves
+    labels = torch.tensor([2, 0, 1])
+    small = Split(images, labels).reduced(factor)
+    assert small.images.shape == (3, 6 // factor, 12 // factor, 2)
+    assert (small.images.dtype, small.labels.tolist()) == (torch.uint8, [2, 0, 1])
+    for image, row, column, channel in torch.cartesian_prod(*map(torch.arange, small.images.shape)).tolist():
+        square = [
+            int(images[image, factor * row + down, factor * column + across, channel])
+            for down in range(factor)
+            for across in range(factor)
+        ]
+        assert small.images[image, row, column, channel] == halves_up(Fraction(sum(square), len(square)))
+
+
+def test_the_brightest_pixels_and_a_last_short_chunk() -> None:
+    split = Split(torch.full((CHUNK + 1, 22, 11, 1), 255, dtype=torch.uint8), torch.zeros(CHUNK + 1, dtype=torch.int64))
+    images = split.reduced(11).images
+    assert images.shape == (CHUNK + 1, 2, 1, 1)
+    assert (images == 255).all()
+
+
+def photos(reduce: int, shape: tuple[int, int, int] = (3, 4, 6)) -> Dataset:
+    channels, height, width = shape
+    images = torch.arange(8 * height * width * channels).remainder(251).to(torch.uint8).view(8, height, width, channels)
+    splits = Split(images[:5], torch.arange(5) % 2), Split(images[5:], torch.arange(3) % 2)
+    source = Source("photos", shape, ("a", "b"), lambda: DataFiles((5, 3), lambda: splits))
+    return Dataset(lambda root: source, ".", 0, "pixel_mean", 1, flip=False, reduce=reduce)
+
+
+def test_a_network_and_its_batches_see_the_reduced_images() -> None:
+    data = photos(2)
+    assert data.shape == (3, 2, 3)
+    whole, small = photos(1).load(torch.device("cpu")), data.load(torch.device("cpu"))
+    for name in ("train", "test"):
+        assert torch.equal(getattr(small, name).images, getattr(whole, name).reduced(2).images)
+    assert torch.allclose(small.normalization.mean, small.train.images.float().mean(0))
+
+
+@pytest.mark.parametrize("reduce", [-1, 0, 3, 4])
+def test_a_factor_that_does_not_divide_the_images_is_refused(reduce: int) -> None:
+    with pytest.raises(UserError, match=rf"reduce={reduce}: .* of photos \(4 x 6\), or 1"):
+        photos(reduce)

@@ -5,9 +5,7 @@ import pytest
 import torch
 
 from deepnets.config.compose import compose
-from deepnets.data.archives import IMAGENET_ARCHIVES as ARCHIVES
-from deepnets.data.imagenet import ImageNet
-from deepnets.data.photographs import PUBLISHED
+from deepnets.data.imagenet import ARCHIVES, PUBLISHED, ImageNet
 from deepnets.errors import UserError
 from deepnets.launch.local import Local
 from deepnets.training.assembly import dataset_of, prepare

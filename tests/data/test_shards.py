@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from deepnets.config.compose import compose
-from deepnets.data.decoding import decoded
-from deepnets.data.image_files import listed
+from deepnets.data.class_folders import list_images
 from deepnets.data.loading import Loading
 from deepnets.data.shards import ABOUT, sharded
 from deepnets.errors import UserError
@@ -43,7 +42,7 @@ def trees(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_shards_hold_the_bytes_of_the_files_in_their_order(trees: tuple[Path, Path]) -> None:
     files, shards = trees
     for every in (1, 2):
-        there, here = listed(files / "train", 4, every), sharded(shards / "train", 4, every)
+        there, here = list_images(files / "train", 4, every), sharded(shards / "train", 4, every)
         assert torch.equal(here.labels, there.labels)
         assert (here.classes, here.fingerprint) == (there.classes, there.fingerprint)
         assert all(torch.equal(here.read(i), there.read(i)) for i in range(len(there)))
@@ -74,10 +73,10 @@ def test_some_classes_of_shards_are_the_data_set_that_those_of_files_are(tmp_pat
     for name in ("a/1.png", "a/2.png", "b/longer.png", "c/1.png"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    files = listed(tmp_path, 3, 1)
+    files = list_images(tmp_path)
     np.savez(tmp_path / ABOUT, labels=files.labels.numpy(), names=files.names, classes=np.array(files.classes))
     for every in (1, 2):
-        assert sharded(tmp_path, 3, every).fingerprint == listed(tmp_path, 3, every).fingerprint
+        assert sharded(tmp_path, 3, every).fingerprint == list_images(tmp_path, 3, every).fingerprint
 
 
 @pytest.mark.nightly  # litdata takes a minute or two to write
@@ -99,7 +98,7 @@ def test_damaged_shards_are_named(trees: tuple[Path, Path], tmp_path: Path) -> N
         try:
             images = sharded(folder, 4, 1)
             for image in range(len(images)):
-                decoded(images, image)
+                images.decoded(image)
         except UserError as error:
             said = str(error)
         assert not said or (str(folder) in said and "\n" not in said)

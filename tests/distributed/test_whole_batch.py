@@ -11,8 +11,7 @@ from torch.nn.functional import cross_entropy
 from deepnets.config.compose import compose
 from deepnets.distributed.world import ALONE, World, joined, world_from_env
 from deepnets.models.batchnorm import SynchronizedBatchNorm
-from deepnets.models.division import statistics_of
-from deepnets.models.share import Share
+from deepnets.models.parallel import Share, statistics_of
 from deepnets.training.assembly import prepare
 from tests.processes import in_processes
 

@@ -1,4 +1,9 @@
-"""How work is divided among the processes of a run, and what cannot be."""
+"""How work is divided among the processes of a run, and what cannot be; how soon they agree; who may join them."""
+
+import os
+import signal
+import socket
+import time
 
 import pytest
 import torch
@@ -7,7 +12,19 @@ import torch.distributed as dist
 from deepnets.data.batches import EvaluationBatches, TrainingBatches
 from deepnets.data.normalization import fit
 from deepnets.data.source import Split
-from deepnets.distributed.world import ALONE, World, check_own_gpu, lost_another, world_from_env
+from deepnets.distributed import world as processes
+from deepnets.distributed.signals import Interruption
+from deepnets.distributed.world import (
+    ALONE,
+    DECISION_SECONDS,
+    LONGEST_INTERVAL,
+    Decisions,
+    World,
+    check_own_gpu,
+    check_peers,
+    lost_another,
+    world_from_env,
+)
 from deepnets.errors import UserError
 from deepnets.training.assembly import prepare
 from deepnets.training.checks import check_settings
@@ -107,3 +124,85 @@ def test_two_processes_on_one_gpu_are_refused_by_its_name() -> None:
     for rank in (0, 2):
         with pytest.raises(UserError, match="devices=3: processes 0 and 2 are on one GPU, GPU-a; each needs"):
             check_own_gpu(store, World(rank, 3), "GPU-a")
+
+
+class Agreeing(World):
+    """Two processes that have measured and received the same."""
+
+    def all_reduce_max(self, values: list[float]) -> list[float]:
+        return values
+
+
+class Loop:
+    """Calls `Decisions` as an epoch does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(processes.time, "monotonic", lambda: self.now)
+        self.interruption = Interruption()
+        self.decide = Decisions(Agreeing(size=2), self.interruption, checkpoint_seconds=1e9)
+
+    def goes(self, yields: int, seconds: float, *, trains: bool) -> float | None:
+        """Until that many yields are over, or after how many seconds it stops."""
+        begun = self.now
+        for _ in range(yields):
+            self.now += seconds
+            if self.decide(trains=trains)[0]:
+                return self.now - begun
+        return None
+
+
+@pytest.mark.parametrize("evaluated", [1, 2, 20, 1000])
+def test_slow_iterations_after_a_fast_evaluation_are_each_asked(
+    evaluated: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = Loop(monkeypatch)
+    for _ in range(3):
+        assert loop.goes(6, 4.0, trains=True) is None
+        assert loop.goes(evaluated, 0.001, trains=False) is None
+    assert loop.goes(1, 4.0, trains=True) is None
+    loop.interruption.received = signal.SIGUSR1
+    assert loop.goes(6, 4.0, trains=True) == pytest.approx(4.0)
+
+
+def test_fast_iterations_are_asked_about_twice_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop(monkeypatch)
+    for _ in range(3):
+        loop.goes(333, 0.01, trains=True)
+        loop.goes(3, 0.3, trains=False)
+    asked: list[float] = []
+    monkeypatch.setattr(Agreeing, "all_reduce_max", lambda _, values: asked.append(loop.now) or values)
+    loop.goes(501, 0.01, trains=True)
+    assert asked[-1] - asked[0] == pytest.approx(5, abs=DECISION_SECONDS)
+    assert 9 <= len(asked) <= 12
+    loop.goes(1000, 1e-5, trains=True)
+    before = len(asked)
+    loop.goes(10 * LONGEST_INTERVAL, 1e-5, trains=True)
+    assert len(asked) - before == 10
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("user", ["the same", "another"])
+def test_a_connection_of_another_user_is_refused(user: str) -> None:
+    if user == "another" and os.getuid():
+        pytest.skip("only root can act as another user")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        child = os.fork()
+        if not child:
+            if user == "another":
+                os.setuid(65534)
+            connection = socket.socket()
+            connection.connect(server.getsockname())
+            time.sleep(60)
+            os._exit(0)
+        try:
+            connection, _ = server.accept()
+            if user == "another":
+                with pytest.raises(UserError, match="user 65534 of this machine"):
+                    check_peers()
+            else:
+                check_peers()
+            connection.close()
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)

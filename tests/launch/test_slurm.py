@@ -31,9 +31,9 @@ from deepnets.launch.slurm import Slurm
 from deepnets.results.read import read_runs
 from deepnets.results.table import tables_of
 from deepnets.runs import checkpoint
-from deepnets.runs.contents import Result
+from deepnets.runs.contents import FAILED, Result
 from deepnets.runs.folder import RunFolder
-from deepnets.runs.status import DEAD, FAILED, PREEMPTED, read_states, show, state_of
+from deepnets.runs.status import DEAD, PREEMPTED, read_states, show, state_of
 from tests.command import ROOT, metrics, row
 from tests.paced import TRUST
 
@@ -49,6 +49,7 @@ NET += ["device=cpu"]
 def trust_paced() -> Iterator[None]:
     with trusting("tests.paced.Paced"):
         yield
+
 
 SLURM = ["launcher=slurm", "launcher.cpus=1"]
 OPTIONS = {"partition": None, "account": None, "time": None, "nodes": 1, "gpus": None, "cpus": None}

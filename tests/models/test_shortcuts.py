@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm, conv2d
 
+from deepnets.models.batchnorm import BatchNorm
 from deepnets.models.layers import Conv, Layers
 from deepnets.models.resize import ShortcutShape
 from deepnets.models.resnet import ResNet
@@ -63,7 +64,7 @@ def test_a_gate_like_its_branch(ends: ShortcutShape) -> None:
     shortcut = Gated(bias=-6.0, exclusive=True, kernel=None, batchnorm=True, ends=ends)
     shortcut.reset_bias()
     assert [type(module) for module in shortcut.gate] == [
-        nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.Conv2d, nn.BatchNorm2d, nn.Sigmoid
+        nn.Conv2d, BatchNorm, nn.ReLU, nn.Conv2d, BatchNorm, nn.Sigmoid
     ]  # fmt: skip
     conv1, _, _, conv2, last, _ = shortcut.gate
     assert conv1.bias is None

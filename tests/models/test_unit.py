@@ -1,4 +1,7 @@
-"""A unit computes its paper's equation: each is written out by hand here, from the unit's own weights."""
+"""A unit computes its paper's equation: each is written out by hand here, from the unit's own weights.
+
+An ordering is a layer and a cut; what stands in stem, branch, projection and tail follows.
+"""
 
 from collections.abc import Callable
 
@@ -7,7 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
+from deepnets.models.layers import Layers
 from deepnets.models.resnet import ResNet
+from deepnets.models.unit import Ordering
 from deepnets.run import build_model
 
 DEEPER = {"basic": 14, "bottleneck": 20, "one_layer": 8}  # two units in each of three stages
@@ -161,3 +166,46 @@ def test_a_unit_whose_own_shortcut_is_scaled_by_0_is_plain() -> None:
     assert [unit.is_plain for unit in build_model(words).units] == [True, False, False]
     with pytest.raises(ValueError, match="nothing is left of a plain unit"):
         build_model([*words, "model/survival=linear_decay"])
+
+
+def words(names: tuple[str, ...]) -> str:
+    return " ".join(names)
+
+
+@pytest.mark.parametrize(
+    ("layer", "after", "stem", "before", "branch", "projection"),
+    [
+        ("conv bn relu", "relu", "conv bn relu", "", "conv bn relu conv bn", "conv bn"),
+        ("conv bn relu", "bn relu", "conv bn relu", "", "conv bn relu conv", "conv"),
+        ("conv bn relu", "", "conv bn relu", "", "conv bn relu conv bn relu", "conv bn"),
+        ("relu conv bn", "", "conv bn", "relu", "relu conv bn relu conv bn", "conv bn"),
+        ("bn relu conv", "", "conv", "bn relu", "bn relu conv bn relu conv", "conv"),
+    ],
+)
+def test_the_five_orderings_of_figure_4(
+    layer: str, after: str, stem: str, before: str, branch: str, projection: str
+) -> None:
+    ordering = Ordering(tuple(layer.split()), tuple(after.split()))
+    assert words(ordering.stem) == stem
+    assert words(ordering.before) == before
+    assert words(ordering.branch(2)) == branch
+    assert words(ordering.projection) == projection
+
+
+@pytest.mark.parametrize("after", [("bn",), ("conv", "bn", "relu"), ("relu", "relu"), ("relu", "bn"), ("tanh",)])
+def test_after_must_end_the_layer_behind_its_conv(after: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match=r"choose one of \['bn', 'relu'\], \['relu'\], \[\]"):
+        Ordering(("conv", "bn", "relu"), after)
+
+
+@pytest.mark.parametrize("layer", [(), ("bn", "relu"), ("conv", "conv")])
+def test_a_layer_holds_one_conv(layer: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="it must hold exactly one conv or linear"):
+        Ordering(layer, ())
+
+
+def test_an_unknown_layer_name_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match="unknown layer 'gelu'; choose from conv, linear, bn, relu, crelu, tanh, shift, dropout"
+    ):
+        Layers(conv_bias=False, batchnorm_images=None).sequence(["gelu"], 4)

@@ -48,7 +48,7 @@ def test_dropout_stands_in_front_of_all_convolutions_of_a_branch_but_the_first(n
     kinds = [type(layer) for layer in dense.units[0].branch]
     assert kinds == 2 * [BatchNorm, nn.ReLU, nn.Conv2d, nn.Dropout]
     assert [type(layer) for layer in dense.stages[1]][:5] == [
-        nn.BatchNorm2d, nn.ReLU, nn.Conv2d, nn.Dropout, nn.AvgPool2d
+        BatchNorm, nn.ReLU, nn.Conv2d, nn.Dropout, nn.AvgPool2d
     ]  # fmt: skip
     with pytest.raises(UserError, match=r"dropout: got 1\.0; must be below 1"):
         network("resnet20", "model.dropout=1.0")

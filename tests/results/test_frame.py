@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from deepnets.errors import UserError
-from deepnets.results import load_results
+from deepnets.results.frame import load_results
 from tests.command import ROOT
 
 RECORDS = ROOT / "outputs" / "records"

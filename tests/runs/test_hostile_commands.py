@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deepnets.errors import UserError, of_system
-from deepnets.results import load_results
+from deepnets.results.frame import load_results
 from deepnets.results.read import read_runs
 from deepnets.results.trackers import Entry
 from deepnets.runs.contents import Job, Origin

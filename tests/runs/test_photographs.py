@@ -13,8 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from deepnets.data.decoding import decoded
-from deepnets.data.image_files import listed
+from deepnets.data.class_folders import list_images
 from deepnets.runs import checkpoint
 from tests.command import metrics, start, train
 from tests.photographs import photograph_tree
@@ -118,10 +117,10 @@ def test_a_signal_to_all_processes_saves_and_leaves_no_worker(tree: Path, tmp_pa
 def test_resnet18_memorises_photographs(tmp_path: Path) -> None:
     """1,600 JPEGs of four sizes, half of them grey, CMYK or with EXIF tags; all are read as Pillow reads them."""
     tree = photograph_tree(tmp_path / "tree", classes=4, train=400, val=2, largest=4, mixed=True)
-    images = listed(tree / "train", 4, 1)
+    images = list_images(tree / "train")
     for number in range(len(images)):
         with Image.open(images.name(number)) as file:
-            assert np.array_equal(decoded(images, number).permute(1, 2, 0), file.convert("RGB"))
+            assert np.array_equal(images.decoded(number).permute(1, 2, 0), file.convert("RGB"))
     words = ["model.widths=[16,32,64,128]", "dataset.classes=4", "dataset.crop=none", "dataset.flip=false"]
     words += ["dataset.lighting=0", "dataset.normalization=channel", "dataset.workers=2", "batch_size=40", "epochs=16"]
     done = train(*NET, *words, "schedule=cosine", f"dataset.root={tree}", f"output_root={tmp_path / 'out'}")

@@ -9,10 +9,8 @@ import torch
 from deepnets.analysis.commands.output import Output, tracked
 from deepnets.analysis.commands.subject import Subject, placed, subject_of
 from deepnets.config.schema import Precision
-from deepnets.data.crops import ViewName
-from deepnets.data.imagenet import ImageNet
-from deepnets.data.streamed import Streams
-from deepnets.data.synsets import numbers_of, unlabelled
+from deepnets.data.augmentation import ViewName
+from deepnets.data.imagenet import ImageNet, Streams, numbers_of, unlabelled
 from deepnets.errors import UserError
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.weights import load_state, read_state

@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from deepnets.data.trees import tree
+from deepnets.data.class_folders import tree
 from deepnets.errors import UserError
 from tests.command import ENVIRONMENT, ROOT
 
@@ -249,7 +249,7 @@ def test_the_first_picture_of_an_animated_file_is_used_and_said_once(
 @pytest.mark.slow  # starts processes
 def test_processes_that_decode_end_with_a_run_that_is_killed(tmp_path: Path) -> None:
     os.mkfifo(pipe := tmp_path / "image")
-    code = f"from deepnets.data.decode import *; decode([Path({str(pipe)!r})] * CHUNK * 2, (1, 8, 8), False)"
+    code = f"from deepnets.data.decoding import *; decode([Path({str(pipe)!r})] * CHUNK * 2, (1, 8, 8), False)"
     process = subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, start_new_session=True
     )

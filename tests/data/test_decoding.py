@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from deepnets.data.cache import cached, fingerprint
+from deepnets.data.decoding import cached, fingerprint
 from deepnets.data.source import Split
 
 pytestmark = pytest.mark.attack
@@ -94,7 +94,7 @@ def test_processes_that_build_at_once_do_not_harm_each_other(tmp_path: Path) -> 
 import sys, time
 from pathlib import Path
 import torch
-from deepnets.data.cache import cached
+from deepnets.data.decoding import cached
 from deepnets.data.source import Split
 
 split = Split(torch.arange(300_000).remainder(251).to(torch.uint8).view(-1, 10, 10, 3), torch.arange(1000))

@@ -1,6 +1,22 @@
-"""How many units a depth has: the arithmetic alone, which composing needs without torch."""
+"""What a configuration says about a network's units and must be known before torch is imported, which takes seconds.
+
+That is how many units a depth has, and what is stored of them for the backward pass.
+"""
 
 from collections.abc import Sequence
+from enum import StrEnum
+
+
+class Memory(StrEnum):
+    """What is stored of the units for the backward pass: everything, or a part from which the rest is computed again.
+
+    See `recomputation`.
+    """
+
+    full = "full"
+    recompute_activations = "recompute_activations"
+    recompute_units = "recompute_units"
+    recompute_segments = "recompute_segments"
 
 
 def units_of_stages(depth: int | None, units: Sequence[int] | None, stages: int, kernels: int) -> list[int]:

@@ -9,19 +9,42 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from scipy.stats import ks_2samp
 from torch import Tensor
 from torchvision.transforms import v2
 
 from deepnets.config.compose import compose
-from deepnets.data.crops import COMPONENTS, EIGENVALUES, augmentation, jittered, lighting, views
+from deepnets.data.augmentation import (
+    COMPONENTS,
+    EIGENVALUES,
+    jittered,
+    lighting,
+    pad_and_crop,
+    random_crop,
+    views,
+)
 from deepnets.errors import UserError
 from deepnets.training.checks import check_settings
 from tests.photographs import jpeg, photograph_tree
 
 Slow = Callable[[random.Random, int], tuple[float, float, float, float]]
 WIDTH, HEIGHT, DRAWS = 250, 188, 300
+
+
+def test_padded_crops_agree_with_pillow() -> None:
+    pad, height, width = 2, 5, 7
+    images = torch.randint(
+        0, 256, (50, height, width, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
+    generator = np.random.default_rng(0)
+    mirrored, top, left = generator.integers(2, size=50), *generator.integers(2 * pad + 1, size=(2, 50))
+    ours = pad_and_crop(images.float(), pad, *(torch.from_numpy(x) for x in (mirrored, top, left)))
+    for i, (mirror, y, x) in enumerate(zip(mirrored.tolist(), top.tolist(), left.tolist(), strict=True)):
+        image = Image.fromarray(images[i].numpy())
+        image = ImageOps.expand(ImageOps.mirror(image) if mirror else image, pad)
+        image = image.crop((x, y, x + width, y + height))
+        assert np.array_equal(ours[i].numpy(), np.asarray(image))
 
 
 def ramp() -> Tensor:
@@ -61,7 +84,7 @@ def slow_aspect_ratio(generator: random.Random, size: int) -> tuple[float, float
 @pytest.mark.parametrize(("crop", "slow"), [("scale", slow_scale), ("aspect_ratio", slow_aspect_ratio)])
 def test_crops_are_distributed_as_those_of_a_slow_reference(crop: str, slow: Slow) -> None:
     torch.manual_seed(0)
-    cropped, image, generator = augmentation(crop, 56, True), ramp(), random.Random(0)
+    cropped, image, generator = random_crop(crop, 56, True), ramp(), random.Random(0)
     fast = np.array([place(cropped(image)) for _ in range(DRAWS)])
     reference = np.array([slow(generator, 56) for _ in range(4 * DRAWS)])
     for mine, other in zip(fast.T, reference.T, strict=True):
@@ -73,7 +96,7 @@ def test_half_of_the_images_are_mirrored_only_where_asked() -> None:
     torch.manual_seed(0)
     image = ramp()
     for flip, share in ((True, 0.5), (False, 0.0)):
-        cropped = augmentation("none", 56, flip)
+        cropped = random_crop("none", 56, flip)
         mirrored = [crop[0, 0, 0] > crop[0, 0, -1] for crop in (cropped(image) for _ in range(200))]
         assert abs(np.mean(mirrored) - share) < 0.12
 
@@ -152,7 +175,7 @@ def test_crops_of_an_aspect_ratio_are_torchvisions() -> None:
     wanted = v2.RandomResizedCrop(56, interpolation=v2.InterpolationMode.BICUBIC)
     for seed in range(8):
         crops = []
-        for crop in (augmentation("aspect_ratio", 56, False), wanted):
+        for crop in (random_crop("aspect_ratio", 56, False), wanted):
             torch.manual_seed(seed)
             crops.append(crop(image))
         assert torch.equal(*crops)
@@ -160,5 +183,5 @@ def test_crops_of_an_aspect_ratio_are_torchvisions() -> None:
 
 def test_crops_and_views_can_be_sent_to_processes() -> None:
     torch.manual_seed(0)
-    for made in (augmentation("aspect_ratio", 56, True), augmentation("scale", 56, True), views("ten_crop", 56)):
+    for made in (random_crop("aspect_ratio", 56, True), random_crop("scale", 56, True), views("ten_crop", 56)):
         assert pickle.loads(pickle.dumps(made))(ramp())[0] is not None

@@ -1,4 +1,7 @@
-"""The crops of a photograph: random ones in training, fixed views in evaluation. Images are uint8 (3, H, W)."""
+"""How images are cropped, mirrored and coloured: at random in training, and as fixed views in evaluation.
+
+Batches of small images are padded and cropped on the device. Photographs, uint8 (3, H, W), are cropped one by one.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -6,13 +9,13 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import interpolate
+from torch.nn import functional
 
 Crop = Literal["scale", "aspect_ratio", "none"]
 ViewName = Literal["center", "center_320", "ten_crop", "multi_scale"]
 Image = Tensor
 SHORTER = 256 / 224  # the shorter side of the image of which a crop is taken, in sides of the crop
-LARGEST = 480 / 224  # that of the largest image of scale augmentation
+LARGEST = 480 / 224  # the shorter side of the largest image of scale augmentation, in sides of the crop
 SCALES = (224, 256, 384, 480, 640)  # shorter sides of the fully convolutional test, for crops of 224
 # Principal components of ImageNet's colours on a scale of 0 to 1, one a row, and their eigenvalues (Krizhevsky et al.
 # 2012; numbers of fb.resnet.torch, datasets/imagenet.lua).
@@ -21,13 +24,29 @@ EIGENVALUES = torch.tensor([0.2175, 0.0188, 0.0045])
 GREY = torch.tensor([0.299, 0.587, 0.114])  # of red, green and blue
 
 
-def augmentation(crop: Crop, size: int, flip: bool) -> Callable[[Image], Image]:
-    """Random `size` x `size` crops, drawn by torch's generator.
+def pad_and_crop(x: Tensor, pad: int, mirrored: Tensor, top: Tensor, left: Tensor) -> Tensor:
+    """Mirror images x (n, H, W, C) where `mirrored` (n,) is 1, pad them by zeros, and crop H x W at (`top`, `left`).
+
+    This is one gather of pixels: the columns of a mirrored image are counted from the right.
+    """
+    n, height, width, channels = x.shape
+    x = functional.pad(x, (0, 0, pad, pad, pad, pad))
+    rows, columns = x.shape[1:3]
+    row = top[:, None] + torch.arange(height, device=x.device)
+    column = left[:, None] + torch.arange(width, device=x.device)
+    column = torch.where(mirrored[:, None] == 1, columns - 1 - column, column)
+    image = torch.arange(n, device=x.device)[:, None, None]
+    pixel = (image * rows + row[:, :, None]) * columns + column[:, None, :]
+    return x.flatten(0, 2).index_select(0, pixel.flatten()).view(n, height, width, channels)
+
+
+def random_crop(crop: Crop, size: int, flip: bool) -> Callable[[Image], Image]:
+    """A function that crops an image at random to `size` x `size`, with draws of torch's generator.
 
     `scale`: of the image with its shorter side scaled to a size drawn evenly from [256, 480] for crops of 224 (He et
     al. 2015, section 3.4). `aspect_ratio`: a part of 8 % to 100 % of the area with an aspect ratio of 3/4 to 4/3,
     scaled by bicubic interpolation (fb.resnet.torch, datasets/imagenet.lua). `none`: the centre crop of evaluation.
-    With `flip` half of them are mirrored.
+    With `flip` half of the crops are mirrored.
     """
     from torchvision.transforms import v2
 
@@ -50,14 +69,14 @@ def _resized_part(crop: Any, image: Image) -> Image:
     at = crop.make_params([image])
     part = image[None, :, at["top"] : at["top"] + at["height"], at["left"] : at["left"] + at["width"]]
     part = part.contiguous(memory_format=torch.channels_last)
-    return interpolate(part, crop.size, mode="bicubic", antialias=True)[0]
+    return functional.interpolate(part, crop.size, mode="bicubic", antialias=True)[0]
 
 
 def jittered(x: Tensor, factors: Tensor) -> Tensor:
-    """x (n, H, W, 3) of whose images brightness, contrast and saturation are changed by `factors` (n, 3).
+    """Images x (n, H, W, 3) whose brightness, contrast and saturation are changed by `factors` (n, 3).
 
-    That is, blended with black, with the mean of the image's grey values, and with these (fb.resnet.torch,
-    datasets/transforms.lua). As nothing is cut off, the order in which it draws does not matter.
+    That is, each image is blended with black, with the mean of its grey values, and with its grey values
+    (fb.resnet.torch, datasets/transforms.lua). As nothing is cut off, the order of the three does not matter.
     """
     brightness, contrast, saturation = factors.T[..., None, None]
     grey = x @ GREY.to(x)
@@ -67,12 +86,12 @@ def jittered(x: Tensor, factors: Tensor) -> Tensor:
 
 
 def lighting(draws: Tensor) -> Tensor:
-    """What is added to the colours (n, 3), on a scale of 0 to 1: the components times their eigenvalues and `draws`."""
+    """Colours (n, 3) to add to images, on a scale of 0 to 1: the components times their eigenvalues and `draws`."""
     return draws * EIGENVALUES.to(draws) @ COMPONENTS.to(draws)
 
 
 def views(name: ViewName, size: int) -> Callable[[Image], list[Tensor]]:
-    """Of an image, what the network sees: a list of (k, 3, h, w), one for each h and w.
+    """A function that shows an image as the network sees it in evaluation: a list of (k, 3, h, w), one for each size.
 
     `center`: the crop of `size` of the image with its shorter side scaled to 8/7 of that (224 of 256). `center_320`: of
     a crop 10/7 as large, the whole shorter side (320 of 320; He et al. 2016, Table 5). `ten_crop`: four corners and
@@ -83,7 +102,7 @@ def views(name: ViewName, size: int) -> Callable[[Image], list[Tensor]]:
 
 
 def view_shapes(name: ViewName, size: int) -> list[tuple[int, int, int]]:
-    """(C, H, W) of the crops of `views`, of a square image."""
+    """The shapes (C, H, W) in which `views` shows a square image."""
     seen = _seen(name, size, torch.zeros(3, size, size, dtype=torch.uint8))
     return [(3, *crops.shape[2:]) for crops in seen]
 

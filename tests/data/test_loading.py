@@ -15,12 +15,11 @@ from PIL import Image
 from scipy.stats import kstest
 from torch import Tensor, nn
 
-from deepnets.data.crops import augmentation, views
-from deepnets.data.decoding import decoded
-from deepnets.data.image_files import ImageFiles, listed
-from deepnets.data.loading import Loading
+from deepnets.data.augmentation import random_crop, views
+from deepnets.data.class_folders import ImageFiles, list_images
+from deepnets.data.imagenet import mean_image
+from deepnets.data.loading import Loading, StreamedEvaluation, StreamedTraining, at_size
 from deepnets.data.normalization import Normalization
-from deepnets.data.streamed import StreamedEvaluation, StreamedTraining, at_size, mean_image
 from deepnets.distributed.world import ALONE, World
 from deepnets.errors import UserError
 from deepnets.training.fit import evaluate, logits_of
@@ -51,14 +50,12 @@ def damaged(tmp_path: Path) -> Path:
 
 
 def files(tree: Path, split: str = "train") -> ImageFiles:
-    return listed(tree / split, 2, 1)
+    return list_images(tree / split)
 
 
 def training(tree: Path, world: World = ALONE, loading: Loading = HERE, **changes: float) -> StreamedTraining:
     settings = {"lights": 0.1, "jitter": 0.4, "batch_size": 4, "seed": 3} | changes
-    return StreamedTraining(
-        files(tree), RAW, augmentation("aspect_ratio", SIZE, True), loading, world=world, **settings
-    )
+    return StreamedTraining(files(tree), RAW, random_crop("aspect_ratio", SIZE, True), loading, world=world, **settings)
 
 
 def whole(batches: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
@@ -71,7 +68,7 @@ def test_files_are_read_as_pillow_and_torchvision_read_them(tmp_path: Path, kind
     place = tmp_path / "n0"
     place.mkdir()
     (place / "a.JPEG").write_bytes(content := jpeg(0, 1, kind))
-    read = decoded(listed(tmp_path, 1, 1), 0).permute(1, 2, 0).numpy()
+    read = list_images(tmp_path).decoded(0).permute(1, 2, 0).numpy()
     assert np.array_equal(read, np.asarray(Image.open(io.BytesIO(content)).convert("RGB")))
 
 
@@ -83,7 +80,7 @@ def test_an_epoch_holds_each_image_once_in_an_order_of_seed_and_epoch(tree: Path
     assert (len(batches), batches.images_in(3)) == (4, 2)
     epochs = [whole(batches.epoch(epoch)) for epoch in (0, 1, 0)]
     keys = [[tuple(x.flatten().tolist()) for x in images] for images, _ in epochs]
-    everything = {tuple(decoded(files(tree), i)[:, :SIZE, :SIZE].float().flatten().tolist()) for i in range(14)}
+    everything = {tuple(files(tree).decoded(i)[:, :SIZE, :SIZE].float().flatten().tolist()) for i in range(14)}
     assert set(keys[0]) == set(keys[1]) == everything
     assert keys[0] == keys[2] != keys[1]
     order = np.random.default_rng((3, 0)).permutation(14)
@@ -140,7 +137,7 @@ def test_an_image_of_16_bits_a_channel_is_refused(tmp_path: Path) -> None:
     (tmp_path / "n0").mkdir()
     Image.fromarray(np.full((40, 40), 40_000, np.uint16)).save(tmp_path / "n0" / "a.png")
     with pytest.raises(UserError, match=r"a.png is not a readable image \(it has more than 8 bits per channel\)"):
-        decoded(listed(tmp_path, 1, 1), 0)
+        list_images(tmp_path).decoded(0)
 
 
 def test_unreadable_images_are_skipped_and_counted_when_asked(damaged: Path, capsys: pytest.CaptureFixture) -> None:
@@ -199,7 +196,7 @@ def slow_scores(model: nn.Module, image: Tensor, view: str) -> Tensor:
 def test_errors_of_a_view_are_those_of_a_slow_reference(tree: Path, view: str, count: int) -> None:
     model, val = Net().eval(), files(tree, "val")
     with torch.no_grad():
-        slow = torch.stack([slow_scores(model, decoded(val, i), view) for i in range(len(val))])
+        slow = torch.stack([slow_scores(model, val.decoded(i), view) for i in range(len(val))])
         batches = StreamedEvaluation(val, RAW, view, SIZE, HERE, batch_size=5)
         seen = [(logits_of(model, x, len(y)), y) for x, y in batches]
     logits = torch.cat([scores for scores, _ in seen])
@@ -210,11 +207,11 @@ def test_errors_of_a_view_are_those_of_a_slow_reference(tree: Path, view: str, c
     ranks = (slow.argsort(1, descending=True) == val.labels[:, None]).int().argmax(1)
     assert sums.mean().error == pytest.approx(100 * (ranks > 0).float().mean().item())
     assert sums.mean().top_error == pytest.approx(100 * (ranks > 4).float().mean().item())
-    assert sum(len(one) for same in [views(view, SIZE)(decoded(val, 0))] for one in same) == count
+    assert sum(len(one) for same in [views(view, SIZE)(val.decoded(0))] for one in same) == count
 
 
 def test_the_mean_image_is_that_of_the_centre_crops(tree: Path) -> None:
-    crops = [views("center", SIZE)(decoded(files(tree), i))[0][0].double() for i in range(14)]
+    crops = [views("center", SIZE)(files(tree).decoded(i))[0][0].double() for i in range(14)]
     wanted = torch.stack(crops).mean(0).permute(1, 2, 0)
     assert torch.allclose(mean_image(files(tree), SIZE, HERE), wanted)
 
@@ -270,9 +267,9 @@ def test_a_device_that_decodes_sees_the_same_images(tree: Path, damaged: Path) -
 def test_torchvisions_farewell_to_its_decoders_is_not_printed(tree: Path) -> None:
     """Also where all warnings are asked for."""
     code = (
-        "import sys, torch; from pathlib import Path; from deepnets.data.crops import views; "
-        "from deepnets.data.loading import *; from deepnets.data.image_files import listed; "
-        "images = Views(listed(Path(sys.argv[1]), 2, 1), views('center', 32), Loading(0, torch.device('cpu'), False)); "
+        "import sys, torch; from pathlib import Path; from deepnets.data.augmentation import views; "
+        "from deepnets.data.loading import *; from deepnets.data.class_folders import list_images; "
+        "images = Views(list_images(Path(sys.argv[1])), views('center', 32), Loading(0, torch.device('cpu'), False)); "
         "print(len(list(loaded(images, [np.arange(2)]))))"
     )
     words = [sys.executable, "-W", "default", "-c", code, str(tree / "train")]
@@ -294,7 +291,7 @@ def test_memory_is_steady_over_5000_batches(tree: Path) -> None:
     images = files(tree).select(torch.arange(20_000) % 14)
     loading = replace(HERE, workers=2)
     batches = StreamedTraining(
-        images, RAW, augmentation("aspect_ratio", SIZE, True), loading, lights=0.1, jitter=0.4, batch_size=4, seed=0
+        images, RAW, random_crop("aspect_ratio", SIZE, True), loading, lights=0.1, jitter=0.4, batch_size=4, seed=0
     )
     seen = []
     for number, _ in enumerate(batches.epoch(0), 1):

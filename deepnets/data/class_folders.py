@@ -1,0 +1,203 @@
+"""Images in class folders, FOLDER/<class>/<image files>: they are listed here, and read later.
+
+`tree` makes a data set of FOLDER/{train,test}/, which is read into memory. Photographs, which are decoded while a
+network trains, are `ImageFiles`.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deepnets.data.decoding import cached, decode, decode_bytes, fingerprint, shape_of
+from deepnets.data.source import DataFiles, Source, Split
+from deepnets.errors import UserError
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm", ".pgm")  # of files that Pillow decodes
+STREAMED_SUFFIXES = (".jpeg", ".jpg", ".png", ".webp")  # of files that torchvision decodes
+
+
+@dataclass(frozen=True)
+class ImageFiles:
+    """The images FOLDER/<class>/<name>: `names` (N,) as bytes, as a million of Python's strings take too much memory.
+
+    `labels` (N,) int64 number `classes`; both are in the order of the class folders' names, then of the files'.
+    """
+
+    folder: Path
+    classes: tuple[str, ...]
+    names: np.ndarray
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def select(self, index: Tensor) -> Self:
+        """The images at `index` (n,) int64, in that order."""
+        index = index.cpu()
+        return replace(self, names=self.names[index.numpy()], labels=self.labels[index])
+
+    @property
+    def fingerprint(self) -> bytes:
+        """The names of the images."""
+        return self.names.tobytes()
+
+    @property
+    def paths(self) -> list[str]:
+        """Where the images lie."""
+        folders = [os.path.join(self.folder, name) for name in self.classes]
+        pairs = zip(self.labels.tolist(), self.names.tolist(), strict=True)
+        return [os.path.join(folders[label], os.fsdecode(name)) for label, name in pairs]
+
+    def name(self, image: int) -> str:
+        """Where that image lies."""
+        return os.path.join(self.folder, self.classes[int(self.labels[image])], os.fsdecode(self.names[image]))
+
+    def read(self, image: int) -> Tensor:
+        """The bytes of that file, uint8; an OSError where it cannot be read."""
+        return torch.from_numpy(np.fromfile(self.name(image), np.uint8))
+
+    def decoded(self, image: int) -> Tensor:
+        """That image as `decode_bytes` decodes it: (3, H, W) uint8.
+
+        Raises:
+            UserError: it cannot be read.
+        """
+        try:
+            return decode_bytes(self.read(image))
+        except (OSError, RuntimeError) as error:
+            reason = str(error).rpartition(", ")[2]  # behind the place in torchvision's source
+            raise UserError(
+                f"{self.name(image)} is not a readable image ({reason}): replace or remove it, or leave such images "
+                "out by dataset.skip_unreadable=true"
+            ) from error
+
+
+def list_images(
+    folder: Path, classes: int | None = None, every: int = 1, *, suffixes: tuple[str, ...] = STREAMED_SUFFIXES
+) -> ImageFiles:
+    """The images of every `every`-th class folder of `folder`, which must have `classes` of them where that is given.
+
+    Raises:
+        UserError: there is no such folder, or another number of classes; a class has no images, or a folder among them.
+    """
+    try:
+        names = sorted(entry.name for entry in os.scandir(folder) if entry.name[0] != "." and entry.is_dir())
+        if classes is None and not names:
+            raise UserError(f"{folder} has no class folders: put the images of each class in a folder of its own there")
+        if classes is not None and len(names) != classes:
+            raise UserError(
+                f"{folder} has {len(names)} class folders, expected are {classes}: complete it, or set "
+                f"dataset.classes={len(names)}"
+            )
+        chosen = tuple(names[::every])
+        files = [images_in(folder / name, suffixes) for name in chosen]
+    except OSError as error:  # no permission, or a link to nothing
+        raise UserError(f"{error.filename} cannot be read ({error.strerror}): repair or remove it") from error
+    labels = np.repeat(np.arange(len(chosen)), [len(each) for each in files])
+    return ImageFiles(folder, chosen, np.concatenate(files), torch.from_numpy(labels))
+
+
+def images_in(folder: Path, suffixes: tuple[str, ...] = STREAMED_SUFFIXES) -> np.ndarray:
+    """The names of the image files in `folder`, sorted, as bytes (N,).
+
+    Raises:
+        UserError: there is none, or a folder or what is no file is among them.
+    """
+    entries = [entry for entry in os.scandir(folder) if entry.name[0] != "."]
+    if inner := sorted(entry.name for entry in entries if entry.is_dir()):
+        raise UserError(
+            f"{folder / inner[0]} is a folder among the images of a class: move its images up, or remove it"
+        )
+    images = [entry for entry in entries if entry.name.lower().endswith(suffixes)]
+    # `stat` raises OSError for a link to nothing. It is asked of few: of a million files on a network it takes minutes.
+    if odd := sorted(entry.name for entry in images if not entry.is_file() and entry.stat()):
+        raise UserError(f"{folder / odd[0]} is not a file: replace or remove it")
+    if not images:
+        raise UserError(f"no images in {folder}: put some there ({' '.join(suffixes)}) or remove the folder")
+    return np.array(sorted(os.fsencode(entry.name) for entry in images))
+
+
+def is_tree(folder: Path) -> bool:
+    """Whether `folder` has a train and a test folder."""
+    return (folder / "train").is_dir() and (folder / "test").is_dir()
+
+
+def tree(
+    name: str,
+    folder: Path,
+    *,
+    training: tuple[str, ...] = ("train",),
+    classes: Sequence[str] | None = None,
+    shape: tuple[int, int, int] | None = None,
+    size: int | None = None,
+) -> Source:
+    """The images of the `training` folders and of test/ as a `Source`; labels number the sorted class names.
+
+    Class folders must be called `classes`, or by their numbers, so that a label is that of the class it is known as.
+    `shape` (C, H, W) is what the images must have (default: that of the first image), `size` what they are scaled
+    and cut to. Only the listing is read here; a missing, empty or contradicting folder is a `UserError`.
+    """
+    if size is not None and size < 1:
+        raise UserError(f"size={size} pixels: must be positive, or null for images as they are")
+    splits = {split: _listed(folder / split) for split in (*training, "test")}
+    *train, test = splits.values()
+    names = train[0].classes
+    for split, images in splits.items():
+        if odd := sorted(set(images.classes) ^ set(names)):
+            raise UserError(f"{folder}: class folders differ between {training[0]}/ and {split}/: {', '.join(odd)}")
+    if classes is not None:
+        _check_names(name, folder, names, classes)
+    if shape is None:
+        shape = shape_of(Path(train[0].name(0)))
+    if size is not None:
+        shape = (shape[0], size, size)
+    key = _fingerprint(folder, [*train, test], f"uint8 upright {shape} fit={size is not None}")
+
+    def read() -> tuple[Split, Split]:
+        return _read(train, shape, size is not None), _read([test], shape, size is not None)
+
+    file = f"deepnets-{'-'.join(training)}{'' if size is None else f'-{size}'}.npz"
+    files = DataFiles((sum(map(len, train)), len(test)), partial(cached, folder, file, key, read))
+    return Source(name, shape, names, lambda: files)
+
+
+def _listed(folder: Path) -> ImageFiles:
+    if not folder.is_dir():
+        raise UserError(
+            f"no folder {folder}: a tree of images is DIR/train/<class>/<images> and DIR/test/<class>/<images>; "
+            "make it so, or name another DIR by dataset.root=DIR, of an analysis by --root DIR"
+        )
+    return list_images(folder, suffixes=SUFFIXES)
+
+
+def _check_names(name: str, folder: Path, names: Sequence[str], classes: Sequence[str]) -> None:
+    """Whether a tree's class folders are called as the `classes` of the known data set `name`, or by their numbers."""
+    remedy = f"or read it as it is by dataset=image_folder dataset.root={folder}"
+    if len(classes) != len(names):
+        raise UserError(f"{folder} has {len(names)} class folders, {name} has {len(classes)}: complete it, {remedy}")
+    numbers = [int(number) for number in names if number.isdecimal()]
+    if tuple(names) != tuple(classes) and numbers != list(range(len(classes))):
+        others = ", ".join(sorted(set(names) ^ set(classes)))
+        raise UserError(f"{folder}: class folders are not called as those of {name} ({others}): rename them, {remedy}")
+
+
+def _fingerprint(folder: Path, splits: Sequence[ImageFiles], form: str) -> str:
+    paths = [path for images in splits for path in images.paths]
+    try:
+        stats = [os.stat(path) for path in paths]
+    except OSError as error:
+        raise UserError(f"{error.filename} cannot be read ({error.strerror}): repair or remove it") from error
+    names = [path.removeprefix(str(folder)) for path in paths]
+    return fingerprint(((name, stat.st_size, stat.st_mtime_ns) for name, stat in zip(names, stats, strict=True)), form)
+
+
+def _read(parts: Sequence[ImageFiles], shape: tuple[int, int, int], fit: bool) -> Split:
+    paths = [Path(path) for images in parts for path in images.paths]
+    return Split(torch.from_numpy(decode(paths, shape, fit)), torch.cat([images.labels for images in parts]))

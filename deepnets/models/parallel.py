@@ -1,0 +1,90 @@
+"""A batch that is divided among several processes: each trains on its share as one process would on the whole batch.
+
+Dropout draws the mask of the whole batch, and running statistics are averaged over the processes. Batch normalisation
+over several processes is in `batchnorm`; `network.divide` tells all layers of a network about its share.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+@dataclass
+class Share:
+    """Which part of a batch process `rank` has: `parts` are those of all processes, contiguous and by rank.
+
+    The maker of the batches sets `parts` before it hands each of them out, as the last one of an epoch may be shorter.
+    The layers that `network.divide` told of the share read it there: a forward pass has no argument for it.
+    """
+
+    rank: int
+    parts: Sequence[slice] = ()
+
+    @property
+    def own(self) -> slice:
+        """The part of this process."""
+        return self.parts[self.rank]
+
+    @property
+    def images(self) -> int:
+        """How many images the whole batch has."""
+        return self.parts[-1].stop
+
+
+def dropout(x: Tensor, rate: float, training: bool, share: Share | None) -> Tensor:
+    """torch's dropout of x (n, ...); with a `share`, x is this process's part of the batch.
+
+    Every process draws the mask of the whole batch, as one process alone would, and takes its part: their generators
+    stay equal, whatever their number.
+    """
+    if share is None or not training or rate == 0:
+        return F.dropout(x, rate, training)
+    is_last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    layout = torch.channels_last if is_last else torch.contiguous_format  # the draws follow it
+    whole = torch.empty((share.images, *x.shape[1:]), dtype=x.dtype, device=x.device, memory_format=layout)
+    return x * F.dropout(whole.fill_(1), rate)[share.own]
+
+
+class Dropout(nn.Dropout):
+    """torch's Dropout on this process's part of a batch."""
+
+    def __init__(self, rate: float, share: Share) -> None:
+        super().__init__(rate)
+        self.share = share
+
+    def forward(self, x: Tensor) -> Tensor:
+        return dropout(x, self.p, self.training, self.share)
+
+
+def statistics_of(model: nn.Module) -> Tensor:
+    """The running statistics of all layers of `model`, one behind the other: (values,)."""
+    device = next(model.parameters()).device
+    return torch.cat([torch.zeros(0, device=device), *(buffer.flatten() for buffer in _running(model).values())])
+
+
+def mean_statistics(statistics: Tensor) -> Tensor:
+    """The whole batch's running statistics from those of every process (processes, values)."""
+    first = statistics[0]
+    return first + (statistics - first).mean(0)  # equal ones stay what they are, to the bit
+
+
+def named_statistics(model: nn.Module, values: Tensor) -> dict[str, Tensor]:
+    """`values` (values,), as `statistics_of` returns them, by the names that they have in the state of `model`."""
+    running = _running(model)
+    parts = values.split([buffer.numel() for buffer in running.values()])
+    return {name: part.view_as(running[name]) for name, part in zip(running, parts, strict=True)}
+
+
+def set_statistics(model: nn.Module, values: Tensor) -> None:
+    """Set the running statistics of all layers of `model` to `values` (values,)."""
+    running = _running(model)
+    for name, part in named_statistics(model, values).items():
+        running[name].copy_(part)
+
+
+def _running(model: nn.Module) -> dict[str, Tensor]:
+    """The running statistics of batch normalisation, by their names in the state of `model`."""
+    return {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
