@@ -6,12 +6,12 @@ from pathlib import Path
 from deepnets.config.places import program
 from deepnets.config.project import read_project
 from deepnets.errors import UserError
+from deepnets.extra.screenshots import take_screenshots
+from deepnets.extra.trackers import export
 from deepnets.results.compare import compare
 from deepnets.results.keep import keep
 from deepnets.results.records import write_records
 from deepnets.results.report import EXPORTS, report
-from deepnets.results.screenshots import take_screenshots
-from deepnets.results.trackers import export
 from deepnets.results.verify import verify
 from deepnets.runs.watch import show
 

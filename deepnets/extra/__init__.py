@@ -1,0 +1,1 @@
+"""Services beside the story: what has been trained, in other programs. Only commands import them."""
