@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from deepnets.analysis.commands.subject import add_subject
-from deepnets.results.writing import check_writable
+from deepnets.system.options import check_writable
 
 ANALYSES = {
     name: import_module(f"deepnets.analysis.commands.{name}")

@@ -14,8 +14,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from deepnets.results.writing import check_writable
-from deepnets.system.options import count
+from deepnets.system.options import check_writable, count
 from deepnets.system.printing import as_text
 from deepnets.training.hardware import describe, find_device
 

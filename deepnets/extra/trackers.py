@@ -12,7 +12,7 @@ from typing import Any
 from deepnets.errors import UserError, printable
 from deepnets.monitor.style import styled
 from deepnets.results.figures.curves import training_curves
-from deepnets.results.figures.picture import Picture
+from deepnets.results.page import Picture
 from deepnets.results.read import Run, read_runs
 from deepnets.runs.status import DIVERGED, FINISHED
 

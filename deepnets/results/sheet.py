@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +14,18 @@ from deepnets.system.printing import as_text
 
 MINUS = "\N{MINUS SIGN}"
 NOTHING = "\N{EN DASH}"
+LATEX = {
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "\N{MINUS SIGN}": "$-$",
+    "\N{EN DASH}": "--",
+    "∞": r"$\infty$",
+    "<": "$<$",
+    ">": "$>$",
+}
 
 
 @dataclass(frozen=True)
@@ -61,6 +74,38 @@ def print_sheet(console: Console, sheet: Sheet, most: int | None = None) -> None
     if shown.note:
         console.print(as_text(shown.note, style="dim"))
     console.print()
+
+
+def markdown_table(sheet: Sheet) -> str:
+    """Return header and lines as a table of Markdown, without title and note."""
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", r"\|").replace("\n", " ") for cell in cells) + " |"
+
+    rule = ["--:" if name in sheet.numbers else ":--" for name in sheet.header]
+    return "\n".join([line(sheet.header), line(rule), *map(line, sheet.lines)])
+
+
+def latex_table(sheet: Sheet) -> str:
+    """Return a tabular with booktabs' rules, under its title and note as a comment."""
+
+    def line(cells: Sequence[str]) -> str:
+        return (
+            "  " + " & ".join(re.sub(".", lambda match: LATEX.get(match[0], match[0]), cell) for cell in cells) + r" \\"
+        )
+
+    columns = "".join("r" if name in sheet.numbers else "l" for name in sheet.header)
+    lines = [
+        f"% {sheet.title}. {sheet.note}",
+        rf"\begin{{tabular}}{{{columns}}}",
+        r"  \toprule",
+        line(sheet.header),
+        r"  \midrule",
+        *map(line, sheet.lines),
+        r"  \bottomrule",
+        r"\end{tabular}",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def percent(value: float | None) -> str:

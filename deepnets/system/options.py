@@ -1,8 +1,13 @@
-"""Types of options: what argparse hands on, or the reason why it does not; and options that commands share."""
+"""Types of options: what argparse hands on, or the reason why it does not; options that commands share; places."""
 
 import argparse
+import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from deepnets.errors import UserError
 
 MOST = 10**9
 
@@ -48,3 +53,27 @@ def add_weights_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-previous", action="store_true", help="take weights of an earlier iteration than a finished run's last"
     )
+
+
+@contextmanager
+def writing(place: Path) -> Iterator[None]:
+    """Wrap a block that writes to a place that the user named.
+
+    Raises:
+        UserError: the system refused; names the place.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{place}: cannot be written ({error}); name another place") from error
+
+
+def check_writable(folder: Path) -> None:
+    """Check that files can be written into a folder, which need not exist yet, before hours are spent on them.
+
+    Raises:
+        UserError: they cannot; names the folder.
+    """
+    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise UserError(f"{folder}: cannot be written; name another place")

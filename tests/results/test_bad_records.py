@@ -13,7 +13,7 @@ import pytest
 from deepnets.errors import printable
 from deepnets.monitor.style import new_panels, styled
 from deepnets.results import load_results
-from deepnets.results.figures.picture import Picture
+from deepnets.results.page import Picture
 from deepnets.results.published import published_of
 from deepnets.results.read import read_runs
 from deepnets.runs.execute import run

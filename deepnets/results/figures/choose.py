@@ -8,15 +8,19 @@ from dataclasses import replace
 from matplotlib.figure import Figure
 
 from deepnets.monitor.style import styled
-from deepnets.results.cell import Cell
-from deepnets.results.columns import FULL
-from deepnets.results.figures.curves import MOST_IN_PANEL, MOST_PANELS, degradation, learning_rates, training_curves
-from deepnets.results.figures.picture import Picture
-from deepnets.results.figures.points import bars, error_over
-from deepnets.results.figures.searches import best_curves, losses_over, losses_over_depth
+from deepnets.results.cell import TRIAL, Cell, Net
+from deepnets.results.columns import DEPTH, FULL, swept, varying
+from deepnets.results.figures.curves import (
+    MOST_IN_PANEL,
+    MOST_PANELS,
+    best_curves,
+    degradation,
+    learning_rates,
+    training_curves,
+)
+from deepnets.results.figures.points import bars, error_over, losses_over, losses_over_depth
+from deepnets.results.page import Picture
 from deepnets.results.read import Run
-from deepnets.results.search import TRIAL, Net
-from deepnets.results.series import DEPTH, swept, varying
 from deepnets.results.table import Table
 
 MOST_SWEPT = 4

@@ -1,4 +1,4 @@
-"""Curves over the training: errors as in He et al., what depth does to them, and the learning rate."""
+"""Curves over the training: errors as in He et al., what depth does to them, the learning rate, losses of a search."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,8 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from deepnets.monitor.style import FAINT, INK, look, name_lines, new_panels, wrapped
+from deepnets.results.cell import LOSS, Net
+from deepnets.results.columns import DEPTH, is_plain, lines_over
 from deepnets.results.read import Run
-from deepnets.results.series import DEPTH, is_plain, lines_over
 
 MOST_IN_PANEL = 6
 MOST_PANELS = 24
@@ -101,6 +102,30 @@ def learning_rates(runs: Mapping[str, Run]) -> Figure | None:
     axes.locator_params(axis="x", integer=True)
     axes.set(xlabel=unit, ylabel="learning rate", yscale="log")
     name_lines(figure, axes)
+    return figure
+
+
+def best_curves(nets: Mapping[str, Net]) -> Figure | None:
+    """The training loss of each depth's best trial over the epochs, a panel for each kind of net (Fig. 1 left).
+
+    None unless two depths were trained.
+    """
+    runs = {name: best for name, net in nets.items() if (best := net.example)}
+    lines = lines_over(DEPTH, runs)
+    if not lines:
+        return None
+    figure, panels = new_panels(3.2, 1, len(lines))
+    depths = sorted({depth for places in lines.values() for depth in places})
+    for axes, (name, places) in zip(panels, lines.items(), strict=True):
+        for depth, net in places.items():
+            epochs = [epoch for epoch in runs[net].history if LOSS in epoch]
+            x, y = [epoch["epoch"] for epoch in epochs], [epoch[LOSS] for epoch in epochs]
+            axes.plot(x, y, label=f"{depth:g} layers", **look(depths.index(depth)))
+        axes.set(title=name, yscale="log")
+        axes.locator_params(axis="x", integer=True)
+    name_lines(figure, *panels)
+    figure.supxlabel("epoch", fontsize=9)
+    figure.supylabel("training loss of the best trial", fontsize=9)
     return figure
 
 

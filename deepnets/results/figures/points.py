@@ -1,16 +1,18 @@
-"""Final errors as points: each row against the published value, and over depth or another number."""
+"""Final errors as points: each row against the published value, over depth or another number; losses of a search."""
 
 import math
 from collections.abc import Mapping
 from itertools import pairwise
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from deepnets.monitor.style import COLOURS, INK, PAPER, look, name_lines, new_panels, wrapped
-from deepnets.results.cell import Cell
+from deepnets.results.cell import Cell, Net, final_loss
+from deepnets.results.columns import DEPTH, lines_over
 from deepnets.results.published import FAIL
 from deepnets.results.read import Run
-from deepnets.results.series import DEPTH, lines_over
 from deepnets.results.statistics import WORST_ERROR
 
 MOST_BARS = 60
@@ -98,6 +100,47 @@ def error_over(key: str, runs: Mapping[str, Run], cells: Mapping[str, Cell]) -> 
     return figure
 
 
+def losses_over_depth(nets: Mapping[str, Net]) -> Figure | None:
+    """Final training losses over depth: every trial that did not diverge a point, the mean of the best tenth a line
+    (Fig. 1 right).
+
+    None unless two depths were trained.
+    """
+    lines = lines_over(DEPTH, {name: net.trials[0] for name, net in nets.items() if net.example})
+    if not lines:
+        return None
+    figure, (axes,) = new_panels(3.2)
+    for index, (name, places) in enumerate(lines.items()):
+        beside = 1 + 0.06 * (index - (len(lines) - 1) / 2)  # a factor, as the scale is logarithmic
+        for depth, net in places.items():
+            losses = nets[net].losses
+            axes.plot([depth * beside] * len(losses), losses, ".", color=look(index)["color"], alpha=0.5)
+        means = [nets[net].best_tenth for net in places.values()]
+        axes.plot([depth * beside for depth in places], means, marker="o", markersize=5, label=name, **look(index))
+    depths = sorted({depth for places in lines.values() for depth in places})
+    axes.set(xlabel="depth (layers)", xscale="log")
+    axes.set_xticks(depths, [f"{depth:g}" for depth in depths])
+    axes.xaxis.set_minor_locator(NullLocator())
+    _scale_of_losses(figure, axes)
+    return figure
+
+
+def losses_over(key: str, nets: Mapping[str, Net]) -> Figure:
+    """Final training losses over a number that was searched, a point for each trial that did not diverge."""
+    figure, (axes,) = new_panels(3.2)
+    values = []
+    for index, (name, net) in enumerate(nets.items()):
+        trials = [(run.settings[key], final_loss(run)) for run in net.trials if key in run.settings]
+        values += [value for value, _ in trials]
+        if trials:
+            axes.plot(*zip(*trials, strict=True), ".", color=look(index)["color"], label=name)
+    axes.set_xlabel(key)
+    if min(values) > 0 and max(values) > WIDE * min(values):
+        axes.set_xscale("log")
+    _scale_of_losses(figure, axes)
+    return figure
+
+
 def _published(cells: Mapping[str, Cell]) -> str:
     if all(cell.is_published_protocol for cell in cells.values()):
         return "published"
@@ -110,3 +153,8 @@ def _numbers(cells: Mapping[str, Cell]) -> list[float]:
     measured = [cell.interval[1] if cell.interval else max(filter(math.isfinite, cell.errors)) for cell in shown]
     published = [cell.published.test_error for cell in cells.values()]
     return [*measured, *(value for value in published if isinstance(value, int | float))]
+
+
+def _scale_of_losses(figure: Figure, axes: Axes) -> None:
+    axes.set(ylabel="final training loss", yscale="log")
+    name_lines(figure, axes)
