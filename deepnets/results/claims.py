@@ -19,6 +19,7 @@ from deepnets.results.columns import (
     Column,
     arithmetic_of,
     columns_of,
+    frame_of,
     in_other_arithmetic,
     is_plain,
 )
@@ -262,7 +263,7 @@ def _sibling(column: Column, name: str, other: str) -> dict[str, list[Run]]:
     for grid in sorted({run.grid for run in column.runs}):
         folder = grid.with_name(other + grid.name.removeprefix(name))
         folders += [folder] * folder.is_dir() + in_other_arithmetic([folder])
-    columns = columns_of(read_runs(list(dict.fromkeys(folders))))
+    columns = columns_of(frame_of(read_runs(list(dict.fromkeys(folders)))))
     alike = [there for there in columns if _arithmetic(there) == _arithmetic(column)]
     return alike[0].rows if len(alike) == 1 else {}
 

@@ -1,17 +1,24 @@
-"""Which runs belong together: in a column, where the runs of a row are averaged; which rows make a line in a figure."""
+"""Runs in one frame; which of them belong together in a column, where a row is averaged, or in a line of a figure."""
 
 import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeGuard
+
+import pandas as pd
 
 from deepnets.results.read import Run
 from deepnets.results.sheet import short_commit
 from deepnets.runs.folder import RunFolder, run_folders
 
+FRAME = (  # the columns of a frame of runs
+    *("run", "table", "changes", "grid", "sweep", "row", "seed", "folder"),
+    *("status", "reason", "is_read", "arithmetic"),
+)
 FULL = "full"  # the label of the column that follows the table's own protocol
 # Two rows of a table that differ in these, unless they are its axes, stand in separate columns.
 PROTOCOL = ("scale.name", "batch_size", "selection")
@@ -25,23 +32,41 @@ ARITHMETIC = {"fp32": "float32", "bf16": "bfloat16"}
 Lines = dict[str, dict[float, str]]  # the row at each value, for each line by its name
 
 
-@dataclass(frozen=True)
+def frame_of(runs: Sequence[Run]) -> pd.DataFrame:
+    """Put runs into one frame, a row a run: the run itself, where it stands, its status and its arithmetic.
+
+    `sweep` is the name of the folder `grid`. `table` and `changes` are its parts: the sweep file's name, and what the
+    command changed of it, other than the arithmetic. A run whose configuration is damaged is not `is_read`.
+    """
+    lines = []
+    for run in runs:
+        table, *changes = _name(run.grid)
+        names = {"run": run, "table": table, "changes": tuple(changes), "grid": run.grid, "sweep": run.grid.name}
+        names |= {"row": run.row, "seed": run.seed, "folder": str(run.folder)}
+        status = {"status": run.state.name, "reason": run.contradiction or run.state.reason}
+        lines.append(names | status | {"is_read": bool(run.config), "arithmetic": arithmetic_of(run)})
+    return pd.DataFrame(lines, columns=FRAME)
+
+
+@dataclass(frozen=True, eq=False)
 class Column:
-    """Runs of one protocol in one arithmetic.
+    """Runs of one protocol in one arithmetic, as the part of a frame that they are.
 
     `is_published_protocol` unless the command or the scale changed what the table says, other than the arithmetic.
     """
 
     label: str
     is_published_protocol: bool
-    runs: tuple[Run, ...]
+    frame: pd.DataFrame
 
     @property
+    def runs(self) -> tuple[Run, ...]:
+        return tuple(self.frame["run"])
+
+    @cached_property
     def rows(self) -> dict[str, list[Run]]:
-        rows = defaultdict(list)
-        for run in self.runs:
-            rows[run.row].append(run)
-        return dict(rows)
+        """The runs of each row, which may be averaged."""
+        return {row: list(runs) for row, runs in self.frame.groupby("row", sort=False)["run"]}
 
     @property
     def scale(self) -> str:
@@ -49,45 +74,30 @@ class Column:
         return next((run.settings.get("scale.name", FULL) for run in self.runs if run.config), FULL)
 
 
-def columns_of(runs: Sequence[Run]) -> list[Column]:
+def columns_of(runs: pd.DataFrame) -> list[Column]:
     """The columns of one table: by folder and arithmetic, and by every setting but the seed that a row has twice.
 
     Folders of one place that only `precision=` tells apart are one, unless they hold the same run. A column names its
     arithmetic where the table has several.
     """
-    grids: dict[Path, list[Run]] = defaultdict(list)
-    for run in runs:
-        grids[run.grid].append(run)
-    usual = {grid: _usual_arithmetic(inside) for grid, inside in grids.items()}
-    groups = _joined(grids, usual)
-    places = {
-        (_name(grid), arithmetic_of(run) or usual[run.grid], grid) for grid, inside in groups.items() for run in inside
-    }
-    folders = Counter((name, arithmetic) for name, arithmetic, _ in places)
-    has_several = len({arithmetic for _, arithmetic in folders if arithmetic}) > 1
+    if runs.empty:
+        return []
+    frame = _with_places(runs)
+    places = frame.drop_duplicates(["changes", "arithmetic", "place"])
+    alike = Counter(zip(places["changes"], places["arithmetic"], strict=True))
+    has_several = len({arithmetic for _, arithmetic in alike if arithmetic}) > 1
     columns = []
-    for grid, inside in groups.items():
-        keys = _separating(inside)
-        parts: dict[tuple[str, tuple[tuple[str, str], ...]], list[Run]] = defaultdict(list)
-        broken = [run for run in inside if not run.config]
-        for run in inside:
-            if run.config:
-                settings = tuple((key, _text(run.settings.get(key))) for key in keys)
-                parts[arithmetic_of(run) or usual[run.grid], settings].append(run)
-        if not parts:
-            parts["", ()] = []
-        next(iter(parts.values())).extend(broken)
-        changes = _name(grid)[1:]
-        for (arithmetic, settings), members in parts.items():
+    for place, inside in frame.groupby("place", sort=False):
+        changes = inside["changes"].iloc[0]
+        for arithmetic, settings, members in _protocols(inside):
             words = [*changes, *(f"{key}={value}" for key, value in settings)]
             words += [arithmetic] * (has_several and arithmetic != "")
-            if folders[_name(grid), arithmetic] > 1:
-                words.append(f"in {RunFolder(grid)}")
-            scale = next((run.settings.get("scale.name") for run in members if run.config), "full")
-            if scale != "full" and not any(word.startswith("scale") for word in words):
+            if alike[changes, arithmetic] > 1:
+                words.append(f"in {RunFolder(place)}")
+            scale = next((run.settings.get("scale.name") for run in members["run"] if run.config), FULL)
+            if scale != FULL and not any(word.startswith("scale") for word in words):
                 words.insert(0, f"scale={scale}")
-            is_published = scale == "full" and not changes
-            columns.append(Column(" ".join(words) or FULL, is_published, tuple(members)))
+            columns.append(Column(" ".join(words) or FULL, scale == FULL and not changes, members))
     return columns
 
 
@@ -180,22 +190,24 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _joined(grids: dict[Path, list[Run]], usual: dict[Path, str]) -> dict[Path, list[Run]]:
-    """The runs of each folder, with those of the folders that are one with it."""
-    alike: dict[tuple[Path, tuple[str, ...]], list[Path]] = defaultdict(list)
-    for grid in grids:
-        alike[grid.parent, _name(grid)].append(grid)
-    joined: dict[Path, list[Run]] = {}
-    for folders in alike.values():
-        runs = [run for grid in folders for run in grids[grid]]
-        distinct = {(run.row, run.folder.path.name, arithmetic_of(run) or usual[run.grid]) for run in runs}
-        joined |= {folders[0]: runs} if len(distinct) == len(runs) else {grid: grids[grid] for grid in folders}
-    return joined
+def _with_places(runs: pd.DataFrame) -> pd.DataFrame:
+    """The frame with `place`, the folder that each run counts in: the first of those that are one.
+
+    A run that has not ended is expected to have the arithmetic of most runs in its folder.
+    """
+    usual = runs.groupby("grid", sort=False)["arithmetic"].transform(_most_common)
+    frame = runs.assign(arithmetic=runs["arithmetic"].where(runs["arithmetic"] != "", usual))
+    parts = []
+    for _, alike in frame.groupby([frame["grid"].map(lambda grid: grid.parent), "table", "changes"], sort=False):
+        inside = pd.concat([part for _, part in alike.groupby("grid", sort=False)])
+        names = pd.DataFrame({"row": inside["row"], "seed": [run.folder.path.name for run in inside["run"]]})
+        is_twice = names.assign(arithmetic=inside["arithmetic"]).duplicated().any()
+        parts.append(inside.assign(place=inside["grid"] if is_twice else [inside["grid"].iloc[0]] * len(inside)))
+    return pd.concat(parts)
 
 
-def _usual_arithmetic(runs: Sequence[Run]) -> str:
-    """That of most runs of a folder; a run that has not ended is expected to have it."""
-    known = Counter(filter(None, map(arithmetic_of, runs)))
+def _most_common(arithmetic: pd.Series) -> str:
+    known = Counter(filter(None, arithmetic))
     return known.most_common(1)[0][0] if known else ""
 
 
@@ -205,16 +217,27 @@ def _name(grid: Path) -> tuple[str, ...]:
     return table, *(change for change in changes if change.partition("=")[0] != PRECISION)
 
 
-def _separating(runs: Sequence[Run]) -> list[str]:
+def _protocols(inside: pd.DataFrame) -> list[tuple[str, tuple[tuple[str, str], ...], pd.DataFrame]]:
+    """The runs of a place by arithmetic and separating settings; a run that cannot be read counts with the first."""
+    keys = _separating(inside)
+    settings = [tuple((key, _text(run.settings.get(key))) for key in keys) for run in inside["run"]]
+    inside = inside.assign(settings=pd.Series(settings, inside.index, dtype=object))
+    whole, broken = inside[inside["is_read"]], inside[~inside["is_read"]]
+    if whole.empty:
+        return [("", (), broken)]
+    groups = whole.groupby(["arithmetic", "settings"], sort=False)
+    parts = [(arithmetic, values, members) for (arithmetic, values), members in groups]
+    arithmetic, values, members = parts[0]
+    return [(arithmetic, values, pd.concat([members, broken])), *parts[1:]]
+
+
+def _separating(inside: pd.DataFrame) -> list[str]:
     """The settings that differ within a row, and what of the protocol differs between rows."""
-    axes = {axis for run in runs for axis in run.sweep.get("axes", [])}
-    rows: dict[str, list[Run]] = defaultdict(list)
-    for run in runs:
-        if run.config:
-            rows[run.row].append(run)
-    keys = {key for same in rows.values() for key in _differing(same)}
+    axes = {axis for run in inside["run"] for axis in run.sweep.get("axes", [])}
+    whole = inside[inside["is_read"]]
+    keys = {key for _, same in whole.groupby("row")["run"] for key in _differing(list(same))}
     if axes:  # single runs share a folder, not a protocol
-        keys |= {key for key in _differing([run for same in rows.values() for run in same]) if key in PROTOCOL}
+        keys |= {key for key in _differing(list(whole["run"])) if key in PROTOCOL}
     return sorted(keys - axes - {PRECISION})
 
 

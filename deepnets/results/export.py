@@ -1,7 +1,5 @@
 """Results for other programs: pandas, CSV, Markdown, LaTeX."""
 
-import csv
-import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,10 +8,12 @@ import pandas as pd
 
 from deepnets.config.project import read_project
 from deepnets.results.claims import findings_of
+from deepnets.results.columns import frame_of
 from deepnets.results.read import Run, read_runs
 from deepnets.results.sheet import latex_table, markdown_table
 from deepnets.results.table import Table, result_sheets, tables_of
 
+NAMES = ["sweep", "row", "seed", "folder"]
 FIGURES = (
     *("test_error", "last_test_error", "best_test_error", "train_error", "validation_error", "epochs", "iterations"),
     *("seconds", "images_per_second", "parameters", "device", "precision", "threads", "commit"),
@@ -36,7 +36,9 @@ class Results(pd.DataFrame):
     @property
     def curves(self) -> pd.DataFrame:
         """metrics.csv of these runs, a row per epoch, with sweep, row, seed and folder; read when it is asked for."""
-        return pd.DataFrame([_names(run) | epoch for run in self._members() for epoch in run.history])
+        names = frame_of(self._members())[NAMES].to_dict("records")
+        histories = [run.history for run in self._members()]
+        return pd.DataFrame([of | epoch for of, epochs in zip(names, histories, strict=True) for epoch in epochs])
 
     @property
     def claims(self) -> pd.DataFrame:
@@ -73,7 +75,9 @@ def load_results(*folders: str | Path, project: str | Path | None = None) -> Res
         UserError: a folder is not there, or has no run in it.
     """
     runs = {str(run.folder): run for run in read_runs([Path(folder) for folder in folders])}
-    results = Results([_line(run) for run in runs.values()])
+    lines = frame_of(list(runs.values()))[[*NAMES, "status", "reason"]].to_dict("records")
+    details = [_figures(run) | run.options | run.settings for run in runs.values()]
+    results = Results([names | of_run for names, of_run in zip(lines, details, strict=True)])
     options = read_project(project).options if project else None
     results._runs, results._own_sweeps = runs, options and options / "sweep"
     return results
@@ -84,11 +88,9 @@ def to_csv(tables: Sequence[Table]) -> str:
 
     A text that a spreadsheet would take for a formula has an apostrophe before it, as is usual.
     """
-    text = io.StringIO()
+    lines = []
     names = ["table", "column", "row", "n", "median", "low", "high", "mean", "std", "best", "best_epochs", "training"]
     names += ["published", "statistic", "difference", "true_low", "true_high", "verdict", "state", "errors"]
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(names)
     for table in [table.trials or table for table in tables]:
         for index, column in enumerate(table.columns):
             for row, cell in table.column(index).items():
@@ -99,8 +101,8 @@ def to_csv(tables: Sequence[Table]) -> str:
                 judged += [*(cell.true_difference or (None, None)), cell.verdict, cell.remarks]
                 errors = " ".join(map(str, cell.errors))
                 cells = [table.name, column.label, row, len(cell.errors), *numbers, *judged, errors]
-                writer.writerow([_no_formula(cell) if isinstance(cell, str) else cell for cell in cells])
-    return text.getvalue()
+                lines.append([_no_formula(cell) if isinstance(cell, str) else cell for cell in cells])
+    return pd.DataFrame(lines, columns=names, dtype=object).to_csv(index=False)
 
 
 def to_markdown(tables: Sequence[Table]) -> str:
@@ -123,14 +125,8 @@ def to_latex(tables: Sequence[Table]) -> str:
     ) + _notes(tables, "% {}\n")
 
 
-def _line(run: Run) -> dict[str, Any]:
-    figures = {name: run.result.get(name) for name in FIGURES}
-    status = {"status": run.state.name, "reason": run.contradiction or run.state.reason}
-    return _names(run) | status | figures | run.options | run.settings
-
-
-def _names(run: Run) -> dict[str, Any]:
-    return {"sweep": run.grid.name, "row": run.row, "seed": run.seed, "folder": str(run.folder)}
+def _figures(run: Run) -> dict[str, Any]:
+    return {name: run.result.get(name) for name in FIGURES}
 
 
 def _no_formula(text: str) -> str:

@@ -1,7 +1,7 @@
 """Records, the small files of runs that have ended, to commit beside the code: kept, shown on a page, verified."""
 
 import csv
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -21,7 +21,7 @@ from deepnets.config.sweep_file import SWEEPS
 from deepnets.errors import UserError, brief, printable
 from deepnets.results.cell import Cell
 from deepnets.results.claims import claims_page
-from deepnets.results.columns import in_other_arithmetic
+from deepnets.results.columns import frame_of, in_other_arithmetic
 from deepnets.results.export import markdown_sheets
 from deepnets.results.read import Run, read_runs, unchecked
 from deepnets.results.sheet import MINUS
@@ -115,11 +115,10 @@ def records_pages(folder: Path, own: Path | None = None) -> dict[str, str]:
         raise UserError(f"{folder}: no records; --keep DIR copies those of ended runs there")
     places = sorted({run.path.parents[1] for run in folders})
     within = [other for place in places for other in _beside(place)]
-    read: dict[Path, list[Run]] = defaultdict(list)
-    for run in read_runs([folder]):  # all at once, which shows a copy in another table
-        read[run.grid].append(run)
+    runs = read_runs([folder])  # all at once, which shows a copy in another table
+    read = {grid: list(of_grid) for grid, of_grid in frame_of(runs).groupby("grid", sort=False)["run"]}
     tables = {
-        place: tables_of([run for part in (place.resolve(), *_beside(place)) for run in read[part]], own=own)[0]
+        place: tables_of([run for part in (place.resolve(), *_beside(place)) for run in read.get(part, [])], own=own)[0]
         for place in places
         if place.resolve() not in within
     }
@@ -127,7 +126,7 @@ def records_pages(folder: Path, own: Path | None = None) -> dict[str, str]:
     notes = dict.fromkeys(note for table in tables.values() for note in table.notes)
     sections = [_about(folder, ""), "\n".join(f"* {note}" for note in notes)]
     sections += [_section(folder, place.name, tables.get(place)) for place in named]
-    if lines := unchecked([run for runs in read.values() for run in runs]):
+    if lines := unchecked(runs):
         sections.append("\n".join(["## What cannot be checked", "", *(f"* {line}" for line in lines)]))
     page = "\n\n".join(section.strip() for section in sections if section.strip()) + "\n"
     return {"README.md": page, "claims.md": claims_page(folder, list(tables.values()), own or SWEEPS)}

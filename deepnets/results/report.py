@@ -17,7 +17,7 @@ from deepnets.errors import printable
 from deepnets.monitor.style import styled
 from deepnets.results.cell import middle
 from deepnets.results.claims import claim_sheets
-from deepnets.results.columns import Column, columns_of, in_other_arithmetic, warnings_of
+from deepnets.results.columns import Column, columns_of, frame_of, in_other_arithmetic, warnings_of
 from deepnets.results.export import to_csv, to_latex, to_markdown
 from deepnets.results.figures.choose import pictures_of
 from deepnets.results.figures.curves import MOST_PANELS, curves_beside
@@ -102,7 +102,7 @@ def compare(first: Path, second: Path, output: Path | None, logarithmic: bool) -
     warnings += [
         f"{letter}: {warning}"
         for letter, runs in sides.items()
-        for column in columns_of(runs)
+        for column in columns_of(frame_of(runs))
         for warning in warnings_of(column)
     ]
     names = [f"A: {RunFolder(first)}", f"B: {RunFolder(second)}"]
@@ -127,11 +127,8 @@ def compare(first: Path, second: Path, output: Path | None, logarithmic: bool) -
 
 def difference_sheet(runs: Sequence[Run], title: str) -> Sheet:
     """The settings that differ between rows, a line each; where seeds of a row differ too, both values are given."""
-    rows: dict[str, list[Run]] = {}
-    for run in runs:
-        if run.config:
-            rows.setdefault(run.row, []).append(run)
-    values = {row: _texts([run.settings for run in same]) for row, same in rows.items()}
+    rows = frame_of([run for run in runs if run.config]).groupby("row", sort=False)["run"]
+    values = {row: _texts([run.settings for run in same]) for row, same in rows}
     keys = dict.fromkeys(key for settings in values.values() for key in settings)
     differing = [key for key in keys if len({settings.get(key, NOTHING) for settings in values.values()}) > 1]
     lines = [(row, *(values[row].get(key, NOTHING) for key in differing[:MOST_KEYS])) for row in values]
@@ -219,7 +216,7 @@ def _pairs(first: Sequence[Run], second: Sequence[Run]) -> tuple[Pairs, list[str
     Several protocols of a side are separate as the columns of a table are: each is beside that of the same label on
     the other side, or all beside its only one.
     """
-    a_columns, b_columns = columns_of(first), columns_of(second)
+    a_columns, b_columns = columns_of(frame_of(first)), columns_of(frame_of(second))
     if len(a_columns) == len(b_columns) == len(a_columns[0].rows) == len(b_columns[0].rows) == 1:
         (row, runs), (other, others) = *a_columns[0].rows.items(), *b_columns[0].rows.items()
         return {row if row == other else f"{row} | {other}": (runs, others)}, []

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pandas as pd
+
 from deepnets.config.sweep_file import SWEEPS
 from deepnets.results.cell import FAIL_ABOVE, Cell, Net, is_search, nets_of, search_note
-from deepnets.results.columns import FULL, Column, columns_of, warnings_of
+from deepnets.results.columns import FULL, Column, columns_of, frame_of, warnings_of
 from deepnets.results.published import FAIL, VERDICT_RULE, Published, PublishedRow, published_of
 from deepnets.results.read import Run
 from deepnets.results.sheet import MINUS, Sheet, percent, signed
@@ -91,12 +93,9 @@ def tables_of(runs: Sequence[Run], sweeps: Path = SWEEPS, own: Path | None = Non
     Published numbers are those of the sweep's file in `own`, a project's, or in `sweeps`, or of its copy beside the
     runs. Raises as `published_of` does.
     """
-    by_name: dict[str, list[Run]] = defaultdict(list)
-    for run in runs:
-        by_name[run.grid.name.split("+")[0]].append(run)
     tables = []
-    for name, members in by_name.items():
-        places = (*filter(None, [own]), sweeps, *dict.fromkeys(run.grid for run in members))
+    for name, members in frame_of(runs).groupby("table", sort=False):
+        places = (*filter(None, [own]), sweeps, *members["grid"].unique())
         place = next((place for place in places if (place / f"{name}.yaml").is_file()), sweeps)
         tables.append(_table(name, members, place))
     return tables
@@ -181,21 +180,20 @@ def comparison_sheet(title: str, comparisons: Sequence[Comparison]) -> Sheet:
     return Sheet(title, header, tuple(map(_comparison, tested)), frozenset(header[1:8]), " ".join(notes))
 
 
-def _table(name: str, runs: Sequence[Run], sweeps: Path) -> Table:
-    published = published_of(name, sweeps) if any(run.sweep for run in runs) else Published()
-    trained = sorted({run.row for run in runs} - published.rows.keys(), key=_natural)
+def _table(name: str, runs: pd.DataFrame, sweeps: Path) -> Table:
+    published = published_of(name, sweeps) if any(run.sweep for run in runs["run"]) else Published()
+    trained = sorted({*runs["row"]} - published.rows.keys(), key=_natural)
     rows, columns = (*published.rows, *trained), tuple(columns_of(runs))
     cells = {}
     for index, column in enumerate(columns):
         # The bound of a paper's full protocol; a shorter one, or a single run of one's own, is not measured by it.
         is_table = any(run.sweep for run in column.runs)
         bound = _fail_above(published) if is_table and column.is_published_protocol else math.inf
-        of_row = column.rows
         for row in rows:
-            printed, members = published.rows.get(row, PublishedRow()), tuple(of_row.get(row, ()))
+            printed, members = published.rows.get(row, PublishedRow()), tuple(column.rows.get(row, ()))
             cells[row, index] = Cell(members, printed, column.is_published_protocol, bound)
     table = Table(name, published, rows, columns, cells, sweeps=sweeps)
-    return _by_net(table) if is_search(runs) else table
+    return _by_net(table) if is_search(runs["run"]) else table
 
 
 def _by_net(trials: Table) -> Table:
