@@ -5,7 +5,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """Import `load_results` when it is asked for, as its module imports all others of this package."""
+    """Import `load_results` when somebody asks for it: its module imports most others of this package."""
     if name == "load_results":
         return import_module("deepnets.results.export").load_results
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

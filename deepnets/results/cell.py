@@ -1,4 +1,4 @@
-"""A row in a column: its numbers and the verdict on them; a net of a random search, which is a row too."""
+"""A cell of a table is a row in a column: its numbers and the verdict. A net of a random search is such a row too."""
 
 import math
 from collections import Counter, defaultdict
@@ -37,7 +37,7 @@ class Cell:
 
     @cached_property
     def compared(self) -> list[float]:
-        """`errors`, or by the paper's rule the mean of each run's `best_epochs` lowest."""
+        """The errors that the paper's rule compares: `errors`, or the mean of each run's `best_epochs` lowest ones."""
         if not self.published.best_epochs:
             return self.errors
         errors = [compared_error(run, self.published.best_epochs) for run in self.runs]
@@ -51,7 +51,7 @@ class Cell:
 
     @property
     def median(self) -> float | None:
-        """Infinite where half of the runs diverged or more."""
+        """The median error; infinite where half of the runs diverged or more."""
         return middle(self.errors)
 
     @property
@@ -60,12 +60,12 @@ class Cell:
 
     @property
     def mean(self) -> float | None:
-        """None where a run diverged, for then there is none."""
+        """The mean error; None if a run diverged."""
         return fmean(self.errors) if self.errors and all(map(math.isfinite, self.errors)) else None
 
     @property
     def std(self) -> float | None:
-        """Of the sample: over n - 1."""
+        """The standard deviation of the sample, over n - 1."""
         return stdev(self.errors) if len(self.errors) > 1 and self.mean is not None else None
 
     @property
@@ -80,12 +80,12 @@ class Cell:
 
     @property
     def top5_median(self) -> float | None:
-        """As `median`, of the five best guesses, of the runs that note them."""
+        """The median top-5 error of the runs that note it, in percent."""
         noted = [run.result.get("test_top5_error") for run in self.runs if run.state.name == FINISHED]
         return middle([error for error in noted if error is not None])
 
     def hours(self, device: str) -> float:
-        """Of all runs that ended on a "cpu", in core-hours (threads of all processes), or on "cuda", in GPU-hours."""
+        """Sum the hours of runs that ended: core-hours (threads of all processes) on a "cpu", GPU-hours on "cuda"."""
         ended = [run.result for run in self.runs if run.result.get("device_type") == device]
         return sum(_units(result) * result["seconds"] / 3600 for result in ended)
 
@@ -100,19 +100,19 @@ class Cell:
     @property
     def difference(self) -> float | None:
         """The median of `compared` minus the published value, where both are numbers."""
-        published, found = self.published.test_error, self.compared_median
-        if not isinstance(published, int | float) or found is None or math.isinf(found):
+        published, median = self.published.test_error, self.compared_median
+        if not isinstance(published, int | float) or median is None or math.isinf(median):
             return None
-        return found - published
+        return median - published
 
     @property
     def verdict(self) -> str:
-        """`verdict_of` the row; empty also where the protocol is not the paper's."""
+        """What `verdict_of` says; empty also where the protocol is not the paper's."""
         return verdict_of(self.compared, self.published, self.is_fail) if self.is_published_protocol else ""
 
     @property
     def true_difference(self) -> tuple[float, float] | None:
-        """Between what our expected error minus the paper's lies, in percent points, where there is a verdict on it."""
+        """The interval of our expected error minus the paper's, in percent points, if the row has a verdict."""
         printed = printed_of(self.published) if self.is_published_protocol and not self.is_fail else None
         return true_difference(self.compared, printed) if printed else None
 
@@ -135,7 +135,7 @@ class Cell:
         return f"{self._median_text} (n = {len(self.errors)})" if self.errors else self.remarks
 
     def facts(self) -> dict[str, str]:
-        """The row's line, by the name of the column; the verdict first, where a narrow window shows it too."""
+        """Return the row's line by the sheet's columns. The verdict is first, so that a narrow window shows it too."""
         difference = signed(self.difference)
         if self.difference is not None and not self.is_published_protocol:
             difference = f"({difference})"
@@ -178,12 +178,12 @@ class Net(Cell):
 
     @property
     def errors(self) -> list[float]:
-        """None: trials are no sample of one thing."""
+        """A net has no errors, as its trials are no sample of one distribution."""
         return []
 
     @property
     def losses(self) -> list[float]:
-        """Final training losses in rising order."""
+        """The final training losses, lowest first."""
         return [final_loss(run) for run in self.trials]
 
     @property
@@ -222,7 +222,7 @@ class Net(Cell):
 
 
 def compared_error(run: Run, best_epochs: int | None) -> float | None:
-    """The run's error, or where the paper counts its `best_epochs` lowest the mean of these."""
+    """Return the run's error, or the mean of its `best_epochs` lowest errors where the paper counts these."""
     if run.error is None or math.isinf(run.error) or not best_epochs:
         return run.error
     errors = sorted(epoch["test_error"] for epoch in run.history if epoch.get("test_error") is not None)
@@ -230,17 +230,17 @@ def compared_error(run: Run, best_epochs: int | None) -> float | None:
 
 
 def middle(errors: Sequence[float]) -> float | None:
-    """The median; None of nothing."""
+    """Return the median, or None if there are no errors."""
     return median(errors) if errors else None
 
 
 def is_search(runs: Iterable[Run]) -> bool:
-    """Whether the rows of a table are trials: whether the trial is one of its axes."""
+    """Say whether the rows of a table are trials: the number of the trial is one of its axes."""
     return any(TRIAL in run.sweep.get("axes", []) for run in runs)
 
 
 def nets_of(trials: Mapping[str, Cell]) -> dict[str, Net]:
-    """The nets of a column, whose rows are trials."""
+    """Gather the trials of a column, which are its rows, by their net."""
     grouped: dict[str, list[Cell]] = defaultdict(list)
     for row, cell in trials.items():
         if cell.runs:
@@ -258,7 +258,7 @@ def nets_of(trials: Mapping[str, Cell]) -> dict[str, Net]:
 
 
 def search_note(trials: Iterable[Cell]) -> str:
-    """By which number trials are compared."""
+    """Say by which number trials are compared."""
     return SEARCH_NOTE + SEARCH_SEEDS_NOTE * any(len(cell.runs) > 1 for cell in trials)
 
 
@@ -271,7 +271,7 @@ def final_loss(run: Run) -> float:
 
 
 def _units(result: dict[str, Any]) -> int:
-    """Threads, or GPUs, that it was trained by in the end."""
+    """Return the number of threads, or of GPUs, that trained the run in the end."""
     processes = list(result.get("processes", {"0": 1}).values())[-1]
     return processes * (result.get("threads", 1) if result["device_type"] == "cpu" else 1)
 
@@ -290,7 +290,7 @@ def _ended(cells: Iterable[Cell]) -> tuple[Run, ...]:
 
 
 def _net(row: str, run: Run) -> str:
-    """The row's name without the number of its trial."""
+    """Return the row's name without the number of its trial."""
     axes, parts = run.sweep.get("axes", []), row.split(",")
     if TRIAL in axes and len(parts) == len(axes):
         parts.pop(axes.index(TRIAL))

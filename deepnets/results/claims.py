@@ -74,9 +74,9 @@ class Tested:
 
 
 def findings_of(table: Table, index: int, sweeps: Path) -> list[Finding]:
-    """Every claim of the table's sweep file in `sweeps`, tested on a column; a claim about an axis for each pair.
+    """Test every claim of the table's sweep file in `sweeps` on a column; a claim about an axis is tested on each pair.
 
-    None on nets of another depth than the file's full scale has: the claims are about depth.
+    Nets of another depth than the file's full scale are not tested, since the claims are about depth.
     """
     if is_of_other_depth(table, index, sweeps):
         return []
@@ -88,14 +88,14 @@ def findings_of(table: Table, index: int, sweeps: Path) -> list[Finding]:
     for claim in claims_of(sweep):
         name = f"{table.name}/{claim.hash}"
         other, _, second = claim.second.rpartition("/")
-        there = _sibling(column, table.name, other) if other else column.rows
+        second_rows = _sibling(column, table.name, other) if other else column.rows
         pairs = [(claim.first, second)] if other else pairs_of(claim, table.rows, len(sweep.get("axes") or [""]))
         for one, two in pairs:
             named = claim.above if column.is_published_protocol else None
             bound = named or (paper if is_papers else _fails_here(column, one))
             first, second_side = (
                 _side(claim, name, row, runs.get(row, []), table.published.best_epochs)
-                for row, runs in ((one, column.rows), (two, there))
+                for row, runs in ((one, column.rows), (two, second_rows))
             )
             learns = is_papers or claim.relation is not Relation.fails or _learns(table, index, bound)
             findings.append(Finding(claim, first, second_side, bound, margin, learns))
@@ -103,7 +103,7 @@ def findings_of(table: Table, index: int, sweeps: Path) -> list[Finding]:
 
 
 def claim_sheets(table: Table, sweeps: Path | None = None) -> list[Sheet]:
-    """The claims of the table's sweep, tested on each column; none without claims."""
+    """Show the claims of the table's sweep, tested on each column."""
     sweeps = sweeps or table.sweeps
     if table.trials or not claims_of(sweep_of(sweeps / f"{table.name}.yaml")):
         return []
@@ -116,7 +116,7 @@ def claim_sheets(table: Table, sweeps: Path | None = None) -> list[Sheet]:
 
 
 def claim_line(finding: Finding) -> tuple[str, ...]:
-    """The cells of `CLAIM_HEADER`."""
+    """Return the cells of a line under `CLAIM_HEADER`."""
     first, second = finding.seeds
     before = f" ({finding.seen_before} seen before)" if finding.seen_before else ""
     interval = f"{signed(finding.interval[0])} to {signed(finding.interval[1])}" if finding.interval else NOTHING
@@ -163,7 +163,7 @@ def show_seeds(rows: Sequence[Row]) -> None:
 
 
 def claims_page(folder: Path, tables: Sequence[Table], sweeps: Path = SWEEPS) -> str:
-    """Markdown: a section for each sweep of `sweeps` that has claims, with a line for each claim, pair and column.
+    """Write Markdown with a section for each sweep in `sweeps` that has claims, a line for each claim, pair and column.
 
     `tables` are those of the records in `folder`. What lacks runs is named with the command that trains it.
     """
@@ -173,12 +173,12 @@ def claims_page(folder: Path, tables: Sequence[Table], sweeps: Path = SWEEPS) ->
         claims, registered = claims_of(sweep), registered_of(sweep)
         if claims:
             of_sweep = [table for table in tables if table.name == file.stem and not table.trials]
-            found = [(table, index) for table in of_sweep for index in range(len(table.columns))]
-            labels = Counter(table.columns[index].label for table, index in found)
-            columns = [_tested(table, index, sweeps, labels[table.columns[index].label] > 1) for table, index in found]
+            places = [(table, index) for table in of_sweep for index in range(len(table.columns))]
+            labels = Counter(table.columns[index].label for table, index in places)
+            columns = [_tested(table, index, sweeps, labels[table.columns[index].label] > 1) for table, index in places]
             tested = [column for column in columns if any(all(finding.seeds) for finding in column.findings)]
             sections.append(_section(file, claims, tested))
-            shallow = [table.columns[index].label for table, index in found if is_of_other_depth(table, index, sweeps)]
+            shallow = [table.columns[index].label for table, index in places if is_of_other_depth(table, index, sweeps)]
             sections += [f"Not tested at {label}: {OTHER_DEPTH}." for label in dict.fromkeys(shallow)]
             findings = [finding for column in tested for finding in column.findings]
             outcomes |= {_experiment(finding): finding.outcome for finding in findings if all(finding.seeds)}
@@ -200,19 +200,19 @@ def claims_page(folder: Path, tables: Sequence[Table], sweeps: Path = SWEEPS) ->
 
 
 def is_of_other_depth(table: Table, index: int, sweeps: Path) -> bool:
-    """Whether the nets of a column are of another depth than the paper's, as at scale=mini."""
+    """Say whether the nets of a column have another depth than the paper's, as at scale=mini."""
     models = [run.config["model"] for run in table.columns[index].runs if run.config]
     return are_of_other_depth(models, sweeps / f"{table.name}.yaml")
 
 
 def are_of_other_depth(models: Iterable[Mapping[str, Any]], file: Path) -> bool:
-    """Whether one of the `models`, nodes of a run's settings, has another depth than a sweep file sets for all rows."""
+    """Say whether one of the `models` (nodes of a configuration) has another depth than the sweep file sets."""
     papers = {key: set_at_scale(file, f"model.{key}", "full") for key in DEPTH_KEYS}
     return any(model.get(key) != depth for model in models for key, depth in papers.items() if depth)
 
 
 def pairs_of(claim: Claim, rows: Sequence[str], axes: int) -> list[tuple[str, str]]:
-    """The rows that the claim is about; where its names are values of an axis, those that differ in them alone.
+    """Return the pairs of rows that a claim is about: values of an axis stand for all pairs that differ in it alone.
 
     A name with a word for each of the `axes` is a row, whether there are runs of it or not.
     """
@@ -228,16 +228,16 @@ def pairs_of(claim: Claim, rows: Sequence[str], axes: int) -> list[tuple[str, st
 
 
 def _fails_here(column: Column, row: str) -> float:
-    """The error from which a row fails where no paper says so, in percent: `FAIL_MARGIN` below the plain net's mean.
+    """Return the error in percent above which a row fails here: `FAIL_MARGIN` below the plain net's mean.
 
-    Below that of guessing where the column has no plain net that has ended, or where it is the row itself.
+    If no plain net of the column has ended, or the row is the plain net, it is `FAIL_MARGIN` below that of guessing.
     """
     plain = [run.error for run in column.runs if run.row != row and run.error is not None and is_plain(run)]
     return (fmean(min(error, WORST_ERROR) for error in plain) if plain else CHANCE) - FAIL_MARGIN
 
 
 def _learns(table: Table, index: int, bound: float) -> bool:
-    """Whether the rows that learn in the paper, and have runs here, have mean errors of at most `bound` percent."""
+    """Say whether the rows that learn in the paper learn here: their mean errors are at most `bound` percent."""
     cells = table.column(index).values()
     learning = [
         cell for cell in cells if isinstance(error := cell.published.test_error, float | int) and error <= FAIL_ABOVE
@@ -247,7 +247,7 @@ def _learns(table: Table, index: int, bound: float) -> bool:
 
 
 def _with_holm(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings with their p corrected by Holm; pairs of the same experiments, under whatever names, count once."""
+    """Correct the p of the findings by Holm; pairs of the same experiments, whatever their names, count once."""
     by_pair = {_pair(finding): finding.p for finding in findings if finding.p is not None}
     corrected = dict(zip(by_pair, holm(list(by_pair.values())), strict=True))
     return [replace(finding, p_holm=corrected.get(_pair(finding))) for finding in findings]
@@ -258,13 +258,13 @@ def _pair(finding: Finding) -> tuple[Measured, frozenset[frozenset[str]]]:
 
 
 def _sibling(column: Column, name: str, other: str) -> dict[str, list[Run]]:
-    """The rows of another sweep, trained as the column was, from the folder beside it."""
+    """Read the rows of another sweep, trained as the column was, from the folder beside it."""
     folders: list[Path] = []
     for grid in sorted({run.grid for run in column.runs}):
         folder = grid.with_name(other + grid.name.removeprefix(name))
         folders += [folder] * folder.is_dir() + in_other_arithmetic([folder])
     columns = columns_of(frame_of(read_runs(list(dict.fromkeys(folders)))))
-    alike = [there for there in columns if _arithmetic(there) == _arithmetic(column)]
+    alike = [each for each in columns if _arithmetic(each) == _arithmetic(column)]
     return alike[0].rows if len(alike) == 1 else {}
 
 
@@ -292,7 +292,7 @@ def _error(run: Run, measured: Measured, best_epochs: int | None) -> float | Non
 
 
 def _next_look(finding: Finding) -> str:
-    """The seeds that each row lacks for the next look, and the chance that it shows the difference seen so far."""
+    """Name the seeds that each row lacks for the next look, and the chance that it shows the difference seen so far."""
     if finding.lacking is None:
         return ""
     first, second = (" ".join(map(str, seeds)) or "none" for seeds in finding.lacking)
@@ -301,7 +301,7 @@ def _next_look(finding: Finding) -> str:
 
 
 def _experiment(finding: Finding) -> Experiment:
-    """What tells experiments apart: that a is lower than b says the same as that b is higher than a."""
+    """Return what identifies an experiment: "a is lower than b" is the same one as "b is higher than a"."""
     relation, rows = finding.claim.relation, (finding.first.identities, finding.second.identities)
     if relation is Relation.above:
         relation, rows = Relation.below, rows[::-1]
@@ -309,7 +309,7 @@ def _experiment(finding: Finding) -> Experiment:
 
 
 def _tested(table: Table, index: int, sweeps: Path, is_shared: bool) -> Tested:
-    """`is_shared`: another column of the sweep has the same label, so this one names its precision too."""
+    """Test a column. If the label `is_shared` by another column of the sweep, this one names its precision too."""
     column = table.columns[index]
     label = _label(column, is_shared)
     is_own = table.published.statistic == "none"
@@ -319,22 +319,20 @@ def _tested(table: Table, index: int, sweeps: Path, is_shared: bool) -> Tested:
 
 
 def _label(column: Column, is_shared: bool) -> str:
-    """As the command would say it."""
+    """Return the options with which the command would train such runs."""
     options = {name: f"precision={option}" for option, name in ARITHMETIC.items()}
     words = [options.get(word, word) for word in column.label.split() if word != FULL]
-    words += [
-        options[name] for name in sorted({arithmetic_of(run) for run in column.runs} & options.keys())
-    ] * is_shared
+    words += [options[name] for name in sorted(_arithmetic(column) & options.keys())] * is_shared
     return " ".join(dict.fromkeys(words)) or FULL
 
 
 def _rows_here(finding: Finding) -> set[str]:
-    """The rows of a finding that are its sweep's own."""
+    """Return the rows of a finding that are in its own sweep."""
     return {row for row in (finding.first.row, finding.other) if "/" not in row}
 
 
 def _section(file: Path, claims: Sequence[Claim], tested: Sequence[Tested]) -> str:
-    """The findings of a sweep by the label of their column; then, by label, what lacks the runs of a row."""
+    """Write a sweep's findings, column by column, and then by label the claims that lack the runs of a row."""
     parts, lines = [f"## {file.stem}"], []
     met = {finding.claim for column in tested for finding in column.findings if all(finding.seeds)}
     untested = {FULL: [claim.text for claim in claims if claim not in met]}
@@ -343,9 +341,9 @@ def _section(file: Path, claims: Sequence[Claim], tested: Sequence[Tested]) -> s
         lines += [(column.shown, *claim_line(finding)) for finding in column.findings if all(finding.seeds)]
         missing = [finding for finding in column.findings if not all(finding.seeds)]
         names = names_at(file, column.scale)
-        there = [finding for finding in missing if not names or _rows_here(finding) <= names]
-        untested[column.label] = [finding.text for finding in there]
-        left_out[column.scale] = [finding.text for finding in missing if finding not in there]
+        possible = [finding for finding in missing if not names or _rows_here(finding) <= names]
+        untested[column.label] = [finding.text for finding in possible]
+        left_out[column.scale] = [finding.text for finding in missing if finding not in possible]
     if lines:
         parts.append(
             markdown_table(Sheet("", ("runs", *CLAIM_HEADER), tuple(lines), CLAIM_NUMBERS).without_empty_columns())

@@ -75,7 +75,7 @@ class Column:
 
 
 def columns_of(runs: pd.DataFrame) -> list[Column]:
-    """The columns of one table: by folder and arithmetic, and by every setting but the seed that a row has twice.
+    """Split the runs of a table into columns: by folder, arithmetic, and each setting that differs within a row.
 
     Folders of one place that only `precision=` tells apart are one, unless they hold the same run. A column names its
     arithmetic where the table has several.
@@ -102,7 +102,7 @@ def columns_of(runs: pd.DataFrame) -> list[Column]:
 
 
 def warnings_of(column: Column) -> list[str]:
-    """What a reader must know before trusting an average or a comparison within the column."""
+    """Say what a reader must know before trusting an average or a comparison within the column."""
     ended = [run for run in column.runs if run.error is not None]
     facts: dict[str, list[Any]] = {
         "versions of the code": [short_commit(run.result.get("commit")) for run in ended],
@@ -126,9 +126,9 @@ def warnings_of(column: Column) -> list[str]:
 
 
 def arithmetic_of(run: Run) -> str:
-    """The arithmetic of a run of a sweep, as in "float32": its result's, or that which `precision` names.
+    """Return the arithmetic of a run of a sweep, such as "float32", from its result or from its setting `precision`.
 
-    Empty where neither does: a run with precision=auto that has not ended.
+    It is empty if neither names one: the run has precision=auto and has not ended.
     """
     if not run.sweep:  # single runs share a folder, not a protocol
         return ""
@@ -136,20 +136,20 @@ def arithmetic_of(run: Run) -> str:
 
 
 def in_other_arithmetic(paths: Sequence[Path]) -> list[Path]:
-    """The folders beside a sweep's that hold it with `precision=` typed, where they are."""
-    found = []
+    """Find the folders beside a sweep's that hold the same sweep with `precision=` typed."""
+    folders = []
     for path in (path.resolve() for path in paths):
         sweep, *changes = path.name.split("+")
         if not any(change.startswith(PRECISION) for change in changes):
             names = ["+".join([sweep, *sorted([*changes, f"{PRECISION}={value}"])]) for value in ARITHMETIC]
-            found += [path.with_name(name) for name in names if run_folders(path.with_name(name))]
-    return found
+            folders += [path.with_name(name) for name in names if run_folders(path.with_name(name))]
+    return folders
 
 
 def lines_over(key: str, rows: Mapping[str, Run]) -> Lines:
-    """The lines that rows make over a number: those whose names differ in nothing else.
+    """Find the lines that rows make over a number: the names of a line's rows differ in nothing else.
 
-    Empty, unless one has two depths, or `FEWEST_VALUES` values of another number.
+    A line has at least two depths, or `FEWEST_VALUES` values of another number.
     """
     settings = {row: run.settings.get(key) for row, run in rows.items()}
     values = {row: value for row, value in settings.items() if is_number(value)}
@@ -166,12 +166,12 @@ def lines_over(key: str, rows: Mapping[str, Run]) -> Lines:
 
 
 def swept(rows: Mapping[str, Run]) -> list[str]:
-    """The numbers, apart from depth, over which rows make lines."""
+    """Return the numbers, apart from depth, over which rows make lines."""
     return [key for key in varying(rows.values()) if key != DEPTH and lines_over(key, rows)]
 
 
 def varying(runs: Iterable[Run]) -> list[str]:
-    """The settings that are a number of at least `FEWEST_VALUES` values."""
+    """Return the settings that are numbers and have at least `FEWEST_VALUES` values."""
     numbers: dict[str, set[float]] = defaultdict(set)
     for run in runs:
         for key, value in run.settings.items():
@@ -181,17 +181,17 @@ def varying(runs: Iterable[Run]) -> list[str]:
 
 
 def is_plain(run: Run) -> bool:
-    """Whether the net has no shortcuts: y = F(x)."""
+    """Say whether the net has no shortcuts: y = F(x)."""
     return run.settings.get("model.shortcut.shortcut_scale") == 0
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether a setting can be drawn on a scale."""
+    """Say whether a setting can be drawn on a scale."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _with_places(runs: pd.DataFrame) -> pd.DataFrame:
-    """The frame with `place`, the folder that each run counts in: the first of those that are one.
+    """Add `place`, the folder that a run counts in: the first of the folders that are one.
 
     A run that has not ended is expected to have the arithmetic of most runs in its folder.
     """
@@ -207,18 +207,18 @@ def _with_places(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _most_common(arithmetic: pd.Series) -> str:
-    known = Counter(filter(None, arithmetic))
-    return known.most_common(1)[0][0] if known else ""
+    counts = Counter(filter(None, arithmetic))
+    return counts.most_common(1)[0][0] if counts else ""
 
 
 def _name(grid: Path) -> tuple[str, ...]:
-    """The table, and what the command changed of it, but for its arithmetic."""
+    """Split a folder's name into the table and what the command changed of it, other than the arithmetic."""
     table, *changes = grid.name.split("+")
     return table, *(change for change in changes if change.partition("=")[0] != PRECISION)
 
 
 def _protocols(inside: pd.DataFrame) -> list[tuple[str, tuple[tuple[str, str], ...], pd.DataFrame]]:
-    """The runs of a place by arithmetic and separating settings; a run that cannot be read counts with the first."""
+    """Split the runs of a place by arithmetic and separating settings; damaged ones go with the first part."""
     keys = _separating(inside)
     settings = [tuple((key, _text(run.settings.get(key))) for key in keys) for run in inside["run"]]
     inside = inside.assign(settings=pd.Series(settings, inside.index, dtype=object))
@@ -232,7 +232,7 @@ def _protocols(inside: pd.DataFrame) -> list[tuple[str, tuple[tuple[str, str], .
 
 
 def _separating(inside: pd.DataFrame) -> list[str]:
-    """The settings that differ within a row, and what of the protocol differs between rows."""
+    """Return the settings that differ within a row, and those of the protocol that differ between rows."""
     axes = {axis for run in inside["run"] for axis in run.sweep.get("axes", [])}
     whole = inside[inside["is_read"]]
     keys = {key for _, same in whole.groupby("row")["run"] for key in _differing(list(same))}
@@ -260,7 +260,7 @@ def _text(value: Any) -> str:
 
 
 def _parts(row: str, run: Run) -> list[tuple[str, str]]:
-    """The words of a row's name, each behind the key of the group or number that it names (see naming.py)."""
+    """Return the words of a row's name, each behind the key of the group or number that it names (see naming.py)."""
     words, axes = row.split(","), run.sweep.get("axes", [])
     keys = axes or ["model", "dataset", *(word.partition("=")[0] for word in words[2:])]
     keys = [key.replace("/", ".") for key in keys] + [""] * len(words)  # a list in a name has commas too
@@ -268,13 +268,13 @@ def _parts(row: str, run: Run) -> list[tuple[str, str]]:
 
 
 def _without_axis(parts: Sequence[tuple[str, str]], key: str) -> str | None:
-    """The name without the word that is the number; None where none is."""
+    """Return the name without the word that is the number; None if no word is."""
     words = [word for named, word in parts if named != key]
     return (",".join(words) or key) if len(words) < len(parts) else None
 
 
 def _without_number(parts: Sequence[tuple[str, str]], key: str, value: float) -> str | None:
-    """The name without the number in the word for its group, as in resnet20; None where that word lacks it."""
+    """Return the name without the number in its group's word, as in resnet20; None if that word lacks it."""
     number = re.compile(rf"(?<![\d.]){re.escape(f'{abs(value):g}')}(?![\d.])")
     for index, (group, word) in enumerate(parts):
         if key.startswith(f"{group}.") and number.search(word):

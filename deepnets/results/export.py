@@ -67,7 +67,7 @@ class Results(pd.DataFrame):
 
 
 def load_results(*folders: str | Path, project: str | Path | None = None) -> Results:
-    """The runs in and below these folders, as `load_results("outputs/he2016_table1")`; those of records too.
+    """Read the runs, or records, in and below these folders, as in `load_results("outputs/he2016_table1")`.
 
     `project` is the file of your own project, whose sweeps' published numbers and claims are read.
 
@@ -84,7 +84,7 @@ def load_results(*folders: str | Path, project: str | Path | None = None) -> Res
 
 
 def to_csv(tables: Sequence[Table]) -> str:
-    """A line for each row of each column, in a search each trial: errors in percent, unrounded, `inf` if diverged.
+    """Write a line for each row or trial of each column: errors in percent, unrounded, `inf` if diverged.
 
     A text that a spreadsheet would take for a formula has an apostrophe before it, as is usual.
     """
@@ -106,12 +106,12 @@ def to_csv(tables: Sequence[Table]) -> str:
 
 
 def to_markdown(tables: Sequence[Table]) -> str:
-    """A table for each column, with the rule of the verdicts below."""
+    """Write a table for each column, and the rule of the verdicts below them."""
     return "\n".join(map(markdown_sheets, tables)) + _notes(tables, "\n{}\n")
 
 
 def markdown_sheets(table: Table) -> str:
-    """The table alone, in Markdown."""
+    """Write the table without the rule of the verdicts."""
     return "\n".join(
         f"**{sheet.title}**. {sheet.note}\n\n{markdown_table(sheet.without_empty_columns())}\n"
         for sheet in result_sheets(table)
@@ -119,7 +119,7 @@ def markdown_sheets(table: Table) -> str:
 
 
 def to_latex(tables: Sequence[Table]) -> str:
-    """A tabular with booktabs' rules for each column; needs `\\usepackage{booktabs}`."""
+    """Write a tabular with booktabs' rules for each column; it needs `\\usepackage{booktabs}`."""
     return "\n".join(
         latex_table(sheet.without_empty_columns()) for table in tables for sheet in result_sheets(table)
     ) + _notes(tables, "% {}\n")

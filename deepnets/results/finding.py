@@ -69,11 +69,11 @@ class Side:
         return {seed: error for seed, error, known in ended if known and seed not in self._seen}
 
     def first(self, seeds: int) -> list[int]:
-        """The first unseen seeds by number, ended or not: a look may not choose among those that were trained."""
+        """Return the first unseen seeds, ended or not: a look may not choose among those that were trained."""
         return list(islice((seed for seed in count() if seed not in self._seen), seeds))
 
     def at(self, seeds: int) -> list[float] | None:
-        """The errors of the `first` seeds; None while one of them has not ended."""
+        """Return the errors of the `first` seeds; None while one of them has not ended."""
         chosen = self.first(seeds)
         return [self.unseen[seed] for seed in chosen] if self.unseen.keys() >= {*chosen} else None
 
@@ -142,14 +142,14 @@ class Finding:
 
     @property
     def difference(self) -> float | None:
-        """Of the mean errors, first minus second, in percent points: of the last look, or else of all runs."""
+        """The difference of the mean errors, first minus second, in percent points, at the last look or of all runs."""
         if self.looks:
             return self.looks[-1].difference
         return fmean(self.first.errors) - fmean(self.second.errors) if all(self.seeds) else None
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Of the difference at the last look; None before the first."""
+        """The interval of the difference at the last look; None before the first."""
         return (self.looks[-1].low, self.looks[-1].high) if self.looks else None
 
     @property
@@ -172,7 +172,7 @@ class Finding:
 
     @cached_property
     def outcome(self) -> Outcome:
-        """By `CLAIM_RULE`: the first look that answers."""
+        """What the first look that answers says, by `CLAIM_RULE`."""
         answers = map(self._answer, self.looks)
         return next((answer for answer in answers if answer is not Outcome.undecided), Outcome.undecided)
 
@@ -227,5 +227,5 @@ class Finding:
 
 
 def _difference_and_spread(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
-    """Of the means, and the standard deviation that the rows have together."""
+    """Return the difference of the means, and the standard deviation that the rows have together."""
     return fmean(first) - fmean(second), math.sqrt((np.var(first, ddof=1) + np.var(second, ddof=1)) / 2)

@@ -82,7 +82,7 @@ class Section:
 
 
 def write_page(file: Path, template: str, **content: Any) -> None:
-    """Write the page that a template of this folder makes; whatever the texts hold is shown as text.
+    """Write the page that a template of this folder makes; markup in the texts is shown as text.
 
     Raises:
         UserError: it cannot be written there.

@@ -88,7 +88,7 @@ class PublishedRow:
 
 @dataclass(frozen=True)
 class Published:
-    """The numbers by row, named as folders are; `statistic` says what they are.
+    """The published numbers by row, named as folders are; `statistic` says what they are.
 
     `problems` has a line for each entry of the sweep file that is left out because it is of another type.
     """
@@ -99,12 +99,12 @@ class Published:
 
     @property
     def best_epochs(self) -> int | None:
-        """Of all its rows."""
+        """The rule of all its rows; see `PublishedRow`."""
         return next((row.best_epochs for row in self.rows.values()), None)
 
 
 def published_of(name: str, sweeps: Path = SWEEPS) -> Published:
-    """What `sweeps`/NAME.yaml prints; nothing where there is no such file.
+    """Read the published numbers from `sweeps`/NAME.yaml; without such a file there are none.
 
     Raises:
         UserError: the file is not YAML.
@@ -136,7 +136,7 @@ class Printed:
 
 
 def verdict_of(errors: Sequence[float], row: PublishedRow, is_fail: bool) -> str:
-    """The verdict by `VERDICT_RULE`; empty where the paper prints nothing.
+    """Return the verdict by `VERDICT_RULE`; it is empty if the paper prints nothing.
 
     `is_fail` says whether our runs fail, as the table defines it.
     """
@@ -157,22 +157,22 @@ def verdict_of(errors: Sequence[float], row: PublishedRow, is_fail: bool) -> str
 
 
 def printed_of(row: PublishedRow) -> Printed | None:
-    """What a row is compared with: its printed mean where the paper says of how many runs, else its test error.
+    """Return what a row is compared with: its printed mean if the paper says of how many runs, else its test error.
 
-    None where the paper prints no number for it.
+    It is None if the paper prints no number for the row.
     """
     words = row.statistic or ""
-    if row.mean is not None and (found := re.search(r"mean of (\d+)", words)):
-        return Printed(row.mean, "mean", int(found[1]))
+    if row.mean is not None and (match := re.search(r"mean of (\d+)", words)):
+        return Printed(row.mean, "mean", int(match[1]))
     if not isinstance(row.test_error, int | float):
         return None
-    if found := re.match(r"(best|median|mean) of (\d+)", words):
-        return Printed(row.test_error, found[1], int(found[2]))
+    if match := re.match(r"(best|median|mean) of (\d+)", words):
+        return Printed(row.test_error, match[1], int(match[2]))
     return Printed(row.test_error)
 
 
 def true_difference(errors: Sequence[float], printed: Printed) -> tuple[float, float] | None:
-    """The interval of our expected error minus the paper's, in percent points, at `CONFIDENCE`.
+    """Return the interval of our expected error minus the paper's, in percent points, at `CONFIDENCE`.
 
     A prediction interval: the printed number is a further draw from the same distribution if there is no difference.
     Exact for one run or a mean, if errors are normal; for a median or a best one the variance is exact and the
@@ -191,7 +191,7 @@ def true_difference(errors: Sequence[float], printed: Printed) -> tuple[float, f
 
 @cache
 def _drawn(statistic: str, runs: int) -> tuple[float, float]:
-    """Expectation and variance of a statistic of so many standard normal numbers."""
+    """Return expectation and variance of a statistic of that many standard normal numbers."""
     if statistic == "mean" or runs == 1:
         return 0.0, 1 / runs
     if statistic == "median" and runs % 2 == 0:  # between that of one run more and of one less
@@ -203,7 +203,7 @@ def _drawn(statistic: str, runs: int) -> tuple[float, float]:
 
 
 def _readable(reported: Any) -> tuple[dict[str, Any], list[str]]:
-    """The entries of `_Reported` that are of their types, and a line for each other one."""
+    """Return the entries of `reported` that have the types of `_Reported`, and a line for each other one."""
     if not isinstance(reported, dict):
         return {}, [f"sweep.reported is {brief(reported)}, not a node; it is left out"]
     kept = {name: dict(value) if isinstance(value, dict) else value for name, value in reported.items() if value}

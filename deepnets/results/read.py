@@ -154,7 +154,10 @@ class Run:
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """The runs of `folders_in`; raises as it does."""
+    """Read the runs of `folders_in`, and raise as it does.
+
+    A run that contradicts itself or repeats another one loses its numbers.
+    """
     runs = [_read(folder) for folder in folders_in(paths)]
     wrong = {run.folder: words for run in runs if run.has_ended and (words := next(_contradictions(run), ""))}
     wrong |= _repetitions([run for run in runs if run.has_ended and run.folder not in wrong])
@@ -162,9 +165,9 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
 
 
 def example(runs: Sequence[Run], key: Callable[[Run], float] | None = None) -> Run:
-    """The run that stands for its row, which has several seeds: the one of median error, or of another `key`.
+    """Choose the run that stands for the seeds of a row: the one of median error, or of the median `key`.
 
-    Of an even number it is the worse of the two in the middle; while none has ended it is the one that is furthest.
+    Of an even number it is the worse of the two in the middle; while none has ended, it is the one that is furthest.
     """
     errors = [(run.error, run) for run in runs if run.error is not None]
     ended = [run for _, run in sorted(errors, key=lambda pair: key(pair[1]) if key else pair[0])]
@@ -172,19 +175,19 @@ def example(runs: Sequence[Run], key: Callable[[Run], float] | None = None) -> R
 
 
 def unchecked(runs: Sequence[Run]) -> list[str]:
-    """A line for each of `FACTS` that cannot be checked in some of the runs that have ended, with their number."""
+    """Count, for each of `FACTS`, the runs that have ended and in which it cannot be checked."""
     ended = [run for run in runs if run.has_ended]
     counts = Counter(fact for run in ended for fact in _unconfirmed(run))
     return [f"{fact}: {counts[fact]} of {len(ended)} runs ({FACTS[fact]})" for fact in FACTS if counts[fact]]
 
 
 def _without_result(run: Run, words: str) -> Run:
-    """The run with what contradicts what, and without the numbers, of which nobody knows the right one."""
+    """Return the run with its contradiction and without its numbers, as nobody knows which ones are right."""
     return replace(run, result={}, state=State(FAILED, reason="contradicts itself"), contradiction=words)
 
 
 def _read(folder: RunFolder) -> Run:
-    """One broken file hides neither the others nor the other rows."""
+    """Read a run; a broken file hides neither the other files nor the other rows."""
     unread: dict[str, str] = {}
 
     def tried(name: str, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -207,7 +210,7 @@ def _read(folder: RunFolder) -> Run:
 
 
 def _parsed(text: str) -> dict[str, Any]:
-    """A configuration, key by key: rows share most of them, and what is known is not parsed again."""
+    """Parse a configuration part by part: rows share most parts, which are parsed only once."""
     config: dict[str, Any] = {}
     for part in re.split(r"^(?=\w)", text, flags=re.MULTILINE):
         config |= _part(part)
@@ -262,14 +265,14 @@ def _repetitions(runs: Sequence[Run]) -> dict[RunFolder, str]:
 
 
 def _difference(first: Run, second: Run) -> str | None:
-    """The first key, seed before all, whose values lead to different trainings; None if there is none."""
+    """Return the first key, the seed before others, whose values lead to different trainings; None without one."""
     one, other = flat(identity(first.typed_config)), flat(identity(second.typed_config))
     different = [key for key in {*one, *other} - ALIKE if one.get(key) != other.get(key)]
     return min(different, key=lambda key: (key != "seed", key), default=None)
 
 
 def _contradictions(run: Run) -> Iterator[str]:
-    """What disagrees among the files of a run that has ended, with both values."""
+    """Say what disagrees among the files of a run that has ended, with both values."""
     name = run.folder.path.name
     if _lacking(run):
         if "identity" in run.result:
@@ -355,19 +358,19 @@ def _wrong_epochs(run: Run) -> Iterator[str]:
 
 
 def _lacking(run: Run) -> list[str]:
-    """The keys of a configuration that config.yaml does not have."""
+    """Return the keys of a configuration that config.yaml does not have."""
     keys = [field.name for field in fields(Config) if field.name not in run.config]
     return keys + [f"scale.{field.name}" for field in fields(Scale) if field.name not in run.config.get("scale", {})]
 
 
 def _epoch_iterations(run: Run) -> int | None:
-    """Iterations of an epoch; None if the result does not note the number of training images."""
+    """Return the iterations of an epoch; None if the result does not note the number of training images."""
     images = run.result.get("data", {}).get("train")
     return math.ceil(images / run.typed_config.batch_size) if isinstance(images, int) and images > 0 else None
 
 
 def _base_rate(run: Run) -> float | None:
-    """The learning rate without a schedule; None if schedule or optimiser are a user's own."""
+    """Return the learning rate without a schedule; None if schedule or optimiser are a user's own."""
     optimizer, schedule = run.typed_config.optimizer, run.typed_config.schedule
     is_own = not {str(optimizer.get("_target_")), str(schedule.get("_target_"))} <= TARGETS
     return None if is_own or not isinstance(rate := optimizer.get("lr"), int | float) else rate

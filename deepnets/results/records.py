@@ -45,9 +45,9 @@ TOLERANCE = {"float32": 1e-3, "bfloat16": 3e-2}  # of the largest relative diffe
 def keep(paths: Sequence[Path], into: Path) -> int:
     """Copy config.yaml, metrics.csv and result.json of the ended runs in `paths` to into/<table>/<row>/<seed>.
 
-    The record of a machine's own folders is left out. Reports read records as they read runs, and a run whose record
-    is put into an output root counts as finished there. A run of which a file cannot be read, or is a link, is named
-    and not kept. Returns 0, or 1 where that happened.
+    A record does not name the folders of the machine. Reports read records as they read runs, and a run whose record
+    is put into an output root counts as finished there. A run with a file that is a link, or cannot be read, is named
+    and not kept. Returns 0, or 1 if that happened.
 
     Raises:
         UserError: a folder has no runs, or files that contradict each other, a record would replace that of another
@@ -101,7 +101,7 @@ def write_records(folder: Path, own: Path | None = None) -> int:
 
 
 def records_pages(folder: Path, own: Path | None = None) -> dict[str, str]:
-    """The text of README.md and of claims.md (`claims_page`), by their names.
+    """Write the texts of README.md and of claims.md (`claims_page`), by their names.
 
     README.md has what `folder`/about.md says, how to read the tables, and a section for each table by its name. A
     section is the table's about.md, a Jinja template with the functions of `numbers_of`, or a heading without one. The
@@ -133,7 +133,7 @@ def records_pages(folder: Path, own: Path | None = None) -> dict[str, str]:
 
 
 def numbers_of(records: Path, here: str) -> SandboxedEnvironment:
-    """Templates whose functions read numbers from the records; `table` is `here` where it is left out.
+    """Return templates whose functions read numbers from the records; a `table` that is left out is `here`.
 
     `cell(row, column, table)`, a text of the table as it is printed; `result(row, key, seed, table)`, a value of
     result.json; `column(file, name, table, **where)`, numbers of a CSV file, of the lines that hold these values.
@@ -193,7 +193,7 @@ def verify(paths: Sequence[Path], root: str) -> int:
 
 
 def _obstacle(run: Run) -> str | None:
-    """The first file of the run that cannot be kept, and why; None where all can."""
+    """Name the first file of the run that cannot be kept, and why; None if all can."""
     if run.broken:
         return run.broken[0]
     missing = run.has_ended and not (run.folder.path / "metrics.csv").exists()
@@ -216,7 +216,7 @@ def _table(place: Path) -> Table:
 
 
 def _beside(place: Path) -> list[Path]:
-    """The table's folders with `precision=` typed, but for those with an about.md, which are sections of their own."""
+    """Find the table's folders with `precision=` typed; those with an about.md are left out, as they have sections."""
     return [other for other in in_other_arithmetic([place]) if not (other / ABOUT).is_file()]
 
 
@@ -236,7 +236,7 @@ def _about(folder: Path, name: str, **values: str) -> str:
 
 
 def _table_text(table: Table) -> str:
-    """Sweep file, protocol, seeds, arithmetic and the numbers."""
+    """Write a table's sweep file, protocol, seeds, hardware, warnings and numbers."""
     # Of a file that cannot be read, or that lacks what a result has, a warning below says so.
     runs = [run for column in table.columns for run in column.runs if run.config and run.result.keys() >= ENTRIES]
     file = SWEEPS / f"{table.name}.yaml"
@@ -253,7 +253,7 @@ def _table_text(table: Table) -> str:
 
 
 def _several(protocols: Iterable[str]) -> str:
-    """The one most runs have, with the number of others; earlier versions wrote fewer facts of the same one."""
+    """Name the protocol of most runs, and count the others; earlier versions wrote fewer facts of the same one."""
     counts = Counter(protocols)
     facts = {protocol: set(protocol.split(", ")) for protocol in counts}
     whole = [protocol for protocol in counts if not any(facts[protocol] < other for other in facts.values())]
@@ -313,7 +313,7 @@ def _verify(run: Run, root: str) -> int:
 
 
 def _changes(result: dict[str, Any], launcher: dict[str, Any], device: torch.device) -> list[str]:
-    """What is not as it was, so that bits need not be equal."""
+    """Say what has changed since the record, so that bits need not be equal."""
     then = {"torch": result["versions"].get("torch"), "device": result["device"]}
     now = {"torch": version("torch"), "device": describe(device)}
     words = [f"{name} {then[name]} then, {now[name]} now" for name in then if then[name] != now[name]]

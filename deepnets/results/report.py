@@ -126,7 +126,7 @@ def compare(first: Path, second: Path, output: Path | None, logarithmic: bool) -
 
 
 def difference_sheet(runs: Sequence[Run], title: str) -> Sheet:
-    """The settings that differ between rows, a line each; where seeds of a row differ too, both values are given."""
+    """Show the settings that differ between rows, a line for each row; where its seeds differ too, both values."""
     rows = frame_of([run for run in runs if run.config]).groupby("row", sort=False)["run"]
     values = {row: _texts([run.settings for run in same]) for row, same in rows}
     keys = dict.fromkeys(key for settings in values.values() for key in settings)
@@ -137,7 +137,7 @@ def difference_sheet(runs: Sequence[Run], title: str) -> Sheet:
 
 
 def environment_sheet(runs: Sequence[Run]) -> Sheet:
-    """On what the runs that ended were trained, with how many of them."""
+    """Show on what the runs that ended were trained, and count them."""
     header = ("device", "precision", "threads", "torch", "Python", "commit", "runs", "hours")
     ended = [run.result for run in runs if "device" in run.result]
     keys = [_environment(result) for result in ended]
@@ -149,7 +149,7 @@ def environment_sheet(runs: Sequence[Run]) -> Sheet:
 
 
 def command_sheet(runs: Sequence[Run]) -> Sheet:
-    """The command that makes the first run of each row alone; the note has the commands as they were typed."""
+    """Show the command that trains the first run of each row alone; the note has the commands as they were typed."""
     rows: dict[str, Run] = {}
     typed: dict[str, dict[str, None]] = {}
     for run in runs:
@@ -211,7 +211,7 @@ def _summary(tables: Sequence[Table]) -> list[str]:
 
 
 def _pairs(first: Sequence[Run], second: Sequence[Run]) -> tuple[Pairs, list[str]]:
-    """Rows of one name and protocol on both sides; where each side has but one row, these two. And what is unpaired.
+    """Pair rows of the same name and protocol, or the only row of each side; also say what is left unpaired.
 
     Several protocols of a side are separate as the columns of a table are: each is beside that of the same label on
     the other side, or all beside its only one.
@@ -242,23 +242,23 @@ def _alone(columns: Sequence[Column], paired: Collection[int]) -> list[str]:
 
 
 def _settings_beside(pairs: Pairs) -> Sheet:
-    """A line for each setting and fact that differs; rows that differ alike share it."""
-    found: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    """Show a line for each setting and fact that differs; rows that differ alike share it."""
+    rows_by_difference: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for row, (a_runs, b_runs) in pairs.items():
         a, b = _values(a_runs), _values(b_runs)
         for key in {**a, **b}:
             if a.get(key, NOTHING) != b.get(key, NOTHING):
-                found[key, a.get(key, NOTHING), b.get(key, NOTHING)].append(row)
+                rows_by_difference[key, a.get(key, NOTHING), b.get(key, NOTHING)].append(row)
     lines = [
         (key, one, other, "all" if len(rows) == len(pairs) else ", ".join(rows))
-        for (key, one, other), rows in found.items()
+        for (key, one, other), rows in rows_by_difference.items()
     ]
     note = "" if lines else "No setting differs." if pairs else "No row is in both: nothing to compare."
     return Sheet("Settings and environment", ("setting", "A", "B", "rows"), tuple(lines), note=note)
 
 
 def _values(runs: Sequence[Run]) -> dict[str, str]:
-    """The settings of a row, its seeds, and on what it was trained; several values where its runs differ."""
+    """Return a row's settings, seeds, and on what it was trained; several values where its runs differ."""
     each = []
     for run in runs:
         facts = {name: run.result.get(name) for name in ("device", "precision", "threads", "commit")}
@@ -303,7 +303,7 @@ def _curves_beside(pairs: Pairs, logarithmic: bool) -> list[Picture]:
 
 
 def _texts(settings: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Settings of several runs as they would be typed; several values of a key where they differ."""
+    """Return the settings of several runs as they would be typed; several values of a key where they differ."""
     keys = dict.fromkeys(key for each in settings for key in each)
     return {key: " or ".join(dict.fromkeys(setting_text(each, key) for each in settings)) for key in keys}
 

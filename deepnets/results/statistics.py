@@ -1,4 +1,4 @@
-"""How sure a number is, and whether two rows differ."""
+"""The statistics of errors: how sure a number is, and whether two rows differ."""
 
 import math
 import warnings
@@ -23,7 +23,7 @@ TEST_SET_NOTE = (
 
 
 def median_interval(errors: Sequence[float]) -> tuple[float, float] | None:
-    """The bootstrap interval of the median at `CONFIDENCE` (percentile method, fixed random state), in percent.
+    """Return the bootstrap interval of the median at `CONFIDENCE` (percentile method, fixed random state), in percent.
 
     None below `FEWEST_SEEDS` runs. A diverged run counts as `WORST_ERROR`.
     """
@@ -32,14 +32,14 @@ def median_interval(errors: Sequence[float]) -> tuple[float, float] | None:
         return None
     if len(set(finite)) == 1:
         return finite[0], finite[0]
-    found = stats.bootstrap(
+    interval = stats.bootstrap(
         (finite,), np.median, n_resamples=RESAMPLES, confidence_level=CONFIDENCE, method="percentile", rng=0
     ).confidence_interval
-    return float(found.low), float(found.high)
+    return float(interval.low), float(interval.high)
 
 
 def image_noise(first: Sequence[np.ndarray | None], second: Sequence[np.ndarray | None]) -> float | None:
-    """Half of the interval, at `CONFIDENCE`, that the choice of test images gives the difference of two mean errors.
+    """Return half of the interval of the difference of two mean errors over the choice of test images.
 
     Each array says which images a run got wrong, (images,); images are paired, and the runs of a row averaged, so that
     what its seeds differ in is left out. In percent points; None where a row has no such array.
@@ -52,14 +52,14 @@ def image_noise(first: Sequence[np.ndarray | None], second: Sequence[np.ndarray 
 
 
 def rank_agreement(first: Sequence[float], second: Sequence[float]) -> tuple[float, float] | None:
-    """Kendall's tau-b between two rankings of the same rows, and its p value; an infinite error is the worst.
+    """Return Kendall's tau-b between two rankings of the same rows, and its p value; an infinite error is the worst.
 
     None below `FEWEST_RANKED` rows, or where a side ranks them all alike.
     """
     if len(first) < FEWEST_RANKED or len(set(first)) == 1 or len(set(second)) == 1:
         return None
-    found = stats.kendalltau(first, second)
-    return float(found.statistic), float(found.pvalue)
+    agreement = stats.kendalltau(first, second)
+    return float(agreement.statistic), float(agreement.pvalue)
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def welch(first: Sequence[float], second: Sequence[float], error: float) -> Welc
 
 
 def power(difference: float, spread: float, seeds: int, spent: float) -> float:
-    """The probability that a look at two rows of `seeds` seeds and equal `spread` leaves out 0."""
+    """Return the probability that the interval of two rows of `seeds` seeds and equal `spread` leaves out 0."""
     if not spread:
         return float(difference != 0)
     freedom, shift = 2 * seeds - 2, abs(difference) / spread * math.sqrt(seeds / 2)
@@ -144,12 +144,12 @@ def power(difference: float, spread: float, seeds: int, spent: float) -> float:
 
 
 def compare_rows(rows: Sequence[Errors]) -> list[Comparison]:
-    """Every pair of rows, as `compare_pairs` does."""
+    """Compare every pair of rows, as `compare_pairs` does."""
     return compare_pairs(list(combinations(rows, 2)))
 
 
 def compare_pairs(pairs: Sequence[tuple[Errors, Errors]]) -> list[Comparison]:
-    """Each pair by Welch's test, corrected for the number of pairs; the surest difference first, no claims last."""
+    """Compare each pair by Welch's test, corrected for the number of pairs; the surest difference comes first."""
     reasons = [_why_not(first.values, second.values) for first, second in pairs]
     tested = [pair for pair, why_not in zip(pairs, reasons, strict=True) if not why_not]
     comparisons = [_compared(first, second, (1 - CONFIDENCE) / len(tested)) for first, second in tested]
@@ -164,7 +164,7 @@ def compare_pairs(pairs: Sequence[tuple[Errors, Errors]]) -> list[Comparison]:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """The p values corrected for their number (Holm 1979): the i-th smallest of m times m - i + 1, never falling."""
+    """Correct p values for their number (Holm 1979): the i-th smallest of m times m - i + 1, never falling."""
     corrected, highest = [0.0] * len(p), 0.0
     for rank, index in enumerate(sorted(range(len(p)), key=p.__getitem__)):
         highest = max(highest, min(1.0, p[index] * (len(p) - rank)))
@@ -173,7 +173,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def hedges_g(first: Sequence[float], second: Sequence[float]) -> float:
-    """The difference of the means over the pooled deviation, corrected for few samples (Hedges 1981)."""
+    """Return the difference of the means over the pooled deviation, corrected for few samples (Hedges 1981)."""
     freedom = len(first) + len(second) - 2
     pooled = math.sqrt(((len(first) - 1) * stdev(first) ** 2 + (len(second) - 1) * stdev(second) ** 2) / freedom)
     return (fmean(first) - fmean(second)) / pooled * (1 - 3 / (4 * freedom - 1))

@@ -1,4 +1,4 @@
-"""A table: its rows beside what was published about them, as sheets, and whether its rows differ."""
+"""A table: its rows beside what was published about them, shown as sheets, and compared with one another."""
 
 import math
 import re
@@ -53,16 +53,16 @@ class Table:
     sweeps: Path = SWEEPS  # where its sweep file is
 
     def title(self, index: int) -> str:
-        """The table's name and what is special about the column."""
+        """Return the table's name and what is special about the column."""
         label = self.columns[index].label
         return self.name if label == FULL else f"{self.name}, {label}"
 
     def column(self, index: int) -> dict[str, Cell]:
-        """The cells of a column by row."""
+        """Return the cells of a column by row."""
         return {row: self.cells[row, index] for row in self.rows}
 
     def runs(self, index: int) -> list[Run]:
-        """The runs of a column in the order of the rows."""
+        """Return the runs of a column in the order of the rows."""
         return [run for cell in self.column(index).values() for run in cell.runs]
 
     @property
@@ -88,7 +88,7 @@ class Table:
 
 
 def tables_of(runs: Sequence[Run], sweeps: Path = SWEEPS, own: Path | None = None) -> list[Table]:
-    """One table for each sweep; the folders, scales and protocols it was trained in are its columns.
+    """Make a table for each sweep; the folders, scales and protocols it was trained in are its columns.
 
     Published numbers are those of the sweep's file in `own`, a project's, or in `sweeps`, or of its copy beside the
     runs. Raises as `published_of` does.
@@ -102,12 +102,12 @@ def tables_of(runs: Sequence[Run], sweeps: Path = SWEEPS, own: Path | None = Non
 
 
 def result_sheets(table: Table) -> list[Sheet]:
-    """Every row beside what is published about it; one sheet for each column of the table."""
+    """Show every row beside what is published about it, a sheet for each column of the table."""
     return [result_sheet(table, index) for index in range(len(table.columns))]
 
 
 def result_sheet(table: Table, index: int) -> Sheet:
-    """The rows of the column `index`, with a note on what the numbers are."""
+    """Show the rows of the column `index`, with a note on what the numbers are."""
     lines = {row: cell.facts() for row, cell in table.column(index).items()}
     header = ("row", *next(iter(lines.values()), ()))
     if table.trials:
@@ -133,7 +133,7 @@ def result_sheet(table: Table, index: int) -> Sheet:
 
 
 def overview_sheet(table: Table) -> Sheet | None:
-    """The columns beside one another; None where there is but one."""
+    """Show the columns beside one another; None if there is only one."""
     if len(table.columns) < 2:
         return None
     header = ("row", "published", *(column.label for column in table.columns))
@@ -146,7 +146,7 @@ def overview_sheet(table: Table) -> Sheet | None:
 
 
 def comparison_sheets(table: Table) -> list[Sheet]:
-    """Every pair of rows of a column."""
+    """Compare every pair of rows, column by column."""
     sheets = []
     for index in range(len(table.columns)):
         errors = [errors_of(row, cell.runs) for row, cell in table.column(index).items() if cell.errors]
@@ -156,13 +156,13 @@ def comparison_sheets(table: Table) -> list[Sheet]:
 
 
 def errors_of(row: str, runs: Sequence[Run]) -> Errors:
-    """The errors of the runs that have ended, with the test images each got wrong."""
+    """Gather the errors of the runs that have ended, with the test images that each got wrong."""
     ended = [(run.error, run.test_wrong) for run in runs if run.error is not None]
     return Errors(row, tuple(error for error, _ in ended), tuple(wrong for _, wrong in ended))
 
 
 def comparison_sheet(title: str, comparisons: Sequence[Comparison]) -> Sheet:
-    """The pairs that could be tested, a line each; the note counts the others by their reason."""
+    """Show the pairs that could be tested, a line each; the note counts the others by their reason."""
     header = (
         *("row", "n", "difference", "interval", "test set", "Hedges' g", "p", "p (Holm)"),
         *("other row", "error of the row"),
@@ -207,22 +207,23 @@ def _by_net(trials: Table) -> Table:
 
 
 def _fail_above(published: Published) -> float:
-    """`FAIL_ABOVE` where the paper prints fails, and no larger errors that are none to it; infinite elsewhere."""
+    """Return `FAIL_ABOVE` if the paper prints fails, and no larger error as a number; infinity otherwise."""
     printed = [row.test_error for row in published.rows.values()]
     is_large = any(isinstance(error, int | float) and error > FAIL_ABOVE for error in printed)
     return FAIL_ABOVE if FAIL in printed and not is_large else math.inf
 
 
 def _natural(name: str) -> list[tuple[int, float, str]]:
-    """Sorts numbers within names by value: resnet20 before resnet110."""
+    """Return a key that sorts numbers within names by value: resnet20 before resnet110."""
     words = re.split(r"(\d+(?:\.\d+)?)", name)
     return [(1, float(word), "") if index % 2 else (0, 0.0, word) for index, word in enumerate(words)]
 
 
 def _rankings(table: Table, index: int) -> list[str]:
-    """How far the medians rank the rows as the paper does, fails last; only what varies in the last axis is ranked.
+    """Say how far the medians rank the rows as the paper does, fails last.
 
-    So that blocks, depths or data sets, which a first axis sets, are not compared with one another.
+    Only rows that differ in the last axis alone are ranked, so that data sets or blocks, which the first one sets, are
+    not compared with one another.
     """
     groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for row, cell in table.column(index).items():

@@ -29,7 +29,7 @@ Drawn = Iterator[tuple[str, str, Figure | None]]  # name, caption, figure if the
 
 
 def pictures_of(tables: Sequence[Table], logarithmic: bool = False) -> list[Picture]:
-    """All pictures of a report; every file name is another."""
+    """Draw all pictures of a report, each with a file name of its own."""
     named: dict[str, Picture] = {}
     with styled():
         for picture in (*_of_depth(tables, logarithmic), *_of_tables(tables, logarithmic)):
@@ -93,7 +93,7 @@ def _of_depth(tables: Sequence[Table], logarithmic: bool) -> Iterator[Picture]:
 
 
 def _best(runs: dict[str, Run], cells: dict[str, Cell], most: int) -> dict[str, Run]:
-    """In the table's order, unless there are more than `most` rows: then those of the lowest medians."""
+    """Choose the rows to draw: all in the table's order, or the `most` with the lowest medians, lowest first."""
     if len(runs) <= most:
         return runs
     medians = {row: math.inf if (median := cells[row].median) is None else median for row in runs}

@@ -21,9 +21,9 @@ WIDE = 50  # times the smallest value, from which on a scale is logarithmic
 
 
 def bars(cells: Mapping[str, Cell]) -> Figure | None:
-    """The median error of each row with its 95% interval, or all errors below 3 seeds, and the published value.
+    """Draw each row's median error with its 95% interval (below 3 seeds, all errors) and the published value.
 
-    Fails end at the edge, where their number is written. None without errors, or with too many rows to read.
+    A fail ends at the edge, with its number. Return None without errors, or with too many rows to read.
     """
     cells = {row: cell for row, cell in cells.items() if cell.errors or cell.published.test_error is not None}
     if not any(cell.errors for cell in cells.values()) or len(cells) > MOST_BARS:
@@ -65,8 +65,9 @@ def bars(cells: Mapping[str, Cell]) -> Figure | None:
 
 
 def error_over(key: str, runs: Mapping[str, Run], cells: Mapping[str, Cell]) -> Figure | None:
-    """Median test error over a number, a line for rows that differ in nothing else, with 95% intervals and what is
-    published; None where no two rows that ended differ in it. A row that diverged is a triangle at `WORST_ERROR`.
+    """Draw median errors over a number, with 95% intervals and published values, a line for rows alike in all else.
+
+    A row that diverged is a triangle at `WORST_ERROR`. Return None if no two rows that ended differ in the number.
     """
     lines = lines_over(key, {row: run for row, run in runs.items() if cells[row].errors})
     if not lines:
@@ -75,9 +76,9 @@ def error_over(key: str, runs: Mapping[str, Run], cells: Mapping[str, Cell]) -> 
     is_published = False
     for index, (name, places) in enumerate(lines.items()):
         style = look(index)
-        found = {value: cells[row].compared_median for value, row in places.items()}
-        medians = {value: min(median, WORST_ERROR) for value, median in found.items() if median is not None}
-        failed = [value for value, median in found.items() if median is not None and math.isinf(median)]
+        compared = {value: cells[row].compared_median for value, row in places.items()}
+        medians = {value: min(median, WORST_ERROR) for value, median in compared.items() if median is not None}
+        failed = [value for value, median in compared.items() if median is not None and math.isinf(median)]
         axes.plot(list(medians), list(medians.values()), marker="o", markersize=4, label=name, **style)
         if failed:
             axes.plot(failed, [WORST_ERROR] * len(failed), "^", color=style["color"], markersize=9)
@@ -101,10 +102,10 @@ def error_over(key: str, runs: Mapping[str, Run], cells: Mapping[str, Cell]) -> 
 
 
 def losses_over_depth(nets: Mapping[str, Net]) -> Figure | None:
-    """Final training losses over depth: every trial that did not diverge a point, the mean of the best tenth a line
-    (Fig. 1 right).
+    """Draw the final losses of a search over depth (Srivastava et al. 2015, Fig. 1 right).
 
-    None unless two depths were trained.
+    Each trial that did not diverge is a point, the mean of the best tenth a line. Return None unless two depths were
+    trained.
     """
     lines = lines_over(DEPTH, {name: net.trials[0] for name, net in nets.items() if net.example})
     if not lines:
@@ -126,7 +127,7 @@ def losses_over_depth(nets: Mapping[str, Net]) -> Figure | None:
 
 
 def losses_over(key: str, nets: Mapping[str, Net]) -> Figure:
-    """Final training losses over a number that was searched, a point for each trial that did not diverge."""
+    """Draw the final losses over a number that was searched, a point for each trial that did not diverge."""
     figure, (axes,) = new_panels(3.2)
     values = []
     for index, (name, net) in enumerate(nets.items()):
@@ -148,7 +149,7 @@ def _published(cells: Mapping[str, Cell]) -> str:
 
 
 def _numbers(cells: Mapping[str, Cell]) -> list[float]:
-    """What the scale of the bars must show."""
+    """Return the numbers that the scale of the bars must hold."""
     shown = [cell for cell in cells.values() if not cell.is_fail and cell.errors]
     measured = [cell.interval[1] if cell.interval else max(filter(math.isfinite, cell.errors)) for cell in shown]
     published = [cell.published.test_error for cell in cells.values()]
