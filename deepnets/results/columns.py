@@ -83,16 +83,16 @@ def columns_of(runs: pd.DataFrame) -> list[Column]:
     if runs.empty:
         return []
     frame = _with_places(runs)
-    places = frame.drop_duplicates(["changes", "arithmetic", "place"])
-    alike = Counter(zip(places["changes"], places["arithmetic"], strict=True))
-    has_several = len({arithmetic for _, arithmetic in alike if arithmetic}) > 1
+    names = ["table", "changes", "arithmetic"]
+    places = Counter(frame.drop_duplicates([*names, "place"])[names].itertuples(index=False, name=None))
+    has_several = len({arithmetic for *_, arithmetic in places if arithmetic}) > 1
     columns = []
     for place, inside in frame.groupby("place", sort=False):
-        changes = inside["changes"].iloc[0]
+        table, changes = inside[["table", "changes"]].iloc[0]
         for arithmetic, settings, members in _protocols(inside):
             words = [*changes, *(f"{key}={value}" for key, value in settings)]
             words += [arithmetic] * (has_several and arithmetic != "")
-            if alike[changes, arithmetic] > 1:
+            if places[table, changes, arithmetic] > 1:
                 words.append(f"in {RunFolder(place)}")
             scale = next((run.settings.get("scale.name") for run in members["run"] if run.config), FULL)
             if scale != FULL and not any(word.startswith("scale") for word in words):
@@ -200,8 +200,8 @@ def _with_places(runs: pd.DataFrame) -> pd.DataFrame:
     parts = []
     for _, alike in frame.groupby([frame["grid"].map(lambda grid: grid.parent), "table", "changes"], sort=False):
         inside = pd.concat([part for _, part in alike.groupby("grid", sort=False)])
-        names = pd.DataFrame({"row": inside["row"], "seed": [run.folder.path.name for run in inside["run"]]})
-        is_twice = names.assign(arithmetic=inside["arithmetic"]).duplicated().any()
+        names = inside.assign(name=[run.folder.path.name for run in inside["run"]])
+        is_twice = names.duplicated(["row", "name", "arithmetic"]).any()
         parts.append(inside.assign(place=inside["grid"] if is_twice else [inside["grid"].iloc[0]] * len(inside)))
     return pd.concat(parts)
 
