@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 import pandas as pd
 
 from deepnets.results.read import Run
-from deepnets.results.sheet import short_commit
+from deepnets.results.sheet import setting_text, short_commit
 from deepnets.runs.folder import RunFolder, run_folders
 
 FRAME = (  # the columns of a frame of runs
@@ -220,7 +220,7 @@ def _name(grid: Path) -> tuple[str, ...]:
 def _protocols(inside: pd.DataFrame) -> list[tuple[str, tuple[tuple[str, str], ...], pd.DataFrame]]:
     """Split the runs of a place by arithmetic and separating settings; damaged ones go with the first part."""
     keys = _separating(inside)
-    settings = [tuple((key, _text(run.settings.get(key))) for key in keys) for run in inside["run"]]
+    settings = [tuple((key, setting_text(run.settings.get(key))) for key in keys) for run in inside["run"]]
     inside = inside.assign(settings=pd.Series(settings, inside.index, dtype=object))
     whole, broken = inside[inside["is_read"]], inside[~inside["is_read"]]
     if whole.empty:
@@ -253,10 +253,6 @@ def _mixture(what: str, values: Sequence[Any]) -> str:
     if len(counts) < 2:
         return ""
     return f"{what}: " + ", ".join(f"{value} ({count} run{'s' * (count > 1)})" for value, count in counts)
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _parts(row: str, run: Run) -> list[tuple[str, str]]:

@@ -304,8 +304,9 @@ def _curves_beside(pairs: Pairs, logarithmic: bool) -> list[Picture]:
 
 def _texts(settings: Sequence[dict[str, Any]]) -> dict[str, str]:
     """Return the settings of several runs as they would be typed; several values of a key where they differ."""
-    keys = dict.fromkeys(key for each in settings for key in each)
-    return {key: " or ".join(dict.fromkeys(setting_text(each, key) for each in settings)) for key in keys}
+    texts = [{key: setting_text(value) for key, value in each.items()} for each in settings]
+    keys = dict.fromkeys(key for each in texts for key in each)
+    return {key: " or ".join(dict.fromkeys(each.get(key, NOTHING) for each in texts)) for key in keys}
 
 
 def _environment(result: dict[str, Any]) -> tuple[str, ...]:

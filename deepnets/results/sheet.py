@@ -125,9 +125,6 @@ def short_commit(name: str | None) -> str:
     return name.removesuffix("-dirty")[:10] + "-dirty" * name.endswith("-dirty")
 
 
-def setting_text(settings: dict[str, Any], key: str) -> str:
-    """Write a setting as it would be typed."""
-    if key not in settings:
-        return NOTHING
-    value = settings[key]
+def setting_text(value: Any) -> str:
+    """Write the value of a setting as it would be typed."""
     return value if isinstance(value, str) else json.dumps(value)
