@@ -155,6 +155,11 @@ finally:
     assert done.stderr.count("\n") == 1
 
 
+def test_only_commands_import_what_is_extra() -> None:
+    users = {module for module, name in edges() if package_of(name) == "extra" and package_of(module) != "extra"}
+    assert users == {"deepnets.commands.report"}
+
+
 def test_only_the_export_imports_a_tracker() -> None:
     trackers = {"mlflow", "wandb"}
     users = [
@@ -162,4 +167,4 @@ def test_only_the_export_imports_a_tracker() -> None:
         for module, file in MODULES.items()
         if any(trackers & set(imported(node)) for node in ast.walk(ast.parse(file.read_text())))
     ]
-    assert users == ["deepnets.results.trackers"]
+    assert users == ["deepnets.extra.trackers"]

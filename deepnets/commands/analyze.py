@@ -25,7 +25,7 @@ from deepnets.analysis.commands import (
 )
 from deepnets.analysis.commands.subject import add_subject
 from deepnets.extra import showcase
-from deepnets.results.writing import check_writable
+from deepnets.system.files import check_writable
 
 ANALYSES = {
     module.__name__.rpartition(".")[2]: module

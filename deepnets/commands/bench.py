@@ -19,7 +19,7 @@ from deepnets.bench import analyses, data, ddp, evaluation, memory, overhead, st
 from deepnets.bench.comparison import Comparison
 from deepnets.command import count
 from deepnets.extra import bench_gpu
-from deepnets.results.writing import check_writable
+from deepnets.system.files import check_writable
 from deepnets.system.printing import as_text
 from deepnets.training.hardware import describe, find_device
 

@@ -5,13 +5,10 @@ from pathlib import Path
 
 from deepnets.config.project import program, read_project
 from deepnets.errors import UserError
-from deepnets.results.compare import compare
-from deepnets.results.keep import keep
-from deepnets.results.records import write_records
-from deepnets.results.report import EXPORTS, report
-from deepnets.results.screenshots import take_screenshots
-from deepnets.results.trackers import export
-from deepnets.results.verify import verify
+from deepnets.extra.screenshots import take_screenshots
+from deepnets.extra.trackers import export
+from deepnets.results.records import keep, verify, write_records
+from deepnets.results.report import EXPORTS, compare, report
 from deepnets.runs.status import show
 
 EXAMPLES = """examples:

@@ -11,7 +11,7 @@ def main() -> int:
     # Here, because they import torch, which --help and a mistyped option need not wait for.
     if rows[0].config.plan:
         from deepnets.launch.plan import show_plan
-        from deepnets.results.seeds import show_seeds
+        from deepnets.results.claims import show_seeds
 
         code = show_plan(rows)
         show_seeds(rows)

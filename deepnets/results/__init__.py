@@ -5,7 +5,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """`load_results`; it needs pandas, for which nothing else waits."""
+    """Import `load_results` when somebody asks for it: its module imports most others of this package."""
     if name == "load_results":
-        return import_module("deepnets.results.frame").load_results
+        return import_module("deepnets.results.export").load_results
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,22 +1,25 @@
-"""A row in a column: its numbers, and the verdict on them."""
+"""A cell of a table is a row in a column: its numbers and the verdict. A net of a random search is such a row too."""
 
 import math
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean, median, stdev
 from typing import Any
 
-from deepnets.results.published import FAIL, PublishedRow
+from deepnets.results.published import FAIL, PublishedRow, printed_of, true_difference, verdict_of
 from deepnets.results.read import Run, example
 from deepnets.results.sheet import NOTHING, percent, signed
 from deepnets.results.statistics import median_interval
-from deepnets.results.verdict import printed_of, true_difference, verdict_of
-from deepnets.runs.contents import FINISHED
-from deepnets.runs.status import DIVERGED
+from deepnets.runs.contents import DIVERGED, FINISHED
 
 FAIL_ABOVE = 20.0  # percent; He et al. 2016, Table 1
+TRIAL = "setting"  # the key, and the axis, that numbers the trials
+SHARE = 10  # the mean is that of the best tenth: of 10 among 100 trials, as in the paper
+LOSS = "train_loss"
+SEARCH_NOTE = "Training loss of the last epoch, by which the best trial is chosen; test error in percent."
+SEARCH_SEEDS_NOTE = " Of several seeds of a trial the run of median loss counts, of two the worse."
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Cell:
 
     @cached_property
     def compared(self) -> list[float]:
-        """`errors`, or by the paper's rule the mean of each run's `best_epochs` lowest."""
+        """The errors that the paper's rule compares: `errors`, or the mean of each run's `best_epochs` lowest ones."""
         if not self.published.best_epochs:
             return self.errors
         errors = [compared_error(run, self.published.best_epochs) for run in self.runs]
@@ -48,7 +51,7 @@ class Cell:
 
     @property
     def median(self) -> float | None:
-        """Infinite where half of the runs diverged or more."""
+        """The median error; infinite where half of the runs diverged or more."""
         return middle(self.errors)
 
     @property
@@ -57,12 +60,12 @@ class Cell:
 
     @property
     def mean(self) -> float | None:
-        """None where a run diverged, for then there is none."""
+        """The mean error; None if a run diverged."""
         return fmean(self.errors) if self.errors and all(map(math.isfinite, self.errors)) else None
 
     @property
     def std(self) -> float | None:
-        """Of the sample: over n - 1."""
+        """The standard deviation of the sample, over n - 1."""
         return stdev(self.errors) if len(self.errors) > 1 and self.mean is not None else None
 
     @property
@@ -77,12 +80,12 @@ class Cell:
 
     @property
     def top5_median(self) -> float | None:
-        """As `median`, of the five best guesses, of the runs that note them."""
+        """The median top-5 error of the runs that note it, in percent."""
         noted = [run.result.get("test_top5_error") for run in self.runs if run.state.name == FINISHED]
         return middle([error for error in noted if error is not None])
 
     def hours(self, device: str) -> float:
-        """Of all runs that ended on a "cpu", in core-hours (threads of all processes), or on "cuda", in GPU-hours."""
+        """Sum the hours of runs that ended: core-hours (threads of all processes) on a "cpu", GPU-hours on "cuda"."""
         ended = [run.result for run in self.runs if run.result.get("device_type") == device]
         return sum(_units(result) * result["seconds"] / 3600 for result in ended)
 
@@ -97,19 +100,19 @@ class Cell:
     @property
     def difference(self) -> float | None:
         """The median of `compared` minus the published value, where both are numbers."""
-        published, found = self.published.test_error, self.compared_median
-        if not isinstance(published, int | float) or found is None or math.isinf(found):
+        published, median = self.published.test_error, self.compared_median
+        if not isinstance(published, int | float) or median is None or math.isinf(median):
             return None
-        return found - published
+        return median - published
 
     @property
     def verdict(self) -> str:
-        """`verdict_of` the row; empty also where the protocol is not the paper's."""
+        """What `verdict_of` says; empty also where the protocol is not the paper's."""
         return verdict_of(self.compared, self.published, self.is_fail) if self.is_published_protocol else ""
 
     @property
     def true_difference(self) -> tuple[float, float] | None:
-        """Between what our expected error minus the paper's lies, in percent points, where there is a verdict on it."""
+        """The interval of our expected error minus the paper's, in percent points, if the row has a verdict."""
         printed = printed_of(self.published) if self.is_published_protocol and not self.is_fail else None
         return true_difference(self.compared, printed) if printed else None
 
@@ -132,7 +135,7 @@ class Cell:
         return f"{self._median_text} (n = {len(self.errors)})" if self.errors else self.remarks
 
     def facts(self) -> dict[str, str]:
-        """The row's line, by the name of the column; the verdict first, where a narrow window shows it too."""
+        """Return the row's line by the sheet's columns. The verdict is first, so that a narrow window shows it too."""
         difference = signed(self.difference)
         if self.difference is not None and not self.is_published_protocol:
             difference = f"({difference})"
@@ -164,8 +167,111 @@ class Cell:
         return FAIL if math.isinf(self.median) else f"{FAIL} ({percent(self.median)})"
 
 
+@dataclass(frozen=True)
+class Net(Cell):
+    """A net of a random search as a row (Srivastava et al. 2015, 3.1 and Fig. 1).
+
+    Of each trial that ended it has the run of median loss, the lowest loss first.
+    """
+
+    trials: tuple[Run, ...] = ()
+
+    @property
+    def errors(self) -> list[float]:
+        """A net has no errors, as its trials are no sample of one distribution."""
+        return []
+
+    @property
+    def losses(self) -> list[float]:
+        """The final training losses, lowest first."""
+        return [final_loss(run) for run in self.trials]
+
+    @property
+    def best_tenth(self) -> float:
+        return fmean(self.losses[: max(1, len(self.losses) // SHARE)])
+
+    @property
+    def example(self) -> Run | None:
+        """The best trial, as a run of the net itself; None where all diverged."""
+        if not self.trials or math.isinf(self.losses[0]):
+            return None
+        best = self.trials[0]
+        axes = [axis for axis in best.sweep["axes"] if axis != TRIAL]
+        return replace(best, config={**best.config, "sweep": {**best.sweep, "axes": axes}})
+
+    @property
+    def remarks(self) -> str:
+        states = Counter(run.state.name for run in self.runs if run.state.name != FINISHED)
+        return ", ".join(f"{count} {name}" for name, count in states.items()) if self.runs else "missing"
+
+    @property
+    def headline(self) -> str:
+        return f"{_loss(self.losses[0])} ({len(self.trials)} trials)" if self.trials else self.remarks
+
+    def facts(self) -> dict[str, str]:
+        best = self.example
+        return {
+            "trials": str(len(self.trials)),
+            "best loss": _loss(self.losses[0]) if self.trials else NOTHING,
+            "its trial": str(best.config[TRIAL]) if best else NOTHING,
+            "its test error": percent(best.error) if best else NOTHING,
+            "mean of best tenth": _loss(self.best_tenth) if self.trials else NOTHING,
+            "median of all": _loss(median(self.losses)) if self.trials else NOTHING,
+            "state": self.remarks,
+        }
+
+
+def compared_error(run: Run, best_epochs: int | None) -> float | None:
+    """Return the run's error, or the mean of its `best_epochs` lowest errors where the paper counts these."""
+    if run.error is None or math.isinf(run.error) or not best_epochs:
+        return run.error
+    errors = sorted(epoch["test_error"] for epoch in run.history if epoch.get("test_error") is not None)
+    return fmean(errors[:best_epochs]) if errors else None
+
+
+def middle(errors: Sequence[float]) -> float | None:
+    """Return the median, or None if there are no errors."""
+    return median(errors) if errors else None
+
+
+def is_search(runs: Iterable[Run]) -> bool:
+    """Say whether the rows of a table are trials: the number of the trial is one of its axes."""
+    return any(TRIAL in run.sweep.get("axes", []) for run in runs)
+
+
+def nets_of(trials: Mapping[str, Cell]) -> dict[str, Net]:
+    """Gather the trials of a column, which are its rows, by their net."""
+    grouped: dict[str, list[Cell]] = defaultdict(list)
+    for row, cell in trials.items():
+        if cell.runs:
+            grouped[_net(row, cell.runs[0])].append(cell)
+    return {
+        net: Net(
+            tuple(run for cell in cells for run in cell.runs),
+            cells[0].published,
+            cells[0].is_published_protocol,
+            cells[0].fail_above,
+            _ended(cells),
+        )
+        for net, cells in grouped.items()
+    }
+
+
+def search_note(trials: Iterable[Cell]) -> str:
+    """Say by which number trials are compared."""
+    return SEARCH_NOTE + SEARCH_SEEDS_NOTE * any(len(cell.runs) > 1 for cell in trials)
+
+
+def final_loss(run: Run) -> float:
+    """Mean training loss of the last epoch; infinite where the run diverged or has no epoch."""
+    if run.error is None or math.isinf(run.error):
+        return math.inf
+    loss = run.history[-1].get(LOSS, math.inf) if run.history else math.inf
+    return loss if math.isfinite(loss) else math.inf
+
+
 def _units(result: dict[str, Any]) -> int:
-    """Threads, or GPUs, that it was trained by in the end."""
+    """Return the number of threads, or of GPUs, that trained the run in the end."""
     processes = list(result.get("processes", {"0": 1}).values())[-1]
     return processes * (result.get("threads", 1) if result["device_type"] == "cpu" else 1)
 
@@ -178,14 +284,18 @@ def _hours(hours: float) -> str:
     return f"{hours:.2g}" if hours else ""
 
 
-def compared_error(run: Run, best_epochs: int | None) -> float | None:
-    """The run's error, or where the paper counts its `best_epochs` lowest the mean of these."""
-    if run.error is None or math.isinf(run.error) or not best_epochs:
-        return run.error
-    errors = sorted(epoch["test_error"] for epoch in run.history if epoch.get("test_error") is not None)
-    return fmean(errors[:best_epochs]) if errors else None
+def _ended(cells: Iterable[Cell]) -> tuple[Run, ...]:
+    runs = [example(cell.runs, final_loss) for cell in cells]
+    return tuple(sorted((run for run in runs if run.error is not None), key=final_loss))
 
 
-def middle(errors: Sequence[float]) -> float | None:
-    """The median; None of nothing."""
-    return median(errors) if errors else None
+def _net(row: str, run: Run) -> str:
+    """Return the row's name without the number of its trial."""
+    axes, parts = run.sweep.get("axes", []), row.split(",")
+    if TRIAL in axes and len(parts) == len(axes):
+        parts.pop(axes.index(TRIAL))
+    return ",".join(parts) or "all trials"
+
+
+def _loss(value: float) -> str:
+    return "∞" if math.isinf(value) else f"{value:.3g}"

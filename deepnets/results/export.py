@@ -1,38 +1,96 @@
-"""Tables for other programs: CSV, Markdown, LaTeX."""
+"""Results for other programs: pandas, CSV, Markdown, LaTeX."""
 
-import csv
-import io
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
-from deepnets.results.sheet import Sheet
-from deepnets.results.sheets import result_sheets
-from deepnets.results.table import Table
+import pandas as pd
 
-LATEX = {
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "±": r"$\pm$",
-    "\N{MINUS SIGN}": "$-$",
-    "\N{EN DASH}": "--",
-    "∞": r"$\infty$",
-    "<": "$<$",
-    ">": "$>$",
-}
+from deepnets.config.project import read_project
+from deepnets.results.claims import findings_of
+from deepnets.results.columns import frame_of
+from deepnets.results.read import Run, read_runs
+from deepnets.results.sheet import latex_table, markdown_table
+from deepnets.results.table import Table, result_sheets, tables_of
+
+NAMES = ["sweep", "row", "seed", "folder"]
+FIGURES = (
+    *("test_error", "last_test_error", "best_test_error", "train_error", "validation_error", "epochs", "iterations"),
+    *("seconds", "images_per_second", "parameters", "device", "precision", "threads", "commit"),
+)
+
+
+class Results(pd.DataFrame):
+    """A row per run: sweep, row, seed, status, errors (percent), time, device, commit and folder; then every setting.
+
+    The option chosen in a group has the group's name (`model/shortcut`), where the run noted it; a value has its dotted
+    key (`model.depth`). A part of the table, as `results[results.seed == 0]`, has the curves and claims of its runs.
+    """
+
+    _metadata = ["_runs", "_own_sweeps"]  # noqa: RUF012 (as pandas reads it)
+
+    @property
+    def _constructor(self) -> Callable[..., "Results"]:
+        return Results
+
+    @property
+    def curves(self) -> pd.DataFrame:
+        """metrics.csv of these runs, a row per epoch, with sweep, row, seed and folder; read when it is asked for."""
+        names = frame_of(self._members())[NAMES].to_dict("records")
+        histories = [run.history for run in self._members()]
+        return pd.DataFrame([of | epoch for of, epochs in zip(names, histories, strict=True) for epoch in epochs])
+
+    @property
+    def claims(self) -> pd.DataFrame:
+        """The claims in the sweeps' files, tested on these runs: a row per claim, pair of rows and protocol.
+
+        `difference` is that of the mean errors, in percent points, `low` to `high` its interval at the last look.
+        """
+        lines = []
+        for table in tables_of(self._members(), own=self._own_sweeps):
+            for index in range(len(table.columns)):
+                for finding in findings_of(table, index, table.sweeps):
+                    low, high = finding.interval or (None, None)
+                    names = {"sweep": table.title(index), "claim": finding.claim.text, "place": finding.claim.place}
+                    rows = {"first": finding.first.row, "second": finding.other, "seeds": finding.seeds}
+                    said = {"outcome": finding.outcome.value, "difference": finding.difference}
+                    lines.append(
+                        names
+                        | rows
+                        | said
+                        | {"low": low, "high": high, "p_holm": finding.p_holm, "seen_before": finding.seen_before}
+                    )
+        return pd.DataFrame(lines)
+
+    def _members(self) -> list[Run]:
+        return [self._runs[folder] for folder in self["folder"]]
+
+
+def load_results(*folders: str | Path, project: str | Path | None = None) -> Results:
+    """Read the runs, or records, in and below these folders, as in `load_results("outputs/he2016_table1")`.
+
+    `project` is the file of your own project, whose sweeps' published numbers and claims are read.
+
+    Raises:
+        UserError: a folder is not there, or has no run in it.
+    """
+    runs = {str(run.folder): run for run in read_runs([Path(folder) for folder in folders])}
+    lines = frame_of(list(runs.values()))[[*NAMES, "status", "reason"]].to_dict("records")
+    details = [_figures(run) | run.options | run.settings for run in runs.values()]
+    results = Results([names | of_run for names, of_run in zip(lines, details, strict=True)])
+    options = read_project(project).options if project else None
+    results._runs, results._own_sweeps = runs, options and options / "sweep"
+    return results
 
 
 def to_csv(tables: Sequence[Table]) -> str:
-    """A line for each row of each column, in a search each trial: errors in percent, unrounded, `inf` if diverged.
+    """Write a line for each row or trial of each column: errors in percent, unrounded, `inf` if diverged.
 
     A text that a spreadsheet would take for a formula has an apostrophe before it, as is usual.
     """
-    text = io.StringIO()
+    lines = []
     names = ["table", "column", "row", "n", "median", "low", "high", "mean", "std", "best", "best_epochs", "training"]
     names += ["published", "statistic", "difference", "true_low", "true_high", "verdict", "state", "errors"]
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(names)
     for table in [table.trials or table for table in tables]:
         for index, column in enumerate(table.columns):
             for row, cell in table.column(index).items():
@@ -43,21 +101,17 @@ def to_csv(tables: Sequence[Table]) -> str:
                 judged += [*(cell.true_difference or (None, None)), cell.verdict, cell.remarks]
                 errors = " ".join(map(str, cell.errors))
                 cells = [table.name, column.label, row, len(cell.errors), *numbers, *judged, errors]
-                writer.writerow([_no_formula(cell) if isinstance(cell, str) else cell for cell in cells])
-    return text.getvalue()
-
-
-def _no_formula(text: str) -> str:
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t")) else text
+                lines.append([_no_formula(cell) if isinstance(cell, str) else cell for cell in cells])
+    return pd.DataFrame(lines, columns=names, dtype=object).to_csv(index=False)
 
 
 def to_markdown(tables: Sequence[Table]) -> str:
-    """A table for each column, with the rule of the verdicts below."""
+    """Write a table for each column, and the rule of the verdicts below them."""
     return "\n".join(map(markdown_sheets, tables)) + _notes(tables, "\n{}\n")
 
 
 def markdown_sheets(table: Table) -> str:
-    """The table alone, in Markdown."""
+    """Write the table without the rule of the verdicts."""
     return "\n".join(
         f"**{sheet.title}**. {sheet.note}\n\n{markdown_table(sheet.without_empty_columns())}\n"
         for sheet in result_sheets(table)
@@ -65,40 +119,18 @@ def markdown_sheets(table: Table) -> str:
 
 
 def to_latex(tables: Sequence[Table]) -> str:
-    """A tabular with booktabs' rules for each column; needs `\\usepackage{booktabs}`."""
+    """Write a tabular with booktabs' rules for each column; it needs `\\usepackage{booktabs}`."""
     return "\n".join(
-        _latex(sheet.without_empty_columns()) for table in tables for sheet in result_sheets(table)
+        latex_table(sheet.without_empty_columns()) for table in tables for sheet in result_sheets(table)
     ) + _notes(tables, "% {}\n")
 
 
-def markdown_table(sheet: Sheet) -> str:
-    """Header and lines alone."""
-
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", r"\|").replace("\n", " ") for cell in cells) + " |"
-
-    rule = ["--:" if name in sheet.numbers else ":--" for name in sheet.header]
-    return "\n".join([line(sheet.header), line(rule), *map(line, sheet.lines)])
+def _figures(run: Run) -> dict[str, Any]:
+    return {name: run.result.get(name) for name in FIGURES}
 
 
-def _latex(sheet: Sheet) -> str:
-    def line(cells: Sequence[str]) -> str:
-        return (
-            "  " + " & ".join(re.sub(".", lambda found: LATEX.get(found[0], found[0]), cell) for cell in cells) + r" \\"
-        )
-
-    columns = "".join("r" if name in sheet.numbers else "l" for name in sheet.header)
-    lines = [
-        f"% {sheet.title}. {sheet.note}",
-        rf"\begin{{tabular}}{{{columns}}}",
-        r"  \toprule",
-        line(sheet.header),
-        r"  \midrule",
-        *map(line, sheet.lines),
-        r"  \bottomrule",
-        r"\end{tabular}",
-    ]
-    return "\n".join(lines) + "\n"
+def _no_formula(text: str) -> str:
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t")) else text
 
 
 def _notes(tables: Sequence[Table], form: str) -> str:

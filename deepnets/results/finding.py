@@ -1,7 +1,6 @@
 """A claim about two rows, and what their runs say: the looks at the first seeds, their test and the answer."""
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -10,22 +9,17 @@ from itertools import count, islice
 from statistics import fmean
 
 import numpy as np
-from scipy import stats
 
 from deepnets.config.claim import Claim, Measured, Relation
 from deepnets.results.cell import FAIL_ABOVE
-from deepnets.results.statistics import CONFIDENCE, WORST_ERROR, image_noise
+from deepnets.results.statistics import CONFIDENCE, TEST_SET_NOTE, WORST_ERROR, image_noise, power, welch
 
 LOOKS = {3: 0.005, 5: 0.015, 10: 0.03}  # seeds of each row at a look: the part of the 5 % error that it spends
 MOST = max(LOOKS)
 CHANCE = 90.0  # percent; the error of guessing one class of ten
 FAIL_MARGIN = 10.0  # percent points
 
-IMAGE_NOISE = (
-    "Test set: half of the interval of the difference over the choice of test images, from the images that each run "
-    "got right."
-)
-RULE = (
+CLAIM_RULE = (
     f"A claim is looked at three times at most: when the first {', '.join(map(str, LOOKS))} seeds by number that "
     "nobody had seen before the claim was written down have ended, of both rows. Each look is Welch's t test on the "
     f"mean errors; of an error of {100 * (1 - CONFIDENCE):.0f}% the looks spend "
@@ -39,7 +33,7 @@ RULE = (
     "interval does not lie on the claimed side; not shown at this scale: a row that learns in the paper fails here by "
     f"the same rule. A diverged run counts as {WORST_ERROR:.0f}%. Holm: the smallest p of the looks, for their number, "
     "corrected for the distinct pairs of rows in the sweep; a second mark, not the answer. P is the share of pairs of "
-    f"runs in which the first row's error is higher. {IMAGE_NOISE}"
+    f"runs in which the first row's error is higher. {TEST_SET_NOTE}"
 )
 
 
@@ -75,11 +69,11 @@ class Side:
         return {seed: error for seed, error, known in ended if known and seed not in self._seen}
 
     def first(self, seeds: int) -> list[int]:
-        """The first unseen seeds by number, ended or not: a look may not choose among those that were trained."""
+        """Return the first unseen seeds, ended or not: a look may not choose among those that were trained."""
         return list(islice((seed for seed in count() if seed not in self._seen), seeds))
 
     def at(self, seeds: int) -> list[float] | None:
-        """The errors of the `first` seeds; None while one of them has not ended."""
+        """Return the errors of the `first` seeds; None while one of them has not ended."""
         chosen = self.first(seeds)
         return [self.unseen[seed] for seed in chosen] if self.unseen.keys() >= {*chosen} else None
 
@@ -144,18 +138,18 @@ class Finding:
     def looks(self) -> list[Look]:
         """Every look that the unseen seeds allow, first to last."""
         sides = [(self.first.at(seeds), self.second.at(seeds), spent) for seeds, spent in LOOKS.items()]
-        return [welch(first, second, spent) for first, second, spent in sides if first and second]
+        return [Look(len(one), spent, *welch(one, other, spent)) for one, other, spent in sides if one and other]
 
     @property
     def difference(self) -> float | None:
-        """Of the mean errors, first minus second, in percent points: of the last look, or else of all runs."""
+        """The difference of the mean errors, first minus second, in percent points, at the last look or of all runs."""
         if self.looks:
             return self.looks[-1].difference
         return fmean(self.first.errors) - fmean(self.second.errors) if all(self.seeds) else None
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Of the difference at the last look; None before the first."""
+        """The interval of the difference at the last look; None before the first."""
         return (self.looks[-1].low, self.looks[-1].high) if self.looks else None
 
     @property
@@ -178,7 +172,7 @@ class Finding:
 
     @cached_property
     def outcome(self) -> Outcome:
-        """By `RULE`: the first look that answers."""
+        """What the first look that answers says, by `CLAIM_RULE`."""
         answers = map(self._answer, self.looks)
         return next((answer for answer in answers if answer is not Outcome.undecided), Outcome.undecided)
 
@@ -232,29 +226,6 @@ class Finding:
         return Outcome.no_difference if within else Outcome.undecided
 
 
-def welch(first: Sequence[float], second: Sequence[float], spent: float) -> Look:
-    """A look at two rows of as many seeds. Rows without any spread have an interval of no width."""
-    difference = fmean(first) - fmean(second)
-    if len(set(first)) == len(set(second)) == 1:
-        return Look(len(first), spent, difference, difference, difference, float(difference == 0))
-    with warnings.catch_warnings():  # a row without spread beside one with some is tested soundly
-        warnings.filterwarnings("ignore", "Precision loss occurred in moment calculation", RuntimeWarning)
-        test = stats.ttest_ind(first, second, equal_var=False)
-        interval = test.confidence_interval(1 - spent)
-    return Look(len(first), spent, difference, float(interval.low), float(interval.high), float(test.pvalue))
-
-
-def power(difference: float, spread: float, seeds: int, spent: float) -> float:
-    """The probability that a look at two rows of `seeds` seeds and equal `spread` leaves out 0."""
-    if not spread:
-        return float(difference != 0)
-    freedom, shift = 2 * seeds - 2, abs(difference) / spread * math.sqrt(seeds / 2)
-    if shift > 30:  # certain; scipy's noncentral t has no value there
-        return 1.0
-    bound = stats.t.ppf(1 - spent / 2, freedom)
-    return float(stats.nct.sf(bound, freedom, shift) + stats.nct.cdf(-bound, freedom, shift))
-
-
 def _difference_and_spread(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
-    """Of the means, and the standard deviation that the rows have together."""
+    """Return the difference of the means, and the standard deviation that the rows have together."""
     return fmean(first) - fmean(second), math.sqrt((np.var(first, ddof=1) + np.var(second, ddof=1)) / 2)

@@ -1,17 +1,22 @@
-"""A page: one HTML file that needs nothing else from the network."""
+"""A page: one HTML file that needs nothing else from the network, with its sheets and pictures."""
 
+import html
+import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from matplotlib.figure import Figure
 
 from deepnets.errors import printable
-from deepnets.results.figures.picture import Picture
+from deepnets.monitor.style import FAINT, INK, PAPER, show_as_text, styled
 from deepnets.results.sheet import Sheet
-from deepnets.results.writing import writing
-from deepnets.system.files import write_atomically
+from deepnets.system.files import write_atomically, writing
 
 TEMPLATES = Environment(
     loader=FileSystemLoader(Path(__file__).parent),
@@ -20,6 +25,48 @@ TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure, the name of its files, and a caption that says what it shows."""
+
+    name: str
+    caption: str
+    figure: Figure
+
+    def __post_init__(self) -> None:
+        show_as_text(self.figure)
+
+    def save(self, folder: Path) -> list[Path]:
+        """Write NAME.png and NAME.svg."""
+        folder.mkdir(parents=True, exist_ok=True)
+        files = [folder / f"{self.name}.{kind}" for kind in ("png", "svg")]
+        with styled():
+            self.figure.savefig(png := io.BytesIO(), format="png", dpi=150)
+        write_atomically(files[0], png.getvalue(), durable=False)
+        write_atomically(files[1], self._svg, durable=False)
+        return files
+
+    def inline(self) -> str:
+        """Return an SVG element in the page's width and colours; its ids are unique on the page."""
+        svg = self._svg[self._svg.index("<svg") :]
+        height, width = self.figure.get_figheight(), self.figure.get_figwidth()
+        svg = re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', f'style="max-width:{width * 110:.0f}px"', svg, count=1)
+        label = html.escape(self.name)
+        svg = svg.replace("<svg ", f'<svg role="img" aria-label="{label}" data-ratio="{height / width:.3f}" ', 1)
+        svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+        prefix = re.sub(r"[^\w.=-]", "_", self.name)  # no ), which would end url(#...), and no quotation mark
+        for address in ('id="', 'href="#', "url(#"):
+            svg = svg.replace(address, f"{address}{prefix}-")
+        return svg.replace(INK, "currentColor").replace(FAINT, "var(--line)").replace(PAPER, "none")
+
+    @cached_property
+    def _svg(self) -> str:
+        text = io.StringIO()
+        with styled(), matplotlib.rc_context({"svg.hashsalt": self.name}):  # the same figure is the same file
+            self.figure.savefig(text, format="svg", metadata={"Date": None})
+        return text.getvalue()
 
 
 @dataclass(frozen=True)
@@ -34,7 +81,7 @@ class Section:
 
 
 def write_page(file: Path, template: str, **content: Any) -> None:
-    """Write the page that a template of this folder makes; whatever the texts hold is shown as text.
+    """Write the page that a template of this folder makes; markup in the texts is shown as text.
 
     Raises:
         UserError: it cannot be written there.

@@ -1,12 +1,18 @@
-"""What a paper prints about the rows of a table, read from its sweep file whenever a report is made."""
+"""What a paper prints about the rows of a table, read from its sweep file for each report; whether our errors agree."""
 
+import math
+import re
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Annotated, Any, Literal
 
 from annotated_types import Gt
 from pydantic import AllowInfNan, Strict, TypeAdapter, ValidationError
+from scipy import stats
 from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
 from deepnets.config.claim import margins_of
@@ -14,8 +20,17 @@ from deepnets.config.identity import plain
 from deepnets.config.sweep import SWEEPS, sweep_of
 from deepnets.errors import brief
 from deepnets.results.sheet import percent
+from deepnets.results.statistics import CONFIDENCE, FEWEST_SEEDS, WORST_ERROR
 
 FAIL = "fail"
+AGREES, COMPATIBLE, DIFFERS, TOO_FEW = "agrees", "compatible", "differs", f"n < {FEWEST_SEEDS}"
+VERDICT_RULE = (
+    "Verdict, from 3 seeds on: the printed number is itself drawn by chance (it is of one run, or the best, median or "
+    "mean of several), so the true difference from the paper is known within an interval only, at 95% by our seeds' "
+    "mean and spread. differs: the interval leaves out 0; agrees: it lies within the margin that the sweep states for "
+    "the full protocol; compatible: neither, and the table says where the true difference lies. A diverged run counts "
+    "as 100%."
+)
 STATISTICS = ("test_error", "mean", "std", "best", "top5_error", "view")
 Number = Annotated[float, Strict(), AllowInfNan(False)] | None
 
@@ -73,7 +88,7 @@ class PublishedRow:
 
 @dataclass(frozen=True)
 class Published:
-    """The numbers by row, named as folders are; `statistic` says what they are.
+    """The published numbers by row, named as folders are; `statistic` says what they are.
 
     `problems` has a line for each entry of the sweep file that is left out because it is of another type.
     """
@@ -84,12 +99,12 @@ class Published:
 
     @property
     def best_epochs(self) -> int | None:
-        """Of all its rows."""
+        """The rule of all its rows; see `PublishedRow`."""
         return next((row.best_epochs for row in self.rows.values()), None)
 
 
 def published_of(name: str, sweeps: Path = SWEEPS) -> Published:
-    """What `sweeps`/NAME.yaml prints; nothing where there is no such file.
+    """Read the published numbers from `sweeps`/NAME.yaml; without such a file there are none.
 
     Raises:
         UserError: the file is not YAML.
@@ -111,8 +126,84 @@ def published_of(name: str, sweeps: Path = SWEEPS) -> Published:
     return Published(reported.get("statistic"), printed, tuple(f"{file}: {problem}" for problem in problems))
 
 
+@dataclass(frozen=True)
+class Printed:
+    """A printed number, in percent: the "best", "median" or "mean" of so many `runs`, which are equal of one run."""
+
+    error: float
+    statistic: str = "mean"
+    runs: int = 1
+
+
+def verdict_of(errors: Sequence[float], row: PublishedRow, is_fail: bool) -> str:
+    """Return the verdict by `VERDICT_RULE`; it is empty if the paper prints nothing.
+
+    `is_fail` says whether our runs fail, as the table defines it.
+    """
+    if row.test_error is None or not errors:
+        return ""
+    if len(errors) < FEWEST_SEEDS:
+        return TOO_FEW
+    if is_fail or row.test_error == FAIL:
+        return AGREES if is_fail and row.test_error == FAIL else DIFFERS
+    printed = printed_of(row)
+    interval = true_difference(errors, printed) if printed else None
+    if interval is None:
+        return DIFFERS
+    low, high = interval
+    if low > 0 or high < 0:
+        return DIFFERS
+    return AGREES if row.margin is not None and -row.margin <= low and high <= row.margin else COMPATIBLE
+
+
+def printed_of(row: PublishedRow) -> Printed | None:
+    """Return what a row is compared with: its printed mean if the paper says of how many runs, else its test error.
+
+    It is None if the paper prints no number for the row.
+    """
+    words = row.statistic or ""
+    if row.mean is not None and (match := re.search(r"mean of (\d+)", words)):
+        return Printed(row.mean, "mean", int(match[1]))
+    if not isinstance(row.test_error, int | float):
+        return None
+    if match := re.match(r"(best|median|mean) of (\d+)", words):
+        return Printed(row.test_error, match[1], int(match[2]))
+    return Printed(row.test_error)
+
+
+def true_difference(errors: Sequence[float], printed: Printed) -> tuple[float, float] | None:
+    """Return the interval of our expected error minus the paper's, in percent points, at `CONFIDENCE`.
+
+    A prediction interval: the printed number is a further draw from the same distribution if there is no difference.
+    Exact for one run or a mean, if errors are normal; for a median or a best one the variance is exact and the
+    distribution taken as Student's. None below `FEWEST_SEEDS` errors.
+    """
+    if len(errors) < FEWEST_SEEDS:
+        return None
+    ours, n = [min(error, WORST_ERROR) for error in errors], len(errors)
+    spread = stdev(ours)
+    shift, variance = _drawn(printed.statistic, printed.runs)
+    variance += 1 / n + shift**2 / (2 * (n - 1))  # of our mean, and of the shift, which our spread is needed for
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1)) * spread * math.sqrt(variance)
+    difference = fmean(ours) + shift * spread - printed.error
+    return difference - half, difference + half
+
+
+@cache
+def _drawn(statistic: str, runs: int) -> tuple[float, float]:
+    """Return expectation and variance of a statistic of that many standard normal numbers."""
+    if statistic == "mean" or runs == 1:
+        return 0.0, 1 / runs
+    if statistic == "median" and runs % 2 == 0:  # between that of one run more and of one less
+        return 0.0, (_drawn(statistic, runs - 1)[1] + _drawn(statistic, runs + 1)[1]) / 2
+    place = 1 if statistic == "best" else (runs + 1) // 2
+    uniform = stats.beta(place, runs - place + 1)  # of the number at this place, among numbers drawn from [0, 1]
+    first, second = (uniform.expect(lambda u, power=power: stats.norm.ppf(u) ** power) for power in (1, 2))
+    return float(first), float(second - first**2)
+
+
 def _readable(reported: Any) -> tuple[dict[str, Any], list[str]]:
-    """The entries of `_Reported` that are of their types, and a line for each other one."""
+    """Return the entries of `reported` that have the types of `_Reported`, and a line for each other one."""
     if not isinstance(reported, dict):
         return {}, [f"sweep.reported is {brief(reported)}, not a node; it is left out"]
     kept = {name: dict(value) if isinstance(value, dict) else value for name, value in reported.items() if value}

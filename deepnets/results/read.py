@@ -1,24 +1,46 @@
-"""Run folders as they are on disk, finished or not."""
+"""Run folders as they are on disk, finished or not; a run whose files contradict each other gives no numbers."""
 
 import csv
 import math
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
-from deepnets.config.build import check_types
-from deepnets.config.identity import flat, is_execution, upgrade
+from deepnets.config.build import TARGETS, build, check_types
+from deepnets.config.identity import flat, identity, identity_hash, is_execution, upgrade
 from deepnets.config.safe_yaml import LONGEST, plain_yaml
-from deepnets.results.consistency import Files, contradiction, repetitions
+from deepnets.config.schema import Config, Scale, Selection
+from deepnets.errors import UserError
 from deepnets.runs.contents import DIVERGED, FAILED, FINISHED, Origin, Result, unpacked
 from deepnets.runs.folder import RunFolder, folders_in
+from deepnets.runs.log import TIME_COLUMNS
+from deepnets.runs.record import errors_of
 from deepnets.runs.status import UNREADABLE, State, in_a_line, read_states
+from deepnets.schedule import end_epoch
 from deepnets.system.files import LONGEST_METRICS, read_text
+from deepnets.training.assembly import iterations_of
+
+COLUMNS = ("epoch", "iteration", "learning_rate", "train_loss", "train_error", "test_loss", "test_error")
+FACTS = {  # that can be checked, and what is needed for it
+    "test error by image": "result.json has no test_right",
+    "errors by epoch": "no readable metrics.csv",
+    "number of epochs": "no readable metrics.csv, or no data.train in result.json",
+    "learning rates": "as the number of epochs, or a schedule or optimizer of a user's own",
+    "identity": "result.json has none",
+}
+CONFIG = TypeAdapter(Config)
+NOTED = ("beginning", "test_right")  # older results have neither
+# Two runs that differ in these alone may be trained alike, bit by bit: a budget in epochs or in iterations, ...
+ALIKE = {"epochs", "iterations", "scale.name", "scale.budget", "precision", "selection", "setting"}
+ALIKE |= {"clip_gradient_norm", "dataset.incomplete"}  # ... a norm that no gradient exceeds, a set that is whole
 
 _is_execution = cache(is_execution)
 
@@ -66,6 +88,11 @@ class Run:
         return self.result.get("test_error") if self.state.name == FINISHED else None
 
     @property
+    def has_ended(self) -> bool:
+        """Whether it finished or diverged, and its files agree."""
+        return self.state.name in (FINISHED, DIVERGED)
+
+    @property
     def options(self) -> dict[str, Any]:
         """The option chosen in each group, where the run noted it."""
         chosen = self.origin.get("choices") or {}
@@ -88,17 +115,19 @@ class Run:
         return {key: value for key, value in flat(self.config).items() if key != "seed" and not _is_execution(key)}
 
     @cached_property
+    def typed_config(self) -> Config:
+        """The configuration as an object; the sweep, which is no part of a run, is left out."""
+        return CONFIG.validate_python(self.config | {"sweep": None})
+
+    @cached_property
     def history(self) -> list[dict[str, float]]:
         """metrics.csv, an entry an epoch; empty before the first. Epochs that cannot be read are left out."""
         return [] if self.contradiction else self._metrics[0]
 
-    @cached_property
-    def files(self) -> Files | None:
-        """The files that must agree; None while the run has not ended."""
-        if self.state.name not in (FINISHED, DIVERGED):
-            return None
-        is_readable = (self.folder.path / "metrics.csv").exists() and not self._metrics[1]
-        return Files(self.folder, self.config, self.result, self.history if is_readable else None)
+    @property
+    def has_whole_history(self) -> bool:
+        """Whether metrics.csv is there and each epoch in it can be read."""
+        return (self.folder.path / "metrics.csv").exists() and not self._metrics[1]
 
     @property
     def broken(self) -> list[str]:
@@ -124,31 +153,41 @@ class Run:
         return epochs, wrong[:1] + more
 
 
-def example(runs: Sequence[Run], key: Callable[[Run], float] | None = None) -> Run:
-    """The run that stands for its row, which has several seeds: the one of median error, or of another `key`.
+def read_runs(paths: Sequence[Path]) -> list[Run]:
+    """Read the runs of `folders_in`, and raise as it does.
 
-    Of an even number it is the worse of the two in the middle; while none has ended it is the one that is furthest.
+    A run that contradicts itself or repeats another one loses its numbers.
+    """
+    runs = [_read(folder) for folder in folders_in(paths)]
+    wrong = {run.folder: words for run in runs if run.has_ended and (words := next(_contradictions(run), ""))}
+    wrong |= _repetitions([run for run in runs if run.has_ended and run.folder not in wrong])
+    return [_without_result(run, wrong[run.folder]) if run.folder in wrong else run for run in runs]
+
+
+def example(runs: Sequence[Run], key: Callable[[Run], float] | None = None) -> Run:
+    """Choose the run that stands for the seeds of a row: the one of median error, or of the median `key`.
+
+    Of an even number it is the worse of the two in the middle; while none has ended, it is the one that is furthest.
     """
     errors = [(run.error, run) for run in runs if run.error is not None]
     ended = [run for _, run in sorted(errors, key=lambda pair: key(pair[1]) if key else pair[0])]
     return ended[len(ended) // 2] if ended else max(runs, key=lambda run: len(run.history))
 
 
-def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """The runs of `folders_in`; raises as it does."""
-    runs = [_read(folder) for folder in folders_in(paths)]
-    wrong = {run.folder: words for run in runs if run.files and (words := contradiction(run.files))}
-    wrong |= repetitions([run.files for run in runs if run.files and run.folder not in wrong])
-    return [_without_result(run, wrong[run.folder]) if run.folder in wrong else run for run in runs]
+def unchecked(runs: Sequence[Run]) -> list[str]:
+    """Count, for each of `FACTS`, the runs that have ended and in which it cannot be checked."""
+    ended = [run for run in runs if run.has_ended]
+    counts = Counter(fact for run in ended for fact in _unconfirmed(run))
+    return [f"{fact}: {counts[fact]} of {len(ended)} runs ({FACTS[fact]})" for fact in FACTS if counts[fact]]
 
 
 def _without_result(run: Run, words: str) -> Run:
-    """The run with what contradicts what, and without the numbers, of which nobody knows the right one."""
+    """Return the run with its contradiction and without its numbers, as nobody knows which ones are right."""
     return replace(run, result={}, state=State(FAILED, reason="contradicts itself"), contradiction=words)
 
 
 def _read(folder: RunFolder) -> Run:
-    """One broken file hides neither the others nor the other rows."""
+    """Read a run; a broken file hides neither the other files nor the other rows."""
     unread: dict[str, str] = {}
 
     def tried(name: str, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -171,7 +210,7 @@ def _read(folder: RunFolder) -> Run:
 
 
 def _parsed(text: str) -> dict[str, Any]:
-    """A configuration, key by key: rows share most of them, and what is known is not parsed again."""
+    """Parse a configuration part by part: rows share most parts, which are parsed only once."""
     config: dict[str, Any] = {}
     for part in re.split(r"^(?=\w)", text, flags=re.MULTILINE):
         config |= _part(part)
@@ -188,3 +227,150 @@ def _part(text: str) -> dict[str, Any]:
     if not isinstance(part, dict) or not all(isinstance(key, str) for key in part):
         raise ValueError("it holds no settings by name")
     return part
+
+
+def _unconfirmed(run: Run) -> list[str]:
+    if _lacking(run):
+        return list(FACTS)
+    lacking = (
+        run.result["status"] == FINISHED and "test_right" not in run.result,
+        not run.has_whole_history,
+        not run.has_whole_history or _epoch_iterations(run) is None,
+        not run.has_whole_history or None in (_epoch_iterations(run), _base_rate(run)),
+        "identity" not in run.result,
+    )
+    return [fact for fact, is_lacking in zip(FACTS, lacking, strict=True) if is_lacking]
+
+
+def _repetitions(runs: Sequence[Run]) -> dict[RunFolder, str]:
+    """Name both folders of each pair that has equal epochs, bit by bit, under another seed or other settings.
+
+    Nobody knows which one is the copy. First iterations and test images must be equal too, if both results note them.
+    """
+    alike: dict[Any, list[Run]] = defaultdict(list)
+    for run in runs:
+        if run.has_whole_history and run.history and not _lacking(run):
+            values = [value for row in run.history for name, value in row.items() if name not in TIME_COLUMNS]
+            alike[tuple(values)].append(run)
+    repeated: dict[RunFolder, str] = {}
+    for first, second in (pair for same in alike.values() for pair in combinations(same, 2)):
+        noted = [entry for entry in NOTED if entry in first.result and entry in second.result]
+        key = _difference(first, second)
+        if key and all(first.result[entry] == second.result[entry] for entry in noted):
+            for one, other in ((first, second), (second, first)):
+                there, here = (flat(identity(run.typed_config)).get(key, "absent") for run in (other, one))
+                words = f"all epochs equal those of {other.folder}, bit by bit; {key} is {here} here, {there} there"
+                repeated.setdefault(one.folder, words)
+    return repeated
+
+
+def _difference(first: Run, second: Run) -> str | None:
+    """Return the first key, the seed before others, whose values lead to different trainings; None without one."""
+    one, other = flat(identity(first.typed_config)), flat(identity(second.typed_config))
+    different = [key for key in {*one, *other} - ALIKE if one.get(key) != other.get(key)]
+    return min(different, key=lambda key: (key != "seed", key), default=None)
+
+
+def _contradictions(run: Run) -> Iterator[str]:
+    """Say what disagrees among the files of a run that has ended, with both values."""
+    name = run.folder.path.name
+    if _lacking(run):
+        if "identity" in run.result:
+            yield f"identity is {run.result['identity']} in result.json, and config.yaml has no {_lacking(run)[0]}"
+        return
+    if re.fullmatch(r"seed\d+", name) and name != f"seed{run.typed_config.seed}":
+        yield f"the folder is named {name}, config.yaml has seed {run.typed_config.seed}"
+    try:
+        yield from _wrong_images(run)
+        yield from _wrong_errors(run)
+        yield from _wrong_epochs(run)
+    except UserError as error:  # of a configuration that no run can have had
+        yield f"result.json is of a run that ended, and config.yaml cannot be trained: {error}"
+    here = identity_hash(run.typed_config)
+    if run.result.get("identity", here) != here:
+        yield f"identity is {run.result['identity']} in result.json, {here} by config.yaml"
+
+
+def _wrong_errors(run: Run) -> Iterator[str]:
+    """Compare the errors in result.json with metrics.csv."""
+    config, result = run.typed_config, run.result
+    if not run.has_whole_history:
+        return
+    needed = (*COLUMNS, *["validation_error"] * (config.selection == Selection.best_validation))
+    for number, row in enumerate(run.history, 1):
+        if lacking := [column for column in needed if column not in row]:
+            yield f"result.json is of a run that ended, and epoch {number} in metrics.csv has no {lacking[0]}"
+            return
+    for entry, value in errors_of(config, run.history, result["status"]).items():
+        if result.get(entry, value) != value:
+            source = "config.yaml" if entry == "selection" else "metrics.csv"
+            yield f"{entry} is {result[entry]} in result.json, {value} by {source}"
+
+
+def _wrong_images(run: Run) -> Iterator[str]:
+    """Compare the errors in result.json with the images that `test_right` says were right after the last epoch."""
+    result = run.result
+    if result["status"] != FINISHED or "test_right" not in result or not (images := result["data"]["test"]):
+        return
+    right = int(unpacked(result["test_right"], images).sum())
+    by_image = 100 * (images - right) / images
+    errors = {"last_test_error": result.get("last_test_error"), "test_error": None}
+    if run.typed_config.selection == Selection.final and "view" not in result:
+        errors["test_error"] = result.get("test_error")
+    for entry, error in errors.items():
+        if error is not None and not math.isclose(error, by_image, abs_tol=1e-9):
+            yield f"{entry} is {error}, but test_right has {right} of {images} images right, an error of {by_image:g}"
+
+
+def _wrong_epochs(run: Run) -> Iterator[str]:
+    """Compare epochs, iterations and learning rates with the budget and the schedule in config.yaml."""
+    result, history, each = run.result, run.history, _epoch_iterations(run)
+    if not run.has_whole_history or each is None:
+        return
+    total = iterations_of(run.typed_config, each)
+    epochs, is_finished = math.ceil(total / each), result["status"] == FINISHED
+    if len(history) != epochs if is_finished else len(history) >= epochs:
+        yield f"{result['status']} with {len(history)} epochs in metrics.csv, {epochs} by config.yaml"
+        return
+    for number, row in enumerate(history, 1):
+        place = (number, min(number * each, total))
+        if (row["epoch"], row["iteration"]) != place:
+            there = f"epoch {row['epoch']:g} in metrics.csv ends at iteration {row['iteration']:g}"
+            yield f"{there}, epoch {place[0]} by config.yaml at {place[1]}"
+            return
+    # A run diverges within an epoch, or at its end before the epoch is written down.
+    last, done = len(history), result.get("iterations", total)
+    if result.get("epochs", last) != last if is_finished else result.get("epochs", last) not in (last, last + 1):
+        yield f"epochs is {result['epochs']} in result.json, {last} in metrics.csv"
+    if done != total if is_finished else not last * each < done <= min((last + 1) * each, total):
+        yield f"iterations is {done} in result.json, {total} by config.yaml, after {last} epochs in metrics.csv"
+    if (rate := _base_rate(run)) is None:
+        return
+    schedule = build("schedule", run.typed_config.schedule, total=total)
+    for row in history:
+        iteration, here = int(row["iteration"]), row["learning_rate"]
+        by_schedule = rate * schedule(iteration - 1)
+        if not math.isclose(here, by_schedule, rel_tol=1e-9, abs_tol=1e-12 * rate):
+            yield f"learning_rate of epoch {row['epoch']:g} is {here} in metrics.csv, {by_schedule} by config.yaml"
+            return
+        errors = {split: row[f"{split}_error"] for split in ("train", "validation", "test") if f"{split}_error" in row}
+        end_epoch(schedule, iteration, row["train_loss"], errors)
+
+
+def _lacking(run: Run) -> list[str]:
+    """Return the keys of a configuration that config.yaml does not have."""
+    keys = [field.name for field in fields(Config) if field.name not in run.config]
+    return keys + [f"scale.{field.name}" for field in fields(Scale) if field.name not in run.config.get("scale", {})]
+
+
+def _epoch_iterations(run: Run) -> int | None:
+    """Return the iterations of an epoch; None if the result does not note the number of training images."""
+    images = run.result.get("data", {}).get("train")
+    return math.ceil(images / run.typed_config.batch_size) if isinstance(images, int) and images > 0 else None
+
+
+def _base_rate(run: Run) -> float | None:
+    """Return the learning rate without a schedule; None if schedule or optimiser are a user's own."""
+    optimizer, schedule = run.typed_config.optimizer, run.typed_config.schedule
+    is_own = not {str(optimizer.get("_target_")), str(schedule.get("_target_"))} <= TARGETS
+    return None if is_own or not isinstance(rate := optimizer.get("lr"), int | float) else rate

@@ -1,32 +1,89 @@
-"""The page of records: README.md of a folder of records, every number of it from the files beside it."""
+"""Records, the small files of runs that have ended, to commit beside the code: kept, shown on a page, verified."""
 
 import csv
-from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+import torch
+import yaml
 from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import SandboxedEnvironment
 
+from deepnets.config.identity import identity_hash
+from deepnets.config.safe_yaml import LONGEST
 from deepnets.config.sweep import SWEEPS
-from deepnets.errors import UserError, printable
+from deepnets.errors import UserError, brief, printable
 from deepnets.results.cell import Cell
-from deepnets.results.claims_page import claims_page
-from deepnets.results.columns import in_other_arithmetic
-from deepnets.results.consistency import unchecked
+from deepnets.results.claims import claims_page
+from deepnets.results.columns import frame_of, in_other_arithmetic
 from deepnets.results.export import markdown_sheets
-from deepnets.results.read import Run, read_runs
+from deepnets.results.read import Run, read_runs, unchecked
 from deepnets.results.sheet import MINUS
 from deepnets.results.table import Table, tables_of
-from deepnets.results.writing import writing
+from deepnets.runs.contents import Result
 from deepnets.runs.folder import RunFolder, run_folders
-from deepnets.system.files import write_atomically
+from deepnets.runs.record import Evidence, data_of, differing
+from deepnets.system.files import LONGEST_METRICS, read_text, write_atomically, writing
+from deepnets.training.assembly import prepare
+from deepnets.training.fit import fit
+from deepnets.training.hardware import describe, find_device
 
-ENTRIES = {"protocol", "device", "threads", "seconds"}  # of result.json
 ABOUT = "about.md"  # what a person writes about a table; {{ table }} is where its numbers stand
+ENTRIES = {"protocol", "device", "threads", "seconds"}  # of a result.json that the page shows
+VERIFIABLE = {"beginning", "iterations", "data", "threads", "precision", "versions", "device", "processes"}
+COMPARED = 5  # losses, where bits cannot be equal: rounding grows with each further iteration
+TOLERANCE = {"float32": 1e-3, "bfloat16": 3e-2}  # of the largest relative difference of these losses
+
+
+def keep(paths: Sequence[Path], into: Path) -> int:
+    """Copy config.yaml, metrics.csv and result.json of the ended runs in `paths` to into/<table>/<row>/<seed>.
+
+    A record does not name the folders of the machine. Reports read records as they read runs, and a run whose record
+    is put into an output root counts as finished there. A run with a file that is a link, or cannot be read, is named
+    and not kept. Returns 0, or 1 if that happened.
+
+    Raises:
+        UserError: a folder has no runs, or files that contradict each other, a record would replace that of another
+            run, or a file cannot be written.
+    """
+    runs = read_runs(paths)
+    for run in runs:
+        if run.contradiction:
+            raise UserError(
+                f"{run.folder}: contradicts itself: {run.contradiction}; restore the file that was changed, or train "
+                "the run again"
+            )
+    refused = [reason for run in runs if (reason := _obstacle(run))]
+    print(printable("".join(f"not kept     {reason}\n" for reason in refused)), end="")
+    ended = [run for run in runs if run.has_ended and not _obstacle(run)]
+    records: dict[Path, Run] = {}
+    for run in ended:
+        if "identity" not in run.result:
+            raise UserError(
+                f"{run.folder}: result.json does not say of which run it is (identity); train the run again"
+            )
+        folder = into / run.grid.name / run.row / run.folder.path.name
+        other = records[folder].folder if folder in records else RunFolder(folder)
+        there = identity_hash(other.config) if (other.path / "config.yaml").is_file() else None
+        if folder in records or there not in (None, identity_hash(run.folder.config)):
+            raise UserError(f"{run.folder}: its record would replace that of another run, {other}; name another folder")
+        records[folder] = run
+    for folder, run in records.items():
+        with writing(into):
+            _copy(run, folder)
+    going = len(runs) - len(ended) - len(refused)
+    print(
+        printable(
+            f"records      {len(ended)} runs in {RunFolder(into)}" + (f"; {going} have not ended" if going else "")
+        )
+    )
+    return 1 if refused else 0
 
 
 def write_records(folder: Path, own: Path | None = None) -> int:
@@ -43,7 +100,7 @@ def write_records(folder: Path, own: Path | None = None) -> int:
 
 
 def records_pages(folder: Path, own: Path | None = None) -> dict[str, str]:
-    """The text of README.md and of claims.md (`claims_page`), by their names.
+    """Write the texts of README.md and of claims.md (`claims_page`), by their names.
 
     README.md has what `folder`/about.md says, how to read the tables, and a section for each table by its name. A
     section is the table's about.md, a Jinja template with the functions of `numbers_of`, or a heading without one. The
@@ -57,11 +114,10 @@ def records_pages(folder: Path, own: Path | None = None) -> dict[str, str]:
         raise UserError(f"{folder}: no records; --keep DIR copies those of ended runs there")
     places = sorted({run.path.parents[1] for run in folders})
     within = [other for place in places for other in _beside(place)]
-    read: dict[Path, list[Run]] = defaultdict(list)
-    for run in read_runs([folder]):  # all at once, which shows a copy in another table
-        read[run.grid].append(run)
+    runs = read_runs([folder])  # all at once, which shows a copy in another table
+    read = {grid: list(of_grid) for grid, of_grid in frame_of(runs).groupby("grid", sort=False)["run"]}
     tables = {
-        place: tables_of([run for part in (place.resolve(), *_beside(place)) for run in read[part]], own=own)[0]
+        place: tables_of([run for part in (place.resolve(), *_beside(place)) for run in read.get(part, [])], own=own)[0]
         for place in places
         if place.resolve() not in within
     }
@@ -69,14 +125,14 @@ def records_pages(folder: Path, own: Path | None = None) -> dict[str, str]:
     notes = dict.fromkeys(note for table in tables.values() for note in table.notes)
     sections = [_about(folder, ""), "\n".join(f"* {note}" for note in notes)]
     sections += [_section(folder, place.name, tables.get(place)) for place in named]
-    if lines := unchecked([run.files for runs in read.values() for run in runs if run.files]):
+    if lines := unchecked(runs):
         sections.append("\n".join(["## What cannot be checked", "", *(f"* {line}" for line in lines)]))
     page = "\n\n".join(section.strip() for section in sections if section.strip()) + "\n"
     return {"README.md": page, "claims.md": claims_page(folder, list(tables.values()), own or SWEEPS)}
 
 
 def numbers_of(records: Path, here: str) -> SandboxedEnvironment:
-    """Templates whose functions read numbers from the records; `table` is `here` where it is left out.
+    """Return templates whose functions read numbers from the records; a `table` that is left out is `here`.
 
     `cell(row, column, table)`, a text of the table as it is printed; `result(row, key, seed, table)`, a value of
     result.json; `column(file, name, table, **where)`, numbers of a CSV file, of the lines that hold these values.
@@ -110,12 +166,56 @@ def numbers_of(records: Path, here: str) -> SandboxedEnvironment:
     return environment
 
 
+def verify(paths: Sequence[Path], root: str) -> int:
+    """Train the first iterations of each record again, on the data in `root`, and print how they compare.
+
+    Losses and weights must be equal bit by bit where torch, device, threads and step are those of the record and it
+    was trained by one process, alone; elsewhere the first `COMPARED` losses within `TOLERANCE`. A record that
+    contradicts itself is not trained. Returns 1 if one differs or contradicts itself.
+
+    Raises:
+        UserError: a folder has no runs, a run has no `beginning` in its result, or the data are others.
+    """
+    read = read_runs(paths)
+    runs = [run for run in read if not run.contradiction]
+    for run in read:
+        if run.contradiction:
+            print(printable(f"{run.folder}: contradicts itself: {run.contradiction}"))
+    if old := [str(run.folder) for run in runs if not run.result.keys() >= VERIFIABLE]:
+        raise UserError(
+            f"{old[0]}: its result has no first iterations to compare with ({len(old)} of {len(runs)} runs)"
+        )
+    outcomes = [_verify(run, root) for run in runs]
+    for line in unchecked(runs):
+        print(printable(f"cannot be checked: {line}"))
+    return max([*outcomes, int(len(runs) < len(read))])
+
+
+def _obstacle(run: Run) -> str | None:
+    """Name the first file of the run that cannot be kept, and why; None if all can."""
+    if run.broken:
+        return run.broken[0]
+    missing = run.has_ended and not (run.folder.path / "metrics.csv").exists()
+    return f"{run.folder}/metrics.csv: is missing" if missing else None
+
+
+def _copy(run: Run, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "metrics.csv", read_text(run.folder.path / "metrics.csv", LONGEST_METRICS))
+    Result.model_validate(run.result).write(folder)
+    own = run.grid / f"{run.grid.name.split('+')[0]}.yaml"  # the sweep's, where it is somebody's own
+    if own.is_file() and not own.is_symlink():
+        write_atomically(folder.parents[1] / own.name, read_text(own, LONGEST))
+    config = run.config | {"output_root": "outputs", "dataset": run.config["dataset"] | {"root": "data"}}
+    write_atomically(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
+
+
 def _table(place: Path) -> Table:
     return tables_of(read_runs([place, *_beside(place)]))[0]
 
 
 def _beside(place: Path) -> list[Path]:
-    """The table's folders with `precision=` typed, but for those with an about.md, which are sections of their own."""
+    """Find the table's folders with `precision=` typed; those with an about.md are left out, as they have sections."""
     return [other for other in in_other_arithmetic([place]) if not (other / ABOUT).is_file()]
 
 
@@ -135,7 +235,7 @@ def _about(folder: Path, name: str, **values: str) -> str:
 
 
 def _table_text(table: Table) -> str:
-    """Sweep file, protocol, seeds, arithmetic and the numbers."""
+    """Write a table's sweep file, protocol, seeds, hardware, warnings and numbers."""
     # Of a file that cannot be read, or that lacks what a result has, a warning below says so.
     runs = [run for column in table.columns for run in column.runs if run.config and run.result.keys() >= ENTRIES]
     file = SWEEPS / f"{table.name}.yaml"
@@ -152,7 +252,7 @@ def _table_text(table: Table) -> str:
 
 
 def _several(protocols: Iterable[str]) -> str:
-    """The one most runs have, with the number of others; earlier versions wrote fewer facts of the same one."""
+    """Name the protocol of most runs, and count the others; earlier versions wrote fewer facts of the same one."""
     counts = Counter(protocols)
     facts = {protocol: set(protocol.split(", ")) for protocol in counts}
     whole = [protocol for protocol in counts if not any(facts[protocol] < other for other in facts.values())]
@@ -172,3 +272,49 @@ def _hardware(result: dict[str, Any]) -> str:
 
 def _number(value: float, digits: int = 2) -> str:
     return f"{value:.{digits}f}".replace("-", MINUS)
+
+
+def _verify(run: Run, root: str) -> int:
+    result = run.result
+    frozen = run.folder.config
+    if result["precision"] not in TOLERANCE:
+        raise UserError(f"{run.folder}: its result names an unknown precision, {brief(result['precision'])}")
+    config = replace(frozen, dataset=frozen.dataset | {"root": root}, device="auto")
+    device = find_device(config.device)
+    if others := differing(result["data"], data_of(config, device)):
+        raise UserError(f"{run.folder}: was trained on other data than those in {root}: {others}")
+    torch.set_num_threads(result["threads"])
+    training, evidence = prepare(config, device, getattr(torch, result["precision"])), Evidence()
+    losses = result["beginning"]["losses"]
+    for state in fit(training):
+        evidence.note(state)
+        if training.iteration == len(losses):
+            break
+    now = evidence.facts()["beginning"]
+    others = "; ".join(_changes(result, config.launcher, device))
+    is_equal = now == result["beginning"]
+    if is_equal:
+        words = "equal bit by bit"
+    else:
+        pairs = zip(now["losses"], losses[:COMPARED], strict=False)
+        gap = max(abs(a - b) / abs(b) if None not in (a, b) else float(a != b) for a, b in pairs)
+        tolerance = TOLERANCE[result["precision"]]
+        is_equal = bool(others) and gap <= tolerance
+        words = f"the first {COMPARED} losses differ by at most {gap:.1e} (tolerance {tolerance:.0e})"
+    why = f" ({others})" if others else ""
+    print(
+        printable(
+            f"{run.folder}: {'verified' if is_equal else 'DIFFERS'}: the first {len(losses)} of {result['iterations']} "
+            f"iterations, {words}{why}"
+        )
+    )
+    return 0 if is_equal else 1
+
+
+def _changes(result: dict[str, Any], launcher: dict[str, Any], device: torch.device) -> list[str]:
+    """Say what has changed since the record, so that bits need not be equal."""
+    then = {"torch": result["versions"].get("torch"), "device": result["device"]}
+    now = {"torch": version("torch"), "device": describe(device)}
+    words = [f"{name} {then[name]} then, {now[name]} now" for name in then if then[name] != now[name]]
+    words += ["trained by several processes"] * (result["processes"] != {"0": 1})
+    return words + ["trained in a stack"] * (launcher.get("stacked", 1) > 1)

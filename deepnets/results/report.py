@@ -1,34 +1,49 @@
-"""A report: the tables of a sweep in the terminal, its page, its figures, and its exports."""
+"""A report of sweeps: tables in the terminal, a page, figures and exports; or two runs or sweeps side by side."""
 
+import math
 import shlex
 import sys
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from deepnets.config.project import program
 from deepnets.errors import printable
-from deepnets.results.columns import in_other_arithmetic
+from deepnets.monitor.style import styled
+from deepnets.results.cell import middle
+from deepnets.results.claims import claim_sheets
+from deepnets.results.columns import Column, columns_of, frame_of, in_other_arithmetic, warnings_of
 from deepnets.results.export import to_csv, to_latex, to_markdown
 from deepnets.results.figures.choose import pictures_of
-from deepnets.results.figures.picture import Picture
-from deepnets.results.page import Section, write_report_page
-from deepnets.results.provenance import command_sheet, difference_sheet, environment_sheet
-from deepnets.results.read import read_runs
-from deepnets.results.sheet import Sheet, print_sheet
-from deepnets.results.sheets import claim_sheets, comparison_sheets, overview_sheet, result_sheets
-from deepnets.results.table import Table, tables_of
-from deepnets.results.writing import writing
+from deepnets.results.figures.curves import MOST_PANELS, curves_beside
+from deepnets.results.page import Picture, Section, write_report_page
+from deepnets.results.read import Run, example, read_runs
+from deepnets.results.sheet import NOTHING, Sheet, percent, print_sheet, setting_text, short_commit, signed
+from deepnets.results.statistics import compare_pairs
+from deepnets.results.table import (
+    Table,
+    comparison_sheet,
+    comparison_sheets,
+    errors_of,
+    overview_sheet,
+    result_sheets,
+    tables_of,
+)
 from deepnets.runs.folder import RunFolder
-from deepnets.system.files import make_own_folder
+from deepnets.system.files import make_own_folder, writing
 from deepnets.system.printing import as_text, console_for
 
 EXPORTS = {"csv": to_csv, "latex": to_latex, "markdown": to_markdown}
 STANDARD_OUTPUT = Path("-")
 MOST_COMPARISONS, MOST_ON_PAGE = 10, 300  # pairs of rows, the surest first; 200 rows have 19900
+MOST_KEYS = 40  # a page that shows more differences than a reader can take in helps nobody
+
+Pairs = dict[str, tuple[list[Run], list[Run]]]
 
 
 def report(
@@ -71,6 +86,80 @@ def report(
     console.print(as_text(f"page         {RunFolder(folder / 'report.html')}"), soft_wrap=True)
     console.print(as_text(f"figures      {len(pictures)} as PNG and SVG in {RunFolder(folder)}"), soft_wrap=True)
     return 0
+
+
+def compare(first: Path, second: Path, output: Path | None, logarithmic: bool) -> int:
+    """Print what differs between A and B, two runs or two sweeps, in settings and results, and draw their curves.
+
+    Writes compare.html and the figure to `output`, by default the folder `report` in A. Returns 0.
+
+    Raises:
+        UserError: a folder has no runs, or a file cannot be written.
+    """
+    sides = dict(zip("AB", (read_runs([first]), read_runs([second])), strict=True))
+    pairs, warnings = _pairs(*sides.values())
+    warnings += [
+        f"{letter}: {warning}"
+        for letter, runs in sides.items()
+        for column in columns_of(frame_of(runs))
+        for warning in warnings_of(column)
+    ]
+    names = [f"A: {RunFolder(first)}", f"B: {RunFolder(second)}"]
+    settings, results = _settings_beside(pairs), [_errors_beside(pairs), _tests_beside(pairs)]
+    console = console_for()
+    for line in (*names, *(f"warning: {warning}" for warning in warnings), ""):
+        console.print(as_text(line), soft_wrap=True)
+    for sheet in (settings, *results):
+        print_sheet(console, sheet)
+    file = (output or first / "report") / "compare.html"
+    environments = [replace(environment_sheet(runs), title=f"Environment of {side}") for side, runs in sides.items()]
+    sections = [
+        Section("What differs", [settings]),
+        Section("Results", results),
+        Section("Curves", pictures=_curves_beside(pairs, logarithmic)),
+        Section("Environment", environments),
+    ]
+    write_report_page(file, "A beside B", names, warnings, sections)
+    console.print(as_text(f"page         {RunFolder(file)}"), soft_wrap=True)
+    return 0
+
+
+def difference_sheet(runs: Sequence[Run], title: str) -> Sheet:
+    """Show the settings that differ between rows, a line for each row; where its seeds differ too, both values."""
+    rows = frame_of([run for run in runs if run.config]).groupby("row", sort=False)["run"]
+    values = {row: _texts([run.settings for run in same]) for row, same in rows}
+    keys = dict.fromkeys(key for settings in values.values() for key in settings)
+    differing = [key for key in keys if len({settings.get(key, NOTHING) for settings in values.values()}) > 1]
+    lines = [(row, *(values[row].get(key, NOTHING) for key in differing[:MOST_KEYS])) for row in values]
+    more = len(differing) - MOST_KEYS
+    return Sheet(title, ("row", *differing[:MOST_KEYS]), tuple(lines), note=f"{more} more keys differ." * (more > 0))
+
+
+def environment_sheet(runs: Sequence[Run]) -> Sheet:
+    """Show on what the runs that ended were trained, and count them."""
+    header = ("device", "precision", "threads", "torch", "Python", "commit", "runs", "hours")
+    ended = [run.result for run in runs if "device" in run.result]
+    keys = [_environment(result) for result in ended]
+    hours = {
+        key: sum(r.get("seconds", 0.0) for r, k in zip(ended, keys, strict=True) if k == key) / 3600 for key in keys
+    }
+    lines = [(*key, str(count), f"{hours[key]:.3g}") for key, count in Counter(keys).most_common()]
+    return Sheet("Environment", header, tuple(lines))
+
+
+def command_sheet(runs: Sequence[Run]) -> Sheet:
+    """Show the command that trains the first run of each row alone; the note has the commands as they were typed."""
+    rows: dict[str, Run] = {}
+    typed: dict[str, dict[str, None]] = {}
+    for run in runs:
+        if run.origin.keys() >= {"command", "overrides"}:
+            rows.setdefault(run.row, run)
+            typed.setdefault(run.origin["command"], {})[run.row] = None
+    lines = [(row, " ".join([program("train"), shlex.join(run.origin["overrides"])])) for row, run in rows.items()]
+    notes = [
+        f"Typed for {'all rows' if len(of) == len(rows) else ', '.join(of)}: {command}" for command, of in typed.items()
+    ]
+    return Sheet("Commands", ("row", "its first run alone"), tuple(lines), note="\n".join(notes))
 
 
 def _print_table(console: Console, table: Table, comparisons: Sequence[Sheet]) -> None:
@@ -118,3 +207,108 @@ def _summary(tables: Sequence[Table]) -> list[str]:
     lines = [f"{len(runs)} runs: {counted}." + (f" Against the published values: {judged}." if judged else "")]
     command = " ".join([program("report"), shlex.join(sys.argv[1:])])
     return [*lines, f"Written {datetime.now().astimezone():%Y-%m-%d %H:%M %Z} by {command}"]
+
+
+def _pairs(first: Sequence[Run], second: Sequence[Run]) -> tuple[Pairs, list[str]]:
+    """Pair rows of the same name and protocol, or the only row of each side; also say what is left unpaired.
+
+    Several protocols of a side are separate as the columns of a table are: each is beside that of the same label on
+    the other side, or all beside its only one.
+    """
+    a_columns, b_columns = columns_of(frame_of(first)), columns_of(frame_of(second))
+    if len(a_columns) == len(b_columns) == len(a_columns[0].rows) == len(b_columns[0].rows) == 1:
+        (row, runs), (other, others) = *a_columns[0].rows.items(), *b_columns[0].rows.items()
+        return {row if row == other else f"{row} | {other}": (runs, others)}, []
+    a_is_one, b_is_one = len(a_columns) == 1, len(b_columns) == 1
+    pairs: Pairs = {}
+    for a in a_columns:
+        for b in b_columns:
+            if a_is_one or b_is_one or a.label == b.label:
+                label = "" if a_is_one and b_is_one else f" ({a.label if b_is_one else b.label})"
+                pairs |= {f"{row}{label}": (a.rows[row], b.rows[row]) for row in a.rows if row in b.rows}
+    paired = {id(run) for both in pairs.values() for runs in both for run in runs}
+    alone = {side: _alone(columns, paired) for side, columns in (("A", a_columns), ("B", b_columns))}
+    return pairs, [f"only in {side}: {', '.join(rows)}" for side, rows in alone.items() if rows]
+
+
+def _alone(columns: Sequence[Column], paired: Collection[int]) -> list[str]:
+    return [
+        f"{row} ({column.label})" if len(columns) > 1 else row
+        for column in columns
+        for row, runs in column.rows.items()
+        if id(runs[0]) not in paired
+    ]
+
+
+def _settings_beside(pairs: Pairs) -> Sheet:
+    """Show a line for each setting and fact that differs; rows that differ alike share it."""
+    rows_by_difference: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for row, (a_runs, b_runs) in pairs.items():
+        a, b = _values(a_runs), _values(b_runs)
+        for key in {**a, **b}:
+            if a.get(key, NOTHING) != b.get(key, NOTHING):
+                rows_by_difference[key, a.get(key, NOTHING), b.get(key, NOTHING)].append(row)
+    lines = [
+        (key, one, other, "all" if len(rows) == len(pairs) else ", ".join(rows))
+        for (key, one, other), rows in rows_by_difference.items()
+    ]
+    note = "" if lines else "No setting differs." if pairs else "No row is in both: nothing to compare."
+    return Sheet("Settings and environment", ("setting", "A", "B", "rows"), tuple(lines), note=note)
+
+
+def _values(runs: Sequence[Run]) -> dict[str, str]:
+    """Return a row's settings, seeds, and on what it was trained; several values where its runs differ."""
+    each = []
+    for run in runs:
+        facts = {name: run.result.get(name) for name in ("device", "precision", "threads", "commit")}
+        facts["torch"] = run.result.get("versions", {}).get("torch")
+        known = {f"trained: {name}": value for name, value in facts.items() if value is not None}
+        each.append({**run.settings, "seed": run.seed, **known})
+    return _texts(each)
+
+
+def _errors_beside(pairs: Pairs) -> Sheet:
+    header = ("row", "n A", "median A", "n B", "median B", "A minus B", "state A", "state B")
+    lines = []
+    for row, both in pairs.items():
+        errors = [[run.error for run in runs if run.error is not None] for runs in both]
+        a, b = map(middle, errors)
+        difference = signed(a - b) if a is not None and b is not None and math.isfinite(a - b) else NOTHING
+        states = [", ".join(dict.fromkeys(run.state.name for run in runs)) for runs in both]
+        lines.append((row, str(len(errors[0])), percent(a), str(len(errors[1])), percent(b), difference, *states))
+    return Sheet("Final test errors in percent", header, tuple(lines), frozenset(header[1:6]))
+
+
+def _tests_beside(pairs: Pairs) -> Sheet:
+    tested = []
+    for row, both in pairs.items():
+        rows = [runs[0].row for runs in both]
+        names = [row, row] if len(set(rows)) == 1 else rows  # rows of two names beside each other have their own
+        a, b = (errors_of(f"{name}, {side}", runs) for name, side, runs in zip(names, "AB", both, strict=True))
+        tested.append((a, b))
+    return comparison_sheet("Do A and B differ?", compare_pairs(tested))
+
+
+def _curves_beside(pairs: Pairs, logarithmic: bool) -> list[Picture]:
+    examples = {row: (example(a_runs), example(b_runs)) for row, (a_runs, b_runs) in pairs.items()}
+    drawn = {row: both for row, both in examples.items() if any(run.history for run in both)}
+    if not drawn:
+        return []
+    caption = "Error of each row's run of median result (of two the worse), of A and of B"
+    if len(drawn) > MOST_PANELS:
+        caption += f"; the first {MOST_PANELS} of {len(drawn)} rows"
+    with styled():
+        return [Picture("compare", caption, curves_beside(drawn, logarithmic))]
+
+
+def _texts(settings: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Return the settings of several runs as they would be typed; several values of a key where they differ."""
+    texts = [{key: setting_text(value) for key, value in each.items()} for each in settings]
+    keys = dict.fromkeys(key for each in texts for key in each)
+    return {key: " or ".join(dict.fromkeys(each.get(key, NOTHING) for each in texts)) for key in keys}
+
+
+def _environment(result: dict[str, Any]) -> tuple[str, ...]:
+    names = (result.get(name, NOTHING) for name in ("device", "precision", "threads"))
+    torch, python = result.get("versions", {}).get("torch", NOTHING), result.get("python", NOTHING)
+    return (*map(str, names), torch, python, short_commit(result.get("commit")))

@@ -1,7 +1,8 @@
-"""A sheet of text, as the terminal, the page, Markdown and LaTeX show it."""
+"""A sheet is a table of text, which the terminal, the page, Markdown and LaTeX show."""
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,11 +14,23 @@ from deepnets.system.printing import as_text
 
 MINUS = "\N{MINUS SIGN}"
 NOTHING = "\N{EN DASH}"
+LATEX = {
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "\N{MINUS SIGN}": "$-$",
+    "\N{EN DASH}": "--",
+    "∞": r"$\infty$",
+    "<": "$<$",
+    ">": "$>$",
+}
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """`numbers` names the columns of numbers, which stand at the right of their column."""
+    """A table of text. `numbers` names the columns of numbers, which are aligned at the right."""
 
     title: str
     header: tuple[str, ...]
@@ -26,12 +39,12 @@ class Sheet:
     note: str = ""
 
     def without_empty_columns(self) -> "Sheet":
-        """Only the columns with a word or number in them."""
+        """Return the sheet with only the columns that hold a word or a number."""
         said = [{line[index] for line in self.lines} - {"", NOTHING} for index in range(len(self.header))]
         return self._only([index for index, words in enumerate(said) if not index or words])
 
     def of(self, columns: Sequence[str]) -> "Sheet":
-        """Only these columns, in the order of the sheet, without its note."""
+        """Return the sheet with only these columns, in its own order, without its note."""
         return replace(self._only([index for index, name in enumerate(self.header) if name in columns]), note="")
 
     def _only(self, shown: Sequence[int]) -> "Sheet":
@@ -39,7 +52,7 @@ class Sheet:
         return replace(self, header=tuple(self.header[index] for index in shown), lines=lines)
 
     def cut(self, most: int) -> "Sheet":
-        """The first `most` lines; the note counts the others."""
+        """Return the sheet with its first `most` lines; the note counts the others."""
         more = len(self.lines) - most
         if more <= 0:
             return self
@@ -48,7 +61,7 @@ class Sheet:
 
 
 def print_sheet(console: Console, sheet: Sheet, most: int | None = None) -> None:
-    """A sheet as text; lines beyond `most` are counted."""
+    """Print a sheet; lines beyond `most` are only counted."""
     shown = (sheet if most is None else sheet.cut(most)).without_empty_columns()
     table = Table(box=None, pad_edge=False)
     for name in shown.header:
@@ -63,26 +76,55 @@ def print_sheet(console: Console, sheet: Sheet, most: int | None = None) -> None
     console.print()
 
 
+def markdown_table(sheet: Sheet) -> str:
+    """Return header and lines as a table of Markdown, without title and note."""
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", r"\|").replace("\n", " ") for cell in cells) + " |"
+
+    rule = ["--:" if name in sheet.numbers else ":--" for name in sheet.header]
+    return "\n".join([line(sheet.header), line(rule), *map(line, sheet.lines)])
+
+
+def latex_table(sheet: Sheet) -> str:
+    """Return a tabular with booktabs' rules, under its title and note as a comment."""
+
+    def line(cells: Sequence[str]) -> str:
+        return (
+            "  " + " & ".join(re.sub(".", lambda match: LATEX.get(match[0], match[0]), cell) for cell in cells) + r" \\"
+        )
+
+    columns = "".join("r" if name in sheet.numbers else "l" for name in sheet.header)
+    lines = [
+        f"% {sheet.title}. {sheet.note}",
+        rf"\begin{{tabular}}{{{columns}}}",
+        r"  \toprule",
+        line(sheet.header),
+        r"  \midrule",
+        *map(line, sheet.lines),
+        r"  \bottomrule",
+        r"\end{tabular}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def percent(value: float | None) -> str:
-    """Two digits; a dash for none, `∞` after a divergence."""
+    """Write two digits; a dash for None, `∞` after a divergence."""
     return NOTHING if value is None else "∞" if math.isinf(value) else f"{value:.2f}"
 
 
 def signed(value: float | None) -> str:
-    """A difference with its sign."""
+    """Write a difference with its sign."""
     return NOTHING if value is None else f"{value:+.2f}".replace("-", MINUS)
 
 
 def short_commit(name: str | None) -> str:
-    """The first ten digits of a commit, with `-dirty` where there were uncommitted changes; `unknown` without one."""
+    """Write the first ten digits of a commit, and `-dirty` if there were uncommitted changes; `unknown` without one."""
     if not name:
         return "unknown"
     return name.removesuffix("-dirty")[:10] + "-dirty" * name.endswith("-dirty")
 
 
-def setting_text(settings: dict[str, Any], key: str) -> str:
-    """A setting as it would be typed."""
-    if key not in settings:
-        return NOTHING
-    value = settings[key]
+def setting_text(value: Any) -> str:
+    """Write the value of a setting as it would be typed."""
     return value if isinstance(value, str) else json.dumps(value)

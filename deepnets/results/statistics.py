@@ -1,4 +1,4 @@
-"""How sure a number is, and whether two rows differ."""
+"""The statistics of errors: how sure a number is, and whether two rows differ."""
 
 import math
 import warnings
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import fmean, stdev
+from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -15,10 +16,14 @@ FEWEST_SEEDS = 3  # below, neither a verdict nor a claim
 FEWEST_RANKED = 5  # rows, below which any ranking may agree by chance
 RESAMPLES = 9999
 WORST_ERROR = 100.0  # percent; what a diverged run counts as where a finite number is needed
+TEST_SET_NOTE = (
+    "Test set: half of the interval of the difference over the choice of test images, from the images that each run "
+    "got right."
+)
 
 
 def median_interval(errors: Sequence[float]) -> tuple[float, float] | None:
-    """The bootstrap interval of the median at `CONFIDENCE` (percentile method, fixed random state), in percent.
+    """Return the bootstrap interval of the median at `CONFIDENCE` (percentile method, fixed random state), in percent.
 
     None below `FEWEST_SEEDS` runs. A diverged run counts as `WORST_ERROR`.
     """
@@ -27,14 +32,14 @@ def median_interval(errors: Sequence[float]) -> tuple[float, float] | None:
         return None
     if len(set(finite)) == 1:
         return finite[0], finite[0]
-    found = stats.bootstrap(
+    interval = stats.bootstrap(
         (finite,), np.median, n_resamples=RESAMPLES, confidence_level=CONFIDENCE, method="percentile", rng=0
     ).confidence_interval
-    return float(found.low), float(found.high)
+    return float(interval.low), float(interval.high)
 
 
 def image_noise(first: Sequence[np.ndarray | None], second: Sequence[np.ndarray | None]) -> float | None:
-    """Half of the interval, at `CONFIDENCE`, that the choice of test images gives the difference of two mean errors.
+    """Return half of the interval of the difference of two mean errors over the choice of test images.
 
     Each array says which images a run got wrong, (images,); images are paired, and the runs of a row averaged, so that
     what its seeds differ in is left out. In percent points; None where a row has no such array.
@@ -47,14 +52,14 @@ def image_noise(first: Sequence[np.ndarray | None], second: Sequence[np.ndarray 
 
 
 def rank_agreement(first: Sequence[float], second: Sequence[float]) -> tuple[float, float] | None:
-    """Kendall's tau-b between two rankings of the same rows, and its p value; an infinite error is the worst.
+    """Return Kendall's tau-b between two rankings of the same rows, and its p value; an infinite error is the worst.
 
     None below `FEWEST_RANKED` rows, or where a side ranks them all alike.
     """
     if len(first) < FEWEST_RANKED or len(set(first)) == 1 or len(set(second)) == 1:
         return None
-    found = stats.kendalltau(first, second)
-    return float(found.statistic), float(found.pvalue)
+    agreement = stats.kendalltau(first, second)
+    return float(agreement.statistic), float(agreement.pvalue)
 
 
 @dataclass(frozen=True)
@@ -100,18 +105,54 @@ class Errors:
     wrong: tuple[np.ndarray | None, ...] = ()
 
 
+class Welch(NamedTuple):
+    """Welch's t test on the errors of two rows: `difference` of the means, first minus second, in percent points.
+
+    `low` and `high` bound the difference; `p` is of this test alone.
+    """
+
+    difference: float
+    low: float
+    high: float
+    p: float
+
+
+def welch(first: Sequence[float], second: Sequence[float], error: float) -> Welch:
+    """Test two rows; the interval leaves out the true difference with probability `error`.
+
+    Rows without any spread have an interval of no width.
+    """
+    difference = fmean(first) - fmean(second)
+    if len(set(first)) == len(set(second)) == 1:
+        return Welch(difference, difference, difference, float(difference == 0))
+    with warnings.catch_warnings():  # a row without spread beside one with some is tested soundly
+        warnings.filterwarnings("ignore", "Precision loss occurred in moment calculation", RuntimeWarning)
+        test = stats.ttest_ind(first, second, equal_var=False)
+        interval = test.confidence_interval(1 - error)
+    return Welch(difference, float(interval.low), float(interval.high), float(test.pvalue))
+
+
+def power(difference: float, spread: float, seeds: int, spent: float) -> float:
+    """Return the probability that the interval of two rows of `seeds` seeds and equal `spread` leaves out 0."""
+    if not spread:
+        return float(difference != 0)
+    freedom, shift = 2 * seeds - 2, abs(difference) / spread * math.sqrt(seeds / 2)
+    if shift > 30:  # certain; scipy's noncentral t has no value there
+        return 1.0
+    bound = stats.t.ppf(1 - spent / 2, freedom)
+    return float(stats.nct.sf(bound, freedom, shift) + stats.nct.cdf(-bound, freedom, shift))
+
+
 def compare_rows(rows: Sequence[Errors]) -> list[Comparison]:
-    """Every pair of rows, as `compare_pairs` does."""
+    """Compare every pair of rows, as `compare_pairs` does."""
     return compare_pairs(list(combinations(rows, 2)))
 
 
 def compare_pairs(pairs: Sequence[tuple[Errors, Errors]]) -> list[Comparison]:
-    """Each pair by Welch's test, corrected for the number of pairs; the surest difference first, no claims last."""
+    """Compare each pair by Welch's test, corrected for the number of pairs; the surest difference comes first."""
     reasons = [_why_not(first.values, second.values) for first, second in pairs]
     tested = [pair for pair, why_not in zip(pairs, reasons, strict=True) if not why_not]
-    with warnings.catch_warnings():  # a row without spread beside one with some is tested soundly
-        warnings.filterwarnings("ignore", "Precision loss occurred in moment calculation", RuntimeWarning)
-        comparisons = [_welch(first, second, len(tested)) for first, second in tested]
+    comparisons = [_compared(first, second, (1 - CONFIDENCE) / len(tested)) for first, second in tested]
     corrected = holm([comparison.p for comparison in comparisons])
     comparisons = [replace(pair, p_corrected=p) for pair, p in zip(comparisons, corrected, strict=True)]
     silent = [
@@ -123,7 +164,7 @@ def compare_pairs(pairs: Sequence[tuple[Errors, Errors]]) -> list[Comparison]:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """The p values corrected for their number (Holm 1979): the i-th smallest of m times m - i + 1, never falling."""
+    """Correct p values for their number (Holm 1979): the i-th smallest of m times m - i + 1, never falling."""
     corrected, highest = [0.0] * len(p), 0.0
     for rank, index in enumerate(sorted(range(len(p)), key=p.__getitem__)):
         highest = max(highest, min(1.0, p[index] * (len(p) - rank)))
@@ -132,7 +173,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def hedges_g(first: Sequence[float], second: Sequence[float]) -> float:
-    """The difference of the means over the pooled deviation, corrected for few samples (Hedges 1981)."""
+    """Return the difference of the means over the pooled deviation, corrected for few samples (Hedges 1981)."""
     freedom = len(first) + len(second) - 2
     pooled = math.sqrt(((len(first) - 1) * stdev(first) ** 2 + (len(second) - 1) * stdev(second) ** 2) / freedom)
     return (fmean(first) - fmean(second)) / pooled * (1 - 3 / (4 * freedom - 1))
@@ -148,17 +189,8 @@ def _why_not(first: Sequence[float], second: Sequence[float]) -> str:
     return ""
 
 
-def _welch(first: Errors, second: Errors, tests: int) -> Comparison:
-    test = stats.ttest_ind(first.values, second.values, equal_var=False)
-    interval = test.confidence_interval(1 - (1 - CONFIDENCE) / tests)
-    return Comparison(
-        first.row,
-        second.row,
-        (len(first.values), len(second.values)),
-        difference=fmean(first.values) - fmean(second.values),
-        low=float(interval.low),
-        high=float(interval.high),
-        effect=hedges_g(first.values, second.values),
-        p=float(test.pvalue),
-        image_noise=image_noise(first.wrong, second.wrong),
-    )
+def _compared(first: Errors, second: Errors, error: float) -> Comparison:
+    difference, low, high, p = welch(first.values, second.values, error)
+    seeds, effect = (len(first.values), len(second.values)), hedges_g(first.values, second.values)
+    noise = image_noise(first.wrong, second.wrong)
+    return Comparison(first.row, second.row, seeds, difference, low, high, effect, p, image_noise=noise)

@@ -1,19 +1,28 @@
-"""The rows of a table beside what was published about them."""
+"""A table: its rows beside what was published about them, shown as sheets, and compared with one another."""
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pandas as pd
+
 from deepnets.config.sweep import SWEEPS
-from deepnets.results.cell import FAIL_ABOVE, Cell
-from deepnets.results.columns import FULL, Column, columns_of, warnings_of
-from deepnets.results.published import FAIL, Published, PublishedRow, published_of
+from deepnets.results.cell import FAIL_ABOVE, Cell, Net, is_search, nets_of, search_note
+from deepnets.results.columns import FULL, Column, columns_of, frame_of, warnings_of
+from deepnets.results.published import FAIL, VERDICT_RULE, Published, PublishedRow, published_of
 from deepnets.results.read import Run
-from deepnets.results.search import Net, is_search, nets_of
-from deepnets.results.verdict import RULE
+from deepnets.results.sheet import MINUS, Sheet, percent, signed
+from deepnets.results.statistics import (
+    CONFIDENCE,
+    TEST_SET_NOTE,
+    Comparison,
+    Errors,
+    compare_rows,
+    rank_agreement,
+)
 
 FAILS = (
     "fail, as He et al. 2016 define it: a non-finite median, or one above 20% under the full protocol; it agrees with "
@@ -25,6 +34,7 @@ CHANGED = (
     "is a fail."
 )
 LARGE = "The paper itself prints errors above 20%: only a non-finite median is a fail."
+TEXT = frozenset({"row", "verdict", "published view", "also published", "state"})  # all other columns are numbers
 
 
 @dataclass(frozen=True)
@@ -43,16 +53,16 @@ class Table:
     sweeps: Path = SWEEPS  # where its sweep file is
 
     def title(self, index: int) -> str:
-        """The table's name and what is special about the column."""
+        """Return the table's name and what is special about the column."""
         label = self.columns[index].label
         return self.name if label == FULL else f"{self.name}, {label}"
 
     def column(self, index: int) -> dict[str, Cell]:
-        """The cells of a column by row."""
+        """Return the cells of a column by row."""
         return {row: self.cells[row, index] for row in self.rows}
 
     def runs(self, index: int) -> list[Run]:
-        """The runs of a column in the order of the rows."""
+        """Return the runs of a column in the order of the rows."""
         return [run for cell in self.column(index).values() for run in cell.runs]
 
     @property
@@ -65,7 +75,7 @@ class Table:
     def notes(self) -> list[str]:
         """How the verdicts and fails came about."""
         printed = [row.test_error for row in self.published.rows.values() if row.test_error is not None]
-        notes = [RULE] if printed else []
+        notes = [VERDICT_RULE] if printed else []
         if FAIL in printed:
             notes.append(FAILS)
         elif any(cell.is_fail for cell in self.cells.values()):
@@ -78,37 +88,112 @@ class Table:
 
 
 def tables_of(runs: Sequence[Run], sweeps: Path = SWEEPS, own: Path | None = None) -> list[Table]:
-    """One table for each sweep; the folders, scales and protocols it was trained in are its columns.
+    """Make a table for each sweep; the folders, scales and protocols it was trained in are its columns.
 
     Published numbers are those of the sweep's file in `own`, a project's, or in `sweeps`, or of its copy beside the
     runs. Raises as `published_of` does.
     """
-    by_name: dict[str, list[Run]] = defaultdict(list)
-    for run in runs:
-        by_name[run.grid.name.split("+")[0]].append(run)
     tables = []
-    for name, members in by_name.items():
-        places = (*filter(None, [own]), sweeps, *dict.fromkeys(run.grid for run in members))
+    for name, members in frame_of(runs).groupby("table", sort=False):
+        places = (*filter(None, [own]), sweeps, *members["grid"].unique())
         place = next((place for place in places if (place / f"{name}.yaml").is_file()), sweeps)
         tables.append(_table(name, members, place))
     return tables
 
 
-def _table(name: str, runs: Sequence[Run], sweeps: Path) -> Table:
-    published = published_of(name, sweeps) if any(run.sweep for run in runs) else Published()
-    trained = sorted({run.row for run in runs} - published.rows.keys(), key=_natural)
+def result_sheets(table: Table) -> list[Sheet]:
+    """Show every row beside what is published about it, a sheet for each column of the table."""
+    return [result_sheet(table, index) for index in range(len(table.columns))]
+
+
+def result_sheet(table: Table, index: int) -> Sheet:
+    """Show the rows of the column `index`, with a note on what the numbers are."""
+    lines = {row: cell.facts() for row, cell in table.column(index).items()}
+    header = ("row", *next(iter(lines.values()), ()))
+    if table.trials:
+        notes = [search_note(table.trials.column(index).values())]
+    else:
+        notes = ["Test error in percent; training: median error of the last epoch, on augmented images."]
+        notes += [f"Published: {table.published.statistic}."] if table.published.statistic else []
+        if count := table.published.best_epochs:
+            notes.append(
+                f"Best epochs: the mean of a run's {count} lowest test errors, as published; median over runs. "
+                "Verdict, difference, interval and claims are by it."
+            )
+        notes += _rankings(table, index)
+    counts = Counter(run.result["precision"] for run in table.columns[index].runs if "precision" in run.result)
+    if counts:
+        words = [
+            f"{name} ({count} run{'s' * (count > 1)})" if len(counts) > 1 else name
+            for name, count in counts.most_common()
+        ]
+        notes.append(f"Precision: {', '.join(words)}.")
+    cells = tuple((row, *facts.values()) for row, facts in lines.items())
+    return Sheet(table.title(index), header, cells, frozenset(header) - TEXT, " ".join(notes))
+
+
+def overview_sheet(table: Table) -> Sheet | None:
+    """Show the columns beside one another; None if there is only one."""
+    if len(table.columns) < 2:
+        return None
+    header = ("row", "published", *(column.label for column in table.columns))
+    lines = []
+    for row in table.rows:
+        cells = [table.cells[row, index] for index in range(len(table.columns))]
+        lines.append((row, cells[0].published.text, *(cell.headline for cell in cells)))
+    title = f"{table.name}: one number of each column; columns are never averaged with one another"
+    return Sheet(title, header, tuple(lines), frozenset(header[1:]))
+
+
+def comparison_sheets(table: Table) -> list[Sheet]:
+    """Compare every pair of rows, column by column."""
+    sheets = []
+    for index in range(len(table.columns)):
+        errors = [errors_of(row, cell.runs) for row, cell in table.column(index).items() if cell.errors]
+        if len(errors) > 1:
+            sheets.append(comparison_sheet(f"{table.title(index)}: do rows differ?", compare_rows(errors)))
+    return sheets
+
+
+def errors_of(row: str, runs: Sequence[Run]) -> Errors:
+    """Gather the errors of the runs that have ended, with the test images that each got wrong."""
+    ended = [(run.error, run.test_wrong) for run in runs if run.error is not None]
+    return Errors(row, tuple(error for error, _ in ended), tuple(wrong for _, wrong in ended))
+
+
+def comparison_sheet(title: str, comparisons: Sequence[Comparison]) -> Sheet:
+    """Show the pairs that could be tested, a line each; the note counts the others by their reason."""
+    header = (
+        *("row", "n", "difference", "interval", "test set", "Hedges' g", "p", "p (Holm)"),
+        *("other row", "error of the row"),
+    )
+    tested = [pair for pair in comparisons if not pair.why_not]
+    silent = Counter(pair.why_not for pair in comparisons if pair.why_not)
+    notes = []
+    if tested:
+        notes.append(
+            f"Welch's t test on the mean test errors, {_pairs(len(tested))}: p corrected by Holm; intervals hold with "
+            f"{100 * CONFIDENCE:.0f}% for all pairs together (Bonferroni). Holm's test is sharper than the intervals: "
+            f"it may show a difference whose interval holds 0. {TEST_SET_NOTE}"
+        )
+    notes += [f"{_pairs(count).capitalize()} not tested: {reason}." for reason, count in silent.items()]
+    return Sheet(title, header, tuple(map(_comparison, tested)), frozenset(header[1:8]), " ".join(notes))
+
+
+def _table(name: str, runs: pd.DataFrame, sweeps: Path) -> Table:
+    published = published_of(name, sweeps) if any(run.sweep for run in runs["run"]) else Published()
+    trained = sorted({*runs["row"]} - published.rows.keys(), key=_natural)
     rows, columns = (*published.rows, *trained), tuple(columns_of(runs))
     cells = {}
     for index, column in enumerate(columns):
         # The bound of a paper's full protocol; a shorter one, or a single run of one's own, is not measured by it.
         is_table = any(run.sweep for run in column.runs)
         bound = _fail_above(published) if is_table and column.is_published_protocol else math.inf
-        of_row = column.rows
         for row in rows:
-            printed, members = published.rows.get(row, PublishedRow()), tuple(of_row.get(row, ()))
+            printed, members = published.rows.get(row, PublishedRow()), tuple(column.rows.get(row, ()))
             cells[row, index] = Cell(members, printed, column.is_published_protocol, bound)
     table = Table(name, published, rows, columns, cells, sweeps=sweeps)
-    return _by_net(table) if is_search(runs) else table
+    return _by_net(table) if is_search(runs["run"]) else table
 
 
 def _by_net(trials: Table) -> Table:
@@ -122,13 +207,53 @@ def _by_net(trials: Table) -> Table:
 
 
 def _fail_above(published: Published) -> float:
-    """`FAIL_ABOVE` where the paper prints fails, and no larger errors that are none to it; infinite elsewhere."""
+    """Return `FAIL_ABOVE` if the paper prints fails, and no larger error as a number; infinity otherwise."""
     printed = [row.test_error for row in published.rows.values()]
     is_large = any(isinstance(error, int | float) and error > FAIL_ABOVE for error in printed)
     return FAIL_ABOVE if FAIL in printed and not is_large else math.inf
 
 
 def _natural(name: str) -> list[tuple[int, float, str]]:
-    """Sorts numbers within names by value: resnet20 before resnet110."""
+    """Return a key that sorts numbers within names by value: resnet20 before resnet110."""
     words = re.split(r"(\d+(?:\.\d+)?)", name)
     return [(1, float(word), "") if index % 2 else (0, 0.0, word) for index, word in enumerate(words)]
+
+
+def _rankings(table: Table, index: int) -> list[str]:
+    """Say how far the medians rank the rows as the paper does, fails last.
+
+    Only rows that differ in the last axis alone are ranked, so that data sets or blocks, which the first one sets, are
+    not compared with one another.
+    """
+    groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for row, cell in table.column(index).items():
+        if cell.median is not None and (error := cell.published.test_error) is not None:
+            pair = math.inf if cell.is_fail else cell.median, math.inf if isinstance(error, str) else error
+            groups[row.rpartition(",")[0]].append(pair)
+    rankings = []
+    for group, pairs in groups.items():
+        measured, printed = zip(*pairs, strict=True)
+        if agreement := rank_agreement(measured, printed):
+            tau, p = agreement
+            of = f"{len(pairs)} rows{group and f' of {group}'}"
+            rankings.append(f"Ranking of {of}: Kendall's τ = {signed(tau)} with the published one (p = {p:.2g}).")
+    return rankings
+
+
+def _comparison(pair: Comparison) -> tuple[str, ...]:
+    return (
+        pair.first,
+        f"{pair.seeds[0]}, {pair.seeds[1]}",
+        signed(pair.difference),
+        f"{signed(pair.low)} to {signed(pair.high)}",
+        percent(pair.image_noise),
+        f"{pair.effect:+.2f}".replace("-", MINUS),
+        f"{pair.p:.2g}",
+        f"{pair.p_corrected:.2g}",
+        pair.second,
+        pair.claim,
+    )
+
+
+def _pairs(count: int) -> str:
+    return f"{count} pair{'s' * (count != 1)}"

@@ -168,3 +168,27 @@ def read_text(path: Path, longest: int) -> str:
     if len(content) > longest:
         raise ValueError(f"more than {longest} bytes")
     return content.decode()
+
+
+@contextmanager
+def writing(place: Path) -> Iterator[None]:
+    """Wrap a block that writes to a place that the user named.
+
+    Raises:
+        UserError: the system refused; names the place.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{place}: cannot be written ({error}); name another place") from error
+
+
+def check_writable(folder: Path) -> None:
+    """Check that files can be written into a folder, which need not exist yet, before hours are spent on them.
+
+    Raises:
+        UserError: they cannot; names the folder.
+    """
+    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise UserError(f"{folder}: cannot be written; name another place")

@@ -12,8 +12,8 @@ import pytest
 
 from deepnets.errors import printable
 from deepnets.monitor.style import new_panels, styled
-from deepnets.results.figures.picture import Picture
-from deepnets.results.frame import load_results
+from deepnets.results.export import load_results
+from deepnets.results.page import Picture
 from deepnets.results.published import published_of
 from deepnets.results.read import read_runs
 from deepnets.runs.contents import Origin

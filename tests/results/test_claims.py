@@ -1,4 +1,4 @@
-"""Claims tested on runs, against arithmetic of its own."""
+"""Claims tested on runs, against arithmetic of its own; `plan=true`: the seeds that claims need."""
 
 import shutil
 from collections.abc import Callable
@@ -12,17 +12,16 @@ from scipy import stats
 from deepnets.config.claim import Claim, Measured, Relation, margins_of
 from deepnets.config.project import CONF
 from deepnets.errors import UserError
-from deepnets.results.claims import OTHER_DEPTH, findings_of, pairs_of
-from deepnets.results.claims_page import claims_page
-from deepnets.results.finding import LOOKS, Finding, Outcome, Side, power
+from deepnets.launch.grid import launch
+from deepnets.results.claims import OTHER_DEPTH, claim_sheets, claims_page, findings_of, pairs_of, show_seeds
+from deepnets.results.finding import LOOKS, Finding, Outcome, Side
 from deepnets.results.published import PublishedRow
 from deepnets.results.read import read_runs
 from deepnets.results.sheet import percent
-from deepnets.results.sheets import claim_sheets, comparison_sheets
-from deepnets.results.statistics import image_noise
-from deepnets.results.table import Table, tables_of
+from deepnets.results.statistics import image_noise, power
+from deepnets.results.table import Table, comparison_sheets, tables_of
 from deepnets.runs.status import State
-from tests.command import ROOT
+from tests.command import ROOT, row
 from tests.trained import Trained
 
 LOW, HIGH = (50.0, 51.0, 52.0), (61.0, 60.0, 62.5)
@@ -323,3 +322,34 @@ def test_images_are_those_of_the_error(table: Table) -> None:
     other_view = replace(run, result=run.result | {"test_error": run.result["test_error"] + 0.5})
     diverged = replace(run, state=State("diverged"))
     assert (other_view.test_wrong, diverged.test_wrong) == (None, None)
+
+
+DIGITS = ["sweep=digits_shortcuts", "model.depth=8", "model.widths=[4,4,4]", "epochs=1", "device=cpu", "threads=1"]
+CLAIM = 'sweep.claims=[{claim: "identity is lower than none", place: Table 1}]'
+
+
+def test_a_grid_says_what_its_claims_need(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [row(tmp_path, *DIGITS, CLAIM, f"model/shortcut={name}") for name in ("identity", "none")]
+    show_seeds(rows)
+    assert "claims     1, each is looked at with 3, 5, 10 seeds of its rows" in capsys.readouterr().out
+    show_seeds([row(tmp_path, "sweep=he2016_table1", "scale=mini")])
+    assert "not tested: nets of another depth than the paper's" in capsys.readouterr().out
+    show_seeds([row(tmp_path, "sweep=he2016_table1", "scale=deep")])
+    assert "each is looked at with 3, 5, 10 seeds" in capsys.readouterr().out
+    show_seeds([row(tmp_path, *DIGITS)])
+    show_seeds([row(tmp_path, "dataset=digits")])
+    assert capsys.readouterr().out == ""
+    with pytest.raises(UserError, match="identity is better than none"):
+        show_seeds([row(tmp_path, *DIGITS, CLAIM.replace("lower", "better"))])
+    assert launch(rows) == 0
+    capsys.readouterr()
+    show_seeds(rows)
+    assert "claims     1, each" in capsys.readouterr().out  # of this claim no sweep file knows
+    tiny = [*DIGITS[1:3], "epochs=null", "iterations=2", "schedule=constant", *DIGITS[4:], "dataset=digits"]
+    table = [row(tmp_path, "sweep=he2015_fig6", *tiny, f"model={name}") for name in ("plain20", "plain56")]
+    assert launch(table) == 0
+    capsys.readouterr()
+    show_seeds(table)
+    shown = capsys.readouterr().out
+    assert "plain56 is higher than plain20" in shown
+    assert "1, 1" in shown

@@ -12,13 +12,10 @@ import pytest
 
 from deepnets.config.identity import identity_hash
 from deepnets.errors import UserError
-from deepnets.results.consistency import unchecked
-from deepnets.results.frame import load_results
-from deepnets.results.keep import keep
-from deepnets.results.read import Run, read_runs
-from deepnets.results.records import records_pages
+from deepnets.results.export import load_results
+from deepnets.results.read import Run, read_runs, unchecked
+from deepnets.results.records import keep, records_pages, verify
 from deepnets.results.report import report
-from deepnets.results.verify import verify
 from deepnets.runs.contents import packed, unpacked
 from deepnets.runs.folder import RunFolder
 from tests.command import ROOT
@@ -316,7 +313,7 @@ def test_an_honest_record_counts(tmp_path: Path, record: str, edit: Edit) -> Non
 def test_all_committed_records_agree_with_themselves_and_each_other() -> None:
     runs = read_runs([RECORDS])
     assert [f"{run.folder}: {run.contradiction}" for run in runs if run.contradiction] == []
-    lines = unchecked([run.files for run in runs if run.files])
+    lines = unchecked(runs)
     assert [line.split(":")[0] for line in lines] == ["test error by image"]
 
 
@@ -324,7 +321,7 @@ def test_what_cannot_be_checked_is_counted(tmp_path: Path) -> None:
     planted(tmp_path, NET, without("test_right", "identity"))
     planted(tmp_path, COSINE, lambda folder: (folder / "metrics.csv").unlink())
     planted(tmp_path, PLATEAU, both(config("deepnets.schedule.Plateau", "mine.Plateau"), fit_identity))
-    assert unchecked([run.files for run in read_runs([tmp_path]) if run.files]) == [
+    assert unchecked(read_runs([tmp_path])) == [
         "test error by image: 1 of 3 runs (result.json has no test_right)",
         "errors by epoch: 1 of 3 runs (no readable metrics.csv)",
         "number of epochs: 1 of 3 runs (no readable metrics.csv, or no data.train in result.json)",

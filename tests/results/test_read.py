@@ -9,7 +9,7 @@ import yaml
 
 from deepnets.config.identity import flat
 from deepnets.errors import UserError
-from deepnets.results.columns import columns_of, warnings_of
+from deepnets.results.columns import columns_of, frame_of, warnings_of
 from deepnets.results.read import read_runs
 from deepnets.results.report import report
 from deepnets.runs.status import show
@@ -79,7 +79,7 @@ def test_a_broken_result_is_a_failure_that_names_its_file(
     assert good.error == trained.errors("none")[0]
     assert (broken.error, broken.state.name, broken.seed, len(broken.history)) == (None, "failed", 1, 2)
     assert f"result.json: {reason}" in broken.state.reason
-    (column,) = columns_of([good, broken])
+    (column,) = columns_of(frame_of([good, broken]))
     (warning,) = [warning for warning in warnings_of(column) if warning.startswith("cannot be read")]
     assert warning.startswith(f"cannot be read: {file}: {reason}")
     assert report([table], tmp_path, {}, False) == 0

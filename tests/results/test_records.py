@@ -1,5 +1,8 @@
-"""The committed records, and outputs/records/README.md, which is written from them."""
+"""Records: their page, `report.py --keep` and `report.py --verify`."""
 
+import csv
+import json
+import os
 import shutil
 from pathlib import Path
 
@@ -7,14 +10,19 @@ import pytest
 
 from deepnets.config.identity import identity_hash
 from deepnets.errors import UserError
+from deepnets.results.export import to_csv
 from deepnets.results.read import read_runs
-from deepnets.results.records import records_pages, write_records
+from deepnets.results.records import keep, records_pages, verify, write_records
 from deepnets.results.report import report
 from deepnets.results.sheet import MINUS
+from deepnets.results.table import tables_of
+from deepnets.runs.contents import Origin, Result
+from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder, run_folders
 from deepnets.runs.weights import FILE, read_weights
-from tests.command import ROOT, metrics
+from tests.command import ROOT, metrics, row, train
 from tests.quoted import quoted
+from tests.trained import Trained
 
 RECORDS = ROOT / "outputs" / "records"
 RUNS = run_folders(RECORDS)
@@ -83,8 +91,8 @@ def test_a_quoted_number_is_compared_with_the_record_that_its_mark_names() -> No
 @pytest.fixture
 def records(tmp_path: Path) -> Path:
     """One table of two rows, without a word about it."""
-    for row in ("identity", "none"):
-        shutil.copytree(RECORDS / "digits_shortcuts" / row, tmp_path / "digits_shortcuts" / row)
+    for name in ("identity", "none"):
+        shutil.copytree(RECORDS / "digits_shortcuts" / name, tmp_path / "digits_shortcuts" / name)
     return tmp_path
 
 
@@ -141,3 +149,137 @@ def test_a_folder_without_records_is_an_error(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(UserError, match="no records"):
             records_pages(folder)
+
+
+NUMBERS = ("n", "median", "low", "high", "mean", "std", "best", "difference", "verdict", "errors")
+
+
+def numbers(folder: Path) -> dict[str, list[str]]:
+    lines = csv.DictReader(to_csv(tables_of(read_runs([folder]))).splitlines())
+    return {line["row"]: [line[name] for name in NUMBERS] for line in lines if int(line["n"])}
+
+
+def test_records_say_what_the_runs_say(trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert keep([trained.path], tmp_path) == 0
+    assert "12 runs in" in capsys.readouterr().out
+    assert numbers(tmp_path) == numbers(trained.path)
+    assert {path.name for path in tmp_path.rglob("*") if path.is_file()} == {
+        "config.yaml",
+        "metrics.csv",
+        "result.json",
+        "shortcuts_on_digits.yaml",  # what the paper prints, of somebody's own sweep
+    }
+
+
+@pytest.mark.slow
+def test_a_record_names_no_folder_of_the_machine_and_counts_as_finished(tmp_path: Path) -> None:
+    tiny = ["model.depth=8", "model.widths=[2,2,2]", "epochs=null", "iterations=3"]
+    assert train(*tiny, f"output_root={tmp_path / 'there'}").returncode == 0
+    assert keep([tmp_path / "there"], tmp_path / "records") == 0
+    for file in (tmp_path / "records").glob("runs/*/seed0/*"):
+        assert str(tmp_path) not in file.read_text()
+    again = train(*tiny, f"output_root={tmp_path / 'records'}")
+    assert "already finished" in again.stdout, again.stderr
+
+
+def test_a_record_does_not_replace_that_of_another_run(trained: Trained, tmp_path: Path) -> None:
+    keep([trained.path], tmp_path / "records")
+    keep([trained.path], tmp_path / "records")  # of the same runs it may
+    (kept,) = (tmp_path / "records").glob("*/identity/seed0/config.yaml")
+    other = kept.read_text().replace("batch_size: 128", "batch_size: 64")
+    kept.write_text(other)
+    with pytest.raises(UserError, match=r"would replace that of another run, .*seed0"):
+        keep([trained.path], tmp_path / "records")
+    assert kept.read_text() == other
+    with pytest.raises(
+        UserError, match=r"seed0: contradicts itself: epoch 1 in metrics.csv ends at iteration 12, epoch 1 by "
+    ):
+        keep([kept.parent], tmp_path / "new")
+    without = {name: value for name, value in RunFolder(kept.parent).result.items() if name != "identity"}
+    (kept.parent / "config.yaml").write_text(other.replace("batch_size: 64", "batch_size: 128"))
+    Result.model_validate(without).write(kept.parent)
+    with pytest.raises(UserError, match=r"seed0: result\.json does not say of which run it is"):
+        keep([kept.parent], tmp_path / "new")
+    shutil.copytree(trained.path, tmp_path / "elsewhere" / trained.path.name)
+    with pytest.raises(UserError, match="would replace that of another run"):
+        keep([trained.path, tmp_path / "elsewhere"], tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.csv", "result.json"])
+@pytest.mark.parametrize("target", ["/dev/urandom", "victim", "gone", "pipe"])
+def test_only_files_of_the_run_itself_are_kept(
+    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, target: str
+) -> None:
+    table, victim = tmp_path / "disk" / "table", tmp_path / "victim"
+    shutil.copytree(trained.path / "identity", table / "identity")
+    file = table / "identity" / "seed0" / name
+    file.rename(victim)
+    os.mkfifo(file) if target == "pipe" else file.symlink_to(tmp_path / target)
+    (tmp_path / "outputs").symlink_to(tmp_path / "disk")  # which a user may have
+    assert keep([tmp_path / "outputs" / "table"], tmp_path / "records") == 1
+    reason = "it is not a file" if target == "pipe" else "it is a link, which is not followed"
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("not kept")]
+    assert f"seed0/{name}: {reason}" in line
+    assert {path.name for path in (tmp_path / "records").glob("table/identity/*")} == {"seed1", "seed2", "seed3"}
+
+
+@pytest.mark.attack
+def test_a_run_without_its_metrics_is_named_and_not_kept(
+    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "table" / "identity" / "seed0"
+    shutil.copytree(trained.path / "identity" / "seed0", folder)
+    (folder / "metrics.csv").unlink()
+    assert keep([folder], tmp_path / "records") == 1
+    assert "seed0/metrics.csv: is missing" in capsys.readouterr().out
+    assert not (tmp_path / "records").exists()
+
+
+NET = ["model=highway_fc10", "model.depth=4", "model.width=10", "dataset=digits", "epochs=2", "device=cpu", "threads=1"]
+
+
+@pytest.fixture
+def verifiable(tmp_path: Path) -> RunFolder:
+    folder = RunFolder(tmp_path / "run")
+    folder.freeze(row(tmp_path, *NET, "precision=fp32").config, Origin())
+    run(folder)
+    return folder
+
+
+def changed(folder: RunFolder, **facts: object) -> RunFolder:
+    copy = RunFolder(folder.path.with_name("changed"))
+    shutil.copytree(folder.path, copy.path, dirs_exist_ok=True)
+    (copy.path / "result.json").write_text(json.dumps({**folder.result, **facts}))
+    return copy
+
+
+def test_a_run_is_verified_and_a_false_one_is_not(verifiable: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify([verifiable.path], "data") == 0
+    assert "verified: the first 20 of 24 iterations, equal bit by bit\n" in capsys.readouterr().out
+    beginning = verifiable.result["beginning"]
+    assert verify([changed(verifiable, beginning={**beginning, "weights": "0" * 16}).path], "data") == 1
+    assert "DIFFERS" in capsys.readouterr().out
+    assert verify([changed(verifiable, last_test_error=1.0).path], "data") == 1
+    said = capsys.readouterr().out
+    assert said.startswith(
+        f"{verifiable.path.with_name('changed')}: contradicts itself: last_test_error is 1.0, but test_right has "
+    )
+    losses = [loss * (1 + 1e-5) for loss in beginning["losses"]]
+    elsewhere = {"device": "another CPU", "beginning": {"losses": losses, "weights": "0" * 16}}
+    assert verify([changed(verifiable, **elsewhere).path], "data") == 0
+    assert "differ by at most 1.0e-05 (tolerance 1e-03) (device another CPU then" in capsys.readouterr().out
+    losses = [loss * 1.01 for loss in beginning["losses"]]
+    elsewhere["beginning"] = {"losses": losses, "weights": "0" * 16}
+    assert verify([changed(verifiable, **elsewhere).path], "data") == 1
+
+
+def test_what_cannot_be_verified_is_refused(verifiable: RunFolder) -> None:
+    result = {name: value for name, value in verifiable.result.items() if name != "beginning"}
+    other = changed(verifiable, data={**result["data"], "content": "0" * 16})
+    with pytest.raises(UserError, match="was trained on other data than those in data: content 0000000000000000 then"):
+        verify([other.path], "data")
+    (other.path / "result.json").write_text(json.dumps(result))
+    with pytest.raises(UserError, match=r"its result has no first iterations to compare with \(1 of 1 runs\)"):
+        verify([other.path], "data")

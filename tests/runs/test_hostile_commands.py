@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from deepnets.errors import UserError, of_system
-from deepnets.results.frame import load_results
+from deepnets.extra.trackers import Entry
+from deepnets.results.export import load_results
 from deepnets.results.read import read_runs
-from deepnets.results.trackers import Entry
 from deepnets.runs.contents import Job, Origin
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder

@@ -23,7 +23,7 @@ from torch import nn
 from deepnets.errors import UserError, printable
 from deepnets.monitor.dashboard import event_writer
 from deepnets.monitor.style import styled
-from deepnets.results.figures.picture import Picture
+from deepnets.results.page import Picture
 from deepnets.runs.folder import RunFolder
 from deepnets.system.files import LONGEST, make_own_folder, opened_to_append, read_text, write_atomically
 

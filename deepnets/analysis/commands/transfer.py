@@ -14,8 +14,8 @@ from deepnets.analysis.commands.output import Output
 from deepnets.analysis.commands.subject import add_folders
 from deepnets.errors import UserError
 from deepnets.monitor.style import look, name_lines, new_panels
+from deepnets.results.cell import final_loss
 from deepnets.results.read import Run, read_runs
-from deepnets.results.search import final_loss
 
 DEPTH, RATE = "model.depth", "optimizer.lr"
 add_options = add_folders

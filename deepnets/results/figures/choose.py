@@ -8,15 +8,19 @@ from dataclasses import replace
 from matplotlib.figure import Figure
 
 from deepnets.monitor.style import styled
-from deepnets.results.cell import Cell
-from deepnets.results.columns import FULL
-from deepnets.results.figures.curves import MOST_IN_PANEL, MOST_PANELS, degradation, learning_rates, training_curves
-from deepnets.results.figures.picture import Picture
-from deepnets.results.figures.points import bars, error_over
-from deepnets.results.figures.searches import best_curves, losses_over, losses_over_depth
+from deepnets.results.cell import TRIAL, Cell, Net
+from deepnets.results.columns import DEPTH, FULL, swept, varying
+from deepnets.results.figures.curves import (
+    MOST_IN_PANEL,
+    MOST_PANELS,
+    best_curves,
+    degradation,
+    learning_rates,
+    training_curves,
+)
+from deepnets.results.figures.points import bars, error_over, losses_over, losses_over_depth
+from deepnets.results.page import Picture
 from deepnets.results.read import Run
-from deepnets.results.search import TRIAL, Net
-from deepnets.results.series import DEPTH, swept, varying
 from deepnets.results.table import Table
 
 MOST_SWEPT = 4
@@ -25,7 +29,7 @@ Drawn = Iterator[tuple[str, str, Figure | None]]  # name, caption, figure if the
 
 
 def pictures_of(tables: Sequence[Table], logarithmic: bool = False) -> list[Picture]:
-    """All pictures of a report; every file name is another."""
+    """Draw all pictures of a report, each with a file name of its own."""
     named: dict[str, Picture] = {}
     with styled():
         for picture in (*_of_depth(tables, logarithmic), *_of_tables(tables, logarithmic)):
@@ -89,7 +93,7 @@ def _of_depth(tables: Sequence[Table], logarithmic: bool) -> Iterator[Picture]:
 
 
 def _best(runs: dict[str, Run], cells: dict[str, Cell], most: int) -> dict[str, Run]:
-    """In the table's order, unless there are more than `most` rows: then those of the lowest medians."""
+    """Choose the rows to draw: all in the table's order, or the `most` with the lowest medians, lowest first."""
     if len(runs) <= most:
         return runs
     medians = {row: math.inf if (median := cells[row].median) is None else median for row in runs}

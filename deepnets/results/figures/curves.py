@@ -1,4 +1,4 @@
-"""Curves over the training: errors as in He et al., what depth does to them, and the learning rate."""
+"""Curves over the training: errors as in He et al., what depth does to them, the learning rate, losses of a search."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,8 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from deepnets.monitor.style import FAINT, INK, look, name_lines, new_panels, wrapped
+from deepnets.results.cell import LOSS, Net
+from deepnets.results.columns import DEPTH, is_plain, lines_over
 from deepnets.results.read import Run
-from deepnets.results.series import DEPTH, is_plain, lines_over
 
 MOST_IN_PANEL = 6
 MOST_PANELS = 24
@@ -19,7 +20,7 @@ ACROSS = 3
 
 
 def training_curves(runs: Mapping[str, Run], logarithmic: bool) -> Figure:
-    """Error over the training, thin of training and bold of test images (He et al. 2015, Fig. 6), of a run of each row.
+    """Draw error over the training, thin on training and bold on test images (He et al. 2015, Fig. 6), a run a row.
 
     A panel for each row where one panel would hold more than six; there the other rows are faint.
     """
@@ -41,7 +42,7 @@ def training_curves(runs: Mapping[str, Run], logarithmic: bool) -> Figure:
 
 
 def curves_beside(pairs: Mapping[str, tuple[Run, Run]], logarithmic: bool) -> Figure:
-    """Curves of A and of B for each row, a panel a row."""
+    """Draw the curves of A and of B, a panel for each row."""
     pairs = dict(list(pairs.items())[:MOST_PANELS])
     runs = {f"{row} {index}": run for row, both in pairs.items() for index, run in enumerate(both)}
     unit = _unit(runs)
@@ -55,9 +56,9 @@ def curves_beside(pairs: Mapping[str, tuple[Run, Run]], logarithmic: bool) -> Fi
 
 
 def degradation(runs: Mapping[str, Run], logarithmic: bool) -> Figure | None:
-    """What depth does to plain nets beside nets with shortcuts (He et al. 2015, Fig. 4 and 6); a panel each.
+    """Draw what depth does to plain nets beside nets with shortcuts (He et al. 2015, Fig. 4 and 6), a panel each.
 
-    None unless both are there in two depths.
+    Return None unless both kinds have two depths.
     """
     lines = lines_over(DEPTH, runs)
     plain = {name: depths for name, depths in lines.items() if is_plain(runs[next(iter(depths.values()))])}
@@ -79,7 +80,7 @@ def degradation(runs: Mapping[str, Run], logarithmic: bool) -> Figure | None:
 
 
 def learning_rates(runs: Mapping[str, Run]) -> Figure | None:
-    """The learning rate over the training; rows that share one share a line. None where there is none to draw."""
+    """Draw the learning rate over the training; rows of the same rate share a line. Return None without rates."""
     runs = {row: run for row, run in runs.items() if run.history and not _lacks(run, "learning_rate")}
     if not runs:
         return None
@@ -104,6 +105,30 @@ def learning_rates(runs: Mapping[str, Run]) -> Figure | None:
     return figure
 
 
+def best_curves(nets: Mapping[str, Net]) -> Figure | None:
+    """Draw the loss of each depth's best trial, a panel for each kind of net (Srivastava et al. 2015, Fig. 1 left).
+
+    Return None unless two depths were trained.
+    """
+    runs = {name: best for name, net in nets.items() if (best := net.example)}
+    lines = lines_over(DEPTH, runs)
+    if not lines:
+        return None
+    figure, panels = new_panels(3.2, 1, len(lines))
+    depths = sorted({depth for places in lines.values() for depth in places})
+    for axes, (name, places) in zip(panels, lines.items(), strict=True):
+        for depth, net in places.items():
+            epochs = [epoch for epoch in runs[net].history if LOSS in epoch]
+            x, y = [epoch["epoch"] for epoch in epochs], [epoch[LOSS] for epoch in epochs]
+            axes.plot(x, y, label=f"{depth:g} layers", **look(depths.index(depth)))
+        axes.set(title=name, yscale="log")
+        axes.locator_params(axis="x", integer=True)
+    name_lines(figure, *panels)
+    figure.supxlabel("epoch", fontsize=9)
+    figure.supylabel("training loss of the best trial", fontsize=9)
+    return figure
+
+
 def _errors(axes: Axes, run: Run, unit: str, label: str, **style: Any) -> None:
     x = _values(run, unit)
     for split, width in (("train", 0.7), ("test", 1.8)):
@@ -113,7 +138,7 @@ def _errors(axes: Axes, run: Run, unit: str, label: str, **style: Any) -> None:
 
 
 def _panels_of(rows: Sequence[str], height: float) -> tuple[Figure, list[Axes]]:
-    """A panel for each row, titled with its name in lines that fit over it, broken behind commas."""
+    """Make a panel for each row; its name, broken behind commas, is the title."""
     across = min(len(rows), ACROSS)
     down = math.ceil(len(rows) / across)
     figure, panels = new_panels(3.6 if down == 1 else 0.8 + height * down, down, across)
@@ -127,7 +152,7 @@ def _panels_of(rows: Sequence[str], height: float) -> tuple[Figure, list[Axes]]:
 
 
 def _scale(figure: Figure, panels: list[Axes], runs: Sequence[Run], unit: str, logarithmic: bool) -> None:
-    """As in the papers the first tenth, which is much worse than all others, may leave the picture at its top."""
+    """Set the scale of errors: as in the papers, the much worse first tenth may leave the picture at its top."""
     curves = [_values(run, f"{split}_error") for run in runs for split in ("train", "test")]
     curves = [finite for curve in curves if (finite := list(filter(math.isfinite, curve)))]
     ends = [curve[-1] for curve in curves]
@@ -146,12 +171,12 @@ def _scale(figure: Figure, panels: list[Axes], runs: Sequence[Run], unit: str, l
 
 
 def _unit(runs: Mapping[str, Run]) -> str:
-    """What all runs of a figure are drawn over: iterations where every budget counts them, as in the papers."""
+    """Name the horizontal axis: iterations if every budget counts them, as in the papers, or else epochs."""
     return "iteration" if all(run.config.get("iterations") for run in runs.values()) else "epoch"
 
 
 def _values(run: Run, name: str) -> list[float]:
-    """A column of metrics.csv; nan, which is not drawn, where it says nothing."""
+    """Return a column of metrics.csv, with nan, which is not drawn, for empty fields."""
     return [epoch.get(name, math.nan) for epoch in run.history]
 
 

@@ -1,16 +1,18 @@
-"""Final errors as points: each row against the published value, and over depth or another number."""
+"""Final errors as points: each row against the published value, over depth or another number; losses of a search."""
 
 import math
 from collections.abc import Mapping
 from itertools import pairwise
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from deepnets.monitor.style import COLOURS, INK, PAPER, look, name_lines, new_panels, wrapped
-from deepnets.results.cell import Cell
+from deepnets.results.cell import Cell, Net, final_loss
+from deepnets.results.columns import DEPTH, lines_over
 from deepnets.results.published import FAIL
 from deepnets.results.read import Run
-from deepnets.results.series import DEPTH, lines_over
 from deepnets.results.statistics import WORST_ERROR
 
 MOST_BARS = 60
@@ -19,9 +21,9 @@ WIDE = 50  # times the smallest value, from which on a scale is logarithmic
 
 
 def bars(cells: Mapping[str, Cell]) -> Figure | None:
-    """The median error of each row with its 95% interval, or all errors below 3 seeds, and the published value.
+    """Draw each row's median error with its 95% interval (below 3 seeds, all errors) and the published value.
 
-    Fails end at the edge, where their number is written. None without errors, or with too many rows to read.
+    A fail ends at the edge, with its number. Return None without errors, or with too many rows to read.
     """
     cells = {row: cell for row, cell in cells.items() if cell.errors or cell.published.test_error is not None}
     if not any(cell.errors for cell in cells.values()) or len(cells) > MOST_BARS:
@@ -63,8 +65,9 @@ def bars(cells: Mapping[str, Cell]) -> Figure | None:
 
 
 def error_over(key: str, runs: Mapping[str, Run], cells: Mapping[str, Cell]) -> Figure | None:
-    """Median test error over a number, a line for rows that differ in nothing else, with 95% intervals and what is
-    published; None where no two rows that ended differ in it. A row that diverged is a triangle at `WORST_ERROR`.
+    """Draw median errors over a number, with 95% intervals and published values, a line for rows alike in all else.
+
+    A row that diverged is a triangle at `WORST_ERROR`. Return None if no two rows that ended differ in the number.
     """
     lines = lines_over(key, {row: run for row, run in runs.items() if cells[row].errors})
     if not lines:
@@ -73,9 +76,9 @@ def error_over(key: str, runs: Mapping[str, Run], cells: Mapping[str, Cell]) -> 
     is_published = False
     for index, (name, places) in enumerate(lines.items()):
         style = look(index)
-        found = {value: cells[row].compared_median for value, row in places.items()}
-        medians = {value: min(median, WORST_ERROR) for value, median in found.items() if median is not None}
-        failed = [value for value, median in found.items() if median is not None and math.isinf(median)]
+        compared = {value: cells[row].compared_median for value, row in places.items()}
+        medians = {value: min(median, WORST_ERROR) for value, median in compared.items() if median is not None}
+        failed = [value for value, median in compared.items() if median is not None and math.isinf(median)]
         axes.plot(list(medians), list(medians.values()), marker="o", markersize=4, label=name, **style)
         if failed:
             axes.plot(failed, [WORST_ERROR] * len(failed), "^", color=style["color"], markersize=9)
@@ -98,6 +101,47 @@ def error_over(key: str, runs: Mapping[str, Run], cells: Mapping[str, Cell]) -> 
     return figure
 
 
+def losses_over_depth(nets: Mapping[str, Net]) -> Figure | None:
+    """Draw the final losses of a search over depth (Srivastava et al. 2015, Fig. 1 right).
+
+    Each trial that did not diverge is a point, the mean of the best tenth a line. Return None unless two depths were
+    trained.
+    """
+    lines = lines_over(DEPTH, {name: net.trials[0] for name, net in nets.items() if net.example})
+    if not lines:
+        return None
+    figure, (axes,) = new_panels(3.2)
+    for index, (name, places) in enumerate(lines.items()):
+        beside = 1 + 0.06 * (index - (len(lines) - 1) / 2)  # a factor, as the scale is logarithmic
+        for depth, net in places.items():
+            losses = nets[net].losses
+            axes.plot([depth * beside] * len(losses), losses, ".", color=look(index)["color"], alpha=0.5)
+        means = [nets[net].best_tenth for net in places.values()]
+        axes.plot([depth * beside for depth in places], means, marker="o", markersize=5, label=name, **look(index))
+    depths = sorted({depth for places in lines.values() for depth in places})
+    axes.set(xlabel="depth (layers)", xscale="log")
+    axes.set_xticks(depths, [f"{depth:g}" for depth in depths])
+    axes.xaxis.set_minor_locator(NullLocator())
+    _scale_of_losses(figure, axes)
+    return figure
+
+
+def losses_over(key: str, nets: Mapping[str, Net]) -> Figure:
+    """Draw the final losses over a number that was searched, a point for each trial that did not diverge."""
+    figure, (axes,) = new_panels(3.2)
+    values = []
+    for index, (name, net) in enumerate(nets.items()):
+        trials = [(run.settings[key], final_loss(run)) for run in net.trials if key in run.settings]
+        values += [value for value, _ in trials]
+        if trials:
+            axes.plot(*zip(*trials, strict=True), ".", color=look(index)["color"], label=name)
+    axes.set_xlabel(key)
+    if min(values) > 0 and max(values) > WIDE * min(values):
+        axes.set_xscale("log")
+    _scale_of_losses(figure, axes)
+    return figure
+
+
 def _published(cells: Mapping[str, Cell]) -> str:
     if all(cell.is_published_protocol for cell in cells.values()):
         return "published"
@@ -105,8 +149,13 @@ def _published(cells: Mapping[str, Cell]) -> str:
 
 
 def _numbers(cells: Mapping[str, Cell]) -> list[float]:
-    """What the scale of the bars must show."""
+    """Return the numbers that the scale of the bars must hold."""
     shown = [cell for cell in cells.values() if not cell.is_fail and cell.errors]
     measured = [cell.interval[1] if cell.interval else max(filter(math.isfinite, cell.errors)) for cell in shown]
     published = [cell.published.test_error for cell in cells.values()]
     return [*measured, *(value for value in published if isinstance(value, int | float))]
+
+
+def _scale_of_losses(figure: Figure, axes: Axes) -> None:
+    axes.set(ylabel="final training loss", yscale="log")
+    name_lines(figure, axes)

@@ -10,13 +10,12 @@ import yaml
 
 from deepnets.results.export import to_csv
 from deepnets.results.figures.choose import pictures_of
-from deepnets.results.figures.searches import best_curves, losses_over, losses_over_depth
+from deepnets.results.figures.curves import best_curves
+from deepnets.results.figures.points import losses_over, losses_over_depth
 from deepnets.results.read import read_runs
 from deepnets.results.sheet import NOTHING
-from deepnets.results.sheets import comparison_sheets, overview_sheet, result_sheets
-from deepnets.results.table import Table, tables_of
+from deepnets.results.table import Table, comparison_sheets, overview_sheet, result_sheets, tables_of
 from deepnets.runs.contents import Result
-from deepnets.runs.folder import RunFolder
 
 
 def trial(
@@ -32,7 +31,7 @@ def trial(
     lines = ["epoch,train_loss,test_error", *(f"{epoch},{loss},9" for epoch, loss in enumerate(losses, 1))]
     (folder / "metrics.csv").write_text("\n".join(lines))
     if state in ("finished", "diverged"):
-        Result.model_validate(result).write(RunFolder(folder).path)
+        Result.model_validate(result).write(Path(folder))
 
 
 def search(root: Path, depth: int, count: int, net: str = "fc") -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from PIL import Image, ImageChops
 
 from deepnets.errors import UserError, printable
-from deepnets.results.writing import writing
+from deepnets.system.files import writing
 
 PAGES = ("timeseries", "scalars", "custom_scalars", "hparams", "images")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")

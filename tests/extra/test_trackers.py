@@ -16,7 +16,7 @@ from urllib.request import urlopen
 import pytest
 
 from deepnets.errors import UserError
-from deepnets.results.trackers import KEY, TRACKERS, export
+from deepnets.extra.trackers import KEY, TRACKERS, export
 from tests.command import ENVIRONMENT, ROOT
 
 RECORDS = ROOT / "outputs" / "records" / "digits_shortcuts"

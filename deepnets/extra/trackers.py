@@ -12,10 +12,9 @@ from typing import Any
 from deepnets.errors import UserError, printable
 from deepnets.monitor.style import styled
 from deepnets.results.figures.curves import training_curves
-from deepnets.results.figures.picture import Picture
+from deepnets.results.page import Picture
 from deepnets.results.read import Run, read_runs
-from deepnets.runs.contents import FINISHED
-from deepnets.runs.status import DIVERGED
+from deepnets.runs.contents import DIVERGED
 
 KEY = "deepnets.key"
 
@@ -168,7 +167,7 @@ def export(paths: Sequence[Path], kind: str) -> int:
         UserError: the tracker's library is not installed, the tracker refuses, or a folder has no runs.
     """
     runs = read_runs(paths)
-    entries = [Entry(run) for run in runs if run.state.name in (FINISHED, DIVERGED)]
+    entries = [Entry(run) for run in runs if run.has_ended]
     try:
         tracker = TRACKERS[kind]()
         new = [entry for entry in entries if not tracker.has(entry)]

@@ -2,8 +2,8 @@
 
 import pytest
 
+from deepnets.results.columns import lines_over, swept
 from deepnets.results.read import Run
-from deepnets.results.series import lines_over, swept
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.status import State
 

@@ -7,15 +7,15 @@ import pytest
 from PIL import Image
 
 from deepnets.errors import UserError
+from deepnets.extra.screenshots import BROWSERS, PAGES, take_screenshots
 from deepnets.results.report import report
-from deepnets.results.screenshots import BROWSERS, PAGES, take_screenshots
-from tests.trained import Trained
+from tests.trained import train_table
 
 
 @pytest.mark.nightly
 @pytest.mark.skipif(not any(map(shutil.which, BROWSERS)), reason="chromium is not installed")
-def test_pictures_of_tensorboard_and_of_the_report(trained: Trained, tmp_path: Path) -> None:
-    sweep = tmp_path / "sweep"
+def test_pictures_of_tensorboard_and_of_the_report(tmp_path: Path) -> None:
+    trained, sweep = train_table(tmp_path / "outputs"), tmp_path / "sweep"
     for row in ("identity", "none"):
         shutil.copytree(trained.path / row, sweep / row)
     report([sweep], None, {}, False)
