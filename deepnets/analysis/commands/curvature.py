@@ -1,7 +1,7 @@
 """The largest eigenvalues and the trace of the Hessian of the loss, with stored batch statistics.
 
 Eigenvalues by Lanczos, the trace by Hutchinson's estimate, both by products of Hessian and vector: each costs about
-seven evaluations of the images. What was killed resumes by the same command.
+seven evaluations of the images. A killed analysis resumes by the same command.
 """
 
 import argparse

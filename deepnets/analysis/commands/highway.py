@@ -1,7 +1,7 @@
 """How transform gates route, in numbers: biases, sparsity, selectivity, change (Srivastava et al. 2015, Fig. 2 and 3).
 
-`gates` draws the same by block. Intervals are 95 %, by bootstrap: of correlations and of a
-block's sparseness and variance between classes over blocks, of others over images.
+`gates` draws the same by block. Intervals hold 95 %, by bootstrap over blocks for correlations and for a block's
+sparseness and variance between classes, and over images for the others.
 """
 
 import argparse

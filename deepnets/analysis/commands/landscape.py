@@ -2,7 +2,7 @@
 
 A surface is spanned by two random directions, normalised filter by filter. Batch normalisation uses the statistics of
 the images that are scored, at each point anew. All is in float32, whatever the run's precision: bfloat16 rounds by more
-than a surface bends. What was killed resumes by the same command.
+than a surface bends. A killed analysis resumes by the same command.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """The gradient at the input by the length of its path (Veit et al. 2016, Fig. 6).
 
-What was killed resumes by the same command.
+A killed analysis resumes by the same command.
 """
 
 import argparse

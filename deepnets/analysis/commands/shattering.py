@@ -1,7 +1,7 @@
 """Gradients over a grid of inputs, between brown and white noise (Balduzzi et al. 2017, Fig. 1 and 2).
 
-Without SUBJECT the paper's nets are drawn; with one, its own gradients are measured along lines between two images, and
-what was killed resumes by the same command.
+Without SUBJECT the paper's nets are drawn. With one, its own gradients are measured along lines between two images; a
+killed analysis of a subject resumes by the same command.
 """
 
 import argparse
