@@ -5,6 +5,7 @@ A field that a later version adds gets a default, so that the folders of before 
 
 import base64
 import json
+from collections.abc import Mapping
 from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -16,7 +17,10 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 from deepnets.errors import UserError
 from deepnets.system.files import read_object, write_atomically
 
-FINISHED, DIVERGED, FAILED = "finished", "diverged", "failed"  # what result.json says of a run
+FinalStatus = Literal["finished", "diverged", "failed"]
+FINISHED: FinalStatus = "finished"
+DIVERGED: FinalStatus = "diverged"
+FAILED: FinalStatus = "failed"
 LONGEST_WAIT = 1e12  # seconds; a timedelta holds no more than 8.6e13
 
 
@@ -108,7 +112,7 @@ class Origin(RunFile):
 
     command: str = ""
     overrides: list[str] = []
-    choices: dict[str, str | None] = {}
+    choices: Mapping[str, str | None] = {}
     commit: str | None = None
     claims: list[Any] = []
     created: str = ""
@@ -133,7 +137,7 @@ class Result(RunFile):
 
     FILE = "result.json"
 
-    status: Literal["finished", "diverged", "failed"]
+    status: FinalStatus
     reason: str = ""
     job: str | None = None
     test_error: float | None = None

@@ -20,7 +20,7 @@ from deepnets.distributed.world import ALONE, Decisions, World, joined, lost_ano
 from deepnets.errors import UserError
 from deepnets.runs import checkpoint
 from deepnets.runs.checkpoint import load_checked, resume
-from deepnets.runs.contents import DIVERGED, FAILED, FINISHED, Progress, Result
+from deepnets.runs.contents import DIVERGED, FAILED, FINISHED, FinalStatus, Progress, Result
 from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.log import Log
 from deepnets.runs.owner import Owner, TakenOver
@@ -191,7 +191,7 @@ class Execution:
         self.save()
         self._end(FINISHED)
 
-    def _end(self, status: str) -> None:
+    def _end(self, status: FinalStatus) -> None:
         if self.log:
             self.log.end(finished=status == FINISHED)
             facts = {"claims": self.folder.origin.claims, **self.evidence.facts()}
@@ -262,8 +262,7 @@ def note_failure(folder: RunFolder, reason: str, details: str) -> bool:
         (folder.path / Result.FILE).open("x").close()
         with opened_to_append(folder.path / "log.txt") as file:
             file.write(details.encode())
-        job = {"job": task} if (task := slurm_task()) else {}
-        Result(status=FAILED, reason=reason, **job).write(folder.path)
+        Result(status=FAILED, reason=reason, job=slurm_task()).write(folder.path)
     except FileExistsError:
         return False
     except OSError as unwritable:  # the disk that is full may be what failed: the first error is the one to show

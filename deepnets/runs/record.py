@@ -16,7 +16,7 @@ from deepnets.config.project import git_commit
 from deepnets.config.schema import Config, Selection
 from deepnets.errors import UserError
 from deepnets.models.batchnorm import group_sizes
-from deepnets.runs.contents import DIVERGED, Result, packed
+from deepnets.runs.contents import DIVERGED, FinalStatus, Result, packed
 from deepnets.runs.folder import RunFolder
 from deepnets.training.assembly import dataset_of, splits_of
 from deepnets.training.fit import FIRST, Training
@@ -120,7 +120,7 @@ def result_of(
     training: Training,
     history: list[dict[str, Any]],
     seconds: float,
-    status: str,
+    status: FinalStatus,
     frozen: dict[str, Any],
     facts: dict[str, Any],
 ) -> Result:

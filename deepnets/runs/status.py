@@ -79,7 +79,7 @@ def state_of(folder: RunFolder, dead_after: float = DEAD_SECONDS) -> State:
     """
     result, status, job = folder.result, folder.status, folder.job
     progress, executed = None, {result and result.job}  # a run may fail before its first heartbeat
-    known = State
+    known = partial(State)
     if status:
         progress, silent = status.progress, (datetime.now(UTC) - status.heartbeat).total_seconds()
         known = partial(State, progress=progress, silent=silent, host=status.host, job=status.job)
@@ -148,7 +148,6 @@ class Heartbeat:
         self._progress: Callable[[], Progress] | None = None
         self._ended, self._writing = Event(), Lock()
         self._thread = Thread(target=self._beat, name="heartbeat", daemon=True)
-        self._who = {"pid": os.getpid(), "host": socket.gethostname(), "job": slurm_task()}
 
     def __enter__(self) -> Self:
         self._write("starting")
@@ -171,7 +170,14 @@ class Heartbeat:
 
     def _write(self, state: str) -> None:
         progress = self._progress() if self._progress else None
-        status = Status(state=state, heartbeat=datetime.now(UTC), **self._who, progress=progress)
+        status = Status(
+            state=state,
+            heartbeat=datetime.now(UTC),
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            job=slurm_task(),
+            progress=progress,
+        )
         with self._writing, suppress(OSError):  # a full disk must not end a run for the sake of its status
             status.write(self._folder.path)
 
