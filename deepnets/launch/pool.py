@@ -35,12 +35,13 @@ POLL_SECONDS = 0.1
 class Pool:
     """Trains `runs_per_device` runs at once on each device; one that crashes does not affect the others.
 
-    The devices are the GPUs that CUDA shows, or the CPU as one; `device=cuda:1` is that one alone.
+    The devices are the GPUs that CUDA shows, or the CPU as one; `device=cuda:1` is that one alone. None is one run on
+    each GPU, and on a CPU one for each of its threads, which trains most images a second: docs/performance.md.
     """
 
     in_process: ClassVar[bool] = False
 
-    runs_per_device: Size
+    runs_per_device: Size | None
 
     def check(self, config: Config) -> None:
         """Check that this machine has the devices of a run, and that they can execute its steps.
@@ -53,13 +54,18 @@ class Pool:
         if with_counted_devices(config).devices > len(devices) and device.type == "cuda":
             raise UserError(f"devices={config.devices}: device={config.device} offers {len(devices)} on this machine")
 
+    def shares(self, name: str) -> "Shares":
+        """The shares of the devices that `device=NAME` offers."""
+        usual = torch.get_num_threads() if find_device(name).type == "cpu" else 1
+        return Shares(devices_of(name), self.runs_per_device or usual)
+
     def execute(self, folders: list[RunFolder], config: Config) -> int:
         """Train the runs that are not complete; returns 1 when one failed or was stopped.
 
         Raises:
             Interrupted: a signal came; the runs in flight are saved and the others do not start.
         """
-        pool = _Execution(Tally(folders), config, self.runs_per_device)
+        pool = _Execution(Tally(folders), config, self.shares(config.device))
         with Interruption() as interruption:
             try:
                 with live_table(folders):
@@ -154,12 +160,11 @@ class _Execution:
 
     tally: Tally
     config: Config
-    runs_per_device: int
+    shares: Shares
 
     def __post_init__(self) -> None:
         self.waiting = deque(self.tally.folders)
         self.running: list[_Child] = []
-        self.shares = Shares(devices_of(self.config.device), self.runs_per_device)
         self.has_gpus = find_device(self.config.device).type == "cuda"
         self.stopped_by: int | None = None
 
