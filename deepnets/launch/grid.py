@@ -23,10 +23,9 @@ from deepnets.config.project import git_commit, home
 from deepnets.config.schema import Config, Row
 from deepnets.config.sweep import SWEEPS
 from deepnets.errors import UserError
-from deepnets.runs.afterwards import inspect
 from deepnets.runs.contents import FAILED, Origin, Unreadable
-from deepnets.runs.folder import Locked, RunFolder, run_folders
-from deepnets.runs.naming import folders_of
+from deepnets.runs.execute import inspect
+from deepnets.runs.folder import Locked, RunFolder, folders_of, run_folders
 from deepnets.runs.record import describe_result
 from deepnets.runs.status import read_states
 from deepnets.system.files import write_atomically

@@ -18,8 +18,7 @@ from deepnets.launch.cost import Pace, Size, pace_of, size_of
 from deepnets.launch.grid import Launcher, launchable, lines_by_reason
 from deepnets.runs.checkpoint import LAST
 from deepnets.runs.contents import Unreadable
-from deepnets.runs.folder import RunFolder
-from deepnets.runs.naming import folders_of
+from deepnets.runs.folder import RunFolder, folders_of
 from deepnets.runs.status import UNREADABLE
 from deepnets.system.files import LONGEST_METRICS, read_text
 from deepnets.system.printing import as_text, console_for

@@ -27,8 +27,7 @@ from deepnets.results.read import Run, read_runs
 from deepnets.results.sheet import NOTHING, Sheet, markdown_table, percent, print_sheet, signed
 from deepnets.results.statistics import FEWEST_SEEDS, WORST_ERROR, holm
 from deepnets.results.table import Table, tables_of
-from deepnets.runs.folder import RunFolder, run_folders
-from deepnets.runs.naming import folders_of
+from deepnets.runs.folder import RunFolder, folders_of, run_folders
 from deepnets.system.printing import console_for
 
 DEPTH_KEYS = ("depth", "units")  # of the model's node

@@ -1,25 +1,34 @@
-"""Execute one run folder, in this process or in several."""
+"""Execute one run folder, in this process or in several, or inspect the files of one that has finished."""
 
+import csv
 import shlex
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 
+from deepnets.config.identity import difference
 from deepnets.config.schema import Config
 from deepnets.config.trust import trusted
 from deepnets.distributed.signals import RESUME, SIGNALS, Interrupted, Interruption
 from deepnets.distributed.spawn import how_it_ended, processes
 from deepnets.distributed.world import world_from_env
 from deepnets.errors import UserError, of_system
-from deepnets.runs.contents import Result
+from deepnets.runs import checkpoint
+from deepnets.runs.checkpoint import LAST, malformed
+from deepnets.runs.contents import FINISHED, Origin, Result
 from deepnets.runs.execution import STARTING_SECONDS, Execution, note_failure, session, train
 from deepnets.runs.folder import Locked, RunFolder
+from deepnets.runs.log import as_csv
 from deepnets.runs.record import THREADS
+from deepnets.runs.status import UNREADABLE, in_a_line
+from deepnets.system.files import LONGEST_METRICS, read_text, write_atomically
 from deepnets.system.printing import print_error
 from deepnets.training.checks import check_processes
 from deepnets.training.fit import fit
 from deepnets.training.hardware import with_counted_devices
 
+METRICS = "metrics.csv"
 LOCKED = 75  # exit code of `python -m deepnets.run FOLDER` where another process is running the folder
 
 
@@ -101,3 +110,57 @@ def _run_in_processes(folder: RunFolder, config: Config) -> Result:
     if not noted:
         raise Locked(folder)
     raise UserError(noted.removeprefix(f"{UserError.__name__}: "))
+
+
+def inspect(folder: RunFolder) -> Iterator[str]:
+    """A line about each file of a finished run that is missing or damaged; restores metrics.csv from a checkpoint.
+
+    Records have no checkpoint, and none is missed there.
+    """
+    result = folder.completed
+    if not result or result.status != FINISHED:
+        return
+    if wrong := _checkpoint_wrong(folder):
+        yield f"{folder}: finished, but {LAST} {wrong}; overwrite=true trains the run again"
+    if wrong := _metrics_wrong(folder, result):
+        try:
+            restored = _restored(folder, result)
+        except (UserError, OSError) as error:
+            restored = f"cannot be restored ({in_a_line(error)})"
+        yield f"{folder}: finished, but {METRICS} {wrong}; {restored}"
+
+
+def _checkpoint_wrong(folder: RunFolder) -> str | None:
+    try:
+        damage = checkpoint.damage_of(folder.path / LAST)
+    except FileNotFoundError:
+        return "is missing" if (folder.path / Origin.FILE).exists() else None
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    return f"is damaged ({damage})" if damage else None
+
+
+def _metrics_wrong(folder: RunFolder, result: Result) -> str | None:
+    try:
+        text = read_text(folder.path / METRICS, LONGEST_METRICS)
+        rows = list(csv.DictReader(text.splitlines()))
+        for value in (value for row in rows for value in row.values() if value != ""):
+            float(value)
+    except FileNotFoundError:
+        return "is missing"
+    except UNREADABLE as error:
+        return f"is damaged ({in_a_line(error)})"
+    if len(rows) != result.epochs or (rows and not text.endswith("\n")):
+        return f"is damaged ({len(rows)} rows, {result.epochs} epochs)"
+    return None
+
+
+def _restored(folder: RunFolder, result: Result) -> str:
+    """Write metrics.csv from a checkpoint of the run's end; returns what became of it."""
+    state, _ = checkpoint.load(folder.path, malformed)
+    is_last = state and state["training"]["iteration"] == result.iterations
+    if not state or not is_last or difference(state.get("run", {}), folder.config):
+        return "no checkpoint has its rows; overwrite=true trains the run again"
+    with folder.hold():
+        write_atomically(folder.path / METRICS, as_csv(state["history"]))
+    return "restored from the checkpoint"

@@ -9,7 +9,7 @@ from deepnets.config.command_line import rows_of_command
 from deepnets.config.schema import Sweep
 from deepnets.config.sweep import rows_of
 from deepnets.errors import UserError
-from deepnets.runs.naming import folders_of
+from deepnets.runs.folder import folders_of
 
 PARAMS = {"model.depth": "8,14,20", "epochs": "1,2,3", "seed": "0,1"}
 

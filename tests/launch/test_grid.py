@@ -12,8 +12,7 @@ from deepnets.config.trust import trusting
 from deepnets.errors import UserError
 from deepnets.launch.grid import launch
 from deepnets.runs.contents import Origin
-from deepnets.runs.folder import Locked, RunFolder
-from deepnets.runs.naming import folder_of
+from deepnets.runs.folder import Locked, RunFolder, folder_of
 from deepnets.runs.status import state_of
 from tests.command import ENVIRONMENT, ROOT, TRAIN, row
 from tests.paced import TRUST

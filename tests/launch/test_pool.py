@@ -22,8 +22,7 @@ from deepnets.results.read import read_runs
 from deepnets.results.table import tables_of
 from deepnets.runs import checkpoint
 from deepnets.runs.contents import Origin
-from deepnets.runs.folder import RunFolder
-from deepnets.runs.naming import folders_of
+from deepnets.runs.folder import RunFolder, folders_of
 from deepnets.runs.status import show, state_of
 from tests.command import ENVIRONMENT, ROOT, TRAIN, metrics, row
 from tests.paced import TRUST

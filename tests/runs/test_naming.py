@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from deepnets.errors import UserError
-from deepnets.runs.naming import folder_of, folders_of
+from deepnets.runs.folder import folder_of, folders_of
 from tests.command import row
 
 

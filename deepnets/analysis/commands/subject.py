@@ -21,8 +21,7 @@ from deepnets.config.trust import trusted_search
 from deepnets.data.batches import EvaluationBatches
 from deepnets.errors import UserError, printable
 from deepnets.run import load_run
-from deepnets.runs.folder import RunFolder
-from deepnets.runs.naming import folder_of
+from deepnets.runs.folder import RunFolder, folder_of
 from deepnets.training.assembly import dataset_of, model_of, splits_of
 from deepnets.training.hardware import find_device, set_arithmetic
 
