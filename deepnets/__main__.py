@@ -2,7 +2,9 @@
 
 import sys
 from importlib import import_module
+from importlib.metadata import version
 
+from deepnets.config.project import git_commit
 from deepnets.errors import printable
 from deepnets.system import begin
 
@@ -21,7 +23,10 @@ def main() -> int:
     """Do what the first word says with the others."""
     verb, *words = sys.argv[1:] or ["--help"]
     if verb in ("-h", "--help"):
-        print(f"{HELP}\ndeepnets VERB --help says more.")
+        print(f"{HELP}\ndeepnets VERB --help says more, deepnets --version which version this is.")
+        return 0
+    if verb == "--version":
+        print(f"deepnets {version('deepnets')}, commit {git_commit() or 'unknown'}")
         return 0
     if verb not in VERBS:
         print(printable(f"{HELP}\nerror: {verb}: no such verb"), file=sys.stderr)

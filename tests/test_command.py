@@ -1,13 +1,19 @@
-"""Every number that a bench or an analysis takes on its command line is refused where no library could take it."""
+"""What commands refuse at once: numbers that no library could take, verbs and folders that are not there."""
 
 import argparse
+import subprocess
+import sys
 from collections.abc import Callable
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from deepnets.command import count, counts, number, whole
 from deepnets.commands import analyze, bench
+from tests.command import ROOT
 
 pytestmark = pytest.mark.attack
 
@@ -28,6 +34,7 @@ def test_numbers_that_are_none_are_refused(command: Any, capsys: pytest.CaptureF
     verbs = analyze.ANALYSES if command is analyze else bench.BENCHES
     tried = 0
     for verb, part in verbs.items():
+        part = import_module(part) if command is analyze else part
         for option, kind in options(part.add_options).items():
             refused = [*NEVER, *["-1"] * (kind is not number), *["0"] * (kind is count)]
             for value in refused:
@@ -37,3 +44,19 @@ def test_numbers_that_are_none_are_refused(command: Any, capsys: pytest.CaptureF
                 assert said.endswith("at most"), (verb, option, value, said)
                 tried += 1
     assert tried > 200
+
+
+def test_what_there_is_not_is_said_before_anything_heavy_is_imported(tmp_path: Path) -> None:
+    for words in (["analyze", "lesions"], ["report", str(tmp_path / "nowhere")]):
+        program = (
+            f"import sys; sys.argv = ['deepnets', *{words!r}]\n"
+            "from deepnets.__main__ import main\nfrom deepnets.errors import UserError\n"
+            "try:\n    main()\nexcept UserError as error:\n    print(error)\nassert 'torch' not in sys.modules"
+        )
+        done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+        assert "no such" in done.stdout
+
+
+def test_the_version_is_told() -> None:
+    done = subprocess.run([sys.executable, "-m", "deepnets", "--version"], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.startswith(f"deepnets {version('deepnets')}, commit ")

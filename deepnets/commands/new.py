@@ -10,6 +10,8 @@ from deepnets.errors import UserError, printable
 
 FILES = Path(__file__).parent / "project"  # the files to write, with NAME for the project's name and .in behind theirs
 
+UNTRACKED = ("/data/", "/outputs/", "__pycache__/")
+
 
 def main(words: Sequence[str] | None = None) -> int:
     """Write the project that the command line, or `words`, names.
@@ -28,6 +30,7 @@ def main(words: Sequence[str] | None = None) -> int:
         file = folder / str(template.relative_to(FILES).with_suffix("")).replace("NAME", folder.name)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(template.read_text().replace("NAME", folder.name))
+    (folder / ".gitignore").write_text("".join(f"{name}\n" for name in UNTRACKED))
     shutil.copytree(SCHEMAS, folder / "conf" / SCHEMAS.name)
     print(printable(f"project      {folder}; {folder}/README.md has its commands"))
     return 0

@@ -5,11 +5,7 @@ from pathlib import Path
 
 from deepnets.config.project import program, read_project
 from deepnets.errors import UserError
-from deepnets.extra.screenshots import take_screenshots
-from deepnets.extra.trackers import export
-from deepnets.results.records import keep, verify, write_records
-from deepnets.results.report import EXPORTS, compare, report
-from deepnets.runs.status import show
+from deepnets.system.files import check_folder
 
 EXAMPLES = """examples:
   COMMAND outputs/he2016_table1                            the table, its page and its figures
@@ -52,11 +48,21 @@ def main() -> int:
     parser.add_argument("--log", action="store_true", help="errors of curves on a logarithmic scale")
     for kind in ("csv", "latex", "markdown"):
         parser.add_argument(f"--{kind}", type=Path, metavar="FILE", help=f"write the table as {kind} (- prints it)")
-    return _answer(parser.parse_args())
+    given = parser.parse_args()
+    for folder in given.folders:
+        check_folder(folder)
+    return _answer(given)
 
 
 def _answer(given: argparse.Namespace) -> int:
     """The exit code; raises a UserError for options that do not go together, or what the request raises."""
+    # Here, because they import torch and pandas, which --help and a folder that is not there need not wait for.
+    from deepnets.extra.screenshots import take_screenshots
+    from deepnets.extra.trackers import export
+    from deepnets.results.records import keep, verify, write_records
+    from deepnets.results.report import EXPORTS, compare, report
+    from deepnets.runs.status import show
+
     exports = {kind: file for kind in EXPORTS if (file := getattr(given, kind))}
     requests = [name for name in (*NO_REPORT, "compare") if getattr(given, name)]
     if "watch" in requests and {*requests} - {"watch", "status"}:

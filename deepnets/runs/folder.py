@@ -23,7 +23,7 @@ from deepnets.config.schema import Config, Row, Sweep
 from deepnets.errors import UserError, brief
 from deepnets.runs.contents import Job, Origin, Result, Status
 from deepnets.runs.owner import OWNER, Owner, is_left_behind, owned, owner_elsewhere
-from deepnets.system.files import flush_folder, make_folder, read_text, write_atomically
+from deepnets.system.files import check_folder, flush_folder, make_folder, read_text, write_atomically
 
 BUDGETS = ("epochs", "iterations")  # one is null, and the other names the budget
 FREEZING_SECONDS = 10.0  # more than writing a configuration takes anywhere
@@ -255,8 +255,7 @@ def folders_in(paths: Sequence[Path]) -> list[RunFolder]:
     """
     found: dict[Path, RunFolder] = {}
     for path in paths:
-        if not path.is_dir():
-            raise UserError(f"{path}: no such folder; name a sweep's folder, as in outputs/<sweep>, or a run's")
+        check_folder(path)
         below = run_folders(path.resolve())
         if not below:
             raise UserError(f"{path}: no run folder in it (a run folder has a config.yaml)")

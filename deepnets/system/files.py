@@ -192,3 +192,13 @@ def check_writable(folder: Path) -> None:
     there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise UserError(f"{folder}: cannot be written; name another place")
+
+
+def check_folder(folder: Path) -> None:
+    """Check that a folder of runs is there.
+
+    Raises:
+        UserError: it is not.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; name a sweep's folder, as in outputs/<sweep>, or a run's")

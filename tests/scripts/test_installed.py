@@ -101,6 +101,7 @@ def test_every_command_of_a_new_projects_readme_works(
     command: Command, environment: dict[str, str], tmp_path: Path
 ) -> None:
     command("deepnets", "new", "lab")
+    assert "/outputs/" in (tmp_path / "lab" / ".gitignore").read_text()
     project = tmp_path / "lab"
     readme = (project / "README.md").read_text()
     assert len(readme.splitlines()) <= 22
