@@ -11,7 +11,7 @@ from hydra._internal.utils import _locate  # hydra.utils.get_object, which also 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from deepnets.config.schema import Config, Row
-from deepnets.config.trust import is_trusted
+from deepnets.config.trust import is_trusted, lacking
 from deepnets.errors import UserError, brief
 
 if TYPE_CHECKING:
@@ -174,6 +174,8 @@ def _check(where: str, node: dict[str, Any], runtime: Collection[str], nested: b
     target = node.get("_target_")
     if not isinstance(target, str) or (target not in TARGETS and not is_trusted(target)):
         message = f"{where}._target_: {brief(target)} is not one of the classes a configuration may name."
+        if isinstance(target, str) and (reason := lacking(target)):
+            raise UserError(f"{where}._target_: {reason}")
         if isinstance(target, str) and re.fullmatch(r"\w+(\.\w+)+", target) and len(target) < LONGEST_TARGET:
             message += (
                 f" If it is your own and you trust it, add --trust {target} to the command, or --trust and the name of "

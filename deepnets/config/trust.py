@@ -75,7 +75,19 @@ def trusted_search() -> Search:
 def is_trusted(target: str) -> bool:
     """Whether this process trusts the class or function, given as `module.name`; imports nothing of a project."""
     module, _, name = target.rpartition(".")
-    return any(each == target or _stands_for(each, module, name) for each in _trusted)
+    if target in _trusted:
+        return True
+    definitions = [_definitions(file) for file in _trusted_files(module)]
+    return any(names is None or name in names for names in definitions)
+
+
+def lacking(target: str) -> str | None:
+    """What to say where this process trusts the target's module, which does not define it; None otherwise."""
+    module, _, name = target.rpartition(".")
+    for file in _trusted_files(module):
+        names = ", ".join(sorted(_definitions(file) or ())) or "no class and no function"
+        return f"{file} defines no {name}, but {names}"
+    return None
 
 
 def is_file(name: str) -> bool:
@@ -83,27 +95,35 @@ def is_file(name: str) -> bool:
     return "/" in name or name.endswith((".yaml", ".yml", ".py"))
 
 
-def _stands_for(trusted_name: str, module: str, name: str) -> bool:
-    """Whether the trusted file or module defines this class or function itself, and so does not merely import it."""
-    if not is_file(trusted_name):
-        spec = find_spec(module) if module == trusted_name else None
-        return bool(spec and spec.origin and _defines(Path(spec.origin), name))
-    folder, parts = Path(trusted_name).parent, module.split(".")
-    if _is_python(trusted_name) and parts != [Path(trusted_name).stem]:
-        return False
-    top = find_spec(parts[0]) if parts[0] else None
-    if not (top and top.origin and Path(top.origin).resolve().is_relative_to(folder.resolve())):
-        return False  # a library, which is imported in place of a file of the same name
-    file = folder.joinpath(*parts)
-    return any(_defines(each, name) for each in (file.with_suffix(".py"), file / "__init__.py"))
+def _trusted_files(module: str) -> Iterator[Path]:
+    """The files of the module, where what this process trusts stands for it."""
+    parts = module.split(".")
+    for trusted_name in _trusted:
+        if not is_file(trusted_name):
+            spec = find_spec(module) if module == trusted_name else None
+            if spec and spec.origin:
+                yield Path(spec.origin)
+            continue
+        folder = Path(trusted_name).parent
+        if _is_python(trusted_name) and parts != [Path(trusted_name).stem]:
+            continue
+        top = find_spec(parts[0]) if parts[0] else None
+        if top and top.origin and Path(top.origin).resolve().is_relative_to(folder.resolve()):
+            # else it is a library, which is imported in place of a file of the same name
+            file = folder.joinpath(*parts)
+            yield from filter(Path.is_file, (file.with_suffix(".py"), file / "__init__.py"))
 
 
-def _defines(file: Path, name: str) -> bool:
+def _definitions(file: Path) -> set[str] | None:
+    """The names of the classes and functions that a file defines, and so does not merely import.
+
+    None where it is no Python: importing it says what is wrong.
+    """
     try:
         body = ast.parse(file.read_bytes()).body
     except (OSError, SyntaxError, ValueError):
-        return file.is_file() and file.suffix == ".py"  # importing it says what is wrong
-    return any(isinstance(each, ast.ClassDef | ast.FunctionDef) and each.name == name for each in body)
+        return None
+    return {each.name for each in body if isinstance(each, ast.ClassDef | ast.FunctionDef)}
 
 
 def _is_python(name: str) -> bool:

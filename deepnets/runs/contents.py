@@ -6,13 +6,14 @@ A field that a later version adds gets a default, so that the folders of before 
 import base64
 import json
 from collections.abc import Mapping
+from datetime import datetime
 from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from annotated_types import MinLen
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from deepnets.errors import UserError
 from deepnets.system.files import read_object, write_atomically
@@ -33,6 +34,15 @@ class Unreadable(UserError):
     @property
     def reason(self) -> str:
         return " ".join(str(self.args[1]).split())
+
+
+def _text(value: object) -> object:
+    if not isinstance(value, str | datetime):
+        raise ValueError("is no date and time")
+    return value
+
+
+Instant = Annotated[AwareDatetime, BeforeValidator(_text)]  # pydantic would also read a number of seconds
 
 
 class RunFile(BaseModel):
@@ -89,7 +99,7 @@ class Status(RunFile):
     FILE = "status.json"
 
     state: str
-    heartbeat: AwareDatetime
+    heartbeat: Instant
     pid: int | None = None
     host: str | None = None
     job: str | None = None
@@ -102,7 +112,7 @@ class Job(RunFile):
     FILE = "job.json"
 
     job: str
-    submitted: AwareDatetime
+    submitted: Instant
 
 
 class Origin(RunFile):

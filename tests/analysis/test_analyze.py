@@ -22,7 +22,7 @@ from deepnets.analysis import lesion
 from deepnets.analysis.commands import lesion as command
 from deepnets.errors import UserError
 from deepnets.monitor.style import mark_stages, new_figure
-from deepnets.runs.contents import Origin, Result
+from deepnets.runs.contents import Origin
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
 from tests.command import ROOT, row
@@ -217,7 +217,7 @@ def test_what_is_measured_is_told_where_the_result_is_of_another_net(
     words = ("lesion", folder.path, "--only", "single", "--images", 8, "--output", tmp_path / "results")
     analyze(*words)
     assert "epoch" not in capsys.readouterr().out
-    Result.model_validate({**folder.result, "selected_epoch": 1}).write(folder.path)
+    folder.result.model_copy(update={"selected_epoch": 1}).write(folder.path)
     analyze(*words)
     assert "its result is that of epoch 1; this is the last epoch's net" in capsys.readouterr().out
     (folder.path / "result.json").unlink()

@@ -105,13 +105,12 @@ def test_a_word_of_hydras_users_is_taken(word: str, monkeypatch: pytest.MonkeyPa
     ("text", "said"),
     [
         ("class ReZero(", "'(' was never closed"),
-        ("import nope_nowhere", "No module named 'nope_nowhere'"),
-        ("", "ReZero"),
+        ("import nope_nowhere\n\nclass ReZero:\n    pass", "No module named 'nope_nowhere'"),
     ],
 )
 def test_a_class_that_cannot_be_imported_is_one_line(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "broken_shortcuts.py").write_text(text)
-    (tmp_path / "project.yaml").write_text("trusted: [broken_shortcuts.ReZero]")
+    (tmp_path / "project.yaml").write_text("defaults: train")
     words = ["--project", str(tmp_path / "project.yaml"), "model.shortcut._target_=broken_shortcuts.ReZero"]
     done = train(*words, f"output_root={tmp_path}")
     assert done.returncode == 1
@@ -119,6 +118,14 @@ def test_a_class_that_cannot_be_imported_is_one_line(tmp_path: Path, text: str, 
     assert done.stderr.startswith("error: model.shortcut: broken_shortcuts.ReZero cannot be imported: ")
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_trusted_module_without_the_class_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    file = tmp_path / "misnamed_shortcuts.py"
+    file.write_text("class Rezero:\n    pass\n")
+    words = [f"--trust={file}", "model.shortcut._target_=misnamed_shortcuts.ReZero"]
+    assert said_by(words, monkeypatch) == f"model.shortcut._target_: {file} defines no ReZero, but Rezero"
 
 
 @pytest.mark.parametrize("text", ["epochs: &a [*a]", "sweep: {axes: [seed], claims: &a [{claim: *a}]}"])

@@ -45,8 +45,10 @@ SMALL = ["model.widths=[2,2,2]", "threads=1", "epochs=1"]
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """A project in a folder whose name needs quotes."""
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project in a folder whose name needs quotes; its modules are those of no other test."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "lab_shortcuts", raising=False)
     folder = tmp_path / "my lab, new"
     for file, text in {
         "lab_shortcuts.py": SHORTCUT,

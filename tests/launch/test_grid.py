@@ -11,7 +11,7 @@ import pytest
 from deepnets.config.trust import trusting
 from deepnets.errors import UserError
 from deepnets.launch.grid import launch
-from deepnets.runs.contents import Origin
+from deepnets.runs.contents import Origin, Result
 from deepnets.runs.folder import Locked, RunFolder, folder_of
 from deepnets.runs.status import state_of
 from tests.command import ENVIRONMENT, ROOT, TRAIN, row
@@ -62,7 +62,7 @@ def test_a_failing_row_is_told_with_its_reason_and_only_fail_fast_stops_the_grid
         assert "1 of 3 runs failed" in errors
         assert errors.count("seed0: RuntimeError: b is broken") == 1
     failed = folder_of(rows()[1])
-    assert failed.result == {"status": "failed", "reason": "RuntimeError: b is broken"}
+    assert failed.result == Result(status="failed", reason="RuntimeError: b is broken")
     assert "Traceback" in (failed.path / "log.txt").read_text()
     (tmp_path / "broken_b").unlink()
     assert launch(rows()) == 0
@@ -85,7 +85,7 @@ def test_a_row_that_runs_elsewhere_is_left_alone_even_by_overwrite(
         told = capsys.readouterr().out
         assert f"{folder}: already running in another process; skipped" in told
         assert (folder.path / "metrics.csv").read_text() == "epoch\n"
-        assert folder.origin == {"commit": "theirs"}
+        assert folder.origin == Origin(commit="theirs")
     assert state_of(folder_of(row(tmp_path, *NET, "+schedule.name=a", "seed=1"))).name == "finished"
 
 

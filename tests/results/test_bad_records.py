@@ -73,8 +73,8 @@ BAD: dict[str, tuple[Callable[[Path], None], str]] = {
     "a number too large": (in_json("result.json", "test_error", "1e999"), "1e999 is not a finite number"),
     "a word for a number": (in_json("result.json", "test_error", '"9"'), "test_error: Input should be a valid number"),
     "a date": (dated, "2026-01-01: a date; a text is written in quotes"),
-    "a heartbeat without a zone": (running('"2026-01-01T00:00:00"'), "heartbeat: Value error, has no time zone"),
-    "a heartbeat in seconds": (running("5"), "heartbeat: Input should be a valid string"),
+    "a heartbeat without a zone": (running('"2026-01-01T00:00:00"'), "heartbeat: Input should have timezone info"),
+    "a heartbeat in seconds": (running("5"), "heartbeat: Value error, is no date and time"),
 }  # fmt: skip
 PUBLISHED = {".nan": "should be a finite number", "[1, 2]": "should be a valid number"}
 
