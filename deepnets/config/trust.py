@@ -7,6 +7,7 @@ import ast
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from os.path import abspath, expanduser
 from pathlib import Path
@@ -41,7 +42,7 @@ def trust(names: Trust) -> None:
                 sys.path.append(folder)  # behind all others, so that a file in it hides no library
         elif not all(part.isidentifier() for part in name.split(".")):
             raise UserError(f"--trust {brief(name)}: names neither a file nor a class, as in my_shortcuts.ReZero")
-        elif "." not in name and find_spec(name) is None:
+        elif "." not in name and _spec(name) is None:
             raise UserError(
                 f"--trust {name}: no such module; a class needs its module too, as in my_shortcuts.ReZero, and a "
                 "module must be importable here: name its file, as in --trust my_shortcuts.py"
@@ -100,18 +101,26 @@ def _trusted_files(module: str) -> Iterator[Path]:
     parts = module.split(".")
     for trusted_name in _trusted:
         if not is_file(trusted_name):
-            spec = find_spec(module) if module == trusted_name else None
+            spec = _spec(module) if module == trusted_name else None
             if spec and spec.origin:
                 yield Path(spec.origin)
             continue
         folder = Path(trusted_name).parent
         if _is_python(trusted_name) and parts != [Path(trusted_name).stem]:
             continue
-        top = find_spec(parts[0]) if parts[0] else None
+        top = _spec(parts[0]) if parts[0] else None
         if top and top.origin and Path(top.origin).resolve().is_relative_to(folder.resolve()):
             # else it is a library, which is imported in place of a file of the same name
             file = folder.joinpath(*parts)
             yield from filter(Path.is_file, (file.with_suffix(".py"), file / "__init__.py"))
+
+
+def _spec(module: str) -> ModuleSpec | None:
+    """Where the module would be imported from; None where it is not there, or cannot be imported."""
+    try:
+        return find_spec(module)
+    except Exception:  # whatever a package around it raises: the target is then refused
+        return None
 
 
 def _definitions(file: Path) -> set[str] | None:

@@ -219,6 +219,9 @@ def test_a_file_or_a_module_stands_for_what_it_defines_itself(tmp_path: Path) ->
     trust("fractions")
     assert is_trusted("fractions.Fraction")
     assert not is_trusted("fractions.Decimal")  # which it imports
+    trust("nowhere.nets")
+    assert not is_trusted("nowhere.nets.Net")
+    assert not is_trusted("__main__.Net")
 
 
 def test_a_project_stands_for_the_modules_beside_its_file(project: Path) -> None:
