@@ -25,7 +25,7 @@ from deepnets.config.sweep import SWEEPS
 from deepnets.errors import UserError
 from deepnets.runs.contents import FAILED, Origin, Unreadable
 from deepnets.runs.execute import inspect
-from deepnets.runs.folder import Locked, RunFolder, folders_of, run_folders
+from deepnets.runs.folder import Locked, OtherSettings, RunFolder, folders_of, run_folders
 from deepnets.runs.record import describe_result
 from deepnets.runs.status import read_states
 from deepnets.system.files import write_atomically
@@ -54,8 +54,10 @@ def launch(rows: list[Row]) -> int:
     if len(rows) == 1 and wrong:
         raise next(iter(wrong.values()))
     if wrong:
-        reasons = lines_by_reason({folder: str(error) for folder, error in wrong.items()})
-        raise UserError("\n".join([f"{len(wrong)} of {len(rows)} runs cannot start; none was started", *reasons]))
+        reasons = lines_by_reason({folder: getattr(error, "reason", str(error)) for folder, error in wrong.items()})
+        remedies = dict.fromkeys(error.remedy for error in wrong.values() if isinstance(error, OtherSettings))
+        first_lines = [f"{len(wrong)} of {len(rows)} runs cannot start; none was started"]
+        raise UserError("\n".join([*first_lines, *reasons, *[*remedies][:1]]))
     to_execute = []
     for row, folder in zip(rows, folders, strict=True):
         try:

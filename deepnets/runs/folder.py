@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -35,6 +36,30 @@ class Locked(UserError):
     def __str__(self) -> str:
         who = f" ({self.args[1]})" if len(self.args) > 1 else ""
         return f"{self.args[0]}: already running in another process{who}"
+
+
+class OtherSettings(UserError):
+    """A folder holds a run with other settings; the arguments are the folder and, by key, the values there and here."""
+
+    def __str__(self) -> str:
+        lines = [f"  {key}: {there!r} there, {here!r} here" for key, (there, here) in self.args[1].items()]
+        return "\n".join([f"{self.args[0]} holds a run with other settings:", *lines, self.remedy])
+
+    @property
+    def reason(self) -> str:
+        """How the settings differ, in a line without the folder."""
+        values = (f"{key} {there!r} there, {here!r} here" for key, (there, here) in self.args[1].items())
+        return f"other settings: {'; '.join(values)}"
+
+    @property
+    def remedy(self) -> str:
+        """What to type to continue that run, to train beside it, or to delete it."""
+        known = {key: there for key, (there, _) in self.args[1].items() if there != "absent"}
+        words = [f"{key}={json.dumps(there, separators=(',', ':'))}" for key, there in known.items()]
+        return (
+            f"To continue what is there, add {shlex.join(words)}; to train beside it, output_root=DIR; "
+            "to delete it and train anew, overwrite=true."
+        )
 
 
 class RunFolder:
@@ -111,16 +136,12 @@ class RunFolder:
         """Whether `config` may be run here, or has been.
 
         Raises:
-            UserError: another run lives here (names the differing keys), or there is something to train and the folder
-                cannot be written.
+            OtherSettings: another run lives here. UserError: there is something to train and the folder cannot be
+                written.
         """
         is_kept = (self.path / "config.yaml").is_file() and not config.overwrite
         if is_kept and (differing := difference(identity(self.config), config)):
-            lines = [f"  {key}: {there!r} there, {here!r} here" for key, (there, here) in differing.items()]
-            raise UserError(
-                "\n".join([f"{self} holds a run with other settings:", *lines])
-                + "\nRun that with its own settings, choose another output_root, or delete it with overwrite=true."
-            )
+            raise OtherSettings(self, differing)
         if is_kept and self.is_complete:
             return
         nearest = next(parent for parent in (self.path, *self.path.parents) if parent.exists())

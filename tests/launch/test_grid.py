@@ -4,6 +4,7 @@ import json
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,22 @@ def test_a_row_that_runs_elsewhere_is_left_alone_even_by_overwrite(
         assert (folder.path / "metrics.csv").read_text() == "epoch\n"
         assert folder.origin == Origin(commit="theirs")
     assert state_of(folder_of(row(tmp_path, *NET, "+schedule.name=a", "seed=1"))).name == "finished"
+
+
+def test_a_grid_of_other_settings_says_once_how_they_differ_and_what_to_type(tmp_path: Path) -> None:
+    rows = [row(tmp_path, *NET, "+schedule.name=a", f"seed={seed}") for seed in range(3)]
+    for each in rows:
+        before = replace(each.config, optimizer=each.config.optimizer | {"lr": 0.2}, clip_gradient_norm=1.0)
+        folder_of(each).freeze(before, Origin())
+    with pytest.raises(UserError) as refused:
+        launch(rows)
+    lines = str(refused.value).splitlines()
+    assert lines[0] == "3 of 3 runs cannot start; none was started"
+    assert lines[1].endswith(
+        "seed0 and 2 more: other settings: clip_gradient_norm 1.0 there, None here; optimizer.lr 0.2 there, 0.1 here"
+    )
+    assert lines[2].startswith("To continue what is there, add clip_gradient_norm=1.0 optimizer.lr=0.2; ")
+    assert len(lines) == 3
 
 
 def test_overwrite_does_not_continue_what_ran_while_the_grid_was_written_down(
