@@ -18,6 +18,11 @@ class UserError(ValueError):
     it is `of_system`.
     """
 
+    @property
+    def reason(self) -> str:
+        """The message for a line that names the folder already."""
+        return str(self)
+
 
 def of_system(error: BaseException) -> str | None:
     """Say in one line what the system refused: a file, a folder or memory. None for every other error."""
