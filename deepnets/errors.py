@@ -19,7 +19,7 @@ class UserError(ValueError):
     """
 
     @property
-    def reason(self) -> str:
+    def summary(self) -> str:
         """The message for a line that names the folder already."""
         return str(self)
 

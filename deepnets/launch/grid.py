@@ -54,7 +54,7 @@ def launch(rows: list[Row]) -> int:
     if len(rows) == 1 and wrong:
         raise next(iter(wrong.values()))
     if wrong:
-        reasons = lines_by_reason({folder: error.reason for folder, error in wrong.items()})
+        reasons = lines_by_reason({folder: error.summary for folder, error in wrong.items()})
         remedies = dict.fromkeys(error.remedy for error in wrong.values() if isinstance(error, OtherSettings))
         first_lines = [f"{len(wrong)} of {len(rows)} runs cannot start; none was started"]
         raise UserError("\n".join([*first_lines, *reasons, *[*remedies][:1]]))

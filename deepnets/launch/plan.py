@@ -106,7 +106,7 @@ def _plan(config: Config, folder: RunFolder, launcher: Launcher, paces: dict[str
     except UserError as error:
         if is_complete and (folder.path / "config.yaml").is_file():
             return _Planned(folder, state, 0.0, size)
-        return _Planned(folder, ILLEGAL, 1.0, size, problem=error.reason)
+        return _Planned(folder, ILLEGAL, 1.0, size, problem=error.summary)
 
 
 def _state(config: Config, folder: RunFolder) -> str:

@@ -46,7 +46,7 @@ class OtherSettings(UserError):
         return "\n".join([f"{self.args[0]} holds a run with other settings:", *lines, self.remedy])
 
     @property
-    def reason(self) -> str:
+    def summary(self) -> str:
         """How the settings differ, in a line without the folder."""
         values = (f"{key} {there!r} there, {here!r} here" for key, (there, here) in self.args[1].items())
         return f"other settings: {'; '.join(values)}"
