@@ -22,9 +22,9 @@ from deepnets.config.trust import Trust, trusted_search, trusting
 from deepnets.distributed.world import world_from_env
 from deepnets.errors import UserError, printable
 from deepnets.runs.execute import LOCKED, run
-from deepnets.runs.execution import AnotherFailed
 from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.record import describe_result
+from deepnets.runs.resume import AnotherFailed
 from deepnets.runs.weights import read_weights
 from deepnets.system.printing import print_error
 from deepnets.training.assembly import dataset_of, model_of

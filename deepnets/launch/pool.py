@@ -17,9 +17,9 @@ from deepnets.distributed.signals import RESUME, SIGNALS, Interrupted, Interrupt
 from deepnets.errors import UserError
 from deepnets.launch.grid import OUTPUT, Tally
 from deepnets.runs.execute import command_of
-from deepnets.runs.execution import note_failure
 from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.record import describe_result
+from deepnets.runs.resume import note_failure
 from deepnets.runs.status import live_table
 from deepnets.system.files import opened
 from deepnets.system.printing import print_error, print_line

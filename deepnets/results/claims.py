@@ -1,4 +1,4 @@
-"""The claims of a sweep file, tested on the runs of its table; their sheets, their page, the seeds that they lack."""
+"""Which claims of a sweep file meet which runs of its table; their sheets, their page, the seeds that they lack."""
 
 import math
 from collections import Counter

@@ -1,4 +1,4 @@
-"""A claim about two rows, and what their runs say: the looks at the first seeds, their test and the answer."""
+"""Claims tested: the runs on both sides of a claim, the looks at their first seeds, the test and its answer."""
 
 import math
 from collections.abc import Sequence

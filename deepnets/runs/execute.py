@@ -17,10 +17,10 @@ from deepnets.errors import UserError, of_system
 from deepnets.runs import checkpoint
 from deepnets.runs.checkpoint import LAST, malformed
 from deepnets.runs.contents import FINISHED, Origin, Result
-from deepnets.runs.execution import STARTING_SECONDS, Execution, note_failure, session, train
 from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.log import as_csv
 from deepnets.runs.record import THREADS
+from deepnets.runs.resume import STARTING_SECONDS, Execution, note_failure, session, train
 from deepnets.runs.status import UNREADABLE, in_a_line
 from deepnets.system.files import LONGEST_METRICS, read_text, write_atomically
 from deepnets.system.printing import print_error

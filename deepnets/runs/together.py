@@ -16,8 +16,8 @@ from deepnets.models.settings import Memory
 from deepnets.runs import checkpoint
 from deepnets.runs.checkpoint import malformed
 from deepnets.runs.contents import Result
-from deepnets.runs.execution import Execution, session, train
 from deepnets.runs.folder import RunFolder
+from deepnets.runs.resume import Execution, session, train
 from deepnets.system.printing import print_error
 from deepnets.training import stack
 from deepnets.training.assembly import dataset_of, model_of

@@ -21,9 +21,9 @@ from deepnets.errors import UserError, first_line
 from deepnets.models.resnet import ResNet
 from deepnets.runs.checkpoint import LAST, PREVIOUS, is_state, load_checked
 from deepnets.runs.contents import FINISHED
-from deepnets.runs.execution import described
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.record import state_checksum
+from deepnets.runs.resume import described
 from deepnets.system.files import fresh, new_name, opened, write_atomically
 from deepnets.system.printing import print_line
 from deepnets.system.ranges import Size

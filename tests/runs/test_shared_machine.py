@@ -115,7 +115,7 @@ def test_a_wait_for_another_process_says_for_what(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], held: list[int]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("deepnets.runs.execution.SILENT_SECONDS", 0.1)
+    monkeypatch.setattr("deepnets.runs.resume.SILENT_SECONDS", 0.1)
     folder = RunFolder(tmp_path / "seed0")
     folder.freeze(row(tmp_path, *RUN).config, Origin())
     run(folder)

@@ -22,11 +22,11 @@ from deepnets.data.normalization import Normalization
 from deepnets.data.source import Split
 from deepnets.models import resize
 from deepnets.run import build_model
-from deepnets.runs import checkpoint, execution
+from deepnets.runs import checkpoint, resume
 from deepnets.runs.contents import Origin
 from deepnets.runs.execute import run
-from deepnets.runs.execution import Session
 from deepnets.runs.folder import RunFolder
+from deepnets.runs.resume import Session
 from deepnets.training import assembly
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import Training, evaluate, fit
@@ -186,7 +186,7 @@ def test_a_tensor_that_was_left_on_the_cpu_is_an_error(
 def test_a_run_logs_saves_and_resumes_there(
     device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(execution, "Session", lambda _, heartbeat, owner: Session(DEVICE, heartbeat, owner))
+    monkeypatch.setattr(resume, "Session", lambda _, heartbeat, owner: Session(DEVICE, heartbeat, owner))
     folders = [RunFolder(tmp_path / name) for name in ("whole", "stopped")]
     for folder in folders:
         folder.freeze(row(tmp_path, *NET, "epochs=2").config, Origin())
@@ -200,7 +200,7 @@ def test_a_run_logs_saves_and_resumes_there(
                     return
 
         patch.setattr("deepnets.runs.execute.fit", half)
-        patch.setattr(execution.Execution, "finish", execution.Execution.save)
+        patch.setattr(resume.Execution, "finish", resume.Execution.save)
         with pytest.raises(AssertionError):  # it has no result
             run(folders[1])
     result = run(folders[1])

@@ -1,4 +1,4 @@
-"""One life of a run: a process holds its folder, trains from the last checkpoint, and writes down how it ends."""
+"""A run begins or resumes: a process holds its folder, trains from the last checkpoint, and writes down how it ends."""
 
 import math
 import socket
