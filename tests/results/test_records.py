@@ -53,7 +53,7 @@ def test_a_record_is_of_a_run_that_has_ended_and_can_be_read(folder: RunFolder) 
     assert run.broken == []
     assert folder.result.identity == identity_hash(config)
     errors = [epoch["test_error"] for epoch in run.history] or [None]  # none of a run that diverges in its first epoch
-    assert errors[-1] == folder.result.get("last_test_error")
+    assert errors[-1] == folder.result.last_test_error
 
 
 def test_the_weights_on_record_are_those_listed() -> None:
