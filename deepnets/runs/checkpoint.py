@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map_only
 
 from deepnets.config.identity import difference
 from deepnets.config.schema import Config
+from deepnets.data.dataset import memory_size
 from deepnets.errors import UserError, brief, first_line
 from deepnets.runs.folder import RunFolder
 from deepnets.system.files import flush_folder, fresh, new_name, opened
@@ -24,6 +25,9 @@ PREVIOUS = "checkpoint.previous.pt"
 # What torch's optimisers take from a state without asking; the learning rate is the schedule's.
 OF_OPTIMIZER = ("initial_lr", "momentum", "dampening", "nesterov", "betas", "eps", "weight_decay")
 MOST = 8  # settings that a message names
+MOST_ENTRIES = 1_000_000  # tensors in a file; a net of 1001 layers and its momenta have ten thousand
+LONGEST_PICKLE = 100_000_000  # bytes of all that is no tensor; a thousand epochs take a hundred thousand
+MOST_VALUES, DEEPEST = 10_000_000, 30
 LARGEST = 100_000  # channels or pixels, as `deepnets.system.ranges.Size`
 
 ENTRIES: dict[str, Any] = {
@@ -91,7 +95,7 @@ def load(
         damage = damage_of(folder / name)
         if damage is None:
             state = torch.load(folder / name, map_location="cpu", weights_only=True)
-            if (damage := malformed(state)) is None:
+            if (damage := _too_large(state) or malformed(state)) is None:
                 return state, damaged
         damaged[name] = damage
     return None, damaged
@@ -110,6 +114,8 @@ def damage_of(file: Path) -> str | None:
         return str(error)
     try:
         with zipfile.ZipFile(file) as archive:
+            if unusual := _unusual(archive, file.stat().st_size):
+                return unusual
             broken = archive.testzip()
         # torch's own reader is stricter about headers.
         if foreign := torch.serialization.get_unsafe_globals_in_checkpoint(file):
@@ -121,6 +127,35 @@ def damage_of(file: Path) -> str | None:
             raise
         return f"{type(error).__name__}: {error}"
     return None if broken is None else f"the checksum of {broken} differs"
+
+
+def _unusual(archive: zipfile.ZipFile, size: int) -> str | None:
+    """Why the archive, a file of `size` bytes, is none that torch writes, before anything in it is read."""
+    entries = archive.infolist()
+    if len(entries) > MOST_ENTRIES:
+        return f"it has {len(entries):,} entries, a checkpoint has at most {MOST_ENTRIES:,}"
+    if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+        return "it is compressed, which no checkpoint is"
+    if sum(entry.file_size for entry in entries) > size:
+        return "its entries take more than the file"
+    if any(entry.file_size > LONGEST_PICKLE for entry in entries if entry.filename.endswith("/data.pkl")):
+        return f"its data.pkl takes more than {LONGEST_PICKLE:,} bytes"
+    return None if size <= memory_size() else "it is larger than the memory of this machine"
+
+
+def _too_large(state: Any) -> str | None:
+    """Why no code should walk through a state: values that hold one another again and again have no end."""
+    values, walked = [(state, 0)], 0
+    while values:
+        value, depth = values.pop()
+        walked += 1
+        if walked > MOST_VALUES or depth > DEEPEST:
+            return f"its state has more than {MOST_VALUES:,} values, or lies deeper than {DEEPEST}"
+        if isinstance(value, dict):
+            values += [(each, depth + 1) for each in value.values()]
+        elif isinstance(value, list | tuple | set):
+            values += [(each, depth + 1) for each in value]
+    return None
 
 
 def load_checked(folder: RunFolder, config: Config) -> tuple[dict[str, Any] | None, dict[str, str]]:

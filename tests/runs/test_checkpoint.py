@@ -3,12 +3,16 @@
 import random
 import subprocess
 import sys
+import time
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from deepnets.runs import checkpoint
+from deepnets.runs.checkpoint import LAST
 
 pytestmark = pytest.mark.attack
 
@@ -127,3 +131,46 @@ def test_a_state_that_is_not_as_it_must_be_is_damage(tmp_path: Path) -> None:
     loaded, damaged = checkpoint.load(tmp_path, lambda state: "too late" if state["iteration"] > 1 else None)
     assert loaded["iteration"] == 1
     assert damaged == {"checkpoint.pt": "too late"}
+
+
+def nested(times: int) -> list:
+    value: list = []
+    for _ in range(times):
+        value = [value, value]
+    return value
+
+
+def repacked(file: Path, change: Callable[[zipfile.ZipFile, zipfile.ZipInfo, bytes], None]) -> None:
+    """Write the archive again, each entry by `change`."""
+    with zipfile.ZipFile(file) as archive:
+        entries = [(entry, archive.read(entry)) for entry in archive.infolist()]
+    with zipfile.ZipFile(file, "w") as archive:
+        for entry, content in entries:
+            change(archive, entry, content)
+
+
+def test_a_state_that_no_code_could_walk_through_is_damage(tmp_path: Path) -> None:
+    for state in ({"history": nested(25)}, {"history": nested(40)}):
+        torch.save(state, tmp_path / LAST)
+        began = time.monotonic()
+        state, damaged = checkpoint.load(tmp_path)
+        assert state is None
+        assert "its state has more than 10,000,000 values" in damaged[LAST]
+        assert time.monotonic() - began < 60
+
+
+def test_an_archive_that_torch_does_not_write_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compressed(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, content: bytes) -> None:
+        archive.writestr(entry.filename, content + bytes(10**7), zipfile.ZIP_DEFLATED)
+
+    checkpoint.save(tmp_path, {"weights": torch.zeros(3)})
+    assert checkpoint.damage_of(tmp_path / LAST) is None
+    monkeypatch.setattr(checkpoint, "memory_size", lambda: 100)
+    assert checkpoint.damage_of(tmp_path / LAST) == "it is larger than the memory of this machine"
+    monkeypatch.setattr(checkpoint, "LONGEST_PICKLE", 10)
+    assert checkpoint.damage_of(tmp_path / LAST) == "its data.pkl takes more than 10 bytes"
+    monkeypatch.setattr(checkpoint, "MOST_ENTRIES", 1)
+    assert "entries, a checkpoint has at most 1" in checkpoint.damage_of(tmp_path / LAST)
+    monkeypatch.undo()
+    repacked(tmp_path / LAST, compressed)
+    assert checkpoint.damage_of(tmp_path / LAST) == "it is compressed, which no checkpoint is"
