@@ -18,6 +18,7 @@ EXAMPLES = """examples:
   COMMAND outputs/he2016_table1 --export mlflow            its runs, to the server at MLFLOW_TRACKING_URI
   COMMAND --compare outputs/runs/A outputs/runs/B          what differs between two runs or sweeps
 """.replace("COMMAND", program("report"))
+EXPORTS = ("csv", "latex", "markdown")
 # Requests that take none of a report's options.
 NO_REPORT = ("status", "watch", "keep", "records", "screenshots", "verify", "export")
 
@@ -46,24 +47,16 @@ def main() -> int:
     own.add_argument("--project", metavar="FILE", help="your project, whose sweeps have published numbers and claims")
     own.add_argument("--config-dir", type=Path, metavar="DIR", help="your folder of options, as for train")
     parser.add_argument("--log", action="store_true", help="errors of curves on a logarithmic scale")
-    for kind in ("csv", "latex", "markdown"):
+    for kind in EXPORTS:
         parser.add_argument(f"--{kind}", type=Path, metavar="FILE", help=f"write the table as {kind} (- prints it)")
     given = parser.parse_args()
-    for folder in given.folders:
-        check_folder(folder)
-    return _answer(given)
-
-
-def _answer(given: argparse.Namespace) -> int:
-    """The exit code; raises a UserError for options that do not go together, or what the request raises."""
-    # Here, because they import torch and pandas, which --help and a folder that is not there need not wait for.
-    from deepnets.extra.screenshots import take_screenshots
-    from deepnets.extra.trackers import export
-    from deepnets.results.records import keep, verify, write_records
-    from deepnets.results.report import EXPORTS, compare, report
-    from deepnets.runs.status import show
-
     exports = {kind: file for kind in EXPORTS if (file := getattr(given, kind))}
+    _check(given, exports)
+    return _answer(given, exports)
+
+
+def _check(given: argparse.Namespace, exports: dict[str, Path]) -> None:
+    """Raise a UserError for options that do not go together, and for folders that are not there."""
     requests = [name for name in (*NO_REPORT, "compare") if getattr(given, name)]
     if "watch" in requests and {*requests} - {"watch", "status"}:
         raise UserError(f"--watch shows what runs are doing; it does not go with --{requests[-1]}")
@@ -74,32 +67,45 @@ def _answer(given: argparse.Namespace) -> int:
             raise UserError(
                 f"--compare writes a page; it does not go with {', '.join(f'--{kind}' for kind in exports)}"
             )
-        first, second = given.compare
-        return compare(first, second, given.output, given.log)
+        return
     if not given.folders:
         raise UserError("name the folder of a sweep, as in outputs/<sweep>; --help lists all options")
     if requests and (exports or given.output or given.log):
         raise UserError(f"--{requests[0]} makes no report: drop --output, --log and exports")
+    for name in ("records", "screenshots"):
+        if getattr(given, name) and len(given.folders) > 1:
+            raise UserError(f"--{name} takes one folder, not {len(given.folders)}")
+    if given.config_dir and not given.config_dir.is_dir():
+        raise UserError(f"--config-dir {given.config_dir}: no such folder")
+    if not given.records:
+        for folder in given.folders:
+            check_folder(folder)
+
+
+def _answer(given: argparse.Namespace, exports: dict[str, Path]) -> int:
+    """Do what is asked for; returns the exit code."""
+    # Here, because they import torch and pandas, which --help and a folder that is not there need not wait for.
+    from deepnets.extra.screenshots import take_screenshots
+    from deepnets.extra.trackers import export
+    from deepnets.results.records import keep, verify, write_records
+    from deepnets.results.report import compare, report
+    from deepnets.runs.status import show
+
+    if given.compare:
+        first, second = given.compare
+        return compare(first, second, given.output, given.log)
     if given.status or given.watch:
         return show(given.folders, given.watch)
     if given.keep:
         return keep(given.folders, given.keep)
-    if given.config_dir and not given.config_dir.is_dir():
-        raise UserError(f"--config-dir {given.config_dir}: no such folder")
     options = read_project(given.project).options if given.project else given.config_dir
     own = options and options / "sweep"
     if given.records:
-        return write_records(_only(given.folders, "--records"), own)
+        return write_records(given.folders[0], own)
     if given.verify:
         return verify(given.folders, given.verify)
     if given.export:
         return export(given.folders, given.export)
     if given.screenshots:
-        return take_screenshots(_only(given.folders, "--screenshots"), given.screenshots)
+        return take_screenshots(given.folders[0], given.screenshots)
     return report(given.folders, given.output, exports, given.log, own)
-
-
-def _only(folders: list[Path], option: str) -> Path:
-    if len(folders) > 1:
-        raise UserError(f"{option} takes one folder, not {len(folders)}")
-    return folders[0]

@@ -182,5 +182,5 @@ def test_a_step_is_no_part_of_what_a_run_is_and_a_change_of_it_is_told(tmp_path:
     changed = row(tmp_path, *changes, "step=compiled").config
     folder.check(changed)
     folder.freeze(changed, Origin())
-    assert run(folder)["status"] == "finished"
+    assert run(folder).status == "finished"
     assert "started with step eager, resumes with compiled" in (folder.path / "log.txt").read_text()
