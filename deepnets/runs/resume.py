@@ -262,7 +262,10 @@ def note_failure(folder: RunFolder, reason: str, details: str) -> bool:
         (folder.path / Result.FILE).open("x").close()
         with opened_to_append(folder.path / "log.txt") as file:
             file.write(details.encode())
-        Result(status=FAILED, reason=reason, job=slurm_task()).write(folder.path)
+        result = Result(status=FAILED, reason=reason)
+        if task := slurm_task():
+            result = result.model_copy(update={"job": task})
+        result.write(folder.path)
     except FileExistsError:
         return False
     except OSError as unwritable:  # the disk that is full may be what failed: the first error is the one to show

@@ -100,7 +100,7 @@ def test_a_compiled_run_is_the_plain_one_to_its_end(tmp_path: Path) -> None:
         folder = RunFolder(tmp_path / step)
         folder.freeze(row(tmp_path, *changes, "precision=fp32", f"step={step}").config, Origin())
         ends[step] = run(folder)
-        assert ends[step]["step"] == step
+        assert ends[step].step == step
     losses = [[float(epoch["train_loss"]) for epoch in metrics(tmp_path / step)] for step in ends]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
