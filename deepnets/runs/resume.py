@@ -202,7 +202,9 @@ class Execution:
             )
             self.logging.close()
             self.result.write(self.folder.path)
-        self.result = self.training.world.broadcast_value(self.result)
+        written = self.result and self.result.model_dump(mode="json", exclude_unset=True)
+        if result := self.training.world.broadcast_value(written):
+            self.result = Result.model_validate(result)
         self.held.close()
 
 
