@@ -114,7 +114,7 @@ def _spread(percent: Sequence[float]) -> str:
 
 
 def main() -> int:
-    """What each process does. The first writes the seconds of an iteration in the slowest process that trains."""
+    """Train in this process; the first one writes the seconds of an iteration in the slowest process."""
     file, iterations, repeats, *overrides = sys.argv[1:]
     world = world_from_env()
     with Interruption(at_once=True):

@@ -77,7 +77,7 @@ def measure(arguments: argparse.Namespace) -> list[Comparison]:
 
 
 def _in_a_process(overrides: Sequence[str], iterations: int) -> tuple[float, float]:
-    """What `_trained` returns in a fresh process."""
+    """Call `_trained` in a fresh process."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         try:
             return process.submit(_trained, overrides, iterations, torch.get_num_threads()).result()

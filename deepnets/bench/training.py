@@ -160,7 +160,7 @@ def _logged(run: BenchRun, open_logs: ExitStack) -> Iterator[Training]:
 
 
 def _peers(arguments: argparse.Namespace, run: BenchRun) -> tuple[dict[str, Callable[[int], float]], dict[str, str]]:
-    """What `prepare` of each peer returns, by the peer's name; and why the other peers are absent."""
+    """Prepare the peers; returns each by its name, and for the others why they are absent."""
     dataset, batches = dataset_of(run.config), run.training().batches
     assert isinstance(batches, TrainingBatches), "dataset= names images that lie on the device"
     task = task_of(run, batches.split, dataset.pad, dataset.flip, arguments.workers)

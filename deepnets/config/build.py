@@ -127,7 +127,7 @@ def check_early(rows: Sequence[Row]) -> None:
 
 
 def check_plain_settings(config: Config) -> None:
-    """Whether numbers are in their ranges, the budget is one, and the schedule can be built.
+    """Check that numbers are in their ranges, that there is one budget, and that the schedule can be built.
 
     Raises:
         UserError: names the first thing that is wrong.
@@ -138,7 +138,7 @@ def check_plain_settings(config: Config) -> None:
 
 
 def check_budget(config: Config) -> None:
-    """Whether the budget is either in epochs or in iterations.
+    """Check that the budget is either in epochs or in iterations.
 
     Raises:
         UserError: not exactly one of `epochs` and `iterations` is set.

@@ -57,7 +57,7 @@ def launch(rows: list[Row]) -> int:
         reasons = lines_by_reason({folder: error.summary for folder, error in wrong.items()})
         remedies = dict.fromkeys(error.remedy for error in wrong.values() if isinstance(error, OtherSettings))
         first_lines = [f"{len(wrong)} of {len(rows)} runs cannot start; none was started"]
-        raise UserError("\n".join([*first_lines, *reasons, *[*remedies][:1]]))
+        raise UserError("\n".join([*first_lines, *reasons, *remedies]))
     to_execute = []
     for row, folder in zip(rows, folders, strict=True):
         try:

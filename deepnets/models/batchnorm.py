@@ -21,7 +21,7 @@ class BatchNorm(nn.BatchNorm2d):
     """torch's BatchNorm2d, which in training on a CPU may compute narrow maps by `_Folded`.
 
     torch's kernel runs over the channels of one pixel at a time, and is slow where these do not fill a vector. It also
-    adds in one long sum in float32: on 128 maps of 16 x 16 its error is ten times that of `_Folded`.
+    adds in one long sum in float32: its error is several times that of `_Folded`.
     """
 
     may_fold = False  # as `batchnorm_kernel` says; analyses, which may need a second derivative, use torch's kernel

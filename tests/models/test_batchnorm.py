@@ -48,6 +48,20 @@ def test_folded_values_and_gradients_are_those_of_float64(
     assert norm.bn.num_batches_tracked == 1
 
 
+def test_folding_rounds_less_than_torchs_kernel() -> None:
+    torch.manual_seed(0)
+    x, dy = (torch.randn(128, 4, 16, 16).contiguous(memory_format=torch.channels_last) for _ in range(2))
+    exact = outcome(BatchNorm(4).double(), x.double(), dy.double())
+    errors = {}
+    for may_fold in (True, False):
+        norm = BatchNorm(4)
+        let_fold(norm, may_fold)
+        found = outcome(norm, x, dy)
+        errors[may_fold] = [(found[name].double() - exact[name]).abs().max().item() for name in ("y", "dx")]
+    for folded, of_torch in zip(errors[True], errors[False], strict=True):
+        assert 2 * folded < of_torch
+
+
 def test_torch_computes_what_folding_does_not_suit() -> None:
     maps = torch.randn(6, 4, 4, 4)
     last = maps.contiguous(memory_format=torch.channels_last)
