@@ -140,7 +140,8 @@ def power(difference: float, spread: float, seeds: int, spent: float) -> float:
     if shift > 30:  # certain; scipy's noncentral t has no value there
         return 1.0
     bound = stats.t.ppf(1 - spent / 2, freedom)
-    return float(stats.nct.sf(bound, freedom, shift) + stats.nct.cdf(-bound, freedom, shift))
+    wrong_side = stats.nct.cdf(-bound, freedom, shift) if shift < 5 else 0.0  # below 1e-10, where scipy may return nan
+    return float(stats.nct.sf(bound, freedom, shift) + wrong_side)
 
 
 def compare_rows(rows: Sequence[Errors]) -> list[Comparison]:

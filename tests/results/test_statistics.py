@@ -3,7 +3,7 @@
 import math
 import warnings
 from fractions import Fraction
-from itertools import combinations, product
+from itertools import combinations, pairwise, product
 from statistics import fmean, median, variance
 
 import numpy as np
@@ -17,6 +17,7 @@ from deepnets.results.statistics import (
     hedges_g,
     holm,
     median_interval,
+    power,
     rank_agreement,
 )
 
@@ -139,3 +140,11 @@ def test_the_agreement_of_two_rankings_counts_pairs() -> None:
 @pytest.mark.parametrize("ours", [(1.0, 2.0, 3.0, 4.0), (2.0,) * 6])
 def test_few_rows_or_rows_all_alike_have_no_ranking(ours: tuple[float, ...]) -> None:
     assert rank_agreement(ours, tuple(range(len(ours)))) is None
+
+
+@pytest.mark.parametrize("seeds", [3, 6, 10])
+def test_power_is_a_probability_that_grows_with_the_difference(seeds: int) -> None:
+    chances = [power(difference / 4, 1.0, seeds, 0.01) for difference in range(200)]
+    assert all(0 <= chance <= 1 for chance in chances)
+    assert all(later >= earlier - 1e-9 for earlier, later in pairwise(chances))
+    assert chances[0] == pytest.approx(0.01)
