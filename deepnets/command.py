@@ -13,7 +13,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, NoReturn
 
-from deepnets.config.trust import trust
+from deepnets.config.trust import choose_code, trust
 from deepnets.distributed.signals import RESUME, Interrupted
 from deepnets.errors import UserError, of_system, readable
 from deepnets.hydra_errors import HYDRA_ERRORS, explain
@@ -100,6 +100,13 @@ class _Trusts(argparse.Action):
         trust(values)
 
 
+class _ChoosesCode(argparse.Action):
+    """Choose a version of the code, from the moment on when it is parsed."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        choose_code(values)
+
+
 def add_trust_option(parser: argparse.ArgumentParser) -> None:
     """Add --trust, which trusts for the rest of the process; --project is the same, for a project's file."""
     parser.add_argument(
@@ -111,9 +118,21 @@ def add_trust_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_code_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of every command that executes code of a user's own: what is trusted, and which version."""
+    add_trust_option(parser)
+    parser.add_argument(
+        "--code",
+        action=_ChoosesCode,
+        default=argparse.SUPPRESS,
+        metavar="frozen|current",
+        help="if your code has changed since the run began: execute the copy beside the run, or today's",
+    )
+
+
 def add_weights_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of every command that loads the weights of a run."""
-    add_trust_option(parser)
+    add_code_options(parser)
     parser.add_argument(
         "--allow-previous", action="store_true", help="take weights of an earlier iteration than a finished run's last"
     )

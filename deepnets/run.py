@@ -15,10 +15,10 @@ if __name__ == "__main__":
 import torch
 from torch import nn
 
-from deepnets.command import add_trust_option, run_command
+from deepnets.command import add_code_options, run_command
 from deepnets.config.compose import compose
 from deepnets.config.schema import Config
-from deepnets.config.trust import Trust, trusted_search, trusting
+from deepnets.config.trust import Trust, choosing_code, trusted_search, trusting
 from deepnets.distributed.world import world_from_env
 from deepnets.errors import UserError, printable
 from deepnets.runs.execute import LOCKED, run
@@ -48,20 +48,24 @@ def build_model(overrides: list[str], trust: Trust = ()) -> nn.Module:
         return model_of(config, dataset.shape, dataset.classes)
 
 
-def load_run(folder: str | Path, trust: Trust = (), allow_previous: bool = False) -> tuple[nn.Module, Config]:
+def load_run(
+    folder: str | Path, trust: Trust = (), allow_previous: bool = False, code: str | None = None
+) -> tuple[nn.Module, Config]:
     """The network of a run as its last checkpoint left it, in evaluation mode on the CPU, and the run's configuration.
 
     Where there is no checkpoint, `weights.safetensors` is read, as in a record or what `deepnets export` wrote. Prints
     which iteration the weights are of. Those of a finished run are its last, unless `allow_previous` accepts earlier
     ones, where the last checkpoint is damaged or missing.
 
-    `trust` names what --trust names: your own classes, modules, files of Python, or your project's file. The data need
-    not be there.
+    `trust` names what --trust names: your own classes, modules, files of Python, or your project's file. If they have
+    changed since the run was trained, `code="frozen"` executes the copy of them that is kept beside the run, which must
+    be what was trained, and `code="current"` today's. The data need not be there.
 
     Raises:
+        OtherCode: your code has changed, and `code` is None.
         UserError: the folder is no run folder, or holds no intact weights, or none of its result.
     """
-    with trusting(trust):
+    with trusting(trust), choosing_code(code):
         weights = read_weights(folder, allow_previous)
         return weights.model(), weights.config
 
@@ -70,7 +74,7 @@ def main() -> int:
     """Start or continue the folder named on the command line."""
     parser = argparse.ArgumentParser(description="Start or continue a run folder.")
     parser.add_argument("folder", help="a folder that scripts/train.py has set up")
-    add_trust_option(parser)
+    add_code_options(parser)
     parser.add_argument("--quiet", action="store_true", help="print neither the result nor why it cannot go on")
     arguments = parser.parse_args()
     folder, world, code = RunFolder(arguments.folder), world_from_env(), 0

@@ -36,6 +36,7 @@ EXECUTION_KEYS = frozenset(
         "checkpoint_seconds",
         "log_iterations",
         "overwrite",
+        "code",
         "plan",
         "sweep",
     }
@@ -98,7 +99,7 @@ def identity_hash(config: Config) -> str:
     settings = identity(config)
     for step in STEPS:
         if isinstance(step, Added) and (node := step.node(settings)) and node.get(step.name) == step.neutral:
-            del node[step.name]
+            node.pop(step.name, None)
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
 
@@ -181,4 +182,8 @@ class Removed:
         return {key: value for key, value in frozen.items() if key != self.key}
 
 
-STEPS: tuple[Callable[[Frozen], Frozen], ...] = (Added("batchnorm_kernel", "torch"), Removed("trusted_targets"))
+STEPS: tuple[Callable[[Frozen], Frozen], ...] = (
+    Added("batchnorm_kernel", "torch"),
+    Removed("trusted_targets"),
+    Added("code", None),
+)

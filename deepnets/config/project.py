@@ -107,7 +107,13 @@ def git_commit() -> str | None:
     if INSTALLED:  # where a folder above may be another project's clone
         file = CONF / "commit"
         return file.read_text().strip() if file.is_file() else None
-    command = ["git", "-C", str(PACKAGE.parent), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
+    return commit_of(PACKAGE.parent)
+
+
+@cache
+def commit_of(folder: Path) -> str | None:
+    """The commit of the clone that a folder lies in, `-dirty` with uncommitted changes; None where it lies in none."""
+    command = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, check=True)
     except (FileNotFoundError, subprocess.CalledProcessError):

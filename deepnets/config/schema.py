@@ -46,6 +46,13 @@ class StepKind(StrEnum):
     compiled_graphed = "compiled_graphed"
 
 
+class CodeChoice(StrEnum):
+    """Which code of one's own a run executes that began under another: the copy of that, or today's."""
+
+    frozen = "frozen"
+    current = "current"
+
+
 @dataclass
 class Published:
     """What a paper prints, in percent, by row; rows are named as folders are: the values of `Sweep.axes` with commas.
@@ -127,6 +134,7 @@ class Config:
     checkpoint_seconds: NotNegative = MISSING
     log_iterations: Count = MISSING
     overwrite: bool = MISSING
+    code: Optional[CodeChoice] = MISSING
     plan: bool = MISSING
     sweep: Optional[Sweep] = MISSING
 

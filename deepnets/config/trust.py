@@ -1,22 +1,26 @@
-"""Which classes besides those of deepnets a configuration may name: what the command trusts, a state of the process.
+"""Which classes besides those of deepnets a configuration may name, and which version of them: states of the process.
 
 Trust is never written down: each command that executes a run is told anew, and tells the processes that it starts.
 """
 
 import ast
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib import invalidate_caches
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from os.path import abspath, expanduser
 from pathlib import Path
 
 from deepnets.config.project import read_project
-from deepnets.config.schema import Search
+from deepnets.config.schema import CodeChoice, Search
 from deepnets.errors import UserError, brief
 
 _trusted: list[str] = []
+_copies: list[Path] = []  # of trusted modules, which are imported from there
+_choice: str | None = None  # of the version of trusted modules that a run executes
 
 Trust = str | Path | Iterable[str | Path]
 
@@ -91,6 +95,46 @@ def lacking(target: str) -> str | None:
     return None
 
 
+def choose_code(choice: str | None) -> None:
+    """Choose which version of trusted modules runs execute from here on: a `CodeChoice`, or the hash of a copy.
+
+    Raises:
+        UserError: it is neither.
+    """
+    global _choice
+    if choice not in (None, *CodeChoice) and not re.fullmatch("[0-9a-f]{16}", str(choice)):
+        raise UserError(f"--code {brief(choice)}: choose from {', '.join(CodeChoice)}")
+    _choice = choice
+
+
+@contextmanager
+def choosing_code(choice: str | None) -> Iterator[None]:
+    """Choose within the context only; raises as `choose_code`. What has been imported stays what it is."""
+    before = _choice
+    try:
+        choose_code(choice or before)
+        yield
+    finally:
+        choose_code(before)
+
+
+def chosen_code() -> str | None:
+    """Which version of trusted modules runs execute: a `CodeChoice`, the hash of a copy, or None."""
+    return _choice
+
+
+def execute_from(copy: Path) -> None:
+    """Import trusted modules from this folder first: a copy of them, as they were when a run began."""
+    _copies.append(copy)
+    sys.path.insert(0, str(copy))
+    invalidate_caches()
+
+
+def executed_from() -> tuple[Path, ...]:
+    """The copies that this process imports modules from."""
+    return tuple(_copies)
+
+
 def is_file(name: str) -> bool:
     """Whether the word names a file, not a class or a module."""
     return "/" in name or name.endswith((".yaml", ".yml", ".py"))
@@ -108,11 +152,18 @@ def _trusted_files(module: str) -> Iterator[Path]:
         folder = Path(trusted_name).parent
         if _is_python(trusted_name) and parts != [Path(trusted_name).stem]:
             continue
+        if copied := [file for copy in _copies for file in _files(copy, parts) if file.is_file()]:
+            yield from copied
+            continue
         top = _spec(parts[0]) if parts[0] else None
         if top and top.origin and Path(top.origin).resolve().is_relative_to(folder.resolve()):
             # else it is a library, which is imported in place of a file of the same name
-            file = folder.joinpath(*parts)
-            yield from filter(Path.is_file, (file.with_suffix(".py"), file / "__init__.py"))
+            yield from filter(Path.is_file, _files(folder, parts))
+
+
+def _files(folder: Path, parts: list[str]) -> Iterator[Path]:
+    file = folder.joinpath(*parts)
+    yield from (file.with_suffix(".py"), file / "__init__.py")
 
 
 def _spec(module: str) -> ModuleSpec | None:

@@ -6,6 +6,7 @@ The launchers are `local.py`, `pool.py` and `slurm.py`; what they have in common
 import os
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -20,12 +21,14 @@ from deepnets.config.build import build
 from deepnets.config.claim import claims_of, claims_on_file
 from deepnets.config.identity import identity_hash
 from deepnets.config.project import git_commit, home
-from deepnets.config.schema import Config, Row
+from deepnets.config.schema import CodeChoice, Config, Row
 from deepnets.config.sweep import SWEEPS
+from deepnets.config.trust import choose_code
 from deepnets.errors import UserError
-from deepnets.runs.contents import FAILED, Origin, Unreadable
+from deepnets.runs.code import OtherCode, changed_files, code_of, code_to_execute, execute_copy, noted, store
+from deepnets.runs.contents import FAILED, Code, Origin, Unreadable
 from deepnets.runs.execute import inspect
-from deepnets.runs.folder import Locked, OtherSettings, RunFolder, folders_of, run_folders
+from deepnets.runs.folder import BESIDE, Locked, OtherSettings, RunFolder, folders_of, run_folders
 from deepnets.runs.record import describe_result
 from deepnets.runs.status import read_states
 from deepnets.system.files import write_atomically
@@ -45,7 +48,12 @@ def launch(rows: list[Row]) -> int:
     """
     folders, first = folders_of(rows), rows[0].config
     launcher: Launcher = build("launcher", first.launcher)
+    choose_code(first.code)
     wrong = {}
+    if first.code == CodeChoice.frozen:  # before a class is imported, as it is to be checked in that version
+        for folder in folders:
+            if folder.has_begun and not folder.is_complete and (code := noted(folder)):
+                execute_copy(folder, code.hash)
     for row, folder in zip(rows, folders, strict=True):
         try:
             _check(row, folder, launcher)
@@ -55,22 +63,32 @@ def launch(rows: list[Row]) -> int:
         raise next(iter(wrong.values()))
     if wrong:
         reasons = lines_by_reason({folder: error.summary for folder, error in wrong.items()})
-        remedies = dict.fromkeys(error.remedy for error in wrong.values() if isinstance(error, OtherSettings))
+        remedies = dict.fromkeys(
+            error.remedy for error in wrong.values() if isinstance(error, OtherSettings | OtherCode)
+        )
         first_lines = [f"{len(wrong)} of {len(rows)} runs cannot start; none was started"]
         raise UserError("\n".join([*first_lines, *reasons, *remedies]))
-    to_execute = []
+    to_execute, trained_otherwise = [], Counter[str]()
     for row, folder in zip(rows, folders, strict=True):
         try:
+            code = code_of(row.config)
             if row.config.overwrite or not folder.is_complete:
-                folder.freeze(row.config, _origin(row, folder))
+                folder.freeze(row.config, _origin(row, folder, code))
+                if code:
+                    store(folder, row.config, code)
             else:
                 for line in inspect(folder):
                     print_line(line)
+                if code and (before := noted(folder)) and (changed := changed_files(folder, before, code)):
+                    trained_otherwise[", ".join(changed)] += 1
         except Locked as error:  # another process is running it, and was checked to run the same,
             if row.config.overwrite:  # or else may leave behind what is not this run's
                 print_line(f"{error}; skipped")
                 continue
         to_execute.append(folder)
+    for files, count in trained_otherwise.items():
+        runs = f"{count} finished runs were" if count > 1 else "1 finished run was"
+        print_line(f"{runs} trained by other code of yours ({files} changed since); to train beside them, {BESIDE}")
     _copy_sweep(rows[0], folders[0])
     return launcher.execute(to_execute, first) if to_execute else 0
 
@@ -171,6 +189,8 @@ def lines_by_reason(reasons: Mapping[RunFolder, str]) -> list[str]:
 def _check(row: Row, folder: RunFolder, launcher: Launcher) -> None:
     """Raise a UserError if the run cannot start."""
     folder.check(row.config)
+    if folder.has_begun and not folder.is_complete and not row.config.overwrite:
+        code_to_execute(folder, row.config, "code={}")
     claims_of(row.config.sweep)
     if row.config.overwrite or not folder.is_complete:
         check(launchable(row.config, launcher))
@@ -187,7 +207,7 @@ def _copy_sweep(row: Row, folder: RunFolder) -> None:
             write_atomically(folder.path.parents[1] / name, file.read_bytes())
 
 
-def _origin(row: Row, folder: RunFolder) -> Origin:
+def _origin(row: Row, folder: RunFolder, code: Code | None) -> Origin:
     """Where the run comes from, as its folder keeps it."""
     return Origin(
         command=_typed_command(),
@@ -196,6 +216,7 @@ def _origin(row: Row, folder: RunFolder) -> Origin:
         commit=git_commit(),
         claims=_claims_known(row, folder),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
+        **({"code": code} if code else {}),
     )
 
 

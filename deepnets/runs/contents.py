@@ -115,8 +115,21 @@ class Job(RunFile):
     submitted: Instant
 
 
+class Code(BaseModel):
+    """A researcher's own code: `modules` by name with a hash of each, or the version of an installed package.
+
+    `commit` is that of the clone they lie in. See `deepnets.runs.code`.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    hash: Annotated[str, Field(pattern="^[0-9a-f]{16}$")]
+    modules: dict[str, str] = {}
+    commit: str | None = None
+
+
 class Origin(RunFile):
-    """origin.json: the command that froze the run, and what was known then."""
+    """origin.json: the command that froze the run, what was known then, and the code that the run executes."""
 
     FILE = "origin.json"
 
@@ -126,6 +139,7 @@ class Origin(RunFile):
     commit: str | None = None
     claims: list[Any] = []
     created: str = ""
+    code: Code | None = None
 
 
 class Beginning(BaseModel):
@@ -140,7 +154,8 @@ class Beginning(BaseModel):
 class Result(RunFile):
     """result.json: how the run ended, errors in percent; a run that failed has status, reason and job alone.
 
-    `test_right` has a bit for each test image, see `packed`; `weights_sha256` is a checksum of the final weights.
+    `test_right` has a bit for each test image, see `packed`; `weights_sha256` is a checksum of the final weights;
+    `code` is the researcher's own, by the iteration from which on the run executed it.
     """
 
     model_config = ConfigDict(strict=True)
@@ -177,6 +192,7 @@ class Result(RunFile):
     threads: int | None = None
     step: str | None = None
     processes: dict[str, int] = {}
+    code: dict[str, Code] = {}
     claims: list[Any] = []
     beginning: Beginning | None = None
     test_right: str | None = None

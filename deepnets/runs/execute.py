@@ -16,8 +16,9 @@ from deepnets.distributed.world import world_from_env
 from deepnets.errors import UserError, of_system
 from deepnets.runs import checkpoint
 from deepnets.runs.checkpoint import LAST, malformed
-from deepnets.runs.contents import FINISHED, Origin, Result
-from deepnets.runs.folder import Locked, RunFolder
+from deepnets.runs.code import code_to_execute, store
+from deepnets.runs.contents import FINISHED, Code, Origin, Result
+from deepnets.runs.folder import Locked, RunFolder, note_code
 from deepnets.runs.log import as_csv
 from deepnets.runs.record import THREADS
 from deepnets.runs.resume import STARTING_SECONDS, Execution, note_failure, session, train
@@ -32,9 +33,17 @@ METRICS = "metrics.csv"
 LOCKED = 75  # exit code of `python -m deepnets.run FOLDER` where another process is running the folder
 
 
-def command_of(folder: RunFolder, python: str = sys.executable) -> list[str]:
-    """The words that start or continue the folder's run from here, with the trust of this process."""
-    return [python, "-m", "deepnets.run", str(folder), *(f"--trust={name}" for name in trusted())]
+def command_of(folder: RunFolder) -> list[str]:
+    """The words that start or continue the folder's run in another process, with the trust of this one.
+
+    That process executes the copy of the code that the folder notes, whatever becomes of the files meanwhile.
+    """
+    code = folder.origin.code
+    return [sys.executable, *_words(folder), *([f"--code={code.hash}"] if code else [])]
+
+
+def _words(folder: RunFolder) -> list[str]:
+    return ["-m", "deepnets.run", str(folder), *(f"--trust={name}" for name in trusted())]
 
 
 def run(folder: RunFolder) -> Result:
@@ -47,14 +56,16 @@ def run(folder: RunFolder) -> Result:
         Interrupted: a signal came; the state is saved, or the run complete.
         Locked: another process is running the folder.
         AnotherFailed: this is one of several processes, of which another failed first.
+        OtherCode: it began under other code of the user's own.
         UserError: it cannot go on; this and any other failure is also noted in result.json.
     """
     if result := folder.completed:
         return result
     config, world = folder.config, world_from_env()
+    code = code_to_execute(folder, config)
     config = with_counted_devices(config) if world.size == 1 else replace(config, devices=world.size)
     if world.size < config.devices:
-        return _run_in_processes(folder, config)
+        return _run_in_processes(folder, config, code)
     is_alone = world.size == 1
     interruption = Interruption(at_once=is_alone, among_others=not is_alone)
     with ExitStack() as held:
@@ -62,7 +73,7 @@ def run(folder: RunFolder) -> Result:
             held.enter_context(interruption)
             with ExitStack() as of_run:
                 if opened := of_run.enter_context(session(folder, config, world)):
-                    execution = Execution(folder, config, world, opened, of_run)
+                    execution = Execution(folder, config, world, opened, of_run, code)
                     train([execution], fit(execution.training), interruption)
                 result = execution.result if opened else folder.completed
             if interruption.received and is_alone:  # too late for this run, but what follows it must stop
@@ -71,7 +82,7 @@ def run(folder: RunFolder) -> Result:
             return result
         except Interrupted as stop:
             if world.is_first:
-                again = shlex.join(command_of(folder, "python"))
+                again = shlex.join(["python", *_words(folder)])
                 print_error(f"\nStopped by {stop}; {folder} is saved. {RESUME}, or\n{again}")
             raise
         except Exception as error:
@@ -83,7 +94,7 @@ def run(folder: RunFolder) -> Result:
             raise
 
 
-def _run_in_processes(folder: RunFolder, config: Config) -> Result:
+def _run_in_processes(folder: RunFolder, config: Config, code: Code | None) -> Result:
     with folder.hold(STARTING_SECONDS):
         if not folder.retry() and (result := folder.completed):  # another process has trained it a moment ago
             return result
@@ -92,13 +103,16 @@ def _run_in_processes(folder: RunFolder, config: Config) -> Result:
         except UserError as error:
             note_failure(folder, f"{type(error).__name__}: {error}", f"{error}\n")
             raise
+        if code:
+            store(folder, config, code)
+            note_code(folder.path, code)
     threads = max(1, (config.threads or THREADS) // config.devices)
     command = [*command_of(folder), "--quiet"]
     with processes(command, config.devices, threads) as group:
         failure = group.first_failure()
         if failure and failure[1] != LOCKED and failure[1] - 128 not in SIGNALS:
-            rank, code = failure
-            reason = f"process {rank} of {config.devices}: {how_it_ended(code)}"
+            rank, exit_code = failure
+            reason = f"process {rank} of {config.devices}: {how_it_ended(exit_code)}"
             note_failure(folder, reason, f"{reason}\n")  # unless it did so itself
     noted = folder.result and folder.result.reason
     if stop := group.stopped_by(failure):

@@ -20,13 +20,15 @@ from deepnets.config.build import check_ranges
 from deepnets.config.compose import ABSENT, composed, selected, value_at
 from deepnets.config.identity import difference, identity, is_execution, plain
 from deepnets.config.safe_yaml import LONGEST, read_frozen
-from deepnets.config.schema import Config, Row, Sweep
+from deepnets.config.schema import CodeChoice, Config, Row, Sweep
 from deepnets.errors import UserError, brief
-from deepnets.runs.contents import Job, Origin, Result, Status
+from deepnets.runs.contents import Code, Job, Origin, Result, Status
 from deepnets.runs.owner import OWNER, Owner, is_left_behind, owned, owner_elsewhere
 from deepnets.system.files import check_folder, flush_folder, make_folder, read_text, write_atomically
 
 BUDGETS = ("epochs", "iterations")  # one is null, and the other names the budget
+CHECKPOINTS = ("checkpoint.pt", "checkpoint.previous.pt")
+BESIDE = "output_root=DIR"  # what trains the same runs in another folder
 FREEZING_SECONDS = 10.0  # more than writing a configuration takes anywhere
 
 
@@ -57,7 +59,7 @@ class OtherSettings(UserError):
         known = {key: there for key, (there, _) in self.args[1].items() if there != "absent"}
         words = [f"{key}={json.dumps(there, separators=(',', ':'))}" for key, there in known.items()]
         return (
-            f"To continue what is there, add {shlex.join(words)}; to train beside it, output_root=DIR; "
+            f"To continue what is there, add {shlex.join(words)}; to train beside it, {BESIDE}; "
             "to delete it and train anew, overwrite=true."
         )
 
@@ -132,6 +134,11 @@ class RunFolder:
         """Whether nothing is left to train."""
         return self.completed is not None
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything was trained by the code that the folder notes, or submitted to be trained."""
+        return any(os.path.lexists(self.path / name) for name in (*CHECKPOINTS, Job.FILE))
+
     def check(self, config: Config) -> None:
         """Whether `config` may be run here, or has been.
 
@@ -166,8 +173,10 @@ class RunFolder:
                 self._clear()
             if not (self.path / Origin.FILE).is_file():
                 origin.write(self.path)
+            elif config.code == CodeChoice.current or not self.has_begun:
+                note_code(self.path, origin.code)
             sweep = config.sweep and Sweep(axes=config.sweep.axes, deep=config.sweep.deep)
-            config = replace(config, overwrite=False, sweep=sweep)
+            config = replace(config, overwrite=False, code=None, sweep=sweep)
             write_atomically(self.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(config)))
 
     def _clear(self) -> None:
@@ -214,6 +223,13 @@ class RunFolder:
             if owner is None:
                 raise Locked(self, *filter(None, [owner_elsewhere(self.path)]))
             yield None if self.is_complete else owner  # another machine may have trained it to its end
+
+
+def note_code(path: Path, code: Code | None) -> None:
+    """Write into a run folder's origin.json that the run executes this code from here on. Hold the folder."""
+    origin = Origin.read(path)
+    if code and origin and (origin.code is None or origin.code.hash != code.hash):
+        origin.model_copy(update={"code": code}).write(path)
 
 
 def folders_of(rows: list[Row]) -> list[RunFolder]:

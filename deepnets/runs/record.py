@@ -145,6 +145,7 @@ def result_of(
         python=sys.version.split()[0],
         device_type=training.device.type,
         **{name: frozen[name] for name in ("device", "precision", "threads", "step", "processes")},
+        **({"code": frozen["code"]} if "code" in frozen else {}),
         **facts,
     )
 

@@ -20,8 +20,9 @@ from deepnets.distributed.world import ALONE, Decisions, World, joined, lost_ano
 from deepnets.errors import UserError
 from deepnets.runs import checkpoint
 from deepnets.runs.checkpoint import load_checked, resume
-from deepnets.runs.contents import DIVERGED, FAILED, FINISHED, FinalStatus, Progress, Result
-from deepnets.runs.folder import Locked, RunFolder
+from deepnets.runs.code import changed_files
+from deepnets.runs.contents import DIVERGED, FAILED, FINISHED, Code, FinalStatus, Progress, Result
+from deepnets.runs.folder import Locked, RunFolder, note_code
 from deepnets.runs.log import Log
 from deepnets.runs.owner import Owner, TakenOver
 from deepnets.runs.record import (
@@ -120,6 +121,7 @@ class Execution:
         world: World,
         session: Session,
         held: ExitStack,
+        code: Code | None,
         name: str | None = None,
     ) -> None:
         self.folder, self.config, self.heartbeat, self.held, self.name = folder, config, session.heartbeat, held, name
@@ -133,6 +135,7 @@ class Execution:
         if saved and (difference := differing(self.frozen["data"], data_of(config, device))):
             raise UserError(f"{folder}: began on other data than those in {config.dataset.get('root')}: {difference}")
         self.frozen = continued_by(self.frozen, world.size, saved["training"]["iteration"] if saved else 0, config)
+        changed = self._continue_code(code, saved["training"]["iteration"] if saved else 0)
         check_arithmetic(folder, self.frozen["precision"], config, device)
         torch.set_num_threads(self.frozen["threads"])
         self.training = prepare(config, device, getattr(torch, self.frozen["precision"]), world)
@@ -143,11 +146,23 @@ class Execution:
             self.remarks.append(resume(folder, saved, self.training))
             self.history, self.observed, self.seconds = saved["history"], saved["observed"], saved["seconds"]
         self.remarks += changes_since(folder, config, self.frozen, device)
+        self.remarks += [f"your code has changed since: {', '.join(changed)}"] * bool(changed)
         self.remarks += filter(None, [scarce_cores(device)])
         self.logging = held.enter_context(ExitStack())
         self.log: Log | None = None
         self.saved: Mapping[str, Tensor] = {}
         self.result: Result | None = None
+
+    def _continue_code(self, code: Code | None, iteration: int) -> list[str]:
+        """Note from which iteration on the run executes the code; returns the files that are not as they were."""
+        before = {key: Code.model_validate(value) for key, value in self.frozen.get("code", {}).items()}
+        last = list(before.values())[-1] if before else None
+        if not code or (last and last.hash == code.hash):
+            return []
+        self.frozen = {**self.frozen, "code": self.frozen.get("code", {}) | {str(iteration): code.model_dump()}}
+        if self.heartbeat:  # the first process
+            note_code(self.folder.path, code)
+        return changed_files(self.folder, last, code) if last else []
 
     def begin(self) -> None:
         """Open the log and let the heartbeat write how far the run is."""

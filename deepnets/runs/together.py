@@ -15,6 +15,7 @@ from deepnets.errors import UserError, of_system
 from deepnets.models.settings import Memory
 from deepnets.runs import checkpoint
 from deepnets.runs.checkpoint import malformed
+from deepnets.runs.code import code_to_execute
 from deepnets.runs.contents import Result
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.resume import Execution, session, train
@@ -131,13 +132,14 @@ def _opened(folder: RunFolder, held: ExitStack) -> Execution | Ending:
     of_run = held.enter_context(ExitStack())
     try:
         config = folder.config
+        code = code_to_execute(folder, config)
         opened = of_run.enter_context(session(folder, config))
         if result := folder.completed:
             of_run.close()
             return result
         assert opened
         name = f"{folder.path.parent.name}/{folder.path.name}"
-        return Execution(folder, config, ALONE, opened, of_run, name)
+        return Execution(folder, config, ALONE, opened, of_run, code, name)
     except Exception as error:
         return _ended_by(error, folder, of_run)
 

@@ -20,6 +20,7 @@ from deepnets.config.schema import Config
 from deepnets.errors import UserError, first_line
 from deepnets.models.resnet import ResNet
 from deepnets.runs.checkpoint import LAST, PREVIOUS, is_state, load_checked
+from deepnets.runs.code import changed_files, code_to_execute, noted
 from deepnets.runs.contents import FINISHED
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.record import state_checksum
@@ -30,6 +31,7 @@ from deepnets.system.ranges import Size
 from deepnets.training.assembly import model_of
 
 FILE = "weights.safetensors"
+CODE_WORDS = '--code {} (in Python, code="{}")'
 TOLERANCE = 1e-4  # of the largest logit: two orders of operations differ by rounding
 
 
@@ -73,11 +75,13 @@ def read_weights(folder: str | Path, allow_previous: bool = False) -> Weights:
     Prints which iteration they are of. `allow_previous` accepts those of an earlier iteration than the result's.
 
     Raises:
+        OtherCode: the user's own code has changed since, and neither version was chosen.
         UserError: the folder is no run folder, holds neither, or they are damaged, of another run, or not those of the
             run's result.
     """
     run_folder = RunFolder(folder)
     config = run_folder.config
+    code, trained_by = code_to_execute(run_folder, config, CODE_WORDS), noted(run_folder)
     state, damaged = load_checked(run_folder, config)
     if state is not None:
         frozen, training = state["frozen"], state["training"]
@@ -92,7 +96,9 @@ def read_weights(folder: str | Path, allow_previous: bool = False) -> Weights:
     else:
         weights, name = _read_record(run_folder, config), FILE
     line = _of_which_iteration(run_folder, weights, name, damaged, allow_previous)
-    print_line("\n".join([f"{run_folder}: {line}", *described(damaged)]))
+    changed = changed_files(run_folder, trained_by, code) if code and trained_by else []
+    remarks = [f"your code has changed since: {', '.join(changed)}"] * bool(changed)
+    print_line("\n".join([f"{run_folder}: {line}", *remarks, *described(damaged)]))
     return weights
 
 

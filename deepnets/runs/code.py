@@ -1,0 +1,279 @@
+"""A researcher's own code as a part of a run: which modules a run uses, a copy of them, and whether they have changed.
+
+The modules are found by reading sources, and nothing is imported: those that define the classes of a configuration,
+and what these import from the same project. A copy is executed only where somebody asks for it.
+"""
+
+import ast
+import hashlib
+import os
+import shutil
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from deepnets.config.build import TARGETS
+from deepnets.config.project import commit_of
+from deepnets.config.schema import CodeChoice, Config
+from deepnets.config.trust import chosen_code, execute_from, executed_from
+from deepnets.errors import UserError
+from deepnets.runs.contents import Code
+from deepnets.runs.folder import RunFolder
+from deepnets.system.files import make_own_folder, read_text
+
+FOLDER = ".code"  # beside the rows of a sweep; it has a folder for each version of the code, named by its hash
+LONGEST_SOURCE = 10_000_000  # bytes
+NODES = ("model", "dataset", "optimizer", "schedule")
+
+
+class OtherCode(UserError):
+    """A run began under other code; the arguments are its folder, the files that differ, and how to name a choice."""
+
+    def __str__(self) -> str:
+        return f"{self.args[0]}: {self.summary}.\n{self.remedy}"
+
+    @property
+    def summary(self) -> str:
+        """What differs, in a line without the folder."""
+        return f"your code has changed since: {', '.join(self.args[1])}"
+
+    @property
+    def remedy(self) -> str:
+        """What to type to go on with either."""
+        frozen, current = (self.args[2].replace("{}", choice) for choice in CodeChoice)
+        return f"To go on with the code as it was, add {frozen}; with today's code, {current}."
+
+
+def code_of(config: Config) -> Code | None:
+    """The code of one's own that a run with this configuration uses; None where it names deepnets' classes only."""
+    sources = sources_of(config)
+    if not sources:
+        return None
+    modules = {
+        name: _hash(_read(source)) if isinstance(source, Path) else source for name, source in sorted(sources.items())
+    }
+    folders = sorted({str(source.parent) for source in sources.values() if isinstance(source, Path)}, key=len)
+    return Code(hash=_joined(modules), modules=modules, commit=commit_of(Path(folders[0])) if folders else None)
+
+
+def sources_of(config: Config) -> dict[str, Path | str]:
+    """By name, the file of each module that a run uses besides deepnets; of an installed package, its version."""
+    targets = {target for node in NODES for target in _targets(getattr(config, node))} - TARGETS
+    waiting = sorted({target.rpartition(".")[0] for target in targets})
+    sources: dict[str, Path | str] = {}
+    seen: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        if name in seen or name.partition(".")[0] in ("", "deepnets"):
+            continue
+        seen.add(name)
+        place = _place(name.partition(".")[0])
+        if isinstance(place, str):
+            if name in {target.rpartition(".")[0] for target in targets}:
+                sources[name.partition(".")[0]] = place
+        elif place and (file := _file(place, name)):
+            sources[name] = file
+            waiting += _imports(name, file)
+            waiting += [name.rpartition(".")[0]] if "." in name else []
+    return sources
+
+
+def store(folder: RunFolder, config: Config, code: Code) -> Path:
+    """Copy the sources beside the rows of the run's sweep, once for each hash; returns the copy's folder."""
+    above = folder.path.parents[1] / FOLDER
+    copy = above / code.hash
+    if copy.is_dir():
+        return copy
+    make_own_folder(above)
+    new = above / f"{code.hash}.{os.getpid()}.new"
+    shutil.rmtree(new, ignore_errors=True)
+    for name, source in sources_of(config).items():
+        if isinstance(source, Path):
+            file = new.joinpath(*name.split("."))
+            file = file / "__init__.py" if source.name == "__init__.py" else file.with_suffix(".py")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(_read(source))
+    new.mkdir(exist_ok=True)
+    with suppress(OSError):  # another process was faster; the contents are the same
+        new.rename(copy)
+    shutil.rmtree(new, ignore_errors=True)
+    return copy
+
+
+def changed_files(folder: RunFolder, before: Code, now: Code) -> list[str]:
+    """The modules, as files, in which the code is another than before; [] where only comments or docstrings are."""
+    if before.hash == now.hash:
+        return []
+    # Another version of Python writes the same code otherwise; so the copy is read by this one, if it is there.
+    copied = _modules_in(folder.path.parents[1] / FOLDER / before.hash)
+    then = {name: copied.get(name, there) for name, there in before.modules.items()}
+    names = sorted({*then, *now.modules})
+    return [f"{name.replace('.', '/')}.py" for name in names if then.get(name) != now.modules.get(name)]
+
+
+def noted(folder: RunFolder) -> Code | None:
+    """The code that the run executes, or was trained by last; None where it needs none of one's own, or noted none."""
+    if code := folder.origin.code:
+        return code
+    result = folder.result  # a record has no origin
+    return list(result.code.values())[-1] if result and result.code else None
+
+
+def code_to_execute(folder: RunFolder, config: Config, words: str = "--code {}") -> Code | None:
+    """The code of one's own by which this process executes the run: as noted, or where that was chosen, today's.
+
+    `words` is how a user names a choice, with {} in its place.
+
+    Raises:
+        OtherCode: the code has changed since, and nothing was chosen. UserError: as `execute_copy`.
+    """
+    before, choice = noted(folder), chosen_code()
+    if before and choice not in (None, CodeChoice.current):
+        execute_copy(folder, before.hash if choice == CodeChoice.frozen else str(choice))
+    now = code_of(config)
+    if not before or not now:
+        return now
+    changed = changed_files(folder, before, now)
+    if changed and choice is None:
+        raise OtherCode(folder, changed, words)
+    return now if changed else before
+
+
+def execute_copy(folder: RunFolder, name: str) -> None:
+    """Let this process import the copy of this hash, beside the run, in place of today's modules.
+
+    Raises:
+        UserError: there is none, it is not what its name says, or this process has imported another version.
+    """
+    copy = (folder.path.parents[1] / FOLDER / name).absolute()
+    if copy in executed_from():
+        return
+    if not copy.is_dir():
+        raise UserError(
+            f"{folder}: the code that it began under is not here (no {RunFolder(copy)}); copy that from where the run "
+            "was trained, or choose `current` to go on with today's"
+        )
+    modules = _modules_in(copy)
+    noted_modules = (noted(folder) or Code(hash=name)).modules
+    if _joined(modules | {key: value for key, value in noted_modules.items() if key not in modules}) != name:
+        raise UserError(f"{RunFolder(copy)}: is not the code that its name says, and is not executed")
+    for module, value in modules.items():
+        loaded = getattr(sys.modules.get(module), "__file__", None)
+        others = [file for other in executed_from() if (file := _file(other, module))]
+        if any(_hash(_read(Path(file))) != value for file in [*others, *([loaded] if loaded else [])]):
+            raise UserError(
+                f"{folder}: began under another version of {module} than this process executes already, and a process "
+                "has one version; give this run a command of its own"
+            )
+    execute_from(copy)
+
+
+def _targets(node: Any) -> Iterator[str]:
+    if isinstance(node, dict):
+        if isinstance(target := node.get("_target_"), str):
+            yield target
+        node = list(node.values())
+    if isinstance(node, list):
+        for value in node:
+            yield from _targets(value)
+
+
+def _place(top: str) -> Path | str | None:
+    """The folder that a module or package at the top is imported from; of an installed package, its version.
+
+    None where it is not there, or belongs to Python.
+    """
+    try:
+        spec = find_spec(top)  # of a name without dots, which imports nothing
+    except (ValueError, ImportError):
+        return None
+    locations: Sequence[str] = list(spec.submodule_search_locations or ()) if spec else []
+    origin = locations[0] if locations else spec and spec.origin
+    if not origin or not os.path.exists(origin):
+        return None
+    folder = Path(origin).resolve().parent
+    if {"site-packages", "dist-packages"} & {*folder.parts}:
+        try:
+            return version(top)
+        except PackageNotFoundError:
+            return "installed"
+    return None if folder.is_relative_to(Path(sysconfig.get_path("stdlib")).resolve()) else folder
+
+
+def _file(place: Path, name: str) -> Path | None:
+    path = place.joinpath(*name.split("."))
+    return next((file for file in (path / "__init__.py", path.with_suffix(".py")) if file.is_file()), None)
+
+
+def _imports(name: str, file: Path) -> Iterator[str]:
+    """The modules that may be meant by the imports in a file, with names that are no modules among them."""
+    package = name.split(".") if file.name == "__init__.py" else name.split(".")[:-1]
+    for node in ast.walk(_parsed(_read(file))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            yield from (f"{base}.{alias.name}".lstrip(".") for alias in node.names)
+            yield base
+
+
+def _read(file: Path) -> str:
+    try:
+        return read_text(file.resolve(), LONGEST_SOURCE)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file}: cannot be read as a module ({error})") from error
+
+
+@cache
+def _parsed(source: str) -> ast.Module:
+    """The module without its docstrings; empty where it is no Python, as importing it says what is wrong."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ast.Module([], [])
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            match node.body:
+                case [ast.Expr(ast.Constant(str())), *rest]:
+                    node.body = rest or [ast.Pass()]
+    return tree
+
+
+@cache
+def _hash(source: str) -> str:
+    """Sixteen hexadecimal digits of a module, in which comments, docstrings and layout do not count."""
+    try:
+        code = ast.unparse(_parsed(source)) or source
+    except RecursionError:
+        code = source
+    return hashlib.sha256(code.encode()).hexdigest()[:16]
+
+
+def _joined(modules: dict[str, str]) -> str:
+    text = "\n".join(f"{name} {value}" for name, value in sorted(modules.items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _modules_in(copy: Path) -> dict[str, str]:
+    """By name, the hash of each module in a copy; none where there is no copy."""
+    modules = {}
+    for file in sorted(copy.rglob("*.py")):
+        parts = file.relative_to(copy).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        modules[name] = _hash(_read_in(copy, file))
+    return modules
+
+
+def _read_in(copy: Path, file: Path) -> str:
+    """A file of a copy, which is data of a run folder: no link is followed."""
+    try:
+        return read_text(file, LONGEST_SOURCE)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file}: cannot be read as a module ({error})") from error

@@ -1,0 +1,249 @@
+"""A researcher's own code is a part of a run: what is read, copied, compared, refused, and executed where asked for."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from deepnets.config.trust import choosing_code, trusting
+from deepnets.errors import UserError
+from deepnets.run import load_run
+from deepnets.runs import checkpoint, code
+from deepnets.runs.code import OtherCode, code_of, code_to_execute, sources_of
+from deepnets.runs.contents import Code
+from deepnets.runs.folder import RunFolder
+from tests.command import ENVIRONMENT, ROOT, TRAIN, row, train
+
+SHORTCUT = '''"""A shortcut of a project of one's own."""
+
+import torch
+from torch import Tensor, nn
+
+from deepnets.models.resize import ShortcutShape
+from own_scales import factor
+
+
+class Scaled(nn.Module):
+    """y = x + a r."""
+
+    def __init__(self, *, start: float, ends: ShortcutShape) -> None:
+        super().__init__()
+        self.resize, self.a = ends.resized(), nn.Parameter(torch.tensor(start))
+
+    def forward(self, x: Tensor, r: Tensor) -> Tensor:
+        return self.resize(x) + factor() * self.a * r
+'''
+SCALES = '''"""Factors."""
+
+
+def factor() -> float:
+    """Of the branch."""
+    return 1.0  # for now
+'''
+OPTION = "# @package model\nshortcut:\n  _target_: own_shortcuts.Scaled\n  _partial_: true\n  start: 1.0\n"
+RUN = ["model.depth=8", "model.widths=[8,16,32]", "model/shortcut=own", "threads=1", "device=cpu"]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(sys, "path", [*sys.path])  # trust makes folders importable
+    folder = tmp_path / "project"
+    (folder / "conf/model/shortcut").mkdir(parents=True)
+    (folder / "own_shortcuts.py").write_text(SHORTCUT)
+    (folder / "own_scales.py").write_text(SCALES)
+    (folder / "unused.py").write_text("x = 1\n")
+    (folder / "conf/model/shortcut/own.yaml").write_text(OPTION)
+    return folder
+
+
+def words(project: Path, root: Path, *more: str) -> list[str]:
+    own = [f"--config-dir={project / 'conf'}", f"--trust={project / 'own_shortcuts.py'}", f"output_root={root}"]
+    return [*RUN, *own, *more]
+
+
+def of_project(*targets: str) -> dict[str, Path | str]:
+    config = row(Path("outputs")).config
+    config.model["shortcut"] = [{"_target_": target} for target in targets]
+    return sources_of(config)
+
+
+def test_a_run_of_deepnets_classes_needs_no_code_of_ones_own() -> None:
+    assert code_of(row(Path("outputs")).config) is None
+
+
+def test_the_modules_are_found_by_reading(project: Path) -> None:
+    package = project / "lab" / "inner"
+    package.mkdir(parents=True)
+    (project / "lab/__init__.py").write_text("raise RuntimeError('imported')\n")
+    (project / "lab/deep.py").write_text("from . import base\nfrom .inner import leaf as other\nimport json, torch\n")
+    (project / "lab/base.py").write_text("def f():\n    from lab.inner.leaf import x\n")
+    (package / "leaf.py").write_text("x = 1\nimport own_scales\n")
+    with trusting(project / "own_shortcuts.py"):  # which makes the folder importable
+        found = of_project("lab.deep.Net")
+    assert sorted(found) == ["lab", "lab.base", "lab.deep", "lab.inner.leaf", "own_scales"]
+    assert "lab" not in sys.modules
+    assert found["lab"] == project / "lab/__init__.py"
+    assert list(of_project("torch.optim.RMSprop")) == ["torch"]
+    assert of_project("torch.optim.RMSprop")["torch"] == str(torch.__version__).partition("+")[0]
+    assert of_project("json.loads") == of_project("nowhere.Net") == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "counts"),
+    [
+        (("  # for now", ""), False),
+        (('    """Of the branch."""\n', ""), False),
+        (('    """Of the branch."""\n    return 1.0', '    """Other words."""\n\n    return (1.0)'), False),
+        (("1.0", "5.0"), True),
+        (("factor() ->", "factor(x=1) ->"), True),
+    ],
+)
+def test_comments_and_docstrings_do_not_count(project: Path, change: tuple[str, str], counts: bool) -> None:
+    assert change[0] in SCALES
+    assert (code._hash(SCALES) != code._hash(SCALES.replace(*change))) == counts
+
+
+def test_a_module_that_is_no_python_is_compared_as_text() -> None:
+    assert code._hash("def (") != code._hash("def ( ")
+
+
+def test_the_hash_of_a_copy_cannot_leave_the_folder() -> None:
+    with pytest.raises(ValueError, match="pattern"):
+        Code(hash="../../../../etc")
+    with pytest.raises(UserError, match="frozen, current"), choosing_code("../etc"):
+        pass
+
+
+def stopped(project: Path, root: Path, *more: str) -> Path:
+    """A run folder that is stopped behind its second epoch."""
+    process = subprocess.Popen(
+        [*TRAIN, *words(project, root, "epochs=5", *more)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+        env=ENVIRONMENT,
+    )
+    for line in process.stdout:
+        if line.startswith("epoch 2/"):
+            break
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    (folder,) = root.glob("runs/*/seed0")
+    return folder
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    return checkpoint.load(folder)[0]["training"]["model"]
+
+
+def result_of(folder: Path) -> dict:
+    return json.loads((folder / "result.json").read_text())
+
+
+@pytest.mark.slow
+def test_code_that_changes_while_a_run_is_unfinished(project: Path, tmp_path: Path) -> None:
+    root, undisturbed = tmp_path / "out", tmp_path / "undisturbed"
+    done = train(*words(project, undisturbed, "epochs=5"))
+    assert done.returncode == 0, done.stderr
+    folder = stopped(project, root)
+    name = folder.relative_to(root)
+    (project / "own_scales.py").write_text(SCALES.replace("  # for now", "  # documented"))
+    assert code_now(project, folder) == RunFolder(folder).origin.code
+    (project / "own_scales.py").write_text(SCALES.replace("1.0", "5.0"))
+
+    # Neither version is taken unasked, whichever command goes on.
+    before = (folder / "checkpoint.pt").read_bytes()
+    refused = train(*words(project, root, "epochs=5"))
+    assert refused.returncode == 1
+    assert "your code has changed since: own_scales.py" in refused.stderr
+    assert "add code=frozen; with today's code, code=current." in refused.stderr
+    assert "Traceback" not in refused.stderr
+    again = [sys.executable, "-m", "deepnets.run", str(folder), f"--trust={project / 'own_shortcuts.py'}"]
+    by_folder = subprocess.run(again, capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT, check=False)
+    assert by_folder.returncode == 1
+    assert "--code frozen; with today's code, --code current." in by_folder.stderr
+    assert not (folder / "result.json").exists()
+    assert (folder / "checkpoint.pt").read_bytes() == before
+    with pytest.raises(OtherCode, match=r"own_scales\.py"):
+        load_run(folder, trust=project / "own_shortcuts.py")
+
+    shutil.copytree(root, tmp_path / "current")
+    done = train(*words(project, root, "epochs=5", "code=frozen"))
+    assert done.returncode == 0, done.stderr
+    reference = weights_of(next(undisturbed.glob("runs/*/seed0")))
+    assert all(torch.equal(tensor, reference[key]) for key, tensor in weights_of(folder).items())
+    assert list(result_of(folder)["code"]) == ["0"]
+
+    done = train(*words(project, tmp_path / "current", "epochs=5", "code=current"))
+    assert done.returncode == 0, done.stderr
+    assert "your code has changed since: own_scales.py" in done.stdout
+    by_iteration = result_of(tmp_path / "current" / name)["code"]
+    iterations = [int(iteration) for iteration in by_iteration]
+    assert len(iterations) == 2
+    assert iterations[0] == 0 < iterations[1]
+    assert len({each["hash"] for each in by_iteration.values()}) == 2
+
+    # Of finished runs it is said; their networks are loaded by the code that trained them, if that is asked for.
+    done = train(*words(project, root, "epochs=5"))
+    assert done.returncode == 0
+    assert "1 finished run was trained by other code of yours (own_scales.py changed since)" in done.stdout
+    export = [sys.executable, "-m", "deepnets", "export", str(folder), "--to", str(tmp_path / "weights")]
+    export += [f"--trust={project / 'own_shortcuts.py'}"]
+    for choice, exit_code in (([], 1), (["--code", "frozen"], 0), (["--code", "current"], 0)):
+        done = subprocess.run([*export, *choice], capture_output=True, text=True, cwd=ROOT, check=False)
+        assert done.returncode == exit_code, done.stderr
+    assert "your code has changed since: own_scales.py" in done.stdout
+
+    # A copied folder may lack the code, and a copy of the code may have been edited.
+    shutil.copytree(folder, tmp_path / "elsewhere" / name)
+    shutil.rmtree(root / "runs" / ".code" / by_iteration["0"]["hash"] / "__pycache__", ignore_errors=True)
+    (copied,) = (root / "runs" / ".code" / by_iteration["0"]["hash"]).glob("own_scales.py")
+    copied.write_text(SCALES.replace("1.0", "__import__('os').getpid()"))
+    for place, reason in (
+        (tmp_path / "elsewhere" / name, "is not here"),
+        (folder, "is not the code that its name says, and is not executed"),
+    ):
+        done = subprocess.run(
+            [*export[:4], str(place), *export[5:], "--code", "frozen"],
+            capture_output=True,
+            text=True,
+            cwd=ROOT,
+            check=False,
+        )
+        assert done.returncode == 1
+        assert reason in done.stderr
+
+
+def code_now(project: Path, folder: Path) -> Code | None:
+    with trusting(project / "own_shortcuts.py"):
+        return code_to_execute(RunFolder(folder), RunFolder(folder).config)
+
+
+@pytest.mark.slow
+def test_runs_of_a_pool_execute_the_code_of_their_command(project: Path, tmp_path: Path) -> None:
+    command = [*words(project, tmp_path / "pool", "epochs=3"), "-m", "seed=0,1", "launcher=pool"]
+    process = subprocess.Popen(
+        [*TRAIN, *command, "launcher.runs_per_device=1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+        env=ENVIRONMENT,
+    )
+    for line in process.stdout:
+        if line.startswith("[1/2]"):
+            (project / "own_scales.py").write_text(SCALES.replace("1.0", "nowhere"))
+            break
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    codes = [result_of(folder)["code"] for folder in (tmp_path / "pool").glob("runs/*/seed*")]
+    assert len(codes) == 2
+    assert codes[0] == codes[1]
+    assert list(codes[0]) == ["0"]
