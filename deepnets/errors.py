@@ -2,6 +2,9 @@
 
 import errno
 import re
+import sysconfig
+import traceback
+from pathlib import Path
 
 # OSErrors that are about a network or a process, not about a file.
 NO_FILE = (ConnectionError, TimeoutError, ChildProcessError, ProcessLookupError)
@@ -9,6 +12,9 @@ LONGEST = 200  # characters of a value in a message
 # Control characters except tab and newline, marks that change a text's direction, bytes of names that are not UTF-8.
 UNPRINTABLE = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 NO_MEMORY = re.compile(r"[Cc]an(not|'t) allocate memory|out of memory|can't start new thread")
+
+
+PACKAGE = Path(__file__).resolve().parent
 
 
 class UserError(ValueError):
@@ -32,6 +38,21 @@ def of_system(error: BaseException) -> str | None:
     if isinstance(error, OSError) and error.errno is not None and not isinstance(error, NO_FILE):
         return f"{error.filename}: {error.strerror}" if error.filename else first_line(error)
     return None
+
+
+def of_own_code(error: BaseException) -> str | None:
+    """Say in one line what went wrong in a user's own file that deepnets called, and where; None if not there."""
+    frames = [(Path(frame.filename), frame) for frame in traceback.extract_tb(error.__traceback__)]
+    ours = [index for index, (file, _) in enumerate(frames) if file.is_relative_to(PACKAGE)]
+    for file, frame in reversed(frames[min(ours, default=len(frames)) :]):
+        if not file.is_relative_to(PACKAGE) and _is_own(file):
+            return f"{file.name}, line {frame.lineno}, in {frame.name}: {type(error).__name__}: {first_line(error)}"
+    return None
+
+
+def _is_own(file: Path) -> bool:
+    installed = {"site-packages", "dist-packages"} & {*file.parts}
+    return file.is_file() and not installed and not file.is_relative_to(sysconfig.get_path("stdlib"))
 
 
 def brief(value: object) -> str:

@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import is_dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -12,7 +12,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from deepnets.config.schema import Config, Row
 from deepnets.config.trust import is_trusted, lacking
-from deepnets.errors import UserError, brief
+from deepnets.errors import UserError, brief, of_own_code
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -61,15 +61,18 @@ def build(where: str, node: dict[str, Any], **runtime: Any) -> Any:
     """The object that `node` describes, with `runtime` as further arguments.
 
     Raises:
-        UserError: as `check_node`, or the target refuses its values.
+        UserError: as `check_node`, the target refuses its values, or a class of the user's own fails.
     """
     check_node(where, node, runtime)
     try:
         return _built(node, runtime)
     except UserError:
         raise
-    except ValueError as error:
-        raise UserError(f"{where}: {error}") from error
+    except Exception as error:
+        said = of_own_code(error) or (str(error) if isinstance(error, ValueError) else None)
+        if said is None:
+            raise
+        raise UserError(f"{where}: {said}") from error
 
 
 def check_node(where: str, node: dict[str, Any], runtime: Collection[str]) -> None:
@@ -150,6 +153,17 @@ def check_budget(config: Config) -> None:
             f"epochs={config.epochs} and iterations={config.iterations}: set one of them, and the other to null: "
             f"{either} or {other}"
         )
+
+
+def targets_in(node: Any) -> Iterator[str]:
+    """Every `_target_` of a node and of the nodes in it."""
+    if isinstance(node, dict):
+        if isinstance(target := node.get("_target_"), str):
+            yield target
+        node = list(node.values())
+    if isinstance(node, list):
+        for value in node:
+            yield from targets_in(value)
 
 
 @cache

@@ -9,13 +9,14 @@ from statistics import fmean, median, stdev
 from typing import Any
 
 from deepnets.results.published import FAIL, PublishedRow, printed_of, true_difference, verdict_of
-from deepnets.results.read import Run, example
+from deepnets.results.read import Run, example, mixes_code
 from deepnets.results.sheet import NOTHING, percent, signed
 from deepnets.results.statistics import median_interval
 from deepnets.runs.contents import DIVERGED, FINISHED
 
 FAIL_ABOVE = 20.0  # percent; He et al. 2016, Table 1
 TRIAL = "setting"  # the key, and the axis, that numbers the trials
+MIXED_CODE = "seeds by different code"
 SHARE = 10  # the mean is that of the best tenth: of 10 among 100 trials, as in the paper
 LOSS = "train_loss"
 SEARCH_NOTE = "Training loss of the last epoch, by which the best trial is chosen; test error in percent."
@@ -123,6 +124,7 @@ class Cell:
             return "literature" if self.published.is_literature else "missing"
         states = Counter(run.state.name for run in self.runs)
         words = [f"{states[DIVERGED]} of {len(self.errors)} diverged"] if DIVERGED in states else []
+        words += [MIXED_CODE] * mixes_code(self.runs)
         words += [f"{count} {state}" for state, count in states.items() if state not in (FINISHED, DIVERGED)]
         running = [run.state.progress for run in self.runs if run.state.name == "running" and run.state.progress]
         words += [f"at epoch {progress.epoch} of {progress.epochs}" for progress in running[:1]]

@@ -23,7 +23,7 @@ from deepnets.results.columns import (
     is_plain,
 )
 from deepnets.results.finding import CHANCE, CLAIM_RULE, FAIL_MARGIN, LOOKS, Finding, Outcome, Side
-from deepnets.results.read import Run, read_runs
+from deepnets.results.read import Run, mixes_code, read_runs
 from deepnets.results.sheet import NOTHING, Sheet, markdown_table, percent, print_sheet, signed
 from deepnets.results.statistics import FEWEST_SEEDS, WORST_ERROR, holm
 from deepnets.results.table import Table, tables_of
@@ -271,6 +271,8 @@ def _arithmetic(column: Column) -> set[str]:
 
 
 def _side(claim: Claim, name: str, row: str, runs: Sequence[Run], best_epochs: int | None) -> Side:
+    if mixes_code(runs):
+        runs = []
     ended = [(run, error) for run in runs if (error := _error(run, claim.error, best_epochs)) is not None]
     return Side(
         row,

@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 
 import pandas as pd
 
-from deepnets.results.read import Run
+from deepnets.results.read import Run, mixes_code
 from deepnets.results.sheet import setting_text, short_commit
 from deepnets.runs.folder import RunFolder, run_folders
 
@@ -122,6 +122,10 @@ def warnings_of(column: Column) -> list[str]:
         known = set.intersection(*map(set, data)) if data else ()  # older results name fewer facts
         data = [json.dumps({name: facts[name] for name in sorted(known)}) for facts in data]
         warnings.append(_mixture(f"{column.label}: {row} was trained on different data", data))
+        if mixes_code(runs):
+            code = [run.code for run in runs if run.has_ended]
+            what = f"{column.label}: {row} was trained by different code of one's own, and counts for no claim"
+            warnings.append(f"{what}: {', '.join(sorted(set(code)))}")
     return [warning for warning in warnings if warning]
 
 

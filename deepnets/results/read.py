@@ -93,6 +93,11 @@ class Run:
         return self.state.name in (FINISHED, DIVERGED)
 
     @property
+    def code(self) -> str:
+        """The hashes of the code of one's own that trained it, one after the other; empty if it needed none."""
+        return ", ".join(each["hash"] for each in (self.result.get("code") or {}).values())
+
+    @property
     def options(self) -> dict[str, Any]:
         """The option chosen in each group, where the run noted it."""
         chosen = self.origin.get("choices") or {}
@@ -172,6 +177,12 @@ def example(runs: Sequence[Run], key: Callable[[Run], float] | None = None) -> R
     errors = [(run.error, run) for run in runs if run.error is not None]
     ended = [run for _, run in sorted(errors, key=lambda pair: key(pair[1]) if key else pair[0])]
     return ended[len(ended) // 2] if ended else max(runs, key=lambda run: len(run.history))
+
+
+def mixes_code(runs: Sequence[Run]) -> bool:
+    """Whether runs of one row that have ended were trained by different code of one's own, or one by two versions."""
+    codes = {run.code for run in runs if run.has_ended}
+    return len(codes) > 1 or any("," in code for code in codes)
 
 
 def unchecked(runs: Sequence[Run]) -> list[str]:

@@ -16,9 +16,8 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-from deepnets.config.build import TARGETS
+from deepnets.config.build import TARGETS, targets_in
 from deepnets.config.project import commit_of
 from deepnets.config.schema import CodeChoice, Config
 from deepnets.config.trust import chosen_code, execute_from, executed_from
@@ -64,7 +63,7 @@ def code_of(config: Config) -> Code | None:
 
 def sources_of(config: Config) -> dict[str, Path | str]:
     """By name, the file of each module that a run uses besides deepnets; of an installed package, its version."""
-    targets = {target for node in NODES for target in _targets(getattr(config, node))} - TARGETS
+    targets = {target for node in NODES for target in targets_in(getattr(config, node))} - TARGETS
     waiting = sorted({target.rpartition(".")[0] for target in targets})
     sources: dict[str, Path | str] = {}
     seen: set[str] = set()
@@ -172,16 +171,6 @@ def execute_copy(folder: RunFolder, name: str) -> None:
                 "has one version; give this run a command of its own"
             )
     execute_from(copy)
-
-
-def _targets(node: Any) -> Iterator[str]:
-    if isinstance(node, dict):
-        if isinstance(target := node.get("_target_"), str):
-            yield target
-        node = list(node.values())
-    if isinstance(node, list):
-        for value in node:
-            yield from _targets(value)
 
 
 def _place(top: str) -> Path | str | None:

@@ -1,21 +1,25 @@
 """Whether a run can be executed, known before anything of it is written or trained."""
 
+import json
 import math
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from deepnets.config.build import build, check_node, check_plain_settings
+from deepnets.config.build import TARGETS, build, check_node, check_plain_settings, targets_in
 from deepnets.config.schema import Config, Selection
-from deepnets.config.trust import trusted
 from deepnets.data.dataset import Dataset, memory_size
-from deepnets.errors import UserError, first_line
+from deepnets.errors import UserError, first_line, of_own_code
 from deepnets.models.batchnorm import GhostBatchNorm, group_sizes
+from deepnets.system.printing import print_line
 from deepnets.training.assembly import dataset_of, iterations_of, model_of, splits_of
 from deepnets.training.hardware import find_device, with_counted_devices
 from deepnets.training.step import check_network, check_step
 
+LARGEST_TRIAL = 30_000_000  # parameters of a network that is tried on a CPU
 NO_VALIDATION = "needs a validation split; add dataset.validation=IMAGES, as 5000 of the 50000 of CIFAR-10"
 
 
@@ -42,15 +46,13 @@ def check_settings(config: Config) -> tuple[Dataset, int]:
     _check_devices(config)
     check_node("optimizer", config.optimizer, ["model"])
     dataset = dataset_of(config)
-    try:
-        with torch.device("meta"):
-            model = model_of(config, dataset.shape, dataset.classes)
-    except RuntimeError as error:  # sizes of more numbers than can be counted
-        raise UserError(f"model: cannot be built: {first_line(error)}") from error
+    model = _without_numbers(config, dataset)
     # After the model, whose errors need not wait for it: torch's first optimiser imports its compiler, for a second.
     build("optimizer", config.optimizer, model=nn.Linear(1, 1))
     check_memory(model)
-    if not trusted():  # a user's own need not be able to compute without numbers
+    if has_own_classes(config.model):
+        _try_out_own(json.dumps(config.model, sort_keys=True), str(config.memory), dataset.shape, dataset.classes)
+    else:
         for shape in (dataset.shape, *dataset.final_shapes):
             try_out(model, shape)
     check_network(config.step, model, dataset.is_streamed)
@@ -58,7 +60,7 @@ def check_settings(config: Config) -> tuple[Dataset, int]:
     iterations = check_batches(config, dataset)
     for images in _batch_sizes(config, dataset):
         groups = group_sizes(images, config.model.get("batchnorm_images") or images)
-        if groups[-1] == 1 and not trusted():
+        if groups[-1] == 1 and not has_own_classes(config.model):
             _try_out_single(model, dataset.shape, images)
     return dataset, iterations
 
@@ -146,6 +148,56 @@ def try_out(model: nn.Module, shape: tuple[int, int, int]) -> None:
             model.eval()(torch.empty(1, *shape, device="meta"))
     except (RuntimeError, ValueError) as error:
         raise UserError(f"model: its layers, shortcuts and widths do not fit together: {error}") from error
+
+
+def has_own_classes(node: Any) -> bool:
+    """Whether a node, or one in it, names a class that is not deepnets' own."""
+    return any(target not in TARGETS for target in targets_in(node))
+
+
+def _without_numbers(config: Config, dataset: Dataset) -> nn.Module:
+    """The network on the meta device; where a class of the user's own cannot be there, on the CPU."""
+    try:
+        with torch.device("meta"):
+            return model_of(config, dataset.shape, dataset.classes)
+    except Exception as error:
+        if has_own_classes(config.model):
+            return model_of(config, dataset.shape, dataset.classes)  # which says what is wrong, if it is wrong here too
+        if isinstance(error, RuntimeError):  # sizes of more numbers than can be counted
+            raise UserError(f"model: cannot be built: {first_line(error)}") from error
+        raise
+
+
+@lru_cache(maxsize=256)
+def _try_out_own(model: str, memory: str, shape: tuple[int, int, int], classes: int) -> None:
+    """Compute logits and gradients of two images by a network with classes of the user's own, once for each network.
+
+    Without numbers first, which takes no memory. A class that needs numbers, or fails without them, is tried on the CPU
+    if its network is small; a larger one is not tried, and that is said.
+
+    Raises:
+        UserError: names the class's file and line, or what does not fit together.
+    """
+    settings = json.loads(model)
+    for device in ("meta", "cpu"):
+        try:
+            with torch.device(device), torch.random.fork_rng(devices=[]):
+                network = build("model", settings, shape=shape, classes=classes)
+                if device == "cpu" and sum(parameter.numel() for parameter in network.parameters()) > LARGEST_TRIAL:
+                    print_line("model: too large to be tried on two images before it is trained")
+                    return
+                logits = network.train()(torch.zeros(2, *shape))
+                if logits.shape != (2, classes):
+                    raise UserError(f"model: two images give logits {tuple(logits.shape)}, not (2, {classes})")
+                logits.sum().backward()
+            return
+        except Exception as error:
+            if device == "meta":
+                continue
+            if isinstance(error, UserError):
+                raise
+            said = of_own_code(error) or f"its layers, shortcuts and widths do not fit together: {first_line(error)}"
+            raise UserError(f"model: {said}") from error
 
 
 def _try_out_single(model: nn.Module, shape: tuple[int, int, int], images: int) -> None:

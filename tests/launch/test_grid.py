@@ -36,7 +36,7 @@ def pace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def states_of(output_root: Path) -> dict[str, str]:
     return {
         str(path.relative_to(output_root)): state_of(RunFolder(path)).name
-        for path in sorted(output_root.glob("runs/*/*"))
+        for path in sorted(output_root.glob("runs/*/seed*"))
     }
 
 

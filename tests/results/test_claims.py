@@ -1,5 +1,6 @@
 """Claims tested on runs, against arithmetic of its own; `plan=true`: the seeds that claims need."""
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +14,9 @@ from deepnets.config.claim import Claim, Measured, Relation, margins_of
 from deepnets.config.project import CONF
 from deepnets.errors import UserError
 from deepnets.launch.grid import launch
+from deepnets.results.cell import MIXED_CODE
 from deepnets.results.claims import OTHER_DEPTH, claim_sheets, claims_page, findings_of, pairs_of, show_seeds
+from deepnets.results.columns import warnings_of
 from deepnets.results.finding import LOOKS, Finding, Outcome, Side
 from deepnets.results.published import PublishedRow
 from deepnets.results.read import read_runs
@@ -248,6 +251,22 @@ def test_claims_of_a_sweep_file_are_tested_on_its_runs(trained: Trained, table: 
     assert fails.fail_above == 60
     assert (pair.seeds, pair.outcome) == ((4, 2), Outcome.undecided)
     assert (nowhere.seeds, nowhere.difference) == ((4, 0), None)
+
+
+def test_seeds_by_different_code_are_marked_and_count_for_no_claim(
+    trained: Trained, table: Table, sweeps: Path, tmp_path: Path
+) -> None:
+    root = shutil.copytree(trained.path.parent, tmp_path / "root") / trained.path.name
+    for seed, digit in ((0, "a"), (1, "a"), (2, "a"), (3, "b")):
+        file = root / "identity" / f"seed{seed}" / "result.json"
+        result = json.loads(file.read_text())
+        file.write_text(json.dumps(result | {"code": {"0": {"hash": 16 * digit, "modules": {"own": 16 * digit}}}}))
+    (mixed,) = tables_of(read_runs([root]))
+    assert findings_of(mixed, 0, sweeps)[0].seeds == (0, 3)
+    assert mixed.cells["identity", 0].remarks.startswith(MIXED_CODE)
+    assert MIXED_CODE not in mixed.cells["none", 0].remarks
+    (warning,) = [line for line in warnings_of(mixed.columns[0]) if "different code" in line]
+    assert f"{16 * 'a'}, {16 * 'b'}" in warning
 
 
 def test_the_sheet_and_the_page_show_each_claim(table: Table, sweeps: Path, tmp_path: Path) -> None:

@@ -1,0 +1,98 @@
+"""A class of a user's own that is wrong is found before anything trains, with its file and line."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from deepnets.config.trust import trust
+from deepnets.errors import UserError
+from deepnets.launch.grid import launch
+from tests.command import row
+
+SHORTCUT = """
+from torch import nn
+
+
+class Own(nn.Module):
+    def __init__(self, *, ends):
+        super().__init__()
+        self.resize = ends.resized()
+        {constructor}
+
+    def forward(self, x, r):
+        {forward}
+        return self.resize(x) + r
+"""
+NET = """
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, *, shape, classes):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], classes + 1))
+
+    def forward(self, x):
+        return self.layers(x)
+"""
+
+
+@pytest.fixture
+def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """What launching a run says that uses the class `Own` of a module."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def said(module: str, source: str, target: str = "model.shortcut") -> str:
+        file = tmp_path / f"{module}.py"
+        file.write_text(source)
+        trust(file)
+        run = row(tmp_path / "outputs", "model.depth=8", "model.widths=[4,4,4]", "epochs=1")
+        if target == "model.shortcut":
+            run.config.model["shortcut"] = {"_target_": f"{module}.Own", "_partial_": True}
+        else:
+            run.config.model.clear()
+            run.config.model["_target_"] = f"{module}.Net"
+        with pytest.raises(UserError) as error:
+            launch([run])
+        assert not (tmp_path / "outputs").exists()
+        return str(error.value)
+
+    return said
+
+
+@pytest.mark.parametrize(
+    ("constructor", "forward", "said"),
+    [
+        ("self.a = misspelt", "pass", "line 9, in __init__: NameError: name 'misspelt' is not defined"),
+        ("pass", "r = r + self.scale", "line 12, in forward: AttributeError: 'Own' object has no attribute 'scale'"),
+        ("pass", "r = r[:, :, 1:]", "line 13, in forward: RuntimeError: The size of tensor a (8) must match"),
+        ("pass", "r = r.detach() * 'x'", "line 12, in forward: TypeError"),
+    ],
+)
+def test_an_error_in_an_own_shortcut_names_its_line(
+    refusal: Callable[..., str], constructor: str, forward: str, said: str
+) -> None:
+    module = f"own_{abs(hash((constructor, forward)))}"
+    source = SHORTCUT.format(constructor=constructor, forward=forward)
+    assert f"{module}.py, {said}" in refusal(module, source)
+
+
+def test_a_shortcut_that_returns_another_shape_does_not_fit(refusal: Callable[..., str]) -> None:
+    source = SHORTCUT.format(constructor="pass", forward="return self.resize(x)[:, 1:]")
+    assert "its layers, shortcuts and widths do not fit together" in refusal("own_shape", source)
+
+
+def test_an_own_network_gives_logits_of_each_class(refusal: Callable[..., str]) -> None:
+    assert "two images give logits (2, 11), not (2, 10)" in refusal("own_net", NET, "model")
+
+
+def test_a_class_that_needs_numbers_is_tried_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    source = SHORTCUT.format(constructor="self.a = r = ends.units", forward="r = r * float(r.abs().mean() >= 0)")
+    (tmp_path / "own_numbers.py").write_text(source)
+    trust(tmp_path / "own_numbers.py")
+    run = row(tmp_path / "outputs", "model.depth=8", "model.widths=[4,4,4]", "epochs=1")
+    run.config.model["shortcut"] = {"_target_": "own_numbers.Own", "_partial_": True}
+    assert launch([run]) == 0
