@@ -1,0 +1,68 @@
+"""A copy of deepnets' own code beside the runs of a sweep: a queued job executes it, whatever the clone becomes.
+
+An installed wheel is not copied, nor are the packages of the environment: they are what the job finds when it starts.
+"""
+
+import hashlib
+import os
+import shlex
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from deepnets.config.project import CONF, INSTALLED, PACKAGE, git_commit
+from deepnets.runs.code import FOLDER
+from deepnets.system.files import cache_folder, make_own_folder
+
+SUMS = "SHA256SUMS"  # as the command sha256sum writes and checks it
+
+
+def snapshot(sweep: Path) -> Path | None:
+    """Copy the package with its options into `sweep`/.code, once for each content; None for an installed wheel.
+
+    The copy is laid out as a wheel is, with the commit of the clone noted in it.
+    """
+    if INSTALLED:
+        return None
+    contents = {file.relative_to(PACKAGE.parent): file.read_bytes() for file in _files(PACKAGE)}
+    contents |= {Path("deepnets/conf") / file.relative_to(CONF): file.read_bytes() for file in _files(CONF)}
+    contents[Path("deepnets/conf/commit")] = (git_commit() or "").encode()
+    lines = [f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in sorted(contents.items())]
+    sums = "".join(lines).encode()
+    above = sweep / FOLDER
+    copy = above / f"deepnets-{hashlib.sha256(sums).hexdigest()[:16]}"
+    if (copy / SUMS).is_file():
+        return copy
+    make_own_folder(above)
+    new = above / f"{copy.name}.{os.getpid()}.new"
+    shutil.rmtree(new, ignore_errors=True)
+    for name, content in (contents | {Path(SUMS): sums}).items():
+        (new / name).parent.mkdir(parents=True, exist_ok=True)
+        (new / name).write_bytes(content)
+    with suppress(OSError):  # another command was faster; the contents are the same
+        new.rename(copy)
+    shutil.rmtree(new, ignore_errors=True)
+    return copy
+
+
+def lines_of(copy: Path | None) -> str:
+    """The lines of a job's script after which Python imports the copy, if each file in it is as it was copied.
+
+    What lies in the working directory is found behind all else. Byte code is not read from the copy, as it is in no
+    checksum.
+    """
+    if copy is None:
+        return ""
+    folder, sums = shlex.quote(str(copy.absolute())), hashlib.sha256((copy / SUMS).read_bytes()).hexdigest()
+    return f"""code={folder}
+if ! (cd "$code" && echo {sums}  {SUMS} | sha256sum --check --quiet && sha256sum --check --quiet {SUMS}); then
+    echo "$code is not as it was when the job was submitted; submit the runs again"
+    exit 1
+fi
+export PYTHONPATH=$code${{PYTHONPATH:+:$PYTHONPATH}}:$PWD
+export PYTHONPYCACHEPREFIX={shlex.quote(str(cache_folder() / "bytecode"))}
+"""
+
+
+def _files(folder: Path) -> list[Path]:
+    return [file for file in folder.rglob("*") if file.is_file() and "__pycache__" not in file.parts]
