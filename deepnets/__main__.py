@@ -14,6 +14,7 @@ VERBS = {
     "analyze": "measure why depth works",
     "bench": "measure deepnets on this machine",
     "export": "write a run's weights for other programs",
+    "clean": "remove what nobody needs from the folders of runs",
     "new": "write a small project of your own",
 }
 HELP = "usage: deepnets VERB ...\n\n" + "".join(f"  {verb:<8} {what}\n" for verb, what in VERBS.items())

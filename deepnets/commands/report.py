@@ -89,13 +89,17 @@ def _answer(given: argparse.Namespace, exports: dict[str, Path]) -> int:
     from deepnets.extra.trackers import export
     from deepnets.results.records import keep, verify, write_records
     from deepnets.results.report import compare, report
+    from deepnets.runs.clean import disk_line
     from deepnets.runs.status import show
 
     if given.compare:
         first, second = given.compare
         return compare(first, second, given.output, given.log)
     if given.status or given.watch:
-        return show(given.folders, given.watch)
+        code = show(given.folders, given.watch)
+        if not given.watch:
+            print(disk_line(given.folders))
+        return code
     if given.keep:
         return keep(given.folders, given.keep)
     options = read_project(given.project).options if given.project else given.config_dir

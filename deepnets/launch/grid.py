@@ -209,15 +209,15 @@ def _copy_sweep(row: Row, folder: RunFolder) -> None:
 
 def _origin(row: Row, folder: RunFolder, code: Code | None) -> Origin:
     """Where the run comes from, as its folder keeps it."""
-    return Origin(
+    origin = Origin(
         command=_typed_command(),
         overrides=list(row.overrides),
         choices=row.choices,
         commit=git_commit(),
         claims=_claims_known(row, folder),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        **({"code": code} if code else {}),
     )
+    return origin.model_copy(update={"code": code}) if code else origin
 
 
 def _typed_command() -> str:

@@ -140,6 +140,7 @@ class Origin(RunFile):
     claims: list[Any] = []
     created: str = ""
     code: Code | None = None
+    cleaned: bool = False  # its checkpoints were removed on purpose
 
 
 class Beginning(BaseModel):

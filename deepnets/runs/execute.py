@@ -148,7 +148,8 @@ def _checkpoint_wrong(folder: RunFolder) -> str | None:
     try:
         damage = checkpoint.damage_of(folder.path / LAST)
     except FileNotFoundError:
-        return "is missing" if (folder.path / Origin.FILE).exists() else None
+        origin = Origin.read(folder.path)
+        return "is missing" if origin and not origin.cleaned else None
     except OSError as error:
         return f"cannot be read ({error.strerror})"
     return f"is damaged ({damage})" if damage else None

@@ -1,0 +1,148 @@
+"""What a sweep takes on the disk, and which of its files nobody needs any more."""
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from deepnets.errors import UserError
+from deepnets.runs.code import FOLDER
+from deepnets.runs.contents import FINISHED, Origin, Unreadable
+from deepnets.runs.folder import CHECKPOINTS, Locked, RunFolder, folders_in
+from deepnets.runs.weights import FILE, read_weights, write_weights
+from deepnets.system.printing import print_line
+
+CHECKPOINTS_KIND = "checkpoints of finished runs"
+LEFT_BEHIND = ("*.damaged", "*.new")  # what a run set aside, and what a kill left
+
+
+@dataclass(frozen=True)
+class Needless:
+    """Files or folders of one kind that can go, and the run they belong to, if they belong to one."""
+
+    kind: str
+    paths: tuple[Path, ...]
+    run: RunFolder | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(map(_size, self.paths))
+
+
+def clean(paths: Sequence[Path], *, remove: bool, keep_weights: bool) -> int:
+    """List what can be removed below `paths`; with `remove`, remove it. Returns the exit code: 1 if something stays.
+
+    `keep_weights` writes the last weights of each run as `weights.safetensors` before its checkpoints go.
+
+    Raises:
+        UserError: a folder is not there, or has no run in it.
+    """
+    folders = folders_in(paths)
+    needless = list(_needless(folders))
+    for kind in dict.fromkeys(each.kind for each in needless):
+        same = [each for each in needless if each.kind == kind]
+        print_line(f"{in_bytes(sum(each.size for each in same)):>10}  {kind} ({sum(len(x.paths) for x in same)})")
+    total = sum(each.size for each in needless)
+    if not needless:
+        print_line(f"nothing to remove; {in_bytes(size_of(folders))} in {len(folders)} runs")
+        return 0
+    if not remove:
+        what = f"{in_bytes(total)} of {in_bytes(size_of(folders))} can be removed; add --yes to do it"
+        print_line(f"{what}, and --keep-weights to keep each run's last weights")
+        return 0
+    kept = [error for each in needless if (error := _removed(each, keep_weights))]
+    for error in kept:
+        print_line(f"kept: {error}")
+    print_line(f"removed {in_bytes(total - sum(each.size for each in needless))}")
+    return 1 if kept else 0
+
+
+def size_of(folders: Sequence[RunFolder]) -> int:
+    """The bytes of these runs and of the code beside them."""
+    beside = {folder.path.parents[1] / FOLDER for folder in folders}
+    return sum(_size(path) for path in [*beside, *(folder.path for folder in folders)])
+
+
+def disk_line(paths: Sequence[Path]) -> str:
+    """Say in a line what the runs below `paths` take, and how much of it are checkpoints of finished runs."""
+    folders = folders_in(paths)
+    checkpoints = sum(each.size for folder in folders for each in _of_run(folder) if each.kind == CHECKPOINTS_KIND)
+    line = f"on disk  {in_bytes(size_of(folders))}"
+    return f"{line}, of which {in_bytes(checkpoints)} {CHECKPOINTS_KIND} (deepnets clean)" if checkpoints else line
+
+
+def in_bytes(size: float) -> str:
+    """The size in the largest unit in which it is 1 or more, such as 1.2 GB."""
+    units = ("B", "kB", "MB", "GB")
+    for unit in units:
+        if size < 1000:
+            return f"{size:.{int(unit != 'B')}f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def _needless(folders: Sequence[RunFolder]) -> Iterator[Needless]:
+    for folder in folders:
+        yield from _of_run(folder)
+    for sweep in sorted({folder.path.parents[1] for folder in folders}):
+        copies = sorted((sweep / FOLDER).glob("*")) if not (sweep / FOLDER).is_symlink() else []
+        runs = folders_in([sweep])
+        unused = [copy for copy in copies if copy.name not in _codes(runs) and not _is_awaited(copy, runs)]
+        if unused:
+            yield Needless("copies of code that no run names", tuple(unused))
+
+
+def _of_run(folder: RunFolder) -> Iterator[Needless]:
+    with suppress(Unreadable):
+        result = folder.result
+        checkpoints = tuple(path for name in CHECKPOINTS if (path := folder.path / name).is_file())
+        if result and result.status == FINISHED and checkpoints:
+            yield Needless(CHECKPOINTS_KIND, checkpoints, folder)
+    if left := tuple(path for pattern in LEFT_BEHIND for path in sorted(folder.path.glob(pattern))):
+        yield Needless("damaged or incomplete files", left, folder)
+
+
+def _codes(runs: Sequence[RunFolder]) -> set[str]:
+    codes: set[str] = set()
+    for run in runs:
+        with suppress(Unreadable):
+            origin, result = run.origin, run.result
+            codes |= {origin.code.hash} if origin.code else set()
+            codes |= {code.hash for code in result.code.values()} if result else set()
+    return codes
+
+
+def _is_awaited(copy: Path, runs: Sequence[RunFolder]) -> bool:
+    """Whether a queued job may still execute this copy of deepnets."""
+    return copy.name.startswith("deepnets-") and not all(run.is_complete for run in runs)
+
+
+def _removed(needless: Needless, keep_weights: bool) -> str | None:
+    """Remove it; returns why not, where something could not be."""
+    try:
+        if needless.run is None:
+            for path in needless.paths:
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            return None
+        with needless.run.hold():
+            if needless.kind == CHECKPOINTS_KIND:
+                if keep_weights and not (needless.run.path / FILE).exists():
+                    write_weights(read_weights(needless.run.path), needless.run.path)
+                if origin := Origin.read(needless.run.path):  # so that nobody misses them later
+                    origin.model_copy(update={"cleaned": True}).write(needless.run.path)
+            for path in needless.paths:
+                path.unlink()
+    except (Locked, UserError, OSError) as error:
+        return str(error)
+    return None
+
+
+def _size(path: Path) -> int:
+    if path.is_symlink() or not path.exists():
+        return 0
+    if path.is_file():
+        return path.stat().st_size
+    return sum(os.lstat(os.path.join(above, name)).st_size for above, _, names in os.walk(path) for name in names)
