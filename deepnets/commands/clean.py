@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+from deepnets.runs.clean import clean
+
 
 def main() -> int:
     """Clean the folders that the command line names."""
@@ -11,6 +13,4 @@ def main() -> int:
     parser.add_argument("--yes", action="store_true", help="remove what is listed")
     parser.add_argument("--keep-weights", action="store_true", help="keep each run's last weights, as safetensors")
     arguments = parser.parse_args()
-    from deepnets.runs.clean import clean  # which imports torch
-
     return clean(arguments.folders, remove=arguments.yes, keep_weights=arguments.keep_weights)

@@ -6,6 +6,7 @@ The launchers are `local.py`, `pool.py` and `slurm.py`; what they have in common
 import os
 import shlex
 import sys
+import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
@@ -29,7 +30,7 @@ from deepnets.runs.code import OtherCode, changed_files, code_of, code_to_execut
 from deepnets.runs.contents import FAILED, Code, Origin, Unreadable
 from deepnets.runs.execute import inspect
 from deepnets.runs.folder import BESIDE, Locked, OtherSettings, RunFolder, folders_of, run_folders
-from deepnets.runs.record import describe_result
+from deepnets.runs.record import describe_result, duration
 from deepnets.runs.status import read_states
 from deepnets.system.files import write_atomically
 from deepnets.system.printing import as_text, print_error, print_line, print_rich
@@ -128,22 +129,38 @@ def launchable(config: Config, launcher: Launcher) -> Config:
 
 @dataclass
 class Tally:
-    """The runs of a sweep: those that `failed` just now and why, and those `elsewhere`, in another process."""
+    """The runs of a sweep: those that `failed` just now and why, and those `elsewhere`, in another process.
+
+    Of those that were `left` when the command began, so many have `ended` since.
+    """
 
     folders: list[RunFolder]
     failed: dict[RunFolder, str] = field(default_factory=dict)
     elsewhere: set[RunFolder] = field(default_factory=set)
+    ended: int = 0
+    left: int = 0
+    begun: float = 0.0
+
+    def begin(self) -> None:
+        """Print how many runs have ended before this command, and begin to count the time."""
+        complete = [result for folder in self.folders if (result := folder.completed)]
+        if complete and len(self.folders) == 1:
+            print_line(f"{self.folders[0]}: already {describe_result(complete[0])}; nothing to train")
+        elif complete:
+            print_line(f"{len(complete)} of {len(self.folders)} runs already finished; nothing to train in them")
+        self.left, self.begun = len(self.folders) - len(complete), time.monotonic()
+
+    def end(self, count: int = 1) -> None:
+        """Count runs that this command has trained to their end."""
+        self.ended += count
 
     def heading(self, folder: RunFolder) -> str:
-        """The run's folder, behind its number if there are several runs."""
-        number = f"[{self.folders.index(folder) + 1}/{len(self.folders)}] " if len(self.folders) > 1 else ""
-        return f"{number}{folder}"
-
-    def is_complete(self, folder: RunFolder) -> bool:
-        """Whether nothing is left to train; if so, prints that."""
-        if result := folder.completed:
-            print_line(f"{self.heading(folder)}: already {describe_result(result)}; nothing to train")
-        return bool(result)
+        """The run's folder; if there are several runs, behind its number and before the time that all will take."""
+        if len(self.folders) == 1:
+            return str(folder)
+        seconds = (time.monotonic() - self.begun) / max(self.ended, 1) * (self.left - self.ended)
+        time_left = f"  ({duration(seconds)} left for all)" if self.ended else ""
+        return f"[{self.folders.index(folder) + 1}/{len(self.folders)}] {folder}{time_left}"
 
     def skip(self, folder: RunFolder, error: Locked) -> None:
         """Print and note that another process has the run."""

@@ -56,18 +56,20 @@ class Local:
             print_line(
                 "\n".join([f"launcher.stacked={self.stacked}: every run is trained alone", *lines_by_reason(alone)])
             )
-        complete = [[folder] for folder in folders if folder.is_complete]
-        waiting = deque(sorted(complete + groups, key=lambda group: folders.index(group[0])))
+        tally.begin()
+        waiting = deque(groups)
         while waiting and not (tally.failed and config.fail_fast):
             group = waiting.popleft()
             if len(group) > 1:
                 print_line("\n".join([f"{len(group)} runs at once", *map(tally.heading, group)]))
                 endings = run_together(group)
+                tally.end(len(endings))
                 waiting.extendleft([folder] for folder in reversed(group) if folder not in endings)
                 _note(endings, tally)
-            elif not tally.is_complete(group[0]):
+            else:
                 print_line(tally.heading(group[0]))
                 _note({group[0]: _alone(group[0], config, len(folders) == 1)}, tally)
+                tally.end()
         return tally.print()
 
 

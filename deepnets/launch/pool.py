@@ -66,6 +66,7 @@ class Pool:
             Interrupted: a signal came; the runs in flight are saved and the others do not start.
         """
         pool = _Execution(Tally(folders), config, self.shares(config.device))
+        pool.tally.begin()
         with Interruption() as interruption:
             try:
                 with live_table(folders):
@@ -179,6 +180,7 @@ class _Execution:
             self.running.remove(child)
             self.shares.release(child.devices)
             self._end(child.folder, child.process.returncode)
+            self.tally.end()
         while self.waiting and self._start(self.waiting[0]):
             self.waiting.popleft()
 
@@ -199,7 +201,7 @@ class _Execution:
 
     def _start(self, folder: RunFolder) -> bool:
         """Start the run, or find that it is complete or elsewhere; False if it must wait because no device is free."""
-        if self.tally.is_complete(folder):
+        if folder.is_complete:
             return True
         # On a CPU a run takes one share, whatever the number of its processes: they all share the CPU.
         devices = self.shares.take(with_counted_devices(folder.config).devices if self.has_gpus else 1)

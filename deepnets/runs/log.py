@@ -22,6 +22,10 @@ from deepnets.training.hardware import wait
 # Columns of metrics.csv that differ from one execution to the next; all others are a function of the run.
 TIME_COLUMNS = ("images_per_second", "seconds")
 REFRESH_SECONDS = 1.0  # between two reads of the device for the display
+FIRST_LINES, LINE_SECONDS = 3, 60.0  # epochs that a process prints without a terminal: the first, then one in a while
+
+_protocols: list[str] = []  # that this process has printed
+_printed: list[float] = []  # when an epoch was printed
 
 
 class Log:
@@ -122,7 +126,7 @@ class Log:
         )
         line += f"  {row['images_per_second']:,.0f} images/s  {duration(self.time_left(training))} left"
         self._record(line)
-        if self.progress.disable:
+        if self.progress.disable and _is_due():
             self._print(line)
 
     def flush(self) -> None:
@@ -140,9 +144,16 @@ class Log:
         write_atomically(self.folder.path / "metrics.csv", as_csv(self.history), durable)
 
     def remark(self, line: str) -> None:
-        """Tell something about the run, on the console and in its log.txt."""
+        """Tell something about the run, in its log.txt and on the console."""
         self._record(line)
         self._print(line)
+
+    def protocol(self, line: str) -> None:
+        """Say what is trained; the console is told once of runs in a row that have the same protocol."""
+        self._record(line)
+        if _protocols[-1:] != [line]:
+            self._print(line)
+            _protocols.append(line)
 
     def _record(self, line: str) -> None:
         with opened_to_append(self.folder.path / "log.txt") as file:
@@ -173,6 +184,14 @@ class Log:
             f"  {duration(self.time_left(training))} left",
             state=f"{self.clock.images_per_second():,.0f} images/s  loss {loss:.3f}  {'  '.join(errors)}",
         )
+
+
+def _is_due() -> bool:
+    """Whether an epoch is printed now."""
+    if len(_printed) >= FIRST_LINES and time.monotonic() - _printed[-1] < LINE_SECONDS:
+        return False
+    _printed.append(time.monotonic())
+    return True
 
 
 def as_csv(history: list[dict[str, Any]]) -> str:

@@ -139,7 +139,7 @@ class Execution:
         check_arithmetic(folder, self.frozen["precision"], config, device)
         torch.set_num_threads(self.frozen["threads"])
         self.training = prepare(config, device, getattr(torch, self.frozen["precision"]), world)
-        self.remarks, self.history, self.seconds = [protocol_of(config, self.training), *described(damaged)], [], 0.0
+        self.remarks, self.history, self.seconds = described(damaged), [], 0.0
         self.observed: list[dict[str, Any]] = []
         self.evidence = Evidence(saved["evidence"] if saved else None)
         if saved:
@@ -170,6 +170,7 @@ class Execution:
             return
         log = Log(self.folder, self.training, self.config, self.history, self.observed, self.seconds, self.name)
         self.log = self.logging.enter_context(log)
+        log.protocol(protocol_of(self.config, self.training))
         for remark in self.remarks:
             log.remark(remark)
         self.heartbeat.follow(lambda: _progress(self.training, log))

@@ -250,7 +250,7 @@ def assert_equal_grids(root: Path, reference: Path, exactly: bool) -> None:
 def test_the_same_command_finds_everything_finished(grid: Path) -> None:
     done = train(*GRID, f"output_root={grid}")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("nothing to train") == 4
+    assert "4 of 4 runs already finished" in done.stdout
 
 
 @pytest.mark.slow
