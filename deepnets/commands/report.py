@@ -46,6 +46,7 @@ def main() -> int:
     own = parser.add_mutually_exclusive_group()
     own.add_argument("--project", metavar="FILE", help="your project, whose sweeps have published numbers and claims")
     own.add_argument("--config-dir", type=Path, metavar="DIR", help="your folder of options, as for train")
+    parser.add_argument("--full", action="store_true", help="print all sheets and rules of the page, too")
     parser.add_argument("--log", action="store_true", help="errors of curves on a logarithmic scale")
     for kind in EXPORTS:
         parser.add_argument(f"--{kind}", type=Path, metavar="FILE", help=f"write the table as {kind} (- prints it)")
@@ -112,4 +113,4 @@ def _answer(given: argparse.Namespace, exports: dict[str, Path]) -> int:
         return export(given.folders, given.export)
     if given.screenshots:
         return take_screenshots(given.folders[0], given.screenshots)
-    return report(given.folders, given.output, exports, given.log, own)
+    return report(given.folders, given.output, exports, given.log, own, given.full)

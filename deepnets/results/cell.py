@@ -138,14 +138,11 @@ class Cell:
 
     def facts(self) -> dict[str, str]:
         """Return the row's line by the sheet's columns. The verdict is first, so that a narrow window shows it too."""
-        difference = signed(self.difference)
-        if self.difference is not None and not self.is_published_protocol:
-            difference = f"({difference})"
         return {
             "verdict": self.verdict,
             "median": self._median_text,
             "published": self.published.text,
-            "difference": difference,
+            "difference": signed(self.difference) if self.is_published_protocol else "",
             "true difference": _between(*self.true_difference) if self.true_difference else "",
             "n": str(len(self.errors)),
             "mean ± std": percent(self.mean) + (f" ± {percent(self.std)}" if self.std is not None else ""),

@@ -47,6 +47,7 @@ CLAIM_HEADER = (
     "next",
 )
 CLAIM_NUMBERS = frozenset(CLAIM_HEADER[4:])
+ANSWERS = (Outcome.contradicted, Outcome.no_difference, Outcome.supported)
 SHOWN = ("claim", "error", "outcome", "n", "next")
 OWN = "own setting"  # of a sweep that is no published table
 PAGE_HEAD = f"""# Claims of the papers, tested
@@ -111,6 +112,30 @@ def claim_sheets(table: Table, sweeps: Path | None = None) -> list[Sheet]:
         note = f"Not tested: {OTHER_DEPTH}." if is_of_other_depth(table, index, sweeps) else CLAIM_RULE
         sheets.append(Sheet(f"{table.title(index)}: claims", CLAIM_HEADER, lines, CLAIM_NUMBERS, note))
     return sheets
+
+
+def claim_answers(table: Table, most: int) -> list[str]:
+    """Count the claims of each column by answer, then say the answers in a line each, those against the paper first."""
+    lines: list[str] = []
+    if table.trials or not claims_of(sweep_of(table.sweeps / f"{table.name}.yaml")):
+        return lines
+    for index in range(len(table.columns)):
+        findings = [finding for finding in findings_of(table, index, table.sweeps) if all(finding.seeds)]
+        if not findings:
+            continue
+        counts = Counter(finding.outcome for finding in findings)
+        said = ", ".join(f"{counts[outcome]} {outcome}" for outcome in Outcome if counts[outcome])
+        lines.append(f"{table.title(index)}: of {len(findings)} claims that have runs, {said}")
+        answered = [each for outcome in ANSWERS for each in findings if each.outcome is outcome]
+        lines += [f"  {each.outcome}: {each.text} ({_measured(each)})" for each in answered[:most]]
+        lines += [f"  and {len(answered) - most} more"] * (len(answered) > most)
+    return lines
+
+
+def _measured(finding: Finding) -> str:
+    assert finding.interval
+    low, high = map(signed, finding.interval)
+    return f"{signed(finding.difference)}, {low} to {high}, {finding.looks[-1].seeds} seeds each"
 
 
 def claim_line(finding: Finding) -> tuple[str, ...]:

@@ -5,7 +5,6 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +44,13 @@ class Picture:
         with styled():
             self.figure.savefig(png := io.BytesIO(), format="png", dpi=150)
         write_atomically(files[0], png.getvalue(), durable=False)
-        write_atomically(files[1], self._svg, durable=False)
+        write_atomically(files[1], self._drawn("path"), durable=False)
         return files
 
     def inline(self) -> str:
         """Return an SVG element in the page's width and colours; its ids are unique on the page."""
-        svg = self._svg[self._svg.index("<svg") :]
+        svg = self._drawn("none")  # the browser's letters, not ours, which would be half of the page
+        svg = svg[svg.index("<svg") :]
         height, width = self.figure.get_figheight(), self.figure.get_figwidth()
         svg = re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', f'style="max-width:{width * 110:.0f}px"', svg, count=1)
         label = html.escape(self.name)
@@ -59,12 +59,12 @@ class Picture:
         prefix = re.sub(r"[^\w.=-]", "_", self.name)  # no ), which would end url(#...), and no quotation mark
         for address in ('id="', 'href="#', "url(#"):
             svg = svg.replace(address, f"{address}{prefix}-")
+        svg = re.sub(r"(?<=\d\.\d\d)\d+", "", svg)  # hundredths of a point are enough
         return svg.replace(INK, "currentColor").replace(FAINT, "var(--line)").replace(PAPER, "none")
 
-    @cached_property
-    def _svg(self) -> str:
-        text = io.StringIO()
-        with styled(), matplotlib.rc_context({"svg.hashsalt": self.name}):  # the same figure is the same file
+    def _drawn(self, letters: str) -> str:
+        text, salt = io.StringIO(), {"svg.hashsalt": self.name}  # so that the same figure is the same file
+        with styled(), matplotlib.rc_context({**salt, "svg.fonttype": letters}):
             self.figure.savefig(text, format="svg", metadata={"Date": None})
         return text.getvalue()
 
@@ -100,5 +100,5 @@ def write_report_page(
             for picture in section.pictures:
                 picture.save(file.parent)
     sections = [replace(each, sheets=[sheet.without_empty_columns() for sheet in each.sheets]) for each in sections]
-    filled = [section for section in sections if section.sheets or section.pictures]
+    filled = [section for section in sections if section.sheets or section.pictures or section.notes]
     write_page(file, "page.html", title=title, paragraphs=paragraphs, warnings=warnings, sections=filled)

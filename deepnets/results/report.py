@@ -16,7 +16,7 @@ from deepnets.config.project import program
 from deepnets.errors import printable
 from deepnets.monitor.style import styled
 from deepnets.results.cell import middle
-from deepnets.results.claims import claim_sheets
+from deepnets.results.claims import claim_answers, claim_sheets
 from deepnets.results.columns import Column, columns_of, frame_of, in_other_arithmetic, warnings_of
 from deepnets.results.export import to_csv, to_latex, to_markdown
 from deepnets.results.figures.choose import pictures_of
@@ -41,6 +41,7 @@ from deepnets.system.printing import as_text, console_for
 EXPORTS = {"csv": to_csv, "latex": to_latex, "markdown": to_markdown}
 STANDARD_OUTPUT = Path("-")
 MOST_COMPARISONS, MOST_ON_PAGE = 10, 300  # pairs of rows, the surest first; 200 rows have 19900
+MOST_ANSWERS = 8  # of a column's claims, in the terminal
 MOST_KEYS = 40  # a page that shows more differences than a reader can take in helps nobody
 
 Pairs = dict[str, tuple[list[Run], list[Run]]]
@@ -52,8 +53,11 @@ def report(
     exports: dict[str, Path],
     logarithmic: bool,
     own_sweeps: Path | None = None,
+    full: bool = False,
 ) -> int:
     """Print the tables of these folders; write report.html, the figures and `exports` (by kind). Returns 0.
+
+    The terminal gets the results and a line for each answer about a claim; with `full`, all sheets of the page.
 
     The page and the figures go to `output`, by default the folder `report` in the first of `paths`. Beside the folder
     of a sweep those are read that `precision=fp32` and `precision=bf16` name. `own_sweeps` are a project's sweep files.
@@ -65,7 +69,7 @@ def report(
     console = console_for(STANDARD_OUTPUT in exports.values())
     comparisons = [comparison_sheets(table) for table in tables]  # every pair of rows is tested but once
     for table, sheets in zip(tables, comparisons, strict=True):
-        _print_table(console, table, sheets)
+        _print_table(console, table, sheets if full else None)
     for kind, file in exports.items():
         text = EXPORTS[kind](tables)
         if file == STANDARD_OUTPUT:
@@ -83,7 +87,8 @@ def report(
     title = " and ".join(dict.fromkeys(table.name for table in tables))
     warnings = [f"{table.name}: {warning}" for table in tables for warning in table.warnings]
     write_report_page(folder / "report.html", title, _summary(tables), warnings, _sections(tables, pairs, pictures))
-    console.print(as_text(f"page         {RunFolder(folder / 'report.html')}"), soft_wrap=True)
+    more = "" if full else "  (with rules, statistics and settings; --full prints them here)"
+    console.print(as_text(f"page         {RunFolder(folder / 'report.html')}{more}"), soft_wrap=True)
     console.print(as_text(f"figures      {len(pictures)} as PNG and SVG in {RunFolder(folder)}"), soft_wrap=True)
     return 0
 
@@ -162,17 +167,22 @@ def command_sheet(runs: Sequence[Run]) -> Sheet:
     return Sheet("Commands", ("row", "its first run alone"), tuple(lines), note="\n".join(notes))
 
 
-def _print_table(console: Console, table: Table, comparisons: Sequence[Sheet]) -> None:
+def _print_table(console: Console, table: Table, comparisons: Sequence[Sheet] | None) -> None:
+    """Print the results and the answers about claims, or, with `comparisons` of the rows, all sheets and rules."""
     for sheet in _results(table):
         print_sheet(console, sheet)
-    for note in table.notes:
-        console.print(as_text(note, style="dim"))
-    for sheet in claim_sheets(table):
-        print_sheet(console, sheet)
+    if comparisons is None:
+        for line in claim_answers(table, MOST_ANSWERS):
+            console.print(as_text(line), soft_wrap=True)
+    else:
+        for note in table.notes:
+            console.print(as_text(note, style="dim"))
+        for sheet in claim_sheets(table):
+            print_sheet(console, sheet)
     for warning in table.warnings:
         console.print(as_text(f"warning: {warning}", style="yellow"), soft_wrap=True)
     console.print()
-    for sheet in comparisons:
+    for sheet in comparisons or ():
         print_sheet(console, sheet, MOST_COMPARISONS)
 
 
@@ -186,15 +196,21 @@ def _sections(tables: Sequence[Table], pairs: Sequence[Sheet], pictures: Sequenc
     runs = [run for table, index in columns for run in table.runs(index)]
     trials = [sheet for table in tables if table.trials for sheet in result_sheets(table.trials)]
     differences = [difference_sheet(table.runs(index), table.title(index)) for table, index in columns]
+    claims = [sheet for table in tables for sheet in claim_sheets(table)]
+    rules = dict.fromkeys([*(note for table in tables for note in table.notes), *(sheet.note for sheet in claims)])
+    answers = [line.strip() for table in tables for line in claim_answers(table, MOST_ANSWERS)]
+    first = [] if all(table.trials for table in tables) else list(pictures[:1])
     return [
-        *(Section(f"Results: {table.name}", _results(table), notes=table.notes) for table in tables),
-        Section("Claims", [sheet for table in tables for sheet in claim_sheets(table)]),
-        Section("Figures", pictures=pictures),
+        *([Section("Answer", pictures=first, notes=answers)] if first else []),
+        *(Section(f"Results: {table.name}", _results(table)) for table in tables),
+        Section("Claims", [replace(sheet, note="") for sheet in claims]),
+        Section("Figures", pictures=pictures[len(first) :]),
         Section("Trials", trials, folded=True),
         Section("Statistics", pairs, folded=True),
         Section("Settings that differ between rows", differences, folded=True),
         Section("Environment", [environment_sheet(runs)]),
         Section("Commands", [command_sheet(runs)], folded=True),
+        Section("Rules", notes=list(rules)),
     ]
 
 

@@ -30,8 +30,8 @@ FAILS = (
 )
 DIVERGED = "fail: a non-finite median."
 CHANGED = (
-    "In brackets: another scale or other settings than the sweep's; there is no verdict, and only a non-finite median "
-    "is a fail."
+    "At another scale, or with other settings than the sweep's, there is no verdict and no difference from the printed "
+    "number, and only a non-finite median is a fail."
 )
 LARGE = "The paper itself prints errors above 20%: only a non-finite median is a fail."
 TEXT = frozenset({"row", "verdict", "published view", "also published", "state"})  # all other columns are numbers
@@ -75,7 +75,7 @@ class Table:
     def notes(self) -> list[str]:
         """How the verdicts and fails came about."""
         printed = [row.test_error for row in self.published.rows.values() if row.test_error is not None]
-        notes = [VERDICT_RULE] if printed else []
+        notes = [VERDICT_RULE] if printed and any(column.is_published_protocol for column in self.columns) else []
         if FAIL in printed:
             notes.append(FAILS)
         elif any(cell.is_fail for cell in self.cells.values()):

@@ -149,9 +149,10 @@ def test_only_powers_of_ten_are_drawn_as_formulas() -> None:
             axes.plot([1, 1000], [1, 1000], label=title)
             axes.set(yscale="log", title=title)
             figure.legend()
-        svg = Picture("a", "", figure).inline()
+        svg = Picture("a", "", figure)._drawn("path")
         assert (dollar in svg) == is_there
         assert "mathdefault" in svg  # of a tick, whose formula begins with a dollar that is not drawn
+        assert ("a$b$" in Picture("a", "", figure).inline()) == is_there
 
 
 def outputs(records: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
