@@ -63,8 +63,8 @@ class Picture:
         return svg.replace(INK, "currentColor").replace(FAINT, "var(--line)").replace(PAPER, "none")
 
     def _drawn(self, letters: str) -> str:
-        text, salt = io.StringIO(), {"svg.hashsalt": self.name}  # so that the same figure is the same file
-        with styled(), matplotlib.rc_context({**salt, "svg.fonttype": letters}):
+        text = io.StringIO()  # with the salt, the same figure is the same file
+        with styled(), matplotlib.rc_context({"svg.hashsalt": self.name, "svg.fonttype": letters}):
             self.figure.savefig(text, format="svg", metadata={"Date": None})
         return text.getvalue()
 
