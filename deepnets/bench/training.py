@@ -28,7 +28,6 @@ from deepnets.bench.comparison import (
 from deepnets.bench.peers import Task, arithmetic_name, bundled_peer, peer_in, plain, task_of
 from deepnets.command import count, some_of, whole
 from deepnets.data.batches import TrainingBatches
-from deepnets.launch.cost import size_of
 from deepnets.models.settings import Memory
 from deepnets.run import build_model
 from deepnets.runs.folder import RunFolder
@@ -36,6 +35,7 @@ from deepnets.runs.log import Log
 from deepnets.training.assembly import dataset_of
 from deepnets.training.fit import Training, fit
 from deepnets.training.hardware import wait
+from deepnets.training.size import size_of
 
 PEERS = ("plain", "timm", "lightning")
 ENDLESS = 10**9  # iterations: the bench ends the training

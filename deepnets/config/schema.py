@@ -135,7 +135,7 @@ class Config:
     log_iterations: Count = MISSING
     overwrite: bool = MISSING
     code: Optional[CodeChoice] = MISSING
-    plan: bool = MISSING
+    plan: Any = MISSING  # true, false or timed
     sweep: Optional[Sweep] = MISSING
 
 

@@ -1,51 +1,37 @@
-"""The cost of training a network: parameters and multiply-adds are counted, time and memory measured on this device."""
+"""What training a network costs on this device: its pace and its memory, measured once and remembered, or estimated."""
 
 import json
 import math
-import re
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor, UntypedStorage
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
 
-from deepnets.config.build import build
 from deepnets.config.schema import Config
 from deepnets.config.trust import trusting
 from deepnets.data.dataset import Dataset
 from deepnets.data.source import DataFiles, Source, Split
 from deepnets.errors import UserError
 from deepnets.runs.record import threads_of
+from deepnets.system.files import own_cache, read_object, write_atomically
 from deepnets.training.assembly import prepare
-from deepnets.training.checks import try_out
 from deepnets.training.fit import Training, evaluate, fit
 from deepnets.training.hardware import choose_precision, describe, find_device, wait
 from deepnets.training.metrics import Sums
+from deepnets.training.size import Size
 
 TIMED_SECONDS, TIMED_STEPS = 0.4, 3  # after a first step, which is slower; both must be reached
+REMEMBERED = "paces.json"  # in the user's cache
 NOISE = f"{__name__}.noise"
 CPU_MACS = 8e9  # of a timed forward pass on a CPU, where from a few images on, time is proportional to their number
-
-
-@dataclass(frozen=True)
-class Size:
-    """The size of a network: its parameters, and `macs` for one image.
-
-    `macs` are the multiply-adds of convolutions and linear layers if every branch is taken. `architecture` is torch's
-    description of the modules without decimals: gates that differ in their bias take the same time.
-    """
-
-    parameters: int
-    macs: int
-    architecture: str
 
 
 @dataclass(frozen=True)
@@ -53,45 +39,67 @@ class Pace:
     """Seconds per image in training and in evaluation, at a device's share of the batch, and bytes of memory.
 
     `memory` is the weights, the optimiser's state and what a step takes in addition, in proportion to its images.
+    `spread` is half of the range of the measured training steps, as a part of their mean. `macs` are of one image.
     """
 
     training: float
     evaluation: float
     memory: int
+    spread: float = 0.0
+    macs: int = 0
 
 
-def size_of(config: Config, dataset: Dataset) -> Size:
-    """The size of the run's network, which is built without memory for its weights.
+PACES = TypeAdapter(dict[str, Pace])
 
-    Raises:
-        UserError: the network is illegal.
+
+class Paces:
+    """The paces of networks that were measured on machines like this one, remembered in the user's cache.
+
+    With `measure`, every network that is asked for is measured once more. Without, a network that was never measured
+    is estimated by the one of nearest cost among those of its device and arithmetic, in proportion to the
+    multiply-adds; the first of all is measured.
     """
-    return _size(json.dumps(config.model), dataset.shape, dataset.classes)
+
+    def __init__(self, measure: bool) -> None:
+        self.measure, self.measured = measure, set[str]()
+        try:
+            self.known = PACES.validate_python(read_object(own_cache() / REMEMBERED))
+        except (ValueError, OSError):  # of another version, or damaged
+            self.known = {}
+
+    def of(self, config: Config, dataset: Dataset, size: Size) -> tuple[Pace, bool]:
+        """The pace of the run, and whether it was measured on this very network.
+
+        Raises:
+            UserError: the network does not fit into the memory of the GPU.
+        """
+        place, network = _place_of(config), _network_of(config, dataset, size)
+        alike = {key: pace for key, pace in self.known.items() if json.loads(key)[0] == place and pace.macs}
+        key = json.dumps([place, network])
+        if key not in self.measured and (self.measure or (key not in alike and not alike)):
+            torch.set_num_threads(threads_of(config))
+            self.known[key] = alike[key] = _measured_pace(config, dataset, size)
+            self.measured.add(key)
+            write_atomically(own_cache() / REMEMBERED, json.dumps({k: asdict(pace) for k, pace in self.known.items()}))
+        if key in alike:
+            return alike[key], True
+        nearest = min(alike.values(), key=lambda pace: abs(math.log(pace.macs / max(size.macs, 1))))
+        ratio = size.macs / nearest.macs
+        return replace(
+            nearest, training=nearest.training * ratio, evaluation=nearest.evaluation * ratio, memory=0
+        ), False
 
 
-@cache
-def _size(key: str, shape: tuple[int, int, int], classes: int) -> Size:
-    with torch.device("meta"):
-        model = build("model", json.loads(key), shape=shape, classes=classes)
-    with FlopCounterMode(display=False) as counter:
-        try_out(model, shape)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    return Size(parameters, counter.get_total_flops() // 2, re.sub(r"-?\d+\.\d+(e-?\d+)?", "", str(model)))
+def _place_of(config: Config) -> list[Any]:
+    """What decides how fast a machine multiplies and adds."""
+    device = find_device(config.device)
+    precision = str(choose_precision(config.precision, device))
+    return [describe(device), precision, threads_of(config), config.step.value, torch.__version__]
 
 
-def pace_of(config: Config, dataset: Dataset, size: Size, cached: dict[str, Pace]) -> Pace:
-    """The pace of real training steps on noise of the data set's shape; it is kept in `cached` and taken from there.
-
-    Raises:
-        UserError: the network does not fit into the memory of the GPU.
-    """
-    precision, threads = config.precision.value, threads_of(config)
-    network = [size.architecture, config.model.get("survival"), dataset.shape, _share(config), precision, threads]
-    key = json.dumps([*network, config.device, config.memory, config.step, config.optimizer["_target_"]])
-    if key not in cached:
-        torch.set_num_threads(threads)
-        cached[key] = _measure_pace(config, dataset, size)
-    return cached[key]
+def _network_of(config: Config, dataset: Dataset, size: Size) -> list[Any]:
+    survival, optimizer = config.model.get("survival"), config.optimizer["_target_"]
+    return [size.architecture, survival, dataset.shape, _share(config), config.memory.value, optimizer]
 
 
 def _share(config: Config) -> int:
@@ -99,7 +107,7 @@ def _share(config: Config) -> int:
     return math.ceil(config.batch_size / config.devices)
 
 
-def _measure_pace(config: Config, dataset: Dataset, size: Size) -> Pace:
+def _measured_pace(config: Config, dataset: Dataset, size: Size) -> Pace:
     device = find_device(config.device)
     share = images = _share(config)
     if device.type == "cpu":
@@ -136,7 +144,8 @@ def _measure_pace(config: Config, dataset: Dataset, size: Size) -> Pace:
             training.forward = graphs
         else:
             memory = _held(training) + _peak(train, device) * share / images
-        return Pace(_seconds(train, device) / images, _seconds(test, device) / images, round(memory))
+        (training_seconds, spread), (test_seconds, _) = _seconds(train, device), _seconds(test, device)
+        return Pace(training_seconds / images, test_seconds / images, round(memory), round(spread, 3), size.macs)
     except torch.OutOfMemoryError as error:
         raise UserError(
             f"batch_size={config.batch_size}: does not fit into the memory of {describe(device)}; choose a smaller one"
@@ -162,16 +171,18 @@ def _peak(act: Callable[[], None], device: torch.device) -> int:
     return peak.bytes
 
 
-def _seconds(act: Callable[[], None], device: torch.device) -> float:
-    """The seconds of one `act`: the mean over a short while."""
+def _seconds(act: Callable[[], None], device: torch.device) -> tuple[float, float]:
+    """The mean seconds of `act` over a short while, and half of their range as a part of the mean."""
     act()
     wait(device)
-    started, count = time.perf_counter(), 0
-    while count < TIMED_STEPS or time.perf_counter() - started < TIMED_SECONDS:
+    times: list[float] = []
+    while len(times) < TIMED_STEPS or sum(times) < TIMED_SECONDS:
+        started = time.perf_counter()
         act()
         wait(device)
-        count += 1
-    return (time.perf_counter() - started) / count
+        times.append(time.perf_counter() - started)
+    mean = sum(times) / len(times)
+    return mean, (max(times) - min(times)) / 2 / mean
 
 
 def noise(root: Path, *, shape: list[int], classes: int, train: int, test: int) -> Source:

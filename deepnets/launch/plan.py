@@ -14,7 +14,7 @@ from deepnets.config.build import build
 from deepnets.config.schema import Config, Row
 from deepnets.data.dataset import Dataset
 from deepnets.errors import UserError
-from deepnets.launch.cost import Pace, Size, pace_of, size_of
+from deepnets.launch.cost import Paces
 from deepnets.launch.grid import Launcher, launchable, lines_by_reason
 from deepnets.runs.checkpoint import LAST
 from deepnets.runs.contents import Unreadable
@@ -24,8 +24,10 @@ from deepnets.system.files import LONGEST_METRICS, read_text
 from deepnets.system.printing import as_text, console_for
 from deepnets.training.checks import check_settings
 from deepnets.training.hardware import describe, find_device, with_counted_devices
+from deepnets.training.size import Size, size_of
 
 FLOPS_PER_MAC = 2 * 3  # a multiply and an add; the backward pass costs twice the forward pass
+TIMED = "timed"
 ILLEGAL = "illegal"
 DEVICES = (1, 8, 64)  # the numbers of devices whose time is printed
 
@@ -34,11 +36,13 @@ def show_plan(rows: list[Row]) -> int:
     """Print the plan of these runs; train and write nothing. Returns the exit code: 1 when a run cannot start."""
     folders, first = folders_of(rows), rows[0].config
     launcher: Launcher = build("launcher", first.launcher)
-    paces: dict[str, Pace] = {}
+    if first.plan not in (True, TIMED):
+        raise UserError(f"plan={first.plan}: choose true, or {TIMED} to measure each network on this machine")
+    paces = Paces(first.plan == TIMED)
     planned = []
-    with Console(stderr=True).status("timing") as status:  # shows where there is a terminal
+    with Console(stderr=True).status("planning") as status:  # shows where there is a terminal
         for number, (row, folder) in enumerate(zip(rows, folders, strict=True), start=1):
-            status.update(as_text(f"timing {number}/{len(rows)} {folder}"))
+            status.update(as_text(f"planning {number}/{len(rows)} {folder}"))
             planned.append(_plan(row.config, folder, launcher, paces))
     _print(first, planned)
     return 1 if any(run.problem for run in planned) else 0
@@ -66,7 +70,8 @@ class _Planned:
     """One run of the plan: its state and, if it is legal, its size, its cost and how much of it is left.
 
     `flops` are those of the training alone; `left` is the share of them that is not trained yet and `seconds` the time
-    that this takes on one device. `devices` divide the run among them, and each needs `memory` bytes.
+    that this takes on one device, `spread` a part of it, None where it is estimated. `devices` divide the run among
+    them, and each needs `memory` bytes, 0 where that was never measured.
     """
 
     folder: RunFolder
@@ -77,10 +82,11 @@ class _Planned:
     seconds: float = 0.0
     devices: int = 1
     memory: int = 0
+    spread: float | None = None
     problem: str | None = None
 
 
-def _plan(config: Config, folder: RunFolder, launcher: Launcher, paces: dict[str, Pace]) -> _Planned:
+def _plan(config: Config, folder: RunFolder, launcher: Launcher, paces: Paces) -> _Planned:
     """Plan one run; an illegal run has its `problem`."""
     state, size = _state(config, folder), None
     is_complete = state not in ("new", "resumable")
@@ -97,12 +103,13 @@ def _plan(config: Config, folder: RunFolder, launcher: Launcher, paces: dict[str
         if not _is_here(config.device):  # as on a login node, whose processor would tell nothing of the device
             return _Planned(folder, state, left, size, flops, problem=missing)
         config = with_counted_devices(config)
-        pace = pace_of(config, dataset, size, paces)
+        pace, is_measured = paces.of(config, dataset, size)
         tested = dataset.source.found.sizes[1]
         evaluated = epochs * (tested + dataset.validation) + dataset.final_passes * tested
         reading = 0.0 if missing else dataset.reading_seconds  # workers read while the device computes
         seconds = left * (images * max(pace.training, reading) + evaluated * max(pace.evaluation, reading))
-        return _Planned(folder, state, left, size, flops, seconds, config.devices, pace.memory, missing)
+        spread = pace.spread if is_measured else None
+        return _Planned(folder, state, left, size, flops, seconds, config.devices, pace.memory, spread, missing)
     except UserError as error:
         if is_complete and (folder.path / "config.yaml").is_file():
             return _Planned(folder, state, 0.0, size)
@@ -170,14 +177,14 @@ def _times(planned: Sequence[_Planned], config: Config) -> list[str]:
     most = max((devices for _, devices in runs), default=1)
     lengths = {makespan(runs, count): count for count in reversed(DEVICES) if count >= most}  # with the fewest devices
     times = [f"{_duration(seconds)} on {count}" for seconds, count in reversed(lengths.items())]
-    divided = "; devices=N is taken to be N times as fast" if most > 1 else ""
-    is_stacked = config.launcher.get("stacked", 1) > 1
-    one_by_one = f" (alone; not of launcher.stacked={config.launcher['stacked']})" if is_stacked else ""
-    return [
-        f"time left  {', '.join(times) or f'for runs on {most} devices'} x {describe(find_device(config.device))}",
-        f"           seconds measured per image{one_by_one} x images left; a free device takes the next run" + divided,
-        "memory     weights, the optimiser's state, and the measured memory of a training step, on each device",
-    ]
+    notes = ["devices=N is taken to be N times as fast"] * (most > 1)
+    if config.launcher.get("stacked", 1) > 1:
+        notes.append(f"one by one, not launcher.stacked={config.launcher['stacked']}")
+    if any(run.seconds and run.spread is None for run in planned):
+        notes.append(f"~ estimated from MACs; plan={TIMED} measures each network")
+    device = describe(find_device(config.device))
+    note = f" ({'; '.join(notes)})" if notes else ""
+    return [f"time left  {', '.join(times) or f'for runs on {most} devices'} x {device}{note}"]
 
 
 def _cells(planned: list[_Planned]) -> tuple[str, ...]:
@@ -192,8 +199,18 @@ def _cells(planned: list[_Planned]) -> tuple[str, ...]:
         _macs(size.macs) if size else "",
         _bytes(memory) if memory else "",
         _counted(states) if len(states) > 1 else planned[0].state,
-        _duration(seconds) if seconds else "",
+        _time(seconds, [run.spread for run in planned if run.seconds]),
     )
+
+
+def _time(seconds: float, spreads: Sequence[float | None]) -> str:
+    """The time with the largest spread of its measurements, or as an estimate."""
+    if not seconds:
+        return ""
+    measured = [spread for spread in spreads if spread is not None]
+    if len(measured) < len(spreads):
+        return f"~ {_duration(seconds)}"
+    return f"{_duration(seconds)} ± {100 * max(measured):.0f}%"
 
 
 def _counted(states: Counter[str]) -> str:

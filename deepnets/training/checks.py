@@ -3,20 +3,20 @@
 import json
 import math
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from deepnets.config.build import TARGETS, build, check_node, check_plain_settings, targets_in
-from deepnets.config.schema import Config, Selection
+from deepnets.config.build import build, check_node, check_plain_settings
+from deepnets.config.schema import Config, Selection, StepKind
 from deepnets.data.dataset import Dataset, memory_size
 from deepnets.errors import UserError, first_line, of_own_code
 from deepnets.models.batchnorm import GhostBatchNorm, group_sizes
 from deepnets.system.printing import print_line
-from deepnets.training.assembly import dataset_of, iterations_of, model_of, splits_of
+from deepnets.training.assembly import dataset_of, iterations_of, splits_of
 from deepnets.training.hardware import find_device, with_counted_devices
+from deepnets.training.size import has_own_classes, size_of, without_numbers
 from deepnets.training.step import check_network, check_step
 
 LARGEST_TRIAL = 30_000_000  # parameters of a network that is tried on a CPU
@@ -46,22 +46,24 @@ def check_settings(config: Config) -> tuple[Dataset, int]:
     _check_devices(config)
     check_node("optimizer", config.optimizer, ["model"])
     dataset = dataset_of(config)
-    model = _without_numbers(config, dataset)
+    is_own = has_own_classes(config.model)
+    if is_own:
+        model = without_numbers(config, dataset)
+        check_memory(sum(parameter.nbytes for parameter in model.parameters()))
+    else:
+        check_memory(size_of(config, dataset).bytes)
     # After the model, whose errors need not wait for it: torch's first optimiser imports its compiler, for a second.
     build("optimizer", config.optimizer, model=nn.Linear(1, 1))
-    check_memory(model)
-    if has_own_classes(config.model):
-        _try_out_own(json.dumps(config.model, sort_keys=True), str(config.memory), dataset.shape, dataset.classes)
-    else:
-        for shape in (dataset.shape, *dataset.final_shapes):
-            try_out(model, shape)
-    check_network(config.step, model, dataset.is_streamed)
+    if is_own:
+        _try_out_own(json.dumps(config.model, sort_keys=True), dataset.shape, dataset.classes)
+    if config.step is not StepKind.eager:
+        check_network(config.step, without_numbers(config, dataset), dataset.is_streamed)
     # The data come last: looking for them may mean a download.
     iterations = check_batches(config, dataset)
     for images in _batch_sizes(config, dataset):
         groups = group_sizes(images, config.model.get("batchnorm_images") or images)
-        if groups[-1] == 1 and not has_own_classes(config.model):
-            _try_out_single(model, dataset.shape, images)
+        if groups[-1] == 1 and not is_own:
+            _try_out_single(without_numbers(config, dataset), dataset.shape, images)
     return dataset, iterations
 
 
@@ -123,13 +125,13 @@ def _check_devices(config: Config) -> None:
             raise UserError(f"devices={config.devices}: this machine has {torch.cuda.device_count()}")
 
 
-def check_memory(model: nn.Module) -> None:
-    """Whether the parameters of a model and their gradients fit into this machine.
+def check_memory(parameters: int) -> None:
+    """Whether parameters of so many bytes, and their gradients, fit into this machine.
 
     Raises:
         UserError: they do not.
     """
-    size, memory = 2 * sum(parameter.nbytes for parameter in model.parameters()), memory_size()
+    size, memory = 2 * parameters, memory_size()
     if size > memory:
         raise UserError(
             f"model: its parameters and their gradients take {size / 2**30:,.0f} GiB, this machine has "
@@ -137,39 +139,8 @@ def check_memory(model: nn.Module) -> None:
         )
 
 
-def try_out(model: nn.Module, shape: tuple[int, int, int]) -> None:
-    """Compute the logits of one image without numbers, of a model on the meta device, which is left in evaluation mode.
-
-    Raises:
-        UserError: its parts do not fit together.
-    """
-    try:
-        with torch.no_grad():
-            model.eval()(torch.empty(1, *shape, device="meta"))
-    except (RuntimeError, ValueError) as error:
-        raise UserError(f"model: its layers, shortcuts and widths do not fit together: {error}") from error
-
-
-def has_own_classes(node: Any) -> bool:
-    """Whether a node, or one in it, names a class that is not deepnets' own."""
-    return any(target not in TARGETS for target in targets_in(node))
-
-
-def _without_numbers(config: Config, dataset: Dataset) -> nn.Module:
-    """The network on the meta device; where a class of the user's own cannot be there, on the CPU."""
-    try:
-        with torch.device("meta"):
-            return model_of(config, dataset.shape, dataset.classes)
-    except Exception as error:
-        if has_own_classes(config.model):
-            return model_of(config, dataset.shape, dataset.classes)  # which says what is wrong, if it is wrong here too
-        if isinstance(error, RuntimeError):  # sizes of more numbers than can be counted
-            raise UserError(f"model: cannot be built: {first_line(error)}") from error
-        raise
-
-
 @lru_cache(maxsize=256)
-def _try_out_own(model: str, memory: str, shape: tuple[int, int, int], classes: int) -> None:
+def _try_out_own(model: str, shape: tuple[int, int, int], classes: int) -> None:
     """Compute logits and gradients of two images by a network with classes of the user's own, once for each network.
 
     Without numbers first, which takes no memory. A class that needs numbers, or fails without them, is tried on the CPU

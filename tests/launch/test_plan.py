@@ -1,5 +1,6 @@
 """plan=true: the grid, its cost and its state, before anything runs."""
 
+import json
 import re
 from itertools import product
 from pathlib import Path
@@ -9,19 +10,37 @@ import torch
 from hydra import compose, initialize_config_dir
 from PIL import Image
 
+import tests.command
 from deepnets.config.compose import register, typed
 from deepnets.config.project import CONF
 from deepnets.config.schema import Config
-from deepnets.launch.cost import Pace, pace_of, size_of
+from deepnets.data.dataset import Dataset
+from deepnets.launch.cost import Pace, Paces
 from deepnets.launch.plan import makespan, show_plan
 from deepnets.training.assembly import prepare
 from deepnets.training.checks import check_settings
 from deepnets.training.fit import fit
 from deepnets.training.hardware import find_device
+from deepnets.training.size import Size, _remembered, size_of
 from tests.command import row, train
 
 SMALL = ["model.depth=8", "model.widths=[4,8,16]", "epochs=2"]
 GRID = ["-m", *SMALL, "seed=0,1,2"]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where networks and paces are remembered, empty at first."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    monkeypatch.setitem(tests.command.ENVIRONMENT, "XDG_CACHE_HOME", str(folder))
+    return folder / "deepnets"
+
+
+def pace_of(config: Config, dataset: Dataset, size: Size) -> Pace:
+    pace, is_measured = Paces(measure=True).of(config, dataset, size)
+    assert is_measured
+    return pace
 
 
 def config(*overrides: str) -> Config:
@@ -52,22 +71,59 @@ def test_networks_cost_what_their_papers_architectures_cost(
     assert round(size.macs / 1e6, digits) == millions
 
 
-def test_equal_architectures_are_timed_once_and_others_anew() -> None:
-    paces: dict[str, Pace] = {}
+def test_equal_architectures_are_timed_once_and_others_anew(cache: Path) -> None:
+    paces = Paces(measure=True)
     for shortcut in ("exclusive_gating_b0", "exclusive_gating_b6", "identity"):
         row = config(*SMALL, f"model/shortcut={shortcut}")
         dataset, _ = check_settings(row)
-        pace = pace_of(row, dataset, size_of(row, dataset), paces)
+        pace, is_measured = paces.of(row, dataset, size_of(row, dataset))
+        assert is_measured
         assert 0 < pace.evaluation < pace.training
-    assert len(paces) == 2
+    assert len(paces.known) == 2
+    assert Paces(measure=False).known == paces.known
+    (cache / "paces.json").write_text('{"a": 1}')
+    assert Paces(measure=False).known == {}
+
+
+def test_what_was_never_measured_is_estimated_by_its_multiply_adds() -> None:
+    paces = Paces(measure=False)
+    costs = []
+    for depth in (8, 14, 8):
+        row = config(*SMALL, f"model.depth={depth}")
+        dataset, _ = check_settings(row)
+        size = size_of(row, dataset)
+        costs.append((paces.of(row, dataset, size), size.macs))
+    assert [is_measured for (_, is_measured), _ in costs] == [True, False, True]
+    assert costs[0] == costs[2]
+    (first, _), macs = costs[0]
+    (second, _), more = costs[1]
+    assert second.training == pytest.approx(first.training * more / macs)
+
+
+def test_a_network_is_counted_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _remembered.cache_clear()
+    row = config(*SMALL)
+    dataset, _ = check_settings(row)
+    (remembered,) = json.loads((cache / "networks.json").read_text()).values()
+    assert remembered["parameters"] == size_of(row, dataset).parameters
+    monkeypatch.setattr("deepnets.training.size.without_numbers", None)
+    _remembered.cache_clear()
+    assert size_of(row, dataset).macs == remembered["macs"]
+    _remembered.cache_clear()
 
 
 @pytest.mark.slow
 def test_a_plan_writes_nothing_and_reports_the_whole_grid(tmp_path: Path) -> None:
     done = train("sweep=digits_shortcuts", "plan=true", f"output_root={tmp_path}")
     assert done.returncode == 0, done.stderr
-    rows = re.findall(r"^(\S+) +2 +([\d,]+) +(\S+M) +(\d+ MB) +new +\d+(?:\.\d)? (?:s|min)$", done.stdout, re.MULTILINE)
+    row = r"^(\S+) +2 +([\d,]+) +(\S+M) +(\d+ MB)? +new +(~ )?\d+(?:\.\d)? (?:s|min)(?: ± \d+%)?$"
+    rows = re.findall(row, done.stdout, re.MULTILINE)
     assert [name for name, *_ in rows] == ["identity", "none", "scaled_0.5_0.5", "exclusive_gating_b6"]
+    assert [estimated for *_, estimated in rows] == ["", "~ ", "~ ", "~ "]
+    timed = train("sweep=digits_shortcuts", "plan=timed", f"output_root={tmp_path}")
+    assert [estimated for *_, estimated in re.findall(row, timed.stdout, re.MULTILINE)] == [""] * 4
+    refused = train("sweep=digits_shortcuts", "plan=soon", f"output_root={tmp_path}")
+    assert "plan=soon: choose true, or timed" in refused.stderr
     assert "runs       8: 8 new" in done.stdout
     assert list(tmp_path.iterdir()) == []
 
@@ -115,7 +171,7 @@ def test_rows_of_several_folders_are_told_apart_and_the_seeds_of_each_put_togeth
     monkeypatch.delenv("COLUMNS", raising=False)
     table = ["sweep=digits_shortcuts", "model/shortcut=identity"]
     changes = [(f"model.depth={depth}", f"seed={seed}") for seed in (0, 1) for depth in (8, 14)]
-    assert show_plan([row(tmp_path, *table, *change) for change in changes]) == 0
+    assert show_plan([row(tmp_path, "plan=true", *table, *change) for change in changes]) == 0
     rows = re.findall(r"^(\S+/identity) +(\d+) ", capsys.readouterr().out, re.MULTILINE)
     assert rows == [("digits_shortcuts/identity", "2"), ("digits_shortcuts+model.depth=14/identity", "2")]
 
@@ -133,11 +189,10 @@ def test_rows_for_a_device_that_is_elsewhere_are_planned_without_a_time(
 ) -> None:
     (tmp_path / "sbatch").touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert show_plan([row(tmp_path, *SMALL, "launcher=slurm", "device=cuda:9", "step=graphed")]) == 0
+    assert show_plan([row(tmp_path, *SMALL, "plan=true", "launcher=slurm", "device=cuda:9", "step=graphed")]) == 0
     told = capsys.readouterr().out
     assert "1 new" in told
     assert "time left  not measured: device=cuda:9 is not on this machine" in told
-    assert "memory  " not in told.split("runs  ")[-1]
 
 
 @pytest.mark.slow
@@ -152,8 +207,6 @@ def test_a_row_whose_data_are_missing_is_planned_but_not_downloaded(tmp_path: Pa
 
 @pytest.mark.slow
 def test_a_table_fits_80_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import tests.command
-
     monkeypatch.setitem(tests.command.ENVIRONMENT, "COLUMNS", "80")
     done = train(*GRID, "optimizer.weight_decay=0.0002", "batch_size=64", "plan=true", f"output_root={tmp_path}")
     table = done.stdout.split("\n\n")[0].splitlines()
@@ -183,10 +236,10 @@ def test_memory_is_the_weights_and_what_a_step_makes() -> None:
     weights = {p.untyped_storage().data_ptr() for p in training.model.parameters()}
     saved = sum(size for pointer, size in storages.items() if pointer not in weights)
     held = 2 * 4 * 269_722  # weights and momentum; gradients are made in the step
-    pace = pace_of(row, dataset, size_of(row, dataset), {})
+    pace = pace_of(row, dataset, size_of(row, dataset))
     assert held + saved < pace.memory < 1.3 * (held + saved)
     less = config("model=resnet20", "dataset=synthetic", "precision=fp32", "batch_size=16", "memory=recompute_segments")
-    assert pace_of(less, dataset, size_of(less, dataset), {}).memory < 0.6 * pace.memory
+    assert pace_of(less, dataset, size_of(less, dataset)).memory < 0.6 * pace.memory
 
 
 @pytest.mark.slow
@@ -199,7 +252,7 @@ def test_a_run_divided_among_devices_needs_less_on_each(tmp_path: Path) -> None:
     one, two = (config("model=resnet20", "dataset=synthetic", f"devices={count}") for count in (1, 2))
     dataset, _ = check_settings(one)
     size = size_of(one, dataset)
-    whole, half = (pace_of(row, dataset, size, {}).memory for row in (one, two))
+    whole, half = (pace_of(row, dataset, size).memory for row in (one, two))
     assert whole / 2 < half < 0.6 * whole
 
 
@@ -211,4 +264,4 @@ def test_images_that_are_not_square_are_timed_in_their_shape(tmp_path: Path) -> 
     one = config("model=vit_digits", "model.patch=4", "model.depth=2", *wide)
     dataset, _ = check_settings(one)
     assert dataset.shape == (1, 8, 12)
-    assert pace_of(one, dataset, size_of(one, dataset), {}).training > 0
+    assert pace_of(one, dataset, size_of(one, dataset)).training > 0

@@ -1,0 +1,132 @@
+"""The size of a network, counted without memory for its weights: once for each architecture, and remembered."""
+
+import hashlib
+import json
+import re
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from deepnets.config.build import TARGETS, targets_in
+from deepnets.config.project import PACKAGE
+from deepnets.config.schema import Config
+from deepnets.data.dataset import Dataset
+from deepnets.errors import UserError, first_line
+from deepnets.system.files import own_cache, read_object, write_atomically
+from deepnets.training.assembly import model_of
+
+REMEMBERED = "networks.json"  # in the user's cache
+MOST = 2_000  # networks that are remembered
+
+
+@dataclass(frozen=True)
+class Size:
+    """A network's parameters and the bytes that they take, and `macs` for one image.
+
+    `macs` are the multiply-adds of convolutions and linear layers if every branch is taken. `architecture` is equal for
+    networks that take the same time: a hash of torch's description of the modules, without decimals, so that gates that
+    differ in their bias are alike.
+    """
+
+    parameters: int
+    bytes: int
+    macs: int
+    architecture: str
+
+
+SIZES = TypeAdapter(dict[str, Size])
+
+
+def size_of(config: Config, dataset: Dataset) -> Size:
+    """The size of the run's network, whose layers are checked to fit together, for each shape that it is shown.
+
+    Networks of deepnets' own classes are remembered in the user's cache, for this version of the code and of torch.
+
+    Raises:
+        UserError: the network is illegal.
+    """
+    shapes = [dataset.shape, *dataset.final_shapes]
+    about = [config.model, config.memory, shapes, dataset.classes, torch.__version__, _version()]
+    key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:24]
+    sizes = _remembered()
+    if key not in sizes:
+        sizes[key] = _counted(without_numbers(config, dataset), shapes)
+        if not has_own_classes(config.model):
+            _remember(sizes)
+    return sizes[key]
+
+
+def has_own_classes(node: Any) -> bool:
+    """Whether a node, or one in it, names a class that is not deepnets' own."""
+    return any(target not in TARGETS for target in targets_in(node))
+
+
+def without_numbers(config: Config, dataset: Dataset) -> nn.Module:
+    """The network on the meta device; where a class of the user's own cannot be there, on the CPU.
+
+    Raises:
+        UserError: it cannot be built.
+    """
+    try:
+        with torch.device("meta"):
+            return model_of(config, dataset.shape, dataset.classes)
+    except Exception as error:
+        if has_own_classes(config.model):
+            return model_of(config, dataset.shape, dataset.classes)  # which says what is wrong, if it is wrong here too
+        if isinstance(error, RuntimeError):  # sizes of more numbers than can be counted
+            raise UserError(f"model: cannot be built: {first_line(error)}") from error
+        raise
+
+
+def try_out(model: nn.Module, shape: tuple[int, int, int]) -> None:
+    """Compute the logits of one image without numbers, of a model on the meta device, which is left in evaluation mode.
+
+    Raises:
+        UserError: its parts do not fit together.
+    """
+    try:
+        with torch.no_grad():
+            model.eval()(torch.empty(1, *shape, device="meta"))
+    except (RuntimeError, ValueError) as error:
+        raise UserError(f"model: its layers, shortcuts and widths do not fit together: {error}") from error
+
+
+def _counted(model: nn.Module, shapes: list[tuple[int, int, int]]) -> Size:
+    with FlopCounterMode(display=False) as counter:
+        try_out(model, shapes[0])
+    for shape in shapes[1:]:
+        try_out(model, shape)
+    words = re.sub(r"-?\d+\.\d+(e-?\d+)?", "", str(model))
+    return Size(
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        bytes=sum(parameter.nbytes for parameter in model.parameters()),
+        macs=counter.get_total_flops() // 2,
+        architecture=hashlib.sha256(words.encode()).hexdigest()[:16],
+    )
+
+
+@cache
+def _remembered() -> dict[str, Size]:
+    try:
+        return SIZES.validate_python(read_object(own_cache() / REMEMBERED))
+    except (ValueError, ValidationError, OSError):  # of another version, or damaged: it is counted again
+        return {}
+
+
+def _remember(sizes: dict[str, Size]) -> None:
+    for key in [*sizes][:-MOST]:
+        del sizes[key]
+    write_atomically(own_cache() / REMEMBERED, json.dumps({key: asdict(size) for key, size in sizes.items()}))
+
+
+@cache
+def _version() -> str:
+    """A hash of the code that makes networks."""
+    files = sorted(Path(PACKAGE, "models").glob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
