@@ -13,6 +13,7 @@ VERBS = {
     "report": "set results beside the published numbers",
     "analyze": "measure why depth works",
     "bench": "measure deepnets on this machine",
+    "predict": "name the classes of images by a trained run",
     "export": "write a run's weights for other programs",
     "clean": "remove what nobody needs from the folders of runs",
     "new": "write a small project of your own",

@@ -138,6 +138,13 @@ def add_weights_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_data_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option of the commands that need to know what a run's network is given."""
+    parser.add_argument(
+        "--data", metavar="DIR", help="the data of a run of an earlier version, which did not store its normalisation"
+    )
+
+
 def _message_of(error: Exception) -> str | None:
     """The message for the user if the error is not a bug, otherwise None."""
     if isinstance(error, UserError):

@@ -21,6 +21,7 @@ from deepnets.config.schema import Config
 from deepnets.config.trust import Trust, choosing_code, trusted_search, trusting
 from deepnets.distributed.world import world_from_env
 from deepnets.errors import UserError, printable
+from deepnets.runs.classifier import Classifier, classifier_of, with_input
 from deepnets.runs.execute import LOCKED, run
 from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.record import describe_result
@@ -68,6 +69,23 @@ def load_run(
     with trusting(trust), choosing_code(code):
         weights = read_weights(folder, allow_previous)
         return weights.model(), weights.config
+
+
+def load_classifier(
+    folder: str | Path, trust: Trust = (), allow_previous: bool = False, data: str | Path | None = None
+) -> Classifier:
+    """The network of `load_run` with all that turns an image file into a class, on the CPU.
+
+    `classifier.read(file)` gives an image (H, W, C) uint8, and `classifier.predict(images)` the probabilities
+    (N, classes) of images (N, H, W, C) uint8, in the order of `classifier.classes`. `data` is the folder of the run's
+    data, which only runs of earlier versions need, as they did not store their normalisation.
+
+    Raises:
+        UserError: as `load_run`, or the normalisation is not stored and `data` not named, or not the run's.
+    """
+    with trusting(trust):
+        weights = read_weights(folder, allow_previous)
+        return classifier_of(with_input(weights, folder, data))
 
 
 def main() -> int:

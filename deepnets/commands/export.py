@@ -1,32 +1,51 @@
-"""Write a run's weights and configuration, as safetensors and YAML, to another folder."""
+"""Write a run's weights, with all that is needed to use them, to a folder for deepnets and for other programs."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from deepnets.command import add_weights_options
+from deepnets.command import add_data_option, add_weights_options
 from deepnets.errors import UserError, printable
+from deepnets.runs import card
+from deepnets.runs.classifier import PROGRAM, classifier_of, with_input, write_program
 from deepnets.runs.folder import RunFolder
-from deepnets.runs.weights import read_weights, write_for_torchvision, write_weights
+from deepnets.runs.weights import NoSuchNetwork, read_weights, write_for_torchvision, write_weights
 
 FOR_TORCHVISION = "torchvision.safetensors"
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Export the run that the command line, or `words`, names."""
+    """Export the run that the command line, or `words`, names; 1 if a file could not be written."""
     parser = argparse.ArgumentParser(
-        description="Write a run's weights and configuration; load_run reads them. Residual networks that torchvision "
-        f"and timm have too are also written in their names, as {FOR_TORCHVISION}."
+        description="Write a run's weights and configuration, which load_run and predict read; a program of "
+        f"torch.export, {PROGRAM}, which needs only torch; and a model card, {card.FILE}. Residual networks that "
+        f"torchvision and timm have too are also written in their names, as {FOR_TORCHVISION}."
     )
     parser.add_argument("run", metavar="RUN", help="a run folder, or a record with weights")
     parser.add_argument("--to", type=Path, metavar="DIR", required=True, help="where the files go")
+    add_data_option(parser)
     add_weights_options(parser)
     arguments = parser.parse_args(words)
-    weights = read_weights(arguments.run, arguments.allow_previous)
+    weights = with_input(read_weights(arguments.run, arguments.allow_previous), arguments.run, arguments.data)
     print(printable(f"weights      {RunFolder(write_weights(weights, arguments.to))}"))
     print(printable(f"settings     {RunFolder(arguments.to / 'config.yaml')}"))
-    try:
-        print(printable(f"torchvision  {RunFolder(write_for_torchvision(weights, arguments.to / FOR_TORCHVISION))}"))
-    except UserError as error:
-        print(printable(f"torchvision  not written: {error}"))
-    return 0
+    failed: list[str] = []
+
+    def write(what: str, writer: Callable[[], Path]) -> Path | None:
+        try:
+            file = writer()
+        except UserError as error:
+            if not isinstance(error, NoSuchNetwork):  # which is nothing that could be written
+                failed.append(what)
+            print(printable(f"{what:<12} not written: {' '.join(str(error).split())}"))
+            return None
+        print(printable(f"{what:<12} {RunFolder(file)}"))
+        return file
+
+    write("torchvision", lambda: write_for_torchvision(weights, arguments.to / FOR_TORCHVISION))
+    program = write("program", lambda: write_program(classifier_of(weights), arguments.to / PROGRAM))
+    write(
+        "card",
+        lambda: card.write_card(RunFolder(arguments.run), weights, arguments.to, program.name if program else None),
+    )
+    return 1 if failed else 0

@@ -77,6 +77,15 @@ def decode(paths: Sequence[Path], shape: tuple[int, int, int], fit: bool) -> np.
     return images
 
 
+def decode_one(path: Path, shape: tuple[int, int, int]) -> np.ndarray:
+    """That image as `decode` reads it to fit the shape, (H, W, C) uint8, but made grey if it has colours and C = 1.
+
+    Raises:
+        UserError: it cannot be read, or is deeper than 8 bits per channel.
+    """
+    return _decode(path, shape, fit=True, make_grey=True)[0].copy()  # Pillow's own cannot be written
+
+
 def decode_bytes(content: Tensor) -> Tensor:
     """The image of a file's bytes as torchvision reads it: (3, H, W) uint8.
 
@@ -140,7 +149,7 @@ def _is_deep(image: ImageFile) -> bool:
     )
 
 
-def _decode(path: Path, shape: tuple[int, int, int], fit: bool) -> tuple[np.ndarray, bool]:
+def _decode(path: Path, shape: tuple[int, int, int], fit: bool, make_grey: bool = False) -> tuple[np.ndarray, bool]:
     channels, height, width = shape
     try:
         with Image.open(path) as file:
@@ -151,7 +160,7 @@ def _decode(path: Path, shape: tuple[int, int, int], fit: bool) -> tuple[np.ndar
         raise _unreadable(path, error) from error
     if is_deep:
         raise UserError(f"{path} has more than 8 bits per channel (mode {image.mode}): save it with 8 bits per channel")
-    if channels == 1 and image.mode not in GREY:
+    if channels == 1 and image.mode not in GREY and not make_grey:
         raise UserError(
             f"{path} has colours (mode {image.mode}) but the first image is greyscale: make all of one kind"
         )

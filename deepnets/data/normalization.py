@@ -98,6 +98,11 @@ def scaled_256(images: Tensor) -> Normalization:
     return Normalization(torch.tensor(0.0), torch.tensor(1 / 256))
 
 
+def of_each(kind: str) -> Callable[[Tensor], Tensor]:
+    """g of that kind of normalisation."""
+    return global_contrast if kind == "global_contrast" else as_is
+
+
 KINDS: dict[str, Callable[[Tensor], Normalization]] = {
     "channel": channel,
     "pixel_mean": pixel_mean,

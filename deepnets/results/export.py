@@ -84,10 +84,7 @@ def load_results(*folders: str | Path, project: str | Path | None = None) -> Res
 
 
 def to_csv(tables: Sequence[Table]) -> str:
-    """Write a line for each row or trial of each column: errors in percent, unrounded, `inf` if diverged.
-
-    A text that a spreadsheet would take for a formula has an apostrophe before it, as is usual.
-    """
+    """Write a line for each row or trial of each column: errors in percent, unrounded, `inf` if diverged."""
     lines = []
     names = ["table", "column", "row", "n", "median", "low", "high", "mean", "std", "best", "best_epochs", "training"]
     names += ["published", "statistic", "difference", "true_low", "true_high", "verdict", "state", "errors"]
@@ -101,8 +98,13 @@ def to_csv(tables: Sequence[Table]) -> str:
                 judged += [*(cell.true_difference or (None, None)), cell.verdict, cell.remarks]
                 errors = " ".join(map(str, cell.errors))
                 cells = [table.name, column.label, row, len(cell.errors), *numbers, *judged, errors]
-                lines.append([_no_formula(cell) if isinstance(cell, str) else cell for cell in cells])
+                lines.append([no_formula(cell) if isinstance(cell, str) else cell for cell in cells])
     return pd.DataFrame(lines, columns=names, dtype=object).to_csv(index=False)
+
+
+def no_formula(text: str) -> str:
+    """The text of a CSV file's cell, with an apostrophe where a spreadsheet would take it for a formula."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t")) else text
 
 
 def to_markdown(tables: Sequence[Table]) -> str:
@@ -127,10 +129,6 @@ def to_latex(tables: Sequence[Table]) -> str:
 
 def _figures(run: Run) -> dict[str, Any]:
     return {name: run.result.get(name) for name in FIGURES}
-
-
-def _no_formula(text: str) -> str:
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t")) else text
 
 
 def _notes(tables: Sequence[Table], form: str) -> str:

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
-from annotated_types import MinLen
+from annotated_types import Len, MinLen
 from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from deepnets.errors import UserError
 from deepnets.system.files import read_object, write_atomically
+from deepnets.system.ranges import Size
 
 FinalStatus = Literal["finished", "diverged", "failed"]
 FINISHED: FinalStatus = "finished"
@@ -152,6 +153,43 @@ class Beginning(BaseModel):
     weights: str
 
 
+class Input(BaseModel):
+    """What a trained network is given, x = (g(u) - mean) * scale of pixels u in 0..255, and its classes by label.
+
+    `shape` is (C, H, W) of x. `mean` and `scale` have a number for each channel; where the mean is an image, `mean` is
+    None and `mean_image` holds (H, W, C) float32, little-endian, in base 64: 16 kB for CIFAR-10, which checkpoints and
+    exports have and result.json has not. g follows from the kind of `normalization`: see `deepnets.data.normalization`.
+
+    Of an image file the shorter side is scaled to `shorter_side` and the centre cut out; None scales as little as fits.
+    Squares of `reduce` x `reduce` pixels are averaged to one.
+    """
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    shape: Annotated[list[Size], Len(3, 3)]
+    classes: Annotated[list[str], MinLen(1)]
+    normalization: str
+    mean: list[float] | None
+    scale: list[float]
+    mean_image: str | None = None
+    reduce: Size = 1
+    shorter_side: Size | None = None
+
+    @model_validator(mode="after")
+    def _fits_the_shape(self) -> Self:
+        channels, height, width = self.shape
+        if any(len(numbers) != channels for numbers in (self.mean, self.scale) if numbers is not None):
+            raise ValueError(f"mean and scale do not have a number for each of {channels} channels")
+        if self.mean_image is not None and len(base64.b64decode(self.mean_image)) != 4 * channels * height * width:
+            raise ValueError(f"mean_image is not of the shape {self.shape}")
+        return self
+
+    @property
+    def without_image(self) -> "Input":
+        """As in result.json, which is read by every report."""
+        return Input.model_validate(self.model_dump(exclude={"mean_image"}, exclude_unset=True))
+
+
 class Result(RunFile):
     """result.json: how the run ended, errors in percent; a run that failed has status, reason and job alone.
 
@@ -181,6 +219,7 @@ class Result(RunFile):
     images_per_second: float | None = None
     protocol: str = ""
     data: dict[str, Any] = {}
+    input: Input | None = None
     parameters: int | None = None
     identity: str | None = None
     identity_before: str | None = None

@@ -1,5 +1,6 @@
 """The result of a run: what it depended on, how it ended, and the evidence by which it can be checked later."""
 
+import base64
 import hashlib
 import json
 import sys
@@ -14,9 +15,11 @@ from torch import Tensor
 from deepnets.config.identity import identity_hash
 from deepnets.config.project import git_commit
 from deepnets.config.schema import Config, Selection
-from deepnets.errors import UserError
+from deepnets.data.augmentation import SHORTER
+from deepnets.data.class_folders import ImageFiles
+from deepnets.errors import UserError, printable
 from deepnets.models.batchnorm import group_sizes
-from deepnets.runs.contents import DIVERGED, FinalStatus, Result, packed
+from deepnets.runs.contents import DIVERGED, FinalStatus, Input, Result, packed
 from deepnets.runs.folder import RunFolder
 from deepnets.training.assembly import dataset_of, splits_of
 from deepnets.training.fit import FIRST, Training
@@ -176,6 +179,37 @@ def errors_of(config: Config, history: list[dict[str, Any]], status: str) -> dic
 def data_of(config: Config, device: torch.device) -> dict[str, Any]:
     """What data sets of one name differ in, as the run sees them: `contents`."""
     return splits_of(dataset_of(config), device).contents()
+
+
+def input_of(config: Config, device: torch.device) -> Input:
+    """What the run's network is given, and the names of its classes. Reads the images, unless this process has.
+
+    The mean is an image where pixels of one channel have different means.
+    """
+    dataset = dataset_of(config)
+    splits = splits_of(dataset, device)
+    mean, scale = (x.cpu() for x in (splits.normalization.mean, splits.normalization.scale))
+    entries: dict[str, Any] = {}
+    if not (mean == mean[0, 0]).all():
+        entries["mean_image"] = base64.b64encode(mean.numpy().astype("<f4").tobytes()).decode()
+    if dataset.is_streamed:
+        entries["shorter_side"] = round(dataset.shape[1] * SHORTER)
+    elif dataset.reduce > 1:
+        entries["reduce"] = dataset.reduce
+    names = splits.train.classes if isinstance(splits.train, ImageFiles) else dataset.source.classes
+    return Input(
+        shape=list(dataset.shape),
+        classes=[printable(name) for name in names],
+        normalization=dataset.normalization,
+        mean=None if "mean_image" in entries else _shortest(mean[0, 0]),
+        scale=_shortest(scale[0, 0]),
+        **entries,
+    )
+
+
+def _shortest(numbers: Tensor) -> list[float]:
+    """Numbers (n,) float32 with the nine digits from which each is read back as it was."""
+    return [float(f"{number:.9g}") for number in numbers.tolist()]
 
 
 def differing(before: dict[str, Any], now: dict[str, Any]) -> str:

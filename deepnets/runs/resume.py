@@ -33,6 +33,7 @@ from deepnets.runs.record import (
     data_of,
     differing,
     environment_of,
+    input_of,
     protocol_of,
     result_of,
     state_checksum,
@@ -131,6 +132,7 @@ class Execution:
         with _reading():
             splits_of(dataset_of(config), device)
         check_batches(config, dataset_of(config))
+        self.input = input_of(config, device)
         self.frozen = saved["frozen"] if saved else world.broadcast_value(environment_of(config, device))
         if saved and (difference := differing(self.frozen["data"], data_of(config, device))):
             raise UserError(f"{folder}: began on other data than those in {config.dataset.get('root')}: {difference}")
@@ -198,7 +200,7 @@ class Execution:
             self.owner.check()
             self.log.flush()
             state |= {"run": identity(self.config), "frozen": self.frozen, "seconds": self.log.seconds}
-            state["evidence"] = self.evidence.state
+            state |= {"evidence": self.evidence.state, "input": self.input.model_dump(exclude_unset=True)}
             checkpoint.save(self.folder.path, state)
         self.saved = state["training"]["model"]
 
@@ -210,7 +212,7 @@ class Execution:
     def _end(self, status: FinalStatus) -> None:
         if self.log:
             self.log.end(finished=status == FINISHED)
-            facts = {"claims": self.folder.origin.claims, **self.evidence.facts()}
+            facts = {"claims": self.folder.origin.claims, "input": self.input.without_image, **self.evidence.facts()}
             if status == FINISHED:  # a run that diverged has no checkpoint of the weights at its end
                 facts["weights_sha256"] = state_checksum(self.saved)
             self.result = result_of(

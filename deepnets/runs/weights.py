@@ -21,7 +21,7 @@ from deepnets.errors import UserError, first_line
 from deepnets.models.resnet import ResNet
 from deepnets.runs.checkpoint import LAST, PREVIOUS, is_state, load_checked
 from deepnets.runs.code import changed_files, code_to_execute, noted
-from deepnets.runs.contents import FINISHED
+from deepnets.runs.contents import FINISHED, Input
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.record import state_checksum
 from deepnets.runs.resume import described
@@ -35,6 +35,10 @@ CODE_WORDS = '--code {} (in Python, code="{}")'
 TOLERANCE = 1e-4  # of the largest logit: two orders of operations differ by rounding
 
 
+class NoSuchNetwork(UserError):
+    """Torchvision has no network of this kind, so that there are no names of its."""
+
+
 class _Metadata(BaseModel):
     """What `write_weights` notes in a file besides the weights."""
 
@@ -42,13 +46,15 @@ class _Metadata(BaseModel):
     shape: Json[tuple[Size, Size, Size]]
     classes: Size
     iteration: int | None = None  # earlier versions did not note it
+    input: Json[Input] | None = None  # nor this
 
 
 @dataclass(frozen=True)
 class Weights:
     """The weights of a network by name (parameters and buffers), its run's configuration, the shape of its images.
 
-    `iteration` is the number of training steps behind the weights, None where that is not known.
+    `iteration` is the number of training steps behind the weights, and `input` what the network is given; both are None
+    where an earlier version did not note them.
     """
 
     state: Mapping[str, Tensor]
@@ -56,6 +62,7 @@ class Weights:
     shape: tuple[int, int, int]
     classes: int
     iteration: int | None = None
+    input: Input | None = None
 
     def model(self) -> nn.Module:
         """The network, in evaluation mode on the CPU.
@@ -85,21 +92,43 @@ def read_weights(folder: str | Path, allow_previous: bool = False) -> Weights:
     state, damaged = load_checked(run_folder, config)
     if state is not None:
         frozen, training = state["frozen"], state["training"]
-        weights = Weights(
-            training["model"], config, tuple(frozen["shape"]), frozen["classes"], iteration=training["iteration"]
-        )
         is_last = LAST not in damaged and (run_folder.path / LAST).exists()
         name = LAST if is_last else PREVIOUS
+        weights = Weights(
+            training["model"],
+            config,
+            tuple(frozen["shape"]),
+            frozen["classes"],
+            training["iteration"],
+            _input_in(state, run_folder.path / name),
+        )
     elif damaged or not os.path.lexists(run_folder.path / FILE):
         what_to_do = "train it again with overwrite=true" if run_folder.is_complete else "train the run first"
         raise UserError("\n".join([f"{run_folder}: no checkpoint to load; {what_to_do}", *described(damaged)]))
     else:
         weights, name = _read_record(run_folder, config), FILE
+    about = weights.input
+    if about and (tuple(about.shape), len(about.classes)) != (weights.shape, weights.classes):
+        raise UserError(f"{run_folder.path / name}: its input is of another network than its weights; restore the file")
     line = _of_which_iteration(run_folder, weights, name, damaged, allow_previous)
     changed = changed_files(run_folder, trained_by, code) if code and trained_by else []
     remarks = [f"your code has changed since: {', '.join(changed)}"] * bool(changed)
     print_line("\n".join([f"{run_folder}: {line}", *remarks, *described(damaged)]))
     return weights
+
+
+def _input_in(state: Mapping[str, Any], file: Path) -> Input | None:
+    """What the checkpoint `state`, read from `file`, says about the network's input; earlier versions say nothing."""
+    try:
+        return Input.model_validate(state["input"]) if "input" in state else None
+    except ValidationError as error:
+        raise UserError(f"{file}: {_reason(error, 'input')}; restore the run's own file") from error
+
+
+def _reason(error: ValidationError, *place: str) -> str:
+    """Where it is wrong first, and why, in one line."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, (*place, *first['loc'])))}: {first['msg']}"
 
 
 def _of_which_iteration(
@@ -146,12 +175,10 @@ def _read_record(folder: RunFolder, config: Config) -> Weights:
     try:
         made = _Metadata.model_validate(about)
     except ValidationError as error:
-        first = error.errors()[0]
-        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
-        raise UserError(f"{file}: was not written by deepnets: in its metadata, {reason}") from error
+        raise UserError(f"{file}: was not written by deepnets: in its metadata, {_reason(error)}") from error
     if differing := difference(made.run, config):
         raise UserError(f"{file}: weights of another run than its config.yaml: {', '.join(differing)} differ")
-    return Weights(state, config, made.shape, made.classes, made.iteration)
+    return Weights(state, config, made.shape, made.classes, made.iteration, made.input)
 
 
 def write_weights(weights: Weights, folder: Path) -> Path:
@@ -169,6 +196,7 @@ def write_weights(weights: Weights, folder: Path) -> Path:
         "shape": json.dumps(weights.shape),
         "classes": str(weights.classes),
         **({} if weights.iteration is None else {"iteration": str(weights.iteration)}),
+        **({} if weights.input is None else {"input": weights.input.model_dump_json(exclude_unset=True)}),
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -189,7 +217,7 @@ def write_for_torchvision(weights: Weights, file: Path) -> Path:
     Both networks are compared first, with torchvision's fresh weights in both.
 
     Raises:
-        UserError: torchvision has no such network.
+        NoSuchNetwork: torchvision has none.
     """
     model = weights.model()
     state = {name: weights.state[own] for own, name in torchvision_names(weights.state).items()}
@@ -211,7 +239,7 @@ def write_for_torchvision(weights: Weights, file: Path) -> Path:
             )
     except (ValueError, RuntimeError) as error:  # the latter of names and shapes
         reason = " ".join(str(error).split())
-        raise UserError(f"torchvision has no such network: {reason}") from error
+        raise NoSuchNetwork(f"torchvision has no such network: {reason}") from error
     return _write_safetensors(state, file, {"format": "pt"})
 
 

@@ -1,0 +1,88 @@
+"""Name the classes of image files by a trained run, in a CSV file."""
+
+import argparse
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+from deepnets.command import add_data_option, add_weights_options
+from deepnets.data.class_folders import SUFFIXES
+from deepnets.errors import UserError, printable
+from deepnets.results.export import no_formula
+from deepnets.runs.classifier import BATCH, Classifier, classifier_of, with_input
+from deepnets.runs.folder import RunFolder
+from deepnets.runs.weights import read_weights
+from deepnets.system.files import check_writable, write_atomically, writing
+from deepnets.system.printing import print_error
+from deepnets.training.hardware import find_device
+
+COLUMNS = ("file", "class", "probability")
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Predict as the command line, or `words`, asks; 1 if an image could not be read."""
+    parser = argparse.ArgumentParser(
+        description="Name the class of each image, and its probability, by a trained run. Images are scaled, cut and "
+        "normalised as the run's test images were."
+    )
+    parser.add_argument("run", metavar="RUN", help="a run folder, a record with weights, or what export wrote")
+    parser.add_argument("images", nargs="+", type=Path, metavar="IMAGES", help="image files, or folders of them")
+    parser.add_argument(
+        "--to", type=Path, metavar="FILE", default=Path("predictions.csv"), help="where they go (predictions.csv)"
+    )
+    parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 or auto (default)")
+    add_data_option(parser)
+    add_weights_options(parser)
+    arguments = parser.parse_args(words)
+    check_writable(arguments.to.parent)
+    weights = with_input(read_weights(arguments.run, arguments.allow_previous), arguments.run, arguments.data)
+    classifier = classifier_of(weights).to(find_device(arguments.device))
+    problems: list[str] = []
+    files = list(_files(arguments.images, problems))
+    lines = [
+        line for first in range(0, len(files), BATCH) for line in _lines(classifier, files[first:][:BATCH], problems)
+    ]
+    table = pd.DataFrame(lines, columns=COLUMNS).to_csv(index=False)
+    with writing(arguments.to):
+        write_atomically(arguments.to, table.encode(errors="surrogateescape"))  # names as the system has them
+    print(printable(f"predictions  {RunFolder(arguments.to)}: {len(lines)} image{'s' * (len(lines) != 1)}"))
+    return 1 if problems else 0
+
+
+def _files(places: Sequence[Path], problems: list[str]) -> Iterator[Path]:
+    """Each image file, in the order named and of its name; says which folders hold none."""
+    for place in places:
+        if not place.is_dir():
+            yield place
+            continue
+        within = [Path(folder, name) for folder, _, names in os.walk(place) for name in names]
+        images = sorted(file for file in within if file.suffix.lower() in SUFFIXES and file.name[0] != ".")
+        yield from images
+        if not images:
+            _say(problems, f"{place}: no images in it ({' '.join(SUFFIXES)})")
+
+
+def _lines(classifier: Classifier, files: Sequence[Path], problems: list[str]) -> list[tuple[str, str, str]]:
+    """A line for each of the files that can be read: its name, the most probable class and its probability."""
+    images, readable = [], []
+    for file in files:
+        try:
+            images.append(classifier.read(file))
+            readable.append(file)
+        except UserError as error:
+            _say(problems, str(error))
+    if not images:
+        return []
+    best, labels = classifier.predict(torch.stack(images)).max(1)
+    return [
+        (no_formula(str(file)), no_formula(classifier.classes[label]), f"{probability:.6g}")
+        for file, label, probability in zip(readable, labels.tolist(), best.tolist(), strict=True)
+    ]
+
+
+def _say(problems: list[str], problem: str) -> None:
+    problems.append(" ".join(problem.split()))
+    print_error(f"error: {problems[-1]}")
