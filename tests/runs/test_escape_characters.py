@@ -54,6 +54,7 @@ COMMANDS: dict[str, Callable[[Path, Path], list[str]]] = {
     "keep": lambda table, out: ["report", str(table), "--keep", str(out)],
     "compare": lambda table, out: ["report", "--output", str(out), "--compare", str(table), str(table)],
     "evaluate": lambda table, out: ["analyze", "evaluate", str(table / HOSTILE / "seed0"), "--output", str(out)],
+    "predict": lambda table, out: ["predict", str(table / HOSTILE / "seed0"), HOSTILE, "--to", str(out / "a.csv")],
     "weights": lambda table, out: ["export", str(table / HOSTILE / "seed0"), "--to", str(out / HOSTILE)],
 }
 

@@ -34,6 +34,7 @@ COMMANDS: dict[str, Callable[[Path, Path], list[str]]] = {
         "analyze", "evaluate", *RUN[:4], "--output", str(out), "--weights", str(sweep / "bad" / "seed0" / FILE)
     ],
     "export": lambda sweep, out: ["export", str(sweep / "bad" / "seed0"), "--to", str(out)],
+    "predict": lambda sweep, out: ["predict", str(sweep / "bad" / "seed0"), str(out), "--to", str(out / "a.csv")],
 }  # fmt: skip
 
 
