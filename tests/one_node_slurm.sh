@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A real SLURM on this machine alone: `one_node_slurm.sh start FOLDER [PORT]` and `one_node_slurm.sh stop FOLDER`.
+# A real SLURM on this machine alone: `one_node_slurm.sh start FOLDER [PORT [SETTING...]]`, `one_node_slurm.sh stop FOLDER`.
 #
 # All that it writes lies in FOLDER; who sets SLURM_CONF=FOLDER/slurm.conf uses it. Partition `debug` is one node with
 # eight fake GPUs; partition `two` adds a second node, which is the same machine again. Needs root and Debian's packages
@@ -8,6 +8,7 @@ set -euo pipefail
 
 start() {
     local folder=$1 port=${2:-16817} host
+    local settings=("${@:3}")  # lines of slurm.conf
     host=$(hostname -s)
     mkdir -p "$folder"/{state,gpus,spool.n1,spool.n2}
     for gpu in {0..7}; do
@@ -50,6 +51,7 @@ NodeName=n1 NodeHostname=$host NodeAddr=127.0.0.1 Port=$((port + 1)) CPUs=12 Gre
 NodeName=n2 NodeHostname=$host NodeAddr=127.0.0.1 Port=$((port + 2)) CPUs=8 State=UNKNOWN
 PartitionName=debug Nodes=n1 Default=YES MaxTime=INFINITE DefaultTime=10 State=UP
 PartitionName=two Nodes=n1,n2 MaxTime=INFINITE DefaultTime=10 State=UP
+$(printf '%s\n' "${settings[@]}")
 CONF
     export SLURM_CONF=$folder/slurm.conf
     [ -e "$folder/munge.key" ] || (umask 077 && head -c 1024 /dev/urandom >"$folder/munge.key")

@@ -69,7 +69,8 @@ def launch(rows: list[Row]) -> int:
         )
         first_lines = [f"{len(wrong)} of {len(rows)} runs cannot start; none was started"]
         raise UserError("\n".join([*first_lines, *reasons, *remedies]))
-    to_execute, trained_otherwise = [], Counter[str]()
+    launcher.check_all({folder: row.config for row, folder in zip(rows, folders, strict=True)})
+    to_execute, trained_otherwise = {}, Counter[str]()
     for row, folder in zip(rows, folders, strict=True):
         try:
             code = code_of(row.config)
@@ -86,12 +87,12 @@ def launch(rows: list[Row]) -> int:
             if row.config.overwrite:  # or else may leave behind what is not this run's
                 print_line(f"{error}; skipped")
                 continue
-        to_execute.append(folder)
+        to_execute[folder] = row.config
     for files, count in trained_otherwise.items():
         runs = f"{count} finished runs were" if count > 1 else "1 finished run was"
         print_line(f"{runs} trained by other code of yours ({files} changed since); to train beside them, {BESIDE}")
     _copy_sweep(rows[0], folders[0])
-    return launcher.execute(to_execute, first) if to_execute else 0
+    return launcher.execute(to_execute) if to_execute else 0
 
 
 class Launcher(Protocol):
@@ -109,10 +110,17 @@ class Launcher(Protocol):
             UserError: it cannot, for example because there are too few devices.
         """
 
-    def execute(self, folders: list[RunFolder], config: Config) -> int:
+    def check_all(self, runs: Mapping[RunFolder, Config]) -> None:
+        """Check that this launcher can execute so many runs; called once before any is frozen.
+
+        Raises:
+            UserError: it cannot.
+        """
+
+    def execute(self, runs: Mapping[RunFolder, Config]) -> int:
         """Execute the frozen folders, of which some may be finished; returns the exit code.
 
-        `config` is the first run's: what concerns the launcher, such as `fail_fast`, is the same in all runs.
+        What concerns the launcher, such as `fail_fast`, is the same in all runs.
         """
 
 

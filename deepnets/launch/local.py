@@ -44,12 +44,17 @@ class Local:
         check_device(config.step, device := find_device(config.device))
         check_decoder(config.dataset.get("decoder", "cpu"), device)
 
-    def execute(self, folders: list[RunFolder], config: Config) -> int:
+    def check_all(self, runs: Mapping[RunFolder, Config]) -> None:
+        """There may be any number of runs."""
+
+    def execute(self, runs: Mapping[RunFolder, Config]) -> int:
         """Train the runs that are not complete; returns 1 when one failed.
 
         Raises:
             Interrupted: a signal came; the runs in flight are saved and the others do not start.
         """
+        folders = list(runs)
+        config = runs[folders[0]]
         tally, left = Tally(folders), [folder for folder in folders if not folder.is_complete]
         groups, alone = groups_of(left, self.stacked)
         if left and len(left) == len(alone):

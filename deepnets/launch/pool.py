@@ -59,12 +59,17 @@ class Pool:
         usual = torch.get_num_threads() if find_device(name).type == "cpu" else 1
         return Shares(devices_of(name), self.runs_per_device or usual)
 
-    def execute(self, folders: list[RunFolder], config: Config) -> int:
+    def check_all(self, runs: Mapping[RunFolder, Config]) -> None:
+        """There may be any number of runs."""
+
+    def execute(self, runs: Mapping[RunFolder, Config]) -> int:
         """Train the runs that are not complete; returns 1 when one failed or was stopped.
 
         Raises:
             Interrupted: a signal came; the runs in flight are saved and the others do not start.
         """
+        folders = list(runs)
+        config = runs[folders[0]]
         pool = _Execution(Tally(folders), config, self.shares(config.device))
         pool.tally.begin()
         with Interruption() as interruption:

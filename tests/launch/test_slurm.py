@@ -5,19 +5,16 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import filelock
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
@@ -36,13 +33,23 @@ from deepnets.runs.folder import RunFolder
 from deepnets.runs.status import DEAD, PREEMPTED, read_states, show, state_of
 from tests.command import ROOT, metrics, row
 from tests.paced import TRUST
+from tests.slurm import (
+    NET,
+    PATIENCE,
+    SLURM,
+    answer,
+    ending,
+    folder_of,
+    job,
+    launched,
+    once,
+    queue,
+    slurm,
+    start_again,
+    until,
+)
 
 pytestmark = pytest.mark.slow
-
-SCRIPT = ROOT / "tests" / "one_node_slurm.sh"
-PATIENCE = 240  # seconds for anything that must happen
-NET = ["model.depth=8", "model.widths=[4,4,4]", "schedule=cosine", "schedule._target_=tests.paced.Paced"]
-NET += ["device=cpu"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -51,110 +58,19 @@ def trust_paced() -> Iterator[None]:
         yield
 
 
-SLURM = ["launcher=slurm", "launcher.cpus=1"]
 OPTIONS = {"partition": None, "account": None, "time": None, "nodes": 1, "gpus": None, "cpus": None}
-OPTIONS |= {"at_once": None, "warning": 120, "options": None, "wait": False, "retry": None}
-
-
-def missing() -> str | None:
-    """Why SLURM cannot be started here."""
-    if absent := [name for name in ("munged", "slurmctld", "slurmd", "sbatch") if not shutil.which(name)]:
-        return f"no {absent[0]} here: apt-get install slurm-wlm munge"
-    return None if os.geteuid() == 0 else "starting SLURM takes root"
-
-
-@contextmanager
-def slurm() -> Iterator[Path]:
-    """SLURM runs; yields the folder whose files steer what tests/paced.py does in its jobs."""
-    if reason := missing():
-        pytest.skip(reason)
-    with tempfile.TemporaryDirectory(prefix="slurm", ignore_cleanup_errors=True) as folder:
-        started = subprocess.run(
-            [SCRIPT, "start", folder, str(free_port())], capture_output=True, text=True, check=False
-        )
-        pace = Path(folder, "pace")
-        pace.mkdir()
-        try:
-            if started.returncode:
-                pytest.skip(f"SLURM does not start here: {started.stderr}")
-            with pytest.MonkeyPatch.context() as patch:
-                for name, value in {"SLURM_CONF": f"{folder}/slurm.conf", "PYTHONPATH": ROOT, "PACE": pace}.items():
-                    patch.setenv(name, str(value))
-                yield pace
-        finally:
-            subprocess.run([SCRIPT, "stop", folder], check=True)
-
-
-def free_port() -> int:
-    """The first of three that no server has, below those that the kernel deals out."""
-    for port in range(20000 + os.getpid() % 3000 * 3, 32000):
-        with ExitStack() as sockets, suppress(OSError):
-            for number in range(port, port + 3):
-                sockets.enter_context(socket.socket()).bind(("", number))
-            return port
-    raise AssertionError("no port is free")
-
-
-def once(factory: pytest.TempPathFactory, scenario: Callable[[Path, Path], dict[str, Any]]) -> dict[str, Any]:
-    """What the scenario found out, also where two workers of pytest-xdist share its tests."""
-    shared = factory.getbasetemp()
-    shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
-    root, facts = shared / scenario.__name__, shared / f"{scenario.__name__}.json"
-    with filelock.FileLock(f"{root}.lock"):
-        if not facts.is_file():
-            shutil.rmtree(root, ignore_errors=True)
-            with slurm() as pace:
-                facts.write_text(json.dumps(scenario(root, pace)))
-    return {"root": root, **json.loads(facts.read_text())}
-
-
-def until(condition: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, f"in vain: {what}"
-        time.sleep(0.1)
-
-
-def queue() -> dict[str, str]:
-    """State and reason, as in `PENDING BeginTime`, of each task of an array."""
-    lines = answer("squeue", "--noheader", "--array", "--format=%F_%K %T %r").splitlines()
-    return dict(line.split(" ", 1) for line in lines if "N/A" not in line)
-
-
-def answer(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
-
-
-def job(folder: Path) -> str:
-    return json.loads((folder / "job.json").read_text())["job"]
-
-
-def ending(task: str) -> str:
-    """`FAILED 1:0 0`: SLURM's state, exit code and number of restarts."""
-    shown = answer("scontrol", "show", "job", "--oneliner", task)
-    return " ".join(re.search(rf"{key}=(\S+)", shown)[1] for key in ("JobState", "ExitCode", "Restarts"))
-
-
-def start_again(task: str, *updates: str) -> None:
-    """End the two minutes for which SLURM holds what was queued again; within a second a node would refuse it."""
-    until(lambda: queue().get(task) in ("PENDING BeginTime", "PENDING None"), f"{task} is queued again")
-    answer("scontrol", "update", f"jobid={task}", "StartTime=now+2", *updates)
-
-
-def launched(root: Path, names: str, *changes: str) -> tuple[int, str]:
-    """The exit code of the grid of these schedules, launched from this process, and what it printed."""
-    rows = [row(root, *NET, *SLURM, *changes, f"+schedule.name={name}") for name in names]
-    with redirect_stdout(StringIO()) as printed, redirect_stderr(printed):
-        code = launch(rows)
-    return code, printed.getvalue()
+OPTIONS |= {
+    "runs_per_task": None,
+    "setup": None,
+    "at_once": None,
+    "warning": 120,
+    "options": None,
+    "wait": False,
+    "retry": None,
+}
 
 
 TWINS = {1: "t", 2: "s"}  # undisturbed, by the number of devices: sums of two processes round otherwise
-
-
-def folder_of(root: Path, name: str) -> Path:
-    (folder,) = [folder for folder in root.glob("runs/*/seed0") if f"schedule.name={name}" in str(folder)]
-    return folder
 
 
 def six_rows(root: Path, pace: Path) -> dict[str, Any]:
@@ -201,7 +117,7 @@ def six_rows(root: Path, pace: Path) -> dict[str, Any]:
     config = row(outputs, *NET, *SLURM, "launcher.retry=failed").config
     options = {key: value for key, value in config.launcher.items() if key != "_target_"}
     with ThreadPoolExecutor() as parents, redirect_stdout(StringIO()) as printed:
-        both = [parents.submit(Slurm(**options).execute, folders, config) for _ in range(2)]
+        both = [parents.submit(Slurm(**options).execute, dict.fromkeys(folders, config)) for _ in range(2)]
         facts["two_codes"] = [parent.result() for parent in both]
     facts["two_parents"] = printed.getvalue()
     facts["retried"] = launched(outputs, grid, "epochs=2", "launcher.wait=true")
@@ -458,7 +374,7 @@ def test_what_a_row_needs_is_asked_of_slurm(tmp_path: Path) -> None:
     grid = tmp_path / "grid"
     several = Slurm(**{**OPTIONS, "nodes": 2, "cpus": 6, "at_once": 3, "options": {"mem": "16G", "exclusive": True}})
     asked = several.directives(grid / ".slurm" / "1", 10, row(tmp_path, "devices=8").config)
-    expected = {"--job-name=deepnets:grid", "--array=0-9%3", "--nodes=2", "--ntasks-per-node=4", "--cpus-per-task=6"}
+    expected = {"--job-name=grid:deepnets", "--array=0-9%3", "--nodes=2", "--ntasks-per-node=4", "--cpus-per-task=6"}
     expected |= {"--gpus-per-node=4", "--mem=16G", "--exclusive", "--requeue", "--open-mode=append"}
     assert expected < set(asked)
     auto = Slurm(**{**OPTIONS, "nodes": 2, "gpus": 4}).directives(

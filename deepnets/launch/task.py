@@ -1,0 +1,198 @@
+"""A task of SLURM: its script, and the process that executes several runs one after the other.
+
+`python -m deepnets.launch.task` is that process: it imports once, and each run's output goes to the run's own file.
+"""
+
+import argparse
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from deepnets.distributed.signals import Interrupted, Interruption, hold_back
+from deepnets.system import begin
+
+if __name__ == "__main__":
+    begin()
+    hold_back()  # importing torch takes seconds; a signal meanwhile waits for `main`
+
+from deepnets.command import add_trust_option, run_command
+from deepnets.config.trust import trusted
+from deepnets.errors import UserError, printable
+from deepnets.launch.grid import OUTPUT
+from deepnets.runs.execute import LOCKED, run
+from deepnets.runs.folder import Locked, RunFolder
+from deepnets.runs.record import describe_result
+from deepnets.system.files import opened_to_append, write_atomically
+from deepnets.system.printing import print_error
+
+ROWS = ".rows"  # beside the script of an array: a line "TASK FOLDER" for each of its runs
+LEFT = ".left"  # beside it, by the name of a task: the folders of its runs that have not ended; the first one executes
+FAILED = "failed"  # beside it: there after a failure, if no run may start then
+ARRAYS = "arrays"  # beside it: the numbers of all arrays of the submission
+
+# SLURM sends its warning to this shell alone (--signal=B:); the SIGTERM that ends a job it sends to this shell and, on
+# some clusters, to all processes below. The shell passes both on, and a wait that a signal broke off starts again. Exit
+# code 138 is 128 + SIGUSR1: the run is saved and its time limit is near. A process that ends with another code has
+# ended because of the first run that was left, and is started again for the others. If it could not even start, it has
+# written no result, so the shell does. A run that was killed has not failed and is submitted again; nor has a run
+# failed that ended with {locked}, because another process executes its folder.
+BODY = """
+task=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
+todo={directory}/$task{left}
+if [ ! -e "$todo" ]; then
+    sed -n "s/^$SLURM_ARRAY_TASK_ID //p" {rows} >"$todo.new" && mv "$todo.new" "$todo"
+fi
+mapfile -t left <"$todo" || exit 1
+echo "$(date -Iseconds) $task on $(hostname): ${{#left[@]}} to execute"
+signal= ending= child= step=-1 worst=$(cat "$todo.code" 2>/dev/null || echo 0)
+pass_on() {{
+    signal=$1
+    [ "$1" != TERM ] || ending=yes
+    [ -z "$child" ] || {kill} 2>/dev/null
+}}
+fail() {{  # FOLDER REASON
+    [ -e "$1/result.json" ] || flock --nonblock "$1/.lock" bash -c 'echo "$2" >"$1/result.json"' note "$1" \\
+        '{{"status": "failed", "job": "'"$task"'", "reason": "'"$2"'"}}'
+    {on_failure}
+}}
+trap 'pass_on USR1' USR1
+trap 'pass_on TERM' TERM
+for row in "${{left[@]}}"; do
+    for file in {output} result.json; do  # a link would be followed
+        [ ! -L "$row/$file" ] || rm "$row/$file"
+    done
+done
+{setup}if [ -n "${{SLURM_CPUS_PER_TASK:-}}" ]; then
+    export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
+fi
+while mapfile -t left <"$todo" && [ ${{#left[@]}} -gt 0 ] && [ -z "$ending" ] && [ ! -e {failed} ]; do
+    row=${{left[0]}} step=$((step + 1))
+    {run} >>"$row"/{output} 2>&1 &
+    child=$!
+    [ -z "$signal" ] || pass_on "$signal"
+    while signal=; wait "$child"; code=$?; [ -n "$signal" ]; do :; done
+    child=
+    [ "$code" -eq 0 ] || row=$(head -n 1 "$todo")
+    echo "$(date -Iseconds) $task: exit code $code: $row"
+    if [ "$code" -eq 138 ]; then
+        scontrol requeue "$task" && exit 0
+        exit "$code"
+    fi
+    [ "$code" -eq 0 ] || echo "$((worst = code))" >"$todo.code"  # for when the task is queued again
+    [ -z "$ending" ] || [ "$code" -lt 128 ] || break  # it is saved, and goes on if the task is queued again
+    if [ "$code" -ge 1 ] && [ "$code" -lt 128 ] && [ "$code" -ne {locked} ]; then
+        fail "$row" "exit code $code; see {output}"
+    fi
+    {unless_noted}sed -i 1d "$todo" || exit 1
+done
+[ -n "$ending" ] || rm -f "$todo" "$todo.code"
+exit "$worst"
+"""
+SETUP = """broken() {{  # EXIT-CODE
+    echo "launcher.setup ended with exit code $1"
+    for row in "${{left[@]}}"; do
+        fail "$row" "launcher.setup ended with exit code $1; see slurm/$SLURM_ARRAY_JOB_ID/$task.out"
+    done
+    exit 1
+}}
+{lines}
+"""
+FAIL_FAST = """: >{failed}
+    scancel --state=PENDING "$SLURM_ARRAY_JOB_ID" $(cat {arrays})"""
+KILL = 'kill "-$1" "$child"'
+# srun, the last step of the job, passes SIGUSR1 on, but on SIGTERM it kills what it has started.
+KILL_RANKS = '{ [ "$1" = TERM ] && scancel --signal=TERM "$SLURM_JOB_ID.$step" || kill "-$1" "$child"; }'
+# One process per device, as torchrun starts them, but each is a task of SLURM, so that signals reach it directly. When
+# one has ended, the others have a minute to end by themselves: one of them may be saving.
+PORT = "export MASTER_ADDR=$(hostname) MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))"
+RANK = 'export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS; exec "$@"'
+RANKS = f"srun --kill-on-bad-exit=0 --wait=60 bash -c {shlex.quote(RANK)} rank "
+
+
+def batch_script(
+    directives: Sequence[str],
+    directory: Path,
+    array: str,
+    *,
+    setup: Sequence[str] = (),
+    several_nodes: bool = False,
+    several_runs: bool = False,
+    fail_fast: bool = False,
+) -> str:
+    """The script of an array whose tasks execute the folders that the file `array` + `ROWS` in `directory` gives them.
+
+    A task whose run saved because its time limit is near is queued again; any other exit code becomes the task's.
+
+    Raises:
+        UserError: a directive holds a line break, and what is behind it would be a command of the script.
+    """
+    if broken := [word for word in (*directives, str(directory)) if "\n" in word]:
+        raise UserError(f"launcher=slurm: {broken[0]!r}: a line break cannot be part of it")
+    quoted = {name: shlex.quote(str(directory / name)) for name in (array + ROWS, FAILED, ARRAYS)}
+    steps = [PORT] if several_nodes else []
+    steps += [f'eval {shlex.quote(line)} || broken "$?"' for line in setup]
+    is_shared = several_runs and not several_nodes
+    body = BODY.format(
+        directory=shlex.quote(str(directory)),
+        left=LEFT,
+        rows=quoted[array + ROWS],
+        failed=quoted[FAILED],
+        setup=SETUP.format(lines="\n".join(steps)) if steps else "",
+        run=command_of_task(is_shared, quoted[FAILED], RANKS if several_nodes else ""),
+        kill=KILL_RANKS if several_nodes else KILL,
+        unless_noted='[ "$code" -eq 0 ] || ' if is_shared else "",
+        output=OUTPUT,
+        locked=LOCKED,
+        on_failure=FAIL_FAST.format(failed=quoted[FAILED], arrays=quoted[ARRAYS]) if fail_fast else ":",
+    )
+    return "\n".join(["#!/bin/bash", *(f"#SBATCH {shlex.quote(directive)}" for directive in directives), body])
+
+
+def command_of_task(is_shared: bool, failed: str, ranks: str = "") -> str:
+    """The words of the shell that execute the run `$row`, or all that are left in `$todo` in one process."""
+    trust = [shlex.quote(f"--trust={name}") for name in trusted()]
+    words = ["deepnets.launch.task", '"$todo"', failed] if is_shared else ["deepnets.run", '"$row"']
+    return ranks + " ".join([shlex.join([sys.executable, "-m"]), *words, *trust])
+
+
+def main() -> int:
+    """Execute the runs of a task one after the other; those that have ended well go from the file of the runs left.
+
+    Ends when none is left or no other may start, and by the first that fails: what it has left of itself on a GPU
+    could make the next fail too.
+    """
+    parser = argparse.ArgumentParser(description="Execute the runs of a task of SLURM.")
+    parser.add_argument("left", type=Path, help="a file with a run folder in each line")
+    parser.add_argument("failed", type=Path, help="a file; no run starts when it is there")
+    add_trust_option(parser)
+    arguments = parser.parse_args()
+    with Interruption() as interruption:
+        while (rows := arguments.left.read_text().splitlines()) and not arguments.failed.exists():
+            if interruption.received:
+                raise Interrupted(interruption.received)
+            folder = RunFolder(rows[0])
+            _print_into(folder.path / OUTPUT)
+            try:
+                print(printable(f"{folder}: {describe_result(run(folder))}"), flush=True)
+            except Locked as error:
+                print_error(f"error: {error}")
+            except Interrupted:
+                if not folder.is_complete or rows[1:]:
+                    raise
+            write_atomically(arguments.left, "".join(f"{row}\n" for row in rows[1:]))
+    return 0
+
+
+def _print_into(file: Path) -> None:
+    """Let this process and those that it starts add what they print to the file."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with opened_to_append(file) as output:
+        for stream in (1, 2):
+            os.dup2(output.fileno(), stream)
+
+
+if __name__ == "__main__":
+    run_command(main)
