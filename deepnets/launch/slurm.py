@@ -20,6 +20,7 @@ from deepnets.config.schema import Config
 from deepnets.errors import UserError, printable
 from deepnets.launch.grid import Tally, lines_by_reason
 from deepnets.launch.slurm_queue import FILES, Retry, is_queued, key_of, limits, slurm_answer, sort_out
+from deepnets.launch.snapshot import snapshot
 from deepnets.launch.task import ARRAYS, ROWS, batch_script
 from deepnets.runs.contents import Job, Result
 from deepnets.runs.folder import Locked, RunFolder
@@ -206,7 +207,7 @@ class Slurm:
             return []
         arrays: list[str] = []
         per_task, sweep = self._per_task(groups), groups[0][0].path.parents[1]
-        directory = _new_directory(sweep / FILES)
+        directory, copy = _new_directory(sweep / FILES), snapshot(sweep)
         for number, folders in enumerate(groups):
             name, before = directory / str(number), arrays[-1] if arrays and self.at_once else None
             tasks = {folder: place // per_task for place, folder in enumerate(folders)}
@@ -215,6 +216,7 @@ class Slurm:
                 self.directives(directory, max(tasks.values()) + 1, config, before),
                 directory,
                 name.name,
+                copy=copy,
                 setup=self.setup or (),
                 several_nodes=self.nodes > 1,
                 several_runs=per_task > 1,

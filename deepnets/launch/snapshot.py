@@ -46,20 +46,22 @@ def snapshot(sweep: Path) -> Path | None:
 
 
 def lines_of(copy: Path | None) -> str:
-    """The lines of a job's script after which Python imports the copy, if each file in it is as it was copied.
+    """The lines of a task's script after which Python imports the copy, if each file in it is as it was copied.
 
-    What lies in the working directory is found behind all else. Byte code is not read from the copy, as it is in no
-    checksum.
+    Otherwise the runs `left` of the task `fail`. What lies in the working directory is found behind all else. Byte code
+    is not read from the copy, as it is in no checksum.
     """
     if copy is None:
         return ""
     folder, sums = shlex.quote(str(copy.absolute())), hashlib.sha256((copy / SUMS).read_bytes()).hexdigest()
     return f"""code={folder}
 if ! (cd "$code" && echo {sums}  {SUMS} | sha256sum --check --quiet && sha256sum --check --quiet {SUMS}); then
-    echo "$code is not as it was when the job was submitted; submit the runs again"
+    for row in "${{left[@]}}"; do
+        fail "$row" "the copy of deepnets in {FOLDER}/{copy.name} is not as it was when the job was submitted"
+    done
     exit 1
 fi
-export PYTHONPATH=$code${{PYTHONPATH:+:$PYTHONPATH}}:$PWD
+export PYTHONPATH=$code${{PYTHONPATH:+:$PYTHONPATH}}:$PWD PYTHONSAFEPATH=1
 export PYTHONPYCACHEPREFIX={shlex.quote(str(cache_folder() / "bytecode"))}
 """
 

@@ -17,10 +17,12 @@ if __name__ == "__main__":
     begin()
     hold_back()  # importing torch takes seconds; a signal meanwhile waits for `main`
 
-from deepnets.command import add_trust_option, run_command
+from deepnets.command import add_code_options, run_command
+from deepnets.config.schema import CodeChoice
 from deepnets.config.trust import trusted
 from deepnets.errors import UserError, printable
 from deepnets.launch.grid import OUTPUT
+from deepnets.launch.snapshot import lines_of
 from deepnets.runs.execute import LOCKED, run
 from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.record import describe_result
@@ -64,7 +66,7 @@ for row in "${{left[@]}}"; do
         [ ! -L "$row/$file" ] || rm "$row/$file"
     done
 done
-{setup}if [ -n "${{SLURM_CPUS_PER_TASK:-}}" ]; then
+{code}{setup}if [ -n "${{SLURM_CPUS_PER_TASK:-}}" ]; then
     export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 fi
 while mapfile -t left <"$todo" && [ ${{#left[@]}} -gt 0 ] && [ -z "$ending" ] && [ ! -e {failed} ]; do
@@ -116,6 +118,7 @@ def batch_script(
     directory: Path,
     array: str,
     *,
+    copy: Path | None = None,
     setup: Sequence[str] = (),
     several_nodes: bool = False,
     several_runs: bool = False,
@@ -123,7 +126,8 @@ def batch_script(
 ) -> str:
     """The script of an array whose tasks execute the folders that the file `array` + `ROWS` in `directory` gives them.
 
-    A task whose run saved because its time limit is near is queued again; any other exit code becomes the task's.
+    A task whose run saved because its time limit is near is queued again; any other exit code becomes the task's. The
+    tasks execute the `copy` of deepnets that `snapshot` made, and the copies of code of one's own that the runs note.
 
     Raises:
         UserError: a directive holds a line break, and what is behind it would be a command of the script.
@@ -139,6 +143,7 @@ def batch_script(
         left=LEFT,
         rows=quoted[array + ROWS],
         failed=quoted[FAILED],
+        code=lines_of(copy),
         setup=SETUP.format(lines="\n".join(steps)) if steps else "",
         run=command_of_task(is_shared, quoted[FAILED], RANKS if several_nodes else ""),
         kill=KILL_RANKS if several_nodes else KILL,
@@ -152,7 +157,7 @@ def batch_script(
 
 def command_of_task(is_shared: bool, failed: str, ranks: str = "") -> str:
     """The words of the shell that execute the run `$row`, or all that are left in `$todo` in one process."""
-    trust = [shlex.quote(f"--trust={name}") for name in trusted()]
+    trust = [*(shlex.quote(f"--trust={name}") for name in trusted()), f"--code={CodeChoice.frozen}"]
     words = ["deepnets.launch.task", '"$todo"', failed] if is_shared else ["deepnets.run", '"$row"']
     return ranks + " ".join([shlex.join([sys.executable, "-m"]), *words, *trust])
 
@@ -166,7 +171,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Execute the runs of a task of SLURM.")
     parser.add_argument("left", type=Path, help="a file with a run folder in each line")
     parser.add_argument("failed", type=Path, help="a file; no run starts when it is there")
-    add_trust_option(parser)
+    add_code_options(parser)
     arguments = parser.parse_args()
     with Interruption() as interruption:
         while (rows := arguments.left.read_text().splitlines()) and not arguments.failed.exists():
