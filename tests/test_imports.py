@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ORDER = [
     ["errors"],
     ["system"],
-    ["models", "optimizer", "schedule", "distributed"],
+    ["models", "optimizer", "schedule", "loss", "distributed"],
     ["analysis"],
     ["config"],
     ["hydra_errors"],
@@ -79,8 +79,8 @@ def test_no_module_imports_itself_in_a_circle() -> None:
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
 
 
-def test_at_most_six_modules_lie_outside_of_packages() -> None:
-    assert len(list((ROOT / "deepnets").glob("[!_]*.py"))) <= 6
+def test_at_most_seven_modules_lie_outside_of_packages() -> None:
+    assert len(list((ROOT / "deepnets").glob("[!_]*.py"))) <= 7
 
 
 def test_imports_stand_on_top_except_of_heavy_libraries() -> None:

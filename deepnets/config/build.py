@@ -27,6 +27,7 @@ TARGETS = frozenset(
         "launch.local": ("Local",),
         "launch.pool": ("Pool",),
         "launch.slurm": ("Slurm",),
+        "loss": ("CrossEntropy",),
         "models.densenet": ("DenseNet",),
         "models.fully_connected": ("FullyConnected",),
         "models.gates": ("Concatenated", "Delta", "Orthogonal", "SeparatelyGated"),

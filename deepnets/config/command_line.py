@@ -45,7 +45,7 @@ PLUGINS = {  # Hydra's defaults; others would change nothing
 }
 HYDRA_KEYS = ("hydra.mode", "hydra.searchpath", "hydra.sweeper.params")  # read here
 HARMLESS = ("hydra.job.name", "hydra.verbose")  # for Hydra's users, who may type them by habit
-NODES = ("model", "dataset", "optimizer", "schedule")
+NODES = ("model", "dataset", "optimizer", "schedule", "loss")
 WIDTHS = ([16, 32, 64], [64, 128, 256, 512])  # those of which scale=deep has a quarter
 PAGES = ("sweep", "protocol")  # the groups whose files set values of other groups' options
 

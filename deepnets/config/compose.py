@@ -39,7 +39,7 @@ from deepnets.errors import UserError
 ABSENT = object()  # where there is no such key
 CONF_ALONE = Search()
 CALLBACKS = {"callbacks": None}  # of Hydra's defaults
-NODES = ("model", "dataset", "optimizer", "schedule", "launcher")  # their keys are those of the chosen option
+NODES = ("model", "dataset", "optimizer", "schedule", "loss", "launcher")  # their keys are those of the chosen option
 COMPOSED_KEYS = ("scale", "setting", "sweep")  # other values, or which rows there are, depend on them
 SET_KEYS = {key.name for key in fields(Config)} - {*COMPOSED_KEYS}
 

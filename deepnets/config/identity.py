@@ -16,6 +16,7 @@ from deepnets.models.settings import units_of_stages
 LONGEST_NAME = 160  # bytes; file systems allow 255
 
 RESNET = "deepnets.models.resnet.ResNet"
+PLAIN_LOSS = {"_target_": "deepnets.loss.CrossEntropy", "smoothing": 0.0}
 
 # What may change without making it another run: where it executes, reads and writes. All other keys are its identity.
 EXECUTION_KEYS = frozenset(
@@ -186,4 +187,5 @@ STEPS: tuple[Callable[[Frozen], Frozen], ...] = (
     Added("batchnorm_kernel", "torch"),
     Removed("trusted_targets"),
     Added("code", None),
+    Added("loss", PLAIN_LOSS),
 )

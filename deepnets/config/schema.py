@@ -105,12 +105,13 @@ class Scale:
 
 @dataclass
 class Config:
-    """One run. The nodes model, dataset, optimizer and schedule have a `_target_`, whose signature is their schema."""
+    """One run. Model, dataset, optimizer, schedule and loss have a `_target_`, whose signature is their schema."""
 
     model: dict[str, Any] = MISSING
     dataset: dict[str, Any] = MISSING
     optimizer: dict[str, Any] = MISSING
     schedule: dict[str, Any] = MISSING
+    loss: dict[str, Any] = MISSING
     epochs: Optional[Count] = MISSING  # omegaconf 2.3 does not read `int | None` in dataclasses
     iterations: Optional[Count] = MISSING
     scale: Scale = MISSING

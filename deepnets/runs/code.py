@@ -28,7 +28,7 @@ from deepnets.system.files import make_own_folder, read_text
 
 FOLDER = ".code"  # beside the rows of a sweep; it has a folder for each version of the code, named by its hash
 LONGEST_SOURCE = 10_000_000  # bytes
-NODES = ("model", "dataset", "optimizer", "schedule")
+NODES = ("model", "dataset", "optimizer", "schedule", "loss")
 
 
 class OtherCode(UserError):

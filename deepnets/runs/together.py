@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from deepnets.config.identity import flat, identity
+from deepnets.config.identity import PLAIN_LOSS, flat, identity
 from deepnets.config.schema import Config, StepKind
 from deepnets.distributed.signals import RESUME, Interrupted, Interruption
 from deepnets.distributed.world import ALONE
@@ -73,6 +73,8 @@ def obstacle(config: Config) -> str | None:
         return f"step={config.step}: only runs with step=eager can be stacked"
     if config.optimizer["_target_"] not in OPTIMIZERS:
         return f"optimizer {config.optimizer['_target_']}: only SGD can be stacked"
+    if config.loss != PLAIN_LOSS:
+        return f"loss {config.loss['_target_']}: only runs of cross-entropy without smoothing can be stacked"
     if config.clip_gradient_norm is not None:
         return f"clip_gradient_norm={config.clip_gradient_norm}: only runs without it can be stacked"
     dataset = dataset_of(config)

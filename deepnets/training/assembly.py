@@ -45,6 +45,7 @@ def prepare(config: Config, device: torch.device, precision: torch.dtype, world:
         device=device,
         precision=precision,
         sums=Sums(device),
+        criterion=build("loss", config.loss),
         world=world,
         step=config.step,
         clip_gradient_norm=config.clip_gradient_norm,

@@ -56,6 +56,7 @@ def check_settings(config: Config) -> tuple[Dataset, int]:
     build("optimizer", config.optimizer, model=nn.Linear(1, 1))
     if is_own:
         _try_out_own(json.dumps(config.model, sort_keys=True), dataset.shape, dataset.classes)
+    _try_out_loss(json.dumps(config.loss, sort_keys=True), dataset.classes)
     if config.step is not StepKind.eager:
         check_network(config.step, without_numbers(config, dataset), dataset.is_streamed)
     # The data come last: looking for them may mean a download.
@@ -169,6 +170,39 @@ def _try_out_own(model: str, shape: tuple[int, int, int], classes: int) -> None:
                 raise
             said = of_own_code(error) or f"its layers, shortcuts and widths do not fit together: {first_line(error)}"
             raise UserError(f"model: {said}") from error
+
+
+@lru_cache(maxsize=256)
+def _try_out_loss(loss: str, classes: int) -> None:
+    """Compute a loss of the user's own, and its gradients, for an image and for the same image twice.
+
+    Raises:
+        UserError: names the class's file and line, or what it returns in place of the sum over the images.
+    """
+    criterion = build("loss", settings := json.loads(loss))
+    if not has_own_classes(settings):
+        return
+    if not callable(criterion):
+        raise UserError(f"loss: {settings['_target_']} makes no function of logits and targets")
+    logits = torch.linspace(-1, 1, classes).expand(2, classes).clone().requires_grad_()
+    labels = torch.zeros(2, dtype=torch.int64)
+    sums = []
+    for images in (1, 2):
+        try:
+            loss_of_images = criterion(logits[:images], labels[:images])
+            if not isinstance(loss_of_images, torch.Tensor) or loss_of_images.shape != ():
+                raise UserError("loss: must return one number, a tensor without dimensions: the sum over the images")
+            loss_of_images.backward()
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(f"loss: {of_own_code(error) or first_line(error)}") from error
+        sums.append(loss_of_images.item())
+    if not math.isclose(sums[1], 2 * sums[0], rel_tol=1e-3, abs_tol=1e-6):
+        raise UserError(
+            f"loss: of an image {sums[0]:g}, of the same image twice {sums[1]:g}: must be the sum over the images, not "
+            "their mean, so that batches can be divided"
+        )
 
 
 def _try_out_single(model: nn.Module, shape: tuple[int, int, int], images: int) -> None:

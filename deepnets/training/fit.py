@@ -14,6 +14,7 @@ from deepnets.config.schema import StepKind
 from deepnets.data.batches import EvaluationBatches, TrainingBatches
 from deepnets.data.loading import StreamedEvaluation, StreamedTraining
 from deepnets.distributed.world import ALONE, World
+from deepnets.loss import PLAIN, Loss
 from deepnets.models.parallel import mean_statistics, named_statistics, set_statistics, statistics_of
 from deepnets.schedule import end_epoch
 from deepnets.training.metrics import Mean, Sums
@@ -28,12 +29,13 @@ class Training:
     """All that a run consists of while it trains, and where in its budget it stands.
 
     `replica` is `model`, or what averages the gradients of its copies in all processes of `world`; `forward` is its
-    forward pass, executed in the way that `step` names. `clip_gradient_norm` is the largest norm of the gradient of all
-    parameters (Pascanu et al. 2013); a larger one is scaled down. `iterations` is the budget. `iteration`, `epoch`,
-    `batch` (within the epoch) and `images` count what is done. `sums` holds this process's part of this epoch's
-    training loss and error so far, `loss` the last batch's mean loss, both on the device; of several processes it is
-    summed, and is not None, only every `log_iterations` and in the first `FIRST`. `completed` is set only in the state
-    that ends an epoch: the means over "train" and over each evaluated split.
+    forward pass, executed in the way that `step` names; `criterion` is the loss that is minimised. `clip_gradient_norm`
+    is the largest norm of the gradient of all parameters (Pascanu et al. 2013); a larger one is scaled down.
+    `iterations` is the budget. `iteration`, `epoch`, `batch` (within the epoch) and `images` count what is done. `sums`
+    holds this process's part of this epoch's training loss and error so far, `loss` the last batch's mean loss, both on
+    the device; of several processes it is summed, and is not None, only every `log_iterations` and in the first
+    `FIRST`. `completed` is set only in the state that ends an epoch: the means over "train" and over each evaluated
+    split.
     """
 
     model: nn.Module
@@ -45,6 +47,7 @@ class Training:
     device: torch.device
     precision: torch.dtype
     sums: Sums
+    criterion: Loss = PLAIN
     world: World = ALONE
     step: StepKind = StepKind.eager
     clip_gradient_norm: float | None = None
@@ -80,9 +83,9 @@ class Training:
         """Whole batch size / number of processes. DDP averages gradients: loss sum / divisor gives the batch's mean."""
         return self.batches.images_in(self.batch) / self.world.size
 
-    def end_step(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
+    def end_step(self, loss: Tensor, logits: Tensor, targets: Tensor) -> None:
         """Count a batch that the optimiser has seen; `loss` is the sum over this process's images."""
-        self.sums.add(loss, logits, labels)
+        self.sums.add(loss, logits, targets)
         count = self.batches.images_in(self.batch)
         self.iteration += 1
         if self.world.size == 1:
@@ -176,19 +179,19 @@ def fit(training: Training) -> Iterator[Training]:
     t = training
     while t.in_progress:
         t.model.train()
-        for images, labels in t.batches.epoch(t.epoch, start=t.batch):
+        for images, targets in t.batches.epoch(t.epoch, start=t.batch):
             if t.iteration == t.iterations:
                 break
             with autocast(t.device, t.precision):
                 logits = t.forward(images).float()
-            loss = cross_entropy(logits, labels, reduction="sum")
+            loss = t.criterion(logits, targets)
             t.optimizer.zero_grad()
             (loss / t.divisor).backward()
             if t.clip_gradient_norm is not None:
                 clip_grad_norm_(t.model.parameters(), t.clip_gradient_norm)
             t.optimizer.step()
             t.schedule.step()
-            t.end_step(loss.detach(), logits.detach(), labels)
+            t.end_step(loss.detach(), logits.detach(), targets)
             yield t
         t.gather_statistics()
         evaluated = {}

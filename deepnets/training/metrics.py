@@ -9,7 +9,7 @@ from deepnets.distributed.world import ALONE, World
 
 
 class Sums:
-    """Running sums of cross-entropy, wrong predictions and images; adding never waits for the device.
+    """Running sums of the loss, wrong predictions and images; adding never waits for the device.
 
     `values` is a float64 tensor (3,), or (4,) with images whose `top` best guesses are wrong. With `by_image`, which
     images were predicted rightly is kept too.
@@ -20,8 +20,12 @@ class Sums:
         self.values = torch.zeros(3 if top is None else 4, dtype=torch.float64, device=device)
         self._right: list[Tensor] | None = [torch.zeros(0, dtype=torch.bool, device=device)] if by_image else None
 
-    def add(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
-        """Add a batch: `loss` summed over its images, `logits` (N, classes), `labels` (N,)."""
+    def add(self, loss: Tensor, logits: Tensor, targets: Tensor) -> None:
+        """Add a batch: `loss` summed over its images, `logits` (N, classes), `targets` (N,) or (N, classes).
+
+        Where targets are probabilities, the likeliest class is the label.
+        """
+        labels = targets if targets.ndim == 1 else targets.argmax(1)
         right = logits.argmax(1) == labels
         if self._right is not None:
             self._right.append(right)
@@ -54,9 +58,10 @@ def _gathered(own: Tensor, images: int, world: World) -> Tensor:
 
 @dataclass(frozen=True)
 class Mean:
-    """Mean cross-entropy in nats, error in percent of the images; `right` (N,) says which were predicted rightly.
+    """Mean loss, in evaluation cross-entropy in nats; error in percent of the images.
 
-    `top_error` is that of the five best predictions, of data sets for which it is asked.
+    `right` (N,) says which images were predicted rightly. `top_error` is that of the five best predictions, of data
+    sets for which it is asked.
     """
 
     loss: float

@@ -28,7 +28,7 @@ from deepnets.errors import UserError
 from deepnets.runs.folder import folder_of
 
 REFUSED = "refused"
-LATER = ("batchnorm_kernel", "code")  # keys that came after the digests were written
+LATER = ("batchnorm_kernel", "code", "loss")  # keys and groups that came after the digests were written
 FILE = Path(__file__).with_name("golden.json")
 PROJECT = {
     "deepnets.yaml": "options: options\ndefaults: mine\n",
@@ -194,7 +194,8 @@ def _line(row: Row, place: Path) -> str:
     config = {key: value for key, value in asdict(row.config).items() if key not in ("sweep", *LATER)}
     config["trusted_targets"] = [*trusted()]  # where trust stood when the digests were written
     sweep = row.config.sweep and {"axes": row.config.sweep.axes, "deep": row.config.sweep.deep}
-    text = json.dumps([config, sweep, row.choices, row.overrides], sort_keys=True, default=_said)
+    choices = {group: option for group, option in row.choices.items() if group not in LATER}
+    text = json.dumps([config, sweep, choices, row.overrides], sort_keys=True, default=_said)
     for path, name in (
         (str(place), "PLACE"),
         (str(Path.cwd()), "PLACE"),

@@ -163,6 +163,7 @@ def config_of(*overrides: str) -> Config:
         (["epochs=3"], "no other row"),
         (["dataset.validation=10"], "no other row"),
         (["optimizer=adam"], "only SGD"),
+        (["loss.smoothing=0.1"], "only runs of cross-entropy"),
         (["devices=2"], "only runs of one process"),
         (["model/shortcut=dropout"], "dropout draws anew"),
     ],

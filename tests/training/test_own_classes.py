@@ -2,13 +2,21 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from deepnets.config.identity import PLAIN_LOSS
+from deepnets.config.schema import Row
 from deepnets.config.trust import trust
 from deepnets.errors import UserError
 from deepnets.launch.grid import launch
+from deepnets.runs.folder import folder_of
+from deepnets.runs.together import obstacle
+from deepnets.training.assembly import prepare
+from deepnets.training.fit import fit
 from tests.command import row
 
 SHORTCUT = """
@@ -96,3 +104,59 @@ def test_a_class_that_needs_numbers_is_tried_on_the_cpu(tmp_path: Path, monkeypa
     run = row(tmp_path / "outputs", "model.depth=8", "model.widths=[4,4,4]", "epochs=1")
     run.config.model["shortcut"] = {"_target_": "own_numbers.Own", "_partial_": True}
     assert launch([run]) == 0
+
+
+LOSS = """
+from torch.nn.functional import nll_loss
+
+
+class Own:
+    def __call__(self, logits, targets):
+        {first}
+        return {returned}
+"""
+OWN_LOSS = "nll_loss(logits.log_softmax(1), targets, reduction='sum')"
+
+
+@pytest.fixture
+def run_with_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Row]:
+    """A run of one epoch whose loss is the class `Own` of a module with this source."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def made(module: str, first: str = "pass", returned: str = OWN_LOSS) -> Row:
+        (tmp_path / f"{module}.py").write_text(LOSS.format(first=first, returned=returned))
+        trust(tmp_path / f"{module}.py")
+        run = row(tmp_path / "outputs", "model=highway_fc10", "model.depth=3", "epochs=1")
+        run.config.loss.clear()
+        run.config.loss["_target_"] = f"{module}.Own"
+        return run
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("module", "first", "returned", "said"),
+    [
+        ("loss_a", "targets.misspelt", OWN_LOSS, "loss_a.py, line 7, in __call__: AttributeError"),
+        ("loss_b", "pass", "nll_loss(logits.log_softmax(1), targets)", "must be the sum over the images, not their"),
+        ("loss_c", "pass", "logits", "must return one number"),
+        ("loss_d", "pass", OWN_LOSS + ".detach()", "does not require grad"),
+    ],
+)
+def test_an_own_loss_that_is_wrong_is_refused(
+    run_with_loss: Callable[..., Row], tmp_path: Path, module: str, first: str, returned: str, said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        launch([run_with_loss(module, first, returned)])
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_an_own_loss_trains_and_is_noted_as_code_of_the_run(run_with_loss: Callable[..., Row]) -> None:
+    own = run_with_loss("loss_e", returned=f"2 * {OWN_LOSS}")
+    assert "only runs of cross-entropy" in str(obstacle(own.config))
+    assert launch([own]) == 0
+    folder = folder_of(own)
+    training = prepare(replace(own.config, loss=PLAIN_LOSS), torch.device("cpu"), torch.float32)
+    first = next(fit(training)).loss.item()
+    assert folder.result.beginning.losses[0] == pytest.approx(2 * first, rel=0.02)  # the run may compute in bfloat16
+    assert list(folder.origin.code.modules) == ["loss_e"]

@@ -1,0 +1,31 @@
+"""The loss that training minimises. Evaluation reports plain cross-entropy, whatever the loss is.
+
+A loss maps logits (N, classes) float32 and targets to its sum over the N images, without dimensions, so that a batch
+may be divided among processes. Targets are labels (N,) int64 or, where images are augmented by operations that may mix
+them, probabilities (N, classes).
+"""
+
+from collections.abc import Callable
+
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from deepnets.system.ranges import Rate
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+class CrossEntropy:
+    """Cross-entropy in nats, with targets of which the share `smoothing` is spread evenly over all classes.
+
+    Smoothing is that of Szegedy et al. 2016, "Rethinking the Inception architecture", section 7.
+    """
+
+    def __init__(self, smoothing: Rate) -> None:
+        self.smoothing = smoothing
+
+    def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return cross_entropy(logits, targets, reduction="sum", label_smoothing=self.smoothing)
+
+
+PLAIN = CrossEntropy(0.0)
