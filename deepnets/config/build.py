@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 TARGETS = frozenset(
     f"deepnets.{module}.{name}"
     for module, names in {
+        "data.augmentation": ("Cutout", "Mixup"),
         "data.dataset": ("Dataset",),
         "data.imagenet": ("ImageNet",),
         "data.sources": ("cifar10", "cifar100", "digits", "image_folder", "mnist", "svhn", "synthetic"),

@@ -184,7 +184,7 @@ def _options_on_axes(page: Composed) -> dict[str, list[str]]:
 
 
 def _words(choices: dict[str, str]) -> list[str]:
-    return sorted(f"{group}={option}" for group, option in choices.items() if group.split("/")[0] in NODES)
+    return sorted(f"{group}={option}" for group, option in choices.items() if option and group.split("/")[0] in NODES)
 
 
 def _differing(node: str, *configs: DictConfig) -> list[str]:

@@ -280,9 +280,9 @@ def _set(config: Config, key: str, value: Any) -> None:
     if not path:
         setattr(config, key, _converted(key, value))
         return
-    node: dict[str, Any] = getattr(config, path[0])
+    node: Any = getattr(config, path[0])
     for name in path[1:]:
-        node = node[name]
+        node = node[int(name)] if isinstance(node, list) else node[name]
     node[last] = deepcopy(value)
 
 

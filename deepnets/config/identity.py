@@ -87,7 +87,8 @@ def _canonical(settings: dict[str, Any]) -> dict[str, Any]:
 
 def difference(settings: dict[str, Any], config: Config) -> dict[str, tuple[Any, Any]]:
     """By dotted key, what other `settings` have otherwise than `config`, and what that has."""
-    there, here = flat(_canonical(upgrade(settings))), flat(identity(config))
+    # Both are upgraded: an option of the user's own may lack a key that was added later.
+    there, here = (flat(_canonical(upgrade(each))) for each in (settings, _plain_values(config)))
     keys = sorted(key for key in {*there, *here} if there.get(key, "absent") != here.get(key, "absent"))
     return {key: (there.get(key, "absent"), here.get(key, "absent")) for key in keys}
 
@@ -188,4 +189,5 @@ STEPS: tuple[Callable[[Frozen], Frozen], ...] = (
     Removed("trusted_targets"),
     Added("code", None),
     Added("loss", PLAIN_LOSS),
+    Added("dataset.augmentation", [], target="deepnets.data.dataset.Dataset"),
 )

@@ -1,15 +1,19 @@
-"""How images are cropped, mirrored and coloured: at random in training, and as fixed views in evaluation.
+"""How images are cropped, mirrored, coloured and mixed: at random in training, and as fixed views in evaluation.
 
-Batches of small images are padded and cropped on the device. Photographs, uint8 (3, H, W), are cropped one by one.
+Batches of small images are padded and cropped on the device, where further operations follow. Photographs, uint8
+(3, H, W), are cropped one by one.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from deepnets.system.ranges import Positive, PositiveFactor
 
 Crop = Literal["scale", "aspect_ratio", "none"]
 ViewName = Literal["center", "center_320", "ten_crop", "multi_scale"]
@@ -38,6 +42,62 @@ def pad_and_crop(x: Tensor, pad: int, mirrored: Tensor, top: Tensor, left: Tenso
     image = torch.arange(n, device=x.device)[:, None, None]
     pixel = (image * rows + row[:, :, None]) * columns + column[:, None, :]
     return x.flatten(0, 2).index_select(0, pixel.flatten()).view(n, height, width, channels)
+
+
+class Operation(Protocol):
+    """What changes a batch behind pad and flip: an entry of `dataset.augmentation`."""
+
+    def draw(self, random: np.random.Generator, images: int) -> np.ndarray:
+        """All random numbers of an epoch: (images, k), a row for each image in the order of the batches."""
+
+    def __call__(self, x: Tensor, targets: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+        """Change normalised images x (n, C, H, W) and their targets (n, classes), which are probabilities.
+
+        The n images are a whole batch, `draws` (n, k) their rows of what was drawn, on the same device.
+        """
+
+
+class Cutout:
+    """Set a square to zero, of `size` sides of the image, whose centre is a random pixel (DeVries and Taylor 2017).
+
+    Of a square that reaches over the border, a part is left.
+    """
+
+    def __init__(self, size: PositiveFactor) -> None:
+        self.size = size
+
+    def draw(self, random: np.random.Generator, images: int) -> np.ndarray:
+        """The centre, in sides of the image: (images, 2)."""
+        return random.random((images, 2))
+
+    def __call__(self, x: Tensor, targets: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+        rows, columns = (self._inside(centre, side) for centre, side in zip(draws.unbind(1), x.shape[2:], strict=True))
+        return x.masked_fill(rows[:, None, :, None] & columns[:, None, None, :], 0), targets
+
+    def _inside(self, centre: Tensor, side: int) -> Tensor:
+        """Whether each of `side` pixels lies in the square of each image: (n, side)."""
+        size = round(self.size * side)
+        first = ((centre * side).long() - size // 2)[:, None]
+        pixel = torch.arange(side, device=centre.device)
+        return (first <= pixel) & (pixel < first + size)
+
+
+class Mixup:
+    """Mix images and targets with those of the batch in reverse order, x = m x + (1 - m) x' (Zhang et al. 2018).
+
+    m is drawn from Beta(`alpha`, `alpha`), once for a batch. As batches are shuffled, partners are random.
+    """
+
+    def __init__(self, alpha: Positive) -> None:
+        self.alpha = alpha
+
+    def draw(self, random: np.random.Generator, images: int) -> np.ndarray:
+        """m for each image, of which a batch takes its first image's: (images, 1)."""
+        return random.beta(self.alpha, self.alpha, (images, 1))
+
+    def __call__(self, x: Tensor, targets: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
+        m = draws[0, 0].to(x.dtype)
+        return x.flip(0).lerp(x, m), targets.flip(0).lerp(targets, m)
 
 
 def random_crop(crop: Crop, size: int, flip: bool) -> Callable[[Image], Image]:

@@ -4,14 +4,14 @@ Images in memory lie on the device, where their batches are made. `loading` has 
 decoded while the network trains.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import ceil
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from deepnets.data.augmentation import pad_and_crop
+from deepnets.data.augmentation import Operation, pad_and_crop
 from deepnets.data.normalization import Normalization
 from deepnets.data.source import Split
 from deepnets.distributed.world import ALONE, World
@@ -64,7 +64,9 @@ class TrainingBatches(ShuffledBatches):
 
     After the normalisation zero is the mean colour, so the border carries no signal (fb.resnet.torch,
     datasets/cifar10.lua). Order, mirroring and shifts are a function of (seed, epoch): drawn at once on the host,
-    independent of batch size, device and number of processes.
+    independent of batch size, device and number of processes. `operations` follow, each with draws of its own, a
+    function of (seed, epoch, place in the list). They see whole batches, and turn labels into probabilities of so many
+    `classes`.
     """
 
     def __init__(
@@ -77,9 +79,12 @@ class TrainingBatches(ShuffledBatches):
         batch_size: int,
         seed: int,
         world: World = ALONE,
+        operations: Sequence[Operation] = (),
+        classes: int = 1,
     ) -> None:
         super().__init__(len(split), batch_size=batch_size, seed=seed, world=world)
         self.split, self.normalization, self.pad, self.flip = split, normalization, pad, flip
+        self.operations, self.classes = operations, classes
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -88,17 +93,44 @@ class TrainingBatches(ShuffledBatches):
         return channels, height, width
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """That epoch from batch `start` on: x (n, C, H, W) float32 with channels_last strides, y (n,) int64."""
-        draws = _moved(self._draws(epoch), self.split.labels.device)  # the epoch's only copy from the host
+        """That epoch from batch `start` on: x (n, C, H, W) float32 with channels_last strides, y (n,) int64.
+
+        With operations, y is float32 (n, classes).
+        """
+        draws = _moved(self._draws(epoch), self.split.labels.device)  # without operations the only copy from the host
         whole_batches = draws.split(self.batch_size, dim=1)[start:]
         shards = [self.world.shards(whole.shape[1]) for whole in whole_batches]
+        changed = self._changed(epoch, whole_batches, start) if self.operations else None
         for whole, parts in zip(whole_batches, shards, strict=True):
             self.share.parts = parts
-            order, mirrored, top, left = whole[:, self.share.own]
-            x = self.normalization(self.split.images.index_select(0, order))
-            if self.pad or self.flip:
-                x = pad_and_crop(x, self.pad, mirrored, top, left)
-            yield x.permute(0, 3, 1, 2), self.split.labels.index_select(0, order)
+            if changed:
+                x, y = next(changed)
+                yield x[self.share.own], y[self.share.own]
+            else:
+                yield self._batch(whole[:, self.share.own])
+
+    def _batch(self, draws: Tensor) -> tuple[Tensor, Tensor]:
+        """The images that the columns of `draws` (4, n) choose, mirrored and shifted, and their labels."""
+        order, mirrored, top, left = draws
+        x = self.normalization(self.split.images.index_select(0, order))
+        if self.pad or self.flip:
+            x = pad_and_crop(x, self.pad, mirrored, top, left)
+        return x.permute(0, 3, 1, 2), self.split.labels.index_select(0, order)
+
+    def _changed(self, epoch: int, whole_batches: Sequence[Tensor], start: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Whole batches as all operations have changed them."""
+        device = self.split.labels.device
+        drawn = []
+        for place, operation in enumerate(self.operations, 1):  # from 1: (seed, epoch, 0) is the stream (seed, epoch)
+            rows = operation.draw(np.random.default_rng((self.seed, epoch, place)), self.images)
+            drawn.append(_moved(torch.from_numpy(rows), device).split(self.batch_size)[start:])
+        certain = torch.eye(self.classes, device=device)
+        for whole, *of_operations in zip(whole_batches, *drawn, strict=True):
+            x, labels = self._batch(whole)
+            targets = certain.index_select(0, labels)
+            for operation, rows in zip(self.operations, of_operations, strict=True):
+                x, targets = operation(x, targets, rows)
+            yield x.contiguous(memory_format=torch.channels_last), targets
 
     def _draws(self, epoch: int) -> Tensor:
         """Which image, mirrored or not, top and left of the cut: (4, N) int64."""

@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from deepnets.data.augmentation import Operation
 from deepnets.data.batches import EvaluationBatches, TrainingBatches
 from deepnets.data.normalization import KINDS, Normalization, fit
 from deepnets.data.source import Source, Split
 from deepnets.distributed.world import ALONE, World
-from deepnets.errors import UserError
+from deepnets.errors import UserError, brief
 from deepnets.system.ranges import Count, Name, Natural
 
 CHECKED_IMAGES = 1000  # at most, of each split, spread over it
@@ -58,8 +59,9 @@ class Dataset:
     """The images under `root`, of which `validation` training images are held out, and how they are augmented.
 
     Squares of `reduce` x `reduce` pixels are averaged to one; then training images are shifted by up to `pad` pixels
-    and mirrored with `flip`. Files are looked for by `training_size` and read by `load`, so that a network can be built
-    for data that are elsewhere. Fewer or more images than a known set has are refused, unless `incomplete` allows it.
+    and mirrored with `flip`, and the operations of `augmentation` change their batches. Files are looked for by
+    `training_size` and read by `load`, so that a network can be built for data that are elsewhere. Fewer or more images
+    than a known set has are refused, unless `incomplete` allows it.
     """
 
     is_streamed = False
@@ -75,8 +77,9 @@ class Dataset:
         normalization: str,
         pad: Natural,
         flip: bool,
-        reduce: Count = 1,  # the last two as a user's own data set that does not name them is read
+        reduce: Count = 1,  # the last three as a user's own data set that does not name them is read
         incomplete: bool = False,
+        augmentation: list[Any] | tuple[Any, ...] = (),
     ) -> None:
         if normalization not in KINDS:
             raise UserError(f"normalization={normalization}: choose one of {', '.join(KINDS)}")
@@ -95,6 +98,13 @@ class Dataset:
             )
         self.validation, self.normalization, self.pad, self.flip = validation, normalization, pad, flip
         self.reduce, self.incomplete = reduce, incomplete
+        for place, operation in enumerate(augmentation):
+            if not (callable(operation) and hasattr(operation, "draw")):
+                raise UserError(
+                    f"augmentation[{place}]: got {brief(operation)}; must be an operation, with a _target_ such as "
+                    "deepnets.data.augmentation.Cutout"
+                )
+        self.augmentation: tuple[Operation, ...] = tuple(augmentation)
         if pad > min(self.shape[1:]):
             raise UserError(f"pad={pad}: larger than the images of {self.shape[1]} x {self.shape[2]} pixels")
 
@@ -160,6 +170,8 @@ class Dataset:
             batch_size=batch_size,
             seed=seed,
             world=world,
+            operations=self.augmentation,
+            classes=self.classes,
         )
 
     def evaluated(self, splits: Splits, *, batch_size: int, world: World = ALONE) -> dict[str, EvaluationBatches]:

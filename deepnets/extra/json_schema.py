@@ -61,7 +61,10 @@ def text_of(node: Any, indent: str = "") -> str:
 
 
 def _targets_in(key: str, node: Any) -> Iterator[tuple[str, str]]:
-    """Each class that a node and the nodes inside it name, with the key of its node."""
+    """Each class that a node and the nodes inside it name, with the key of its node, or of the list it stands in."""
+    if isinstance(node, list):
+        for value in node:
+            yield from _targets_in(key, value)
     if isinstance(node, dict):
         if node.get("_target_") in TARGETS:
             yield key, node["_target_"]
@@ -103,7 +106,9 @@ def _value(name: str, annotation: Any, targets: Targets) -> Schema:
     """The schema of the values that a file may give to an argument of this name and type."""
     parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     if name in targets:
-        options = [_reference(name), *(_plain(part) for part in parts if part in (str, NoneType))]
+        is_list = any(get_origin(part) is list for part in parts)
+        node = {"type": "array", "items": _reference(name)} if is_list else _reference(name)
+        options = [node, *(_plain(part) for part in parts if part in (str, NoneType))]
     else:
         options = [_settings(part, targets) if is_dataclass(part) else _plain(part) for part in parts]
     return _any_of([*options, _reference("composed")])

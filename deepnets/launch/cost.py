@@ -114,7 +114,7 @@ def _measured_pace(config: Config, dataset: Dataset, size: Size) -> Pace:
         images = min(images, max(16, int(CPU_MACS / max(size.macs, 1))))
     noise = replace(
         config,
-        dataset=_noise(dataset, images),
+        dataset={**_noise(dataset, images), "augmentation": config.dataset.get("augmentation", [])},
         batch_size=images,
         evaluation_batch_size=images,
         epochs=1,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deepnets.config.identity import identity_hash
+from deepnets.config.identity import PLAIN_LOSS, identity_hash
 from deepnets.config.project import git_commit
 from deepnets.config.schema import Config, Selection
 from deepnets.data.augmentation import SHORTER
@@ -85,19 +85,25 @@ def protocol_of(config: Config, training: Training) -> str:
     clip = f", gradient norm at most {training.clip_gradient_norm:g}" if training.clip_gradient_norm else ""
     schedule = training.schedule.lr_lambdas[0]
     is_described = type(schedule).__str__ is not object.__str__  # a class of the user's own may say nothing
-    settings = ", ".join(
-        f"{key} {value}"
-        for key, value in config.optimizer.items()
-        if isinstance(value, int | float | str) and key[0] != "_"
-    )
+    loss = f", loss {_said(config.loss)}" if config.loss != PLAIN_LOSS else ""
+    operations = [node for node in config.dataset.get("augmentation") or [] if isinstance(node, dict)]
     epochs = f"{training.iterations / len(training.batches):.4g}"
+    images += "".join(f", {_said(node)}" for node in operations)
     return (
-        f"protocol: {config.optimizer['_target_'].rpartition('.')[2]} ({settings}){clip}, "
+        f"protocol: {_said(config.optimizer)}{clip}{loss}, "
         f"{schedule if is_described else type(schedule).__name__}, {images}, "
         f"{training.iterations} iterations ({epochs} epoch{'s' * (epochs != '1')}), "
         f"scale {config.scale.name}, result by {config.selection.value} epoch, "
         f"{str(training.precision).removeprefix('torch.')}"
     )
+
+
+def _said(node: dict[str, Any]) -> str:
+    """A node's class and its plain settings: `sgd (lr 0.1, momentum 0.9)`."""
+    settings = ", ".join(
+        f"{key} {value}" for key, value in node.items() if isinstance(value, int | float | str) and key[0] != "_"
+    )
+    return node["_target_"].rpartition(".")[2] + f" ({settings})" * bool(settings)
 
 
 def changes_since(folder: RunFolder, config: Config, frozen: dict[str, Any], device: torch.device) -> list[str]:

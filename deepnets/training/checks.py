@@ -4,12 +4,14 @@ import json
 import math
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from deepnets.config.build import build, check_node, check_plain_settings
 from deepnets.config.schema import Config, Selection, StepKind
+from deepnets.data.augmentation import Operation
 from deepnets.data.dataset import Dataset, memory_size
 from deepnets.errors import UserError, first_line, of_own_code
 from deepnets.models.batchnorm import GhostBatchNorm, group_sizes
@@ -56,7 +58,11 @@ def check_settings(config: Config) -> tuple[Dataset, int]:
     build("optimizer", config.optimizer, model=nn.Linear(1, 1))
     if is_own:
         _try_out_own(json.dumps(config.model, sort_keys=True), dataset.shape, dataset.classes)
-    _try_out_loss(json.dumps(config.loss, sort_keys=True), dataset.classes)
+    operations = list(zip(getattr(dataset, "augmentation", ()), config.dataset.get("augmentation") or (), strict=False))
+    for place, (operation, node) in enumerate(operations):
+        if has_own_classes(node):
+            _try_out_operation(f"dataset.augmentation[{place}]", operation, dataset)
+    _try_out_loss(json.dumps(config.loss, sort_keys=True), dataset.classes, bool(operations))
     if config.step is not StepKind.eager:
         check_network(config.step, without_numbers(config, dataset), dataset.is_streamed)
     # The data come last: looking for them may mean a download.
@@ -172,8 +178,31 @@ def _try_out_own(model: str, shape: tuple[int, int, int], classes: int) -> None:
             raise UserError(f"model: {said}") from error
 
 
+def _try_out_operation(where: str, operation: Operation, dataset: Dataset) -> None:
+    """Let an operation of the user's own change two images.
+
+    Raises:
+        UserError: names the operation's file and line, or what it returns in place of draws, images and targets.
+    """
+    x, targets = torch.zeros(2, *dataset.shape), torch.eye(dataset.classes)[:2]
+    try:
+        draws = operation.draw(np.random.default_rng(0), 2)
+        if not isinstance(draws, np.ndarray) or draws.ndim != 2 or len(draws) != 2:
+            raise UserError(f"{where}: draw must return an array (images, k), for 2 images a row for each")
+        x_changed, targets_changed = operation(x, targets, torch.from_numpy(draws))
+        if x_changed.shape != x.shape or targets_changed.shape != targets.shape:
+            raise UserError(
+                f"{where}: returns images {tuple(x_changed.shape)} and targets {tuple(targets_changed.shape)}, must be "
+                f"{tuple(x.shape)} and {tuple(targets.shape)}"
+            )
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{where}: {of_own_code(error) or first_line(error)}") from error
+
+
 @lru_cache(maxsize=256)
-def _try_out_loss(loss: str, classes: int) -> None:
+def _try_out_loss(loss: str, classes: int, is_mixed: bool) -> None:
     """Compute a loss of the user's own, and its gradients, for an image and for the same image twice.
 
     Raises:
@@ -185,11 +214,11 @@ def _try_out_loss(loss: str, classes: int) -> None:
     if not callable(criterion):
         raise UserError(f"loss: {settings['_target_']} makes no function of logits and targets")
     logits = torch.linspace(-1, 1, classes).expand(2, classes).clone().requires_grad_()
-    labels = torch.zeros(2, dtype=torch.int64)
+    targets = torch.eye(classes)[[0, 0]] if is_mixed else torch.zeros(2, dtype=torch.int64)
     sums = []
     for images in (1, 2):
         try:
-            loss_of_images = criterion(logits[:images], labels[:images])
+            loss_of_images = criterion(logits[:images], targets[:images])
             if not isinstance(loss_of_images, torch.Tensor) or loss_of_images.shape != ():
                 raise UserError("loss: must return one number, a tensor without dimensions: the sum over the images")
             loss_of_images.backward()

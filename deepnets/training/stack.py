@@ -55,11 +55,11 @@ class Stack:
         self.buffers = _stacked_buffers([training.model for training in self.trainings])
 
     def step(self, batches: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """An iteration of each training, on its own batch of images (N, C, H, W) and labels (N,)."""
-        images, labels = map(torch.stack, zip(*batches, strict=True))
-        losses, logits = self._losses(images, labels)
+        """An iteration of each training, on its own batch of images (N, C, H, W) and targets (N,) or (N, classes)."""
+        images, targets = map(torch.stack, zip(*batches, strict=True))
+        losses, logits = self._losses(images, targets)
         # No term of the sum depends on the weights of two.
-        gradients = torch.autograd.grad(losses.sum() / labels.shape[1], list(self.parameters.values()))
+        gradients = torch.autograd.grad(losses.sum() / targets.shape[1], list(self.parameters.values()))
         for whole, gradient in zip(self.gradients, gradients, strict=True):
             whole.copy_(gradient)
         groups = (group for training in self.trainings for group in training.optimizer.param_groups)
@@ -68,7 +68,7 @@ class Stack:
         self.optimizer.step()
         if self.rounded is not self.weights:
             self.rounded.copy_(self.weights)
-        for training, *own in zip(self.trainings, losses.detach(), logits.detach(), labels, strict=True):
+        for training, *own in zip(self.trainings, losses.detach(), logits.detach(), targets, strict=True):
             training.schedule.step()
             training.end_step(*own)
 
@@ -82,12 +82,12 @@ class Stack:
                     own.add(loss, answers, labels)
             yield
 
-    def _losses(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def _losses(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of each network, summed over its images, (K,), and the logits (K, N, classes)."""
         with autocast(images.device, self.precision):
             logits = stacked(self.network, self.parameters, self.buffers, images).float()
-        each = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
-        return each.view(labels.shape).sum(1), logits
+        each = cross_entropy(logits.flatten(0, 1), targets.flatten(0, 1), reduction="none")
+        return each.view(logits.shape[:2]).sum(1), logits
 
     def _optimizer(self, *rows: Tensor) -> torch.optim.SGD:
         """torch's own update with a group of parameters, one flat tensor, for each group of each training."""

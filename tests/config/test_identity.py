@@ -82,3 +82,19 @@ def test_a_later_key_at_its_neutral_value_is_no_part_of_the_identity(monkeypatch
     assert identity_hash(config) == before
     config.dataset["later"] = 4
     assert identity_hash(config) != before
+
+
+def test_an_option_that_lacks_a_later_key_is_the_run_it_was(tmp_path: Path) -> None:
+    config = compose([f"output_root={tmp_path}"]).config
+    del config.dataset["augmentation"]
+    folder = RunFolder(tmp_path / "run")
+    folder.freeze(config, Origin())
+    folder.check(config)
+    folder.check(compose([f"output_root={tmp_path}"]).config)
+    with pytest.raises(UserError, match=r"dataset\.augmentation"):
+        folder.check(compose([f"output_root={tmp_path}", "dataset/augmentation=cutout"]).config)
+
+
+def test_a_value_in_a_list_of_nodes_can_be_set() -> None:
+    config = compose(["dataset/augmentation=cutout", "dataset.augmentation.0.size=0.25"]).config
+    assert config.dataset["augmentation"] == [{"_target_": "deepnets.data.augmentation.Cutout", "size": 0.25}]

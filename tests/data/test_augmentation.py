@@ -18,6 +18,8 @@ from deepnets.config.compose import compose
 from deepnets.data.augmentation import (
     COMPONENTS,
     EIGENVALUES,
+    Cutout,
+    Mixup,
     jittered,
     lighting,
     pad_and_crop,
@@ -185,3 +187,34 @@ def test_crops_and_views_can_be_sent_to_processes() -> None:
     torch.manual_seed(0)
     for made in (random_crop("aspect_ratio", 56, True), random_crop("scale", 56, True), views("ten_crop", 56)):
         assert pickle.loads(pickle.dumps(made))(ramp())[0] is not None
+
+
+@pytest.mark.parametrize(("height", "width"), [(32, 32), (7, 10)])
+def test_cutout_sets_a_square_around_each_centre_to_zero(height: int, width: int) -> None:
+    """As the authors' util/cutout.py does, whose length is even."""
+    operation, x, targets = Cutout(0.5), torch.rand(40, 3, height, width) + 1, torch.eye(40)
+    draws = operation.draw(np.random.default_rng(0), 40)
+    changed, same = operation(x, targets, torch.from_numpy(draws))
+    assert same is targets
+    for image, before, (v, h) in zip(changed, x, draws, strict=True):
+        rows, columns = round(height / 2), round(width / 2)
+        top, left = int(v * height) - rows // 2, int(h * width) - columns // 2
+        before[:, max(top, 0) : top + rows, max(left, 0) : left + columns] = 0
+        assert torch.equal(image, before)
+
+
+def test_mixup_mixes_a_batch_with_its_reverse_by_one_weight() -> None:
+    x, targets = torch.randn(5, 1, 2, 2), torch.eye(5)
+    draws = Mixup(0.2).draw(np.random.default_rng(0), 5)
+    mixed, of_targets = Mixup(0.2)(x, targets, torch.from_numpy(draws))
+    m = draws[0, 0]
+    assert torch.allclose(mixed, m * x + (1 - m) * x.flip(0))
+    assert torch.allclose(of_targets, torch.tensor(m * np.eye(5) + (1 - m) * np.eye(5)[::-1], dtype=torch.float32))
+    assert of_targets.sum(1).tolist() == pytest.approx([1] * 5)
+
+
+def test_weights_of_mixup_have_the_variance_of_their_distribution() -> None:
+    for alpha in (0.2, 1.0, 4.0):
+        weights = Mixup(alpha).draw(np.random.default_rng(1), 20_000)
+        assert weights.mean() == pytest.approx(0.5, abs=0.01)
+        assert weights.var() == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.03)

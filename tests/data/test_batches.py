@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from deepnets.data.augmentation import Cutout, Mixup, Operation
 from deepnets.data.batches import EvaluationBatches, TrainingBatches
 from deepnets.data.normalization import fit
 from deepnets.data.source import Split
@@ -131,6 +132,54 @@ def test_evaluation_keeps_order_and_pixels() -> None:
     assert len(batches) == 3
     assert torch.equal(torch.cat(ys), torch.arange(300))
     assert np.allclose(torch.cat(xs).permute(0, 2, 3, 1).numpy() * 255, split.images.numpy(), atol=1e-4)
+
+
+class Recorder:
+    """Notes the draws of each batch, and writes them into the first pixels."""
+
+    def draw(self, random: np.random.Generator, images: int) -> np.ndarray:
+        return random.random((images, 2))
+
+    def __call__(self, x: torch.Tensor, targets: torch.Tensor, draws: torch.Tensor) -> tuple:
+        x = x.contiguous()
+        x[:, 0, 0, :2] = draws.float()
+        return x, targets
+
+
+def changed(*operations: Operation, split: Split | None = None, **settings: int) -> TrainingBatches:
+    split = split or random_split()
+    settings = {"batch_size": 64, "seed": 0, "pad": PAD, "flip": True} | settings
+    return TrainingBatches(split, fit("channel", split.images), operations=operations, classes=300, **settings)
+
+
+def test_operations_leave_order_shifts_and_labels_as_they_are() -> None:
+    x, y = whole_epoch(training(random_split()), 2)
+    changed_x, targets = whole_epoch(changed(Recorder()), 2)
+    assert targets.shape == (300, 300)
+    assert torch.equal(targets.argmax(1), y)
+    x[:, 0, 0, :2] = changed_x[:, 0, 0, :2]
+    assert torch.equal(changed_x, x)
+    assert changed_x.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_draws_of_operations_depend_on_seed_epoch_and_place_only() -> None:
+    def pixels(batches: TrainingBatches, epoch: int = 2) -> torch.Tensor:
+        return whole_epoch(batches, epoch)[0][:, 0, 0, :2]
+
+    first = pixels(changed(Recorder()))
+    assert torch.equal(pixels(changed(Recorder(), batch_size=7)), first)
+    assert torch.equal(pixels(changed(Recorder(), Cutout(0.01))), first)  # of no pixel
+    assert not torch.equal(first, pixels(changed(Recorder()), 3))
+    assert not torch.equal(first, pixels(changed(Recorder(), seed=1)))
+    assert not torch.equal(first, pixels(changed(Cutout(0.01), Recorder())))
+
+
+def test_an_epoch_with_operations_goes_on_from_its_middle() -> None:
+    batches = changed(Cutout(0.5), Mixup(1.0))
+    tail = list(itertools.islice(batches.epoch(3), 2, None))
+    for (x, y), (tail_x, tail_y) in zip(batches.epoch(3, 2), tail, strict=True):
+        assert torch.equal(x, tail_x)
+        assert torch.equal(y, tail_y)
 
 
 @pytest.mark.gpu

@@ -243,3 +243,9 @@ def test_a_network_and_its_batches_see_the_reduced_images() -> None:
 def test_a_factor_that_does_not_divide_the_images_is_refused(reduce: int) -> None:
     with pytest.raises(UserError, match=rf"reduce={reduce}: .* of photos \(4 x 6\), or 1"):
         photos(reduce)
+
+
+@pytest.mark.parametrize("value", [3, None, {}, "x"])
+def test_an_entry_of_augmentation_that_is_no_operation_is_refused(value: object) -> None:
+    with pytest.raises(UserError, match=r"augmentation\[0\]: got .*; must be an operation"):
+        Dataset(tiny, ".", 0, "channel", 0, flip=False, augmentation=[value])

@@ -4,11 +4,13 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Sequence
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from deepnets.data.augmentation import Cutout, Mixup, Operation
 from deepnets.data.batches import EvaluationBatches, TrainingBatches
 from deepnets.data.normalization import fit
 from deepnets.data.source import Split
@@ -42,11 +44,12 @@ def test_shares_are_contiguous_and_near_equal_the_larger_first(count: int, size:
     assert lengths == sorted(lengths, reverse=True)
 
 
+@pytest.mark.parametrize("operations", [(), (Cutout(0.5), Mixup(0.4))], ids=["plain", "mixed"])
 @pytest.mark.parametrize("size", [2, 3])
-def test_every_batch_of_one_process_is_divided_in_its_order(size: int) -> None:
+def test_every_batch_of_one_process_is_divided_in_its_order(size: int, operations: Sequence[Operation]) -> None:
     def batches(world: World) -> TrainingBatches:
-        normalization = fit("channel", SPLIT.images)
-        return TrainingBatches(SPLIT, normalization, pad=1, flip=True, batch_size=8, seed=3, world=world)
+        settings = {"pad": 1, "flip": True, "batch_size": 8, "seed": 3, "operations": operations, "classes": 29}
+        return TrainingBatches(SPLIT, fit("channel", SPLIT.images), world=world, **settings)
 
     alone = list(batches(ALONE).epoch(5, start=1))
     parts = [list(batches(World(rank, size)).epoch(5, start=1)) for rank in range(size)]

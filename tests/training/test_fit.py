@@ -1,5 +1,6 @@
 """The loop against the same training written out by hand."""
 
+import copy
 import io
 import math
 import sys
@@ -211,3 +212,23 @@ def as_file(state: dict) -> io.BytesIO:
     torch.save(state, file)
     file.seek(0)
     return file
+
+
+@pytest.mark.parametrize("option", ["cutout", "mixup"])
+def test_training_with_operations_resumes_within_an_epoch_to_the_last_bit(option: str) -> None:
+    def prepared() -> Training:
+        words = ["model=highway_fc10", "model.depth=3", "batch_size=500", "epochs=2", f"dataset/augmentation={option}"]
+        return prepare(row(Path("unused"), *words).config, CPU, torch.float32)
+
+    whole, resumed = prepared(), prepared()
+    states = fit(whole)
+    while (whole.epoch, whole.batch) != (1, 2):
+        next(states)
+    state = copy.deepcopy(whole.state_dict())
+    for _ in states:
+        pass
+    resumed.load_state_dict(state)
+    means = next(dict(state.completed) for state in fit(resumed) if state.completed)
+    assert math.isfinite(means["train"].loss)
+    for name, weight in whole.model.state_dict().items():
+        assert torch.equal(resumed.model.state_dict()[name], weight), name

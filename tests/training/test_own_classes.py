@@ -160,3 +160,36 @@ def test_an_own_loss_trains_and_is_noted_as_code_of_the_run(run_with_loss: Calla
     first = next(fit(training)).loss.item()
     assert folder.result.beginning.losses[0] == pytest.approx(2 * first, rel=0.02)  # the run may compute in bfloat16
     assert list(folder.origin.code.modules) == ["loss_e"]
+
+
+OPERATION = """
+import numpy as np
+
+
+class Own:
+    def draw(self, random, images):
+        return {drawn}
+
+    def __call__(self, x, targets, draws):
+        return {returned}
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "drawn", "returned", "said"),
+    [
+        ("operation_a", "random.normal(size=images)", "x, targets", r"draw must return an array \(images, k\)"),
+        ("operation_b", "np.zeros((images, 1))", "x[:, 0], targets", r"returns images \(2, 8, 8\)"),
+        ("operation_c", "np.zeros((images, 1))", "x + draws.misspelt, targets", "operation_c.py, line 10, in __call__"),
+    ],
+)
+def test_an_own_operation_that_is_wrong_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, drawn: str, returned: str, said: str
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / f"{module}.py").write_text(OPERATION.format(drawn=drawn, returned=returned))
+    trust(tmp_path / f"{module}.py")
+    words = ["epochs=1", "dataset/augmentation=cutout", f"dataset.augmentation=[{{_target_: {module}.Own}}]"]
+    with pytest.raises(UserError, match=rf"^dataset\.augmentation\[0\]: .*{said}"):
+        launch([row(tmp_path / "outputs", *words)])
+    assert not (tmp_path / "outputs").exists()

@@ -38,6 +38,7 @@ NETS = {
     "residual": [*CONNECTED, "model/shortcut=identity", "optimizer=sgd"],
     "convolutions": [*CONVOLUTIONAL, "optimizer=sgd"],
     "ghost_batches": [*CONVOLUTIONAL, "optimizer=sgd", "model.batchnorm_images=150"],
+    "mixed_images": [*CONVOLUTIONAL, "optimizer=sgd", "dataset/augmentation=mixup"],
     "convolutional_gates": [*CONVOLUTIONAL, "optimizer=nesterov", "model/shortcut=exclusive_gating_b6"],
     "convolutional_highway": [*HIGHWAY, "optimizer=caffe_nesterov"],
 }
