@@ -38,6 +38,7 @@ EXECUTION_KEYS = frozenset(
         "log_iterations",
         "overwrite",
         "code",
+        "reuse",
         "plan",
         "sweep",
     }
@@ -188,6 +189,7 @@ STEPS: tuple[Callable[[Frozen], Frozen], ...] = (
     Added("batchnorm_kernel", "torch"),
     Removed("trusted_targets"),
     Added("code", None),
+    Added("reuse", False),
     Added("loss", PLAIN_LOSS),
     Added("dataset.augmentation", [], target="deepnets.data.dataset.Dataset"),
 )

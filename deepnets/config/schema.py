@@ -136,6 +136,7 @@ class Config:
     log_iterations: Count = MISSING
     overwrite: bool = MISSING
     code: Optional[CodeChoice] = MISSING
+    reuse: bool = MISSING
     plan: Any = MISSING  # true, false or timed
     sweep: Optional[Sweep] = MISSING
 

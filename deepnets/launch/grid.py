@@ -26,6 +26,7 @@ from deepnets.config.schema import CodeChoice, Config, Row
 from deepnets.config.sweep import SWEEPS
 from deepnets.config.trust import choose_code
 from deepnets.errors import UserError
+from deepnets.launch.reuse import reuse, twins_of
 from deepnets.runs.code import OtherCode, changed_files, code_of, code_to_execute, execute_copy, noted, store
 from deepnets.runs.contents import FAILED, Code, Origin, Unreadable
 from deepnets.runs.execute import inspect
@@ -70,6 +71,8 @@ def launch(rows: list[Row]) -> int:
         first_lines = [f"{len(wrong)} of {len(rows)} runs cannot start; none was started"]
         raise UserError("\n".join([*first_lines, *reasons, *remedies]))
     launcher.check_all({folder: row.config for row, folder in zip(rows, folders, strict=True)})
+    if first.reuse:
+        _reuse(rows, folders)
     to_execute, trained_otherwise = {}, Counter[str]()
     for row, folder in zip(rows, folders, strict=True):
         try:
@@ -209,6 +212,19 @@ def lines_by_reason(reasons: Mapping[RunFolder, str]) -> list[str]:
         folders.setdefault(reason, []).append(folder)
     others = {reason: f" and {len(same) - 1} more" if len(same) > 1 else "" for reason, same in folders.items()}
     return [f"  {same[0]}{others[reason]}: {reason}" for reason, same in folders.items()]
+
+
+def _reuse(rows: list[Row], folders: list[RunFolder]) -> None:
+    """Copy what other sweeps have trained already, and say from where."""
+    by_folder = dict(zip(folders, rows, strict=True))
+    copied = Counter[str]()
+    for folder, twin in twins_of(rows, folders).items():
+        if not folder.has_begun:
+            with suppress(Locked):
+                reuse(by_folder[folder], folder, twin)
+                copied[str(RunFolder(twin.path.parent))] += 1
+    for row, count in copied.items():
+        print_line(f"{count} finished run{'s' * (count > 1)} copied from {row}")
 
 
 def _check(row: Row, folder: RunFolder, launcher: Launcher) -> None:

@@ -2,7 +2,7 @@
 
 import csv
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
@@ -16,12 +16,13 @@ from deepnets.data.dataset import Dataset
 from deepnets.errors import UserError
 from deepnets.launch.cost import Paces
 from deepnets.launch.grid import Launcher, launchable, lines_by_reason
+from deepnets.launch.reuse import twins_of
 from deepnets.runs.checkpoint import LAST
 from deepnets.runs.contents import Unreadable
 from deepnets.runs.folder import RunFolder, folders_of
 from deepnets.runs.status import UNREADABLE
 from deepnets.system.files import LONGEST_METRICS, read_text
-from deepnets.system.printing import as_text, console_for
+from deepnets.system.printing import as_text, console_for, print_line
 from deepnets.training.checks import check_settings
 from deepnets.training.hardware import describe, find_device, with_counted_devices
 from deepnets.training.size import Size, size_of
@@ -45,7 +46,15 @@ def show_plan(rows: list[Row]) -> int:
             status.update(as_text(f"planning {number}/{len(rows)} {folder}"))
             planned.append(_plan(row.config, folder, launcher, paces))
     _print(first, planned)
+    _print_twins(twins_of(rows, folders))
     return 1 if any(run.problem for run in planned) else 0
+
+
+def _print_twins(twins: Mapping[RunFolder, RunFolder]) -> None:
+    held = Counter((folder.path.parent.name, str(RunFolder(twin.path.parent))) for folder, twin in twins.items())
+    for (row, other), count in held.items():
+        seeds = f"{count} seed{'s' * (count > 1)}"
+        print_line(f"{row}: {seeds} finished in {other}, under the same identity; reuse=true copies them")
 
 
 def makespan(runs: Sequence[tuple[float, int]], devices: int) -> float:

@@ -142,6 +142,7 @@ class Origin(RunFile):
     created: str = ""
     code: Code | None = None
     cleaned: bool = False  # its checkpoints were removed on purpose
+    copied_from: str | None = None  # a run of the same identity in another sweep
 
 
 class Beginning(BaseModel):

@@ -29,7 +29,7 @@ from deepnets.runs.folder import folder_of
 
 REFUSED = "refused"
 # Keys and groups that came after the digests were written.
-LATER = ("batchnorm_kernel", "code", "loss", "dataset/augmentation")
+LATER = ("batchnorm_kernel", "code", "reuse", "loss", "dataset/augmentation", "augmentation", "runs_per_task", "setup")
 FILE = Path(__file__).with_name("golden.json")
 PROJECT = {
     "deepnets.yaml": "options: options\ndefaults: mine\n",
@@ -193,7 +193,8 @@ def digest(lines: list[str]) -> str:
 
 def _line(row: Row, place: Path) -> str:
     config = {key: value for key, value in asdict(row.config).items() if key not in ("sweep", *LATER)}
-    config["dataset"] = {key: value for key, value in config["dataset"].items() if key != "augmentation"}
+    for node in ("dataset", "launcher"):
+        config[node] = {key: value for key, value in config[node].items() if key not in LATER}
     config["trusted_targets"] = [*trusted()]  # where trust stood when the digests were written
     sweep = row.config.sweep and {"axes": row.config.sweep.axes, "deep": row.config.sweep.deep}
     choices = {group: option for group, option in row.choices.items() if group not in LATER}
