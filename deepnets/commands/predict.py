@@ -47,6 +47,7 @@ def main(words: Sequence[str] | None = None) -> int:
     ]
     table = pd.DataFrame(lines, columns=COLUMNS).to_csv(index=False)
     with writing(arguments.to):
+        arguments.to.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(arguments.to, table.encode(errors="surrogateescape"))  # names as the system has them
     print(printable(f"predictions  {RunFolder(arguments.to)}: {len(lines)} image{'s' * (len(lines) != 1)}"))
     return 1 if problems else 0

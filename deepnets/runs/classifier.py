@@ -65,7 +65,7 @@ class Classifier(nn.Module):
         Raises:
             UserError: the images are of another type or shape.
         """
-        images = torch.as_tensor(images)
+        images = images if isinstance(images, Tensor) else torch.tensor(images)  # a copy, as Pillow's are read-only
         channels, height, width = self.shape
         if images.dtype != torch.uint8 or images.shape[1:] != (height, width, channels):
             raise UserError(
