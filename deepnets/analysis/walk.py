@@ -1,8 +1,9 @@
 """A network as all analyses see it: a sequence of units, and the statistics that its batch normalisation works with."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,10 +11,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from deepnets.errors import UserError
 from deepnets.models.batchnorm import GhostBatchNorm
-from deepnets.models.fully_connected import FullyConnected
-from deepnets.models.highway import Highway
-from deepnets.models.network import UnitNetwork
 from deepnets.models.unit import Unit
+
+JOIN = (
+    "give it a property `parts`, the modules that an image passes in their order, with deepnets.models.unit.Unit among "
+    "them or their children (docs/networks.md)"
+)
 
 
 @dataclass(frozen=True)
@@ -43,47 +46,51 @@ class Walk:
 
 
 def walk_of(model: nn.Module) -> Walk:
-    """The walk of `model`.
+    """The walk of `model`: what its `parts` are, in order, where children of a part, or a part itself, may be a `Unit`.
 
     Raises:
-        UserError: the network is in training mode, of another family, or has no units.
+        UserError: the network is in training mode, does not say what its parts are, or has no units.
     """
     if model.training:
         raise UserError("this network is in training mode, where its output depends on the batch: call model.eval()")
-    modules: list[nn.Module]
-    ends: list[Callable[[Tensor], Tensor]]
-    match model:
-        case UnitNetwork():
-            modules, ends = [model.stem, *model.stages], [model.tail, model.average, model.head]
-        case Highway():
-            modules, ends = [model.stem, *model.stages], [model.tail, model.head]
-        case FullyConnected():
-            modules, ends = [nn.Flatten(), model.stem, model.stages], [model.head]
-        case _:
-            raise UserError(
-                f"{type(model).__name__}: only networks of the families in deepnets are made of known units"
-            )
+    parts: Sequence[Any] | None = getattr(model, "parts", None)
+    if parts is None:
+        raise UserError(f"{type(model).__name__}: does not say what its units are; {JOIN}")
     units: list[Unit] = []
     before: list[Callable[[Tensor], Tensor]] = []
     stages: list[int] = []
     pending: list[Callable[[Tensor], Tensor]] = []
     stage = -1
-    for module in modules:
-        has_units = any(isinstance(part, Unit) for part in module.children())
+    for module in parts:
+        inner = list(module.children()) if isinstance(module, nn.Module) and not isinstance(module, Unit) else []
+        has_units = any(isinstance(part, Unit) for part in inner)
         stage += has_units
-        for part in module.children() if has_units else [module]:
+        for part in inner if has_units else [module]:
             if isinstance(part, Unit):
                 units.append(part)
                 before.append(_chain(pending))
-                stages.append(stage)
+                stages.append(max(stage, 0))
                 pending = []
             else:
                 pending.append(part)
     if not units:
-        raise UserError("this network has no units to look at: choose a greater depth")
+        raise UserError(f"this network has no units to look at: choose a greater depth, or, if it is your own, {JOIN}")
     survival = getattr(model, "survival", None)
     b = survival.expected(len(units)) if survival else [1.0] * len(units)
-    return Walk(units, before, _chain([*pending, *ends]), b, stages)
+    return Walk(units, before, _chain(pending), b, stages)
+
+
+def check_parts(model: nn.Module, shape: tuple[int, int, int]) -> None:
+    """Whether a network in evaluation mode is what its `parts` say, on two images of noise (C, H, W) on the CPU.
+
+    Raises:
+        UserError: they give other logits.
+    """
+    x = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        logits, walked = model(x), walk_of(model).inputs(x)[-1]
+    if logits.shape != walked.shape or not torch.allclose(logits, walked, rtol=1e-3, atol=1e-4):
+        raise UserError(f"{type(model).__name__}: its parts, in their order, give other logits than its forward")
 
 
 def terms(unit: Unit, x: Tensor, b: float) -> tuple[Tensor, Tensor]:

@@ -46,5 +46,10 @@ class FullyConnected(nn.Module):
         """All units, from the first layer to the head."""
         return [unit for unit in self.stages if isinstance(unit, Unit)]
 
+    @property
+    def parts(self) -> list[nn.Module]:
+        """What an image passes, in this order; the units are children of `stages`."""
+        return [nn.Flatten(), self.stem, self.stages, self.head]
+
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.stages(self.stem(x.flatten(-3))))

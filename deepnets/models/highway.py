@@ -86,6 +86,11 @@ class Highway(nn.Module):
         """All highway layers, from the images to the head."""
         return [module for stage in self.stages for module in stage.children() if isinstance(module, Unit)]
 
+    @property
+    def parts(self) -> list[nn.Module]:
+        """What an image passes, in this order; the units are children of some."""
+        return [self.stem, *self.stages, self.tail, self.head]
+
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.tail(self.stages(self.stem(x))))
 

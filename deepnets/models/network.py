@@ -1,11 +1,13 @@
 """What networks made of units have in common: stem, stages of units, tail, head, and their division among processes."""
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 from deepnets.models.batchnorm import BatchNorm, GhostBatchNorm, SynchronizedBatchNorm
 from deepnets.models.initialization import Initialization, initialize
 from deepnets.models.parallel import Dropout, Share
-from deepnets.models.recomputation import through
+from deepnets.models.recomputation import Branch, through
 from deepnets.models.settings import Memory
 from deepnets.models.shortcuts import Dropped
 from deepnets.models.survival import Survival, own_generator
@@ -29,6 +31,11 @@ class UnitNetwork(nn.Module):
         """All units, from the stem to the head."""
         return [unit for stage in self.stages for unit in stage.children() if isinstance(unit, Unit)]
 
+    @property
+    def parts(self) -> list[Callable[[Tensor], Tensor]]:
+        """What an image passes, in this order; the units are children of some."""
+        return [self.stem, *self.stages, self.tail, self.average, self.head]
+
     def complete(self, survival: Survival | None, initialization: Initialization | str) -> None:
         """Draw all parameters; raises ValueError where units cannot do without their branch, or as `initialize`."""
         self.survival = survival
@@ -50,7 +57,8 @@ class UnitNetwork(nn.Module):
         """
         self.memory = memory
         for unit in self.units:
-            unit.branch.recompute = memory == Memory.recompute_activations
+            if isinstance(unit.branch, Branch):
+                unit.branch.recompute = memory == Memory.recompute_activations
 
     def forward(self, x: Tensor) -> Tensor:
         layers = [layer for stage in self.stages for layer in stage.children()]

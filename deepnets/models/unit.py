@@ -27,7 +27,7 @@ class Unit(nn.Module):
     """
 
     def __init__(
-        self, *, before: nn.Module, branch: Branch, shortcut: nn.Module, after: nn.Module, channels: int
+        self, *, before: nn.Module, branch: nn.Sequential, shortcut: nn.Module, after: nn.Module, channels: int
     ) -> None:
         super().__init__()
         self.before = before

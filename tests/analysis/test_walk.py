@@ -8,7 +8,9 @@ from torch import nn
 from deepnets.analysis.gradients import bypass_factors, gradient_norms
 from deepnets.analysis.lesion import intact, scores, with_deleted
 from deepnets.analysis.paths import norms_by_length
-from deepnets.analysis.walk import Walk, recalibrate_batchnorm, walk_of, with_batch_statistics
+from deepnets.analysis.walk import Walk, check_parts, recalibrate_batchnorm, walk_of, with_batch_statistics
+from deepnets.errors import UserError
+from deepnets.models.unit import Unit
 from deepnets.run import build_model
 from tests.networks import small_batch, small_network
 
@@ -98,3 +100,61 @@ def test_a_settled_net_evaluates_images_as_training_mode_does(images: str) -> No
         layer.train()
     torch.testing.assert_close(settled, model(x), rtol=1e-2, atol=1e-2)  # running variances are the unbiased ones
     assert (unsettled - settled).abs().max() > 0.1
+
+
+class Sum(nn.Module):
+    def forward(self, x: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+        return x + r
+
+
+def own_unit() -> Unit:
+    branch = nn.Sequential(nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1))
+    return Unit(before=nn.Identity(), branch=branch, shortcut=Sum(), after=nn.Identity(), channels=4)
+
+
+class Own(nn.Module):
+    """Two stages of units, and one that is no stage's child."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 4, 3)
+        self.stages = nn.ModuleList([nn.Sequential(own_unit(), own_unit()), nn.Sequential(nn.ReLU(), own_unit())])
+        self.last = own_unit()
+        self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for part in (self.stem, *self.stages, self.last, self.head):
+            x = part(x)
+        return x
+
+
+class Said(Own):
+    @property
+    def parts(self) -> list[nn.Module]:
+        return [self.stem, *self.stages, self.last, self.head]
+
+
+class Wrong(Own):
+    @property
+    def parts(self) -> list[nn.Module]:
+        return [self.stem, *self.stages, self.head]
+
+
+def test_a_net_of_ones_own_is_walked_by_its_parts() -> None:
+    model, x = Said().eval(), torch.randn(4, 1, 8, 8)
+    walk = walk_of(model)
+    assert walk.stages == [0, 0, 1, 1]
+    torch.testing.assert_close(walk.inputs(x)[-1], model(x))
+    check_parts(model, (1, 8, 8))
+    assert (gradient_norms(walk, x, torch.arange(4)) > 0).all()
+
+
+def test_a_net_of_ones_own_is_told_how_to_join() -> None:
+    with pytest.raises(UserError, match=r"Own: does not say what its units are; give it a property `parts`.*networks"):
+        walk_of(Own().eval())
+    with pytest.raises(UserError, match="Wrong: its parts, in their order, give other logits"):
+        check_parts(Wrong().eval(), (1, 8, 8))
+    empty = Said()
+    empty.stages, empty.last = nn.ModuleList(), nn.Identity()
+    with pytest.raises(UserError, match=r"no units to look at.*property `parts`"):
+        walk_of(empty.eval())

@@ -12,7 +12,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from deepnets.analysis.walk import recalibrate_batchnorm
+from deepnets.analysis.walk import check_parts, recalibrate_batchnorm
 from deepnets.command import add_weights_options
 from deepnets.config.compose import compose
 from deepnets.config.project import CONF
@@ -23,6 +23,7 @@ from deepnets.errors import UserError, printable
 from deepnets.run import load_run
 from deepnets.runs.folder import RunFolder, folder_of
 from deepnets.training.assembly import dataset_of, model_of, splits_of
+from deepnets.training.checks import has_own_classes
 from deepnets.training.hardware import find_device, set_arithmetic
 
 
@@ -185,6 +186,7 @@ def _names(folders: Sequence[str]) -> list[str]:
 def _trained(path: Path, name: str, arguments: argparse.Namespace) -> Subject:
     folder = RunFolder(path)
     model, config = load_run(path, allow_previous=arguments.allow_previous)
+    _check_own(model, config)
     result = folder.completed
     if result and result.selected_epoch not in (None, result.epochs):
         print(
@@ -207,9 +209,16 @@ def _fresh(overrides: Sequence[str], arguments: argparse.Namespace) -> Subject:
     folder = Path(config.output_root) / "analysis" / f"{run.parent.name},{run.name}"
     config = _rooted(config, arguments.root)
     model = fresh_network(config, {}, config.seed)
+    _check_own(model, config)
     device = find_device(arguments.device)
     name = f"{run.parent.name}/{run.name}, untrained"
     return Subject(name, placed(model, device), config, arguments.output or folder, False, device)
+
+
+def _check_own(model: nn.Module, config: Config) -> None:
+    """Whether a network of the user's own that says what its parts are is made of them; raises as `check_parts`."""
+    if has_own_classes(config.model) and hasattr(model, "parts"):
+        check_parts(model, dataset_of(config).shape)
 
 
 def _rooted(config: Config, root: str | None) -> Config:
