@@ -57,7 +57,8 @@ def explain(error: Exception) -> str:
     if match := re.match(r"Ambiguous value for argument '(.+)'", line):
         if match[1].startswith("sweep="):
             return f"{match[1]}: a command trains one sweep"
-        return f"{match[1]}: add -m to train a run with each value, or [ ] around a list"
+        brackets = ", or [ ] around a list" * ("." in match[1].partition("=")[0])  # no other key takes one
+        return f"{match[1]}: add -m to train a run with each value{brackets}"
     if match := re.match(r".*[Mm]issing mandatory value: (.+)", line):
         return f"{match[1] if '.' in match[1] else getattr(error, 'full_key', match[1])}: needs a value"
     full_key = getattr(error, "full_key", None)

@@ -40,7 +40,8 @@ from deepnets.hydra_errors import explain
         ("+epochs=3", "+epochs: it is there already; leave out the +"),
         ("+model=resnet20", "+model: it is there already; leave out the +"),
         ("~foo", "~foo: no such key"),
-        ("seed=1,2", "seed=1,2: add -m to train a run with each value, or [ ] around a list"),
+        ("seed=1,2", "seed=1,2: add -m to train a run with each value"),
+        ("model.widths=4,8", "model.widths=4,8: add -m to train a run with each value, or [ ] around a list"),
         ("model.depth=[1", "model.depth=[1: cannot be read: no viable alternative at input '[1'"),
         (
             "model.widths=[16,",

@@ -168,6 +168,25 @@ def targets_in(node: Any) -> Iterator[str]:
             yield from targets_in(value)
 
 
+def takes(settings: Any, key: str, value: Any) -> bool:
+    """Whether `settings`, a node of a configuration or the configuration itself, may have the value under a dotted key.
+
+    True where nobody can say: there is no such key, or its class is not one that a configuration may name.
+    """
+    *path, last = key.split(".")
+    annotations = annotations_of(Config)
+    for name in path:
+        settings = settings.get(name) if isinstance(settings, dict) else None
+        target = settings.get("_target_") if isinstance(settings, dict) else None
+        is_known = isinstance(target, str) and (target in TARGETS or is_trusted(target))
+        annotations = signature_of(target)[1] if is_known else {}
+    try:
+        _adapter(annotations.get(last, Any)).validate_python(value, strict=True)
+    except ValidationError:
+        return False
+    return True
+
+
 @cache
 def annotations_of(schema: type) -> dict[str, Any]:
     return get_type_hints(schema, include_extras=True)
@@ -246,7 +265,7 @@ def _check_type(where: str, value: Any, annotation: Any, strict: bool = True) ->
     try:
         _adapter(annotation).validate_python(value, strict=strict)
     except ValidationError as error:
-        first = error.errors()[0]
+        first = max(error.errors(), key=lambda each: len(each["loc"]))  # of a list, what is wrong inside
         path = "".join(f"[{index}]" for index in first["loc"] if isinstance(index, int))
         is_option = first["type"] == "callable_type"
         said = f"choose an option by {where.replace('.', '/')}=NAME" if is_option else _said(first["msg"])

@@ -16,7 +16,7 @@ from hydra._internal.utils import get_args_parser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from deepnets.config.build import check_early
+from deepnets.config.build import check_early, check_ranges, takes
 from deepnets.config.compose import (
     ABSENT,
     Composed,
@@ -34,8 +34,8 @@ from deepnets.config.compose import (
 )
 from deepnets.config.identity import flat, is_execution
 from deepnets.config.project import CONF, check_options_folder, read_project
-from deepnets.config.schema import DEFAULTS, Row, Search, Sweep
-from deepnets.config.sweep import rows_of
+from deepnets.config.schema import DEFAULTS, Row, Search, Sweep, axes_of
+from deepnets.config.sweep import check_file, params_of, rows_of
 from deepnets.config.trust import trust
 from deepnets.errors import UserError
 
@@ -65,6 +65,8 @@ def rows_of_command() -> list[Row]:
     flags = _flags(words)
     known = {*search.places, *_typed_places(flags.overrides)}
     _check_folders(known)  # before Hydra reads them
+    for file in _sweep_files(flags.overrides, known):
+        check_file(file)
     if flags.help or flags.hydra_help or flags.cfg or flags.info or flags.shell_completion:
         _show(words, flags.overrides, search)
         return []
@@ -134,6 +136,7 @@ def check_widths(row: Row) -> None:
 
 def _rows(words: Sequence[str], multirun: bool, search: Search) -> list[Row]:
     """Every run of the grid, composed; a single one where no grid is asked for."""
+    words = [_with_commas(word, {}) if "=[" in word and "." not in key_of(word) else word for word in words]
     check_words(words)
     of_hydra = [word for word in words if parsed(word).is_hydra_override()]
     if swept := [word for word in of_hydra if parsed(word).is_sweep_override()]:
@@ -147,16 +150,48 @@ def _rows(words: Sequence[str], multirun: bool, search: Search) -> list[Row]:
         if not f"{key_of(word)}.".startswith(tuple(f"{key}." for key in (*HYDRA_KEYS, *HARMLESS))):
             raise UserError(f"{word}: changes nothing here; of Hydra's settings deepnets reads {', '.join(HYDRA_KEYS)}")
     sweep: Any = OmegaConf.to_object(page.config.sweep) if page.config.sweep else Sweep()
+    sweep.axes = axes_of(vars(sweep))
+    check_ranges(sweep, "sweep.")
     params: Any = OmegaConf.to_container(page.hydra.sweeper.params or OmegaConf.create({}), resolve=True)
-    if not (multirun or page.hydra.mode == RunMode.MULTIRUN or sweep.zip or sweep.exclude or sweep.union):
-        if page.config.sweep and params:
+    is_table = sweep.seeds is not None or sweep.rows
+    is_grid = multirun or page.hydra.mode == RunMode.MULTIRUN or (is_table and page.hydra.mode is None)
+    if not (is_grid or sweep.zip or sweep.exclude or sweep.union):
+        if page.config.sweep and params and not is_table:
             name = f"sweep={page.choices['sweep']}"
             raise UserError(f"{name}: its hydra.sweeper.params make no rows; add `mode: MULTIRUN` below its `hydra:`")
         return [compose(words, search)]
     # The folders that hydra.searchpath names stand in this search.
     search = search_of(page.hydra, search.defaults)
     of_hydra = [word for word in of_hydra if key_of(word) != "hydra.searchpath"]
+    if any(key_of(word) == "sweep.seeds" for word in task):
+        params.pop("seed", None)  # a scale's
+    params = params_of(sweep.rows, sweep.seeds, params)
+    if any("." in key_of(word) and isinstance(parsed(word).value(), list) for word in task):
+        chosen = [word for word in task if "." not in key_of(word) and not parsed(word).is_sweep_override()]
+        settings = OmegaConf.to_container(composed((*of_hydra, *chosen), search).config, resolve=False)
+        task = [_with_commas(word, settings) for word in task]
     return [compose([*of_hydra, *row], search) for row in rows_of(params, sweep, task, search)]
+
+
+def _with_commas(word: str, settings: Any) -> str:
+    """A list of values as Hydra takes it: `seed=[0,1]` as `seed=0,1`, but not `model.widths=[4,8,16]`, one value.
+
+    `settings` is the configuration whose classes say which of their arguments are lists.
+    """
+    override, values = parsed(word), parsed(word).value()
+    key = override.key_or_group
+    is_group = "/" in key or (CONF / key).is_dir()
+    if not isinstance(values, list) or not values or not (is_group or not takes(settings, key, values)):
+        return word
+    return f"{override.get_key_element()}={override.get_value_element_as_str()[1:-1]}"
+
+
+def _sweep_files(words: Iterable[str], places: Iterable[str]) -> list[Path]:
+    """The file of the sweep that is typed, in each place that has one."""
+    names = [parsed(word).value() for word in words if key_of(word) == "sweep"]
+    folders = [CONF, *(Path(place.removeprefix("file://")) for place in places if place.startswith("file://"))]
+    files = [folder / "sweep" / f"{name}.yaml" for name in names if isinstance(name, str) for folder in folders]
+    return [file for file in files if file.is_file()]
 
 
 def _page(of_hydra: Sequence[str], task: Sequence[str], search: Search) -> Composed:
@@ -167,7 +202,8 @@ def _page(of_hydra: Sequence[str], task: Sequence[str], search: Search) -> Compo
         if not parsed(word).is_sweep_override() and re.fullmatch(r"(sweep|scale)\..*|[^./]+", key_of(word))
     ]
     page = composed((*of_hydra, *(word for word in shared if not plain_value(word))), search)
-    axes = str(OmegaConf.to_container(page.hydra.sweeper, resolve=False))
+    sweep = OmegaConf.to_container(page.config, resolve=False)["sweep"] or {}  # type: ignore[call-overload,index]
+    axes = str([OmegaConf.to_container(page.hydra.sweeper, resolve=False), sweep.get("rows"), sweep.get("seeds")])
     if any(plain_value(word) and re.search(rf"\b{key_of(word)}\b", axes) for word in shared):
         return composed((*of_hydra, *shared), search)
     return page
@@ -176,7 +212,8 @@ def _page(of_hydra: Sequence[str], task: Sequence[str], search: Search) -> Compo
 def _options_on_axes(page: Composed) -> dict[str, list[str]]:
     """By axis of the sweep and of each entry of its union, the values."""
     found: dict[str, list[str]] = {}
-    for axes in (page.hydra.sweeper.params or {}, *(page.config.sweep.union if page.config.sweep else ())):
+    sweep = page.config.sweep or {"rows": {}, "union": []}
+    for axes in (sweep["rows"], page.hydra.sweeper.params or {}, *sweep["union"]):
         for axis, values in axes.items():
             words = re.split(r"[,\s]+", values) if isinstance(values, str) else values
             found.setdefault(axis, []).extend(words if isinstance(words, Sequence) else [words])

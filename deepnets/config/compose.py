@@ -33,7 +33,7 @@ from deepnets.config.identity import flat
 from deepnets.config.project import CONF, home, program
 from deepnets.config.resolvers import at_scale, case, choice, log_uniform, uniform
 from deepnets.config.safe_yaml import refuse_interpolations
-from deepnets.config.schema import Config, Row, Search
+from deepnets.config.schema import Config, Row, Search, axes_of
 from deepnets.errors import UserError
 
 ABSENT = object()  # where there is no such key
@@ -151,6 +151,8 @@ def typed(composed: DictConfig) -> Config:
         refuse_interpolations(OmegaConf.to_container(composed, resolve=True))
     except ValueError as error:
         raise UserError(f"a value is written with a backslash in front of ${{: {error}") from error
+    if config.sweep:
+        config.sweep.axes = axes_of(vars(config.sweep))
     for place, schema in (("", config), ("scale.", config.scale), ("sweep.", config.sweep)):
         if schema is None:
             continue

@@ -1,10 +1,13 @@
 """The shape of a run: names and types. Every value stands in conf/, none here."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Optional
+from typing import Annotated, Any, Optional
 
 from omegaconf import MISSING
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import CoreSchema
 
 from deepnets.models.settings import Memory
 from deepnets.system.ranges import Count, Name, NotNegative, Positive, PositiveFactor, Seed, Threads
@@ -53,9 +56,23 @@ class CodeChoice(StrEnum):
     current = "current"
 
 
+@dataclass(frozen=True)
+class Typed:
+    """In an annotation, the type of values that OmegaConf takes as `Any`: it knows neither these unions nor ranges."""
+
+    type: Any
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return handler.generate_schema(self.type)
+
+
+Values = Annotated[dict[str, Any], Typed(dict[str, str | bool | int | float | list[Any]])]
+Seeds = Annotated[Any, Typed(Count | list[Seed] | None)]
+
+
 @dataclass
 class Published:
-    """What a paper prints, in percent, by row; rows are named as folders are: the values of `Sweep.axes` with commas.
+    """What a paper prints, in percent, by row; rows are named as folders are: the values of `Sweep.rows` with commas.
 
     `statistic` says what `test_error` is, as in "median of 5" or "single". An error is a number, `fail` (non-finite or
     above 20), or null where the paper draws it without a number. Further statistics of the same rows stand in `mean`,
@@ -77,15 +94,18 @@ class Published:
 
 @dataclass
 class Sweep:
-    """A sweep: `axes` are the choices that name a row, `reported` is what the paper prints about the rows.
+    """A sweep: `rows` are the choices that name a row, each with its values, `reported` what the paper prints of them.
 
-    `claims` are what it states about them, as `deepnets.config.claim` reads it, and `margins` the percent points, by
+    `seeds` is how many seeds each row has, from 0 on, or a list of them. `axes` names the choices alone: where a file
+    of before gives their values as Hydra's sweeper takes them, and in a frozen run. `claims` are what it states about them, as `deepnets.config.claim` reads it, and `margins` the percent points, by
     scale, below which a difference of two rows counts as none. `deep` states that scale=deep suits its networks. `zip`
     pairs axes instead of multiplying them, `exclude` leaves out the rows with all these values, `union` joins blocks of
     rows, each with axes of its own: see `deepnets.config.sweep`.
     """
 
-    axes: list[str] = MISSING
+    rows: Values = field(default_factory=dict)
+    seeds: Seeds = None
+    axes: list[str] = field(default_factory=list)
     deep: bool = False
     reported: Published = field(default_factory=Published)
     claims: list[dict[str, Any]] = field(default_factory=list)
@@ -93,6 +113,16 @@ class Sweep:
     zip: list[list[str]] = field(default_factory=list)
     exclude: list[dict[str, Any]] = field(default_factory=list)
     union: list[dict[str, Any]] = field(default_factory=list)
+
+
+def axes_of(sweep: Mapping[str, Any]) -> list[str]:
+    """The choices that name a row of a sweep's node: its `axes`, or the keys of `rows` and then those of `union`."""
+    axes, rows, union = (sweep.get(key) for key in ("axes", "rows", "union"))
+    if axes and isinstance(axes, list):
+        return axes
+    blocks = [rows, *(union if isinstance(union, list) else ())]
+    keys = [str(key) for block in blocks if isinstance(block, Mapping) for key in block]
+    return [key for key in dict.fromkeys(keys) if key != "seed"]
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""A sweep: what its file says, and its rows: all combinations of its axes, but for its `zip`, `exclude` and `union`."""
+"""A sweep: its file, and its rows: all combinations of the values of its axes, but for `zip`, `exclude` and `union`."""
 
 import json
 from collections import Counter
@@ -13,6 +13,7 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Override, RangeSweep
+from hydra.plugins.config_source import ConfigSource
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -21,13 +22,14 @@ from deepnets.config.identity import plain
 from deepnets.config.project import CONF
 from deepnets.config.resolvers import at_scale
 from deepnets.config.safe_yaml import LOADER
-from deepnets.config.schema import Search, Sweep
+from deepnets.config.schema import Search, Sweep, axes_of
 from deepnets.errors import UserError
 
 Axes = dict[str, list[str]]  # the values of each axis, as they are typed
 Row = dict[str, str]
 R = TypeVar("R")
 
+HEADER = "# @package _global_"
 SWEEPS = CONF / "sweep"
 LARGEST_GRID = 10_000  # runs of one command, which are all composed before the first one starts
 TOO_LARGE = f"a grid of more than {LARGEST_GRID:,} runs, the most that one command composes"
@@ -46,9 +48,9 @@ def rows_of(
             was typed has no row left, or there are more than `LARGEST_GRID` rows; names the rule.
     """
     words = _axes(typed, search)
-    entries = [_axes_of(entry) for entry in sweep.union or [{}]]
+    entries = [_values(entry, search) for entry in sweep.union or [{}]]
     joining = {key for entry in entries for key in entry}
-    blocks = [_axes_of(params) | entry for entry in entries]
+    blocks = [_values(params, search) | entry for entry in entries]
     known = {key for block in blocks for key in block}
     for rule, groups in (("zip", sweep.zip), ("exclude", sweep.exclude)):
         if unknown := [key for group in groups for key in group if key not in known]:
@@ -56,7 +58,7 @@ def rows_of(
                 f"sweep.{rule}: {unknown[0]} is not an axis of this sweep; it has {', '.join(sorted(known))}"
             )
     joined = _bounded(row for block in blocks for row in _rows(block, known, joining, sweep.zip, words))
-    rows = [row for row in joined if not any(_matches(row, _axes_of(entry)) for entry in sweep.exclude)]
+    rows = [row for row in joined if not any(_matches(row, _values(entry, search)) for entry in sweep.exclude)]
     for key in [key for key in words if key in known]:
         left = {row.get(key) for row in rows}
         for value in [value for value in words[key] if value not in left]:
@@ -70,6 +72,35 @@ def rows_of(
         raise UserError(f"sweep.union: two of its entries produce the row {equal[0]}")
     constant = {key: values for key, values in words.items() if key not in known}
     return _bounded(_typed(row) + _typed(more) for row in rows for more in _products(constant))
+
+
+def params_of(rows: Mapping[str, Any], seeds: Any, params: Mapping[str, Any]) -> dict[str, Any]:
+    """All axes of a sweep with their values: `rows`, `seeds`, and before them what Hydra's sweeper has (`params`).
+
+    Raises:
+        UserError: `rows` has the seed, which names no row.
+    """
+    if "seed" in rows:
+        raise UserError("sweep.rows: seed names no row; write sweep.seeds, as 3 (for 0, 1, 2) or [3, 4, 5]")
+    seed = {} if seeds is None else {"seed": f"range({seeds})" if isinstance(seeds, int) else seeds}
+    return {**rows, **seed, **params}
+
+
+def check_file(file: Path) -> None:
+    """Check what Hydra would not say of a sweep's file.
+
+    Raises:
+        UserError: it is not YAML, does not begin as it must, or has its rows in two ways.
+    """
+    content = _content(file)
+    if content.keys() - {"defaults"} and _package(file.read_text()) != HEADER.split()[-1]:
+        raise UserError(f"{file}: begins without its header; the first line of a sweep is {HEADER}")
+    sweep, hydra = (content[key] if isinstance(content.get(key), dict) else {} for key in ("sweep", "hydra"))
+    sweeper = hydra["sweeper"] if isinstance(hydra.get("sweeper"), dict) else {}
+    ways = [f"sweep.{key}" for key in ("rows", "seeds", "axes") if sweep.get(key) is not None]
+    ways += ["hydra.sweeper.params"] * bool(sweeper.get("params"))
+    if {"sweep.rows", "sweep.seeds"} & {*ways} and {"sweep.axes", "hydra.sweeper.params"} & {*ways}:
+        raise UserError(f"{file}: has {' and '.join(ways)}; write all values in sweep.rows and sweep.seeds alone")
 
 
 def sweep_of(file: Path) -> dict[str, Any]:
@@ -105,12 +136,22 @@ def names_at(file: Path, scale: str) -> set[str]:
     Raises:
         UserError: as `sweep_of` and `rows_of`.
     """
-    params, node = set_at_scale(file, "hydra.sweeper.params", scale), sweep_of(file)
-    if not params:
+    node = sweep_of(file)
+    rows, params = (set_at_scale(file, key, scale) or {} for key in ("sweep.rows", "hydra.sweeper.params"))
+    if not rows and not params:
         return set()
-    rules = Sweep(**{name: node[name] for name in ("axes", "zip", "exclude", "union") if name in node})
-    rows = [dict(word.split("=", 1) for word in row) for row in rows_of(params | {"seed": 0}, rules, [])]
-    return {plain(",".join(row.get(axis, "") for axis in rules.axes)) for row in rows}
+    rules = Sweep(axes=axes_of(node), **{name: node[name] for name in ("zip", "exclude", "union") if name in node})
+    grid = rows_of(params_of(rows, None, params | {"seed": 0}), rules, [])
+    named = [dict(word.split("=", 1) for word in row) for row in grid]
+    return {plain(",".join(row.get(axis, "") for axis in rules.axes)) for row in named}
+
+
+def _package(text: str) -> str | None:
+    """The package that the header of a file of options names, as Hydra reads it."""
+    try:
+        return ConfigSource._get_header_dict(text)["package"]
+    except ValueError:  # a header of too many words
+        return None
 
 
 def _content(file: Path) -> dict[str, Any]:
@@ -173,16 +214,31 @@ def _typed(row: Row) -> list[str]:
     return [key if key.startswith("~") and not value else f"{key}={value}" for key, value in row.items()]
 
 
-def _axes_of(node: Mapping[str, Any]) -> Axes:
-    """`{seed: 0,1}` and `{seed: [0, 1]}` as `{seed: ["0", "1"]}`."""
+def _values(node: Mapping[str, Any], search: Search) -> Axes:
+    """`{seed: [0, 1]}`, and `{seed: range(2)}` as a command has it, as `{seed: ["0", "1"]}`."""
     axes: Axes = {}
     for key, value in node.items():
         if isinstance(value, str):
-            axes |= _axes([f"{key}={value}"])
+            axes |= _axes([f"{key}={value}"], search)
         else:
             values = value if isinstance(value, Sequence) else [value]
-            axes[str(key)] = [each if isinstance(each, str) else json.dumps(each) for each in values]
+            if not values:
+                raise UserError(f"sweep: {key} has no value")
+            axes[str(key)] = [_value(str(key), each) for each in values]
     return axes
+
+
+def _value(key: str, value: Any) -> str:
+    """A value of a list as a command has it, in the one way of writing it by which equal values are found.
+
+    Raises:
+        UserError: the value stands for several, as `range(3)`.
+    """
+    text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+    override = parsed(f"{key}={text}")
+    if override.is_sweep_override():
+        raise UserError(f"sweep: {key}: {text} in a list stands for several values; write it without [ ]")
+    return _written(override)
 
 
 def _axes(words: Sequence[str], search: Search = CONF_ALONE) -> Axes:

@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from deepnets.config.claim import Claim, Measured, Relation, claims_of, margins_of, registered_of
-from deepnets.config.schema import Row
+from deepnets.config.schema import Row, axes_of
 from deepnets.config.sweep import SWEEPS, names_at, set_at_scale, sweep_of
 from deepnets.results.cell import FAIL_ABOVE, compared_error
 from deepnets.results.columns import (
@@ -88,7 +88,7 @@ def findings_of(table: Table, index: int, sweeps: Path) -> list[Finding]:
         name = f"{table.name}/{claim.hash}"
         other, _, second = claim.second.rpartition("/")
         second_rows = _sibling(column, table.name, other) if other else column.rows
-        pairs = [(claim.first, second)] if other else pairs_of(claim, table.rows, len(sweep.get("axes") or [""]))
+        pairs = [(claim.first, second)] if other else pairs_of(claim, table.rows, len(axes_of(sweep)) or 1)
         for one, two in pairs:
             named = claim.above if column.is_published_protocol else None
             bound = named or (paper if is_papers else _fails_here(column, one))

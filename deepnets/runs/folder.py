@@ -242,7 +242,7 @@ def folders_of(rows: list[Row]) -> list[RunFolder]:
     twice = [path for path, count in Counter(folder.path for folder in folders).items() if count > 1]
     if twice:
         raise UserError(
-            f"several rows would share the folder {RunFolder(twice[0])}; a key that differs must be in sweep.axes"
+            f"several rows would share the folder {RunFolder(twice[0])}; a key that differs must be in sweep.rows"
         )
     return folders
 
@@ -261,7 +261,7 @@ def folder_of(row: Row) -> RunFolder:
         if not all(isinstance(axis, str) for axis in axes):
             raise UserError(f"sweep.axes: got {brief(axes)}; must be names of choices")
         if not axes:
-            raise UserError("sweep.axes: names no choice, so that all rows would share a folder")
+            raise UserError("sweep.rows: names no choice; must be as {model/shortcut: [identity, none]}")
         grid = "+".join([row.choices["sweep"], *_changes(row, {"sweep", *axes})])
         name = ",".join(_axis_value(row, axis) for axis in axes)
     else:

@@ -28,6 +28,14 @@ SWEEP: dict[str, Any] = {
     },
     "hydra": {"mode": "MULTIRUN", "sweeper": {"params": {"model/shortcut": "identity,none", "seed": "0,1"}}},
 }
+FEWEST: dict[str, Any] = {
+    "epochs": 1,
+    "sweep": {
+        "rows": {"model/shortcut": ["identity", "none"], "model.depth": ["range(8,9)", 14]},
+        "union": [{"batch_size": [8, 16]}],
+        "seeds": [3, 4],
+    },
+}
 PARTS: list[Any] = [
     *HOSTILE, CALL, [CALL], {"a": CALL}, "${oc.create:{_target_: os.mkdir}}", "${nope}", "\\${seed}", "os.mkdir",
     ["override /hydra/callbacks: mine"], [{"/hydra/callbacks": "mine"}], [{"nope": "nope"}], ["nope"],
@@ -43,7 +51,7 @@ def written(draw: random.Random) -> str:
     """A sweep's file, damaged in one of many ways."""
     if draw.random() < 0.25:
         return draw.choice(TEXTS)
-    sweep = copy.deepcopy(SWEEP)
+    sweep = copy.deepcopy(draw.choice([SWEEP, FEWEST]))
     *path, last = draw.choice(list(places(sweep)))
     node: Any = sweep
     for name in path:

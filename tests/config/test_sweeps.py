@@ -1,5 +1,6 @@
 """Every committed table: its rows compose, are named as the paper's results are, and build; scales and random draws."""
 
+import json
 import math
 from collections.abc import Sequence
 from functools import cache
@@ -47,13 +48,21 @@ def composed(*overrides: str) -> Row:
     return Row(typed(config), choices, task)
 
 
+def said(values: list[Any]) -> str:
+    """A list of values as Hydra's sweeper takes it."""
+    return ",".join(value if isinstance(value, str) else json.dumps(value) for value in values)
+
+
 @cache
 def grid(sweep: str, scale: str = "full") -> list[list[str]]:
     """The overrides of each row and seed, as Hydra's own sweeper multiplies them."""
     register()
     base = [f"sweep={sweep}", f"scale={scale}"] if scale != "full" else [f"sweep={sweep}"]
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        axes = compose("train", base, return_hydra_config=True).hydra.sweeper.params
+        page = compose("train", base, return_hydra_config=True)
+    table = OmegaConf.to_container(page.sweep, resolve=True)
+    axes = {key: values if isinstance(values, str) else said(values) for key, values in table["rows"].items()}
+    axes |= {"seed": f"range({table['seeds']})"} | (page.hydra.sweeper.params or {})
     words = [f"{key}={value}" for key, value in axes.items()]
     batches = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(words), max_batch_size=None)
     return [[*base, *row] for batch in batches for row in batch]

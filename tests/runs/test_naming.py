@@ -145,10 +145,6 @@ def test_a_users_images_are_named_as_they_are_called(tmp_path: Path) -> None:
     assert folder_of(row(tmp_path, *images, "dataset.source.name=pets")).path.parent.name == "digits_resnet,pets"
 
 
-@pytest.mark.parametrize(
-    ("axes", "message"),
-    [("[]", "names no choice"), ("[nope]", "nope is neither a group of options nor a key of the configuration")],
-)
-def test_axes_that_name_no_row_are_refused(tmp_path: Path, axes: str, message: str) -> None:
-    with pytest.raises(UserError, match=rf"sweep\.axes: {message}"):
-        folder_of(row(tmp_path, "sweep=digits_shortcuts", f"sweep.axes={axes}"))
+def test_axes_that_name_no_row_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"sweep\.axes: nope is neither a group of options nor a key of the config"):
+        folder_of(row(tmp_path, "sweep=digits_shortcuts", "sweep.axes=[nope]"))

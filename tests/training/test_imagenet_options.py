@@ -32,9 +32,9 @@ def rows() -> list[list[str]]:
     """The words of each row of each sweep of an ImageNet protocol, with one seed."""
     found = []
     for file in SWEEPS:
-        params = yaml.safe_load(file.read_text())["hydra"]["sweeper"]["params"]
-        axes = [[f"{key}={value}" for value in str(values).split(",")] for key, values in params.items()]
-        found += [[f"sweep={file.stem}", *words] for words in itertools.product(*axes)]
+        rows = yaml.safe_load(file.read_text())["sweep"]["rows"]
+        axes = [[f"{key}={value}" for value in values] for key, values in rows.items()]
+        found += [[f"sweep={file.stem}", *words, "seed=0"] for words in itertools.product(*axes)]
     return found
 
 
