@@ -37,7 +37,7 @@ from deepnets.config.project import CONF, check_options_folder, read_project
 from deepnets.config.schema import DEFAULTS, Row, Search, Sweep, axes_of
 from deepnets.config.sweep import check_file, params_of, rows_of
 from deepnets.config.trust import trust
-from deepnets.errors import UserError
+from deepnets.errors import UserError, brief
 
 PLUGINS = {  # Hydra's defaults; others would change nothing
     "sweeper": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper",
@@ -47,6 +47,7 @@ HYDRA_KEYS = ("hydra.mode", "hydra.searchpath", "hydra.sweeper.params")  # read 
 HARMLESS = ("hydra.job.name", "hydra.verbose")  # for Hydra's users, who may type them by habit
 NODES = ("model", "dataset", "optimizer", "schedule", "loss")
 WIDTHS = ([16, 32, 64], [64, 128, 256, 512])  # those of which scale=deep has a quarter
+OTHER_FOLDERS = {"runs": "the runs without a sweep", "records": "the records"}
 PAGES = ("sweep", "protocol")  # the groups whose files set values of other groups' options
 
 
@@ -78,6 +79,7 @@ def rows_of_command() -> list[Row]:
     for row in rows:
         check_options(row)
         check_widths(row)
+        check_name(row)
     check_early(rows)
     return rows
 
@@ -132,6 +134,23 @@ def check_widths(row: Row) -> None:
             f"scale=deep trains a quarter of the widths {' or '.join(map(str, WIDTHS))}; model={model} has "
             f"{widths or 'none'}: choose another model or scale, or add model.widths=[...]"
         )
+
+
+def check_name(row: Row) -> None:
+    """Refuse a `name` that is none of a folder, or the one of another sweep's folder.
+
+    Raises:
+        UserError: names it.
+    """
+    name, sweep = row.config.name, row.choices.get("sweep")
+    if name is None or name == sweep:
+        return
+    if not re.fullmatch(r"\w[\w.-]*", name):
+        raise UserError(f"name={brief(name)}: must be a folder's name, of letters, digits, '_', '.' and '-'")
+    folders = [CONF, *(Path(place.removeprefix("file://")) for place in row.search.places)]
+    if name in OTHER_FOLDERS or any((folder / "sweep" / f"{name}.yaml").is_file() for folder in folders):
+        owner = OTHER_FOLDERS.get(name, f"the runs of sweep={name}")
+        raise UserError(f"name={name}: is the folder of {owner}; choose another name")
 
 
 def _rows(words: Sequence[str], multirun: bool, search: Search) -> list[Row]:

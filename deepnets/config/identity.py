@@ -34,6 +34,7 @@ EXECUTION_KEYS = frozenset(
         "device",
         "threads",
         "output_root",
+        "name",
         "checkpoint_seconds",
         "log_iterations",
         "overwrite",
@@ -190,6 +191,7 @@ STEPS: tuple[Callable[[Frozen], Frozen], ...] = (
     Removed("trusted_targets"),
     Added("code", None),
     Added("reuse", False),
+    Added("name", None),
     Added("loss", PLAIN_LOSS),
     Added("dataset.augmentation", [], target="deepnets.data.dataset.Dataset"),
 )

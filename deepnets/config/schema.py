@@ -162,6 +162,7 @@ class Config:
     device: Name = MISSING
     threads: Optional[Threads] = MISSING
     output_root: Name = MISSING
+    name: Optional[Name] = MISSING
     checkpoint_seconds: NotNegative = MISSING
     log_iterations: Count = MISSING
     overwrite: bool = MISSING

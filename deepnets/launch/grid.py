@@ -8,7 +8,7 @@ import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -49,6 +49,7 @@ def launch(rows: list[Row]) -> int:
         UserError: names every run that cannot start.
     """
     folders, first = folders_of(rows), rows[0].config
+    check_tables(rows, folders)
     launcher: Launcher = build("launcher", first.launcher)
     choose_code(first.code)
     wrong = {}
@@ -96,6 +97,22 @@ def launch(rows: list[Row]) -> int:
         print_line(f"{runs} trained by other code of yours ({files} changed since); to train beside them, {BESIDE}")
     _copy_sweep(rows[0], folders[0])
     return launcher.execute(to_execute) if to_execute else 0
+
+
+def check_tables(rows: Sequence[Row], folders: Sequence[RunFolder]) -> None:
+    """Whether the folder of each table holds runs of the same sweep only, as far as they say of which they are.
+
+    Raises:
+        UserError: it holds another sweep's.
+    """
+    tables = {folder.path.parents[1]: row for row, folder in zip(rows, folders, strict=True)}
+    for place, row in tables.items():
+        file = next(place.glob(f"*/*/{Origin.FILE}"), None)
+        with suppress(Unreadable):  # it is named where that run is read
+            there = Origin.read(file.parent) if file else None
+            if there and there.choices and (sweep := there.choices.get("sweep")) != row.choices.get("sweep"):
+                runs = f"runs of sweep={sweep}" if sweep else "runs without a sweep"
+                raise UserError(f"{RunFolder(place)}: holds {runs}; choose another name=NAME")
 
 
 class Launcher(Protocol):

@@ -15,7 +15,7 @@ from deepnets.config.schema import Config, Row
 from deepnets.data.dataset import Dataset
 from deepnets.errors import UserError
 from deepnets.launch.cost import Paces
-from deepnets.launch.grid import Launcher, launchable, lines_by_reason
+from deepnets.launch.grid import Launcher, check_tables, launchable, lines_by_reason
 from deepnets.launch.reuse import twins_of
 from deepnets.runs.checkpoint import LAST
 from deepnets.runs.contents import Unreadable
@@ -36,6 +36,7 @@ DEVICES = (1, 8, 64)  # the numbers of devices whose time is printed
 def show_plan(rows: list[Row]) -> int:
     """Print the plan of these runs; train and write nothing. Returns the exit code: 1 when a run cannot start."""
     folders, first = folders_of(rows), rows[0].config
+    check_tables(rows, folders)
     launcher: Launcher = build("launcher", first.launcher)
     if first.plan not in (True, TIMED):
         raise UserError(f"plan={first.plan}: choose true, or {TIMED} to measure each network on this machine")

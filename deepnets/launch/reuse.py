@@ -40,7 +40,8 @@ def reuse(row: Row, folder: RunFolder, twin: RunFolder) -> None:
     Raises:
         Locked: another process trains the row. OSError: it cannot be copied.
     """
-    origin = twin.origin.model_copy(update={"copied_from": str(twin)})
+    own = {"choices": row.choices, "overrides": list(row.overrides)}
+    origin = twin.origin.model_copy(update={"copied_from": str(twin), **own})
     folder.freeze(row.config, origin)
     with folder.hold():
         if folder.is_complete or folder.has_begun:

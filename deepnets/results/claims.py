@@ -87,7 +87,7 @@ def findings_of(table: Table, index: int, sweeps: Path) -> list[Finding]:
     for claim in claims_of(sweep):
         name = f"{table.name}/{claim.hash}"
         other, _, second = claim.second.rpartition("/")
-        second_rows = _sibling(column, table.name, other) if other else column.rows
+        second_rows = _sibling(column, other) if other else column.rows
         pairs = [(claim.first, second)] if other else pairs_of(claim, table.rows, len(axes_of(sweep)) or 1)
         for one, two in pairs:
             named = claim.above if column.is_published_protocol else None
@@ -280,11 +280,11 @@ def _pair(finding: Finding) -> tuple[Measured, frozenset[frozenset[str]]]:
     return finding.claim.error, frozenset({finding.first.identities, finding.second.identities})
 
 
-def _sibling(column: Column, name: str, other: str) -> dict[str, list[Run]]:
+def _sibling(column: Column, other: str) -> dict[str, list[Run]]:
     """Read the rows of another sweep, trained as the column was, from the folder beside it."""
     folders: list[Path] = []
     for grid in sorted({run.grid for run in column.runs}):
-        folder = grid.with_name(other + grid.name.removeprefix(name))
+        folder = grid.with_name("+".join([other, *grid.name.split("+")[1:]]))
         folders += [folder] * folder.is_dir() + in_other_arithmetic([folder])
     columns = columns_of(frame_of(read_runs(list(dict.fromkeys(folders)))))
     alike = [each for each in columns if _arithmetic(each) == _arithmetic(column)]

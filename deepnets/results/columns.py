@@ -35,13 +35,18 @@ Lines = dict[str, dict[float, str]]  # the row at each value, for each line by i
 def frame_of(runs: Sequence[Run]) -> pd.DataFrame:
     """Put runs into one frame, a row a run: the run itself, where it stands, its status and its arithmetic.
 
-    `sweep` is the name of the folder `grid`. `table` and `changes` are its parts: the sweep file's name, and what the
-    command changed of it, other than the arithmetic. A run whose configuration is damaged is not `is_read`.
+    `sweep` is the name of the folder `grid`, `table` that of the sweep file, and `changes` what the command changed of
+    it, other than the arithmetic. A run whose configuration is damaged is not `is_read`.
     """
     lines = []
     for run in runs:
-        table, *changes = _name(run.grid)
-        names = {"run": run, "table": table, "changes": tuple(changes), "grid": run.grid, "sweep": run.grid.name}
+        names = {
+            "run": run,
+            "table": run.table,
+            "changes": _changes(run.grid),
+            "grid": run.grid,
+            "sweep": run.grid.name,
+        }
         names |= {"row": run.row, "seed": run.seed, "folder": str(run.folder)}
         status = {"status": run.state.name, "reason": run.contradiction or run.state.reason}
         lines.append(names | status | {"is_read": bool(run.config), "arithmetic": arithmetic_of(run)})
@@ -202,7 +207,8 @@ def _with_places(runs: pd.DataFrame) -> pd.DataFrame:
     usual = runs.groupby("grid", sort=False)["arithmetic"].transform(_most_common)
     frame = runs.assign(arithmetic=runs["arithmetic"].where(runs["arithmetic"] != "", usual))
     parts = []
-    for _, alike in frame.groupby([frame["grid"].map(lambda grid: grid.parent), "table", "changes"], sort=False):
+    named = frame["grid"].map(lambda grid: grid.with_name(grid.name.split("+")[0]))
+    for _, alike in frame.groupby([named, "table", "changes"], sort=False):
         inside = pd.concat([part for _, part in alike.groupby("grid", sort=False)])
         names = inside.assign(name=[run.folder.path.name for run in inside["run"]])
         is_twice = names.duplicated(["row", "name", "arithmetic"]).any()
@@ -215,10 +221,9 @@ def _most_common(arithmetic: pd.Series) -> str:
     return counts.most_common(1)[0][0] if counts else ""
 
 
-def _name(grid: Path) -> tuple[str, ...]:
-    """Split a folder's name into the table and what the command changed of it, other than the arithmetic."""
-    table, *changes = grid.name.split("+")
-    return table, *(change for change in changes if change.partition("=")[0] != PRECISION)
+def _changes(grid: Path) -> tuple[str, ...]:
+    """What the command changed of the table, by the folder's name, other than the arithmetic."""
+    return tuple(change for change in grid.name.split("+")[1:] if change.partition("=")[0] != PRECISION)
 
 
 def _protocols(inside: pd.DataFrame) -> list[tuple[str, tuple[tuple[str, str], ...], pd.DataFrame]]:

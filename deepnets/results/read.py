@@ -72,6 +72,12 @@ class Run:
         return self.folder.path.parent.parent
 
     @property
+    def table(self) -> str:
+        """The sweep's name, with which that of its folder begins, unless the command named the folder (`name=`)."""
+        sweep = str(self.options.get("sweep")) if self.config.get("name") and self.sweep else ""
+        return sweep if re.fullmatch(r"\w[\w.-]*", sweep) else self.grid.name.split("+")[0]
+
+    @property
     def seed(self) -> int | None:
         return self.config.get("seed")
 

@@ -26,7 +26,7 @@ from deepnets.results.export import markdown_sheets
 from deepnets.results.read import Run, read_runs, unchecked
 from deepnets.results.sheet import MINUS
 from deepnets.results.table import Table, tables_of
-from deepnets.runs.contents import Result
+from deepnets.runs.contents import Origin, Result
 from deepnets.runs.folder import RunFolder, run_folders
 from deepnets.runs.record import Evidence, data_of, differing
 from deepnets.system.files import LONGEST_METRICS, read_text, write_atomically, writing
@@ -203,9 +203,11 @@ def _copy(run: Run, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "metrics.csv", read_text(run.folder.path / "metrics.csv", LONGEST_METRICS))
     Result.model_validate(run.result).write(folder)
-    own = run.grid / f"{run.grid.name.split('+')[0]}.yaml"  # the sweep's, where it is somebody's own
+    own = run.grid / f"{run.table}.yaml"  # the sweep's, where it is somebody's own
     if own.is_file() and not own.is_symlink():
         write_atomically(folder.parents[1] / own.name, read_text(own, LONGEST))
+    if run.table != run.grid.name.split("+")[0]:  # of a folder that the command named
+        Origin(choices={"sweep": run.table}).write(folder)
     config = run.config | {"output_root": "outputs", "dataset": run.config["dataset"] | {"root": "data"}}
     write_atomically(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
 

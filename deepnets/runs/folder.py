@@ -26,9 +26,10 @@ from deepnets.runs.contents import Code, Job, Origin, Result, Status
 from deepnets.runs.owner import OWNER, Owner, is_left_behind, owned, owner_elsewhere
 from deepnets.system.files import check_folder, flush_folder, make_folder, read_text, write_atomically
 
+RUNS = "runs"  # the folder of runs without a sweep
 BUDGETS = ("epochs", "iterations")  # one is null, and the other names the budget
 CHECKPOINTS = ("checkpoint.pt", "checkpoint.previous.pt")
-BESIDE = "output_root=DIR"  # what trains the same runs in another folder
+BESIDE = "name=NAME"  # what trains the same runs in another folder
 FREEZING_SECONDS = 10.0  # more than writing a configuration takes anywhere
 
 
@@ -250,6 +251,7 @@ def folders_of(rows: list[Row]) -> list[RunFolder]:
 def folder_of(row: Row) -> RunFolder:
     """`runs/<model>,<dataset>,<changes>/seed<seed>`, in a sweep of conf/sweep/ `<sweep>+<changes>/<row>/seed<seed>`.
 
+    `name=NAME` stands in place of runs or of the sweep.
     A change is what differs from the options, or the sweep, that name the run: `epochs=164` is none where they say 164
     anyway.
 
@@ -262,10 +264,10 @@ def folder_of(row: Row) -> RunFolder:
             raise UserError(f"sweep.axes: got {brief(axes)}; must be names of choices")
         if not axes:
             raise UserError("sweep.rows: names no choice; must be as {model/shortcut: [identity, none]}")
-        grid = "+".join([row.choices["sweep"], *_changes(row, {"sweep", *axes})])
+        grid = "+".join([row.config.name or row.choices["sweep"], *_changes(row, {"sweep", *axes})])
         name = ",".join(_axis_value(row, axis) for axis in axes)
     else:
-        grid = "runs"
+        grid = row.config.name or RUNS
         source = row.config.dataset.get("source")
         data = source.get("name") if isinstance(source, dict) else None
         naming = {"model", "dataset", *(["dataset.source.name"] if data else [])}

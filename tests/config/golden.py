@@ -29,7 +29,17 @@ from deepnets.runs.folder import folder_of
 
 REFUSED = "refused"
 # Keys and groups that came after the digests were written.
-LATER = ("batchnorm_kernel", "code", "reuse", "loss", "dataset/augmentation", "augmentation", "runs_per_task", "setup")
+LATER = (
+    "batchnorm_kernel",
+    "code",
+    "reuse",
+    "name",
+    "loss",
+    "dataset/augmentation",
+    "augmentation",
+    "runs_per_task",
+    "setup",
+)
 FILE = Path(__file__).with_name("golden.json")
 PROJECT = {
     "deepnets.yaml": "options: options\ndefaults: mine\n",

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from deepnets.config.command_line import check_options, check_widths
+from deepnets.config.command_line import check_name, check_options, check_widths
 from deepnets.config.compose import compose
 from deepnets.errors import UserError
 
@@ -62,6 +62,24 @@ def test_a_quarter_of_the_width_is_for_models_of_the_papers_widths(model: str) -
     check_widths(compose([*words, "scale=mini"]))
     check_widths(compose([*words, "scale=deep", "model.widths=[4,8,16,32]"]))
     check_widths(compose(["model=preact110", "dataset=cifar10", "dataset.root=/data", "scale=deep"]))
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("name=a/b", "name='a/b': must be a folder's name, of letters, digits, '_', '.' and '-'"),
+        ("name=", "name='': must be a folder's name"),
+        ("name=..", "name='..': must be a folder's name"),
+        ("name=a+b", "name='a+b': must be a folder's name"),
+        ("name=he2016_table2", "name=he2016_table2: is the folder of the runs of sweep=he2016_table2; choose another"),
+        ("name=runs", "name=runs: is the folder of the runs without a sweep"),
+    ],
+)
+def test_a_name_that_is_no_folder_of_its_own_is_refused(word: str, said: str) -> None:
+    with pytest.raises(UserError, match=re.escape(said)):
+        check_name(compose(["sweep=he2016_table1", word]))
+    for allowed in ("name=he2016_table1", "name=my.table-2"):
+        check_name(compose(["sweep=he2016_table1", allowed]))
 
 
 @pytest.mark.parametrize("model", ["densenet40_12", "highway_cifar19"])

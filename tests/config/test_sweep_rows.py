@@ -244,7 +244,10 @@ def test_an_own_sweep_of_defaults_alone_needs_no_header(tmp_path: Path, monkeypa
         (["-m", "model/shortcut=[identity,none]", "seed=[0,1]"], ["model/shortcut=identity,none", "seed=0,1"]),
         (["-m", "model.depth=[8,14]", "optimizer.lr=[0.1]"], ["model.depth=8,14", "optimizer.lr=0.1"]),
         (["-m", "model=[resnet20,plain20]", "+model.batchnorm_images=[8,16]"], ["model=resnet20,plain20", "..."]),
-        (["-m", "model/shortcut=exclusive_gating", "model.shortcut.bias=[-1,-2]"], ["...", "model.shortcut.bias=-1,-2"]),
+        (
+            ["-m", "model/shortcut=exclusive_gating", "model.shortcut.bias=[-1,-2]"],
+            ["...", "model.shortcut.bias=-1,-2"],
+        ),
         (["sweep=digits_shortcuts", "model/shortcut=[none]", "seed=[4,5]"], ["...", "model/shortcut=none", "seed=4,5"]),
     ],
 )

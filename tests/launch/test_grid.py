@@ -11,9 +11,10 @@ import pytest
 
 from deepnets.config.trust import trusting
 from deepnets.errors import UserError
-from deepnets.launch.grid import launch
+from deepnets.launch.grid import check_tables, launch
+from deepnets.launch.plan import show_plan
 from deepnets.runs.contents import Origin, Result
-from deepnets.runs.folder import Locked, RunFolder, folder_of
+from deepnets.runs.folder import Locked, RunFolder, folder_of, folders_of
 from deepnets.runs.status import state_of
 from tests.command import ENVIRONMENT, ROOT, TRAIN, row
 from tests.paced import TRUST
@@ -103,7 +104,23 @@ def test_a_grid_of_other_settings_says_once_how_they_differ_and_what_to_type(tmp
         "seed0 and 2 more: other settings: clip_gradient_norm 1.0 there, None here; optimizer.lr 0.2 there, 0.1 here"
     )
     assert lines[2].startswith("To continue what is there, add clip_gradient_norm=1.0 optimizer.lr=0.2; ")
+    assert "to train beside it, name=NAME;" in lines[2]
     assert len(lines) == 3
+
+
+def test_a_folder_holds_the_runs_of_one_sweep(tmp_path: Path) -> None:
+    single, table = row(tmp_path, "name=mine"), row(tmp_path, "name=mine", "sweep=digits_shortcuts")
+    folder = folder_of(single)
+    folder.freeze(single.config, Origin(choices=single.choices))
+    check_tables([single], folders_of([single]))
+    for act in (launch, show_plan):
+        with pytest.raises(UserError, match=r"mine: holds runs without a sweep; choose another name=NAME$"):
+            act([table])
+    Origin(choices={"sweep": "he2016_table1"}).write(folder.path)
+    with pytest.raises(UserError, match=r"mine: holds runs of sweep=he2016_table1; choose another"):
+        check_tables([table], folders_of([table]))
+    Origin(commit="of a version that did not say").write(folder.path)
+    check_tables([table], folders_of([table]))
 
 
 def test_overwrite_does_not_continue_what_ran_while_the_grid_was_written_down(

@@ -20,9 +20,12 @@ from deepnets.results.columns import warnings_of
 from deepnets.results.finding import LOOKS, Finding, Outcome, Side
 from deepnets.results.published import PublishedRow
 from deepnets.results.read import read_runs
+from deepnets.results.records import keep
 from deepnets.results.sheet import percent
 from deepnets.results.statistics import image_noise, power
 from deepnets.results.table import Table, comparison_sheets, tables_of
+from deepnets.runs.contents import Origin
+from deepnets.runs.folder import RunFolder
 from deepnets.runs.status import State
 from tests.command import ROOT, row
 from tests.trained import Trained
@@ -267,6 +270,53 @@ def test_seeds_by_different_code_are_marked_and_count_for_no_claim(
     assert MIXED_CODE not in mixed.cells["none", 0].remarks
     (warning,) = [line for line in warnings_of(mixed.columns[0]) if "different code" in line]
     assert f"{16 * 'a'}, {16 * 'b'}" in warning
+
+
+def named(trained: Trained, path: Path) -> Path:
+    """The trained table as `name=` puts it into a folder of another name."""
+    shutil.copytree(trained.path, path)
+    for file in path.glob("*/seed*/config.yaml"):
+        file.write_text(file.read_text().replace("\nname: null\n", f"\nname: {path.name}\n"))
+        origin = RunFolder(file.parent).origin
+        origin.model_copy(update={"choices": {"sweep": trained.path.name}}).write(file.parent)
+    return path
+
+
+def test_a_table_in_a_folder_that_the_command_named_is_that_of_its_sweep(
+    trained: Trained, table: Table, sweeps: Path, tmp_path: Path
+) -> None:
+    path = named(trained, tmp_path / "mine")
+    shutil.copytree(trained.path / "none", tmp_path / "elsewhere" / "none")
+    (own,) = tables_of(read_runs([path]))
+    assert (own.name, own.published) == (table.name, table.published)
+    assert [column.label for column in own.columns] == ["full"]
+    assert own.columns[0].is_published_protocol
+    lines = [[finding.text, finding.seeds, finding.difference] for finding in findings_of(own, 0, sweeps)]
+    assert lines == [[each.text, each.seeds, each.difference] for each in findings_of(table, 0, sweeps)]
+    keep([path], tmp_path / "records")  # a record too
+    (kept,) = tables_of(read_runs([tmp_path / "records" / "mine"]))
+    assert (kept.name, kept.published) == (table.name, table.published)
+    path.rename(tmp_path / "mine+scale=mini")
+    (mini,) = tables_of(read_runs([tmp_path / "mine+scale=mini"]))
+    assert (mini.name, mini.columns[0].label) == (table.name, "scale=mini")
+
+
+def test_a_named_table_stands_beside_the_one_of_its_sweep(trained: Trained, tmp_path: Path) -> None:
+    shutil.copytree(trained.path / "identity", tmp_path / trained.path.name / "identity")
+    path = named(trained, tmp_path / "mine")
+    shutil.rmtree(path / "identity")
+    (both,) = tables_of(read_runs([tmp_path]))
+    assert [column.label.partition(" ")[0] for column in both.columns] == ["in", "in"]
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("sweep", ["../../etc/passwd", "", "a/b", "\x1b[1m"])
+def test_a_sweep_that_is_no_name_is_not_looked_for(trained: Trained, tmp_path: Path, sweep: str) -> None:
+    path = named(trained, tmp_path / "mine")
+    for file in path.glob("*/seed*/origin.json"):
+        Origin(choices={"sweep": sweep}).write(file.parent)
+    (table,) = tables_of(read_runs([path]))
+    assert table.name == "mine"
 
 
 def test_the_sheet_and_the_page_show_each_claim(table: Table, sweeps: Path, tmp_path: Path) -> None:

@@ -145,6 +145,18 @@ def test_a_users_images_are_named_as_they_are_called(tmp_path: Path) -> None:
     assert folder_of(row(tmp_path, *images, "dataset.source.name=pets")).path.parent.name == "digits_resnet,pets"
 
 
+@pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        (["epochs=5"], "mine/digits_resnet,digits,epochs=5/seed0"),
+        (["sweep=digits_shortcuts", "model/shortcut=none"], "mine/none/seed0"),
+        (["sweep=digits_shortcuts", "model/shortcut=none", "scale=mini"], "mine+scale=mini/none/seed0"),
+    ],
+)
+def test_a_name_stands_in_place_of_the_sweeps(tmp_path: Path, overrides: list[str], name: str) -> None:
+    assert folder_of(row(tmp_path, *overrides, "name=mine")).path == tmp_path / name
+
+
 def test_axes_that_name_no_row_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"sweep\.axes: nope is neither a group of options nor a key of the config"):
         folder_of(row(tmp_path, "sweep=digits_shortcuts", "sweep.axes=[nope]"))
