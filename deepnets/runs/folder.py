@@ -8,7 +8,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import filelock
@@ -18,9 +18,11 @@ from yaml import YAMLError
 
 from deepnets.config.build import check_ranges
 from deepnets.config.compose import ABSENT, composed, selected, value_at
-from deepnets.config.identity import difference, identity, is_execution, plain
+from deepnets.config.identity import difference, flat, identity, is_execution, plain
+from deepnets.config.project import CONF
 from deepnets.config.safe_yaml import LONGEST, read_frozen
-from deepnets.config.schema import CodeChoice, Config, Row, Sweep
+from deepnets.config.schema import DEFAULTS, CodeChoice, Config, Row, Sweep
+from deepnets.config.sweep import SWEEPS
 from deepnets.errors import UserError, brief
 from deepnets.runs.contents import Code, Job, Origin, Result, Status
 from deepnets.runs.owner import OWNER, Owner, is_left_behind, owned, owner_elsewhere
@@ -269,9 +271,11 @@ def folder_of(row: Row) -> RunFolder:
     else:
         grid = row.config.name or RUNS
         source = row.config.dataset.get("source")
-        data = source.get("name") if isinstance(source, dict) else None
+        data, option = source.get("name") if isinstance(source, dict) else None, row.choices["dataset"]
         naming = {"model", "dataset", *(["dataset.source.name"] if data else [])}
-        name = ",".join([row.choices["model"], data or row.choices["dataset"], *_changes(row, naming)])
+        if data and plain(data) != option and _is_dataset(plain(data), row):  # as images in a folder called cifar10
+            data = f"{option}={data}"
+        name = ",".join([row.choices["model"], data or option, *_changes(row, naming)])
     return RunFolder(Path(row.config.output_root) / plain(grid) / plain(name) / f"seed{row.config.seed}")
 
 
@@ -308,6 +312,13 @@ def _changes(row: Row, naming: set[str]) -> list[str]:
     typed = [key for key in words if key == "sweep" or not is_execution(key)]
     groups = {key: row.choices[key] for key in typed if key in row.choices}
     values = [key for key in typed if key not in groups and key not in {"seed", *naming}]
+    search = row.search
+    if search.defaults != DEFAULTS and not _is_own_sweep(row):  # what a file of one's own sets is as if it were typed
+        search = replace(search, defaults=DEFAULTS)
+        own = {group: option for group, option in row.choices.items() if option and not group.startswith("hydra/")}
+        groups |= {group: option for group, option in own.items() if not is_execution(group)}
+        settable = [key for key in flat(asdict(row.config)) if not is_execution(key)]
+        values = [key for key in dict.fromkeys([*values, *settable]) if key not in {"seed", *groups, *naming}]
     if not values and groups.keys() <= naming:
         return []
     axes = sorted(words[key] for key in typed if key in naming and key not in groups)
@@ -316,16 +327,27 @@ def _changes(row: Row, naming: set[str]) -> list[str]:
         return *sorted(f"{group}={option}" for group, option in groups.items() if group in among), *axes
 
     # A protocol chooses options too, so that it is compared first, and the others with what it chooses.
-    protocol = composed(chosen(naming), row.search).choices["protocol"]
-    usual_choices = composed(chosen({*naming, "protocol"}), row.search).choices | {"protocol": protocol}
+    protocol = composed(chosen(naming), search).choices["protocol"]
+    usual_choices = composed(chosen({*naming, "protocol"}), search).choices | {"protocol": protocol}
     changed = {key: value for key, value in groups.items() if key not in naming and usual_choices.get(key) != value}
-    usual = composed(chosen(set(groups)), row.search).config
+    usual = composed(chosen(set(groups)), search).config
     for key in values:
         value = value_at(row.config, key)
         if value == selected(usual, key) or (value is None and key in BUDGETS):
             continue
         changed[key] = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
     return sorted(f"{key}={value}" for key, value in changed.items())
+
+
+def _is_own_sweep(row: Row) -> bool:
+    """Whether the sweep's file is one's own, to which one's own defaults belong."""
+    return bool(row.choices.get("sweep")) and not (SWEEPS / f"{row.choices['sweep']}.yaml").is_file()
+
+
+def _is_dataset(name: str, row: Row) -> bool:
+    """Whether a data set of this name can be chosen."""
+    places = (Path(place.removeprefix("file://")) for place in row.search.places)
+    return any((folder / "dataset" / f"{name}.yaml").is_file() for folder in (CONF, *places))
 
 
 def _axis_value(row: Row, axis: str) -> str:

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from deepnets.config.compose import compose
+from deepnets.config.schema import Search
 from deepnets.errors import UserError
 from deepnets.runs.folder import folder_of, folders_of
 from tests.command import row
@@ -143,6 +145,44 @@ def test_a_users_images_are_named_as_they_are_called(tmp_path: Path) -> None:
     images = ["dataset=image_folder", "dataset.root=/data/cats-and-dogs"]
     assert folder_of(row(tmp_path, *images)).path.parent.name == "digits_resnet,cats-and-dogs"
     assert folder_of(row(tmp_path, *images, "dataset.source.name=pets")).path.parent.name == "digits_resnet,pets"
+
+
+@pytest.mark.parametrize("name", ["cifar10", "digits", "ci far10"])
+def test_images_called_as_a_data_set_are_not_taken_for_it(tmp_path: Path, name: str) -> None:
+    images = ["dataset=image_folder", f"dataset.root='/data/{name}'"]
+    folder = folder_of(row(tmp_path, *images))
+    assert folder.path.parent.name == f"digits_resnet,image_folder={name.replace(' ', '')}"
+    assert folder.path != folder_of(row(tmp_path, f"dataset={name.replace(' ', '')}")).path
+
+
+LAB = """
+defaults: [train, {override optimizer: adam}, {override model/shortcut: none}, _self_]
+epochs: 2
+model: {depth: 14}
+"""
+OF_LAB = "epochs=2,model.depth=14,model.shortcut=none,optimizer=adam"
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ([], f"runs/digits_resnet,digits,{OF_LAB}"),
+        (["epochs=3", "device=cpu"], f"runs/digits_resnet,digits,{OF_LAB.replace('=2', '=3', 1)}"),
+        (["model=resnet20", "optimizer=nesterov"], "runs/resnet20,digits,epochs=2,model.depth=14,model.shortcut=none"),
+        (["epochs=164", "optimizer=nesterov", "model/shortcut=identity", "model.depth=8"], "runs/digits_resnet,digits"),
+        (["sweep=digits_shortcuts"], "digits_shortcuts+epochs=2+model.depth=14+optimizer=adam/none"),
+        (["sweep=mine"], "mine/none"),  # to which the defaults beside it belong
+    ],
+)
+def test_values_of_a_file_of_ones_own_are_named_as_if_they_were_typed(
+    tmp_path: Path, words: list[str], name: str
+) -> None:
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "lab.yaml").write_text(LAB)
+    (tmp_path / "sweep" / "mine.yaml").write_text("# @package _global_\nsweep: {rows: {model/shortcut: [none]}}\n")
+    table = ["model/shortcut=none"] if words and words[0].startswith("sweep=") else []
+    run = compose([*words, *table, f"output_root={tmp_path}"], Search((f"file://{tmp_path}",), "lab"))
+    assert folder_of(run).path == tmp_path / name / "seed0"
 
 
 @pytest.mark.parametrize(
