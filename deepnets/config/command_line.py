@@ -221,7 +221,7 @@ def _page(of_hydra: Sequence[str], task: Sequence[str], search: Search) -> Compo
         if not parsed(word).is_sweep_override() and re.fullmatch(r"(sweep|scale)\..*|[^./]+", key_of(word))
     ]
     page = composed((*of_hydra, *(word for word in shared if not plain_value(word))), search)
-    sweep = OmegaConf.to_container(page.config, resolve=False)["sweep"] or {}  # type: ignore[call-overload,index]
+    sweep: Any = OmegaConf.to_container(page.config, resolve=False)["sweep"] or {}  # type: ignore[call-overload,index]
     axes = str([OmegaConf.to_container(page.hydra.sweeper, resolve=False), sweep.get("rows"), sweep.get("seeds")])
     if any(plain_value(word) and re.search(rf"\b{key_of(word)}\b", axes) for word in shared):
         return composed((*of_hydra, *shared), search)
