@@ -76,9 +76,12 @@ def train(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_names_are_composed_with_the_projects_options(project: Path) -> None:
     row = compose(["model.depth=14"], read_project(project / "project.yaml").search)
     assert row.config.model["shortcut"]["_target_"] == "lab_shortcuts.Half"
-    assert folder_of(row).path.parts[-2:] == ("digits_resnet,synthetic,model.depth=14", "seed0")
+    assert folder_of(row).path.parts[-2:] == (
+        "digits_resnet,synthetic,epochs=1,model.depth=14,model.shortcut=half",
+        "seed0",
+    )
     row = compose(["model/shortcut=identity", "epochs=1"], read_project(project / "project.yaml").search)
-    assert folder_of(row).path.parts[-2] == "digits_resnet,synthetic,model.shortcut=identity"
+    assert folder_of(row).path.parts[-2] == "digits_resnet,synthetic,epochs=1"
 
 
 def test_a_project_may_be_a_link(project: Path) -> None:
