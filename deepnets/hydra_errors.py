@@ -30,6 +30,9 @@ def explain(error: Exception) -> str:
     line, cause = str(error).partition("\n")[0], error.__cause__
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, option = error.missing_cfg_file.rpartition("/")
+        folder, _, meant = group.partition("/")
+        if meant and (CONF / folder).is_dir() and (CONF / meant).is_dir():  # of a file of defaults, where a name is relative to the file's folder
+            return f"{group}={option}: no such option; a list of defaults names it as `override /{meant}: {option}`"
         if not group:
             return f"{option}: no such file of defaults; --config-name and a project's `defaults` omit its .yaml"
         return f"{group}={option}: no such option{_nearest(option, error.options or (), '--help')}"
@@ -50,8 +53,9 @@ def explain(error: Exception) -> str:
         return f"{match[1]}: {_why_illegal(str(cause).partition(chr(10))[0])}"
     if match := re.match(r"Could not append to config. An item is already at '(.+)'", line):
         return f"+{match[1]}: it is there already; leave out the +"
-    if match := re.match(r"Multiple values for (.+?)\.", line):
-        return f"+{match[1]}: it is there already; leave out the +"
+    if match := re.match(r"(?:Multiple values for )?(\S+?)(?:\. | appears more than once in the final )", line):
+        written = f"a list of defaults names another as `override /{match[1]}: NAME`"
+        return f"{match[1]}: an option is chosen already; {written}, a command without the +"
     if match := re.match(r"Could not delete from config. '(.+)' does not exist", line):
         return f"~{match[1]}: no such key"
     if match := re.match(r"Ambiguous value for argument '(.+)'", line):

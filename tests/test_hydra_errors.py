@@ -38,7 +38,11 @@ from deepnets.hydra_errors import explain
         ("batch_size=null", "batch_size=null: needs a value"),
         ("precision=fp8", "precision=fp8: must be one of auto, fp32, bf16"),
         ("+epochs=3", "+epochs: it is there already; leave out the +"),
-        ("+model=resnet20", "+model: it is there already; leave out the +"),
+        (
+            "+model=resnet20",
+            "model: an option is chosen already; a list of defaults names another as `override /model: NAME`, "
+            "a command without the +",
+        ),
         ("~foo", "~foo: no such key"),
         ("seed=1,2", "seed=1,2: add -m to train a run with each value"),
         ("model.widths=4,8", "model.widths=4,8: add -m to train a run with each value, or [ ] around a list"),
@@ -103,3 +107,27 @@ def test_what_hydra_lets_through_is_refused(word: str, message: str) -> None:
 def test_a_part_that_the_model_lacks_is_named() -> None:
     with pytest.raises(UserError, match="model/block: the chosen model has no such part; leave it out"):
         compose(["model=vit_digits", "model/block=basic"])
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("model/deeper", "defaults: [digits_resnet, {ordering: full_preactivation}]", "model/ordering: an option is ch"),
+        ("model/deeper", "defaults: [digits_resnet, {ordering: original}]", "model/ordering: an option is chosen"),
+        (
+            "sweep/deeper",
+            "# @package _global_\ndefaults: [{model/ordering: full_preactivation}]\nsweep: {rows: {model.depth: [8]}}",
+            "sweep/model/ordering=full_preactivation: no such option; a list of defaults names it as "
+            "`override /model/ordering: full_preactivation`",
+        ),
+    ],
+)
+def test_a_list_of_defaults_without_override_is_one_line(tmp_path: Path, file: str, text: str, said: str) -> None:
+    (tmp_path / file).parent.mkdir()
+    (tmp_path / f"{file}.yaml").write_text(text)
+    with pytest.raises(HydraException) as caught:
+        compose([file.replace("/", "=")], Search((f"file://{tmp_path}",)))
+    message = explain(caught.value)
+    assert message.startswith(said)
+    assert "`override /model/ordering: " in message
+    assert "\n" not in message

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import is_dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_origin, get_type_hints
 
 from hydra._internal.utils import _locate  # hydra.utils.get_object, which also prints its errors
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -205,7 +205,10 @@ def _built(node: Any, runtime: dict[str, Any]) -> Any:
     return partial(called, **arguments) if node.get("_partial_") else called(**arguments, **runtime)
 
 
-def _check(where: str, node: dict[str, Any], runtime: Collection[str], nested: bool = False) -> None:
+def _check(
+    where: str, node: dict[str, Any], runtime: Collection[str], nested: bool = False, is_called: bool = False
+) -> None:
+    """Check a node; `is_called` says that the program calls what it is, to which a partial node leaves an argument."""
     target = node.get("_target_")
     if not isinstance(target, str) or (target not in TARGETS and not is_trusted(target)):
         message = f"{where}._target_: {brief(target)} is not one of the classes a configuration may name."
@@ -214,7 +217,7 @@ def _check(where: str, node: dict[str, Any], runtime: Collection[str], nested: b
         if isinstance(target, str) and re.fullmatch(r"\w+(\.\w+)+", target) and len(target) < LONGEST_TARGET:
             message += (
                 f" If it is your own and you trust it, add --trust {target} to the command, or --trust and the name of "
-                "its module or file."
+                f"""its module or file; in Python, trust="{target}"."""
             )
         raise UserError(message)
     is_partial = node.get("_partial_", False)
@@ -235,7 +238,7 @@ def _check(where: str, node: dict[str, Any], runtime: Collection[str], nested: b
         allowed = ", ".join(name for name in parameters if name not in runtime) or "none"
         raise UserError(f"{where}: unknown key {brief(unknown[0])}; {target} takes: {allowed}")
     for key, value in arguments.items():
-        _check_nested(f"{where}.{key}", value)
+        _check_nested(f"{where}.{key}", value, get_origin(annotations.get(key)) is Callable)
         if key in annotations and not (isinstance(value, dict) and "_target_" in value):
             _check_type(f"{where}.{key}", value, annotations[key])
     present = {*arguments, *runtime}
@@ -243,14 +246,16 @@ def _check(where: str, node: dict[str, Any], runtime: Collection[str], nested: b
         name for name, parameter in parameters.items() if parameter.default is parameter.empty and name not in present
     ]
     if len(missing) > is_partial:  # a partial node leaves one argument open, which the program sets
-        needs = "all but one of them" if is_partial else "them"
-        raise UserError(f"{where}: missing: {', '.join(missing)}; {target} needs {needs}")
+        needs = f"{target} needs {'all but one of them' if is_partial else 'them'}"
+        if is_called and not is_partial:
+            needs = "add the line `_partial_: true`, with which deepnets passes what is known later, as a shortcut's ends"
+        raise UserError(f"{where}: missing: {', '.join(missing)}; {needs}")
 
 
-def _check_nested(where: str, value: Any) -> None:
+def _check_nested(where: str, value: Any, is_called: bool = False) -> None:
     """Hydra calls every node, however deep in lists and dictionaries it lies."""
     if isinstance(value, dict) and "_target_" in value:
-        _check(where, value, (), nested=True)
+        _check(where, value, (), nested=True, is_called=is_called)
     elif isinstance(value, dict):
         for key, inner in value.items():
             _check_nested(f"{where}.{key}", inner)

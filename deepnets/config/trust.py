@@ -51,6 +51,8 @@ def trust(names: Trust) -> None:
                 f"--trust {name}: no such module; a class needs its module too, as in my_shortcuts.ReZero, and a "
                 "module must be importable here: name its file, as in --trust my_shortcuts.py"
             )
+        elif file := _misspelt(name):
+            raise UserError(f"--trust {name}: {_only_others(file, name)}")
         if name not in _trusted:
             _trusted.append(name)
 
@@ -88,11 +90,8 @@ def is_trusted(target: str) -> bool:
 
 def lacking(target: str) -> str | None:
     """What to say where this process trusts the target's module, which does not define it; None otherwise."""
-    module, _, name = target.rpartition(".")
-    for file in _trusted_files(module):
-        names = ", ".join(sorted(_definitions(file) or ())) or "no class and no function"
-        return f"{file} defines no {name}, but {names}"
-    return None
+    file = next(_trusted_files(target.rpartition(".")[0]), None)
+    return file and _only_others(file, target)
 
 
 def choose_code(choice: str | None) -> None:
@@ -164,6 +163,22 @@ def _trusted_files(module: str) -> Iterator[Path]:
 def _files(folder: Path, parts: list[str]) -> Iterator[Path]:
     file = folder.joinpath(*parts)
     yield from (file.with_suffix(".py"), file / "__init__.py")
+
+
+def _misspelt(name: str) -> Path | None:
+    """The file of the name's module, where that nowhere mentions the class; imports only the packages around it."""
+    module, _, last = name.rpartition(".")
+    spec = _spec(module) if module else None
+    if spec is None or spec.submodule_search_locations or not _is_python(spec.origin or ""):  # a package has modules too
+        return None
+    file = Path(str(spec.origin))
+    is_mentioned = re.search(rf"\b{last}\b|import \*|__getattr__", file.read_text(errors="replace"))
+    return None if is_mentioned else file
+
+
+def _only_others(file: Path, target: str) -> str:
+    names = ", ".join(sorted(_definitions(file) or ())) or "no class and no function"
+    return f"{file} defines no {target.rpartition('.')[2]}, but {names}"
 
 
 def _spec(module: str) -> ModuleSpec | None:

@@ -1,10 +1,13 @@
 """Nodes are checked against signatures and the allowlist before anything is called."""
 
 import pytest
+from torch import nn
 
-from deepnets.config.build import TARGETS, build
+from deepnets.config.build import TARGETS, build, check_node
+from deepnets.config.compose import compose
 from deepnets.config.trust import trust
 from deepnets.errors import UserError
+from deepnets.models.resize import ShortcutShape
 from deepnets.schedule import Step
 
 STEP = {
@@ -73,6 +76,23 @@ def test_a_partial_node_leaves_one_argument_open() -> None:
         build("dataset", node)
     with pytest.raises(UserError, match=r"schedule\._partial_: only a nested node"):
         build("schedule", STEP | {"_partial_": True}, total=164)
+
+
+class Gate(nn.Module):
+    """A shortcut of one's own."""
+
+    def __init__(self, *, start: float, ends: ShortcutShape) -> None:
+        super().__init__()
+
+
+def test_a_shortcut_that_is_not_partial_is_told_the_line_that_it_lacks() -> None:
+    trust(gate := f"{__name__}.Gate")
+    model = compose([]).config.model
+    model["shortcut"] = {"_target_": gate, "start": 0.0}
+    with pytest.raises(UserError) as refused:
+        check_node("model", model, ["shape", "classes"])
+    assert str(refused.value).startswith("model.shortcut: missing: ends; add the line `_partial_: true`, with which")
+    check_node("model", model | {"shortcut": model["shortcut"] | {"_partial_": True}}, ["shape", "classes"])
 
 
 def test_a_bug_in_a_target_keeps_its_own_exception() -> None:

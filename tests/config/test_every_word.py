@@ -76,6 +76,8 @@ SWEEPS = [[], [], [], ["sweep=digits_shortcuts"], ["-m", "seed=0,1"], ["scale=mi
         (["--trust", ""], "--trust '': names neither a file nor a class"),
         (["--trust", "a b.C"], "--trust 'a b.C': names neither a file nor a class"),
         (["--trust=ReZero"], "--trust ReZero: no such module; a class needs its module too"),
+        (["-m", "seed=0,1", "--cfg", "job"], "-m --cfg job: --cfg prints one run; leave out -m"),
+        (["--trust=fractions.Fractionn"], "fractions.py defines no Fractionn, but Fraction"),
         (["--trust=nowhere.py"], "--trust nowhere.py: no such file"),
         (["threads=1000"], "threads: got 1000; must be at most 512"),
         (["hydra.run.dir=x"], "hydra.run.dir=x: changes nothing here"),
