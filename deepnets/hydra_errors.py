@@ -31,7 +31,8 @@ def explain(error: Exception) -> str:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, option = error.missing_cfg_file.rpartition("/")
         folder, _, meant = group.partition("/")
-        if meant and (CONF / folder).is_dir() and (CONF / meant).is_dir():  # of a file of defaults, where a name is relative to the file's folder
+        # A name in a file of defaults is relative to the file's folder.
+        if meant and (CONF / folder).is_dir() and (CONF / meant).is_dir():
             return f"{group}={option}: no such option; a list of defaults names it as `override /{meant}: {option}`"
         if not group:
             return f"{option}: no such file of defaults; --config-name and a project's `defaults` omit its .yaml"

@@ -112,7 +112,7 @@ def test_a_part_that_the_model_lacks_is_named() -> None:
 @pytest.mark.parametrize(
     ("file", "text", "said"),
     [
-        ("model/deeper", "defaults: [digits_resnet, {ordering: full_preactivation}]", "model/ordering: an option is ch"),
+        ("model/deeper", "defaults: [digits_resnet, {ordering: full_preactivation}]", "model/ordering: an option is"),
         ("model/deeper", "defaults: [digits_resnet, {ordering: original}]", "model/ordering: an option is chosen"),
         (
             "sweep/deeper",

@@ -248,7 +248,7 @@ def _check(
     if len(missing) > is_partial:  # a partial node leaves one argument open, which the program sets
         needs = f"{target} needs {'all but one of them' if is_partial else 'them'}"
         if is_called and not is_partial:
-            needs = "add the line `_partial_: true`, with which deepnets passes what is known later, as a shortcut's ends"
+            needs = "add `_partial_: true`, with which deepnets passes what is known later, as a shortcut's ends"
         raise UserError(f"{where}: missing: {', '.join(missing)}; {needs}")
 
 

@@ -51,8 +51,8 @@ def trust(names: Trust) -> None:
                 f"--trust {name}: no such module; a class needs its module too, as in my_shortcuts.ReZero, and a "
                 "module must be importable here: name its file, as in --trust my_shortcuts.py"
             )
-        elif file := _misspelt(name):
-            raise UserError(f"--trust {name}: {_only_others(file, name)}")
+        elif other := _misspelt(name):
+            raise UserError(f"--trust {name}: {_only_others(other, name)}")
         if name not in _trusted:
             _trusted.append(name)
 
@@ -91,7 +91,7 @@ def is_trusted(target: str) -> bool:
 def lacking(target: str) -> str | None:
     """What to say where this process trusts the target's module, which does not define it; None otherwise."""
     file = next(_trusted_files(target.rpartition(".")[0]), None)
-    return file and _only_others(file, target)
+    return _only_others(file, target) if file else None
 
 
 def choose_code(choice: str | None) -> None:
@@ -169,8 +169,8 @@ def _misspelt(name: str) -> Path | None:
     """The file of the name's module, where that nowhere mentions the class; imports only the packages around it."""
     module, _, last = name.rpartition(".")
     spec = _spec(module) if module else None
-    if spec is None or spec.submodule_search_locations or not _is_python(spec.origin or ""):  # a package has modules too
-        return None
+    if spec is None or spec.submodule_search_locations or not _is_python(spec.origin or ""):
+        return None  # a package has modules too
     file = Path(str(spec.origin))
     is_mentioned = re.search(rf"\b{last}\b|import \*|__getattr__", file.read_text(errors="replace"))
     return None if is_mentioned else file

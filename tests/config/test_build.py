@@ -91,7 +91,7 @@ def test_a_shortcut_that_is_not_partial_is_told_the_line_that_it_lacks() -> None
     model["shortcut"] = {"_target_": gate, "start": 0.0}
     with pytest.raises(UserError) as refused:
         check_node("model", model, ["shape", "classes"])
-    assert str(refused.value).startswith("model.shortcut: missing: ends; add the line `_partial_: true`, with which")
+    assert str(refused.value).startswith("model.shortcut: missing: ends; add `_partial_: true`, with which")
     check_node("model", model | {"shortcut": model["shortcut"] | {"_partial_": True}}, ["shape", "classes"])
 
 
