@@ -70,8 +70,8 @@ def rows_of_command() -> list[Row]:
         check_file(file)
     if flags.multirun and flags.cfg:
         raise UserError(
-            f"-m --cfg {flags.cfg}: --cfg prints one run; leave out -m and give each key one value (plan=true lists all "
-            "runs)"
+            f"-m --cfg {flags.cfg}: --cfg prints one run; leave out -m and give each key one value (plan=true lists "
+            "all runs)"
         )
     if flags.help or flags.hydra_help or flags.cfg or flags.info or flags.shell_completion:
         _show(words, flags.overrides, search)

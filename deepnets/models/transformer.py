@@ -112,6 +112,7 @@ class Tokens(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.patches(x).flatten(2).transpose(1, 2)
         if self.class_token is not None:
+            # Not len(x), which would be a constant in a program of torch.export.
             x = torch.cat((self.class_token.expand(x.shape[0], -1, -1).to(x.dtype), x), dim=1)
         if x.shape[1] != self.positions.shape[1]:
             raise ValueError(f"positions are of {self.positions.shape[1]} tokens, these images have {x.shape[1]}")

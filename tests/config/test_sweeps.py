@@ -62,7 +62,7 @@ def grid(sweep: str, scale: str = "full") -> list[list[str]]:
         page = compose("train", base, return_hydra_config=True)
     table = OmegaConf.to_container(page.sweep, resolve=True)
     axes = {key: values if isinstance(values, str) else said(values) for key, values in table["rows"].items()}
-    axes |= {"seed": f"range({table['seeds']})"} | (page.hydra.sweeper.params or {})
+    axes |= {"seed": f"range({table['seeds']})"} | dict(page.hydra.sweeper.params or {})
     words = [f"{key}={value}" for key, value in axes.items()]
     batches = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(words), max_batch_size=None)
     return [[*base, *row] for batch in batches for row in batch]
