@@ -82,8 +82,9 @@ while mapfile -t left <"$todo" && [ ${{#left[@]}} -gt 0 ] && [ -z "$ending" ] &&
         scontrol requeue "$task" && exit 0
         exit "$code"
     fi
-    [ "$code" -eq 0 ] || echo "$((worst = code))" >"$todo.code"  # for when the task is queued again
+    [ "$code" -eq 0 ] || worst=$code
     [ -z "$ending" ] || [ "$code" -lt 128 ] || break  # it is saved, and goes on if the task is queued again
+    [ "$worst" -eq 0 ] || echo "$worst" >"$todo.code"  # also for when the task is queued again
     if [ "$code" -ge 1 ] && [ "$code" -lt 128 ] && [ "$code" -ne {locked} ]; then
         fail "$row" "exit code $code; see {output}"
     fi

@@ -126,11 +126,11 @@ def a_task_of_several_runs(root: Path, pace: Path) -> dict[str, Any]:
     facts["after"] = launched(outputs, names, *RUN, HELD)
     answer("scancel", "--user=root")
     two_nodes = ["launcher.nodes=2", "devices=2", "launcher.partition=two", "launcher.runs_per_task=2"]
-    launched(root / "nodes", "ab", *RUN, *two_nodes)
+    launched(root / "nodes", "xy", *RUN, *two_nodes)
     until(lambda: not queue(), "all end")
-    for twins, twin, devices in (("twins", "a", 1), ("twins", "d", 1), ("twins2", "b", 2)):
+    for twin, devices in {"a": 1, "d": 1, "y": 2}.items():
         words = [f"+schedule.name={twin}", f"devices={devices}", f"threads={devices}"]  # one in each process
-        assert launch([row(root / twins, *NET, *RUN, *words)]) == 0
+        assert launch([row(root / "twins", *NET, *RUN, *words)]) == 0
     return facts
 
 
@@ -205,19 +205,20 @@ def test_runs_of_a_task_fail_and_go_on_each_on_its_own(several: dict[str, Any]) 
     assert "Traceback" in several["output"]["b"]
     for name, output in several["output"].items():
         assert (": finished: test error" in output) == (name in "ade")
-        assert output.count("protocol: ") == {"d": 2}.get(name, 1)
+        assert output.count("protocol: ") == {"b": 0, "d": 2}.get(name, 1)
     assert "2 in the queue before, 1 running elsewhere, 1 failed before, 1 complete" in several["in_queue"][1]
     assert "1 of 5 runs submitted; 0 in the queue before, 0 running elsewhere, 1 failed before" in several["after"][1]
 
 
 @pytest.mark.parametrize(
-    ("place", "twins", "name"),
-    [("outputs", "twins", "a"), ("outputs", "twins", "d"), ("nodes", "twins2", "b")],
-    ids=["first of a process", "stopped and resumed", "second on two nodes"],
+    ("run", "twin"),
+    [(("outputs", "a"), "a"), (("outputs", "d"), "d"), (("outputs", "e"), "a"), (("nodes", "y"), "y")],
+    ids=["first of a process", "stopped and resumed", "second of a process", "second on two nodes"],
 )
-def test_a_run_of_a_task_ends_bit_by_bit_as_alone(several: dict[str, Any], place: str, twins: str, name: str) -> None:
-    folder, twin = (folder_of(several["root"] / root, name) for root in (place, twins))
+def test_a_run_of_a_task_ends_bit_by_bit_as_alone(several: dict[str, Any], run: tuple[str, str], twin: str) -> None:
+    place, name = run
+    folder, alone = folder_of(several["root"] / place, name), folder_of(several["root"] / "twins", twin)
     assert ("resuming at iteration" in (folder / "log.txt").read_text()) == (name == "d")
-    assert metrics(folder) == metrics(twin)
-    ours, theirs = (checkpoint.load(path)[0]["training"]["model"] for path in (folder, twin))
+    assert metrics(folder) == metrics(alone)
+    ours, theirs = (checkpoint.load(path)[0]["training"]["model"] for path in (folder, alone))
     assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
