@@ -117,19 +117,28 @@ def limits(account: str | None) -> tuple[tuple[int, str], tuple[int, str]]:
     in_array = {"MaxArraySize": int(settings["MaxArraySize"])}
     if match := re.search(r"max_array_tasks=(\d+)", settings["SchedulerParameters"]):
         in_array["max_array_tasks"] = int(match[1])
-    jobs = slurm_answer("squeue", "--noheader", "--array", "--states=all", "--format=%u %T").splitlines()
+    jobs = slurm_answer("squeue", "--noheader", "--array", "--states=all", "--format=%u %a %T").splitlines()
     in_queue = {"MaxJobCount": int(settings["MaxJobCount"]) - 1 - len(jobs)}
-    is_enforced = {"limits", "safe"} & set(settings["AccountingStorageEnforce"].split(","))
-    if is_enforced and (most := _most_submitted(account)):
-        me = pwd.getpwuid(os.getuid()).pw_name
-        mine = [job for job in jobs if job.split() in ([me, "PENDING"], [me, "RUNNING"])]
-        in_queue["MaxSubmitJobs"] = most - len(mine)
+    if {"limits", "safe"} & set(settings["AccountingStorageEnforce"].split(",")):
+        for charged, most in _most_submitted(account, settings["ClusterName"]):
+            mine = [f"{_user()} {charged} {state}" for state in ("PENDING", "RUNNING")]
+            in_queue["MaxSubmitJobs"] = most - sum(job in mine for job in jobs)
     (tasks, array_limit), (free, queue_limit) = (
         min((number, name) for name, number in each.items()) for each in (in_array, in_queue)
     )
     return (tasks, array_limit), (max(0, free), queue_limit)
 
 
-def _most_submitted(account: str | None) -> int | None:
-    """MaxSubmitJobs of this user in an account, None for the usual one; None where there is no limit."""
-    return None
+def _most_submitted(account: str | None, cluster: str) -> list[tuple[str, int]]:
+    """The account, None is the user's usual one, with MaxSubmitJobs there; nothing where no limit is known."""
+    words = [f"name={_user()}", f"cluster={cluster}", "withassoc", "format=DefaultAccount,Account,MaxSubmitJobs"]
+    try:
+        lines = slurm_answer("sacctmgr", "--noheader", "--parsable2", "show", "user", *words).splitlines()
+    except UserError:  # its database does not answer; then sbatch says what is too much
+        return []
+    found = [line.split("|") for line in lines]
+    return [(each, int(most)) for usual, each, most in found if each == (account or usual) and most]
+
+
+def _user() -> str:
+    return pwd.getpwuid(os.getuid()).pw_name
