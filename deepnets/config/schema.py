@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any, Literal, Optional
 
 from omegaconf import MISSING
 from pydantic import GetCoreSchemaHandler
@@ -67,6 +67,7 @@ class Typed:
 
 
 Values = Annotated[dict[str, Any], Typed(dict[str, str | bool | int | float | list[Any]])]
+Plan = Annotated[Any, Typed(Literal[True, False, "timed"])]
 Seeds = Annotated[Any, Typed(Count | list[Seed] | None)]
 
 
@@ -169,7 +170,7 @@ class Config:
     overwrite: bool = MISSING
     code: Optional[CodeChoice] = MISSING
     reuse: bool = MISSING
-    plan: Any = MISSING  # true, false or timed
+    plan: Plan = MISSING
     sweep: Optional[Sweep] = MISSING
 
 

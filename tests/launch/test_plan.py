@@ -123,7 +123,7 @@ def test_a_plan_writes_nothing_and_reports_the_whole_grid(tmp_path: Path) -> Non
     timed = train("sweep=digits_shortcuts", "plan=timed", f"output_root={tmp_path}")
     assert [estimated for *_, estimated in re.findall(row, timed.stdout, re.MULTILINE)] == [""] * 4
     refused = train("sweep=digits_shortcuts", "plan=soon", f"output_root={tmp_path}")
-    assert "plan=soon: choose true, or timed" in refused.stderr
+    assert "plan: got 'soon'; must be True, False or 'timed'" in refused.stderr
     assert "runs       8: 8 new" in done.stdout
     assert list(tmp_path.iterdir()) == []
 

@@ -56,7 +56,6 @@ ADDED = {
         "64,000 iterations of 110 layers",
     ),
     f"{TABLE_1} scale=deep dataset.root=DIR threads=1": (ONE_ROW, "48 runs of six minutes"),
-    f"{TABLE_1} scale=mini dataset.root=DIR": (ONE_ROW, "32 runs of 3,200 iterations"),
     f"{TABLE_1} dataset.root=DIR launcher=slurm launcher.partition=gpu launcher.time=240": (ONE_ROW, CLUSTER),
     f"{TABLE_1} dataset.root=DIR launcher=slurm 'launcher.setup=[module load cuda]'": (ONE_ROW, CLUSTER),
     f"{TABLE_1} dataset.root=DIR launcher=slurm launcher.nodes=2 devices=16": (ONE_ROW, CLUSTER),
