@@ -17,6 +17,7 @@ from pathlib import Path
 from deepnets.config.project import read_project
 from deepnets.config.schema import CodeChoice, Search
 from deepnets.errors import UserError, brief
+from deepnets.system.files import BYTE_CODE, own_cache
 
 _trusted: list[str] = []
 _copies: list[Path] = []  # of trusted modules, which are imported from there
@@ -123,9 +124,13 @@ def chosen_code() -> str | None:
 
 
 def execute_from(copy: Path) -> None:
-    """Import trusted modules from this folder first: a copy of them, as they were when a run began."""
+    """Import trusted modules from this folder first: a copy of them, as they were when a run began.
+
+    Byte code that lies in the copy is not read, as nobody has compared it with the sources.
+    """
     _copies.append(copy)
     sys.path.insert(0, str(copy))
+    sys.pycache_prefix = str(own_cache() / BYTE_CODE)
     invalidate_caches()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from deepnets.config.project import CONF, INSTALLED, PACKAGE, git_commit
 from deepnets.runs.code import FOLDER
-from deepnets.system.files import cache_folder, make_own_folder
+from deepnets.system.files import BYTE_CODE, cache_folder, make_own_folder
 
 SUMS = "SHA256SUMS"  # as the command sha256sum writes and checks it
 
@@ -62,7 +62,7 @@ if ! (cd "$code" && echo {sums}  {SUMS} | sha256sum --check --quiet && sha256sum
     exit 1
 fi
 export PYTHONPATH=$code${{PYTHONPATH:+:$PYTHONPATH}}:$PWD PYTHONSAFEPATH=1
-export PYTHONPYCACHEPREFIX={shlex.quote(str(cache_folder() / "bytecode"))}
+export PYTHONPYCACHEPREFIX={shlex.quote(str(cache_folder() / BYTE_CODE))}
 """
 
 

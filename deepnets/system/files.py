@@ -13,6 +13,7 @@ from typing import IO, Any
 from deepnets.errors import UserError
 
 LONGEST = 10_000_000  # characters of a JSON file; a result has a few thousand
+BYTE_CODE = "bytecode"  # in the user's cache, of copied sources
 LONGEST_METRICS = 10_000_000  # bytes of a metrics.csv; a hundred thousand epochs
 
 

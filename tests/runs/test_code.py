@@ -5,6 +5,8 @@ import shutil
 import signal
 import subprocess
 import sys
+from importlib._bootstrap_external import _code_to_timestamp_pyc
+from importlib.util import cache_from_source
 from pathlib import Path
 
 import pytest
@@ -117,6 +119,34 @@ def test_the_hash_of_a_copy_cannot_leave_the_folder() -> None:
         Code(hash="../../../../etc")
     with pytest.raises(UserError, match="frozen, current"), choosing_code("../etc"):
         pass
+
+
+@pytest.mark.attack
+def test_byte_code_planted_in_a_copy_is_not_executed(project: Path, tmp_path: Path) -> None:
+    run = row(tmp_path / "out", *RUN[:2])
+    run.config.model["shortcut"] = {"_target_": "own_shortcuts.Scaled", "_partial_": True, "start": 1.0}
+    folder = RunFolder(tmp_path / "out" / "runs" / "a" / "seed0")
+    with trusting(project / "own_shortcuts.py"):
+        copy = code.store(folder, run.config, code_of(run.config))
+    source = copy / "own_scales.py"
+    planted = compile("open('planted', 'w').close()\nfactor = float", str(source), "exec")
+    about = source.stat()
+    pyc = Path(cache_from_source(str(source)))
+    pyc.parent.mkdir()
+    pyc.write_bytes(_code_to_timestamp_pyc(planted, int(about.st_mtime), about.st_size))
+    program = "from deepnets.config.trust import execute_from\n{}import own_scales\nprint(own_scales.factor())"
+    for execute in ("", f"execute_from(__import__('pathlib').Path({str(copy)!r}))\n"):
+        done = subprocess.run(
+            [sys.executable, "-c", program.format(execute)],
+            cwd=tmp_path,
+            env=ENVIRONMENT | {"PYTHONPATH": f"{ROOT}:{copy}", "XDG_CACHE_HOME": str(tmp_path / "cache")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.stdout.strip() == ("1.0" if execute else "0.0"), done.stderr  # the attack works where it is read
+        assert (tmp_path / "planted").exists() == (not execute)
+        (tmp_path / "planted").unlink(missing_ok=True)
 
 
 def stopped(project: Path, root: Path, *more: str) -> Path:
