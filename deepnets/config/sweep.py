@@ -130,8 +130,10 @@ def set_at_scale(file: Path, key: str, scale: str) -> Any:
         return None
 
 
-def names_at(file: Path, scale: str) -> set[str]:
-    """The rows that a sweep file trains at a scale, as their folders are named; empty where a composition decides.
+def names_at(file: Path, scale: str) -> list[str]:
+    """The rows that a sweep file trains at a scale, in its order, as their folders are named.
+
+    Empty where a composition decides.
 
     Raises:
         UserError: as `sweep_of` and `rows_of`.
@@ -139,11 +141,11 @@ def names_at(file: Path, scale: str) -> set[str]:
     node = sweep_of(file)
     rows, params = (set_at_scale(file, key, scale) or {} for key in ("sweep.rows", "hydra.sweeper.params"))
     if not rows and not params:
-        return set()
+        return []
     rules = Sweep(axes=axes_of(node), **{name: node[name] for name in ("zip", "exclude", "union") if name in node})
     grid = rows_of(params_of(rows, None, params | {"seed": 0}), rules, [])
     named = [dict(word.split("=", 1) for word in row) for row in grid]
-    return {plain(",".join(row.get(axis, "") for axis in rules.axes)) for row in named}
+    return list(dict.fromkeys(plain(",".join(row.get(axis, "") for axis in rules.axes)) for row in named))
 
 
 def _package(text: str) -> str | None:

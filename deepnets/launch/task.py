@@ -25,6 +25,7 @@ from deepnets.launch.grid import OUTPUT
 from deepnets.launch.snapshot import lines_of
 from deepnets.runs.execute import LOCKED, run
 from deepnets.runs.folder import Locked, RunFolder
+from deepnets.runs.log import PROTOCOLS
 from deepnets.runs.record import describe_result
 from deepnets.system.files import opened_to_append, write_atomically
 from deepnets.system.printing import print_error
@@ -195,6 +196,7 @@ def _print_into(file: Path) -> None:
     """Let this process and those that it starts add what they print to the file."""
     sys.stdout.flush()
     sys.stderr.flush()
+    PROTOCOLS.clear()
     with opened_to_append(file) as output:
         for stream in (1, 2):
             os.dup2(output.fileno(), stream)

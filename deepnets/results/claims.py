@@ -365,7 +365,7 @@ def _section(file: Path, claims: Sequence[Claim], tested: Sequence[Tested]) -> s
     for column in tested:
         lines += [(column.shown, *claim_line(finding)) for finding in column.findings if all(finding.seeds)]
         missing = [finding for finding in column.findings if not all(finding.seeds)]
-        names = names_at(file, column.scale)
+        names = {*names_at(file, column.scale)}
         possible = [finding for finding in missing if not names or _rows_here(finding) <= names]
         untested[column.label] = [finding.text for finding in possible]
         left_out[column.scale] = [finding.text for finding in missing if finding not in possible]

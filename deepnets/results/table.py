@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from deepnets.config.sweep import SWEEPS
+from deepnets.config.sweep import SWEEPS, names_at
+from deepnets.errors import UserError
 from deepnets.results.cell import FAIL_ABOVE, Cell, Net, is_search, nets_of, search_note
 from deepnets.results.columns import FULL, Column, columns_of, frame_of, warnings_of
 from deepnets.results.published import FAIL, VERDICT_RULE, Published, PublishedRow, published_of
@@ -182,7 +183,9 @@ def comparison_sheet(title: str, comparisons: Sequence[Comparison]) -> Sheet:
 
 def _table(name: str, runs: pd.DataFrame, sweeps: Path) -> Table:
     published = published_of(name, sweeps) if any(run.sweep for run in runs["run"]) else Published()
-    trained = sorted({*runs["row"]} - published.rows.keys(), key=_natural)
+    order = {row: place for place, row in enumerate(_declared(sweeps / f"{name}.yaml"))}
+    unpublished = {*runs["row"]} - published.rows.keys()
+    trained = sorted(unpublished, key=lambda row: (order.get(row, len(order)), _natural(row)))
     rows, columns = (*published.rows, *trained), tuple(columns_of(runs))
     cells = {}
     for index, column in enumerate(columns):
@@ -194,6 +197,14 @@ def _table(name: str, runs: pd.DataFrame, sweeps: Path) -> Table:
             cells[row, index] = Cell(members, printed, column.is_published_protocol, bound)
     table = Table(name, published, rows, columns, cells, sweeps=sweeps)
     return _by_net(table) if is_search(runs["run"]) else table
+
+
+def _declared(file: Path) -> list[str]:
+    """The rows in the order of their sweep's file; none where that cannot be read, as `published_of` says then."""
+    try:
+        return names_at(file, FULL)
+    except (UserError, ValueError):
+        return []
 
 
 def _by_net(trials: Table) -> Table:

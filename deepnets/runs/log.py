@@ -24,7 +24,7 @@ TIME_COLUMNS = ("images_per_second", "seconds")
 REFRESH_SECONDS = 1.0  # between two reads of the device for the display
 FIRST_LINES, LINE_SECONDS = 3, 60.0  # epochs that a process prints without a terminal: the first, then one in a while
 
-_protocols: list[str] = []  # that this process has printed
+PROTOCOLS: list[str] = []  # that this process has printed; emptied where its output goes to another file
 _printed: list[float] = []  # when an epoch was printed
 
 
@@ -151,9 +151,9 @@ class Log:
     def protocol(self, line: str) -> None:
         """Say what is trained; the console is told once of runs in a row that have the same protocol."""
         self._record(line)
-        if _protocols[-1:] != [line]:
+        if PROTOCOLS[-1:] != [line]:
             self._print(line)
-            _protocols.append(line)
+            PROTOCOLS.append(line)
 
     def _record(self, line: str) -> None:
         with opened_to_append(self.folder.path / "log.txt") as file:

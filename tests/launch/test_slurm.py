@@ -218,7 +218,7 @@ def test_a_cancelled_run_is_not_queued(grid: dict[str, Any]) -> None:
 
 def test_yaml_edited_meanwhile_does_not_reach_queued_rows(grid: dict[str, Any]) -> None:
     assert grid["edited"] == 0.2
-    assert str(grid["root"] / "tree" / "deepnets") in grid["log_of_f"]  # whose conf/ was edited is what the jobs ran
+    assert str(grid["root"] / "outputs/runs/.code/deepnets-") in grid["log_of_f"]  # a copy is what the jobs ran
     for name in "abcdef":
         assert [epoch["learning_rate"] for epoch in metrics(folder_of(grid["root"] / "outputs", name))] == [
             "0.1",

@@ -164,12 +164,14 @@ def test_the_page_shows_the_table_and_all_figures(page: object, written: Written
         assert figure.find_elements("css selector", "svg path")
     headings = [heading.text for heading in page.find_elements("css selector", "h2")]
     assert headings == [
+        "Answer",
         "Results: shortcuts_on_digits",
         "Figures",
         "Statistics",
         "Settings that differ between rows",
         "Environment",
         "Commands",
+        "Rules",
     ]
 
 
