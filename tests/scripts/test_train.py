@@ -158,7 +158,7 @@ def test_a_sweep_file_is_a_grid_that_any_axis_narrows(tmp_path: Path) -> None:
         (["+epoch=3"], "unknown key 'epoch'"),
         (["+scale.bugdet=1"], "unknown key 'scale.bugdet'"),
         (["-m", "sweep=digits_shortcuts,srivastava2015_fig2_mnist"], "a command trains one sweep"),
-        (["-m", "--cfg", "job"], "Only one of"),
+        (["-m", "--cfg", "job"], "--cfg prints one run"),
         (["dataset=image_folder", "dataset.root=~/nowhere"], os.path.expanduser("~/nowhere")),
         (["epochs=abc"], "epochs=abc: must be an integer"),
         (["model=resnet21"], "resnet20"),
