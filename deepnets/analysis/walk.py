@@ -81,7 +81,7 @@ def walk_of(model: nn.Module) -> Walk:
 
 
 def check_parts(model: nn.Module, shape: tuple[int, int, int]) -> None:
-    """Whether a network in evaluation mode is what its `parts` say, on two images of noise (C, H, W) on the CPU.
+    """Check that the `parts` of a network give the logits of its forward, for two images of noise (C, H, W) on the CPU.
 
     Raises:
         UserError: they give other logits.

@@ -169,9 +169,9 @@ def targets_in(node: Any) -> Iterator[str]:
 
 
 def takes(settings: Any, key: str, value: Any) -> bool:
-    """Whether `settings`, a node of a configuration or the configuration itself, may have the value under a dotted key.
+    """Whether the value has a type that the dotted key of a configuration takes.
 
-    True where nobody can say: there is no such key, or its class is not one that a configuration may name.
+    True if that is unknown: there is no such key, or a configuration may not name its class.
     """
     *path, last = key.split(".")
     annotations = annotations_of(Config)

@@ -97,8 +97,8 @@ class Published:
 class Sweep:
     """A sweep: `rows` are the choices that name a row, each with its values, `reported` what the paper prints of them.
 
-    `seeds` is how many seeds each row has, from 0 on, or a list of them. `axes` names the choices alone: where a file
-    of before gives their values as Hydra's sweeper takes them, and in a frozen run. `claims` are what it states about
+    `seeds` is how many seeds each row has, from 0 on, or a list of them. `axes` names the choices without their values:
+    in a frozen run, and in a file that gives the values in `hydra.sweeper.params`. `claims` are what it states about
     them, as `deepnets.config.claim` reads it, and `margins` the percent points, by scale, below which a difference of
     two rows counts as none. `deep` states that scale=deep suits its networks. `zip` pairs axes instead of multiplying
     them, `exclude` leaves out the rows with all these values, `union` joins blocks of rows, each with axes of its own:

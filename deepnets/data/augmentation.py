@@ -45,7 +45,7 @@ def pad_and_crop(x: Tensor, pad: int, mirrored: Tensor, top: Tensor, left: Tenso
 
 
 class Operation(Protocol):
-    """What changes a batch behind pad and flip: an entry of `dataset.augmentation`."""
+    """An entry of `dataset.augmentation`: it changes a batch that has been padded, cropped and mirrored."""
 
     def draw(self, random: np.random.Generator, images: int) -> np.ndarray:
         """All random numbers of an epoch: (images, k), a row for each image in the order of the batches."""
@@ -75,7 +75,7 @@ class Cutout:
         return x.masked_fill(rows[:, None, :, None] & columns[:, None, None, :], 0), targets
 
     def _inside(self, centre: Tensor, side: int) -> Tensor:
-        """Whether each of `side` pixels lies in the square of each image: (n, side)."""
+        """True for the pixels of a row or column that lie in the square of each image: (n, side)."""
         size = round(self.size * side)
         first = ((centre * side).long() - size // 2)[:, None]
         pixel = torch.arange(side, device=centre.device)

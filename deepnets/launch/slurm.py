@@ -77,6 +77,8 @@ class Slurm:
                 f"{self.warning} to {self.warning + EARLY_SECONDS} seconds before its limit. Give more, or a shorter "
                 "launcher.warning"
             )
+        if broken := [f"{name}={value}" for name, value in (self.options or {}).items() if "\n" in f"{name}{value}"]:
+            raise UserError(f"launcher.options: {broken[0]!r}: a line break cannot be part of it")
         if not shutil.which("sbatch"):
             raise UserError(
                 "launcher=slurm: no sbatch on this machine; submit from one that has it, or use launcher=pool or local"

@@ -4,15 +4,12 @@ An installed wheel is not copied, nor are the packages of the environment: they 
 """
 
 import hashlib
-import os
 import shlex
-import shutil
-from contextlib import suppress
 from pathlib import Path
 
 from deepnets.config.project import CONF, INSTALLED, PACKAGE, git_commit
-from deepnets.runs.code import FOLDER
-from deepnets.system.files import BYTE_CODE, cache_folder, make_own_folder
+from deepnets.runs.code import FOLDER, write_copy
+from deepnets.system.files import BYTE_CODE, cache_folder
 
 SUMS = "SHA256SUMS"  # as the command sha256sum writes and checks it
 
@@ -29,19 +26,9 @@ def snapshot(sweep: Path) -> Path | None:
     contents[Path("deepnets/conf/commit")] = (git_commit() or "").encode()
     lines = [f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in sorted(contents.items())]
     sums = "".join(lines).encode()
-    above = sweep / FOLDER
-    copy = above / f"deepnets-{hashlib.sha256(sums).hexdigest()[:16]}"
-    if (copy / SUMS).is_file():
-        return copy
-    make_own_folder(above)
-    new = above / f"{copy.name}.{os.getpid()}.new"
-    shutil.rmtree(new, ignore_errors=True)
-    for name, content in (contents | {Path(SUMS): sums}).items():
-        (new / name).parent.mkdir(parents=True, exist_ok=True)
-        (new / name).write_bytes(content)
-    with suppress(OSError):  # another command was faster; the contents are the same
-        new.rename(copy)
-    shutil.rmtree(new, ignore_errors=True)
+    copy = sweep / FOLDER / f"deepnets-{hashlib.sha256(sums).hexdigest()[:16]}"
+    if not (copy / SUMS).is_file():
+        write_copy(copy, contents | {Path(SUMS): sums})
     return copy
 
 

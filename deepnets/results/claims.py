@@ -306,7 +306,7 @@ def _side(claim: Claim, name: str, row: str, runs: Sequence[Run], best_epochs: i
         known=tuple(bool({name, claim.hash} & {*run.result.get("claims", [])}) for run, _ in ended),
         seeds=tuple(-1 if run.seed is None else run.seed for run, _ in ended),
         wrong=tuple(run.test_wrong if error == run.error else None for run, error in ended),
-        identities=frozenset(run.result.get("identity", str(run.folder)) for run, _ in ended),
+        identities=frozenset(run.experiment for run, _ in ended),
     )
 
 

@@ -52,7 +52,7 @@ class Side:
     """The runs of a row that have ended: errors in percent, seeds, and which of them knew the claim when frozen.
 
     `wrong` says which test images made these errors, (images,) for each run, None where that is not known.
-    `identities` tell runs apart that have several names.
+    `identities` are those of its runs apart from their seeds: rows of several names that have them in common are one.
     """
 
     row: str

@@ -125,6 +125,11 @@ class Run:
         """What makes the run what it is, by dotted key, apart from its seed."""
         return {key: value for key, value in flat(self.config).items() if key != "seed" and not _is_execution(key)}
 
+    @property
+    def experiment(self) -> str:
+        """Equal for seeds of one row, whatever the row is called: the identity apart from the seed."""
+        return str(self.folder.path.parent) if _lacking(self) else identity_hash(replace(self.typed_config, seed=0))
+
     @cached_property
     def typed_config(self) -> Config:
         """The configuration as an object; the sweep, which is no part of a run, is left out."""

@@ -16,12 +16,11 @@ from deepnets.config.identity import difference
 from deepnets.config.schema import Config
 from deepnets.data.dataset import memory_size
 from deepnets.errors import UserError, brief, first_line
-from deepnets.runs.folder import RunFolder
+from deepnets.runs.folder import CHECKPOINTS, RunFolder
 from deepnets.system.files import flush_folder, fresh, new_name, opened
 from deepnets.training.fit import Training
 
-LAST = "checkpoint.pt"
-PREVIOUS = "checkpoint.previous.pt"
+LAST, PREVIOUS = CHECKPOINTS
 # What torch's optimisers take from a state without asking; the learning rate is the schedule's.
 OF_OPTIMIZER = ("initial_lr", "momentum", "dampening", "nesterov", "betas", "eps", "weight_decay")
 MOST = 8  # settings that a message names

@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -85,24 +85,35 @@ def sources_of(config: Config) -> dict[str, Path | str]:
 
 def store(folder: RunFolder, config: Config, code: Code) -> Path:
     """Copy the sources beside the rows of the run's sweep, once for each hash; returns the copy's folder."""
-    above = folder.path.parents[1] / FOLDER
-    copy = above / code.hash
+    copy = folder.path.parents[1] / FOLDER / code.hash
     if copy.is_dir():
         return copy
-    make_own_folder(above)
-    new = above / f"{code.hash}.{os.getpid()}.new"
-    shutil.rmtree(new, ignore_errors=True)
+    contents = {}
     for name, source in sources_of(config).items():
         if isinstance(source, Path):
-            file = new.joinpath(*name.split("."))
-            file = file / "__init__.py" if source.name == "__init__.py" else file.with_suffix(".py")
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(_read(source))
-    new.mkdir(exist_ok=True)
+            place = Path(*name.split("."))
+            place = place / "__init__.py" if source.name == "__init__.py" else place.with_suffix(".py")
+            contents[place] = _read(source).encode()
+    write_copy(copy, contents)
+    return copy
+
+
+def write_copy(copy: Path, contents: Mapping[Path, bytes]) -> None:
+    """Write a folder of files by their places in it; it appears as a whole, and the first of several writers wins.
+
+    Raises:
+        OSError: it cannot be written, or the folder above it is a link.
+    """
+    make_own_folder(copy.parent)
+    new = copy.with_name(f"{copy.name}.{os.getpid()}.new")
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir()
+    for place, content in contents.items():
+        (new / place).parent.mkdir(parents=True, exist_ok=True)
+        (new / place).write_bytes(content)
     with suppress(OSError):  # another process was faster; the contents are the same
         new.rename(copy)
     shutil.rmtree(new, ignore_errors=True)
-    return copy
 
 
 def changed_files(folder: RunFolder, before: Code, now: Code) -> list[str]:

@@ -30,7 +30,7 @@ from deepnets.system.files import check_folder, flush_folder, make_folder, read_
 
 RUNS = "runs"  # the folder of runs without a sweep
 BUDGETS = ("epochs", "iterations")  # one is null, and the other names the budget
-CHECKPOINTS = ("checkpoint.pt", "checkpoint.previous.pt")
+CHECKPOINTS = ("checkpoint.pt", "checkpoint.previous.pt")  # the last one, and the one before
 BESIDE = "name=NAME"  # what trains the same runs in another folder
 FREEZING_SECONDS = 10.0  # more than writing a configuration takes anywhere
 

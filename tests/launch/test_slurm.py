@@ -355,6 +355,10 @@ def test_a_sweep_of_two_devices_has_the_names_states_data_and_report_of_one(
         ({"time": "2:59"}, "launcher.time=2:59: leaves no time to train"),
         ({"time": "0:02:59"}, "launcher.time=0:02:59: leaves no time to train"),
         ({"time": "0-0:02"}, "launcher.time=0-0:02: leaves no time to train"),
+        (
+            {"options": {"mem": "1G\nrm -r ."}},
+            "launcher.options: 'mem=1G\\nrm -r .': a line break cannot be part of it",
+        ),
     ],
 )
 def test_options_that_cannot_be_are_refused(tmp_path: Path, options: dict[str, Any], words: str) -> None:

@@ -15,7 +15,15 @@ from deepnets.config.project import CONF
 from deepnets.errors import UserError
 from deepnets.launch.grid import launch
 from deepnets.results.cell import MIXED_CODE
-from deepnets.results.claims import OTHER_DEPTH, claim_sheets, claims_page, findings_of, pairs_of, show_seeds
+from deepnets.results.claims import (
+    OTHER_DEPTH,
+    _experiment,
+    claim_sheets,
+    claims_page,
+    findings_of,
+    pairs_of,
+    show_seeds,
+)
 from deepnets.results.columns import warnings_of
 from deepnets.results.finding import LOOKS, Finding, Outcome, Side
 from deepnets.results.published import PublishedRow
@@ -254,6 +262,20 @@ def test_claims_of_a_sweep_file_are_tested_on_its_runs(trained: Trained, table: 
     assert fails.fail_above == 60
     assert (pair.seeds, pair.outcome) == ((4, 2), Outcome.undecided)
     assert (nowhere.seeds, nowhere.difference) == ((4, 0), None)
+
+
+def test_a_row_of_two_names_is_one_experiment_also_with_other_seeds(
+    trained: Trained, sweeps: Path, tmp_path: Path
+) -> None:
+    path = shutil.copytree(trained.path, tmp_path / trained.path.name)
+    shutil.copytree(path / "none", tmp_path / "elsewhere" / "none")
+    shutil.rmtree(tmp_path / "elsewhere" / "none" / "seed0")
+    (table,) = tables_of(read_runs([path]))
+    below, *_, sibling, _ = findings_of(table, 0, sweeps)
+    assert (below.seeds, sibling.seeds) == ((4, 3), (4, 2))
+    assert _experiment(below) == _experiment(sibling)
+    assert len(below.first.identities) == len(below.second.identities) == 1
+    assert below.first.identities != below.second.identities
 
 
 def test_seeds_by_different_code_are_marked_and_count_for_no_claim(

@@ -19,7 +19,7 @@ from deepnets.runs import checkpoint, code
 from deepnets.runs.code import OtherCode, code_of, code_to_execute, sources_of
 from deepnets.runs.contents import Code
 from deepnets.runs.folder import RunFolder
-from tests.command import ENVIRONMENT, ROOT, TRAIN, row, train
+from tests.command import ENVIRONMENT, ROOT, row, start, train
 
 SHORTCUT = '''"""A shortcut of a project of one's own."""
 
@@ -151,14 +151,7 @@ def test_byte_code_planted_in_a_copy_is_not_executed(project: Path, tmp_path: Pa
 
 def stopped(project: Path, root: Path, *more: str) -> Path:
     """A run folder that is stopped behind its second epoch."""
-    process = subprocess.Popen(
-        [*TRAIN, *words(project, root, "epochs=5", *more)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=ROOT,
-        env=ENVIRONMENT,
-    )
+    process = start(*words(project, root, "epochs=5", *more))
     for line in process.stdout:
         if line.startswith("epoch 2/"):
             break
@@ -259,14 +252,7 @@ def code_now(project: Path, folder: Path) -> Code | None:
 @pytest.mark.slow
 def test_runs_of_a_pool_execute_the_code_of_their_command(project: Path, tmp_path: Path) -> None:
     command = [*words(project, tmp_path / "pool", "epochs=3"), "-m", "seed=0,1", "launcher=pool"]
-    process = subprocess.Popen(
-        [*TRAIN, *command, "launcher.runs_per_device=1"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=ROOT,
-        env=ENVIRONMENT,
-    )
+    process = start(*command, "launcher.runs_per_device=1")
     for line in process.stdout:
         if line.startswith("[1/2]"):
             (project / "own_scales.py").write_text(SCALES.replace("1.0", "nowhere"))

@@ -216,7 +216,7 @@ def _fresh(overrides: Sequence[str], arguments: argparse.Namespace) -> Subject:
 
 
 def _check_own(model: nn.Module, config: Config) -> None:
-    """Whether a network of the user's own that says what its parts are is made of them; raises as `check_parts`."""
+    """Check the parts of a user's own network, if it names them; raises as `check_parts`."""
     if has_own_classes(config.model) and hasattr(model, "parts"):
         check_parts(model, dataset_of(config).shape)
 
