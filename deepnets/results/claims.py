@@ -125,7 +125,7 @@ def claim_answers(table: Table, most: int) -> list[str]:
             continue
         counts = Counter(finding.outcome for finding in findings)
         said = ", ".join(f"{counts[outcome]} {outcome}" for outcome in Outcome if counts[outcome])
-        lines.append(f"{table.title(index)}: of {len(findings)} claims that have runs, {said}")
+        lines.append(f"{table.title(index)}: {len(findings)} claim{'s' * (len(findings) > 1)} tested: {said}")
         answered = [each for outcome in ANSWERS for each in findings if each.outcome is outcome]
         lines += [f"  {each.outcome}: {each.text} ({_measured(each)})" for each in answered[:most]]
         lines += [f"  and {len(answered) - most} more"] * (len(answered) > most)

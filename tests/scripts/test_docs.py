@@ -30,7 +30,10 @@ SETUP = ("python3 -m venv", ".venv/bin/pip")  # the environment of this test was
 # What a page's commands need from the pages before it.
 BEFORE = {
     "launchers.md": ["python scripts/train.py sweep=digits_shortcuts model/shortcut=identity seed=0"],
-    "run-folder.md": ["python scripts/train.py model.depth=14 epochs=5"],
+    "run-folder.md": [
+        "python scripts/train.py model.depth=14 epochs=5",
+        "python scripts/train.py sweep=digits_shortcuts model/shortcut=identity seed=0",
+    ],
     "reports.md": ["python scripts/train.py sweep=digits_shortcuts model/shortcut=identity,none seed=0"],
     "analysis.md": [
         "python scripts/train.py sweep=digits_shortcuts model/shortcut=identity,exclusive_gating_b6 seed=0"

@@ -112,7 +112,8 @@ def test_every_command_of_a_new_projects_readme_works(
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
         said.append(" ".join(done.stdout.split()))
     assert "9: 9 new" in said[0]
-    assert "learned_mix is lower than none" in said[2]
+    assert "lab: 1 claim tested: 1 " in said[2]
+    assert "learned_mix is lower than none" in (project / "outputs" / "lab" / "report" / "report.html").read_text()
     assert "1 passed" in said[-1]
     assert (project / "weights" / "weights.safetensors").is_file()
     assert "is there already" in command("deepnets", "new", "lab", code=1).stderr
