@@ -227,7 +227,7 @@ def _command(name: str, arguments: argparse.Namespace) -> str:
     if name in NORMS:
         net = f"model=vit_digits model.depth={{depth}} {' '.join(TRAINED)}"
     options = f"{net} model/ordering={{ordering}} {{shortcut}} seed=0"
-    measure = f"--images {arguments.images} --sizes 1 --draws 1"
+    measure = f"--images {arguments.images}"
     if not arguments.epochs:
         return f"python scripts/analyze.py gradients {options} {measure}"
     train = f"python scripts/train.py {options} epochs={arguments.epochs}"

@@ -29,13 +29,22 @@ from deepnets.training.fit import Training
 OBSERVATIONS = 20  # of the units, spread over a run; the first and last epoch are always observed
 PICTURE_SHARE = 0.01  # of the time of a run may be spent on drawing, besides the pictures of the last epoch
 PICTURE_SECONDS = 0.1  # how long drawing takes at most, on one core
-# Nodes whose numbers a random search draws or -m often varies, and further keys that often differ.
-SEARCHED = ("optimizer", "schedule", "model.shortcut")
-USUAL = ("model.depth", "model.layer", "epochs", "batch_size")
+SEARCHED = ("optimizer", "schedule", "model.shortcut")  # nodes whose numbers a random search draws, and further keys
+ALSO_SEARCHED = ("model.depth", "model.layer", "epochs", "batch_size")
+USUAL = (
+    "model",
+    "dataset",
+    "model.depth",
+    "optimizer.lr",
+    "epochs",
+    "batch_size",
+)  # what often differs without a sweep
 TITLES = {
     "gradients": "norm of the gradient of each unit's weights",
     "gates": "mean transform gate of each unit",
 }
+METRICS = ("error/test", "error/train", "loss/test", "loss/train")
+SELECTED = "error/selected"  # the test error at the epoch of the lowest validation error so far
 OVERLAYS = {
     "train and test": {
         "error (%)": ["error/train", "error/validation", "error/test"],
@@ -70,7 +79,7 @@ class Dashboard:
         )
         purge = training.iteration + (not evaluates) if training.iteration else None
         self.writer = event_writer(folder, purge_step=purge)
-        self.metric = "error/selected" if config.selection is Selection.best_validation else "error/test"
+        self.selects = config.selection is Selection.best_validation
         if training.iteration == 0:
             self._begin(choices_of(config, origin), is_table=config.sweep is not None)
 
@@ -85,9 +94,9 @@ class Dashboard:
         for split, mean in training.completed.items():
             self._scalar(f"loss/{split}", mean.loss, training)
             self._scalar(f"error/{split}", mean.error, training)
-        if self.metric == "error/selected":
+        if self.selects:
             selected = min(history, key=lambda row: row["validation_error"])
-            self._scalar(self.metric, selected["test_error"], training)
+            self._scalar(SELECTED, selected["test_error"], training)
         self._scalar("schedule/learning_rate", row["learning_rate"], training)
         self._scalar("speed/images_per_second", row["images_per_second"], training)
         last = training.iteration >= training.iterations
@@ -125,7 +134,8 @@ class Dashboard:
         self._add(session)
         if is_table:  # TensorBoard takes the columns of the first row for all; without, it joins those of all runs
             columns = {name: 0.0 if value is None else value for name, value in choices.items()}
-            experiment, _, _ = hparams(columns, {self.metric: None})
+            metrics = [SELECTED, *METRICS] if self.selects else METRICS
+            experiment, _, _ = hparams(columns, dict.fromkeys(metrics))
             self._add(experiment)
         self.writer.add_custom_scalars(
             {
@@ -172,17 +182,16 @@ def choices_of(config: Config, origin: dict[str, Any]) -> dict[str, str | float 
     """The columns of TensorBoard's HParams by which a run differs from the others of its sweep, with the run's values.
 
     A column is a group, whose value is the chosen option, a key of the configuration, or the seed. In a sweep of
-    conf/sweep/ these are its axes and, in a random search, what was drawn. Other runs have no axes: theirs are all keys
-    that often differ, and those that were typed. Keys and types are the same for all runs of a sweep: numbers are
-    floats, None stands for no value, all else is text.
+    conf/sweep/ these are its axes and, in a random search, what was drawn. Other runs have no axes: theirs are what was
+    typed, and the few keys that often differ. Keys and types are the same for all runs of a sweep: numbers are floats,
+    None stands for no value, all else is text.
     """
     options, values = origin.get("choices", {}), OmegaConf.structured(config)
-    keys = list(config.sweep.axes) if config.sweep else [key for key in options if not key.startswith("hydra/")]
-    if config.sweep is None or config.setting is not None:
+    typed = [override.partition("=")[0].lstrip("+~") for override in origin.get("overrides", [])]
+    keys = list(config.sweep.axes) if config.sweep else [*USUAL, *typed]
+    if config.setting is not None:
         numbers = [f"{node}.{name}" for node in SEARCHED for name in _numbers(OmegaConf.select(values, node))]
-        keys += [*numbers, *USUAL]
-    if config.sweep is None:
-        keys += [override.partition("=")[0].lstrip("+~") for override in origin.get("overrides", [])]
+        keys += [*numbers, *ALSO_SEARCHED]
     keys = [key for key in keys if not is_execution(key)]
     columns = {key: options[key] if key in options else _plain(OmegaConf.select(values, key)) for key in keys}
     return {**columns, "seed": float(config.seed)}

@@ -312,6 +312,8 @@ def _changes(row: Row, naming: set[str]) -> list[str]:
     typed = [key for key in words if key == "sweep" or not is_execution(key)]
     groups = {key: row.choices[key] for key in typed if key in row.choices}
     values = [key for key in typed if key not in groups and key not in {"seed", *naming}]
+    if "dataset.root" in words and "dataset.source.name" not in naming:  # one's own images are named by their folder
+        values.append("dataset.source.name")
     search = row.search
     if search.defaults != DEFAULTS and not _is_own_sweep(row):  # what a file of one's own sets is as if it were typed
         search = replace(search, defaults=DEFAULTS)

@@ -241,6 +241,7 @@ def test_other_families_have_gradients_signals_and_responses(model: str) -> None
 def test_the_command_measures_a_fresh_net_and_depths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["model.depth=8", "model.widths=[4,4,4]", "model/shortcut=scaled_0.5_1"]
     options += ["--images", "16", "--test-images", "16", "--sizes", "1,2", "--draws", "1", "--epochs", "1"]
+    options += ["--orderings", "original,full_preactivation"]
     assert analyze("gradients", *options, "--output", tmp_path) == 0
     told = capsys.readouterr().out
     assert "product of 3 shortcuts 0.125 at initialisation (formula 0.125)" in told

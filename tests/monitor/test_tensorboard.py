@@ -112,13 +112,16 @@ def test_train_and_test_are_overlaid(server: Server) -> None:
         )
 
 
-def test_one_table_has_the_choices_as_columns_and_the_final_error_as_metric(server: Server, sweep: Path) -> None:
+def test_one_table_has_the_choices_as_columns_and_the_last_errors_and_losses_as_metrics(
+    server: Server, sweep: Path
+) -> None:
     columns = server.post("plugin/hparams/experiment", {"experimentName": ""})
     assert [(info["name"], info["type"]) for info in columns["hparamInfos"]] == [
         ("model/shortcut", "DATA_TYPE_STRING"),
         ("seed", "DATA_TYPE_FLOAT64"),
     ]
-    assert [info["name"]["tag"] for info in columns["metricInfos"]] == ["error/test"]
+    tags = [info["name"]["tag"] for info in columns["metricInfos"]]
+    assert tags == ["error/test", "error/train", "loss/test", "loss/train"]
     statuses = ["STATUS_UNKNOWN", "STATUS_SUCCESS", "STATUS_FAILURE", "STATUS_RUNNING"]
     body = {"experimentName": "", "allowedStatuses": statuses, "colParams": [], "startIndex": 0, "sliceSize": 100}
     groups = server.post("plugin/hparams/session_groups", body)["sessionGroups"]

@@ -147,6 +147,13 @@ def test_a_users_images_are_named_as_they_are_called(tmp_path: Path) -> None:
     assert folder_of(row(tmp_path, *images, "dataset.source.name=pets")).path.parent.name == "digits_resnet,pets"
 
 
+def test_a_sweep_on_images_of_ones_own_is_named_by_their_folder(tmp_path: Path) -> None:
+    sweep = ["sweep=digits_shortcuts", "model/shortcut=none", "dataset=image_folder"]
+    folders = [folder_of(row(tmp_path, *sweep, f"dataset.root=/data/{name}")).path for name in ("cats", "dogs")]
+    names = [f"digits_shortcuts+dataset.source.name={name}+dataset=image_folder" for name in ("cats", "dogs")]
+    assert folders == [tmp_path / name / "none" / "seed0" for name in names]
+
+
 @pytest.mark.parametrize("name", ["cifar10", "digits", "ci far10"])
 def test_images_called_as_a_data_set_are_not_taken_for_it(tmp_path: Path, name: str) -> None:
     images = ["dataset=image_folder", f"dataset.root='/data/{name}'"]

@@ -1,7 +1,8 @@
 """Gradients, signals and responses over depth, post- against pre-activation (He et al. 2015, Fig. 7; 2016, section 4).
 
 Measured at initialisation and, for a run folder, as trained; with --epochs also while it trains. Several run folders
-make one figure. Fresh networks like the first subject are compared, of several orderings and depths.
+make one figure. With --orderings, fresh networks like the first subject are compared, of these orderings and several
+depths.
 """
 
 import argparse
@@ -49,9 +50,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--epochs", type=number, default=0, help="epochs of the one run to repeat and measure (default: 0)"
     )
-    parser.add_argument(
-        "--orderings", default="original,full_preactivation", help="compared in fresh nets (default: %(default)s)"
-    )
+    parser.add_argument("--orderings", help="compare fresh nets of these, as in original,full_preactivation")
     parser.add_argument(
         "--sizes", default="1,3,6,12", help="units per stage of what is compared (default: %(default)s)"
     )
@@ -62,10 +61,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Measure, write the files and print the finding."""
     sizes = sorted(set(whole_numbers("--sizes", arguments.sizes)))
-    orderings = {name: model_option("ordering", name) for name in arguments.orderings.split(",")}
+    names = arguments.orderings.split(",") if arguments.orderings else []
+    orderings = {name: model_option("ordering", name) for name in names}
     subjects = subjects_of(arguments)
     if arguments.epochs > 0 and len(subjects) > 1:
         raise UserError(f"--epochs {arguments.epochs}: repeats one run, but {len(subjects)} are named")
+    if orderings and not isinstance(subjects[0].model, ResNet):
+        raise UserError(f"--orderings {arguments.orderings}: only networks of model=resnet have them")
     with Output("gradients", subjects[0].folder, arguments) as output:
         labels = names_apart([subject.name for subject in subjects])
         pairs = zip(subjects, labels, strict=True)
@@ -77,10 +79,8 @@ def run(arguments: argparse.Namespace) -> None:
             output.finding(_finding(subject, own), **ratios, **own[0].bypass.numbers)
         if arguments.epochs > 0:
             _follow(subjects[0], arguments, output)
-        try:
+        if orderings:
             _compare_orderings(subjects[0], orderings, sizes, arguments, output)
-        except UserError as error:
-            output.finding(f"orderings are not compared: {error}")
 
 
 @dataclass(frozen=True)
@@ -288,10 +288,8 @@ def _compare_orderings(
     """Compare fresh networks like the subject, of several orderings and numbers of units per stage.
 
     Raises:
-        UserError: the subject is no ResNet, or an ordering or a size does not go with it.
+        UserError: an ordering or a size does not go with the subject.
     """
-    if not isinstance(subject.model, ResNet):
-        raise UserError("only networks of model=resnet have them")
     x, labels = one_batch(subject, arguments.images)
     stages = len(subject.config.model["widths"])
     norms_of: dict[str, dict[int, np.ndarray]] = {}  # (draws, units), by ordering and number of units
