@@ -38,6 +38,7 @@ from deepnets.config.schema import DEFAULTS, Row, Search, Sweep, axes_of
 from deepnets.config.sweep import check_file, params_of, rows_of
 from deepnets.config.trust import trust
 from deepnets.errors import UserError, brief
+from deepnets.system.printing import shown
 
 PLUGINS = {  # Hydra's defaults; others would change nothing
     "sweeper": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper",
@@ -194,7 +195,8 @@ def _rows(words: Sequence[str], multirun: bool, search: Search) -> list[Row]:
         chosen = [word for word in task if "." not in key_of(word) and not parsed(word).is_sweep_override()]
         settings = OmegaConf.to_container(composed((*of_hydra, *chosen), search).config, resolve=False)
         task = [_with_commas(word, settings) for word in task]
-    return [compose([*of_hydra, *row], search) for row in rows_of(params, sweep, task, search)]
+    rows = rows_of(params, sweep, task, search)
+    return [compose([*of_hydra, *row], search) for row in shown(rows, "rows composed")]
 
 
 def _with_commas(word: str, settings: Any) -> str:

@@ -34,7 +34,7 @@ from deepnets.runs.folder import BESIDE, Locked, OtherSettings, RunFolder, folde
 from deepnets.runs.record import describe_result, duration
 from deepnets.runs.status import read_states
 from deepnets.system.files import write_atomically
-from deepnets.system.printing import as_text, print_error, print_line, print_rich
+from deepnets.system.printing import as_text, print_error, print_line, print_rich, shown
 from deepnets.training.checks import check
 
 OUTPUT = "output.txt"  # in a run's folder: what its process prints, if it has a process of its own
@@ -57,7 +57,8 @@ def launch(rows: list[Row]) -> int:
         for folder in folders:
             if folder.has_begun and not folder.is_complete and (code := noted(folder)):
                 execute_copy(folder, code.hash)
-    for row, folder in zip(rows, folders, strict=True):
+    pairs = list(zip(rows, folders, strict=True))
+    for row, folder in shown(pairs, "runs checked"):
         try:
             _check(row, folder, launcher)
         except UserError as error:
@@ -75,7 +76,7 @@ def launch(rows: list[Row]) -> int:
     if first.reuse:
         _reuse(rows, folders)
     to_execute, trained_otherwise = {}, Counter[str]()
-    for row, folder in zip(rows, folders, strict=True):
+    for row, folder in shown(pairs, "runs frozen"):
         try:
             code = code_of(row.config)
             if row.config.overwrite or not folder.is_complete:

@@ -2,13 +2,20 @@
 
 import os
 import sys
-from typing import Any
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
 from rich.console import Console
+from rich.progress import Progress
 from rich.text import Text
 
 from deepnets.errors import printable
 
+Part = TypeVar("Part")
+
+PATIENCE_SECONDS = 2.0  # before a loop shows how far it is
+LINE_SECONDS = 60.0  # between two lines about it in a log
 PIPE_WIDTH = 200  # columns if the output is not a terminal, so that names are not broken in a log
 
 
@@ -32,6 +39,21 @@ def print_error(line: str) -> None:
         print(printable(line), file=sys.stderr, flush=True)
     except (OSError, ValueError):
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)
+
+
+def shown(parts: Sequence[Part], what: str) -> Iterator[Part]:
+    """The parts; after two seconds a bar on the error stream shows how many are done, or a line a minute in a log."""
+    begun = time.monotonic()
+    due = begun + PATIENCE_SECONDS
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(what, total=len(parts), visible=False)
+        for done, part in enumerate(parts):
+            progress.update(task, completed=done, visible=time.monotonic() - begun > PATIENCE_SECONDS)
+            if progress.disable and time.monotonic() > due:
+                print_error(f"{what}: {done:,} of {len(parts):,}")
+                due = time.monotonic() + LINE_SECONDS
+            yield part
 
 
 def console_for(exporting: bool = False) -> Console:
