@@ -9,6 +9,9 @@ def main() -> int:
     if not rows:
         return 0
     # Here, because they import torch, which --help and a mistyped option need not wait for.
+    from deepnets.runs.start import with_weights
+
+    rows = with_weights(rows)
     if rows[0].config.plan:
         from deepnets.launch.plan import show_plan
         from deepnets.results.claims import show_seeds

@@ -41,6 +41,7 @@ EXECUTION_KEYS = frozenset(
         "code",
         "reuse",
         "plan",
+        "weights",
         "sweep",
     }
 )
@@ -193,5 +194,7 @@ STEPS: tuple[Callable[[Frozen], Frozen], ...] = (
     Added("reuse", False),
     Added("name", None),
     Added("loss", PLAIN_LOSS),
+    Added("weights", None),
+    Added("weights_hash", None),
     Added("dataset.augmentation", [], target="deepnets.data.dataset.Dataset"),
 )

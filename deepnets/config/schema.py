@@ -151,6 +151,8 @@ class Config:
     seed: Seed = MISSING
     setting: Optional[Seed] = MISSING
     clip_gradient_norm: Optional[Positive] = MISSING
+    weights: Optional[Name] = MISSING
+    weights_hash: Optional[Name] = MISSING
     precision: Precision = MISSING
     memory: Memory = MISSING
     batchnorm_kernel: BatchNormKernel = MISSING

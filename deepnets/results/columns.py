@@ -158,12 +158,12 @@ def in_other_arithmetic(paths: Sequence[Path]) -> list[Path]:
 def lines_over(key: str, rows: Mapping[str, Run]) -> Lines:
     """Find the lines that rows make over a number: the names of a line's rows differ in nothing else.
 
-    A line has at least two depths, or `FEWEST_VALUES` values of another number.
+    An axis that the sweep pairs with the number counts as one with it. A line has at least two depths, or `FEWEST_VALUES` values of another number.
     """
     settings = {row: run.settings.get(key) for row, run in rows.items()}
     values = {row: value for row, value in settings.items() if is_number(value)}
     parts = {row: _parts(row, rows[row]) for row in values}
-    named = {row: name for row in values if (name := _without_axis(parts[row], key))}
+    named = {row: name for row in values if (name := _without_axis(parts[row], _paired(rows[row], key)))}
     lines: Lines = defaultdict(dict)
     for row, value in values.items():
         # Of rows that were changed in the number, the one that was not is named by what the others have in common.
@@ -272,10 +272,16 @@ def _parts(row: str, run: Run) -> list[tuple[str, str]]:
     return list(zip(keys, words, strict=False))
 
 
-def _without_axis(parts: Sequence[tuple[str, str]], key: str) -> str | None:
-    """Return the name without the word that is the number; None if no word is."""
-    words = [word for named, word in parts if named != key]
-    return (",".join(words) or key) if len(words) < len(parts) else None
+def _paired(run: Run, key: str) -> list[str]:
+    """Return the key and the axes that the sweep pairs with it."""
+    groups = [[axis.replace("/", ".") for axis in group] for group in run.sweep.get("zip", [])]
+    return next((group for group in groups if key in group), [key])
+
+
+def _without_axis(parts: Sequence[tuple[str, str]], keys: Sequence[str]) -> str | None:
+    """Return the name without the words that are the number and what is paired with it; None if no word is."""
+    words = [word for named, word in parts if named not in keys]
+    return (",".join(words) or keys[0]) if len(words) < len(parts) else None
 
 
 def _without_number(parts: Sequence[tuple[str, str]], key: str, value: float) -> str | None:

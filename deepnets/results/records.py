@@ -209,6 +209,8 @@ def _copy(run: Run, folder: Path) -> None:
     if run.table != run.grid.name.split("+")[0]:  # of a folder that the command named
         Origin(choices={"sweep": run.table}).write(folder)
     config = run.config | {"output_root": "outputs", "dataset": run.config["dataset"] | {"root": "data"}}
+    if config.get("weights"):  # a path of this machine, as the two above; their hash stays
+        config["weights"] = Path(config["weights"]).name
     write_atomically(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
 
 

@@ -174,6 +174,11 @@ def load_checked(folder: RunFolder, config: Config) -> tuple[dict[str, Any] | No
     return state, damaged
 
 
+def described(damaged: dict[str, str]) -> list[str]:
+    """A line about each file that `load` found damaged."""
+    return [f"{name} is damaged and was not used ({damage})" for name, damage in damaged.items()]
+
+
 def malformed(state: Any) -> str | None:
     """Which entry of a checkpoint is missing or of another type; None when all are there."""
     for place, kind in ENTRIES.items():

@@ -164,7 +164,7 @@ class RunFolder:
         """Write down what the run is and where it executes now; `overwrite` deletes what was there first.
 
         Trust is not frozen: it must be given anew wherever the folder is executed. Of the sweep its axes are, by which
-        the run is named; what a paper prints and claims about them is read from the sweep's file.
+        the run is named, and which of them are paired; what a paper prints and claims about them is read from the sweep's file.
 
         Raises:
             Locked: another process is running it.
@@ -178,7 +178,7 @@ class RunFolder:
                 origin.write(self.path)
             elif config.code == CodeChoice.current or not self.has_begun:
                 note_code(self.path, origin.code)
-            sweep = config.sweep and Sweep(axes=config.sweep.axes, deep=config.sweep.deep)
+            sweep = config.sweep and Sweep(axes=config.sweep.axes, deep=config.sweep.deep, zip=config.sweep.zip)
             config = replace(config, overwrite=False, code=None, reuse=False, sweep=sweep)
             write_atomically(self.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(config)))
 
@@ -314,6 +314,8 @@ def _changes(row: Row, naming: set[str]) -> list[str]:
     values = [key for key in typed if key not in groups and key not in {"seed", *naming}]
     if "dataset.root" in words and "dataset.source.name" not in naming:  # one's own images are named by their folder
         values.append("dataset.source.name")
+    if "weights" in words and "weights_hash" not in values:
+        values.append("weights_hash")
     search = row.search
     if search.defaults != DEFAULTS and not _is_own_sweep(row):  # what a file of one's own sets is as if it were typed
         search = replace(search, defaults=DEFAULTS)

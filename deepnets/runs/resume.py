@@ -19,7 +19,7 @@ from deepnets.distributed.signals import Interrupted, Interruption
 from deepnets.distributed.world import ALONE, Decisions, World, joined, lost_another, slurm_task
 from deepnets.errors import UserError
 from deepnets.runs import checkpoint
-from deepnets.runs.checkpoint import load_checked, resume
+from deepnets.runs.checkpoint import described, load_checked, resume
 from deepnets.runs.code import changed_files
 from deepnets.runs.contents import DIVERGED, FAILED, FINISHED, Code, FinalStatus, Progress, Result
 from deepnets.runs.folder import Locked, RunFolder, note_code
@@ -38,6 +38,7 @@ from deepnets.runs.record import (
     result_of,
     state_checksum,
 )
+from deepnets.runs.start import start_from_weights
 from deepnets.runs.status import Heartbeat
 from deepnets.system.files import opened_to_append, own_cache
 from deepnets.system.printing import print_error, print_line
@@ -144,6 +145,8 @@ class Execution:
         self.remarks, self.history, self.seconds = described(damaged), [], 0.0
         self.observed: list[dict[str, Any]] = []
         self.evidence = Evidence(saved["evidence"] if saved else None)
+        if not saved and (start := start_from_weights(self.training.model, config, dataset_of(config).classes)):
+            self.remarks.append(start)
         if saved:
             self.remarks.append(resume(folder, saved, self.training))
             self.history, self.observed, self.seconds = saved["history"], saved["observed"], saved["seconds"]
@@ -291,11 +294,6 @@ def note_failure(folder: RunFolder, reason: str, details: str) -> bool:
     except OSError as unwritable:  # the disk that is full may be what failed: the first error is the one to show
         print_error(f"{folder}: the failure could not be noted there ({unwritable})")
     return True
-
-
-def described(damaged: dict[str, str]) -> list[str]:
-    """A line about each file that `checkpoint.load` found damaged."""
-    return [f"{name} is damaged and was not used ({damage})" for name, damage in damaged.items()]
 
 
 def _held_by_first(folder: RunFolder, world: World, held: ExitStack) -> Owner | None:

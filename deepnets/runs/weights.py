@@ -19,12 +19,11 @@ from deepnets.config.identity import difference, identity
 from deepnets.config.schema import Config
 from deepnets.errors import UserError, first_line
 from deepnets.models.resnet import ResNet
-from deepnets.runs.checkpoint import LAST, PREVIOUS, is_state, load_checked
+from deepnets.runs.checkpoint import LAST, PREVIOUS, described, is_state, load_checked
 from deepnets.runs.code import changed_files, code_to_execute, noted
 from deepnets.runs.contents import FINISHED, Input
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.record import state_checksum
-from deepnets.runs.resume import described
 from deepnets.system.files import fresh, new_name, opened, write_atomically
 from deepnets.system.printing import print_line
 from deepnets.system.ranges import Size
@@ -202,7 +201,8 @@ def write_weights(weights: Weights, folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "config.yaml").exists():
             data = weights.config.dataset | {"root": "data"}
-            config = replace(weights.config, dataset=data, output_root="outputs")
+            start = weights.config.weights and Path(weights.config.weights).name
+            config = replace(weights.config, dataset=data, output_root="outputs", weights=start)
             write_atomically(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(config)))
         elif differing := difference(identity(weights.config), run.config):
             raise UserError(f"{run}: holds another run: {', '.join(differing)} differ; name another folder")
@@ -251,9 +251,24 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     Raises:
         UserError: a weight is missing, unknown, or of another shape.
     """
+    model.load_state_dict(fitting(model, state), assign=True)
+
+
+def by_own_names(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`state` by the names of the network whose state is `own`, where it has torchvision's names."""
+    if own.keys() & state.keys():
+        return dict(state)
+    return {name: state[there] for name, there in torchvision_names(own).items() if there in state}
+
+
+def fitting(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of `state` as `model` holds them.
+
+    Raises:
+        UserError: as `load_state`.
+    """
     own = model.state_dict()
-    if not own.keys() & state.keys():
-        state = {name: state[there] for name, there in torchvision_names(own).items() if there in state}
+    state = by_own_names(state, own)
     counts = {name: tensor.new_zeros((), device="cpu") for name, tensor in own.items() if name.endswith("_tracked")}
     state = {**counts, **state}
     wrong = [f"{name} is missing" for name in own.keys() - state.keys()]
@@ -270,7 +285,7 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     ]
     if wrong:
         raise UserError(f"the weights are of another network: {min(wrong)} ({len(wrong)} differences)")
-    model.load_state_dict({name: tensor.to(own[name].dtype) for name, tensor in state.items()}, assign=True)
+    return {name: tensor.to(own[name].dtype) for name, tensor in state.items()}
 
 
 def read_state(file: Path) -> dict[str, Tensor]:

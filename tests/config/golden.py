@@ -35,6 +35,8 @@ LATER = (
     "reuse",
     "name",
     "loss",
+    "weights",
+    "weights_hash",
     "dataset/augmentation",
     "augmentation",
     "runs_per_task",

@@ -30,6 +30,19 @@ def test_depth_as_an_axis_of_its_own() -> None:
     }
 
 
+def test_an_axis_that_is_paired_with_the_depth() -> None:
+    found: dict[str, Run] = {}
+    for kind in ("identity", "none"):
+        for depth, rate in ((8, 0.1), (14, 0.1), (20, 0.05)):
+            config = {"model": {"depth": depth}, "optimizer": {"lr": rate}}
+            row = f"{kind},{depth},{rate}"
+            found |= runs(["model/shortcut", "model.depth", "optimizer.lr"], {row: config})
+            found[row].config["sweep"]["zip"] = [["model.depth", "optimizer.lr"]]
+    assert lines_over("model.depth", found) == {
+        kind: {8: f"{kind},8,0.1", 14: f"{kind},14,0.1", 20: f"{kind},20,0.05"} for kind in ("identity", "none")
+    }
+
+
 def test_a_gate_bias_which_names_give_without_its_sign() -> None:
     rows = {f"gating_b{bias}": {"model": {"shortcut": {"bias": -float(bias)}}} for bias in (0, 1, 6)}
     rows["identity"] = {"model": {"shortcut": {}}}

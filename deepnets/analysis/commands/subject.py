@@ -22,6 +22,7 @@ from deepnets.data.batches import EvaluationBatches
 from deepnets.errors import UserError, printable
 from deepnets.run import load_run
 from deepnets.runs.folder import RunFolder, folder_of
+from deepnets.runs.start import start_from_weights
 from deepnets.training.assembly import dataset_of, model_of, splits_of
 from deepnets.training.checks import has_own_classes
 from deepnets.training.hardware import find_device, set_arithmetic
@@ -143,7 +144,10 @@ def fresh_network(config: Config, changes: Mapping[str, Any], seed: int) -> nn.M
         )
     dataset = dataset_of(config)
     torch.manual_seed(seed)
-    return model_of(replace(config, model=config.model | dict(changes)), dataset.shape, dataset.classes).eval()
+    model = model_of(replace(config, model=config.model | dict(changes)), dataset.shape, dataset.classes)
+    if not changes:
+        start_from_weights(model, config, dataset.classes)
+    return model.eval()
 
 
 def placed(model: nn.Module, device: torch.device) -> nn.Module:

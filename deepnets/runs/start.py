@@ -1,0 +1,98 @@
+"""Where a run starts from another one's weights: `weights=RUN_OR_FILE`."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from deepnets.config.schema import Config, Row
+from deepnets.errors import UserError
+from deepnets.runs.checkpoint import load_checked
+from deepnets.runs.contents import FINISHED
+from deepnets.runs.folder import RunFolder
+from deepnets.runs.record import state_checksum
+from deepnets.runs.weights import FILE, by_own_names, fitting, read_state
+from deepnets.system.files import opened
+
+DIGITS = 12  # of the SHA-256 that becomes part of the run's identity
+
+
+def with_weights(rows: Sequence[Row]) -> list[Row]:
+    """The rows, of which those that start from weights know their hash, which is part of their identity.
+
+    Raises:
+        UserError: the weights are not there, of a run that has not finished, or not those of a hash that was typed.
+    """
+    return [replace(row, config=_with_hash(row.config)) for row in rows]
+
+
+def _with_hash(config: Config) -> Config:
+    if config.weights is None:
+        if config.weights_hash is not None:
+            raise UserError(f"weights_hash={config.weights_hash}: of which weights? Add weights=RUN_OR_FILE")
+        return config
+    found = hash_of(Path(config.weights))
+    if config.weights_hash not in (None, found):
+        raise UserError(f"weights={config.weights}: have the hash {found}, not weights_hash={config.weights_hash}")
+    return replace(config, weights_hash=found)
+
+
+@cache
+def hash_of(path: Path) -> str:
+    """The first twelve digits of the checksum that a finished run's result has of its weights, or of a file's bytes.
+
+    Raises:
+        UserError: there is neither.
+    """
+    if path.is_dir():
+        result = RunFolder(path).result
+        if not result or result.status != FINISHED or not result.weights_sha256:
+            raise UserError(f"weights={path}: no finished run with a checksum of its weights")
+        return result.weights_sha256[:DIGITS]
+    try:
+        with opened(path) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS]
+    except (OSError, ValueError) as error:
+        raise UserError(f"weights={path}: neither a run's folder nor a file of weights ({error})") from error
+
+
+def start_from_weights(model: nn.Module, config: Config, classes: int) -> str | None:
+    """Let a fresh network take over the weights that the configuration names, in place; returns a line about it.
+
+    A last layer for another number of classes keeps its fresh weights.
+
+    Raises:
+        UserError: the weights are other ones than when the run was set up, damaged, or of another network.
+    """
+    if config.weights is None:
+        return None
+    path = Path(config.weights)
+    own = model.state_dict()
+    state = by_own_names(_read(path, config.weights_hash), own)
+    fresh = sorted(
+        name
+        for name in own.keys() & state.keys()
+        if own[name].shape[:1] == (classes,)
+        and state[name].shape[:1] != (classes,)
+        and own[name].shape[1:] == state[name].shape[1:]
+    )
+    model.load_state_dict(fitting(model, state | {name: own[name] for name in fresh}))
+    but = f"; for another number of classes, fresh: {', '.join(fresh)}" if fresh else ""
+    return f"starts from the weights in {RunFolder(path)}{but}"
+
+
+def _read(path: Path, expected: str | None) -> dict[str, Tensor]:
+    if not path.is_dir():
+        hash_of.cache_clear()
+        found, state = hash_of(path), read_state(path)
+    else:
+        folder = RunFolder(path)
+        saved, _ = load_checked(folder, folder.config)
+        state = saved["training"]["model"] if saved else read_state(path / FILE)
+        found = state_checksum(state)[:DIGITS]
+    if found != expected:
+        raise UserError(f"weights={path}: have the hash {found} now; the run was set up with {expected}")
+    return state
