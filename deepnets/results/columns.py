@@ -158,7 +158,8 @@ def in_other_arithmetic(paths: Sequence[Path]) -> list[Path]:
 def lines_over(key: str, rows: Mapping[str, Run]) -> Lines:
     """Find the lines that rows make over a number: the names of a line's rows differ in nothing else.
 
-    An axis that the sweep pairs with the number counts as one with it. A line has at least two depths, or `FEWEST_VALUES` values of another number.
+    An axis that the sweep pairs with the number counts as one with it. A line has at least two depths, or
+    `FEWEST_VALUES` values of another number.
     """
     settings = {row: run.settings.get(key) for row, run in rows.items()}
     values = {row: value for row, value in settings.items() if is_number(value)}

@@ -15,7 +15,7 @@ from deepnets.results.cell import FAIL_ABOVE, Cell, Net, is_search, nets_of, sea
 from deepnets.results.columns import FULL, Column, columns_of, frame_of, warnings_of
 from deepnets.results.published import FAIL, VERDICT_RULE, Published, PublishedRow, published_of
 from deepnets.results.read import Run
-from deepnets.results.sheet import MINUS, Sheet, percent, signed
+from deepnets.results.sheet import MINUS, NOTHING, Sheet, percent, signed
 from deepnets.results.statistics import (
     CONFIDENCE,
     TEST_SET_NOTE,
@@ -61,6 +61,11 @@ class Table:
     def column(self, index: int) -> dict[str, Cell]:
         """Return the cells of a column by row."""
         return {row: self.cells[row, index] for row in self.rows}
+
+    def asked(self, index: int) -> dict[str, Cell]:
+        """Return the cells of a column, without rows that other columns have and that nobody asked this one for."""
+        elsewhere = {row for (row, _), cell in self.cells.items() if cell.runs}
+        return {row: cell for row, cell in self.column(index).items() if cell.runs or row not in elsewhere}
 
     def runs(self, index: int) -> list[Run]:
         """Return the runs of a column in the order of the rows."""
@@ -109,7 +114,7 @@ def result_sheets(table: Table) -> list[Sheet]:
 
 def result_sheet(table: Table, index: int) -> Sheet:
     """Show the rows of the column `index`, with a note on what the numbers are."""
-    lines = {row: cell.facts() for row, cell in table.column(index).items()}
+    lines = {row: cell.facts() for row, cell in table.asked(index).items()}
     header = ("row", *next(iter(lines.values()), ()))
     if table.trials:
         notes = [search_note(table.trials.column(index).values())]
@@ -138,10 +143,11 @@ def overview_sheet(table: Table) -> Sheet | None:
     if len(table.columns) < 2:
         return None
     header = ("row", "published", *(column.label for column in table.columns))
+    columns = [table.asked(index) for index in range(len(table.columns))]
     lines = []
     for row in table.rows:
-        cells = [table.cells[row, index] for index in range(len(table.columns))]
-        lines.append((row, cells[0].published.text, *(cell.headline for cell in cells)))
+        cells = [column[row].headline if row in column else NOTHING for column in columns]
+        lines.append((row, table.cells[row, 0].published.text, *cells))
     title = f"{table.name}: one number of each column; columns are never averaged with one another"
     return Sheet(title, header, tuple(lines), frozenset(header[1:]))
 

@@ -164,7 +164,7 @@ class RunFolder:
         """Write down what the run is and where it executes now; `overwrite` deletes what was there first.
 
         Trust is not frozen: it must be given anew wherever the folder is executed. Of the sweep its axes are, by which
-        the run is named, and which of them are paired; what a paper prints and claims about them is read from the sweep's file.
+        the run is named, and which of them are paired; what a paper prints and claims is read from the sweep's file.
 
         Raises:
             Locked: another process is running it.

@@ -15,7 +15,6 @@ from deepnets.runs.contents import FINISHED
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.record import state_checksum
 from deepnets.runs.weights import FILE, by_own_names, fitting, read_state
-from deepnets.system.files import opened
 
 DIGITS = 12  # of the SHA-256 that becomes part of the run's identity
 
@@ -53,9 +52,9 @@ def hash_of(path: Path) -> str:
             raise UserError(f"weights={path}: no finished run with a checksum of its weights")
         return result.weights_sha256[:DIGITS]
     try:
-        with opened(path) as file:
+        with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS]
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise UserError(f"weights={path}: neither a run's folder nor a file of weights ({error})") from error
 
 
