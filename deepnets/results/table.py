@@ -11,7 +11,7 @@ import pandas as pd
 
 from deepnets.config.sweep import SWEEPS, names_at
 from deepnets.errors import UserError
-from deepnets.results.cell import FAIL_ABOVE, Cell, Net, is_search, nets_of, search_note
+from deepnets.results.cell import FAIL_ABOVE, TRIAL, Cell, Net, is_search, nets_of, search_note
 from deepnets.results.columns import FULL, Column, columns_of, frame_of, warnings_of
 from deepnets.results.published import FAIL, VERDICT_RULE, Published, PublishedRow, published_of
 from deepnets.results.read import Run
@@ -35,7 +35,7 @@ CHANGED = (
     "number, and only a non-finite median is a fail."
 )
 LARGE = "The paper itself prints errors above 20%: only a non-finite median is a fail."
-TEXT = frozenset({"row", "verdict", "published view", "also published", "state"})  # all other columns are numbers
+TEXT = frozenset({"verdict", "published view", "also published", "state"})  # all other columns are numbers
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,13 @@ class Table:
     def runs(self, index: int) -> list[Run]:
         """Return the runs of a column in the order of the rows."""
         return [run for cell in self.column(index).values() for run in cell.runs]
+
+    @property
+    def row_name(self) -> str:
+        """What the words of a row's name choose, as in `block,ordering`; `row` where there are no axes."""
+        axes = next((run.sweep["axes"] for cell in self.cells.values() for run in cell.runs if run.sweep), [])
+        kept = [axis for axis in axes if not self.trials or axis != TRIAL]
+        return ",".join(re.split(r"[/.]", axis)[-1] for axis in kept) or "row"
 
     @property
     def warnings(self) -> list[str]:
@@ -115,7 +122,7 @@ def result_sheets(table: Table) -> list[Sheet]:
 def result_sheet(table: Table, index: int) -> Sheet:
     """Show the rows of the column `index`, with a note on what the numbers are."""
     lines = {row: cell.facts() for row, cell in table.asked(index).items()}
-    header = ("row", *next(iter(lines.values()), ()))
+    header = (table.row_name, *next(iter(lines.values()), ()))
     if table.trials:
         notes = [search_note(table.trials.column(index).values())]
     else:
@@ -135,14 +142,14 @@ def result_sheet(table: Table, index: int) -> Sheet:
         ]
         notes.append(f"Precision: {', '.join(words)}.")
     cells = tuple((row, *facts.values()) for row, facts in lines.items())
-    return Sheet(table.title(index), header, cells, frozenset(header) - TEXT, " ".join(notes))
+    return Sheet(table.title(index), header, cells, frozenset(header[1:]) - TEXT, " ".join(notes))
 
 
 def overview_sheet(table: Table) -> Sheet | None:
     """Show the columns beside one another; None if there is only one."""
     if len(table.columns) < 2:
         return None
-    header = ("row", "published", *(column.label for column in table.columns))
+    header = (table.row_name, "published", *(column.label for column in table.columns))
     columns = [table.asked(index) for index in range(len(table.columns))]
     lines = []
     for row in table.rows:

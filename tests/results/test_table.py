@@ -223,7 +223,7 @@ def test_mini_and_full_are_separate_columns(trained: Trained, tmp_path: Path) ->
     assert [bool(line(table, "identity", index)["difference"]) for index in (0, 1)] == [True, False]
     errors = trained.errors("identity")
     sheet = overview_sheet(table)
-    assert sheet.header == ("row", "published", "full", "scale=mini")
+    assert sheet.header == ("shortcut", "published", "full", "scale=mini")
     assert sheet.lines[0][2:] == (f"{np.median(errors):.2f} (n = 4)", f"{errors[0]:.2f} (n = 1)")
 
 
