@@ -1,6 +1,7 @@
 """Train one run or a whole sweep; `--help` lists what can be chosen."""
 
 from deepnets.config.command_line import rows_of_command
+from deepnets.errors import UserError
 
 
 def main() -> int:
@@ -12,6 +13,12 @@ def main() -> int:
     from deepnets.runs.start import with_weights
 
     rows = with_weights(rows)
+    if rows[0].config.hours is not None and not rows[0].config.until:
+        raise UserError("hours: limit until=decided; add it")
+    if rows[0].config.until:
+        from deepnets.commands.until import train_until_decided
+
+        return train_until_decided(rows)
     if rows[0].config.plan:
         from deepnets.launch.plan import show_plan
         from deepnets.results.claims import show_seeds

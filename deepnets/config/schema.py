@@ -56,6 +56,12 @@ class CodeChoice(StrEnum):
     current = "current"
 
 
+class Until(StrEnum):
+    """When a sweep ends that chooses its seeds itself: when its claims are decided."""
+
+    decided = "decided"
+
+
 @dataclass(frozen=True)
 class Typed:
     """In an annotation, the type of values that OmegaConf takes as `Any`: it knows neither these unions nor ranges."""
@@ -172,6 +178,8 @@ class Config:
     overwrite: bool = MISSING
     code: Optional[CodeChoice] = MISSING
     reuse: bool = MISSING
+    until: Optional[Until] = MISSING
+    hours: Optional[Positive] = MISSING
     plan: Plan = MISSING
     sweep: Optional[Sweep] = MISSING
 

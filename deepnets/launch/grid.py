@@ -97,6 +97,8 @@ def launch(rows: list[Row]) -> int:
         runs = f"{count} finished runs were" if count > 1 else "1 finished run was"
         print_line(f"{runs} trained by other code of yours ({files} changed since); to train beside them, {BESIDE}")
     _copy_sweep(rows[0], folders[0])
+    # One seed of every row first: a grid says something from its first round on.
+    to_execute = dict(sorted(to_execute.items(), key=lambda item: item[1].seed))
     return launcher.execute(to_execute) if to_execute else 0
 
 
@@ -212,7 +214,8 @@ class Tally:
     def _print_table(self, above: Path) -> None:
         table = Table(Column("run", overflow="fold"), "status", "test error %", "train error %", "seconds", box=None)
         states = read_states(self.folders)
-        for folder in self.folders:
+        rows = {folder.path.parent: place for place, folder in reversed([*enumerate(self.folders)])}
+        for folder in sorted(self.folders, key=lambda folder: rows[folder.path.parent]):
             result = folder.result
             status = FAILED if folder in self.failed else states[folder].name
             if folder in self.elsewhere and not folder.is_complete:

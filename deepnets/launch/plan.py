@@ -3,7 +3,7 @@
 import csv
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 
@@ -47,6 +47,31 @@ def show_plan(rows: list[Row]) -> int:
     _print(first, planned)
     _print_twins(twins_of(rows, folders))
     return 1 if any(run.problem for run in planned) else 0
+
+
+@dataclass(frozen=True)
+class Compute:
+    """What a whole run costs: the operations of its training, and the seconds that it is expected to take here."""
+
+    flops: float
+    seconds: float
+
+
+def compute_of(rows: Sequence[Row]) -> list[Compute]:
+    """The compute of each row, whatever of it is trained already.
+
+    Raises:
+        UserError: a row cannot start.
+    """
+    launcher: Launcher = build("launcher", rows[0].config.launcher)
+    paces = Paces(measure=False)
+    found = []
+    for row, folder in zip(rows, folders_of(list(rows)), strict=True):
+        planned = _plan(replace(row.config, overwrite=True), folder, launcher, paces)
+        if planned.problem:
+            raise UserError(f"{folder}: {planned.problem}")
+        found.append(Compute(planned.flops, planned.seconds))
+    return found
 
 
 def _print_twins(twins: Mapping[RunFolder, RunFolder]) -> None:

@@ -74,7 +74,9 @@ class Table:
     @property
     def row_name(self) -> str:
         """What the words of a row's name choose, as in `block,ordering`; `row` where there are no axes."""
-        axes = next((run.sweep["axes"] for cell in self.cells.values() for run in cell.runs if run.sweep), [])
+        axes: list[str] = next(
+            (run.sweep["axes"] for cell in self.cells.values() for run in cell.runs if run.sweep), []
+        )
         kept = [axis for axis in axes if not self.trials or axis != TRIAL]
         return ",".join(re.split(r"[/.]", axis)[-1] for axis in kept) or "row"
 

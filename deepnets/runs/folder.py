@@ -179,7 +179,7 @@ class RunFolder:
             elif config.code == CodeChoice.current or not self.has_begun:
                 note_code(self.path, origin.code)
             sweep = config.sweep and Sweep(axes=config.sweep.axes, deep=config.sweep.deep, zip=config.sweep.zip)
-            config = replace(config, overwrite=False, code=None, reuse=False, sweep=sweep)
+            config = replace(config, overwrite=False, code=None, reuse=False, until=None, hours=None, sweep=sweep)
             write_atomically(self.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(config)))
 
     def _clear(self) -> None:

@@ -36,6 +36,8 @@ LATER = (
     "name",
     "loss",
     "weights",
+    "until",
+    "hours",
     "weights_hash",
     "dataset/augmentation",
     "augmentation",

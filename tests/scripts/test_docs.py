@@ -58,6 +58,10 @@ ADDED = {
         "plan=true model.depth=8",
         "64,000 iterations of 110 layers",
     ),
+    f"{TABLE_1} scale=deep until=decided hours=8 dataset.root=DIR": (
+        "plan=true model/shortcut=identity,none",
+        "hours",
+    ),
     f"{TABLE_1} scale=deep dataset.root=DIR threads=1": (ONE_ROW, "48 runs of six minutes"),
     f"{TABLE_1} dataset.root=DIR launcher=slurm launcher.partition=gpu launcher.time=240": (ONE_ROW, CLUSTER),
     f"{TABLE_1} dataset.root=DIR launcher=slurm 'launcher.setup=[module load cuda]'": (ONE_ROW, CLUSTER),

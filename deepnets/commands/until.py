@@ -1,0 +1,145 @@
+"""`until=decided`: train the rows that claims are about, look, and train on only where a claim is undecided."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from deepnets.config.claim import claims_of
+from deepnets.config.schema import Config, Row
+from deepnets.config.sweep import SWEEPS
+from deepnets.errors import UserError
+from deepnets.launch.grid import check_tables, launch
+from deepnets.launch.plan import compute_of, show_plan
+from deepnets.results.claims import OTHER_DEPTH, are_of_other_depth, claim_answers
+from deepnets.results.decide import Round, next_round
+from deepnets.results.read import Run, read_runs
+from deepnets.results.table import tables_of
+from deepnets.runs.folder import folder_of, folders_of, run_folders
+from deepnets.system.printing import print_line
+
+MOST_ANSWERS = 100
+
+
+def train_until_decided(rows: Sequence[Row]) -> int:
+    """Train round after round until every claim is decided, ten seeds are trained or the hours are used.
+
+    What is next follows from the results in the sweep's folder alone, so that the same command goes on anywhere.
+    Returns the exit code: 1 when a run failed. With `plan=true` the next round is planned, and nothing trained.
+
+    Raises:
+        UserError: there are no claims about these rows, or the hours pay no run.
+    """
+    grid, told = _Grid.of(rows), set[str]()
+    while True:
+        runs = grid.runs()
+        found = next_round([*grid.rows], runs, grid.file)
+        for text in {*found.left_out} - told:
+            print_line(f"not decided here, as its rows are not among these: {text}")
+        told |= {*found.left_out}
+        chosen = grid.affordable(found, runs)
+        if not chosen:
+            return 0
+        if grid.first.plan:
+            return show_plan(chosen)
+        if all(folder.is_complete for folder in folders_of(chosen)):
+            names = ", ".join(dict.fromkeys(folder.path.parent.name for folder in folders_of(chosen)))
+            raise UserError(f"{names}: their runs have ended, but count for no claim; the report says why")
+        if code := launch(chosen):
+            return code
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """The rows of the command by name, each with any of its seeds; all are in one folder of the sweep in `file`."""
+
+    rows: Mapping[str, Row]
+    folder: Path
+    file: Path
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> "_Grid":
+        config = rows[0].config
+        if config.setting is not None:
+            raise UserError("until=decided: a random search has trials, not seeds of rows that claims are about")
+        if not config.sweep or not claims_of(config.sweep):
+            raise UserError("until=decided: needs a sweep with claims (docs/claims.md), as sweep=he2016_table1")
+        folders = folders_of(list(rows))
+        check_tables(rows, folders)
+        grids = {folder.path.parents[1] for folder in folders}
+        if len(grids) > 1:
+            raise UserError(
+                f"until=decided: one grid at a time, not {len(grids)}: {', '.join(map(str, sorted(grids)))}"
+            )
+        places = [Path(place.removeprefix("file://")) / "sweep" for place in rows[0].search.places]
+        name = f"{rows[0].choices['sweep']}.yaml"
+        file = next((place / name for place in (*places, SWEEPS) if (place / name).is_file()), SWEEPS / name)
+        if are_of_other_depth((row.config.model for row in rows), file):
+            raise UserError(f"until=decided: {OTHER_DEPTH}, on which its claims are not tested")
+        named = {folder.path.parent.name: row for row, folder in reversed(list(zip(rows, folders, strict=True)))}
+        order = dict.fromkeys(folder.path.parent.name for folder in folders)
+        return cls({name: named[name] for name in order}, grids.pop(), file)
+
+    @property
+    def first(self) -> Config:
+        return next(iter(self.rows.values())).config
+
+    def runs(self) -> list[Run]:
+        """The runs that the folder has by now."""
+        has_runs = self.folder.is_dir() and run_folders(self.folder)
+        return [run for run in read_runs([self.folder]) if run.row in self.rows] if has_runs else []
+
+    def affordable(self, found: Round, runs: Sequence[Run]) -> list[Row]:
+        """The runs of the round, those of least compute first, as many as the hours pay; prints why, and the end.
+
+        A run's price is its compute by the pace of the runs that have ended; before any has, as `plan=true` estimates.
+
+        Raises:
+            UserError: the hours do not pay the first of all runs.
+        """
+        asked = [self._with_seed(row, seed) for row, seeds in found.seeds.items() for seed in seeds]
+        compute = compute_of([*self.rows.values()])
+        by_row = dict(zip(self.rows, compute, strict=True))
+        asked.sort(key=lambda row: (row.config.seed, by_row[_name(row)].flops))
+        ended = [run for run in runs if run.has_ended]
+        used = sum(hours_of(run) for run in ended)
+        hours = self.first.hours
+        trained = sum(by_row[run.row].flops for run in ended)
+        chosen: list[Row] = []
+        price = used
+        for row in asked:
+            cost = by_row[_name(row)]
+            needs = cost.flops * used / trained if trained else cost.seconds / 3600
+            if hours is not None and price + needs > hours:
+                if not ended and not chosen:
+                    raise UserError(
+                        f"hours={hours:g}: do not pay one run; that of {_name(row)} takes about {needs:.2g} hours"
+                    )
+                break
+            price += needs
+            chosen.append(row)
+        spent = f"{used:.3g} hours used" + (f" of {hours:g}" if hours is not None else "")
+        if chosen:
+            less = f", of which the hours pay {len(chosen)}" if len(chosen) < len(asked) else ""
+            print_line(f"{found.why}: {len(asked)} run{'s' * (len(asked) > 1)}{less} ({spent})")
+        else:
+            why = f"the hours do not pay the next run of {found.why}" if asked else found.why
+            print_line(f"{why} ({spent})")
+            for table in tables_of(runs, self.file.parent) if runs else []:
+                for line in claim_answers(table, MOST_ANSWERS):
+                    print_line(line)
+        return chosen
+
+    def _with_seed(self, name: str, seed: int) -> Row:
+        row = self.rows[name]
+        words = [word for word in row.overrides if not word.startswith("seed=")]
+        return replace(row, config=replace(row.config, seed=seed), overrides=(*words, f"seed={seed}"))
+
+
+def hours_of(run: Run) -> float:
+    """The hours that a run trained, times its processes."""
+    processes = list(run.result.get("processes", {"0": 1}).values())[-1]
+    return processes * (run.result.get("seconds") or 0.0) / 3600
+
+
+def _name(row: Row) -> str:
+    return folder_of(row).path.parent.name

@@ -1,0 +1,126 @@
+"""`until=decided`: the next seeds follow from the results alone, whenever and wherever they were trained."""
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from deepnets.config.claim import claims_of
+from deepnets.config.sweep import sweep_of
+from deepnets.results.decide import next_round
+from deepnets.results.finding import Outcome
+from deepnets.results.read import Run
+from deepnets.runs.contents import FINISHED
+from deepnets.runs.folder import RunFolder
+from deepnets.runs.status import State
+from tests.command import row
+
+ROWS = ("identity", "none", "projection", "dropout", "scaled_0.5_1")
+SWEEP = """sweep:
+  axes: [model/shortcut]
+  claims:
+    - {claim: "identity is lower than none", place: here}
+    - {claim: "identity is lower than projection", place: here}
+    - {claim: "identity is lower than dropout", place: here}
+    - {claim: "identity is lower than elsewhere/none", place: there}
+    - {claim: "identity is lower than unknown", place: here}
+"""
+# Far apart, near, and equal: decided at the first look, later, and never.
+MEANS = {"identity": 50.0, "none": 80.0, "projection": 51.8, "dropout": 50.0}
+
+Trained = set[tuple[str, int]]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("sweeps") / "small.yaml"
+    file.write_text(SWEEP)
+    return file
+
+
+@cache
+def config_of(name: str) -> dict[str, Any]:
+    config = asdict(row(Path("/nowhere"), "sweep=digits_shortcuts", f"model/shortcut={name}").config)
+    return config | {"precision": "fp32", "sweep": {"axes": ["model/shortcut"], "deep": False}}
+
+
+def error(name: str, seed: int) -> float:
+    return MEANS[name] + float(np.random.default_rng([len(name), seed]).normal())
+
+
+def runs_of(trained: Iterable[tuple[str, int]], file: Path) -> list[Run]:
+    hashes = [f"small/{claim.hash}" for claim in claims_of(sweep_of(file))]
+    return [
+        Run(
+            RunFolder(f"/nowhere/small/{name}/seed{seed}"),
+            config_of(name) | {"seed": seed},
+            {},
+            {"status": FINISHED, "test_error": error(name, seed), "claims": hashes, "precision": "float32"},
+            State(FINISHED),
+        )
+        for name, seed in sorted(trained)
+    ]
+
+
+def decide(file: Path, stop: Callable[[Sequence[tuple[str, int]]], int] = len) -> tuple[Trained, list[str]]:
+    """All that is trained to the end, if of each round only the first `stop(round)` runs end before all are killed."""
+    trained: Trained = set()
+    reasons: list[str] = []
+    while True:
+        found = next_round(ROWS, runs_of(trained, file), file)
+        asked = [(name, seed) for name, seeds in found.seeds.items() for seed in seeds]
+        reasons += [found.why] if found.why not in reasons else []
+        if not asked:
+            return trained, reasons
+        assert not {*asked} & trained
+        trained |= {*asked[: stop(asked)]}
+
+
+def test_rounds_go_from_a_first_seed_over_the_looks_to_the_end(file: Path) -> None:
+    trained, reasons = decide(file)
+    seeds = {name: sorted(seed for other, seed in trained if other == name) for name in ROWS}
+    assert seeds["none"] == [0, 1, 2]  # decided at the first look
+    assert seeds["dropout"] == seeds["identity"] == [*range(10)]  # equal rows are never decided
+    assert seeds["scaled_0.5_1"] == []  # no claim is about it
+    assert reasons[0] == "a first seed of 4 rows"
+    assert reasons[1] == "look 1 of 3, at 3 seeds, for 3 undecided claims"
+    assert reasons[-1] == "claims tested: 3; 1 undecided, which no further look decides"
+
+
+def test_claims_about_rows_that_are_not_here_are_named(file: Path) -> None:
+    found = next_round(ROWS, [], file)
+    assert found.left_out == ["identity is lower than elsewhere/none", "identity is lower than unknown"]
+    few = next_round(("identity", "none"), [], file)
+    assert [*few.seeds] == ["identity", "none"]
+    assert len(few.left_out) == 4
+
+
+def test_a_hundred_random_kills_change_no_decision(file: Path) -> None:
+    undisturbed, reasons = decide(file)
+    draw = random.Random(0)
+    kills = 0
+
+    def stop(asked: Sequence[tuple[str, int]]) -> int:
+        nonlocal kills
+        ended = draw.randint(0, len(asked))
+        kills += ended < len(asked)
+        return ended
+
+    while kills < 100:
+        trained, told = decide(file, stop)
+        assert trained == undisturbed
+        assert told[-1] == reasons[-1]
+
+
+def test_what_was_seen_before_the_claim_is_trained_by_other_seeds(file: Path) -> None:
+    seen = runs_of([("identity", 0), ("none", 0), ("projection", 0), ("dropout", 0)], file)
+    for run in seen:
+        run.result["claims"] = []
+    found = next_round(ROWS, seen, file)
+    assert found.seeds == {name: [1, 2, 3] for name in ("identity", "none", "projection", "dropout")}
+    assert {finding.outcome for finding in found.findings} == {Outcome.undecided}
