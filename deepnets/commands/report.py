@@ -39,6 +39,7 @@ def main() -> int:
     what.add_argument(
         "--verify", metavar="DATA", help="train the first iterations of records again, on the data in DATA, and compare"
     )
+    parser.add_argument("--note", action="store_true", help="add each verdict to verifications.json beside the record")
     what.add_argument("--export", choices=("mlflow", "wandb"), help="add ended runs to a tracker, each once")
     what.add_argument("--compare", nargs=2, type=Path, metavar=("A", "B"), help="two runs, rows or sweeps side by side")
     what.add_argument("--screenshots", type=Path, metavar="DIR", help="TensorBoard's pages and the report's as PNG")
@@ -61,6 +62,8 @@ def _check(given: argparse.Namespace, exports: dict[str, Path]) -> None:
     requests = [name for name in (*NO_REPORT, "compare") if getattr(given, name)]
     if "watch" in requests and {*requests} - {"watch", "status"}:
         raise UserError(f"--watch shows what runs are doing; it does not go with --{requests[-1]}")
+    if given.note and not given.verify:
+        raise UserError("--note adds the verdicts of --verify DATA to the records; name both")
     if given.compare:
         if given.folders:
             raise UserError("--compare takes two folders, A and B, and no others")
@@ -88,8 +91,9 @@ def _answer(given: argparse.Namespace, exports: dict[str, Path]) -> int:
     # Here, because they import torch and pandas, which --help and a folder that is not there need not wait for.
     from deepnets.extra.screenshots import take_screenshots
     from deepnets.extra.trackers import export
-    from deepnets.results.records import keep, verify, write_records
+    from deepnets.results.records import keep, write_records
     from deepnets.results.report import compare, report
+    from deepnets.results.verify import verify
     from deepnets.runs.clean import disk_line
     from deepnets.runs.status import show
 
@@ -108,7 +112,7 @@ def _answer(given: argparse.Namespace, exports: dict[str, Path]) -> int:
     if given.records:
         return write_records(given.folders[0], own)
     if given.verify:
-        return verify(given.folders, given.verify)
+        return verify(given.folders, given.verify, given.note)
     if given.export:
         return export(given.folders, given.export)
     if given.screenshots:

@@ -1,16 +1,13 @@
-"""Records, the small files of runs that have ended, to commit beside the code: kept, shown on a page, verified."""
+"""Records, the small files of runs that have ended, to commit beside the code: kept and shown on a page."""
 
 import csv
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-import torch
 import yaml
 from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import SandboxedEnvironment
@@ -18,7 +15,7 @@ from jinja2.sandbox import SandboxedEnvironment
 from deepnets.config.identity import identity_hash
 from deepnets.config.safe_yaml import LONGEST
 from deepnets.config.sweep import SWEEPS
-from deepnets.errors import UserError, brief, printable
+from deepnets.errors import UserError, printable
 from deepnets.results.cell import Cell
 from deepnets.results.claims import claims_page
 from deepnets.results.columns import frame_of, in_other_arithmetic
@@ -26,19 +23,13 @@ from deepnets.results.export import markdown_sheets
 from deepnets.results.read import Run, read_runs, unchecked
 from deepnets.results.sheet import MINUS
 from deepnets.results.table import Table, tables_of
+from deepnets.results.verify import verified_line
 from deepnets.runs.contents import Origin, Result
 from deepnets.runs.folder import RunFolder, run_folders
-from deepnets.runs.record import Evidence, data_of, differing
 from deepnets.system.files import LONGEST_METRICS, read_text, write_atomically, writing
-from deepnets.training.assembly import prepare
-from deepnets.training.fit import fit
-from deepnets.training.hardware import describe, find_device
 
 ABOUT = "about.md"  # what a person writes about a table; {{ table }} is where its numbers stand
 ENTRIES = {"protocol", "device", "threads", "seconds"}  # of a result.json that the page shows
-VERIFIABLE = {"beginning", "iterations", "data", "threads", "precision", "versions", "device", "processes"}
-COMPARED = 5  # losses, where bits cannot be equal: rounding grows with each further iteration
-TOLERANCE = {"float32": 1e-3, "bfloat16": 3e-2}  # of the largest relative difference of these losses
 
 
 def keep(paths: Sequence[Path], into: Path) -> int:
@@ -166,31 +157,6 @@ def numbers_of(records: Path, here: str) -> SandboxedEnvironment:
     return environment
 
 
-def verify(paths: Sequence[Path], root: str) -> int:
-    """Train the first iterations of each record again, on the data in `root`, and print how they compare.
-
-    Losses and weights must be equal bit by bit where torch, device, threads and step are those of the record and it
-    was trained by one process, alone; elsewhere the first `COMPARED` losses within `TOLERANCE`. A record that
-    contradicts itself is not trained. Returns 1 if one differs or contradicts itself.
-
-    Raises:
-        UserError: a folder has no runs, a run has no `beginning` in its result, or the data are others.
-    """
-    read = read_runs(paths)
-    runs = [run for run in read if not run.contradiction]
-    for run in read:
-        if run.contradiction:
-            print(printable(f"{run.folder}: contradicts itself: {run.contradiction}"))
-    if old := [str(run.folder) for run in runs if not run.result.keys() >= VERIFIABLE]:
-        raise UserError(
-            f"{old[0]}: its result has no first iterations to compare with ({len(old)} of {len(runs)} runs)"
-        )
-    outcomes = [_verify(run, root) for run in runs]
-    for line in unchecked(runs):
-        print(printable(f"cannot be checked: {line}"))
-    return max([*outcomes, int(len(runs) < len(read))])
-
-
 def _obstacle(run: Run) -> str | None:
     """Name the first file of the run that cannot be kept, and why; None if all can."""
     if run.broken:
@@ -249,6 +215,7 @@ def _table_text(table: Table) -> str:
         "Sweep file": f"`conf/sweep/{file.name}`" if file.is_file() else "",
         "Runs": f"{len(runs)}, seeds {_listed(run.seed for run in runs)}, {hours:.2g} hours",
         "Hardware": _listed(_hardware(run.result) for run in runs),
+        "Verified": verified_line(runs),
     }
     lines = "\n".join(f"* {name}: {text}" for name, text in facts.items() if text and runs)
     warnings = "".join(f"\n* Warning: {warning}" for warning in table.warnings)
@@ -276,49 +243,3 @@ def _hardware(result: dict[str, Any]) -> str:
 
 def _number(value: float, digits: int = 2) -> str:
     return f"{value:.{digits}f}".replace("-", MINUS)
-
-
-def _verify(run: Run, root: str) -> int:
-    result = run.result
-    frozen = run.folder.config
-    if result["precision"] not in TOLERANCE:
-        raise UserError(f"{run.folder}: its result names an unknown precision, {brief(result['precision'])}")
-    config = replace(frozen, dataset=frozen.dataset | {"root": root}, device="auto")
-    device = find_device(config.device)
-    if others := differing(result["data"], data_of(config, device)):
-        raise UserError(f"{run.folder}: was trained on other data than those in {root}: {others}")
-    torch.set_num_threads(result["threads"])
-    training, evidence = prepare(config, device, getattr(torch, result["precision"])), Evidence()
-    losses = result["beginning"]["losses"]
-    for state in fit(training):
-        evidence.note(state)
-        if training.iteration == len(losses):
-            break
-    now = evidence.facts()["beginning"]
-    others = "; ".join(_changes(result, config.launcher, device))
-    is_equal = now == result["beginning"]
-    if is_equal:
-        words = "equal bit by bit"
-    else:
-        pairs = zip(now["losses"], losses[:COMPARED], strict=False)
-        gap = max(abs(a - b) / abs(b) if None not in (a, b) else float(a != b) for a, b in pairs)
-        tolerance = TOLERANCE[result["precision"]]
-        is_equal = bool(others) and gap <= tolerance
-        words = f"the first {COMPARED} losses differ by at most {gap:.1e} (tolerance {tolerance:.0e})"
-    why = f" ({others})" if others else ""
-    print(
-        printable(
-            f"{run.folder}: {'verified' if is_equal else 'DIFFERS'}: the first {len(losses)} of {result['iterations']} "
-            f"iterations, {words}{why}"
-        )
-    )
-    return 0 if is_equal else 1
-
-
-def _changes(result: dict[str, Any], launcher: dict[str, Any], device: torch.device) -> list[str]:
-    """Say what has changed since the record, so that bits need not be equal."""
-    then = {"torch": result["versions"].get("torch"), "device": result["device"]}
-    now = {"torch": version("torch"), "device": describe(device)}
-    words = [f"{name} {then[name]} then, {now[name]} now" for name in then if then[name] != now[name]]
-    words += ["trained by several processes"] * (result["processes"] != {"0": 1})
-    return words + ["trained in a stack"] * (launcher.get("stacked", 1) > 1)

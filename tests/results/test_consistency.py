@@ -14,8 +14,9 @@ from deepnets.config.identity import identity_hash
 from deepnets.errors import UserError
 from deepnets.results.export import load_results
 from deepnets.results.read import Run, read_runs, unchecked
-from deepnets.results.records import keep, records_pages, verify
+from deepnets.results.records import keep, records_pages
 from deepnets.results.report import report
+from deepnets.results.verify import verify
 from deepnets.runs.contents import packed, unpacked
 from deepnets.runs.folder import RunFolder
 from tests.command import ROOT

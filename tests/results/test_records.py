@@ -13,10 +13,11 @@ from deepnets.config.identity import identity_hash
 from deepnets.errors import UserError
 from deepnets.results.export import to_csv
 from deepnets.results.read import read_runs
-from deepnets.results.records import keep, records_pages, verify, write_records
+from deepnets.results.records import keep, records_pages, write_records
 from deepnets.results.report import report
 from deepnets.results.sheet import MINUS
 from deepnets.results.table import tables_of
+from deepnets.results.verify import verify
 from deepnets.runs.contents import Origin, Result
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder, run_folders

@@ -12,7 +12,7 @@ from deepnets.config.project import CONF
 from deepnets.config.schema import Search
 from deepnets.launch import grid
 from deepnets.launch.grid import launch
-from deepnets.results.records import verify
+from deepnets.results.verify import verify
 from deepnets.run import load_run
 from deepnets.runs.contents import Origin, packed, unpacked
 from deepnets.runs.execute import run

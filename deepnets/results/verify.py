@@ -1,0 +1,283 @@
+"""Records verified: their first iterations are trained again, beside what rounding alone makes of the same losses."""
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict
+from scipy import stats
+from torch import Tensor
+
+from deepnets.config.project import git_commit
+from deepnets.errors import UserError, brief, printable
+from deepnets.results.read import Run, read_runs, unchecked
+from deepnets.runs.contents import Result, RunFile
+from deepnets.runs.record import Evidence, data_of, differing
+from deepnets.system.files import LONGEST, read_text, writing
+from deepnets.training.assembly import prepare
+from deepnets.training.fit import Training, fit
+from deepnets.training.hardware import describe, find_device
+
+VERIFIABLE = {"beginning", "iterations", "data", "threads", "precision", "versions", "device", "processes"}
+PRECISIONS = ("float32", "bfloat16")
+MOVED = 8  # trainings with moved images, beside the one as it is
+FALSE_ALARM = 1e-3  # of a record whose logarithms of ratios are normal; simulated: below 1 % where they are not
+LEAST = 8.0  # times the typical gap is always allowed: eight trainings may all have come out close by chance
+SEPARATED = 0.01  # of a loss: rounding has moved it so far that what follows shows nothing
+FLOOR = 16 * 2.0**-23  # of a loss: the sum over a batch may be rounded so on another processor, whatever the net
+
+
+class Verification(BaseModel):
+    """What a verification found: `gap` in nats where `loss` (counted from 1) stood out most, beside what is `allowed`.
+
+    `result` says which result.json it is about, `checksum`; a run that is trained again has none yet. `compared` is a
+    number of losses, `device` and `versions` are those of the verification.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    date: str
+    commit: str | None
+    versions: dict[str, str]
+    device: str
+    result: str
+    compared: int
+    is_equal: bool
+    loss: int | None = None
+    gap: float | None = None
+    allowed: float | None = None
+    passed: bool
+
+
+class Verifications(RunFile):
+    """verifications.json: each verification of a record that was noted, the failed ones too."""
+
+    FILE = "verifications.json"
+
+    verifications: tuple[Verification, ...] = ()
+
+    def with_one_more(self, verification: Verification) -> "Verifications":
+        return Verifications(verifications=(*self.verifications, verification))
+
+
+class Gap(NamedTuple):
+    """Where a record stands out most: at the `loss` counted from 1, by `gap` nats; rounding explains `allowed`."""
+
+    loss: int
+    gap: float
+    allowed: float
+
+
+def verify(paths: Sequence[Path], root: str, note: bool = False) -> int:
+    """Train the first iterations of each record again, on the data in `root`, and print how they compare.
+
+    Losses and weights must be equal bit by bit where torch, device, threads and step are those of the record and it
+    was trained by one process, alone; elsewhere the losses as `largest_gap` allows. A record that contradicts itself
+    is not trained; one that cannot be compared is named with the reason. With `note` each verdict is added to
+    verifications.json beside the record. Returns 1 if one differs or contradicts itself.
+
+    Raises:
+        UserError: a folder has no runs, none of them can be compared, or a note cannot be read or written.
+    """
+    read = read_runs(paths)
+    runs = [run for run in read if not run.contradiction]
+    for run in read:
+        if run.contradiction:
+            print(printable(f"{run.folder}: contradicts itself: {run.contradiction}"))
+    notes = {run.folder: Verifications.read(run.folder.path) or Verifications() for run in runs if note}
+    reasons: list[str] = []
+    has_failed = len(runs) < len(read)
+    for run in runs:
+        try:
+            verification = _verify(run, root)
+        except UserError as error:
+            reasons.append(f"{run.folder}: cannot be compared: {error}")
+            continue
+        has_failed |= not verification.passed
+        if note:
+            with writing(run.folder.path):
+                notes[run.folder].with_one_more(verification).write(run.folder.path)
+    if reasons and len(reasons) == len(runs):
+        raise UserError(f"{reasons[0]} ({len(reasons)} of {len(runs)} runs)")
+    for line in (*reasons, *(f"cannot be checked: {line}" for line in unchecked(runs))):
+        print(printable(line))
+    return int(has_failed)
+
+
+def largest_gap(record: np.ndarray, here: np.ndarray, moved: np.ndarray) -> Gap:
+    """Find where the losses of a record (L,) are furthest from those trained here (L,), and how far rounding may be.
+
+    `moved` (K, L) are the losses of trainings whose images were moved by one rounding. Their gaps |moved - here| say
+    how far rounding alone takes this very net. A loss's typical gap is the root of their mean square. A run's ratio is
+    its largest gap over the typical one, taken over all its losses; for one of the K, typical are the K - 1 others. An
+    honest record is one more such run, so the logarithm of its ratio lies below the mean of theirs, plus their
+    standard deviation times t of K - 1 degrees of freedom times sqrt(1 + 1/K), with probability 1 - `FALSE_ALARM` if
+    they are normal. At least `LEAST` typical gaps are allowed. Where runs are apart by lognormal factors and saturate,
+    the simulated rate of false alarms is below 1 %.
+    """
+    floor = FLOOR * np.abs(here)
+    gaps, gap = np.maximum(np.abs(moved - here), floor), np.maximum(np.abs(record - here), floor)
+    squares, others = gaps**2, len(moved) - 1
+    typical = np.sqrt(squares.mean(0))
+    ratios = (gaps / np.sqrt((squares.sum(0) - squares) / others)).max(1)
+    logs = [math.log(ratio) for ratio in ratios]
+    bound = fmean(logs) + stats.t.ppf(1 - FALSE_ALARM, others) * stdev(logs) * math.sqrt(1 + 1 / len(moved))
+    place = int((gap / typical).argmax())
+    return Gap(place + 1, float(abs(record - here)[place]), float(max(LEAST, math.exp(bound)) * typical[place]))
+
+
+def verified_line(runs: Sequence[Run]) -> str:
+    """Say how many of a table's runs were verified, on how many kinds of processor, and which failed; or nothing."""
+    notes = {run.folder: _notes(run) for run in runs}
+    passed = [note for run_notes in notes.values() for note in run_notes if note.passed]
+    if not any(notes.values()):
+        return ""
+    verified = sum(any(note.passed for note in run_notes) for run_notes in notes.values())
+    devices = sorted({note.device for note in passed})
+    kinds = f", on {len(devices)} kind{'s' * (len(devices) > 1)} of processor ({', '.join(devices)})" if devices else ""
+    failed = [
+        f"{run.row}/{run.folder.path.name} differed on {note.device} ({note.date[:10]})"
+        for run in runs
+        for note in notes[run.folder]
+        if not note.passed
+    ]
+    return f"{verified} of {len(runs)} runs{kinds}" + "".join(f"; {words}" for words in failed)
+
+
+def checksum(run: Run) -> str:
+    """Sixteen hexadecimal digits (SHA-256) of the run's result.json."""
+    return hashlib.sha256(read_text(run.folder.path / Result.FILE, LONGEST).encode()).hexdigest()[:16]
+
+
+def _notes(run: Run) -> tuple[Verification, ...]:
+    """Return the verifications of the result that the run has now."""
+    notes = Verifications.read(run.folder.path)
+    return tuple(note for note in notes.verifications if note.result == checksum(run)) if notes else ()
+
+
+def _verify(run: Run, root: str) -> Verification:
+    """Compare a record, and print the outcome in a line.
+
+    Raises:
+        UserError: it cannot be compared, with the reason.
+    """
+    result = run.result
+    if not result.keys() >= VERIFIABLE:
+        raise UserError("its result has no first iterations to compare with")
+    if result["precision"] not in PRECISIONS:
+        raise UserError(f"its result names an unknown precision, {brief(result['precision'])}")
+    frozen = run.folder.config
+    config = replace(frozen, dataset=frozen.dataset | {"root": root}, device="auto")
+    device = find_device(config.device)
+    if others := differing(result["data"], data_of(config, device)):
+        raise UserError(f"it was trained on other data than those in {root}: {others}")
+    torch.set_num_threads(result["threads"])
+    beginning, precision = result["beginning"], getattr(torch, result["precision"])
+    now = _begun(prepare(config, device, precision), len(beginning["losses"]))
+    changes = "; ".join(_changes(result, config.launcher, device))
+    is_equal, gap, compared = now == beginning, None, len(beginning["losses"])
+    if is_equal:
+        words, passed = "equal bit by bit", True
+    elif now["losses"] == beginning["losses"]:
+        words, passed = "the losses are equal bit by bit, the weights behind them are not", bool(changes)
+    else:
+        record, here = (np.array(losses, float) for losses in (beginning["losses"], now["losses"]))  # null is nan
+        moved, ends = _moved(record, here, lambda: prepare(config, device, precision))
+        compared = moved.shape[1]
+        gap = largest_gap(record[:compared], here[:compared], moved)
+        passed = bool(changes) and gap.gap <= gap.allowed
+        words = f"loss {gap.loss} stands out most, by {gap.gap:.1e}; rounding explains {gap.allowed:.1e}"
+        words += "" if changes else " elsewhere, and nothing where all is as it was"
+        words += f"; compared are the first {compared}{ends}"
+    why = f" ({changes})" if changes else ""
+    iterations = f"the first {len(beginning['losses'])} of {result['iterations']} iterations"
+    print(printable(f"{run.folder}: {'verified' if passed else 'DIFFERS'}: {iterations}, {words}{why}"))
+    return Verification(
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        commit=git_commit(),
+        versions={"torch": version("torch"), "numpy": version("numpy")},
+        device=describe(device),
+        result=checksum(run),
+        compared=compared,
+        is_equal=is_equal,
+        passed=passed,
+        **(gap._asdict() if gap else {}),
+    )
+
+
+def _changes(result: dict[str, Any], launcher: dict[str, Any], device: torch.device) -> list[str]:
+    """Say what has changed since the record, so that bits need not be equal."""
+    then = {"torch": result["versions"].get("torch"), "device": result["device"]}
+    now = {"torch": version("torch"), "device": describe(device)}
+    words = [f"{name} {then[name]} then, {now[name]} now" for name in then if then[name] != now[name]]
+    words += ["trained by several processes"] * (result["processes"] != {"0": 1})
+    return words + ["trained in a stack"] * (launcher.get("stacked", 1) > 1)
+
+
+def _begun(training: Training, count: int) -> dict[str, Any]:
+    """Train the first `count` iterations; returns `beginning`, as in result.json."""
+    evidence = Evidence()
+    for state in fit(training):
+        evidence.note(state)
+        if training.iteration == count:
+            break
+    return evidence.facts()["beginning"]
+
+
+def _moved_images(
+    training: Training,
+    batches: Callable[[int, int], Iterator[tuple[Tensor, Tensor]]],
+    seed: int,
+    epoch: int,
+    start: int,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the batches with each pixel times 1 + eps or 1 - eps, at random, where 1 + eps follows 1 in the precision.
+
+    Weights moved by a rounding of float32 would change nothing in bfloat16, and other threads or another order of the
+    images are not rounding alone in every net: dropout and normalisation over parts of a batch depend on the order.
+    """
+    draws = torch.Generator(training.device).manual_seed(seed)
+    eps = torch.finfo(training.precision).eps
+    for x, y in batches(epoch, start):
+        yield x * (1 + eps * (2 * torch.empty_like(x).bernoulli_(0.5, generator=draws) - 1)), y
+
+
+def _moved(record: np.ndarray, here: np.ndarray, fresh: Callable[[], Training]) -> tuple[np.ndarray, str]:
+    """Train `MOVED` times with moved images: losses (MOVED, L), and why these are not all, in words.
+
+    Compared are the losses that are finite in all trainings, up to the first that rounding has moved by `SEPARATED`.
+
+    Raises:
+        UserError: not even the first loss is finite everywhere.
+    """
+    ends, runs = "", []
+    if (count := int(np.append(np.isfinite(record + here), False).argmin())) < len(record):
+        ends = ", as later ones are not finite"
+    for seed in range(MOVED):
+        training, losses = fresh(), []
+        images = partial(_moved_images, training, training.batches.epoch, seed)
+        training.batches.epoch = images  # type: ignore[assignment, method-assign]
+        for _ in fit(training) if count else ():
+            assert training.loss is not None
+            losses.append(float(training.loss))
+            there = here[len(losses) - 1]
+            if not math.isfinite(losses[-1]):
+                losses.pop()
+                count, ends = len(losses), ", as later ones are not finite"
+            elif len(losses) < count and abs(losses[-1] - there) > SEPARATED * abs(there):
+                count, ends = len(losses), f", as rounding alone moves that one by more than {SEPARATED:.0%}"
+            if len(losses) == count:
+                break
+        runs.append(losses)
+    if not count:
+        raise UserError("not even its first loss is finite, here or in the record")
+    return np.array([losses[:count] for losses in runs]), ends
