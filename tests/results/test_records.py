@@ -1,11 +1,9 @@
-"""Records: their page, `report.py --keep` and `report.py --verify`."""
+"""Records: their page and `report.py --keep`."""
 
 import csv
-import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,12 +15,10 @@ from deepnets.results.records import keep, records_pages, write_records
 from deepnets.results.report import report
 from deepnets.results.sheet import MINUS
 from deepnets.results.table import tables_of
-from deepnets.results.verify import verify
-from deepnets.runs.contents import Origin, Result
-from deepnets.runs.execute import run
+from deepnets.runs.contents import Result
 from deepnets.runs.folder import RunFolder, run_folders
 from deepnets.runs.weights import FILE, read_weights
-from tests.command import ROOT, metrics, row, train
+from tests.command import ROOT, metrics, train
 from tests.quoted import quoted
 from tests.trained import Trained
 
@@ -237,56 +233,3 @@ def test_a_run_without_its_metrics_is_named_and_not_kept(
     assert keep([folder], tmp_path / "records") == 1
     assert "seed0/metrics.csv: is missing" in capsys.readouterr().out
     assert not (tmp_path / "records").exists()
-
-
-NET = ["model=highway_fc10", "model.depth=4", "model.width=10", "dataset=digits", "epochs=2", "device=cpu", "threads=1"]
-
-
-@pytest.fixture
-def verifiable(tmp_path: Path) -> RunFolder:
-    folder = RunFolder(tmp_path / "run")
-    folder.freeze(row(tmp_path, *NET, "precision=fp32").config, Origin())
-    run(folder)
-    return folder
-
-
-def stored(folder: RunFolder) -> dict[str, Any]:
-    """Read result.json here, and not by what is tested."""
-    return json.loads((folder.path / "result.json").read_text())
-
-
-def changed(folder: RunFolder, **facts: object) -> RunFolder:
-    copy = RunFolder(folder.path.with_name("changed"))
-    shutil.copytree(folder.path, copy.path, dirs_exist_ok=True)
-    (copy.path / "result.json").write_text(json.dumps(stored(folder) | facts))
-    return copy
-
-
-def test_a_run_is_verified_and_a_false_one_is_not(verifiable: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    assert verify([verifiable.path], "data") == 0
-    assert "verified: the first 20 of 24 iterations, equal bit by bit\n" in capsys.readouterr().out
-    beginning = stored(verifiable)["beginning"]
-    assert verify([changed(verifiable, beginning={**beginning, "weights": "0" * 16}).path], "data") == 1
-    assert "DIFFERS" in capsys.readouterr().out
-    assert verify([changed(verifiable, last_test_error=1.0).path], "data") == 1
-    said = capsys.readouterr().out
-    assert said.startswith(
-        f"{verifiable.path.with_name('changed')}: contradicts itself: last_test_error is 1.0, but test_right has "
-    )
-    losses = [loss * (1 + 1e-5) for loss in beginning["losses"]]
-    elsewhere = {"device": "another CPU", "beginning": {"losses": losses, "weights": "0" * 16}}
-    assert verify([changed(verifiable, **elsewhere).path], "data") == 0
-    assert "differ by at most 1.0e-05 (tolerance 1e-03) (device another CPU then" in capsys.readouterr().out
-    losses = [loss * 1.01 for loss in beginning["losses"]]
-    elsewhere["beginning"] = {"losses": losses, "weights": "0" * 16}
-    assert verify([changed(verifiable, **elsewhere).path], "data") == 1
-
-
-def test_what_cannot_be_verified_is_refused(verifiable: RunFolder) -> None:
-    result = {name: value for name, value in stored(verifiable).items() if name != "beginning"}
-    other = changed(verifiable, data={**result["data"], "content": "0" * 16})
-    with pytest.raises(UserError, match="was trained on other data than those in data: content 0000000000000000 then"):
-        verify([other.path], "data")
-    (other.path / "result.json").write_text(json.dumps(result))
-    with pytest.raises(UserError, match=r"its result has no first iterations to compare with \(1 of 1 runs\)"):
-        verify([other.path], "data")
