@@ -2,6 +2,7 @@
 
 import argparse
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from deepnets.config.project import program, read_project
 from deepnets.errors import UserError
@@ -15,6 +16,7 @@ EXAMPLES = """examples:
   COMMAND outputs/he2016_table1 --keep outputs/records     its small files, to commit
   COMMAND outputs/records --records                        README.md of a folder of records
   COMMAND outputs/records/he2016_table1+scale=deep --verify data   do these configurations still train so?
+  COMMAND outputs/records/digits_shortcuts --verify data --whole --scratch again   to the end, resumable
   COMMAND outputs/he2016_table1 --export mlflow            its runs, to the server at MLFLOW_TRACKING_URI
   COMMAND --compare outputs/runs/A outputs/runs/B          what differs between two runs or sweeps
 """.replace("COMMAND", program("report"))
@@ -40,6 +42,8 @@ def main() -> int:
         "--verify", metavar="DATA", help="train the first iterations of records again, on the data in DATA, and compare"
     )
     parser.add_argument("--note", action="store_true", help="add each verdict to verifications.json beside the record")
+    parser.add_argument("--whole", action="store_true", help="train the records to their end, and compare that")
+    parser.add_argument("--scratch", type=Path, metavar="DIR", help="where --whole trains, to go on later")
     what.add_argument("--export", choices=("mlflow", "wandb"), help="add ended runs to a tracker, each once")
     what.add_argument("--compare", nargs=2, type=Path, metavar=("A", "B"), help="two runs, rows or sweeps side by side")
     what.add_argument("--screenshots", type=Path, metavar="DIR", help="TensorBoard's pages and the report's as PNG")
@@ -62,8 +66,9 @@ def _check(given: argparse.Namespace, exports: dict[str, Path]) -> None:
     requests = [name for name in (*NO_REPORT, "compare") if getattr(given, name)]
     if "watch" in requests and {*requests} - {"watch", "status"}:
         raise UserError(f"--watch shows what runs are doing; it does not go with --{requests[-1]}")
-    if given.note and not given.verify:
-        raise UserError("--note adds the verdicts of --verify DATA to the records; name both")
+    for name, other in (("note", "verify"), ("whole", "verify"), ("scratch", "whole")):
+        if getattr(given, name) and not getattr(given, other):
+            raise UserError(f"--{name} goes with --{other} only; --help has examples")
     if given.compare:
         if given.folders:
             raise UserError("--compare takes two folders, A and B, and no others")
@@ -112,7 +117,9 @@ def _answer(given: argparse.Namespace, exports: dict[str, Path]) -> int:
     if given.records:
         return write_records(given.folders[0], own)
     if given.verify:
-        return verify(given.folders, given.verify, given.note)
+        with TemporaryDirectory() as scratch:
+            whole = (given.scratch or Path(scratch)) if given.whole else None
+            return verify(given.folders, given.verify, given.note, whole)
     if given.export:
         return export(given.folders, given.export)
     if given.screenshots:

@@ -17,10 +17,16 @@ from pydantic import BaseModel, ConfigDict
 from scipy import stats
 from torch import Tensor
 
+from deepnets.config.identity import identity_hash
 from deepnets.config.project import git_commit
+from deepnets.config.schema import Config, Precision
 from deepnets.errors import UserError, brief, printable
+from deepnets.results.published import Printed, true_difference
 from deepnets.results.read import Run, read_runs, unchecked
-from deepnets.runs.contents import Result, RunFile
+from deepnets.runs.contents import Origin, Result, RunFile
+from deepnets.runs.execute import run as train
+from deepnets.runs.folder import RunFolder
+from deepnets.runs.log import TIME_COLUMNS
 from deepnets.runs.record import Evidence, data_of, differing
 from deepnets.system.files import LONGEST, read_text, writing
 from deepnets.training.assembly import prepare
@@ -29,10 +35,10 @@ from deepnets.training.hardware import describe, find_device
 
 VERIFIABLE = {"beginning", "iterations", "data", "threads", "precision", "versions", "device", "processes"}
 PRECISIONS = ("float32", "bfloat16")
-MOVED = 8  # trainings with moved images, beside the one as it is
+MOVED = 12  # trainings with moved images, beside the one as it is
 FALSE_ALARM = 1e-3  # the rate for honest records, if the logarithms of ratios are normal; see `largest_gap`
-LEAST = 8.0  # times the typical gap is always allowed: eight trainings may all have come out close by chance
-SEPARATED = 0.001  # of a loss: rounding has moved it so far that what follows shows little
+LEAST = 8.0  # times the typical gap is always allowed: twelve trainings may all have come out close by chance
+SEPARATED = 0.01  # of a loss: rounding has moved it so far that what follows shows little
 FLOOR = 4 * 2.0**-23  # of a loss: another order of the sum over a batch rounds it so, whatever the net
 
 
@@ -40,7 +46,8 @@ class Verification(BaseModel):
     """What a verification found: `gap` in nats where `loss` (counted from 1) stood out most, beside what is `allowed`.
 
     `result` says which result.json it is about, `checksum`; a run that is trained again has none yet. `compared` is a
-    number of losses, `device` and `versions` are those of the verification.
+    number of losses, `device` and `versions` are those of the verification. If `is_whole`, the run was trained to its
+    end: `compared` are iterations, and `gap` is the test error's from the row's mean, in percent points.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -52,6 +59,7 @@ class Verification(BaseModel):
     result: str
     compared: int
     is_equal: bool
+    is_whole: bool = False
     loss: int | None = None
     gap: float | None = None
     allowed: float | None = None
@@ -77,9 +85,10 @@ class Gap(NamedTuple):
     allowed: float
 
 
-def verify(paths: Sequence[Path], root: str, note: bool = False) -> int:
+def verify(paths: Sequence[Path], root: str, note: bool = False, scratch: Path | None = None) -> int:
     """Train the first iterations of each record again, on the data in `root`, and print how they compare.
 
+    With `scratch`, a folder, each is trained there from beginning to end; `_verify_whole` says how it is compared.
     Losses and weights must be equal bit by bit where torch, device, threads and step are those of the record and it
     was trained by one process, alone; elsewhere the losses as `largest_gap` allows. A record that contradicts itself
     is not trained; one that cannot be compared is named with the reason. With `note` each verdict is added to
@@ -98,7 +107,7 @@ def verify(paths: Sequence[Path], root: str, note: bool = False) -> int:
     has_failed = len(runs) < len(read)
     for run in runs:
         try:
-            verification = _verify(run, root)
+            verification = _verify_whole(run, root, scratch) if scratch else _verify(run, root)
         except UserError as error:
             reasons.append(f"{run.folder}: cannot be compared: {error}")
             continue
@@ -168,21 +177,12 @@ def _notes(run: Run) -> tuple[Verification, ...]:
 
 
 def _verify(run: Run, root: str) -> Verification:
-    """Compare a record, and print the outcome in a line.
+    """Compare the first iterations of a record, and print the outcome in a line.
 
     Raises:
-        UserError: it cannot be compared, with the reason.
+        UserError: they cannot be compared, with the reason.
     """
-    result = run.result
-    if not result.keys() >= VERIFIABLE:
-        raise UserError("its result has no first iterations to compare with")
-    if result["precision"] not in PRECISIONS:
-        raise UserError(f"its result names an unknown precision, {brief(result['precision'])}")
-    frozen = run.folder.config
-    config = replace(frozen, dataset=frozen.dataset | {"root": root}, device="auto")
-    device = find_device(config.device)
-    if others := differing(result["data"], data_of(config, device)):
-        raise UserError(f"it was trained on other data than those in {root}: {others}")
+    result, config, device = run.result, *_here(run, root)
     torch.set_num_threads(result["threads"])
     beginning, precision = result["beginning"], getattr(torch, result["precision"])
     now = _begun(prepare(config, device, precision), len(beginning["losses"]))
@@ -201,19 +201,90 @@ def _verify(run: Run, root: str) -> Verification:
         words = f"loss {gap.loss} is apart by {gap.gap:.1e}, where rounding explains "
         words += f"{gap.allowed:.1e}" if changes else "nothing, as all is as it was"
         words += f"; compared are the first {compared}{ends}"
-    why = f" ({changes})" if changes else ""
     iterations = f"the first {len(beginning['losses'])} of {result['iterations']} iterations"
-    print(printable(f"{run.folder}: {'verified' if passed else 'DIFFERS'}: {iterations}, {words}{why}"))
+    _say(run, passed, f"{iterations}, {words}", changes)
+    found = {"compared": compared, "is_equal": is_equal, "passed": passed, **(gap._asdict() if gap else {})}
+    return _verification(run, device, **found)
+
+
+def _verify_whole(run: Run, root: str, scratch: Path) -> Verification:
+    """Train a record from beginning to end in `scratch`, or go on there, and print how it compares.
+
+    Every epoch, the first iterations and the images that were right must be equal bit by bit where all is as it was;
+    elsewhere the final error must lie in the prediction interval of the row's seeds.
+
+    Raises:
+        UserError: it cannot be compared, with the reason.
+    """
+    result, config, device = run.result, *_here(run, root)
+    folder = RunFolder(scratch / run.grid.name / run.row / run.folder.path.name)
+    config = replace(
+        config,
+        precision=Precision.bf16 if result["precision"] == "bfloat16" else Precision.fp32,
+        threads=result["threads"],
+        devices=1,
+        output_root=str(scratch),
+    )
+    if (folder.path / "config.yaml").is_file() and identity_hash(folder.config) != identity_hash(config):
+        raise UserError(f"{folder} is another run; name another --scratch")
+    folder.freeze(config, Origin())
+    train(folder)
+    (again,) = read_runs([folder.path])
+    changes = "; ".join(_changes(result, config.launcher, device))
+    is_equal = _bits(again) == _bits(run)
+    gap = allowed = None
+    if is_equal or not changes:
+        words, passed = "every epoch is equal bit by bit" if is_equal else "and all is as it was", is_equal
+    else:
+        errors = [each.error for each in read_runs([run.folder.path.parent]) if each.error is not None]
+        if again.error is None or (interval := true_difference(errors, Printed(again.error))) is None:
+            raise UserError(f"bits cannot be equal ({changes}), and {len(errors)} seeds of the row give no interval")
+        low, high = (again.error + side for side in interval)
+        gap, allowed = abs(again.error - (low + high) / 2), (high - low) / 2
+        passed = low <= again.error <= high
+        words = f"the interval of the row's {len(errors)} seeds is {low:.2f} to {high:.2f} %"
+    then, now = (f"{each.error:.2f}" for each in (run, again) if each.error is not None)
+    _say(run, passed, f"all {result['iterations']} iterations, error {then} % then, {now} % now, {words}", changes)
+    found = {"compared": result["iterations"], "is_equal": is_equal, "passed": passed, "gap": gap, "allowed": allowed}
+    return _verification(run, device, is_whole=True, **found)
+
+
+def _here(run: Run, root: str) -> tuple[Config, torch.device]:
+    """Return the configuration of a record on this machine's device and data.
+
+    Raises:
+        UserError: its result lacks what is compared, or the data are others.
+    """
+    result, frozen = run.result, run.folder.config
+    if not result.keys() >= VERIFIABLE:
+        raise UserError("its result has no first iterations to compare with")
+    if result["precision"] not in PRECISIONS:
+        raise UserError(f"its result names an unknown precision, {brief(result['precision'])}")
+    config = replace(frozen, dataset=frozen.dataset | {"root": root}, device="auto")
+    device = find_device(config.device)
+    if others := differing(result["data"], data_of(config, device)):
+        raise UserError(f"it was trained on other data than those in {root}: {others}")
+    return config, device
+
+
+def _bits(run: Run) -> list[Any]:
+    """Return all that two equal trainings of a run have in common."""
+    epochs = [{name: value for name, value in row.items() if name not in TIME_COLUMNS} for row in run.history]
+    return [epochs, run.error, *(run.result.get(name) for name in ("beginning", "test_right"))]
+
+
+def _say(run: Run, passed: bool, words: str, changes: str) -> None:
+    print(printable(f"{run.folder}: {'verified' if passed else 'DIFFERS'}: {words}" + f" ({changes})" * bool(changes)))
+
+
+def _verification(run: Run, device: torch.device, **found: Any) -> Verification:
     return Verification(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         commit=git_commit(),
         versions={"torch": version("torch"), "numpy": version("numpy")},
         device=describe(device),
         result=checksum(run),
-        compared=compared,
-        is_equal=is_equal,
-        passed=passed,
-        **(gap._asdict() if gap else {}),
+        **found,
     )
 
 
@@ -277,7 +348,7 @@ def _moved(record: np.ndarray, here: np.ndarray, fresh: Callable[[], Training]) 
                 losses.pop()
                 count, ends = len(losses), ", as later ones are not finite"
             elif len(losses) < count and abs(losses[-1] - there) > SEPARATED * abs(there):
-                count, ends = len(losses), f", as rounding alone moves loss {count} by more than {SEPARATED:.1%}"
+                count, ends = len(losses), f", as rounding alone moves loss {count} by more than {SEPARATED:.0%}"
             if len(losses) == count:
                 break
         runs.append(losses)
