@@ -38,6 +38,7 @@ PRECISIONS = ("float32", "bfloat16")
 MOVED = 12  # trainings with moved images, beside the one as it is
 FALSE_ALARM = 1e-3  # the rate for honest records, if the logarithms of ratios are normal; see `largest_gap`
 LEAST = 8.0  # times the typical gap is always allowed: twelve trainings may all have come out close by chance
+MOST = 0.1  # of a loss, where a few trainings were so unlike the others that their spread would allow anything
 SEPARATED = 0.01  # of a loss: rounding has moved it so far that what follows shows little
 FLOOR = 4 * 2.0**-23  # of a loss: another order of the sum over a batch rounds it so, whatever the net
 
@@ -130,7 +131,7 @@ def largest_gap(record: np.ndarray, here: np.ndarray, moved: np.ndarray) -> Gap:
     its largest gap over the typical one, taken over all its losses; for one of the K, typical are the K - 1 others. An
     honest record is one more such run, so the logarithm of its ratio lies below the mean of theirs, plus their
     standard deviation times t of K - 1 degrees of freedom times sqrt(1 + 1/K), with probability 1 - `FALSE_ALARM` if
-    they are normal. At least `LEAST` typical gaps are allowed.
+    they are normal. At least `LEAST` typical gaps are allowed, and more only up to `MOST` of the loss.
 
     Simulated, an honest record differs in less than 1 % of cases where the gaps of all runs grow alike or apart by
     lognormal factors of deviation 1 or 2, and in up to 4 % where in each iteration one run in twenty jumps a
@@ -143,8 +144,9 @@ def largest_gap(record: np.ndarray, here: np.ndarray, moved: np.ndarray) -> Gap:
     ratios = (gaps / np.sqrt((squares.sum(0) - squares) / others)).max(1)
     logs = [math.log(ratio) for ratio in ratios]
     bound = fmean(logs) + stats.t.ppf(1 - FALSE_ALARM, others) * stdev(logs) * math.sqrt(1 + 1 / len(moved))
-    place = int((gap / typical).argmax())
-    return Gap(place + 1, float(abs(record - here)[place]), float(max(LEAST, math.exp(bound)) * typical[place]))
+    allowed = np.maximum(LEAST * typical, np.minimum(math.exp(bound) * typical, MOST * np.abs(here)))
+    place = int((gap / allowed).argmax())
+    return Gap(place + 1, float(abs(record - here)[place]), float(allowed[place]))
 
 
 def verified_line(runs: Sequence[Run]) -> str:
@@ -238,7 +240,9 @@ def _verify_whole(run: Run, root: str, scratch: Path) -> Verification:
     else:
         errors = [each.error for each in read_runs([run.folder.path.parent]) if each.error is not None]
         if again.error is None or (interval := true_difference(errors, Printed(again.error))) is None:
-            raise UserError(f"bits cannot be equal ({changes}), and {len(errors)} seeds of the row give no interval")
+            raise UserError(
+                f"bits cannot be equal ({changes}), and the row has {len(errors)} of the 3 seeds that an interval takes"
+            )
         low, high = (again.error + side for side in interval)
         gap, allowed = abs(again.error - (low + high) / 2), (high - low) / 2
         passed = low <= again.error <= high
@@ -348,7 +352,7 @@ def _moved(record: np.ndarray, here: np.ndarray, fresh: Callable[[], Training]) 
                 losses.pop()
                 count, ends = len(losses), ", as later ones are not finite"
             elif len(losses) < count and abs(losses[-1] - there) > SEPARATED * abs(there):
-                count, ends = len(losses), f", as rounding alone moves loss {count} by more than {SEPARATED:.0%}"
+                count, ends = len(losses), f", as rounding alone moves loss {len(losses)} by more than {SEPARATED:.0%}"
             if len(losses) == count:
                 break
         runs.append(losses)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from deepnets.commands.report import main
 from deepnets.errors import UserError
 from deepnets.results.records import records_pages
 from deepnets.results.verify import FLOOR, MOVED, Verifications, _moved_images, largest_gap, verify
@@ -146,6 +147,60 @@ def test_verdicts_are_noted_and_a_failed_one_stays(verifiable: RunFolder) -> Non
     assert [each.passed for each in Verifications.read(verifiable.path).verifications] == [False, True]
     line = f"* Verified: 1 of 1 runs, on 1 kind of processor ({note.device})\n"
     assert line in records_pages(records)["README.md"]
+
+
+def test_a_record_is_trained_to_its_end_and_that_is_resumable(
+    verifiable: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scratch = tmp_path / "scratch"
+    assert verify([verifiable.path], "data", note=True, scratch=scratch) == 0
+    assert "seed0: verified: all 24 iterations, error " in capsys.readouterr().out
+    (note,) = Verifications.read(verifiable.path).verifications
+    assert (note.is_whole, note.is_equal, note.compared) == (True, True, 24)
+    again = scratch / "table" / "row" / "seed0"
+    written = (again / "metrics.csv").stat().st_mtime_ns
+    lines = (verifiable.path / "metrics.csv").read_text().splitlines()
+    losses = [line.split(",") for line in lines]
+    place = losses[0].index("train_loss")
+    losses[1][place] = str(float(losses[1][place]) + 1e-6)
+    (verifiable.path / "metrics.csv").write_text("".join(",".join(line) + "\n" for line in losses))
+    assert verify([verifiable.path], "data", scratch=scratch) == 1
+    assert "seed0: DIFFERS: all 24 iterations" in capsys.readouterr().out
+    assert (again / "metrics.csv").stat().st_mtime_ns == written  # it was not trained a third time
+
+
+def test_elsewhere_the_final_error_must_be_as_seeds_would_have_it(
+    verifiable: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scratch = tmp_path / "scratch"
+    change(verifiable, **ELSEWHERE)
+    beginning = losses_times(verifiable, 1 + 1e-6)
+    change(verifiable, beginning=beginning)
+    with pytest.raises(UserError, match=r"bits cannot be equal .* and the row has 1 of the 3 seeds that"):
+        verify([verifiable.path], "data", scratch=scratch)
+    for seed in (1, 2):
+        trained(verifiable.path.with_name(f"seed{seed}"), f"seed={seed}")
+    assert verify([verifiable.path], "data", scratch=scratch) == 0
+    assert "the interval of the row's 3 seeds is " in capsys.readouterr().out
+    shutil.rmtree(scratch)
+    trained(scratch / "table" / "row" / "seed0", "optimizer.lr=0.001")  # another run is there
+    with pytest.raises(UserError, match="is another run; name another --scratch"):
+        verify([verifiable.path], "data", scratch=scratch)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--note"], "--note goes with --verify only"),
+        (["--verify", "data", "--scratch", "again"], "--scratch goes with --whole only"),
+    ],
+)
+def test_options_of_verify_are_refused_elsewhere(
+    verifiable: RunFolder, words: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["report.py", str(verifiable.path), *words])
+    with pytest.raises(UserError, match=message):
+        main()
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
