@@ -176,7 +176,7 @@ def test_elsewhere_the_final_error_must_be_as_seeds_would_have_it(
     change(verifiable, **ELSEWHERE)
     beginning = losses_times(verifiable, 1 + 1e-6)
     change(verifiable, beginning=beginning)
-    with pytest.raises(UserError, match=r"bits cannot be equal .* and the row has 1 of the 3 seeds that"):
+    with pytest.raises(UserError, match=r"bits cannot be equal .* and the row has 1 of 3 seeds"):
         verify([verifiable.path], "data", scratch=scratch)
     for seed in (1, 2):
         trained(verifiable.path.with_name(f"seed{seed}"), f"seed={seed}")
