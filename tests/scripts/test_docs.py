@@ -34,7 +34,7 @@ BEFORE = {
         "python scripts/train.py model.depth=14 epochs=5",
         "python scripts/train.py sweep=digits_shortcuts model/shortcut=identity seed=0",
     ],
-    "verify.md": ["python scripts/train.py sweep=digits_shortcuts model/shortcut=identity,none seed=0"],
+    "verify.md": ["python scripts/train.py sweep=digits_shortcuts model/shortcut=identity seed=0"],
     "reports.md": ["python scripts/train.py sweep=digits_shortcuts model/shortcut=identity,none seed=0"],
     "analysis.md": [
         "python scripts/train.py sweep=digits_shortcuts model/shortcut=identity,exclusive_gating_b6 seed=0"
