@@ -29,8 +29,9 @@ from deepnets.runs.execute import run as train
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.log import TIME_COLUMNS
 from deepnets.runs.record import Evidence, data_of, differing
+from deepnets.runs.start import start_from_weights
 from deepnets.system.files import LONGEST, read_text, writing
-from deepnets.training.assembly import prepare
+from deepnets.training.assembly import dataset_of, prepare
 from deepnets.training.fit import Training, fit
 from deepnets.training.hardware import describe, find_device
 
@@ -41,6 +42,7 @@ FALSE_ALARM = 1e-3  # the rate for honest records, if the logarithms of ratios a
 LEAST = 8.0  # times the typical gap is always allowed: twelve trainings may all have come out close by chance
 MOST = 0.1  # of a loss, where a few trainings were so unlike the others that their spread would allow anything
 SEPARATED = 0.01  # of a loss: rounding has moved it so far that what follows shows little
+SAME_NAMES = " (torch and the processor's name are the record's; another generation rounds otherwise)"
 FLOOR = 4 * 2.0**-23  # of a loss: another order of the sum over a batch rounds it so, whatever the net
 
 
@@ -91,8 +93,9 @@ def verify(paths: Sequence[Path], root: str, note: bool = False, scratch: Path |
     """Train the first iterations of each record again, on the data in `root`, and print how they compare.
 
     With `scratch`, a folder, each is trained there from beginning to end; `_verify_whole` says how it is compared.
-    Losses and weights must be equal bit by bit where torch, device, threads and step are those of the record and it
-    was trained by one process, alone; elsewhere the losses as `largest_gap` allows. A record that contradicts itself
+    Losses and weights are equal bit by bit on the record's processor; elsewhere the losses may be apart as
+    `largest_gap` allows. The name of a processor does not tell its generation, so that equal names demand no equal
+    bits. A record that contradicts itself
     is not trained; one that cannot be compared is named with the reason. With `note` each verdict is added to
     verifications.json beside the record. Returns 1 if one differs or contradicts itself.
 
@@ -188,7 +191,8 @@ def _verify(run: Run, root: str) -> Verification:
     result, config, device = run.result, *_here(run, root)
     torch.set_num_threads(result["threads"])
     beginning, precision = result["beginning"], getattr(torch, result["precision"])
-    now = _begun(prepare(config, device, precision), len(beginning["losses"]))
+    fresh = partial(_fresh, config, device, precision)
+    now = _begun(fresh(), len(beginning["losses"]))
     changes = "; ".join(_changes(result, config.launcher, device))
     is_equal, gap, compared = now == beginning, None, len(beginning["losses"])
     if is_equal:
@@ -197,12 +201,12 @@ def _verify(run: Run, root: str) -> Verification:
         words, passed = "the losses are equal bit by bit, the weights behind them are not", bool(changes)
     else:
         record, here = (np.array(losses, float) for losses in (beginning["losses"], now["losses"]))  # null is nan
-        moved, ends = _moved(record, here, lambda: prepare(config, device, precision))
+        moved, ends = _moved(record, here, fresh)
         compared = moved.shape[1]
         gap = largest_gap(record[:compared], here[:compared], moved)
-        passed = bool(changes) and gap.gap <= gap.allowed
-        words = f"loss {gap.loss} is apart by {gap.gap:.1e}, where rounding explains "
-        words += f"{gap.allowed:.1e}" if changes else "nothing, as all is as it was"
+        passed = gap.gap <= gap.allowed
+        words = f"loss {gap.loss} is apart by {gap.gap:.1e}, where rounding explains {gap.allowed:.1e}"
+        words += SAME_NAMES * (not changes)
         words += f"; compared are the first {compared}{ends}"
     iterations = f"the first {len(beginning['losses'])} of {result['iterations']} iterations"
     _say(run, passed, f"{iterations}, {words}", changes)
@@ -300,6 +304,13 @@ def _changes(result: dict[str, Any], launcher: dict[str, Any], device: torch.dev
     words = [f"{name} {then[name]} then, {now[name]} now" for name in then if then[name] != now[name]]
     words += ["trained by several processes"] * (result["processes"] != {"0": 1})
     return words + ["trained in a stack"] * (launcher.get("stacked", 1) > 1)
+
+
+def _fresh(config: Config, device: torch.device, precision: torch.dtype) -> Training:
+    """Return the run at its beginning."""
+    training = prepare(config, device, precision)
+    start_from_weights(training.model, config, dataset_of(config).classes)
+    return training
 
 
 def _begun(training: Training, count: int) -> dict[str, Any]:
