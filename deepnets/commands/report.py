@@ -36,6 +36,7 @@ def main() -> int:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--status", action="store_true", help="show what each run is doing")
     parser.add_argument("--watch", action="store_true", help="refresh it until Ctrl-C")
+    parser.add_argument("--json", action="store_true", help="with --status: as JSON, for programs")
     what.add_argument("--keep", type=Path, metavar="DIR", help="copy the small files of ended runs to DIR, as records")
     what.add_argument("--records", action="store_true", help="write FOLDER/README.md from the records in FOLDER")
     what.add_argument(
@@ -69,6 +70,8 @@ def _check(given: argparse.Namespace, exports: dict[str, Path]) -> None:
     for name, other in (("note", "verify"), ("whole", "verify"), ("scratch", "whole")):
         if getattr(given, name) and not getattr(given, other):
             raise UserError(f"--{name} goes with --{other} only; --help has examples")
+    if given.json and (not given.status or given.watch):
+        raise UserError("--json prints states for programs: give it with --status, and without --watch")
     if given.compare:
         if given.folders:
             raise UserError("--compare takes two folders, A and B, and no others")
@@ -100,11 +103,13 @@ def _answer(given: argparse.Namespace, exports: dict[str, Path]) -> int:
     from deepnets.results.report import compare, report
     from deepnets.results.verify import verify
     from deepnets.runs.clean import disk_line
-    from deepnets.runs.status import show
+    from deepnets.runs.status import show, show_json
 
     if given.compare:
         first, second = given.compare
         return compare(first, second, given.output, given.log)
+    if given.json:
+        return show_json(given.folders)
     if given.status or given.watch:
         code = show(given.folders, given.watch)
         if not given.watch:

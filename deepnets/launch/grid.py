@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from rich.table import Column, Table
 
@@ -32,11 +32,12 @@ from deepnets.runs.contents import FAILED, Code, Origin, Unreadable
 from deepnets.runs.execute import inspect
 from deepnets.runs.folder import BESIDE, Locked, OtherSettings, RunFolder, folders_of, run_folders
 from deepnets.runs.record import describe_result, duration
-from deepnets.runs.status import read_states
+from deepnets.runs.status import read_state, read_states
 from deepnets.system.files import write_atomically
 from deepnets.system.printing import as_text, print_error, print_line, print_rich, shown
 from deepnets.training.checks import check
 
+Retry = Literal["failed"]  # which runs that have ended without a result are executed again
 OUTPUT = "output.txt"  # in a run's folder: what its process prints, if it has a process of its own
 
 
@@ -162,7 +163,8 @@ def launchable(config: Config, launcher: Launcher) -> Config:
 class Tally:
     """The runs of a sweep: those that `failed` just now and why, and those `elsewhere`, in another process.
 
-    Of those that were `left` when the command began, so many have `ended` since.
+    Of those that were `left` when the command began, so many have `ended` since. Those that have failed `before` it are
+    left alone.
     """
 
     folders: list[RunFolder]
@@ -171,6 +173,7 @@ class Tally:
     ended: int = 0
     left: int = 0
     begun: float = 0.0
+    before: dict[RunFolder, str] = field(default_factory=dict)
 
     def begin(self) -> None:
         """Print how many runs have ended before this command, and begin to count the time."""
@@ -179,7 +182,8 @@ class Tally:
             print_line(f"{self.folders[0]}: already {describe_result(complete[0])}; nothing to train")
         elif complete:
             print_line(f"{len(complete)} of {len(self.folders)} runs already finished; nothing to train in them")
-        self.left, self.begun = len(self.folders) - len(complete), time.monotonic()
+        print_failed_before(self.before)
+        self.left, self.begun = len(self.folders) - len(complete) - len(self.before), time.monotonic()
 
     def end(self, count: int = 1) -> None:
         """Count runs that this command has trained to their end."""
@@ -200,6 +204,7 @@ class Tally:
 
     def print(self) -> int:
         """Print the table, where the results are, and why runs failed; returns the exit code: 1 when one did."""
+        self.failed |= self.before
         together = Path(os.path.commonpath([folder.path.resolve() for folder in self.folders]))
         above = together if len(self.folders) > 1 else together.parents[1]
         if len(self.folders) > 1:
@@ -224,6 +229,20 @@ class Tally:
             name = str(folder.path.resolve().relative_to(above))
             table.add_row(as_text(name), status, *("" if cell is None else f"{cell:.2f}" for cell in cells))
         print_rich(table)
+
+
+def failed_before(folders: Sequence[RunFolder], retry: Retry | None) -> dict[RunFolder, str]:
+    """The runs that failed in an earlier command, and why; none if `retry` says that they are executed again."""
+    if retry == FAILED:
+        return {}
+    states = {folder: read_state(folder) for folder in folders}
+    return {folder: state.reason or "" for folder, state in states.items() if state.name == FAILED}
+
+
+def print_failed_before(failed: Mapping[RunFolder, str]) -> None:
+    """Print which runs are left alone as they failed in an earlier command, why, and how they are executed again."""
+    if failed:
+        print_error("\n".join(["launcher.retry=failed executes again what failed before:", *lines_by_reason(failed)]))
 
 
 def lines_by_reason(reasons: Mapping[RunFolder, str]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import ClassVar
 from deepnets.config.schema import Config
 from deepnets.data.loading import check_decoder
 from deepnets.errors import UserError
-from deepnets.launch.grid import Tally, lines_by_reason
+from deepnets.launch.grid import Retry, Tally, failed_before, lines_by_reason
 from deepnets.runs.execute import run
 from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.record import describe_result
@@ -34,6 +34,7 @@ class Local:
     in_process: ClassVar[bool] = True
 
     stacked: Size
+    retry: Retry | None
 
     def check(self, config: Config) -> None:
         """Check that the device of a run can execute its steps and, if the run wants that, decode its images.
@@ -55,7 +56,8 @@ class Local:
         """
         folders = list(runs)
         config = runs[folders[0]]
-        tally, left = Tally(folders), [folder for folder in folders if not folder.is_complete]
+        tally = Tally(folders, before=failed_before(folders, self.retry))
+        left = [folder for folder in folders if not folder.is_complete and folder not in tally.before]
         groups, alone = groups_of(left, self.stacked)
         if left and len(left) == len(alone):
             print_line(

@@ -15,7 +15,7 @@ from deepnets.config.schema import Config
 from deepnets.distributed import spawn
 from deepnets.distributed.signals import RESUME, SIGNALS, Interrupted, Interruption
 from deepnets.errors import UserError
-from deepnets.launch.grid import OUTPUT, Tally
+from deepnets.launch.grid import OUTPUT, Retry, Tally, failed_before
 from deepnets.runs.execute import command_of
 from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.record import describe_result
@@ -42,6 +42,7 @@ class Pool:
     in_process: ClassVar[bool] = False
 
     runs_per_device: Size | None
+    retry: Retry | None
 
     def check(self, config: Config) -> None:
         """Check that this machine has the devices of a run, and that they can execute its steps.
@@ -70,7 +71,8 @@ class Pool:
         """
         folders = list(runs)
         config = runs[folders[0]]
-        pool = _Execution(Tally(folders), config, self.shares(config.device))
+        tally = Tally(folders, before=failed_before(folders, self.retry))
+        pool = _Execution(tally, config, self.shares(config.device))
         pool.tally.begin()
         with Interruption() as interruption:
             try:
@@ -169,7 +171,7 @@ class _Execution:
     shares: Shares
 
     def __post_init__(self) -> None:
-        self.waiting = deque(self.tally.folders)
+        self.waiting = deque(folder for folder in self.tally.folders if folder not in self.tally.before)
         self.running: list[_Child] = []
         self.has_gpus = find_device(self.config.device).type == "cuda"
         self.stopped_by: int | None = None

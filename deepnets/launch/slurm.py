@@ -18,19 +18,19 @@ from annotated_types import Ge, Le
 from deepnets.config.project import program
 from deepnets.config.schema import Config
 from deepnets.errors import UserError, printable
-from deepnets.launch.grid import Tally, lines_by_reason
-from deepnets.launch.slurm_queue import FILES, Retry, is_queued, key_of, limits, slurm_answer, sort_out
+from deepnets.launch.grid import Retry, Tally, print_failed_before
+from deepnets.launch.slurm_queue import FILES, is_queued, key_of, limits, slurm_answer, sort_out
 from deepnets.launch.snapshot import snapshot
 from deepnets.launch.task import ARRAYS, ROWS, batch_script
-from deepnets.runs.contents import Job, Result
+from deepnets.runs.contents import FAILED, Job, Result
 from deepnets.runs.folder import Locked, RunFolder
-from deepnets.runs.status import follow, read_state
+from deepnets.runs.jobs import LOGS, forget
+from deepnets.runs.status import State, follow, read_states
 from deepnets.system.files import make_own_folder, write_atomically
 from deepnets.system.ranges import Count, Name, Size
 
 POLL_SECONDS = 5  # between two looks at the queue, which all users of a cluster share
 EARLY_SECONDS = 60  # SLURM signals up to this much earlier than asked
-LOGS = "slurm"  # in the sweep's folder: a link for each array, named by its number, to the folder of its files
 SCRIPT = ".sh"
 
 
@@ -113,9 +113,7 @@ class Slurm:
             f"{len(left.new)} of {len(folders)} runs submitted; {len(left.queued)} in the queue before, "
             f"{len(left.elsewhere)} running elsewhere, {len(left.failed)} failed before, {complete} complete"
         )
-        if left.failed:
-            lines = ["launcher.retry=failed submits again what failed:", *lines_by_reason(left.failed)]
-            print(printable("\n".join(lines)), file=sys.stderr)
+        print_failed_before(left.failed)
         if arrays:
             print(f"cancel  scancel {' '.join(arrays)}")
         sweep = RunFolder(folders[0].path.parents[1])
@@ -127,12 +125,9 @@ class Slurm:
         except KeyboardInterrupt:
             print(f"\nThe jobs continue; to cancel them: scancel {' '.join(arrays)}", file=sys.stderr)
             return 130
-        states = {folder: read_state(folder) for folder in folders if folder not in left.elsewhere}
-        reasons = {
-            folder: state.reason or f"{state.name}, and no longer in the queue"
-            for folder, state in states.items()
-            if not folder.is_complete
-        }
+        forget()  # what SLURM said while they were in its queue
+        states = read_states([folder for folder in folders if folder not in left.elsewhere])
+        reasons = {folder: _why(state) for folder, state in states.items() if not folder.is_complete}
         return Tally(folders, reasons, set(left.elsewhere)).print()
 
     def directives(self, directory: Path, tasks: int, config: Config, after: str | None = None) -> list[str]:
@@ -250,6 +245,13 @@ class Slurm:
         for folder, task in tasks.items():
             Job(job=f"{array}_{task}", submitted=submitted).write(folder.path)
         return array
+
+
+def _why(state: State) -> str:
+    """Why a run has no result that is no longer in the queue."""
+    if state.name == FAILED and state.reason:
+        return state.reason
+    return f"{state.name}: {state.reason}" if state.reason else f"{state.name}, and no longer in the queue"
 
 
 def _counted(tasks: Mapping[RunFolder, int]) -> str:

@@ -7,16 +7,15 @@ import subprocess
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from deepnets.errors import UserError
+from deepnets.launch.grid import Retry
 from deepnets.launch.task import LEFT, ROWS
 from deepnets.runs.contents import FAILED
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.status import RUNNING, read_state
 
 FILES = ".slurm"  # in the sweep's folder: a folder for each submission, with its scripts, logs and lists of runs
-Retry = Literal["failed"]  # which runs that have ended without a result are submitted again
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,16 @@
 """What runs are doing: a training process writes its heartbeat; a state is read from a folder's files, and shown."""
 
 import csv
+import json
 import os
 import socket
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from threading import Event, Lock, Thread
 from types import TracebackType
@@ -23,24 +23,26 @@ from rich.table import Table
 
 from deepnets.distributed.signals import Interrupted
 from deepnets.distributed.world import slurm_task
+from deepnets.runs import jobs
 from deepnets.runs.contents import DIVERGED, FAILED, FINISHED, Progress, Status, Unreadable
 from deepnets.runs.folder import RunFolder, folders_in
 from deepnets.system.printing import as_text, console_for
 
 BEAT_SECONDS = 10.0
 DEAD_SECONDS = 60.0  # without a beat: six were missed
-QUEUE_SECONDS = 10.0  # between two looks at SLURM's queue, which all users of a cluster share
 STALLED_SECONDS = 600.0  # without an iteration: a beat is a thread's, which NCCL or a kernel that hangs does not stop
 
 WAITING, QUEUED, RUNNING, PREEMPTED, DEAD = "waiting", "queued", "running", "preempted", "dead"
+CANCELLED = "cancelled"
 # In the order of a run's life.
-STATES = (WAITING, QUEUED, RUNNING, PREEMPTED, DEAD, FAILED, DIVERGED, FINISHED)
-
+STATES = (WAITING, QUEUED, RUNNING, PREEMPTED, CANCELLED, DEAD, FAILED, DIVERGED, FINISHED)
+OF_SLURM = (QUEUED, RUNNING, PREEMPTED, DEAD)  # what SLURM may know better than the files, where the run has a job
 
 REFRESH_SECONDS = 2.0
 STYLES = {FINISHED: "green", RUNNING: "cyan", PREEMPTED: "yellow", DIVERGED: "yellow", FAILED: "red", DEAD: "bold red"}
+STYLES |= {CANCELLED: "yellow"}
 # Where not all runs fit on the screen: what somebody may want to act on comes first.
-URGENCY = (RUNNING, DEAD, FAILED, PREEMPTED, QUEUED, WAITING, DIVERGED, FINISHED)
+URGENCY = (RUNNING, DEAD, FAILED, CANCELLED, PREEMPTED, QUEUED, WAITING, DIVERGED, FINISHED)
 COLUMNS: dict[str, dict[str, Any]] = {
     "state": {"no_wrap": True},
     "epoch": {"justify": "right", "no_wrap": True},
@@ -109,27 +111,38 @@ def read_state(folder: RunFolder) -> State:
 
 
 def read_states(folders: Sequence[RunFolder]) -> dict[RunFolder, State]:
-    """`read_state` of each; a queued run whose task SLURM no longer has, as it was cancelled, waits."""
+    """`read_state` of each; and of a run that has not ended, what became of its task, by SLURM or by the task's log."""
     states = {folder: read_state(folder) for folder in folders}
-    queued = {folder: state for folder, state in states.items() if state.name == QUEUED}
-    if not queued or (there := _tasks_in_queue(int(time.monotonic() / QUEUE_SECONDS))) is None:
+    asked = {folder: state for folder, state in states.items() if state.job and state.name in OF_SLURM}
+    if not asked:
         return states
-    gone = {folder: state for folder, state in queued.items() if state.job not in there}
-    return states | {
-        folder: replace(state, name=WAITING, job=None, reason=f"job {state.job} is no longer in the queue")
-        for folder, state in gone.items()
-    }
+    known = jobs.tasks({state.job for state in asked.values() if state.job})
+    return states | {folder: _with_task(folder, state, known) for folder, state in asked.items()}
 
 
-@lru_cache(maxsize=1)
-def _tasks_in_queue(_period: int) -> set[str] | None:
-    """All tasks that SLURM has, as `123_4`; None where there is no SLURM, or it does not answer. Once in a period."""
-    command = ["squeue", "--noheader", "--array", "--format=%F_%K"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=QUEUE_SECONDS)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return None if done.returncode else {line.strip().removesuffix("_N/A") for line in done.stdout.splitlines()}
+def _with_task(folder: RunFolder, state: State, known: dict[str, jobs.Task] | None) -> State:
+    job = state.job or ""
+    task = (known or {}).get(job)
+    if task and task.is_pending:
+        why = "" if task.reason == "None" else f": {task.reason}"
+        if state.name == QUEUED:
+            return replace(state, reason=f"pending{why}")
+        return replace(state, name=PREEMPTED, reason=f"queued again{why}")
+    is_over = task is not None and task.has_ended
+    if not is_over and (state.name == RUNNING or (task and state.name == QUEUED)):
+        return state
+    in_log, signal = jobs.in_log(folder, job)
+    cause = task if task and is_over and task.state in jobs.CAUSES else in_log
+    reason = jobs.CAUSES.get(cause.state) or signal
+    if cause.state == jobs.CANCELLED:
+        return replace(state, name=CANCELLED, reason=cause.reason or None)  # by whom, in the accounting
+    if state.name == QUEUED:
+        if known is None and not reason:
+            return state
+        return replace(state, name=WAITING, job=None, reason=f"job {job} {reason or 'is no longer in the queue'}")
+    if state.name == PREEMPTED:  # saved; it did not lose anything
+        return replace(state, reason=(reason or "").partition(" before")[0] or None)
+    return replace(state, name=DEAD, reason=reason)
 
 
 def in_a_line(error: Exception) -> str:
@@ -196,6 +209,17 @@ def show(paths: list[Path], watch: bool) -> int:
     return 0
 
 
+def show_json(paths: list[Path]) -> int:
+    """Print the states of all run folders below `paths` for programs: docs/launchers.md says what each entry is.
+
+    Raises:
+        UserError: a folder is not there, or has no run in it.
+    """
+    states = read_states(folders_in(paths))
+    print(json.dumps({"runs": [_entry(folder, state) for folder, state in states.items()]}, indent=1))
+    return 0
+
+
 def follow(folders: list[RunFolder], is_over: Callable[[], bool], seconds: float = REFRESH_SECONDS) -> None:
     """Show the runs until it is over: a table on a terminal, elsewhere a line whenever the counts of states change."""
     shown, over = "", False
@@ -254,6 +278,21 @@ def counted(states: list[State]) -> str:
     counts = Counter(state.name for state in states)
     parts = [f"{counts[name]} {name}" for name in STATES if counts[name]]
     return f"{len(states)} run{'s' * (len(states) > 1)}: {', '.join(parts)}"
+
+
+def _entry(folder: RunFolder, state: State) -> dict[str, str | int | float | None]:
+    progress, result = state.progress, folder.result if state.name in (FINISHED, DIVERGED) else None
+    return {
+        "run": str(folder.path),
+        "state": state.name,
+        "reason": state.reason,
+        "iteration": progress.iteration if progress else None,
+        "iterations": progress.iterations if progress else None,
+        "seconds": result.seconds if result else None,
+        "seconds_left": progress.seconds_left if progress and state.name == RUNNING else None,
+        "host": state.host,
+        "job": state.job,
+    }
 
 
 def _cells(folder: RunFolder, state: State) -> dict[str, str]:

@@ -209,6 +209,8 @@ def _line(row: Row, place: Path) -> str:
     config = {key: value for key, value in asdict(row.config).items() if key not in ("sweep", *LATER)}
     for node in ("dataset", "launcher"):
         config[node] = {key: value for key, value in config[node].items() if key not in LATER}
+    if not config["launcher"]["_target_"].endswith("Slurm"):  # the others got it later
+        del config["launcher"]["retry"]
     config["trusted_targets"] = [*trusted()]  # where trust stood when the digests were written
     sweep = row.config.sweep and {"axes": row.config.sweep.axes, "deep": row.config.sweep.deep}
     choices = {group: option for group, option in row.choices.items() if group not in LATER}

@@ -4,6 +4,7 @@ import json
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from deepnets.runs.folder import Locked, RunFolder, folder_of, folders_of
 from deepnets.runs.status import state_of
 from tests.command import ENVIRONMENT, ROOT, TRAIN, row
 from tests.paced import TRUST
+from tests.slurm import SLURM, slurm
 
 NET = ["model.depth=8", "model.widths=[4,4,4]", "epochs=1", "device=cpu", "precision=fp32"]
 NET += ["schedule=cosine", "schedule._target_=tests.paced.Paced"]
@@ -194,3 +196,37 @@ def test_a_launch_that_cannot_be_is_refused_before_anything_is_written(
         launch(rows)
     assert message in str(refused.value)
     assert not (tmp_path / "outputs").exists()
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        ["launcher=local"],
+        ["launcher=pool", "launcher.runs_per_device=1"],
+        pytest.param([*SLURM, "launcher.wait=true"], marks=pytest.mark.slow),
+    ],
+    ids=["local", "pool", "slurm"],
+)
+def test_a_failed_run_is_left_alone_or_executed_again_as_retry_says_by_each_launcher(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], launcher: list[str]
+) -> None:
+    def ended(retry: str) -> tuple[int, str]:
+        capsys.readouterr()
+        words = [*NET, "+schedule.name=a", *launcher, f"launcher.retry={retry}", "fail_fast=true"]
+        code = launch([row(tmp_path / "outputs", *words, f"seed={seed}") for seed in (0, 1)])
+        printed = capsys.readouterr()
+        return code, printed.out + printed.err
+
+    rows = [row(tmp_path / "outputs", *NET, "+schedule.name=a", f"seed={seed}") for seed in (0, 1)]
+    failed, other = folders_of(rows)
+    with slurm() if SLURM[0] in launcher else nullcontext():
+        failed.freeze(rows[0].config, Origin())
+        Result(status="failed", reason="RuntimeError: before").write(failed.path)
+        code, printed = ended("null")
+        assert code == 1
+        assert printed.count(f"{failed}: RuntimeError: before") == 2  # at once, and at the end
+        assert "launcher.retry=failed executes again what failed before" in printed
+        assert (failed.result.status, other.result.status) == ("failed", "finished")
+        assert not (failed.path / "metrics.csv").exists()
+        assert ended("failed")[0] == 0
+        assert failed.result.status == "finished"

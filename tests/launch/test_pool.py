@@ -283,18 +283,18 @@ def test_several_runs_share_a_device_and_the_least_used_comes_first() -> None:
 
 def test_a_cpu_trains_a_run_for_each_of_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    shares = Pool(runs_per_device=None).shares("cpu")
+    shares = Pool(runs_per_device=None, retry=None).shares("cpu")
     taken = [shares.take(1) for _ in range(4)]
     assert taken == [[None], [None], [None], []]
     assert shares.environment(taken[0])["OMP_NUM_THREADS"] == "1"
-    few = Pool(runs_per_device=2).shares("cpu")
+    few = Pool(runs_per_device=2, retry=None).shares("cpu")
     assert [few.take(1) for _ in range(3)] == [[None], [None], []]
 
 
 def test_what_a_pool_cannot_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="device=cuda:7: not on this machine"):
-        Pool(runs_per_device=1).check(row(tmp_path, "device=cuda:7").config)
-    Pool(runs_per_device=1).check(row(tmp_path, "device=cpu", "devices=2").config)
+        Pool(runs_per_device=1, retry=None).check(row(tmp_path, "device=cuda:7").config)
+    Pool(runs_per_device=1, retry=None).check(row(tmp_path, "device=cpu", "devices=2").config)
 
 
 def test_output_of_a_run_that_dies_early_is_told(tmp_path: Path) -> None:

@@ -165,8 +165,8 @@ def test_graphs_are_refused_where_there_is_no_gpu(step: str) -> None:
     check(config)  # which a row for SLURM passes on a machine without GPUs
     message = f"step={step}: CUDA graphs need a GPU, the device is cpu; use step=eager or compiled"
     for refused in (
-        Local(stacked=1).check,
-        Pool(runs_per_device=1).check,
+        Local(stacked=1, retry=None).check,
+        Pool(runs_per_device=1, retry=None).check,
         lambda config: prepare(config, CPU, torch.float32),
     ):
         with pytest.raises(UserError, match=message):

@@ -1,0 +1,123 @@
+"""What SLURM says about the tasks that runs were submitted as, or the log of a task that SLURM knows no longer."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import lru_cache
+
+from deepnets.distributed.spawn import how_it_ended
+from deepnets.runs.folder import RunFolder
+from deepnets.system.files import opened
+
+LOGS = "slurm"  # in the sweep's folder: a link for each array, named by its number, to the folder of its files
+ANSWER_SECONDS = 10.0  # for SLURM to answer, and between two questions, as all users of a cluster share it
+LAST_BYTES = 100_000  # of a log
+TASK = re.compile(r"[1-9]\d*(_\d+)?", re.ASCII)
+
+CANCELLED = "CANCELLED"
+PENDING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT")
+# How a task ended that has not ended by itself, in SLURM's word and in ours.
+CAUSES = {
+    CANCELLED: "cancelled",
+    "OUT_OF_MEMORY": "out of memory: give more by launcher.options={mem:...}",
+    "TIMEOUT": "time limit reached before it had saved: give a longer launcher.warning",
+    "NODE_FAIL": "node failed",
+    "BOOT_FAIL": "node failed",
+    "DEADLINE": "deadline reached",
+    "PREEMPTED": "preempted, and not queued again",
+}
+ENDED = ("COMPLETED", "FAILED", *CAUSES)
+# What slurmstepd writes into a log, and the state that it stands for; another ending of the line is scancel's.
+STOPPED = re.compile(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+))?")
+STOPPED_BY = {
+    "": CANCELLED,
+    "TIME LIMIT": "TIMEOUT",
+    "NODE FAILURE": "NODE_FAIL",
+    "PREEMPTION": "PREEMPTED",
+    "JOB REQUEUE": "",
+}
+OUT_OF_MEMORY = re.compile(r"oom.kill|OOM Killed|exceeded (?:job|step) memory limit", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task's state in SLURM's word, empty where it is not known, and the reason why it is pending."""
+
+    state: str
+    reason: str = ""
+
+    @property
+    def is_pending(self) -> bool:
+        return self.state in PENDING
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state in ENDED
+
+
+def tasks(jobs: Collection[str]) -> dict[str, Task] | None:
+    """What SLURM knows of these tasks, such as 123_4: in its queue, or of those not there, in its accounting.
+
+    None where there is no SLURM, or it does not answer.
+    """
+    period = int(time.monotonic() / ANSWER_SECONDS)
+    if (queue := _queue(period)) is None:
+        return None
+    arrays = {job.partition("_")[0] for job in jobs if job not in queue and TASK.fullmatch(job)}
+    return _accounts(",".join(sorted(arrays)), period) | queue if arrays else queue
+
+
+def forget() -> None:
+    """Let the next question be answered by SLURM, and not by what it answered some seconds ago."""
+    _queue.cache_clear()
+    _accounts.cache_clear()
+
+
+def in_log(folder: RunFolder, job: str) -> tuple[Task, str | None]:
+    """How a task ended, by its log; and which signal killed the folder's run, in words, if one did."""
+    if not TASK.fullmatch(job):
+        return Task(""), None
+    file = folder.path.resolve().parents[1] / LOGS / job.partition("_")[0] / f"{job}.out"
+    try:
+        with opened(file) as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - LAST_BYTES))
+            text = log.read().decode(errors="replace")
+    except (OSError, ValueError):  # it never began, or its log was removed
+        return Task(""), None
+    text = text[max(0, text.rfind(f" {job} on ")) :]  # since it last began
+    rows = re.findall(rf" {job}: exit code (\d+): (.+)", text)
+    codes = [int(code) for code, row in rows if row.split("/")[-3:] == [*folder.path.resolve().parts[-3:]]]
+    number = codes[-1] - 128 if codes else 0
+    killed = how_it_ended(-number) if number in {*signal.Signals} else None
+    stops = [STOPPED_BY.get((due or "").partition(",")[0].strip(), CANCELLED) for due in STOPPED.findall(text)]
+    state = "OUT_OF_MEMORY" if OUT_OF_MEMORY.search(text) else stops[-1] if stops else ""
+    return Task(state), killed
+
+
+@lru_cache(maxsize=1)
+def _queue(_period: int) -> dict[str, Task] | None:
+    """All tasks that SLURM holds, and those that have ended in the last minutes (its MinJobAge)."""
+    lines = _answer("squeue", "--noheader", "--array", "--states=all", "--format=%F_%K|%T|%r")
+    words = [line.strip().split("|", 2) for line in lines or ()]
+    return None if lines is None else {job.removesuffix("_N/A"): Task(state, reason) for job, state, reason in words}
+
+
+@lru_cache(maxsize=16)
+def _accounts(arrays: str, _period: int) -> dict[str, Task]:
+    """All tasks of these arrays that the accounting knows; empty where there is none, or it does not answer."""
+    words = ["--noheader", "--parsable2", "--allocations", f"--jobs={arrays}", "--format=JobID,State"]
+    pairs = [line.split("|", 1) for line in _answer("sacct", *words) or () if "|" in line]
+    states = {job: state.split() for job, state in pairs}
+    return {job: Task(words[0], " ".join(words[1:])) for job, words in states.items() if words}
+
+
+def _answer(*command: str) -> list[str] | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=ANSWER_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return None if done.returncode else done.stdout.splitlines()
