@@ -163,6 +163,7 @@ def _rows(words: Sequence[str], multirun: bool, search: Search) -> list[Row]:
     """Every run of the grid, composed; a single one where no grid is asked for."""
     words = [_with_commas(word, {}) if "=[" in word and "." not in key_of(word) else word for word in words]
     check_words(words)
+    _check_root(words)
     of_hydra = [word for word in words if parsed(word).is_hydra_override()]
     if swept := [word for word in of_hydra if parsed(word).is_sweep_override()]:
         raise UserError(f"{swept[0]}: Hydra's own settings have one value for all runs")
@@ -197,6 +198,17 @@ def _rows(words: Sequence[str], multirun: bool, search: Search) -> list[Row]:
         task = [_with_commas(word, settings) for word in task]
     rows = rows_of(params, sweep, task, search)
     return [compose([*of_hydra, *row], search) for row in shown(rows, "rows composed")]
+
+
+def _check_root(words: Sequence[str]) -> None:
+    """Whether the folder of data is there that runs of SLURM are to read: known before 80 rows are composed."""
+    typed = {key_of(word): parsed(word).value() for word in words if not parsed(word).is_sweep_override()}
+    root = typed.get("dataset.root")
+    if typed.get("launcher") == "slurm" and isinstance(root, str) and "${" not in root and not Path(root).is_dir():
+        raise UserError(
+            f"dataset.root={brief(root)}: no such folder; name the one that holds the data, or create it, and they are "
+            "downloaded into it"
+        )
 
 
 def _with_commas(word: str, settings: Any) -> str:

@@ -5,10 +5,8 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from itertools import count, groupby
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -19,19 +17,19 @@ from deepnets.config.project import program
 from deepnets.config.schema import Config
 from deepnets.errors import UserError, printable
 from deepnets.launch.grid import Retry, Tally, print_failed_before
-from deepnets.launch.slurm_queue import FILES, is_queued, key_of, limits, slurm_answer, sort_out
-from deepnets.launch.snapshot import snapshot
-from deepnets.launch.task import ARRAYS, ROWS, batch_script
-from deepnets.runs.contents import FAILED, Job, Result
-from deepnets.runs.folder import Locked, RunFolder
-from deepnets.runs.jobs import LOGS, forget
+from deepnets.launch.slurm_queue import changed_options, is_queued, limits, seconds_of, sort_out
+from deepnets.launch.submission import Submission
+from deepnets.launch.task import batch_script
+from deepnets.runs.contents import FAILED
+from deepnets.runs.folder import RunFolder
+from deepnets.runs.jobs import forget
 from deepnets.runs.status import State, follow, read_states
-from deepnets.system.files import make_own_folder, write_atomically
 from deepnets.system.ranges import Count, Name, Size
 
 POLL_SECONDS = 5  # between two looks at the queue, which all users of a cluster share
 EARLY_SECONDS = 60  # SLURM signals up to this much earlier than asked
-SCRIPT = ".sh"
+# What the job that writes the report asks for as the runs do; it needs no GPU.
+OF_EVERY_JOB = ("partition", "account", "time", "qos", "mem", "mem-per-cpu", "reservation", "constraint", "clusters")
 
 
 @dataclass(frozen=True)
@@ -56,6 +54,7 @@ class Slurm:
     options: dict[str, bool | int | str] | None
     wait: bool
     retry: Retry | None
+    report: bool
 
     def check(self, config: Config) -> None:
         """Check that runs like this one can be submitted from this machine.
@@ -71,7 +70,7 @@ class Slurm:
                 f"launcher.gpus={self.gpus}: devices={config.devices} needs {processes // self.nodes} on each "
                 "node, or 0 to train on CPUs"
             )
-        if self.time is not None and _seconds(self.time) < self.warning + EARLY_SECONDS:
+        if self.time is not None and seconds_of(self.time) < self.warning + EARLY_SECONDS:
             raise UserError(
                 f"launcher.time={self.time}: leaves no time to train; a run saves and is queued again "
                 f"{self.warning} to {self.warning + EARLY_SECONDS} seconds before its limit. Give more, or a shorter "
@@ -113,6 +112,10 @@ class Slurm:
             f"{len(left.new)} of {len(folders)} runs submitted; {len(left.queued)} in the queue before, "
             f"{len(left.elsewhere)} running elsewhere, {len(left.failed)} failed before, {complete} complete"
         )
+        for array, script in left.scripts.items():
+            config = next(runs[folder] for folder, task in left.queued.items() if task.partition("_")[0] == array)
+            if line := changed_options(array, script, self.directives(script.parent, 1, config)):
+                print(printable(line))
         print_failed_before(left.failed)
         if arrays:
             print(f"cancel  scancel {' '.join(arrays)}")
@@ -185,7 +188,7 @@ class Slurm:
 
         def is_possible(runs: int) -> bool:
             tasks = [math.ceil(len(group) / runs) for group in groups]
-            return max(tasks) <= in_array and sum(tasks) <= in_queue
+            return max(tasks) <= in_array and sum(tasks) + self.report <= in_queue
 
         wanted = f"{sum(map(len, groups))} runs"
         taken = f"SLURM takes {in_array} tasks in an array ({array_limit}) and {in_queue} more jobs now ({queue_limit})"
@@ -198,53 +201,42 @@ class Slurm:
         return self.runs_per_task or least
 
     def _submit(self, runs: Mapping[RunFolder, Config]) -> list[str]:
-        """Submit runs, an array for all that need the same; returns the numbers of the arrays."""
+        """Submit runs, an array for all that need the same; returns the numbers of the jobs."""
         groups = self._alike(runs)
         if not groups:
             return []
-        arrays: list[str] = []
-        per_task, sweep = self._per_task(groups), groups[0][0].path.parents[1]
-        directory, copy = _new_directory(sweep / FILES), snapshot(sweep)
-        for number, folders in enumerate(groups):
-            name, before = directory / str(number), arrays[-1] if arrays and self.at_once else None
-            tasks = {folder: place // per_task for place, folder in enumerate(folders)}
-            config = runs[folders[0]]
-            script = batch_script(
-                self.directives(directory, max(tasks.values()) + 1, config, before),
-                directory,
-                name.name,
-                copy=copy,
-                setup=self.setup or (),
-                several_nodes=self.nodes > 1,
-                several_runs=per_task > 1,
-                fail_fast=config.fail_fast,
-            )
-            name.with_suffix(ROWS).write_text("".join(f"{task} {key_of(each)}\n" for each, task in tasks.items()))
-            name.with_suffix(SCRIPT).write_text(script)
-            arrays.append(self._submit_array(name.with_suffix(SCRIPT), tasks))
-            write_atomically(directory / ARRAYS, " ".join(arrays))
-            print(f"job     {arrays[-1]}: {_counted(tasks)}; logs in {_link(sweep, arrays[-1], directory)}", flush=True)
-        return arrays
-
-    def _submit_array(self, script: Path, tasks: Mapping[RunFolder, int]) -> str:
-        """Submit the script, note its tasks in the runs' folders, and return its number."""
-        results = {}  # of earlier attempts
-        for folder in tasks:
-            if (file := folder.path / Result.FILE).is_file():
-                with suppress(Locked), folder.hold():  # another process may have begun to execute it a moment ago
-                    results[file] = file.read_bytes()
-                    folder.retry()
-        submitted = datetime.now(UTC)  # before, as a task may start at once
+        per_task = self._per_task(groups)
+        submission, told = Submission(groups[0][0].path.parents[1]), []
+        directory, arrays = submission.directory, submission.arrays
         try:
-            array = slurm_answer("sbatch", "--parsable", str(script)).strip().split(";")[0]
-        except UserError:
-            for file, content in results.items():
-                write_atomically(file, content)
-            _remove(script)
-            raise
-        for folder, task in tasks.items():
-            Job(job=f"{array}_{task}", submitted=submitted).write(folder.path)
-        return array
+            for number, folders in enumerate(groups):
+                before = arrays[-1] if arrays and self.at_once else None
+                tasks = {folder: place // per_task for place, folder in enumerate(folders)}
+                config = runs[folders[0]]
+                script = batch_script(
+                    self.directives(directory, max(tasks.values()) + 1, config, before),
+                    directory,
+                    str(number),
+                    copy=submission.copy,
+                    setup=self.setup or (),
+                    several_nodes=self.nodes > 1,
+                    several_runs=per_task > 1,
+                    fail_fast=config.fail_fast,
+                )
+                told.append(submission.submit(str(number), script, tasks))
+            if self.report:
+                told.append(submission.submit_report(self._directives_of_report(directory), self.setup or ()))
+        except UserError as error:
+            raise UserError(f"{error}{submission.undo()}") from error
+        print("\n".join(told), flush=True)
+        return [*arrays, *([submission.report] if submission.report else [])]
+
+    def _directives_of_report(self, directory: Path) -> list[str]:
+        """The options of sbatch for the job that writes the report: what a cluster may demand of every job."""
+        given = {"job-name": f"{directory.parents[1].name}:report", "nodes": 1, "ntasks": 1}
+        asked = {"partition": self.partition, "account": self.account, "time": self.time, **(self.options or {})}
+        given |= {name: value for name, value in asked.items() if name in OF_EVERY_JOB and value is not None}
+        return [f"--{name}={value}" for name, value in given.items()]
 
 
 def _why(state: State) -> str:
@@ -252,51 +244,3 @@ def _why(state: State) -> str:
     if state.name == FAILED and state.reason:
         return state.reason
     return f"{state.name}: {state.reason}" if state.reason else f"{state.name}, and no longer in the queue"
-
-
-def _counted(tasks: Mapping[RunFolder, int]) -> str:
-    """`3 runs`, or `3 runs in 2 tasks`."""
-    count = len(set(tasks.values()))
-    return f"{len(tasks)} run{'s' * (len(tasks) > 1)}" + (f" in {count} tasks" if count < len(tasks) else "")
-
-
-def _link(sweep: Path, array: str, directory: Path) -> str:
-    """Let the array's files be found by its number, and return where; a link of an earlier SLURM is replaced."""
-    make_own_folder(sweep / LOGS)
-    link, new = sweep / LOGS / array, sweep / LOGS / f"{array}.new"
-    new.unlink(missing_ok=True)
-    new.symlink_to(Path("..", directory.relative_to(sweep)))
-    new.replace(link)
-    return f"{RunFolder(sweep)}/{LOGS}/{array}"
-
-
-def _remove(script: Path) -> None:
-    """Remove the files of an array that was refused, and the folders of a submission that has no other."""
-    script.unlink()
-    script.with_suffix(ROWS).unlink()
-    with suppress(OSError):  # there is another
-        script.parent.rmdir()
-        script.parent.parent.rmdir()
-
-
-def _new_directory(parent: Path) -> Path:
-    """Create the directory of a submission: its name is the next free number."""
-    make_own_folder(parent)
-    for number in count(1):
-        with suppress(FileExistsError):
-            (parent / str(number)).mkdir()
-            return parent / str(number)
-    raise AssertionError
-
-
-def _seconds(limit: int | str) -> float:
-    """The seconds of SLURM's minutes, minutes:seconds, hours:minutes:seconds or days-hours[:minutes[:seconds]].
-
-    Anything else, such as UNLIMITED, is no limit.
-    """
-    days, _, clock = str(limit).rpartition("-")
-    parts = clock.split(":")
-    if not all(part.isdigit() for part in [days or "0", *parts]) or len(parts) > 3:
-        return math.inf
-    units = [3600, 60, 1] if days else {1: [60], 2: [60, 1], 3: [3600, 60, 1]}[len(parts)]
-    return 86400 * int(days or 0) + sum(unit * int(part) for unit, part in zip(units, parts, strict=False))

@@ -1,9 +1,12 @@
 """SLURM's queue: which runs are in it, which are still to be submitted, and how many more jobs it takes."""
 
+import math
 import os
 import pwd
 import re
+import shlex
 import subprocess
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,21 +19,28 @@ from deepnets.runs.folder import RunFolder
 from deepnets.runs.status import RUNNING, read_state
 
 FILES = ".slurm"  # in the sweep's folder: a folder for each submission, with its scripts, logs and lists of runs
+# Options that differ between two submissions of the same, and those that scontrol changes in the queue.
+OF_SUBMISSION = ("array", "output", "dependency", "job-name", "hold")
+UPDATES = {"time": "TimeLimit", "partition": "Partition", "account": "Account", "qos": "QOS"}
 
 
 @dataclass(frozen=True)
 class Unfinished:
-    """The runs that are not complete: `queued` with their tasks, running `elsewhere`, `failed` and why, and `new`."""
+    """The runs that are not complete: `queued` with their tasks, running `elsewhere`, `failed` and why, and `new`.
+
+    `scripts` are those of the arrays of which a task with one of these runs is pending.
+    """
 
     queued: dict[RunFolder, str]
     elsewhere: list[RunFolder]
     failed: dict[RunFolder, str]
     new: list[RunFolder]
+    scripts: dict[str, Path]
 
 
 def sort_out(folders: list[RunFolder], retry: Retry | None) -> Unfinished:
     """Sort the runs that are not complete by what is to be done; a failed run is new only if `retry` says so."""
-    tasks, left = _tasks(), Unfinished({}, [], {}, [])
+    tasks, left = _tasks(), Unfinished({}, [], {}, [], {})
     queue = _runs_of(tasks)
     for folder in folders:
         state = read_state(folder)
@@ -38,6 +48,8 @@ def sort_out(folders: list[RunFolder], retry: Retry | None) -> Unfinished:
             continue
         if task := queue.get(key_of(folder)):
             left.queued[folder] = task
+            if tasks[task].is_pending:
+                left.scripts[task.partition("_")[0]] = tasks[task].script
         elif state.name == RUNNING and (not state.job or state.job in tasks):  # if its job is gone, it was killed
             left.elsewhere.append(folder)
         elif state.name == FAILED and retry != FAILED:
@@ -47,21 +59,87 @@ def sort_out(folders: list[RunFolder], retry: Retry | None) -> Unfinished:
     return left
 
 
-def _tasks() -> dict[str, Path]:
-    """The script of each job of this user: `123_4` is a task of an array, `123` a job without tasks."""
-    lines = slurm_answer("squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%F %K %o").splitlines()
-    words = [line.split(" ", 2) for line in lines]
-    return {job if task == "N/A" else f"{job}_{task}": Path(script.strip()) for job, task, script in words}
+def changed_options(array: str, script: Path, wanted: Sequence[str]) -> str | None:
+    """A line that says in which options pending runs of an array differ from `wanted`, and what applies these.
+
+    None where they do not differ, as the options were the same, or somebody has applied them by scontrol.
+    """
+    directives = [words[1] for line in script.read_text().splitlines() if (words := _directive(line))]
+    then, now = _by_name(directives), _by_name(wanted)
+    changed = {name: (then.get(name), now.get(name)) for name in then | now if then.get(name) != now.get(name)}
+    if not changed:
+        return None
+    form = "--format=%l|%P|%a"
+    pending = slurm_answer("squeue", "--noheader", f"--jobs={array}", "--states=PENDING", form).splitlines()
+    if pending:
+        applied = dict(zip(("time", "partition", "account"), pending[0].strip().split("|"), strict=True))
+        changed = {name: pair for name, pair in changed.items() if not _is_same(pair[1], applied, name)}
+    if not changed:
+        return None
+    told = "; ".join(f"{name} {was or 'none'}, now {given or 'none'}" for name, (was, given) in changed.items())
+    updates = [f"{UPDATES[name]}={given}" for name, (_, given) in changed.items() if name in UPDATES and given]
+    again = f"scancel --state=PENDING {array} and this command again"
+    apply = f"scontrol update jobid={array} {' '.join(updates)}, or {again}" if len(updates) == len(changed) else again
+    return f"queued  {array}: keeps the options it was submitted with ({told}); to apply them: {apply}"
 
 
-def _runs_of(tasks: dict[str, Path]) -> dict[str, str]:
+def _is_same(given: str | None, applied: dict[str, str], name: str) -> bool:
+    if not given or name not in applied:
+        return False
+    return seconds_of(given) == seconds_of(applied[name]) if name == "time" else given == applied[name]
+
+
+def _directive(line: str) -> list[str]:
+    """`#SBATCH --name=value` in its two words; empty for another line."""
+    return shlex.split(line.removeprefix("#"), posix=True) if line.startswith("#SBATCH ") else []
+
+
+def _by_name(directives: Sequence[str]) -> dict[str, str]:
+    """The values of options of sbatch; those left out follow from the submission itself."""
+    pairs = (word.removeprefix("--").partition("=") for word in directives)
+    return {name: value or "given" for name, _, value in pairs if name not in OF_SUBMISSION}
+
+
+def seconds_of(limit: int | str) -> float:
+    """The seconds of SLURM's minutes, minutes:seconds, hours:minutes:seconds or days-hours[:minutes[:seconds]].
+
+    Anything else, such as UNLIMITED, is no limit.
+    """
+    days, _, clock = str(limit).rpartition("-")
+    parts = clock.split(":")
+    if not all(part.isdigit() for part in [days or "0", *parts]) or len(parts) > 3:
+        return math.inf
+    units = [3600, 60, 1] if days else {1: [60], 2: [60, 1], 3: [3600, 60, 1]}[len(parts)]
+    return 86400 * int(days or 0) + sum(unit * int(part) for unit, part in zip(units, parts, strict=False))
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A job that SLURM holds: its script, and whether it has not begun."""
+
+    script: Path
+    is_pending: bool
+
+
+def _tasks() -> dict[str, _Held]:
+    """Each job of this user: `123_4` is a task of an array, `123` a job without tasks."""
+    form = "--format=%F %K %T %o"
+    lines = slurm_answer("squeue", "--noheader", "--array", f"--user={os.getuid()}", form).splitlines()
+    words = [line.split(" ", 3) for line in lines]
+    return {
+        job if task == "N/A" else f"{job}_{task}": _Held(Path(script.strip()), state == "PENDING")
+        for job, task, state, script in words
+    }
+
+
+def _runs_of(tasks: dict[str, _Held]) -> dict[str, str]:
     """The runs of these tasks that have not ended, by `key_of`, each with its task.
 
     They are read beside the scripts, not in the runs' folders: a parent may be killed before it notes a task there.
     """
     by_script: dict[Path, dict[str, str]] = {}
-    for name, script in tasks.items():
-        by_script.setdefault(script, {})[name.partition("_")[2]] = name
+    for name, task in tasks.items():
+        by_script.setdefault(task.script, {})[name.partition("_")[2]] = name
     runs = {}
     for script, names in by_script.items():
         rows = script.with_suffix(ROWS)
@@ -69,9 +147,9 @@ def _runs_of(tasks: dict[str, Path]) -> dict[str, str]:
             continue
         begun = {file.name.removesuffix(LEFT): file for file in script.parent.glob(f"*{LEFT}")}
         for line in rows.read_text().splitlines():
-            task, _, row = line.partition(" ")
-            if task in names and names[task] not in begun:
-                runs[row] = names[task]
+            place, _, row = line.partition(" ")
+            if place in names and names[place] not in begun:
+                runs[row] = names[place]
         for begun_task in begun.keys() & names.values():
             with suppress(FileNotFoundError):  # it has just ended
                 runs |= dict.fromkeys(begun[begun_task].read_text().splitlines(), begun_task)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 from deepnets.distributed.spawn import how_it_ended
 from deepnets.runs.folder import RunFolder
@@ -45,7 +46,7 @@ OUT_OF_MEMORY = re.compile(r"oom.kill|OOM Killed|exceeded (?:job|step) memory li
 
 @dataclass(frozen=True)
 class Task:
-    """A task's state in SLURM's word, empty where it is not known, and the reason why it is pending."""
+    """A task's state in SLURM's word, empty where it is not known; why it is pending, or who has cancelled it."""
 
     state: str
     reason: str = ""
@@ -81,7 +82,7 @@ def in_log(folder: RunFolder, job: str) -> tuple[Task, str | None]:
     """How a task ended, by its log; and which signal killed the folder's run, in words, if one did."""
     if not TASK.fullmatch(job):
         return Task(""), None
-    file = folder.path.resolve().parents[1] / LOGS / job.partition("_")[0] / f"{job}.out"
+    file = _log(folder, job)
     try:
         with opened(file) as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - LAST_BYTES))
@@ -98,12 +99,25 @@ def in_log(folder: RunFolder, job: str) -> tuple[Task, str | None]:
     return Task(state), killed
 
 
+def never_began(folder: RunFolder, job: str) -> bool:
+    """Whether a task that SLURM no longer has was cancelled in its queue: it has no log where its log would be."""
+    file = _log(folder, job) if TASK.fullmatch(job) else None
+    return file is not None and file.parent.is_dir() and not os.path.lexists(file)
+
+
+def _log(folder: RunFolder, job: str) -> Path:
+    return folder.path.resolve().parents[1] / LOGS / job.partition("_")[0] / f"{job}.out"
+
+
 @lru_cache(maxsize=1)
 def _queue(_period: int) -> dict[str, Task] | None:
     """All tasks that SLURM holds, and those that have ended in the last minutes (its MinJobAge)."""
     lines = _answer("squeue", "--noheader", "--array", "--states=all", "--format=%F_%K|%T|%r")
     words = [line.strip().split("|", 2) for line in lines or ()]
-    return None if lines is None else {job.removesuffix("_N/A"): Task(state, reason) for job, state, reason in words}
+    if lines is None:
+        return None
+    held = {job.removesuffix("_N/A"): Task(state, reason) for job, state, reason in words}
+    return {job: task if task.is_pending and task.reason != "None" else Task(task.state) for job, task in held.items()}
 
 
 @lru_cache(maxsize=16)

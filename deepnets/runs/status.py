@@ -124,7 +124,7 @@ def _with_task(folder: RunFolder, state: State, known: dict[str, jobs.Task] | No
     job = state.job or ""
     task = (known or {}).get(job)
     if task and task.is_pending:
-        why = "" if task.reason == "None" else f": {task.reason}"
+        why = task.reason and f": {task.reason}"
         if state.name == QUEUED:
             return replace(state, reason=f"pending{why}")
         return replace(state, name=PREEMPTED, reason=f"queued again{why}")
@@ -139,6 +139,8 @@ def _with_task(folder: RunFolder, state: State, known: dict[str, jobs.Task] | No
     if state.name == QUEUED:
         if known is None and not reason:
             return state
+        if not reason and jobs.never_began(folder, job):
+            return replace(state, name=CANCELLED, reason="in the queue")
         return replace(state, name=WAITING, job=None, reason=f"job {job} {reason or 'is no longer in the queue'}")
     if state.name == PREEMPTED:  # saved; it did not lose anything
         return replace(state, reason=(reason or "").partition(" before")[0] or None)

@@ -43,6 +43,7 @@ LATER = (
     "augmentation",
     "runs_per_task",
     "setup",
+    "report",
 )
 FILE = Path(__file__).with_name("golden.json")
 PROJECT = {

@@ -51,7 +51,8 @@ def ended_in_many_ways(root: Path, pace: Path) -> dict[str, Any]:
     os.kill(folders["k"].status.pid, signal.SIGKILL)
     answer("scontrol", "requeue", task["r"])
     answer("scontrol", "update", "nodename=n2", "state=down", "reason=test")
-    until(lambda: queue().keys() <= {task["h"], task["r"]}, "all others end")
+    left = {task["h"]: "PENDING JobHeldUser", task["r"]: "PENDING BeginTime"}
+    until(lambda: queue() == left, "all others end")
     facts["then"] = told()
     with redirect_stdout(StringIO()) as printed:
         show_json([root])
@@ -75,7 +76,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 KILLED = ["dead", "killed by SIGKILL, as the system does when memory runs out"]
-NODE = ["dead", "node failed"]
+NODE = ["preempted", "node failed"]  # SLURM let it save
 
 
 def test_what_slurm_did_with_a_run_is_told_apart(ends: dict[str, Any]) -> None:
@@ -87,7 +88,7 @@ def test_what_slurm_did_with_a_run_is_told_apart(ends: dict[str, Any]) -> None:
         "n": NODE,
         "r": ["preempted", "queued again: BeginTime"],
         "h": held,
-        "x": ["cancelled", None],
+        "x": ["cancelled", "in the queue"],
     }
     assert {name: state for name, (state, _) in ends["at last"].items()} == {
         "c": "cancelled",
@@ -105,8 +106,8 @@ def test_without_slurm_logs_tell_it(ends: dict[str, Any]) -> None:
     assert told["c"] == ["cancelled", None]
     assert told["r"] == ["preempted", None]
     assert told["h"] == told["x"] == ["queued", None]
-    # A heartbeat that is not yet old is that of a run that goes on.
-    assert all(told[name] in (as_known, ["running", None]) for name, as_known in {"k": KILLED, "n": NODE}.items())
+    assert told["n"] == NODE
+    assert told["k"] in (KILLED, ["running", None])  # as long as its last heartbeat is not old
 
 
 def test_programs_read_the_states_as_json(ends: dict[str, Any]) -> None:

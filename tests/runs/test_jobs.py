@@ -14,7 +14,9 @@ from deepnets.runs.status import read_states
 AT = "ON n1 CANCELLED AT 2026-11-25T12:53:38"
 TIME_LIMIT = f"slurmstepd-n1: error: *** JOB 9 {AT} DUE TO TIME LIMIT ***"
 # As slurmstepd 22.05 writes it.
-NO_MEMORY = "slurmstepd: error: Detected 1 oom_kill event in StepId=7.batch. Some of the step tasks have been OOM Killed."
+NO_MEMORY = (
+    "slurmstepd: error: Detected 1 oom_kill event in StepId=7.batch. Some of the step tasks have been OOM Killed."
+)
 
 
 @pytest.fixture

@@ -1,0 +1,138 @@
+"""One submission to SLURM: its folder, its arrays, of which all are taken or none is left, and the job that reports."""
+
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+
+from deepnets.errors import UserError
+from deepnets.launch.slurm_queue import FILES, key_of, slurm_answer
+from deepnets.launch.snapshot import lines_of, snapshot
+from deepnets.launch.task import ARRAYS, ROWS
+from deepnets.runs.code import FOLDER
+from deepnets.runs.contents import Job, Result
+from deepnets.runs.folder import Locked, RunFolder
+from deepnets.runs.jobs import LOGS
+from deepnets.system.files import make_own_folder, write_atomically
+
+SCRIPT = ".sh"
+REPORT = "report"  # the name of its job's script and log
+
+
+class Submission:
+    """What one command submits for a sweep: `directory` is for its files, `copy` the code that its jobs execute.
+
+    `arrays` are the numbers of the arrays, and `report` is that of the job which writes the report.
+    """
+
+    def __init__(self, sweep: Path) -> None:
+        self.sweep, self.directory = sweep, _new_directory(sweep / FILES)
+        earlier = {*(sweep / FOLDER).glob("*")}
+        self.copy = snapshot(sweep)
+        self.arrays: list[str] = []
+        self.report: str | None = None
+        self._has_new_copy = self.copy is not None and self.copy not in earlier
+        self._before: dict[Path, bytes | None] = {}  # what files of the runs held before
+
+    def submit(self, name: str, script: str, tasks: Mapping[RunFolder, int]) -> str:
+        """Submit an array by its `script`, note its tasks in the runs' folders, and return what to tell about it.
+
+        Raises:
+            UserError: SLURM refuses it.
+        """
+        file = (self.directory / name).with_suffix(SCRIPT)
+        file.with_suffix(ROWS).write_text("".join(f"{task} {key_of(each)}\n" for each, task in tasks.items()))
+        for folder in tasks:
+            if (result := folder.path / Result.FILE).is_file():  # of an earlier attempt
+                with suppress(Locked), folder.hold():  # another process may have begun to execute it a moment ago
+                    self._before[result] = result.read_bytes()
+                    folder.retry()
+        submitted = datetime.now(UTC)  # before, as a task may start at once
+        array = self._number(file, script)
+        self.arrays.append(array)
+        write_atomically(self.directory / ARRAYS, " ".join(self.arrays))
+        for folder, task in tasks.items():
+            noted = folder.path / Job.FILE
+            self._before[noted] = noted.read_bytes() if noted.is_file() else None
+            Job(job=f"{array}_{task}", submitted=submitted).write(folder.path)
+        return f"job     {array}: {_counted(tasks)}; logs in {self._link(array)}"
+
+    def submit_report(self, directives: Sequence[str], setup: Sequence[str]) -> str:
+        """Submit a job that writes the report of the sweep when all arrays have ended; returns what to tell about it.
+
+        Raises:
+            UserError: SLURM refuses it.
+        """
+        lines = [f'eval {shlex.quote(line)} || exit "$?"' for line in setup]
+        words = [sys.executable, "-m", "deepnets", "report", str(self.sweep)]
+        after = f"--dependency=afterany:{':'.join(self.arrays)}"
+        output = f"--output={self.directory / REPORT}.out"
+        head = [f"#SBATCH {shlex.quote(word)}" for word in (*directives, after, output)]
+        # The copy's lines name the runs that fail with it, of which this job has none.
+        script = "\n".join(["#!/bin/bash", *head, "left=()", lines_of(self.copy), *lines, shlex.join(words), ""])
+        self.report = self._number(self.directory / f"{REPORT}{SCRIPT}", script)
+        log = f"{RunFolder(self.sweep)}/{LOGS}/{self.arrays[-1]}/{REPORT}.out"
+        return f"report  {self.report}: when these runs have ended, in {RunFolder(self.sweep)}/report; log in {log}"
+
+    def undo(self) -> str:
+        """Cancel and remove what has been submitted, and return what became of it, as the end of a sentence.
+
+        Raises:
+            UserError: SLURM does not cancel it; says how to.
+        """
+        if self.arrays:
+            try:
+                slurm_answer("scancel", *self.arrays)
+            except UserError as error:
+                raise UserError(f"{error}; still in the queue: cancel it by scancel {' '.join(self.arrays)}") from error
+        told = f"; cancelled what was submitted before: {', '.join(self.arrays)}" if self.arrays else ""
+        if any(self.directory.glob("*.out")):  # a task has begun, and is about to save
+            return told
+        for file, content in self._before.items():
+            if content is not None:
+                write_atomically(file, content)
+            else:
+                file.unlink(missing_ok=True)
+        for array in self.arrays:
+            (self.sweep / LOGS / array).unlink()
+        shutil.rmtree(self.directory)
+        if self.copy and self._has_new_copy:
+            shutil.rmtree(self.copy)
+        for folder in (FILES, LOGS, FOLDER):
+            with suppress(OSError):  # another submission's files are in it, or it is not there
+                (self.sweep / folder).rmdir()
+        return told
+
+    def _number(self, file: Path, script: str) -> str:
+        """Submit a script and return the number of its job."""
+        file.write_text(script)
+        return slurm_answer("sbatch", "--parsable", str(file)).strip().split(";")[0]
+
+    def _link(self, array: str) -> str:
+        """Let the array's files be found by its number, and return where; a link of an earlier SLURM is replaced."""
+        make_own_folder(self.sweep / LOGS)
+        link, new = self.sweep / LOGS / array, self.sweep / LOGS / f"{array}.new"
+        new.unlink(missing_ok=True)
+        new.symlink_to(Path("..", self.directory.relative_to(self.sweep)))
+        new.replace(link)
+        return f"{RunFolder(self.sweep)}/{LOGS}/{array}"
+
+
+def _counted(tasks: Mapping[RunFolder, int]) -> str:
+    """`3 runs`, or `3 runs in 2 tasks`."""
+    number = len(set(tasks.values()))
+    return f"{len(tasks)} run{'s' * (len(tasks) > 1)}" + (f" in {number} tasks" if number < len(tasks) else "")
+
+
+def _new_directory(parent: Path) -> Path:
+    """Create the directory of a submission: its name is the next free number."""
+    make_own_folder(parent)
+    for number in count(1):
+        with suppress(FileExistsError):
+            (parent / str(number)).mkdir()
+            return parent / str(number)
+    raise AssertionError
