@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from deepnets.distributed.signals import SIGNALS
 from deepnets.distributed.spawn import how_it_ended
 from deepnets.runs.folder import RunFolder
 from deepnets.system.files import opened
@@ -93,7 +94,7 @@ def in_log(folder: RunFolder, job: str) -> tuple[Task, str | None]:
     rows = re.findall(rf" {job}: exit code (\d+): (.+)", text)
     codes = [int(code) for code, row in rows if row.split("/")[-3:] == [*folder.path.resolve().parts[-3:]]]
     number = codes[-1] - 128 if codes else 0
-    killed = how_it_ended(-number) if number in {*signal.Signals} else None
+    killed = how_it_ended(-number) if number in {*signal.Signals} - {*SIGNALS} else None  # on those a run saves
     stops = [STOPPED_BY.get((due or "").partition(",")[0].strip(), CANCELLED) for due in STOPPED.findall(text)]
     state = "OUT_OF_MEMORY" if OUT_OF_MEMORY.search(text) else stops[-1] if stops else ""
     return Task(state), killed

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tests.command import ROOT, row
 from tests.launch.test_slurm import OPTIONS
 from tests.slurm import free_port
 
+Start = Callable[[Path, pytest.MonkeyPatch], list[dict[str, str]]]
 # The program of a process: it writes its environment into a folder.
 TELLS = f"""#!{sys.executable} -S
 import json, os, pathlib
@@ -79,7 +81,7 @@ def by_torchrun(root: Path, _: pytest.MonkeyPatch) -> list[dict[str, str]]:
     ids=["slurm", "torchrun"],
 )
 def test_four_processes_on_two_nodes_find_their_ranks_threads_and_gpus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start, threads: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Start, threads: str
 ) -> None:
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS", STORE):
         monkeypatch.delenv(name, raising=False)
@@ -97,10 +99,3 @@ def test_four_processes_on_two_nodes_find_their_ranks_threads_and_gpus(
         assert environment["OMP_NUM_THREADS"] == threads
         # A file or the loopback would not reach the other node; gloo and NCCL find the interface themselves.
         assert not {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", STORE} & environment.keys()
-
-
-def test_where_each_process_sees_one_gpu_it_is_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with launcher.options={gpus-per-task:1}."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert [hardware.device_of_process("cuda", rank) for rank in (0, 1)] == [torch.device("cuda", 0)] * 2

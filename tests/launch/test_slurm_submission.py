@@ -75,7 +75,7 @@ def submitted_and_refused(root: Path, pace: Path) -> dict[str, Any]:
     start_again(tasks[0])
     until(lambda: not answer("squeue", "--noheader").strip(), "all end")
     facts["results"] = [folder.result.status for folder in folders]
-    facts["page"] = (reported / "runs" / "report" / "index.html").is_file()
+    facts["page"] = (reported / "runs" / "report" / "report.html").is_file()
     facts["log"] = [file.read_text() for file in (reported / "runs" / "slurm").glob("*/report.out")]
     facts["arrays"] = [task.split("_")[0] for task in tasks]
     return facts
@@ -103,7 +103,7 @@ def test_where_the_second_array_is_refused_the_first_is_cancelled_and_nothing_is
     assert "More processors requested than permitted" in message
     assert int(first) > int(facts["array"])
     assert {Path(name).name for name in left if "seed0/" in name} == {"config.yaml", "origin.json"}
-    assert not [name for name in left if name.startswith((".code", ".slurm", "slurm"))]
+    assert not [name for name in left if name.startswith((".code/deepnets-", ".slurm", "slurm"))]
     assert queued == [f"{facts['array']}_{task}" for task in range(2)]
 
 

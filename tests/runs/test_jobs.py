@@ -51,6 +51,7 @@ def told(folder: RunFolder) -> tuple[str, str | None]:
         ([f"*** JOB 9 {AT} DUE TO JOB REQUEUE ***"], "dead", None),
         (["t 7_3: exit code 137: /far/sweep/row/seed0", NO_MEMORY], "dead", jobs.CAUSES["OUT_OF_MEMORY"]),
         (["t 7_3: exit code 139: /far/sweep/row/seed0"], "dead", "killed by SIGSEGV"),
+        (["t 7_3: exit code 143: /far/sweep/row/seed0"], "dead", None),  # on SIGTERM a run saves
         (["t 7_3: exit code 160: /far/sweep/row/seed0"], "dead", None),  # no signal has this number
         (["t 7_3: exit code 139: /far/sweep/row/seed1"], "dead", None),  # another run of the task
         ([TIME_LIMIT, "t 7_3 on n2: 1 to execute"], "dead", None),  # an earlier attempt

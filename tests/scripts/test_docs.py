@@ -64,6 +64,7 @@ ADDED = {
         "hours",
     ),
     f"{TABLE_1} scale=deep dataset.root=DIR threads=1": (ONE_ROW, "48 runs of six minutes"),
+    f"{TABLE_1} dataset.root=DIR plan=true": (ONE_ROW, "a plan of 80 networks"),
     f"{TABLE_1} dataset.root=DIR launcher=slurm launcher.partition=gpu launcher.time=240": (ONE_ROW, CLUSTER),
     f"{TABLE_1} dataset.root=DIR launcher=slurm 'launcher.setup=[module load cuda]'": (ONE_ROW, CLUSTER),
     f"{TABLE_1} dataset.root=DIR launcher=slurm launcher.nodes=2 devices=16": (ONE_ROW, CLUSTER),
@@ -98,6 +99,8 @@ NOT_RUN = {
         "a browser; tests/results/test_screenshots.py has one"
     ),
     "python -m pytest -m gpu -n0": "a GPU",
+    "python scripts/report.py outputs/he2016_table1 --status": CLUSTER,
+    "python scripts/report.py outputs/he2016_table1": CLUSTER,
 }
 
 
@@ -224,6 +227,13 @@ def test_exceptions_are_of_commands_that_are_there() -> None:
     written = {command for page in PAGES for command in commands(page)}
     assert not {*ADDED, *NOT_RUN} - written
     assert not BEFORE.keys() - {page.name for page in PAGES}
+
+
+def test_each_row_of_what_happens_when_names_a_test_that_is_there() -> None:
+    rows = (ROOT / "docs" / "launchers.md").read_text().split("| what happens |")[1].split("\n\n")[0].splitlines()[2:]
+    named = [re.search(r"<!-- (tests/\S+\.py)::(test_\w+) --> \|$", row) for row in rows]
+    assert len(rows) >= 9
+    assert all(found and f"def {found[2]}(" in (ROOT / found[1]).read_text() for found in named)
 
 
 def test_every_block_is_run_written_to_a_file_or_shows_text() -> None:
