@@ -80,6 +80,8 @@ def test_what_cannot_be_done_is_said_in_a_line() -> None:
         (["--compare", "a", "b", "--csv", "c"], "does not go with --csv"),
         (["a", "--keep", "b", "--watch"], "does not go with --keep"),
         (["a", "--status", "--csv", "b"], "makes no report"),
+        (["a", "--json"], "give it with --status, and without --watch"),
+        (["a", "--status", "--json", "--watch"], "give it with --status, and without --watch"),
         (["a", "b", "--records"], "--records takes one folder"),
         (["a", "--config-dir", "nowhere"], "--config-dir nowhere: no such folder"),
         (["nowhere", "--records"], "nowhere: no records"),
