@@ -112,9 +112,9 @@ class Slurm:
             f"{len(left.new)} of {len(folders)} runs submitted; {len(left.queued)} in the queue before, "
             f"{len(left.elsewhere)} running elsewhere, {len(left.failed)} failed before, {complete} complete"
         )
-        for array, script in left.scripts.items():
+        for array, held in left.pending.items():
             config = next(runs[folder] for folder, task in left.queued.items() if task.partition("_")[0] == array)
-            if line := changed_options(array, script, self.directives(script.parent, 1, config)):
+            if line := changed_options(array, held, self.directives(held.script.parent, 1, config)):
                 print(printable(line))
         print_failed_before(left.failed)
         if arrays:

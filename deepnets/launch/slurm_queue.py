@@ -25,17 +25,26 @@ UPDATES = {"time": "TimeLimit", "partition": "Partition", "account": "Account", 
 
 
 @dataclass(frozen=True)
+class Held:
+    """A job that SLURM holds: its script, whether it has not begun, and those of its options that squeue tells."""
+
+    script: Path
+    is_pending: bool
+    options: dict[str, str]
+
+
+@dataclass(frozen=True)
 class Unfinished:
     """The runs that are not complete: `queued` with their tasks, running `elsewhere`, `failed` and why, and `new`.
 
-    `scripts` are those of the arrays of which a task with one of these runs is pending.
+    `pending` has, for each array, a task of it that has not begun and is to execute one of these runs.
     """
 
     queued: dict[RunFolder, str]
     elsewhere: list[RunFolder]
     failed: dict[RunFolder, str]
     new: list[RunFolder]
-    scripts: dict[str, Path]
+    pending: dict[str, Held]
 
 
 def sort_out(folders: list[RunFolder], retry: Retry | None) -> Unfinished:
@@ -49,7 +58,7 @@ def sort_out(folders: list[RunFolder], retry: Retry | None) -> Unfinished:
         if task := queue.get(key_of(folder)):
             left.queued[folder] = task
             if tasks[task].is_pending:
-                left.scripts[task.partition("_")[0]] = tasks[task].script
+                left.pending[task.partition("_")[0]] = tasks[task]
         elif state.name == RUNNING and (not state.job or state.job in tasks):  # if its job is gone, it was killed
             left.elsewhere.append(folder)
         elif state.name == FAILED and retry != FAILED:
@@ -59,21 +68,18 @@ def sort_out(folders: list[RunFolder], retry: Retry | None) -> Unfinished:
     return left
 
 
-def changed_options(array: str, script: Path, wanted: Sequence[str]) -> str | None:
-    """A line that says in which options pending runs of an array differ from `wanted`, and what applies these.
+def changed_options(array: str, held: Held, wanted: Sequence[str]) -> str | None:
+    """A line that says in which options a pending task differs from `wanted`, and what applies these to its array.
 
     None where they do not differ, as the options were the same, or somebody has applied them by scontrol.
     """
-    directives = [words[1] for line in script.read_text().splitlines() if (words := _directive(line))]
+    directives = [words[1] for line in held.script.read_text().splitlines() if (words := _directive(line))]
     then, now = _by_name(directives), _by_name(wanted)
-    changed = {name: (then.get(name), now.get(name)) for name in then | now if then.get(name) != now.get(name)}
-    if not changed:
-        return None
-    form = "--format=%l|%P|%a"
-    pending = slurm_answer("squeue", "--noheader", f"--jobs={array}", "--states=PENDING", form).splitlines()
-    if pending:
-        applied = dict(zip(("time", "partition", "account"), pending[0].strip().split("|"), strict=True))
-        changed = {name: pair for name, pair in changed.items() if not _is_same(pair[1], applied, name)}
+    changed = {
+        name: (then.get(name), now.get(name))
+        for name in then | now
+        if then.get(name) != now.get(name) and not _is_same(now.get(name), held.options.get(name), name)
+    }
     if not changed:
         return None
     told = "; ".join(f"{name} {was or 'none'}, now {given or 'none'}" for name, (was, given) in changed.items())
@@ -83,10 +89,10 @@ def changed_options(array: str, script: Path, wanted: Sequence[str]) -> str | No
     return f"queued  {array}: keeps the options it was submitted with ({told}); to apply them: {apply}"
 
 
-def _is_same(given: str | None, applied: dict[str, str], name: str) -> bool:
-    if not given or name not in applied:
+def _is_same(given: str | None, held: str | None, name: str) -> bool:
+    if not given or not held:
         return False
-    return seconds_of(given) == seconds_of(applied[name]) if name == "time" else given == applied[name]
+    return seconds_of(given) == seconds_of(held) if name == "time" else given == held
 
 
 def _directive(line: str) -> list[str]:
@@ -113,26 +119,20 @@ def seconds_of(limit: int | str) -> float:
     return 86400 * int(days or 0) + sum(unit * int(part) for unit, part in zip(units, parts, strict=False))
 
 
-@dataclass(frozen=True)
-class _Held:
-    """A job that SLURM holds: its script, and whether it has not begun."""
-
-    script: Path
-    is_pending: bool
-
-
-def _tasks() -> dict[str, _Held]:
+def _tasks() -> dict[str, Held]:
     """Each job of this user: `123_4` is a task of an array, `123` a job without tasks."""
-    form = "--format=%F %K %T %o"
+    form = "--format=%F %K %T %l %P %a %o"
     lines = slurm_answer("squeue", "--noheader", "--array", f"--user={os.getuid()}", form).splitlines()
-    words = [line.split(" ", 3) for line in lines]
-    return {
-        job if task == "N/A" else f"{job}_{task}": _Held(Path(script.strip()), state == "PENDING")
-        for job, task, state, script in words
-    }
+    tasks = {}
+    for line in lines:
+        job, task, state, time, partition, account, script = line.split(" ", 6)
+        options = {"time": time, "partition": partition, "account": account}
+        name = job if task == "N/A" else f"{job}_{task}"
+        tasks[name] = Held(Path(script.strip()), state == "PENDING", options)
+    return tasks
 
 
-def _runs_of(tasks: dict[str, _Held]) -> dict[str, str]:
+def _runs_of(tasks: dict[str, Held]) -> dict[str, str]:
     """The runs of these tasks that have not ended, by `key_of`, each with its task.
 
     They are read beside the scripts, not in the runs' folders: a parent may be killed before it notes a task there.

@@ -63,7 +63,8 @@ class State:
     """What a run is doing: `name` is one of `STATES`.
 
     `progress` is the last that was written, None while a run starts. `silent` are the seconds since the last heartbeat,
-    `job` SLURM's name of the task that runs, ran or will run it, `reason` why it failed, or that it stalls, in a line.
+    `job` SLURM's name of the task that runs, ran or will run it. `reason` says in a line why it failed, died or waits,
+    or that it stalls.
     """
 
     name: str
