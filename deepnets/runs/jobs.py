@@ -12,6 +12,7 @@ from pathlib import Path
 
 from deepnets.distributed.signals import SIGNALS
 from deepnets.distributed.spawn import how_it_ended
+from deepnets.runs.contents import Job
 from deepnets.runs.folder import RunFolder
 from deepnets.system.files import opened
 
@@ -61,7 +62,15 @@ class Task:
         return self.state in ENDED
 
 
-def tasks(jobs: Collection[str]) -> dict[str, Task] | None:
+@dataclass(frozen=True)
+class Known:
+    """The tasks that SLURM knew when it was asked, at `asked` seconds since 1970."""
+
+    tasks: dict[str, Task]
+    asked: float
+
+
+def known(jobs: Collection[str]) -> Known | None:
     """What SLURM knows of these tasks, such as 123_4: in its queue, or of those not there, in its accounting.
 
     None where there is no SLURM, or it does not answer.
@@ -69,8 +78,9 @@ def tasks(jobs: Collection[str]) -> dict[str, Task] | None:
     period = int(time.monotonic() / ANSWER_SECONDS)
     if (queue := _queue(period)) is None:
         return None
-    arrays = {job.partition("_")[0] for job in jobs if job not in queue and TASK.fullmatch(job)}
-    return _accounts(",".join(sorted(arrays)), period) | queue if arrays else queue
+    arrays = {job.partition("_")[0] for job in jobs if job not in queue.tasks and TASK.fullmatch(job)}
+    accounts = _accounts(",".join(sorted(arrays)), period) if arrays else {}
+    return Known(accounts | queue.tasks, queue.asked)
 
 
 def forget() -> None:
@@ -106,19 +116,26 @@ def never_began(folder: RunFolder, job: str) -> bool:
     return file is not None and file.parent.is_dir() and not os.path.lexists(file)
 
 
+def is_newer(folder: RunFolder, asked: float) -> bool:
+    """Whether the folder's run was submitted after SLURM was asked, so that its answer does not have the task."""
+    return (folder.path / Job.FILE).stat().st_mtime >= asked
+
+
 def _log(folder: RunFolder, job: str) -> Path:
     return folder.path.resolve().parents[1] / LOGS / job.partition("_")[0] / f"{job}.out"
 
 
 @lru_cache(maxsize=1)
-def _queue(_period: int) -> dict[str, Task] | None:
+def _queue(_period: int) -> Known | None:
     """All tasks that SLURM holds, and those that have ended in the last minutes (its MinJobAge)."""
+    asked = time.time()
     lines = _answer("squeue", "--noheader", "--array", "--states=all", "--format=%F_%K|%T|%r")
-    words = [line.strip().split("|", 2) for line in lines or ()]
     if lines is None:
         return None
+    words = [line.strip().split("|", 2) for line in lines]
     held = {job.removesuffix("_N/A"): Task(state, reason) for job, state, reason in words}
-    return {job: task if task.is_pending and task.reason != "None" else Task(task.state) for job, task in held.items()}
+    told = {job: task if task.is_pending and task.reason != "None" else Task(task.state) for job, task in held.items()}
+    return Known(told, asked)
 
 
 @lru_cache(maxsize=16)

@@ -117,13 +117,13 @@ def read_states(folders: Sequence[RunFolder]) -> dict[RunFolder, State]:
     asked = {folder: state for folder, state in states.items() if state.job and state.name in OF_SLURM}
     if not asked:
         return states
-    known = jobs.tasks({state.job for state in asked.values() if state.job})
+    known = jobs.known({state.job for state in asked.values() if state.job})
     return states | {folder: _with_task(folder, state, known) for folder, state in asked.items()}
 
 
-def _with_task(folder: RunFolder, state: State, known: dict[str, jobs.Task] | None) -> State:
+def _with_task(folder: RunFolder, state: State, known: jobs.Known | None) -> State:
     job = state.job or ""
-    task = (known or {}).get(job)
+    task = known.tasks.get(job) if known else None
     if task and task.is_pending:
         why = task.reason and f": {task.reason}"
         if state.name == QUEUED:
@@ -138,7 +138,7 @@ def _with_task(folder: RunFolder, state: State, known: dict[str, jobs.Task] | No
     if cause.state == jobs.CANCELLED:
         return replace(state, name=CANCELLED, reason=cause.reason or None)  # by whom, in the accounting
     if state.name == QUEUED:
-        if known is None and not reason:
+        if not reason and (known is None or jobs.is_newer(folder, known.asked)):
             return state
         if not reason and jobs.never_began(folder, job):
             return replace(state, name=CANCELLED, reason="in the queue")

@@ -95,7 +95,7 @@ def test_a_folder_of_data_that_is_not_there_is_told_before_rows_are_composed(
     """Without torch and Hydra's rows it takes a second, where composing and sizing 80 rows takes twenty."""
     words = ["sweep=he2016_table1", "launcher=slurm", f"dataset.root={tmp_path}/nowhere"]
     monkeypatch.setattr(sys, "argv", ["scripts/train.py", *words, "model/shortcut=nowhere"])
-    with pytest.raises(UserError, match="nowhere'?: no such folder; name the one that holds the data, or create it"):
+    with pytest.raises(UserError, match=r"nowhere'?: no such folder; name the one that holds the data, or create it"):
         rows_of_command()
     (tmp_path / "nowhere").mkdir()
     monkeypatch.setattr(sys, "argv", ["scripts/train.py", *words, "seed=0", "model/shortcut=none"])

@@ -103,3 +103,19 @@ def test_the_accounting_says_what_the_queue_has_forgotten(folder: RunFolder, mon
     (programs / "asked").unlink()
     assert told(folder) == ("preempted", "queued again: Priority")
     assert "--jobs" not in (programs / "asked").read_text()
+
+
+def test_a_task_that_is_newer_than_slurms_answer_is_queued(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    squeue = folder.path / "squeue"
+    squeue.write_text("#!/bin/sh\nexit 0\n")
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder.path}:{os.environ['PATH']}")
+    (folder.path / "status.json").unlink()
+    now = folder.job.model_copy(update={"submitted": datetime.now(UTC)})
+    monkeypatch.setattr(jobs, "ANSWER_SECONDS", 1e6)  # so that one answer serves all
+    now.write(folder.path)
+    (folder.path / "job.json").touch()
+    assert told(folder) == ("cancelled", "in the queue")
+    now.write(folder.path)
+    (state,) = read_states([folder]).values()
+    assert (state.name, state.reason) == ("queued", None)
