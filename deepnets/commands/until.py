@@ -46,6 +46,9 @@ def train_until_decided(rows: Sequence[Row]) -> int:
             raise UserError(f"{names}: their runs have ended, but count for no claim; the report says why")
         if code := launch(chosen):
             return code
+        if not all(folder.is_complete for folder in folders_of(chosen)):
+            print_line("the round is submitted, or trains elsewhere; the same command goes on when it has ended")
+            return 0
 
 
 @dataclass(frozen=True)
