@@ -22,7 +22,7 @@ from deepnets.results.columns import (
     in_other_arithmetic,
     is_plain,
 )
-from deepnets.results.finding import CHANCE, CLAIM_RULE, FAIL_MARGIN, LOOKS, Finding, Outcome, Side
+from deepnets.results.finding import CHANCE, CLAIM_RULE, FAIL_MARGIN, LOOKS, MOST, Finding, Outcome, Side
 from deepnets.results.read import Run, mixes_code, read_runs
 from deepnets.results.sheet import NOTHING, Sheet, markdown_table, percent, print_sheet, signed
 from deepnets.results.statistics import FEWEST_SEEDS, WORST_ERROR, holm
@@ -126,10 +126,26 @@ def claim_answers(table: Table, most: int) -> list[str]:
         counts = Counter(finding.outcome for finding in findings)
         said = ", ".join(f"{counts[outcome]} {outcome}" for outcome in Outcome if counts[outcome])
         lines.append(f"{table.title(index)}: {len(findings)} claim{'s' * (len(findings) > 1)} tested: {said}")
+        lines += _cost(table, index, findings)
         answered = [each for outcome in ANSWERS for each in findings if each.outcome is outcome]
         lines += [f"  {each.outcome}: {each.text} ({_measured(each)})" for each in answered[:most]]
         lines += [f"  and {len(answered) - most} more"] * (len(answered) > most)
     return lines
+
+
+def _cost(table: Table, index: int, findings: Sequence[Finding]) -> list[str]:
+    """Say what the claims' rows took, by decided claim, beside ten seeds of each row; nothing where none is decided."""
+    rows = {row for finding in findings for row in (finding.first.row, finding.second.row)}
+    for device, unit in (("cpu", "core"), ("cuda", "GPU")):
+        cells = [cell for row, cell in table.column(index).items() if row in rows and cell.hours(device)]
+        decided = sum(finding.outcome is not Outcome.undecided for finding in findings)
+        if cells and decided:
+            hours = sum(cell.hours(device) for cell in cells)
+            full = sum(MOST * cell.hours(device) / len(cell.errors) for cell in cells if cell.errors)
+            return [
+                f"  {hours / decided:.2g} {unit}-hours a decided claim, {hours:.2g} in all; {MOST} seeds: {full:.2g}"
+            ]
+    return []
 
 
 def _measured(finding: Finding) -> str:

@@ -25,6 +25,7 @@ from deepnets.results.claims import (
     show_seeds,
 )
 from deepnets.results.columns import warnings_of
+from deepnets.results.figures.points import looks_of_claims
 from deepnets.results.finding import LOOKS, Finding, Outcome, Side
 from deepnets.results.published import PublishedRow
 from deepnets.results.read import read_runs
@@ -117,6 +118,18 @@ def test_looks_take_3_5_and_10_seeds_and_the_first_that_answers_stays() -> None:
     found = finding(Relation.below, later, (*HIGH, 61.0, 61.0, 61.0, 61.0, 61.0, 61.0, 61.0))
     assert found.looks[-1].low > 0
     assert found.outcome is Outcome.supported  # by the first look, which nobody may look past
+
+
+def test_the_figure_has_each_look_of_each_claim_with_its_bounds() -> None:
+    many, near = tuple(np.random.default_rng(0).normal(50, 1, 5)), (51.5, 50.5, 52.0)
+    found = [finding(Relation.below, many, (*HIGH, 61.0, 61.5)), finding(Relation.below, LOW, near, margin=5.0)]
+    figure = looks_of_claims([*found, finding(Relation.below, LOW[:2], HIGH)])
+    (axes,) = figure.axes
+    looks = [look for each in found for look in each.looks]
+    assert [text.get_text().strip() for text in axes.texts] == ["supported", "no difference"]
+    spans = [lines.get_segments()[0][:, 0].tolist() for lines in axes.collections if len(lines.get_segments()) == 1]
+    assert spans == [pytest.approx([look.low, look.high]) for look in looks]
+    assert looks_of_claims([finding(Relation.below, LOW[:2], HIGH)]) is None
 
 
 def test_a_look_takes_the_first_unseen_seeds_by_number_and_no_others() -> None:

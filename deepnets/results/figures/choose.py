@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from deepnets.monitor.style import styled
 from deepnets.results.cell import TRIAL, Cell, Net
+from deepnets.results.claims import findings_of
 from deepnets.results.columns import DEPTH, FULL, swept, varying
 from deepnets.results.figures.curves import (
     MOST_IN_PANEL,
@@ -18,7 +19,7 @@ from deepnets.results.figures.curves import (
     learning_rates,
     training_curves,
 )
-from deepnets.results.figures.points import bars, error_over, losses_over, losses_over_depth
+from deepnets.results.figures.points import bars, error_over, looks_of_claims, losses_over, losses_over_depth
 from deepnets.results.page import Picture
 from deepnets.results.read import Run
 from deepnets.results.table import Table
@@ -72,6 +73,8 @@ def _of_column(table: Table, index: int, logarithmic: bool) -> Drawn:
             what = "depth" if key == DEPTH else key
             yield what.replace(".", "-"), f"test error over {what}", error_over(key, runs, cells)
     yield "schedule", "learning rate", learning_rates(curves)
+    if not nets:
+        yield "claims", "claims at each look", looks_of_claims(findings_of(table, index, table.sweeps))
 
 
 def _of_depth(tables: Sequence[Table], logarithmic: bool) -> Iterator[Picture]:

@@ -1,21 +1,25 @@
 """Final errors as points: each row against the published value, over depth or another number; losses of a search."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
+from deepnets.config.claim import Relation
 from deepnets.monitor.style import COLOURS, INK, PAPER, look, name_lines, new_panels, wrapped
 from deepnets.results.cell import Cell, Net, final_loss
 from deepnets.results.columns import DEPTH, lines_over
+from deepnets.results.finding import LOOKS, Finding
 from deepnets.results.published import FAIL
 from deepnets.results.read import Run
 from deepnets.results.statistics import WORST_ERROR
 
 MOST_BARS = 60
+MOST_CLAIMS = 40
+LOOK_COLOURS = dict(zip(LOOKS, COLOURS, strict=False))
 CLOSE = 0.06  # of the scale's length: nearer values cannot be written below it side by side
 WIDE = 50  # times the smallest value, from which on a scale is logarithmic
 
@@ -97,6 +101,36 @@ def error_over(key: str, runs: Mapping[str, Run], cells: Mapping[str, Cell]) -> 
         axes.set_xscale("log")
     elif len(values) > 1 and min(b - a for a, b in pairwise(values)) > CLOSE * (values[-1] - values[0]):
         axes.set_xticks(values, [f"{value:g}" for value in values])
+    name_lines(figure, axes)
+    return figure
+
+
+def looks_of_claims(findings: Sequence[Finding]) -> Figure | None:
+    """Draw each claim's difference of mean errors at every look, with the bounds that the look allows, from top down.
+
+    The side that the paper names is shaded, the margin dotted. Return None if no claim has had a look.
+    """
+    shown = [finding for finding in findings if finding.looks][:MOST_CLAIMS]
+    if not shown:
+        return None
+    figure, (axes,) = new_panels(0.9 + 0.42 * len(shown))
+    bounds = [bound for finding in shown for look in finding.looks for bound in (look.low, look.high)]
+    edge = 1.05 * min(max(map(abs, bounds)), WORST_ERROR)
+    for place, finding in enumerate(shown):
+        is_below = finding.claim.relation is Relation.below
+        axes.barh(place, -edge if is_below else edge, height=0.9, color=COLOURS[2], alpha=0.12, zorder=1)
+        for offset, (found, color) in enumerate(zip(finding.looks, LOOK_COLOURS.values(), strict=False), start=-1):
+            y = place + 0.24 * offset
+            axes.hlines(y, max(found.low, -edge), min(found.high, edge), color=color, linewidth=1.6, zorder=3)
+            axes.plot(found.difference, y, "o", color=color, markersize=4, zorder=4)
+        if finding.margin is not None:
+            axes.vlines([-finding.margin, finding.margin], place - 0.45, place + 0.45, color=INK, linestyle=":")
+        axes.text(edge, place, f" {finding.outcome}", va="center", fontsize=7)
+    for seeds, color in LOOK_COLOURS.items():
+        axes.plot([], [], "o-", color=color, markersize=4, label=f"look at {seeds} seeds")
+    axes.axvline(0, color=INK, linewidth=0.8)
+    axes.set(xlim=(-edge, edge), ylim=(len(shown) - 0.4, -0.6), xlabel="difference of mean errors (percent points)")
+    axes.set_yticks(range(len(shown)), [wrapped(finding.text) for finding in shown], fontsize=7)
     name_lines(figure, axes)
     return figure
 
