@@ -107,7 +107,7 @@ def test_two_scales_of_a_search_stand_beside_one_another(tmp_path: Path) -> None
     assert [line[0] for line in sheet.lines] == ["fc10", "fc20"]
     shown = dict(zip(sheet.header, zip(*sheet.lines, strict=True), strict=True))
     assert shown["full"] == ("0.01 (4 trials)", "0.02 (4 trials)")
-    assert shown["epochs=5"] == ("0.01 (3 trials)", "missing")
+    assert shown["epochs=5"] == ("0.01 (3 trials)", NOTHING)
 
 
 def test_curves_are_of_the_best_trials(tmp_path: Path) -> None:
