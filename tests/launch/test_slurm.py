@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
 from io import StringIO
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,7 @@ def six_rows(root: Path, pace: Path) -> dict[str, Any]:
         stderr=subprocess.STDOUT,
         text=True,
     )
-    lines = [master.stdout.readline() for _ in range(5)]
+    lines = [*takewhile(lambda line: not line.startswith("status"), master.stdout), master.stdout.readline()]
     master.send_signal(signal.SIGINT)
     facts["waiting"] = "".join(lines) + master.communicate(timeout=PATIENCE)[0]
     facts["waiting_code"] = master.returncode
