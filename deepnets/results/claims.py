@@ -77,9 +77,9 @@ def findings_of(table: Table, index: int, sweeps: Path) -> list[Finding]:
 
     Nets of another depth than the file's full scale are not tested, since the claims are about depth.
     """
-    if is_of_other_depth(table, index, sweeps):
-        return []
     column, sweep = table.columns[index], sweep_of(sweeps / f"{table.name}.yaml")
+    if not claims_of(sweep) or is_of_other_depth(table, index, sweeps):
+        return []
     paper = min((cell.fail_above for cell in table.column(index).values()), default=math.inf)
     is_papers = column.is_published_protocol and not math.isinf(paper)
     margin = margins_of(sweep).get(column.scale)
