@@ -201,7 +201,7 @@ def _rows(words: Sequence[str], multirun: bool, search: Search) -> list[Row]:
 
 
 def _check_root(words: Sequence[str]) -> None:
-    """Whether the folder of data is there that runs of SLURM are to read: known before 80 rows are composed."""
+    """Refuse a data folder that is not there before the rows of a SLURM grid are composed, which takes a while."""
     typed = {key_of(word): parsed(word).value() for word in words if not parsed(word).is_sweep_override()}
     root = typed.get("dataset.root")
     if typed.get("launcher") == "slurm" and isinstance(root, str) and "${" not in root and not Path(root).is_dir():
