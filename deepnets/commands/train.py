@@ -21,7 +21,7 @@ def main() -> int:
         return train_until_decided(rows)
     if rows[0].config.plan:
         from deepnets.launch.plan import show_plan
-        from deepnets.results.claims import show_seeds
+        from deepnets.results.claims_page import show_seeds
 
         code = show_plan(rows)
         show_seeds(rows)

@@ -4,13 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from deepnets.config.claim import claims_of
+from deepnets.config.claim import decidable_of
 from deepnets.config.schema import Config, Row
 from deepnets.config.sweep import SWEEPS
 from deepnets.errors import UserError
 from deepnets.launch.grid import check_tables, launch
 from deepnets.launch.plan import compute_of, show_plan
-from deepnets.results.claims import OTHER_DEPTH, are_of_other_depth, claim_answers
+from deepnets.results.claims import OTHER_DEPTH, are_of_other_depth
+from deepnets.results.claims_page import claim_answers
 from deepnets.results.decide import Round, next_round
 from deepnets.results.read import Run, read_runs
 from deepnets.results.table import tables_of
@@ -64,7 +65,7 @@ class _Grid:
         config = rows[0].config
         if config.setting is not None:
             raise UserError("until=decided: a random search has trials, not seeds of rows that claims are about")
-        if not config.sweep or not claims_of(config.sweep):
+        if not config.sweep or not decidable_of(config.sweep):
             raise UserError("until=decided: needs a sweep with claims (docs/claims.md), as sweep=he2016_table1")
         folders = folders_of(list(rows))
         check_tables(rows, folders)

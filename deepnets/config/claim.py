@@ -5,10 +5,11 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from deepnets.config.sweep import sweep_of
@@ -18,6 +19,10 @@ EXAMPLE = "{claim: identity is lower than none, error: test, place: Table 1}"
 REGISTERED_EXAMPLE = (
     "{sentence: it says, rows: [identity, none], quantity: and how it is measured, margin: 0, place: 3}"
 )
+TEST_EXAMPLE = "test: {of: test error, each: [identity minus none]}"
+FORMS = ("each", "mean", "slope", "log_slope", "order")
+BASES = {"e": math.e, 2: 2.0, 10: 10.0}
+REGION = re.compile(r"must lie (above|below)( minus)? the margin|must lie within plus and minus the margin")
 
 
 class Relation(StrEnum):
@@ -62,13 +67,57 @@ class Claim:
         return _hash(self.text)
 
 
+class Quantity(StrEnum):
+    """The number of a run that a registered claim is about; percent or nats, of the last epoch or of an earlier one."""
+
+    test_error = "test error"
+    training_error = "training error"
+    training_loss = "training loss"
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """A weighted sum of the rows' means, plus a `constant`: `a minus b` has the weights 1 and -1."""
+
+    weights: tuple[tuple[str, float], ...]
+    constant: float = 0.0
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        return tuple(row for row, _ in self.weights)
+
+
+@dataclass(frozen=True)
+class ClaimTest:
+    """How a registered claim is computed from runs.
+
+    Each of the `contrasts` of the rows' mean `of` must lie between `low` and `high`; or, if there are none, Kendall's
+    tau-b between the place of a run's row in `order` and its `of`. `at` is the share of the iterations after which a
+    number is taken, 1 for the last epoch; `log` the base of the logarithm that is taken of it first.
+    """
+
+    of: Quantity
+    contrasts: tuple[Contrast, ...]
+    order: tuple[str, ...]
+    low: float
+    high: float
+    at: float = 1.0
+    log: float | None = None
+
+    @property
+    def rows(self) -> tuple[str, ...]:
+        """The rows whose runs it needs, each once."""
+        return tuple(dict.fromkeys([*self.order, *(row for each in self.contrasts for row in each.rows)]))
+
+
 @dataclass(frozen=True)
 class Registered:
     """A claim that no `Relation` can express, written down before the runs that will test it.
 
     `sentence` says what the paper states at `place`, `rows` names the rows it is about (ROW, SWEEP/ROW, or
     analysis/NAME/NET for the networks that an analysis draws itself). `quantity` says what is measured, in which unit,
-    and on which side of `margin`, a number in that unit, its 95 % interval must lie: one test, and only one.
+    and on which side of `margin`, a number in that unit, its 95 % interval must lie: one test, and only one. `test`
+    computes it, and may be added later.
     """
 
     sentence: str
@@ -76,6 +125,7 @@ class Registered:
     quantity: str
     margin: float
     place: str
+    test: ClaimTest | None = None
 
     @property
     def text(self) -> str:
@@ -98,8 +148,15 @@ def claims_of(sweep: Any) -> list[Claim]:
 
 
 def registered_of(sweep: Any) -> list[Registered]:
-    """The claims of a sweep's node that cannot be tested yet; raises as `claims_of`."""
+    """The registered claims of a sweep's node, whether their test is written or not; raises as `claims_of`."""
     return [claim for claim in _claims(sweep) if isinstance(claim, Registered)]
+
+
+def decidable_of(sweep: Any) -> list[Claim | Registered]:
+    """The claims of a sweep's node that runs decide: all but the registered ones that have no test; raises as
+    `claims_of`.
+    """
+    return [claim for claim in _claims(sweep) if isinstance(claim, Claim) or claim.test]
 
 
 def margins_of(sweep: Any) -> dict[str, float]:
@@ -164,21 +221,97 @@ def _claim(node: Any) -> Claim:
 
 def _registered(node: Mapping[str, Any]) -> Registered:
     wrong = f"sweep.claims: {node}: must be as {REGISTERED_EXAMPLE}"
-    if {*node} != {"sentence", "rows", "quantity", "margin", "place"}:
-        raise UserError(f"{wrong}; all five are needed, and no others")
+    if {*node} - {"test"} != {"sentence", "rows", "quantity", "margin", "place"}:
+        raise UserError(f"{wrong}; all five are needed, and none but test beside them")
     sentence, rows, quantity, margin = (node[key] for key in ("sentence", "rows", "quantity", "margin"))
     if not all(isinstance(text, str) and text.strip() for text in (sentence, quantity)):
         raise UserError(f"{wrong}; sentence and quantity are texts")
-    if (
-        not isinstance(rows, Sequence)
-        or isinstance(rows, str)
-        or not rows
-        or not all(isinstance(row, str) for row in rows)
-    ):
+    if not _are_names(rows):
         raise UserError(f"{wrong}; rows is a list of names")
-    if type(margin) not in (int, float) or not math.isfinite(margin) or margin < 0:
+    if not _is_number(margin) or margin < 0:
         raise UserError(f"{wrong}; margin is a number of at least 0, in the quantity's unit")
-    return Registered(sentence, tuple(rows), quantity, float(margin), str(node["place"]))
+    claim = Registered(sentence, tuple(rows), quantity, float(margin), str(node["place"]))
+    return replace(claim, test=_test(node["test"], claim)) if "test" in node else claim
+
+
+def _test(node: Any, claim: Registered) -> ClaimTest:
+    wrong = f'sweep.claims: "{claim.sentence}": test: {node}: must be as {TEST_EXAMPLE}'
+    if not isinstance(node, Mapping) or not {*node} <= {"of", "at", "log", *FORMS} or len({*node} & {*FORMS}) != 1:
+        raise UserError(f"{wrong}, with one of {', '.join(FORMS)}; beside it only of, at and log")
+    if (of := node.get("of", Quantity.test_error)) not in [*Quantity]:
+        raise UserError(f"{wrong}; of is one of {', '.join(Quantity)}")
+    at = node.get("at", 1.0)
+    if not _is_number(at) or not 0 < at <= 1:
+        raise UserError(f"{wrong}; at is a share of the iterations, above 0 and at most 1")
+    if "log" in node and node["log"] not in BASES:
+        raise UserError(f"{wrong}; log is the base, one of {', '.join(map(str, BASES))}")
+    if not (region := REGION.search(" ".join(claim.quantity.split()))):
+        raise UserError(f"{wrong}; the quantity does not say that it must lie above, below or within the margin")
+    low, high = -math.inf, math.inf
+    if not region[1]:
+        low, high = -claim.margin, claim.margin
+    elif region[1] == "above":
+        low = -claim.margin if region[2] else claim.margin
+    else:
+        high = -claim.margin if region[2] else claim.margin
+    (form,) = {*node} & {*FORMS}
+    contrasts, order = _contrasts(form, node[form], claim.rows, wrong)
+    if order and claim.margin:
+        raise UserError(f"{wrong}; an order is tested against none, with margin 0")
+    test = ClaimTest(Quantity(of), contrasts, order, low, high, float(at), BASES.get(node.get("log")))
+    if unknown := [row for row in test.rows if not {row, *row.split(",")} & {*claim.rows}]:
+        raise UserError(f"{wrong}; the claim's rows lack {', '.join(unknown)}")
+    return test
+
+
+def _contrasts(form: str, node: Any, rows: Sequence[str], wrong: str) -> tuple[tuple[Contrast, ...], tuple[str, ...]]:
+    """Read the contrasts of a test's form, or the rows of an order."""
+    if form in ("slope", "log_slope"):
+        if not isinstance(node, Mapping) or len(node) < 2 or not all(map(_is_number, node)):
+            raise UserError(f"{wrong}; a {form} is a mapping from two or more numbers, as {{20: a minus b, 56: c}}")
+        if form == "log_slope" and min(node) <= 0:
+            raise UserError(f"{wrong}; a log_slope is over numbers above 0")
+        places = [math.log10(number) if form == "log_slope" else number for number in node]
+        centre = fmean(places)
+        spread = sum((place - centre) ** 2 for place in places)
+        weights = [(place - centre) / spread for place in places]
+        return (_sum([*map(str, node.values())], weights, rows),), ()
+    if not _are_names(node):
+        raise UserError(f"{wrong}; {form} is a list, as [a minus b, a minus c]")
+    if form == "order":
+        if len({*node}) != len(node) or len(node) < 2:
+            raise UserError(f"{wrong}; an order is of two or more different rows")
+        return (), tuple(node)
+    if form == "mean":
+        return (_sum(node, [1 / len(node)] * len(node), rows),), ()
+    return tuple(_sum([text], [1.0], rows) for text in node), ()
+
+
+def _sum(texts: Sequence[str], weights: Sequence[float], rows: Sequence[str]) -> Contrast:
+    """Add up terms such as `a minus b`; a number that is no row is a constant."""
+    by_row: dict[str, float] = {}
+    constant = 0.0
+    for text, weight in zip(texts, weights, strict=True):
+        for place, term in enumerate(map(str.strip, text.split(" minus "))):
+            signed = -weight if place else weight
+            if term not in rows and re.fullmatch(r"-?\d+(\.\d+)?", term):
+                constant += signed * float(term)
+            else:
+                by_row[term] = by_row.get(term, 0.0) + signed
+    return Contrast(tuple(by_row.items()), constant)
+
+
+def _are_names(node: Any) -> bool:
+    return (
+        isinstance(node, Sequence)
+        and not isinstance(node, str)
+        and bool(node)
+        and all(isinstance(name, str) for name in node)
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
 
 
 def _hash(text: str) -> str:

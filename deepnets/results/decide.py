@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from deepnets.config.claim import claims_of
+from deepnets.config.claim import Claim, Registered, decidable_of
 from deepnets.config.schema import axes_of
 from deepnets.config.sweep import sweep_of
-from deepnets.results.claims import findings_of, pairs_of
-from deepnets.results.finding import LOOKS, MOST, Finding, Outcome
+from deepnets.results.claims import AnyFinding, findings_of, pairs_of
+from deepnets.results.finding import LOOKS, MOST, Outcome
 from deepnets.results.read import Run
 from deepnets.results.table import Table, tables_of
 
@@ -22,7 +23,7 @@ class Round:
 
     why: str
     seeds: Mapping[str, list[int]] = field(default_factory=dict)
-    findings: Sequence[Finding] = ()
+    findings: Sequence[AnyFinding] = ()
     left_out: Sequence[str] = ()
 
 
@@ -33,20 +34,19 @@ def next_round(names: Sequence[str], runs: Sequence[Run], file: Path) -> Round:
     furthest behind lack for their next look.
     """
     sweep = sweep_of(file)
-    claims, axes = claims_of(sweep), len(axes_of(sweep)) or 1
-    pairs = [(claim, pair) for claim in claims for pair in pairs_of(claim, names, axes)]
-    here = [(claim, pair) for claim, pair in pairs if {*pair} <= {*names}]
-    left_out = [
-        f"{first} {claim.relation} {second}" for claim, (first, second) in pairs if (claim, (first, second)) not in here
-    ]
+    asked = _asked(sweep, names)
+    here = [(claim, rows) for claim, rows, _ in asked if {*rows} <= {*names}]
+    left_out = [text for _, rows, text in asked if not {*rows} <= {*names}]
+    if not here:
+        return Round("no claim is about these rows alone", left_out=left_out)
     ended = {run.row for run in runs if run.has_ended}
-    named = dict.fromkeys(row for row in names if any(row in pair for _, pair in here))
+    named = dict.fromkeys(row for row in names if any(row in rows for _, rows in here))
     if new := [row for row in named if row not in ended]:
         return Round(f"a first seed of {_rows(len(new))}", {row: [0] for row in new}, left_out=left_out)
     findings = [
         finding
         for finding in _findings(runs, file)
-        if any((finding.claim, (finding.first.row, finding.second.row)) == each for each in here)
+        if (finding.claim, tuple(side.row for side in finding.sides)) in here
     ]
     open_ones = [finding for finding in findings if finding.lacking]
     if not open_ones:
@@ -57,14 +57,27 @@ def next_round(names: Sequence[str], runs: Sequence[Run], file: Path) -> Round:
     seeds: dict[str, set[int]] = {}
     asking = [finding for finding in open_ones if finding.next_look == look]
     for finding in asking:
-        for side, lacking in zip((finding.first, finding.second), finding.lacking or (), strict=True):
+        for side, lacking in zip(finding.sides, finding.lacking or (), strict=True):
             seeds.setdefault(side.row, set()).update(lacking)
     number = [*LOOKS].index(look) + 1
     why = f"look {number} of {len(LOOKS)}, at {look} seeds, for {len(asking)} undecided claim{'s' * (len(asking) > 1)}"
     return Round(why, {row: sorted(lacking) for row, lacking in seeds.items() if lacking}, findings, left_out)
 
 
-def _findings(runs: Sequence[Run], file: Path) -> list[Finding]:
+def _asked(sweep: Any, names: Sequence[str]) -> list[tuple[Claim | Registered, tuple[str, ...], str]]:
+    """Each claim that runs can decide, the rows it is about, and its text; a claim about an axis once a pair."""
+    axes = len(axes_of(sweep)) or 1
+    asked: list[tuple[Claim | Registered, tuple[str, ...], str]] = []
+    for claim in decidable_of(sweep):
+        if isinstance(claim, Claim):
+            pairs = pairs_of(claim, names, axes)
+            asked += [(claim, pair, f"{pair[0]} {claim.relation} {pair[1]}") for pair in pairs]
+        elif claim.test:
+            asked.append((claim, claim.test.rows, claim.sentence))
+    return asked
+
+
+def _findings(runs: Sequence[Run], file: Path) -> list[AnyFinding]:
     """The claims tested on the column with the most runs that have ended; runs in another arithmetic are another."""
     (table,) = tables_of(runs, file.parent)
     index = max(range(len(table.columns)), key=lambda index: _ended(table, index))

@@ -52,7 +52,7 @@ class Results(pd.DataFrame):
                 for finding in findings_of(table, index, table.sweeps):
                     low, high = finding.interval or (None, None)
                     names = {"sweep": table.title(index), "claim": finding.claim.text, "place": finding.claim.place}
-                    rows = {"first": finding.first.row, "second": finding.other, "seeds": finding.seeds}
+                    rows = {"first": finding.sides[0].row, "second": finding.other, "seeds": finding.seeds}
                     said = {"outcome": finding.outcome.value, "difference": finding.difference}
                     lines.append(
                         names

@@ -120,6 +120,15 @@ class Finding:
         return len(self.first.errors), len(self.second.errors)
 
     @property
+    def sides(self) -> tuple[Side, Side]:
+        return self.first, self.second
+
+    @property
+    def number(self) -> str:
+        """`test` or `training`: the error of a run that is compared."""
+        return self.claim.error.value
+
+    @property
     def other(self) -> str:
         """The second row, with its sweep where that is another."""
         return self.claim.second if "/" in self.claim.second else self.second.row
@@ -189,7 +198,7 @@ class Finding:
         """The seeds that each row lacks for the next look; None where there is none."""
         if (seeds := self.next_look) is None:
             return None
-        first, second = ([seed for seed in side.first(seeds) if seed not in side.unseen] for side in self._sides)
+        first, second = ([seed for seed in side.first(seeds) if seed not in side.unseen] for side in self.sides)
         return first, second
 
     @property
@@ -200,13 +209,9 @@ class Finding:
         return power(*_difference_and_spread(self.first.errors, self.second.errors), seeds, LOOKS[seeds])
 
     @property
-    def _sides(self) -> tuple[Side, Side]:
-        return self.first, self.second
-
-    @property
     def _is_mixed(self) -> bool:
         """Whether unseen runs of the first row both fail and learn, or one of the second fails."""
-        fails = [{error > self.fail_above for error in side.unseen.values()} for side in self._sides]
+        fails = [{error > self.fail_above for error in side.unseen.values()} for side in self.sides]
         return len(fails[0]) > 1 or True in fails[1]
 
     def _answer(self, look: Look) -> Outcome:
@@ -215,7 +220,7 @@ class Finding:
         if self.claim.relation is Relation.fails:
             if not self.learns:
                 return Outcome.not_shown
-            first, second = ([error > self.fail_above for error in side.at(look.seeds) or []] for side in self._sides)
+            first, second = ([error > self.fail_above for error in side.at(look.seeds) or []] for side in self.sides)
             on_the_other = not on_its_side and not any(first)
             on_its_side = on_its_side and all(first) and not any(second)
         if on_its_side:

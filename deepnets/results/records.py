@@ -17,7 +17,7 @@ from deepnets.config.safe_yaml import LONGEST
 from deepnets.config.sweep import SWEEPS
 from deepnets.errors import UserError, printable
 from deepnets.results.cell import Cell
-from deepnets.results.claims import claims_page
+from deepnets.results.claims_page import claims_page
 from deepnets.results.columns import frame_of, in_other_arithmetic
 from deepnets.results.export import markdown_sheets
 from deepnets.results.read import Run, read_runs, unchecked

@@ -16,7 +16,7 @@ from deepnets.config.project import program
 from deepnets.errors import printable
 from deepnets.monitor.style import styled
 from deepnets.results.cell import middle
-from deepnets.results.claims import claim_answers, claim_sheets
+from deepnets.results.claims_page import claim_answers, claim_sheets
 from deepnets.results.columns import Column, columns_of, frame_of, in_other_arithmetic, warnings_of
 from deepnets.results.export import to_csv, to_latex, to_markdown
 from deepnets.results.figures.choose import pictures_of

@@ -132,6 +132,38 @@ def welch(first: Sequence[float], second: Sequence[float], error: float) -> Welc
     return Welch(difference, float(interval.low), float(interval.high), float(test.pvalue))
 
 
+def weighted_sum(weights: Sequence[float], rows: Sequence[Sequence[float]], error: float) -> tuple[float, float, float]:
+    """Return the weighted sum of the rows' means, and the bounds that leave the true sum out with probability `error`.
+
+    Welch's t for any number of rows (Satterthwaite's degrees of freedom); with weights 1 and -1 it is `welch`'s
+    interval. Rows of fewer than two numbers, or with one that is not finite, bound nothing.
+    """
+    if min(map(len, rows)) < 2 or not np.isfinite(np.concatenate(rows)).all():
+        return math.nan, -math.inf, math.inf
+    total = sum(weight * fmean(row) for weight, row in zip(weights, rows, strict=True))
+    parts = [weight**2 * np.var(row, ddof=1) / len(row) for weight, row in zip(weights, rows, strict=True)]
+    if not (variance := sum(parts)):
+        return total, total, total
+    freedom = variance**2 / sum(part**2 / (len(row) - 1) for part, row in zip(parts, rows, strict=True))
+    half = float(stats.t.ppf(1 - error / 2, freedom)) * math.sqrt(variance)
+    return total, total - half, total + half
+
+
+def rank_correlation(places: Sequence[float], values: Sequence[float], error: float) -> tuple[float, float, float]:
+    """Return Kendall's tau-b and its bounds, which leave out 0 where its test against no order has p below `error`.
+
+    The deviation is that without order, corrected for ties (Kendall's asymptotic test). Fewer than five pairs, or a
+    value that is not finite, bound nothing.
+    """
+    if len(values) < 5 or not np.isfinite(values).all() or len(set(values)) == 1:
+        return math.nan, -math.inf, math.inf
+    tau, p = stats.kendalltau(places, values, method="asymptotic")
+    pairs = len(values)
+    deviation = abs(tau) / stats.norm.isf(p / 2) if tau else math.sqrt(2 * (2 * pairs + 5) / (9 * pairs * (pairs - 1)))
+    half = float(stats.norm.isf(error / 2) * deviation)
+    return float(tau), max(-1.0, tau - half), min(1.0, tau + half)
+
+
 def power(difference: float, spread: float, seeds: int, spent: float) -> float:
     """Return the probability that the interval of two rows of `seeds` seeds and equal `spread` leaves out 0."""
     if not spread:

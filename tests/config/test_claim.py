@@ -1,11 +1,21 @@
 """Claims of a sweep file: how they are written, and that each is about rows that the sweep has."""
 
+import math
 from pathlib import Path
 
 import pytest
 import yaml
 
-from deepnets.config.claim import Claim, Measured, Registered, Relation, claims_of, claims_on_file, registered_of
+from deepnets.config.claim import (
+    Claim,
+    Measured,
+    Registered,
+    Relation,
+    claims_of,
+    claims_on_file,
+    decidable_of,
+    registered_of,
+)
 from deepnets.config.compose import compose
 from deepnets.config.identity import plain
 from deepnets.config.project import CONF, PACKAGE
@@ -55,6 +65,9 @@ def test_each_registered_claim_names_rows_that_there_are(sweep: str) -> None:
             rows = rows_of(other or sweep) | {*(node(other or sweep).get("reported") or {}).get("literature", [])}
             parts = {part for each in rows for part in each.split(",")}
             assert row in rows | parts | STILL_TO_ADD, claim.sentence
+        for name in claim.test.rows if claim.test else ():
+            other, _, row = name.rpartition("/")
+            assert row in rows_of(other or sweep), claim.sentence
 
 
 def test_there_is_no_claim_twice() -> None:
@@ -100,6 +113,54 @@ def test_a_registered_claim_is_known_by_all_but_its_place() -> None:
 def test_a_registered_claim_without_one_exact_test_is_refused(change: dict, said: str) -> None:
     with pytest.raises(UserError, match=said):
         registered_of({"claims": [REGISTERED | {"place": "Fig. 1"} | change]})
+
+
+def test_the_test_of_a_registered_claim_is_outside_its_hash_and_its_region_within() -> None:
+    node = REGISTERED | {"place": "1", "quantity": "a minus b; must lie below minus the margin"}
+    (claim,) = registered_of({"claims": [node]})
+    test = {"of": "training loss", "at": 0.1, "log": 10, "slope": {1: "a", 3: "b minus 2", 5: "a minus b"}}
+    (tested,) = registered_of({"claims": [node | {"test": test}]})
+    assert tested.hash == claim.hash
+    assert decidable_of({"claims": [node]}) == []
+    assert decidable_of({"claims": [node | {"test": test}]}) == [tested]
+    assert tested.test
+    assert (tested.test.low, tested.test.high, tested.test.at, tested.test.log) == (-math.inf, -0.5, 0.1, 10)
+    (slope,) = tested.test.contrasts  # weights -1/4, 0, 1/4
+    assert dict(slope.weights) == pytest.approx({"a": 0.0, "b": -0.25})
+    assert slope.constant == 0
+
+
+@pytest.mark.parametrize(
+    ("test", "said"),
+    [
+        ("a minus b", "must be as"),
+        ({}, "one of each, mean, slope, log_slope, order"),
+        ({"each": ["a"], "order": ["a", "b"]}, "one of each"),
+        ({"each": ["a"], "unit": "nats"}, "only of, at and log"),
+        ({"each": ["a"], "of": "loss"}, "of is one of test error, training error, training loss"),
+        ({"each": ["a"], "at": 0}, "at is a share"),
+        ({"each": ["a"], "at": "half"}, "at is a share"),
+        ({"each": ["a"], "log": 3}, "log is the base"),
+        ({"each": "a minus b"}, "each is a list"),
+        ({"each": ["a minus c"]}, "the claim's rows lack c"),
+        ({"slope": ["a", "b"]}, "a slope is a mapping"),
+        ({"slope": {1: "a"}}, "two or more numbers"),
+        ({"log_slope": {0: "a", 1: "b"}}, "numbers above 0"),
+        ({"order": ["a", "a"]}, "two or more different rows"),
+        ({"order": ["a", "b"]}, "with margin 0"),
+        ({"each": [1]}, "each is a list"),
+    ],
+)
+def test_a_test_that_cannot_be_computed_is_refused(test: object, said: str) -> None:
+    node = REGISTERED | {"place": "1", "quantity": "must lie above the margin", "test": test}
+    with pytest.raises(UserError, match=said):
+        registered_of({"claims": [node]})
+
+
+def test_a_test_needs_a_quantity_that_says_where_it_must_lie() -> None:
+    node = REGISTERED | {"place": "1", "quantity": "gain in nats", "test": {"each": ["a minus b"]}}
+    with pytest.raises(UserError, match="does not say that it must lie above, below or within the margin"):
+        registered_of({"claims": [node]})
 
 
 def test_a_claim_that_cannot_be_read_is_refused_with_its_file(tmp_path: Path) -> None:

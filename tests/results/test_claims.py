@@ -15,15 +15,8 @@ from deepnets.config.project import CONF
 from deepnets.errors import UserError
 from deepnets.launch.grid import launch
 from deepnets.results.cell import MIXED_CODE
-from deepnets.results.claims import (
-    OTHER_DEPTH,
-    _experiment,
-    claim_sheets,
-    claims_page,
-    findings_of,
-    pairs_of,
-    show_seeds,
-)
+from deepnets.results.claims import OTHER_DEPTH, findings_of, pairs_of
+from deepnets.results.claims_page import _experiment, claim_sheets, claims_page, show_seeds
 from deepnets.results.columns import warnings_of
 from deepnets.results.figures.points import looks_of_claims
 from deepnets.results.finding import LOOKS, Finding, Outcome, Side
@@ -366,7 +359,7 @@ def test_the_sheet_and_the_page_show_each_claim(table: Table, sweeps: Path, tmp_
     command = f"python scripts/train.py sweep={table.name} 'seed=range(3)' dataset.root=DIR"
     assert f"Without runs of both rows (`{command}`): identity is lower than nowhere/none." in page
     assert (
-        "Registered, not tested yet:\n\n* The gain grows (gain in nats; margin 0.5; rows identity; none); Fig. 4."
+        "Registered, without a test yet:\n\n* The gain grows (gain in nats; margin 0.5; rows identity; none); Fig. 4."
         in page
     )
     empty = claims_page(tmp_path, [], sweeps)
@@ -376,7 +369,7 @@ def test_the_sheet_and_the_page_show_each_claim(table: Table, sweeps: Path, tmp_
 
 def test_where_no_paper_prints_fails_a_row_fails_near_guessing() -> None:
     (table,) = tables_of(read_runs([ROOT / "outputs" / "records" / "ordering_warmup_transformer"]))
-    without, _ = findings_of(table, 0, CONF / "sweep")
+    without, *_ = findings_of(table, 0, CONF / "sweep")
     assert table.columns[0].is_published_protocol
     assert (without.fail_above, without.outcome) == (80.0, Outcome.supported)
 

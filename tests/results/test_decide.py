@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deepnets.config.claim import claims_of
+from deepnets.config.claim import decidable_of
 from deepnets.config.sweep import sweep_of
 from deepnets.results.decide import next_round
 from deepnets.results.finding import Outcome
@@ -54,7 +54,7 @@ def error(name: str, seed: int) -> float:
 
 
 def runs_of(trained: Iterable[tuple[str, int]], file: Path) -> list[Run]:
-    hashes = [f"small/{claim.hash}" for claim in claims_of(sweep_of(file))]
+    hashes = [f"small/{claim.hash}" for claim in decidable_of(sweep_of(file))]
     return [
         Run(
             RunFolder(f"/nowhere/small/{name}/seed{seed}"),
@@ -115,6 +115,26 @@ def test_a_hundred_random_kills_change_no_decision(file: Path) -> None:
         trained, told = decide(file, stop)
         assert trained == undisturbed
         assert told[-1] == reasons[-1]
+
+
+def test_a_registered_claim_asks_for_the_rows_of_its_test(tmp_path: Path) -> None:
+    file = tmp_path / "small.yaml"
+    file.write_text("""sweep:
+  axes: [model/shortcut]
+  claims:
+    - sentence: identity is the best
+      rows: [identity, none, projection]
+      quantity: the largest difference; must lie below minus the margin
+      margin: 0
+      place: here
+      test: {each: [identity minus none, identity minus projection]}
+""")
+    found = next_round(ROWS, [], file)
+    assert found.seeds == {name: [0] for name in ("identity", "none", "projection")}
+    trained, reasons = decide(file)
+    assert {name for name, _ in trained} == {"identity", "none", "projection"}
+    assert reasons[-1] == "claims tested: 1; all are decided"
+    assert next_round(("identity", "none"), [], file).left_out == ["identity is the best"]
 
 
 def test_what_was_seen_before_the_claim_is_trained_by_other_seeds(file: Path) -> None:

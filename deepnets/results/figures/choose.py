@@ -20,6 +20,7 @@ from deepnets.results.figures.curves import (
     training_curves,
 )
 from deepnets.results.figures.points import bars, error_over, looks_of_claims, losses_over, losses_over_depth
+from deepnets.results.finding import Finding
 from deepnets.results.page import Picture
 from deepnets.results.read import Run
 from deepnets.results.table import Table
@@ -74,7 +75,8 @@ def _of_column(table: Table, index: int, logarithmic: bool) -> Drawn:
             yield what.replace(".", "-"), f"test error over {what}", error_over(key, runs, cells)
     yield "schedule", "learning rate", learning_rates(curves)
     if not nets:
-        yield "claims", "claims at each look", looks_of_claims(findings_of(table, index, table.sweeps))
+        findings = [each for each in findings_of(table, index, table.sweeps) if isinstance(each, Finding)]
+        yield "claims", "claims at each look", looks_of_claims(findings)
 
 
 def _of_depth(tables: Sequence[Table], logarithmic: bool) -> Iterator[Picture]:

@@ -1,0 +1,296 @@
+"""Claims as a reader meets them: their sheets and answers, their page, the seeds that they lack."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from deepnets.config.claim import Claim, Registered, Relation, decidable_of, registered_of
+from deepnets.config.schema import Row
+from deepnets.config.sweep import SWEEPS, names_at, sweep_of
+from deepnets.results.claims import (
+    OTHER_DEPTH,
+    AnyFinding,
+    are_of_other_depth,
+    findings_of,
+    is_of_other_depth,
+    trained_as,
+)
+from deepnets.results.columns import ARITHMETIC, FULL, Column
+from deepnets.results.finding import CLAIM_RULE, LOOKS, MOST, Outcome
+from deepnets.results.read import read_runs
+from deepnets.results.registered import REGISTERED_RULE, RegisteredFinding
+from deepnets.results.sheet import NOTHING, Sheet, markdown_table, percent, print_sheet, signed
+from deepnets.results.statistics import FEWEST_SEEDS
+from deepnets.results.table import Table, tables_of
+from deepnets.runs.folder import RunFolder, folders_of, run_folders
+from deepnets.system.printing import console_for
+
+CLAIM_HEADER = (
+    "claim",
+    "outcome",
+    "error",
+    "place",
+    "n",
+    "difference",
+    "interval",
+    "look",
+    "p (Holm)",
+    "test set",
+    "P",
+    "next",
+)
+CLAIM_NUMBERS = frozenset(CLAIM_HEADER[4:])
+ANSWERS = (Outcome.contradicted, Outcome.no_difference, Outcome.supported)
+SHOWN = ("claim", "error", "outcome", "n", "next")
+OWN = "own setting"  # of a sweep that is no published table
+PAGE_HEAD = f"""# Claims of the papers, tested
+
+Written by `python scripts/report.py {{folder}} --records`. A sweep file states what its paper claims about its rows
+(`sweep.claims`). Each line below is a claim, tested on the runs of one protocol. Registered are claims about more than
+the errors of two rows, with the quantity and the margin of their one test. In brackets: runs at a scale, of the paper's
+depth, on narrower nets or with fewer iterations, and runs in an {OWN}, whose nets, data or budget were chosen
+here and not by the paper; they test the claim, not the paper's numbers. A command below trains the rows of
+its own sweep; those of another sweep, as in SWEEP/ROW, are trained by that one's."""
+
+
+@dataclass(frozen=True)
+class Tested:
+    """A column's findings; `label` is what the command adds for such runs, or `FULL`."""
+
+    label: str
+    shown: str
+    scale: str
+    findings: list[AnyFinding]
+
+
+def claim_sheets(table: Table, sweeps: Path | None = None) -> list[Sheet]:
+    """Show the claims of the table's sweep, tested on each column."""
+    sweeps = sweeps or table.sweeps
+    sweep = sweep_of(sweeps / f"{table.name}.yaml")
+    if table.trials or not decidable_of(sweep):
+        return []
+    sheets = []
+    rule = " ".join([CLAIM_RULE, *[REGISTERED_RULE] * any(claim.test for claim in registered_of(sweep))])
+    for index in range(len(table.columns)):
+        lines = tuple(map(claim_line, findings_of(table, index, sweeps)))
+        note = f"Not tested: {OTHER_DEPTH}." if is_of_other_depth(table, index, sweeps) else rule
+        sheets.append(Sheet(f"{table.title(index)}: claims", CLAIM_HEADER, lines, CLAIM_NUMBERS, note))
+    return sheets
+
+
+def claim_answers(table: Table, most: int) -> list[str]:
+    """Count the claims of each column by answer, then say the answers in a line each, those against the paper first."""
+    lines: list[str] = []
+    if table.trials or not decidable_of(sweep_of(table.sweeps / f"{table.name}.yaml")):
+        return lines
+    for index in range(len(table.columns)):
+        findings = [finding for finding in findings_of(table, index, table.sweeps) if all(finding.seeds)]
+        if not findings:
+            continue
+        counts = Counter(finding.outcome for finding in findings)
+        said = ", ".join(f"{counts[outcome]} {outcome}" for outcome in Outcome if counts[outcome])
+        lines.append(f"{table.title(index)}: {len(findings)} claim{'s' * (len(findings) > 1)} tested: {said}")
+        lines += _cost(table, index, findings)
+        answered = [each for outcome in ANSWERS for each in findings if each.outcome is outcome]
+        lines += [f"  {each.outcome}: {each.text} ({_measured(each)})" for each in answered[:most]]
+        lines += [f"  and {len(answered) - most} more"] * (len(answered) > most)
+    return lines
+
+
+def claim_line(finding: AnyFinding) -> tuple[str, ...]:
+    """Return the cells of a line under `CLAIM_HEADER`."""
+    before = f" ({finding.seen_before} seen before)" if finding.seen_before else ""
+    interval = f"{signed(finding.interval[0])} to {signed(finding.interval[1])}" if finding.interval else NOTHING
+    return (
+        _what(finding),
+        finding.outcome,
+        finding.number,
+        finding.claim.place,
+        ", ".join(map(str, finding.seeds)) + before,
+        signed(finding.difference),
+        interval,
+        str(finding.looks[-1].seeds) if finding.looks else "",
+        NOTHING if finding.p_holm is None else f"{finding.p_holm:.2g}",
+        percent(finding.image_noise),
+        percent(finding.superiority),
+        _next_look(finding),
+    )
+
+
+def show_seeds(rows: Sequence[Row]) -> None:
+    """Print, for a sweep with claims, what each has shown in the grid's folder, and the seeds its next look needs."""
+    if not (claims := decidable_of(rows[0].config.sweep)):
+        return
+    grids = dict.fromkeys(folder.path.parents[1] for folder in folders_of(list(rows)))
+    begun = [grid for grid in grids if grid.is_dir() and run_folders(grid)]
+    console = console_for()
+    places = [place.removeprefix("file://") for place in rows[0].search.places if place.startswith("file://")]
+    own = Path(places[0]) / "sweep" if places else None
+    tables = tables_of(read_runs(begun), own=own) if begun else []
+    sheets = [sheet for table in tables for sheet in claim_sheets(table)]
+    console.print()
+    if not sheets:
+        file = f"{rows[0].choices['sweep']}.yaml"
+        folder = own if own and (own / file).is_file() else SWEEPS
+        is_shallow = are_of_other_depth((row.config.model for row in rows), folder / file)
+        words = (
+            f"not tested: {OTHER_DEPTH}"
+            if is_shallow
+            else f"each is looked at with {', '.join(map(str, LOOKS))} seeds of its rows"
+        )
+        console.print(f"claims     {len(claims)}, {words}")
+    for sheet in sheets:
+        print_sheet(console, sheet.of(SHOWN) if sheet.lines else sheet)
+
+
+def claims_page(folder: Path, tables: Sequence[Table], sweeps: Path = SWEEPS) -> str:
+    """Write Markdown with a section for each sweep in `sweeps` that has claims, a line for each claim, pair and column.
+
+    `tables` are those of the records in `folder`. What lacks runs is named with the command that trains it.
+    """
+    sections, outcomes, claimed, waiting = [], dict[tuple[object, ...], Outcome](), 0, 0
+    for file in sorted(sweeps.glob("*.yaml")):
+        sweep = sweep_of(file)
+        claims, registered = decidable_of(sweep), registered_of(sweep)
+        open_ones = [claim for claim in registered if not claim.test]
+        if claims:
+            of_sweep = [table for table in tables if table.name == file.stem and not table.trials]
+            places = [(table, index) for table in of_sweep for index in range(len(table.columns))]
+            labels = Counter(table.columns[index].label for table, index in places)
+            columns = [_tested(table, index, sweeps, labels[table.columns[index].label] > 1) for table, index in places]
+            tested = [column for column in columns if any(all(finding.seeds) for finding in column.findings)]
+            sections.append(_section(file, claims, tested))
+            shallow = [table.columns[index].label for table, index in places if is_of_other_depth(table, index, sweeps)]
+            sections += [f"Not tested at {label}: {OTHER_DEPTH}." for label in dict.fromkeys(shallow)]
+            findings = [finding for column in tested for finding in column.findings]
+            outcomes |= {_experiment(finding): finding.outcome for finding in findings if all(finding.seeds)}
+            claimed += len(claims)
+        elif registered:
+            sections.append(f"## {file.stem}")
+        sections += _entries("How the registered ones are measured", [claim for claim in registered if claim.test])
+        sections += _entries("Registered, without a test yet", open_ones)
+        waiting += len(open_ones)
+    numbers = Counter(outcomes.values())
+    counted = ", ".join(f"{numbers[outcome]} {outcome}" for outcome in Outcome)
+    counts = (
+        f"{claimed} claims; of {len(outcomes)} experiments (equal runs under several names are one): "
+        f"{counted}. Registered beside them, without a test yet: {waiting}."
+    )
+    head = [PAGE_HEAD.format(folder=RunFolder(folder)), counts, CLAIM_RULE, REGISTERED_RULE]
+    return "\n\n".join([*head, *sections]) + "\n"
+
+
+def _entries(title: str, claims: Sequence[Registered]) -> list[str]:
+    """A list of the claims under a title, with how each is measured; nothing without claims."""
+    lines = [f"* {claim.sentence[0].upper()}{claim.text[1:]}; {claim.place}." for claim in claims]
+    return ["\n".join([f"{title}:\n", *lines])] * bool(claims)
+
+
+def _cost(table: Table, index: int, findings: Sequence[AnyFinding]) -> list[str]:
+    """Say what the claims' rows took, by decided claim, beside ten seeds of each row; nothing where none is decided."""
+    rows = {side.row for finding in findings for side in finding.sides}
+    for device, unit in (("cpu", "core"), ("cuda", "GPU")):
+        cells = [cell for row, cell in table.column(index).items() if row in rows and cell.hours(device)]
+        decided = sum(finding.outcome is not Outcome.undecided for finding in findings)
+        if cells and decided:
+            hours = sum(cell.hours(device) for cell in cells)
+            full = sum(MOST * cell.hours(device) / len(cell.errors) for cell in cells if cell.errors)
+            return [
+                f"  {hours / decided:.2g} {unit}-hours a decided claim, {hours:.2g} in all; {MOST} seeds: {full:.2g}"
+            ]
+    return []
+
+
+def _measured(finding: AnyFinding) -> str:
+    assert finding.interval
+    low, high = map(signed, finding.interval)
+    return f"{signed(finding.difference)}, {low} to {high}, {finding.looks[-1].seeds} seeds each"
+
+
+def _next_look(finding: AnyFinding) -> str:
+    """Name the seeds that each row lacks for the next look, and the chance that it shows the difference seen so far."""
+    if finding.lacking is None:
+        return ""
+    chance = f" ({100 * finding.chance:.0f}%)" if finding.chance is not None else ""
+    seeds = [" ".join(map(str, lacking)) or "none" for lacking in finding.lacking]
+    if len({*seeds}) == 1:
+        return f"seeds {seeds[0]}{chance}"
+    if len(seeds) == 2:
+        return f"seeds {' and '.join(seeds)}{chance}"
+    by_row = zip(finding.sides, finding.lacking, strict=True)
+    return "; ".join(f"{side.row}: seeds {' '.join(map(str, lacking))}" for side, lacking in by_row if lacking) + chance
+
+
+def _what(finding: AnyFinding) -> str:
+    """The claim in its line: without the error, which has a column of its own."""
+    if isinstance(finding, RegisteredFinding):
+        return finding.text
+    return f"{finding.first.row} {finding.claim.relation} {finding.other}"
+
+
+def _said(claim: Claim | Registered) -> str:
+    return claim.text if isinstance(claim, Claim) else claim.sentence
+
+
+def _experiment(finding: AnyFinding) -> tuple[object, ...]:
+    """Return what identifies an experiment: "a is lower than b" is the same one as "b is higher than a"."""
+    identities = tuple(side.identities for side in finding.sides)
+    if isinstance(finding, RegisteredFinding):
+        return finding.claim.quantity, *identities
+    relation = finding.claim.relation
+    if relation is Relation.above:
+        relation, identities = Relation.below, identities[::-1]
+    return relation, finding.claim.error, *identities
+
+
+def _tested(table: Table, index: int, sweeps: Path, is_shared: bool) -> Tested:
+    """Test a column. If the label `is_shared` by another column of the sweep, this one names its precision too."""
+    column = table.columns[index]
+    label = _label(column, is_shared)
+    is_own = table.published.statistic == "none"
+    words = [label] * (label != FULL) + [OWN] * is_own
+    shown = label if column.is_published_protocol and not is_own else f"({', '.join(words)})"
+    return Tested(label, shown, column.scale, findings_of(table, index, sweeps))
+
+
+def _label(column: Column, is_shared: bool) -> str:
+    """Return the options with which the command would train such runs."""
+    options = {name: f"precision={option}" for option, name in ARITHMETIC.items()}
+    words = [options.get(word, word) for word in column.label.split() if word != FULL]
+    words += [options[name] for name in sorted(trained_as(column) & options.keys())] * is_shared
+    return " ".join(dict.fromkeys(words)) or FULL
+
+
+def _rows_here(finding: AnyFinding) -> set[str]:
+    """Return the rows of a finding that are in its own sweep."""
+    names = finding.claim.rows if isinstance(finding, RegisteredFinding) else (finding.first.row, finding.other)
+    return {row for row in names if "/" not in row}
+
+
+def _section(file: Path, claims: Sequence[Claim | Registered], tested: Sequence[Tested]) -> str:
+    """Write a sweep's findings, column by column, and then by label the claims that lack the runs of a row."""
+    parts, lines = [f"## {file.stem}"], []
+    met = {finding.claim for column in tested for finding in column.findings if all(finding.seeds)}
+    untested = {FULL: [_said(claim) for claim in claims if claim not in met]}
+    left_out = {}
+    for column in tested:
+        lines += [(column.shown, *claim_line(finding)) for finding in column.findings if all(finding.seeds)]
+        missing = [finding for finding in column.findings if not all(finding.seeds)]
+        names = {*names_at(file, column.scale)}
+        possible = [finding for finding in missing if not names or _rows_here(finding) <= names]
+        untested[column.label] = [finding.text for finding in possible]
+        left_out[column.scale] = [finding.text for finding in missing if finding not in possible]
+    if lines:
+        parts.append(
+            markdown_table(Sheet("", ("runs", *CLAIM_HEADER), tuple(lines), CLAIM_NUMBERS).without_empty_columns())
+        )
+    for label, texts in untested.items():
+        options = [] if label == FULL else [label]
+        command = " ".join([f"python scripts/train.py sweep={file.stem}", *options, f"'seed=range({FEWEST_SEEDS})'"])
+        if texts:
+            parts.append(f"Without runs of both rows (`{command} dataset.root=DIR`): {'; '.join(texts)}.")
+    parts += [
+        f"About rows that scale={scale} leaves out: {'; '.join(texts)}." for scale, texts in left_out.items() if texts
+    ]
+    return "\n\n".join(parts)

@@ -1,0 +1,202 @@
+"""Registered claims tested: a number of several rows, its bounds at each look, and whether it lies where claimed."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean, stdev
+
+import numpy as np
+
+from deepnets.config.claim import ClaimTest, Contrast, Quantity, Registered
+from deepnets.results.cell import compared_error
+from deepnets.results.finding import LOOKS, Look, Outcome, Side
+from deepnets.results.read import Run
+from deepnets.results.statistics import WORST_ERROR, rank_correlation, weighted_sum
+from deepnets.training.assembly import iterations_of
+
+DRAWS = 200  # simulated next looks, from which the chance of an answer is taken
+
+REGISTERED_RULE = (
+    "A registered claim is looked at with the same seeds and the same part of the error. It is supported where the "
+    "interval of its number lies in the claimed region, of each number if there are several; contradicted where one "
+    "lies outside, at the error divided by their count. The line shows the number that is worst for the claim."
+)
+
+
+@dataclass(frozen=True)
+class RegisteredFinding:
+    """A registered claim and what the runs of its rows say; `sides` are the rows of its test, in its order."""
+
+    claim: Registered
+    sides: tuple[Side, ...]
+    p_holm: None = None
+    superiority: None = None
+    image_noise: None = None
+
+    @property
+    def test(self) -> ClaimTest:
+        assert self.claim.test
+        return self.claim.test
+
+    @property
+    def text(self) -> str:
+        return self.claim.sentence
+
+    @property
+    def other(self) -> str:
+        """The rows but the first."""
+        return "; ".join(side.row for side in self.sides[1:])
+
+    @property
+    def number(self) -> str:
+        """`log10 training loss at 0.1`: what of a run is measured; where `at` is 1, of the last epoch."""
+        base = {None: "", math.e: "ln "}.get(self.test.log, f"log{self.test.log:g} " if self.test.log else "")
+        tau = "order, " if self.test.order else ""
+        return tau + base + self.test.of.removesuffix(" error") + f" at {self.test.at:g}" * (self.test.at < 1)
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(len(side.errors) for side in self.sides)
+
+    @property
+    def seen_before(self) -> int:
+        """Runs that were frozen before the claim was written down, or repeat one that was."""
+        return sum(self.seeds) - sum(len(side.unseen) for side in self.sides)
+
+    @cached_property
+    def looks(self) -> list[Look]:
+        """Every look that the unseen seeds allow, first to last, at the number that is worst for the claim."""
+        looks = []
+        for seeds, spent in LOOKS.items():
+            chosen = [side.at(seeds) for side in self.sides]
+            rows = [row for row in chosen if row is not None]
+            if len(rows) == len(chosen):
+                worst = max(_bounds(self.test, rows, spent), key=self._distance)
+                looks.append(Look(seeds, spent, *worst, p=math.nan))
+        return looks
+
+    @property
+    def difference(self) -> float | None:
+        """The number that is worst for the claim, at the last look or of all runs."""
+        if self.looks:
+            return self.looks[-1].difference
+        if not all(self.seeds):
+            return None
+        return max(_numbers(self.test, [side.errors for side in self.sides]), key=lambda it: self._distance((it,) * 3))
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The interval of the number at the last look; None before the first."""
+        return (self.looks[-1].low, self.looks[-1].high) if self.looks else None
+
+    @cached_property
+    def outcome(self) -> Outcome:
+        """What the first look that answers says, by `REGISTERED_RULE`."""
+        answers = (
+            _answer(self.test, [side.at(look.seeds) or [] for side in self.sides], look.spent) for look in self.looks
+        )
+        return next((answer for answer in answers if answer is not Outcome.undecided), Outcome.undecided)
+
+    @property
+    def next_look(self) -> int | None:
+        """The seeds of each row at the next look; None where the claim is decided, or there is no further look."""
+        if self.outcome is not Outcome.undecided:
+            return None
+        done = self.looks[-1].seeds if self.looks else 0
+        return min((seeds for seeds in LOOKS if seeds > done), default=None)
+
+    @property
+    def lacking(self) -> tuple[list[int], ...] | None:
+        """The seeds that each row lacks for the next look; None where there is none."""
+        if (seeds := self.next_look) is None:
+            return None
+        return tuple([seed for seed in side.first(seeds) if seed not in side.unseen] for side in self.sides)
+
+    @cached_property
+    def chance(self) -> float | None:
+        """The share of simulated next looks that answer, if the rows are normal with the means and spreads so far."""
+        if (seeds := self.next_look) is None or min(self.seeds) < 2:
+            return None
+        if not all(math.isfinite(value) for side in self.sides for value in side.errors):
+            return None
+        draw, answered = np.random.default_rng(0), 0
+        for _ in range(DRAWS):
+            rows = [draw.normal(fmean(side.errors), stdev(side.errors), seeds).tolist() for side in self.sides]
+            answered += _answer(self.test, rows, LOOKS[seeds]) is not Outcome.undecided
+        return answered / DRAWS
+
+    def _distance(self, bounds: tuple[float, float, float]) -> float:
+        """How far the bounds of a number reach out of the region, or (below 0) how far they are from its edge."""
+        value, low, high = bounds
+        if math.isnan(value):
+            return math.inf
+        return max(self.test.low - low, high - self.test.high)
+
+
+def number_of(run: Run, test: ClaimTest, best_epochs: int | None) -> float | None:
+    """Return what a test measures of a run that has ended, nan where a diverged run has no such number; else None.
+
+    An error is in percent and 100 where the run diverged, a loss in nats.
+    """
+    if not run.has_ended:
+        return None
+    if test.at < 1 or test.of is Quantity.training_loss:
+        value = _from_history(run, test)
+    elif test.of is Quantity.test_error:
+        value = compared_error(run, best_epochs)
+    else:
+        value = run.result.get("train_error", WORST_ERROR if run.error == math.inf else None)
+    if value is None:
+        return None
+    if test.of is not Quantity.training_loss:
+        value = min(value, WORST_ERROR)
+    if test.log is None:
+        return value
+    return math.log(value, test.log) if 0 < value < math.inf else math.nan
+
+
+def _from_history(run: Run, test: ClaimTest) -> float | None:
+    """The number of the epoch in which the share `at` of the iterations ends; nan or 100 after a run diverged."""
+    column = {Quantity.test_error: "test_error", Quantity.training_error: "train_error"}.get(test.of, "train_loss")
+    if run.history:
+        total = iterations_of(run.typed_config, int(run.history[0]["iteration"]))
+        for epoch in run.history:
+            if epoch["iteration"] >= test.at * total - 1e-9 and column in epoch:
+                return epoch[column]
+    return (math.nan if column == "train_loss" else WORST_ERROR) if run.error == math.inf else None
+
+
+def _bounds(test: ClaimTest, rows: Sequence[Sequence[float]], error: float) -> list[tuple[float, float, float]]:
+    """Return each number of the test with its bounds; `rows` hold a number a run, in the order of `test.rows`."""
+    if test.order:
+        places = [place for place, row in enumerate(rows) for _ in row]
+        return [rank_correlation(places, [value for row in rows for value in row], error)]
+    by_row = dict(zip(test.rows, rows, strict=True))
+    bounds = []
+    for contrast in test.contrasts:
+        weights = [weight for _, weight in contrast.weights]
+        value, low, high = weighted_sum(weights, [by_row[row] for row in contrast.rows], error)
+        bounds.append((value + contrast.constant, low + contrast.constant, high + contrast.constant))
+    return bounds
+
+
+def _numbers(test: ClaimTest, rows: Sequence[Sequence[float]]) -> list[float]:
+    """Return the numbers of the test on any count of runs, without bounds."""
+    if test.order:
+        return [_bounds(test, rows, 0.5)[0][0]]
+    means = {row: fmean(values) for row, values in zip(test.rows, rows, strict=True)}
+    return [_of_means(contrast, means) for contrast in test.contrasts]
+
+
+def _of_means(contrast: Contrast, means: dict[str, float]) -> float:
+    return contrast.constant + sum(weight * means[row] for row, weight in contrast.weights)
+
+
+def _answer(test: ClaimTest, rows: Sequence[Sequence[float]], spent: float) -> Outcome:
+    if all(test.low < low and high < test.high for _, low, high in _bounds(test, rows, spent)):
+        return Outcome.supported
+    wide = _bounds(test, rows, spent / max(1, len(test.contrasts)))
+    if any(high < test.low or low > test.high for _, low, high in wide):
+        return Outcome.contradicted
+    return Outcome.undecided
