@@ -1,15 +1,18 @@
 """`until=decided`: train the rows that claims are about, look, and train on only where a claim is undecided."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from deepnets.config.build import build
 from deepnets.config.claim import decidable_of
 from deepnets.config.schema import Config, Row
 from deepnets.config.sweep import SWEEPS
 from deepnets.errors import UserError
 from deepnets.launch.grid import check_tables, launch
 from deepnets.launch.plan import compute_of, show_plan
+from deepnets.launch.slurm import Slurm
 from deepnets.results.claims import OTHER_DEPTH, are_of_other_depth
 from deepnets.results.claims_page import claim_answers
 from deepnets.results.decide import Round, next_round
@@ -48,7 +51,11 @@ def train_until_decided(rows: Sequence[Row]) -> int:
         if code := launch(chosen):
             return code
         if not all(folder.is_complete for folder in folders_of(chosen)):
-            print_line("the round is submitted, or trains elsewhere; the same command goes on when it has ended")
+            launcher = build("launcher", grid.first.launcher)
+            if isinstance(launcher, Slurm):
+                print_line(launcher.submit_next(folders_of(chosen), sys.argv[1:]))
+            else:
+                print_line("the round trains elsewhere; the same command goes on when it has ended")
             return 0
 
 

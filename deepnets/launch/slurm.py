@@ -1,6 +1,7 @@
 """The launcher `slurm`: a job array whose tasks execute the runs; SLURM alone schedules, requeues and cancels them."""
 
 import math
+import os
 import shlex
 import shutil
 import sys
@@ -17,18 +18,19 @@ from deepnets.config.project import program
 from deepnets.config.schema import Config
 from deepnets.errors import UserError, printable
 from deepnets.launch.grid import Retry, Tally, print_failed_before
-from deepnets.launch.slurm_queue import changed_options, is_queued, limits, seconds_of, sort_out
-from deepnets.launch.submission import Submission
+from deepnets.launch.slurm_queue import changed_options, is_queued, limits, seconds_of, slurm_answer, sort_out
+from deepnets.launch.snapshot import snapshot
+from deepnets.launch.submission import REPORT, Submission, submit_after
 from deepnets.launch.task import batch_script
 from deepnets.runs.contents import FAILED
 from deepnets.runs.folder import RunFolder
-from deepnets.runs.jobs import forget
+from deepnets.runs.jobs import LOGS, forget
 from deepnets.runs.status import State, follow, read_states
 from deepnets.system.ranges import Count, Name, Size
 
 POLL_SECONDS = 5  # between two looks at the queue, which all users of a cluster share
 EARLY_SECONDS = 60  # SLURM signals up to this much earlier than asked
-# What the job that writes the report asks for as the runs do; it needs no GPU.
+# What a job asks for as the runs do that writes the report or decides what is trained next; it needs no GPU.
 OF_EVERY_JOB = ("partition", "account", "time", "qos", "mem", "mem-per-cpu", "reservation", "constraint", "clusters")
 
 
@@ -133,6 +135,29 @@ class Slurm:
         reasons = {folder: _why(state) for folder, state in states.items() if not folder.is_complete}
         return Tally(folders, reasons, set(left.elsewhere)).print()
 
+    def submit_next(self, folders: Sequence[RunFolder], words: Sequence[str]) -> str:
+        """Submit a job that gives the command `words` again when the runs in `folders` have ended.
+
+        Returns what to tell about it. Where such a job of the sweep waits already, there is no second one.
+
+        Raises:
+            UserError: SLURM refuses it, or does not answer.
+        """
+        left = [folder.job for folder in folders if folder.job and not folder.is_complete]
+        if not (arrays := sorted({job.job.split("_")[0] for job in left}, key=int)):
+            return "the round trains elsewhere; the same command goes on when it has ended"
+        sweep = folders[0].path.parents[1]
+        name, this = f"{sweep.name}:train", os.environ.get("SLURM_JOB_ID")
+        waiting = slurm_answer("squeue", "--noheader", f"--user={os.getuid()}", f"--name={name}", "--format=%A").split()
+        if earlier := [number for number in waiting if number != this]:
+            return f"next    {earlier[0]}: takes the next decision when the round has ended"
+        directory = (sweep / LOGS / arrays[-1]).resolve()
+        asked = self._directives_of_other(directory, "train")
+        number = submit_after(arrays, directory, "train", words, asked, self.setup or (), snapshot(sweep))
+        log = f"{RunFolder(sweep)}/{LOGS}/{arrays[-1]}/train.out"
+        ended = f"to end both: scancel {' '.join([*arrays, number])}"
+        return f"next    {number}: takes the next decision when the round has ended; {ended}; log in {log}"
+
     def directives(self, directory: Path, tasks: int, config: Config, after: str | None = None) -> list[str]:
         """The options of sbatch for an array of `tasks` tasks with runs like this one, whose files are in `directory`.
 
@@ -225,15 +250,15 @@ class Slurm:
                 )
                 told.append(submission.submit(str(number), script, tasks))
             if self.report:
-                told.append(submission.submit_report(self._directives_of_report(directory), self.setup or ()))
+                told.append(submission.submit_report(self._directives_of_other(directory, REPORT), self.setup or ()))
         except UserError as error:
             raise UserError(f"{error}{submission.undo()}") from error
         print("\n".join(told), flush=True)
         return [*arrays, *([submission.report] if submission.report else [])]
 
-    def _directives_of_report(self, directory: Path) -> list[str]:
-        """The options of sbatch for the job that writes the report: what a cluster may demand of every job."""
-        given = {"job-name": f"{directory.parents[1].name}:report", "nodes": 1, "ntasks": 1}
+    def _directives_of_other(self, directory: Path, verb: str) -> list[str]:
+        """The options of sbatch for a job that trains nothing itself: what a cluster may demand of every job."""
+        given = {"job-name": f"{directory.parents[1].name}:{verb}", "nodes": 1, "ntasks": 1}
         asked = {"partition": self.partition, "account": self.account, "time": self.time, **(self.options or {})}
         given |= {name: value for name, value in asked.items() if name in OF_EVERY_JOB and value is not None}
         return [f"--{name}={value}" for name, value in given.items()]

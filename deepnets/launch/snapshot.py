@@ -17,8 +17,11 @@ SUMS = "SHA256SUMS"  # as the command sha256sum writes and checks it
 def snapshot(sweep: Path) -> Path | None:
     """Copy the package with its options into `sweep`/.code, once for each content; None for an installed wheel.
 
-    The copy is laid out as a wheel is, with the commit of the clone noted in it.
+    The copy is laid out as a wheel is, with the commit of the clone noted in it. A job that submits others passes
+    on the copy that it executes.
     """
+    if (PACKAGE.parent / SUMS).is_file():
+        return PACKAGE.parent
     if INSTALLED:
         return None
     contents = {file.relative_to(PACKAGE.parent): file.read_bytes() for file in _files(PACKAGE)}

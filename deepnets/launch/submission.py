@@ -52,7 +52,7 @@ class Submission:
                     self._before[result] = result.read_bytes()
                     folder.retry()
         submitted = datetime.now(UTC)  # before, as a task may start at once
-        array = self._number(file, script)
+        array = _number(file, script)
         self.arrays.append(array)
         write_atomically(self.directory / ARRAYS, " ".join(self.arrays))
         for folder, task in tasks.items():
@@ -67,14 +67,7 @@ class Submission:
         Raises:
             UserError: SLURM refuses it.
         """
-        lines = [f'eval {shlex.quote(line)} || exit "$?"' for line in setup]
-        words = [sys.executable, "-m", "deepnets", "report", str(self.sweep)]
-        after = f"--dependency=afterany:{':'.join(self.arrays)}"
-        output = f"--output={self.directory / REPORT}.out"
-        head = [f"#SBATCH {shlex.quote(word)}" for word in (*directives, after, output)]
-        # The copy's lines name the runs that fail with it, of which this job has none.
-        script = "\n".join(["#!/bin/bash", *head, "left=()", lines_of(self.copy), *lines, shlex.join(words), ""])
-        self.report = self._number(self.directory / f"{REPORT}{SCRIPT}", script)
+        self.report = submit_after(self.arrays, self.directory, REPORT, [str(self.sweep)], directives, setup, self.copy)
         log = f"{RunFolder(self.sweep)}/{LOGS}/{self.arrays[-1]}/{REPORT}.out"
         return f"report  {self.report}: when these runs have ended, in {RunFolder(self.sweep)}/report; log in {log}"
 
@@ -107,11 +100,6 @@ class Submission:
                 (self.sweep / folder).rmdir()
         return told
 
-    def _number(self, file: Path, script: str) -> str:
-        """Submit a script and return the number of its job."""
-        file.write_text(script)
-        return slurm_answer("sbatch", "--parsable", str(file)).strip().split(";")[0]
-
     def _link(self, array: str) -> str:
         """Let the array's files be found by its number, and return where; a link of an earlier SLURM is replaced."""
         make_own_folder(self.sweep / LOGS)
@@ -120,6 +108,37 @@ class Submission:
         new.symlink_to(Path("..", self.directory.relative_to(self.sweep)))
         new.replace(link)
         return f"{RunFolder(self.sweep)}/{LOGS}/{array}"
+
+
+def submit_after(
+    arrays: Sequence[str],
+    directory: Path,
+    verb: str,
+    words: Sequence[str],
+    directives: Sequence[str],
+    setup: Sequence[str],
+    copy: Path | None,
+) -> str:
+    """Submit a job that executes `deepnets VERB WORDS` when the arrays have ended; returns its number.
+
+    Its script and its log are in `directory`, by the name of the verb.
+
+    Raises:
+        UserError: SLURM refuses it.
+    """
+    lines = [f'eval {shlex.quote(line)} || exit "$?"' for line in setup]
+    command = shlex.join([sys.executable, "-m", "deepnets", verb, *words])
+    after = f"--dependency=afterany:{':'.join(arrays)}"
+    head = [f"#SBATCH {shlex.quote(word)}" for word in (*directives, after, f"--output={directory / verb}.out")]
+    # The copy's lines name the runs that fail with it, of which this job has none.
+    script = "\n".join(["#!/bin/bash", *head, "left=()", lines_of(copy), *lines, command, ""])
+    return _number(directory / f"{verb}{SCRIPT}", script)
+
+
+def _number(file: Path, script: str) -> str:
+    """Submit a script and return the number of its job."""
+    file.write_text(script)
+    return slurm_answer("sbatch", "--parsable", str(file)).strip().split(";")[0]
 
 
 def _counted(tasks: Mapping[RunFolder, int]) -> str:
