@@ -18,7 +18,7 @@ EXAMPLES = """examples:
   COMMAND outputs/records/he2016_table1+scale=deep --verify data   do these configurations still train so?
   COMMAND outputs/records/digits_shortcuts --verify data --whole --scratch again   to the end, resumable
   COMMAND outputs/he2016_table1 --export mlflow            its runs, to the server at MLFLOW_TRACKING_URI
-  COMMAND --compare outputs/runs/A outputs/runs/B          what differs between two runs or sweeps
+  COMMAND --compare RECORD MINE                            why my run got something else than a record
 """.replace("COMMAND", program("report"))
 EXPORTS = ("csv", "latex", "markdown")
 # Requests that take none of a report's options.
@@ -46,7 +46,9 @@ def main() -> int:
     parser.add_argument("--whole", action="store_true", help="train the records to their end, and compare that")
     parser.add_argument("--scratch", type=Path, metavar="DIR", help="where --whole trains, to go on later")
     what.add_argument("--export", choices=("mlflow", "wandb"), help="add ended runs to a tracker, each once")
-    what.add_argument("--compare", nargs=2, type=Path, metavar=("A", "B"), help="two runs, rows or sweeps side by side")
+    what.add_argument(
+        "--compare", nargs=2, type=Path, metavar=("RECORD", "MINE"), help="what differs, and whether seeds explain it"
+    )
     what.add_argument("--screenshots", type=Path, metavar="DIR", help="TensorBoard's pages and the report's as PNG")
     parser.add_argument("--output", type=Path, metavar="DIR", help="where page and figures go (FOLDER/report)")
     own = parser.add_mutually_exclusive_group()
@@ -74,11 +76,13 @@ def _check(given: argparse.Namespace, exports: dict[str, Path]) -> None:
         raise UserError("--json prints states for programs: give it with --status, and without --watch")
     if given.compare:
         if given.folders:
-            raise UserError("--compare takes two folders, A and B, and no others")
+            raise UserError("--compare takes two folders, RECORD and MINE, and no others")
         if exports:
             raise UserError(
                 f"--compare writes a page; it does not go with {', '.join(f'--{kind}' for kind in exports)}"
             )
+        if unused := [name for name in ("full", "project", "config_dir") if getattr(given, name)]:
+            raise UserError(f"--compare reads no sweep files: drop --{unused[0].replace('_', '-')}")
         return
     if not given.folders:
         raise UserError("name the folder of a sweep, as in outputs/<sweep>; --help lists all options")

@@ -13,11 +13,12 @@ from typing import Any
 from rich.console import Console
 
 from deepnets.config.project import program
-from deepnets.errors import printable
+from deepnets.errors import UserError, printable
 from deepnets.monitor.style import styled
 from deepnets.results.cell import middle
 from deepnets.results.claims_page import claim_answers, claim_sheets
 from deepnets.results.columns import Column, columns_of, frame_of, in_other_arithmetic, warnings_of
+from deepnets.results.compare import compare_runs
 from deepnets.results.export import to_csv, to_latex, to_markdown
 from deepnets.results.figures.choose import pictures_of
 from deepnets.results.figures.curves import MOST_PANELS, curves_beside
@@ -96,11 +97,15 @@ def report(
 def compare(first: Path, second: Path, output: Path | None, logarithmic: bool) -> int:
     """Print what differs between A and B, two runs or two sweeps, in settings and results, and draw their curves.
 
-    Writes compare.html and the figure to `output`, by default the folder `report` in A. Returns 0.
+    Of two runs it is what `compare_runs` finds, on one screen. Writes compare.html and the figure to `output`, by
+    default the folder `report` in A; nothing into a single run, which may be somebody's record. Returns 0.
 
     Raises:
-        UserError: a folder has no runs, or a file cannot be written.
+        UserError: a folder has no runs, or a file cannot be written. Of two runs, also what `compare_runs` raises.
     """
+    two_runs = compare_runs(first, second)
+    if two_runs and logarithmic and not output:
+        raise UserError("--log is for the curves of two runs, which --output DIR draws")
     sides = dict(zip("AB", (read_runs([first]), read_runs([second])), strict=True))
     pairs, warnings = _pairs(*sides.values())
     warnings += [
@@ -111,15 +116,23 @@ def compare(first: Path, second: Path, output: Path | None, logarithmic: bool) -
     ]
     names = [f"A: {RunFolder(first)}", f"B: {RunFolder(second)}"]
     settings, results = _settings_beside(pairs), [_errors_beside(pairs), _tests_beside(pairs)]
+    printed, notes = [settings, *results], []
+    if two_runs:
+        names, warnings, notes = list(two_runs.names), list(two_runs.warnings), [two_runs.sentence]
+        settings, printed = two_runs.differences, [two_runs.differences]
     console = console_for()
     for line in (*names, *(f"warning: {warning}" for warning in warnings), ""):
         console.print(as_text(line), soft_wrap=True)
-    for sheet in (settings, *results):
+    for sheet in printed:
         print_sheet(console, sheet)
+    for note in notes:
+        console.print(as_text(note))
+    if two_runs and not output:
+        return 0
     file = (output or first / "report") / "compare.html"
     environments = [replace(environment_sheet(runs), title=f"Environment of {side}") for side, runs in sides.items()]
     sections = [
-        Section("What differs", [settings]),
+        Section("What differs", [settings], notes=notes),
         Section("Results", results),
         Section("Curves", pictures=_curves_beside(pairs, logarithmic)),
         Section("Environment", environments),

@@ -1,0 +1,237 @@
+"""Two runs, a record and one's own: what differs between them, and whether the seeds of the record's row explain it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deepnets.config.identity import flat
+from deepnets.errors import UserError
+from deepnets.results.published import Printed, true_difference
+from deepnets.results.read import Run, example, read_runs
+from deepnets.results.sheet import NOTHING, Sheet, percent, setting_text, short_commit, signed
+from deepnets.results.statistics import CONFIDENCE, FEWEST_SEEDS, WORST_ERROR
+from deepnets.runs.code import changed_files
+from deepnets.runs.contents import Code
+from deepnets.runs.folder import folders_in
+from deepnets.runs.log import TIME_COLUMNS
+
+# What may change bits, and is no setting: in result.json, and in config.yaml.
+NOTED = ("precision", "processes", "step", "threads", "device")
+FROZEN = ("launcher.stacked", "batchnorm_kernel", "memory", "deterministic")
+MOST_LINES, MOST_NAMES, LONGEST = 6, 3, 60  # lines of a group, names in the sentence, characters of a value
+MORE_THAN_ROUNDING = 0.01  # of the first loss
+LATER = {"test_right": "the test images that were right", "weights_sha256": "the final weights"}
+
+Lines = dict[str, tuple[str, str]]  # by name, the record's value and mine
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What differs between two runs, with both errors, and a sentence on it.
+
+    `names` are the folders of the two; `warnings` are about files that cannot be read.
+    """
+
+    names: tuple[str, str]
+    differences: Sheet
+    sentence: str
+    warnings: tuple[str, ...]
+
+
+def compare_runs(first: Path, second: Path) -> Compared | None:
+    """Compare a record with a run of one's own; a folder holds the run, or several seeds of its row.
+
+    Of several seeds the one of equal seed is taken, or else the one of median error. None where a folder has several
+    rows, or both have several runs.
+
+    Raises:
+        UserError: a folder is missing or has no run, or one of the two runs has not ended or contradicts itself.
+    """
+    sides = [[folder.path for folder in folders_in([path])] for path in (first, second)]
+    if min(map(len, sides)) > 1 or any(len({path.parent for path in side}) > 1 for side in sides):
+        return None
+    row = {file.parent.resolve() for file in sides[0][0].parent.glob("*/config.yaml") if file.is_file()}
+    # All at once: a run with the epochs of another one under other settings is a copy, and contradicts itself.
+    runs = {run.folder.path: run for run in read_runs([*sides[0], *sides[1], *sorted(row)])}
+    record, mine = _one_each([runs[path] for path in sides[0]], [runs[path] for path in sides[1]])
+    for run in (record, mine):
+        if run.contradiction:
+            raise UserError(f"{run.folder}: contradicts itself: {run.contradiction}")
+        if run.error is None:
+            state = f"{run.state.name}: {run.state.reason}" if run.state.reason else run.state.name
+            raise UserError(f"{run.folder}: has no final error to compare ({state})")
+    groups = _groups(record, mine)
+    seeds = [run for path, run in runs.items() if path in row and run is not mine and _is_seed_of(record, run)]
+    errors = [_finite(run) for run in seeds]
+    warnings = tuple(f"cannot be read: {file}" for run in (record, mine) for file in run.broken)
+    names = (f"record: {record.folder}", f"mine:   {mine.folder}")
+    return Compared(names, _sheet(record, mine, groups, errors), _sentence(record, mine, groups, errors), warnings)
+
+
+def first_difference(record: Run, mine: Run) -> str:
+    """Say where the bits of two runs begin to differ, as in "loss 3"; empty if all that both noted is equal."""
+    one, other = (run.result.get("beginning") for run in (record, mine))
+    if one and other:
+        for number, (a, b) in enumerate(zip(one["losses"], other["losses"], strict=False), 1):
+            if a != b:
+                part = 0.0 if number > 1 or a is None or b is None else abs(a - b) / max(abs(a), abs(b))
+                more = f" (by {part:.0%}, as with other initial weights or images)" if part > MORE_THAN_ROUNDING else ""
+                return f"loss {number}{more}"
+        if len(one["losses"]) == len(other["losses"]) and one["weights"] != other["weights"]:
+            return f"the weights behind the first {len(one['losses'])} losses"
+    for number, (epoch, again) in enumerate(zip(record.history, mine.history, strict=False), 1):
+        # As text, because a number that is none is unequal to itself.
+        if any(repr(epoch[name]) != repr(again[name]) for name in {*epoch} & {*again} - {*TIME_COLUMNS}):
+            return f"epoch {number}"
+    if len(record.history) != len(mine.history):
+        return f"epoch {min(len(record.history), len(mine.history)) + 1}"
+    noted = [name for name in LATER if name in record.result and name in mine.result]
+    differing = [LATER[name] for name in noted if record.result[name] != mine.result[name]]
+    return [*differing, *["the final error"] * (record.error != mine.error), ""][0]
+
+
+def _one_each(records: Sequence[Run], mine: Sequence[Run]) -> tuple[Run, Run]:
+    """Choose a run of each side, one of which has no other."""
+    one, several = (mine[0], records) if len(mine) == 1 else (records[0], mine)
+    other = next((run for run in several if run.seed == one.seed), example(several))
+    return (other, one) if several is records else (one, other)
+
+
+def _is_seed_of(record: Run, run: Run) -> bool:
+    """Whether a run ended that is the record but for its seed, in the same arithmetic and code."""
+    same = run.experiment == record.experiment and run.code == record.code
+    return same and run.error is not None and run.result.get("precision") == record.result.get("precision")
+
+
+def _finite(run: Run) -> float:
+    """Return the error in percent; a run that diverged counts as the worst."""
+    assert run.error is not None
+    return min(run.error, WORST_ERROR)
+
+
+def _groups(record: Run, mine: Run) -> dict[str, Lines]:
+    """Gather what differs, by what it is about; what may change a result most comes first."""
+    one, other = record.result, mine.result
+    versions, again = ({**each.get("versions", {}), "Python": each.get("python")} for each in (one, other))
+    executed, so = (
+        {name: run.result.get(name) for name in NOTED} | {name: flat(run.config).get(name) for name in FROZEN}
+        for run in (record, mine)
+    )
+    commits = [{"deepnets": short_commit(each["commit"]) if each.get("commit") else None} for each in (one, other)]
+    settings = {} if record.experiment == mine.experiment else _differing(record.settings, mine.settings)
+    return {
+        "settings": _differing({"seed": record.seed}, {"seed": mine.seed}) | settings,
+        "data": _both_noted(one.get("data", {}), other.get("data", {})),
+        "own code": _code(record, mine),
+        "execution": _both_noted(executed, so),
+        "versions": _both_noted(versions, again) | _both_noted(*commits),
+        "beginning": _beginning(one.get("beginning"), other.get("beginning")),
+    }
+
+
+def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> Lines:
+    """Return the entries that differ, as they would be typed; one of them may lack an entry."""
+    texts = [{key: setting_text(value) for key, value in each.items()} for each in (one, other)]
+    pairs = {key: (texts[0].get(key, NOTHING), texts[1].get(key, NOTHING)) for key in {**one, **other}}
+    return {key: (a, b) for key, (a, b) in pairs.items() if a != b}
+
+
+def _both_noted(one: Mapping[str, Any], other: Mapping[str, Any]) -> Lines:
+    """Return the entries that differ, of those that both results have: older versions noted less."""
+    noted = [key for key in one if one[key] is not None and other.get(key) is not None]
+    return _differing({key: one[key] for key in noted}, {key: other[key] for key in noted})
+
+
+def _code(record: Run, mine: Run) -> Lines:
+    """Name the files of one's own code that differ, or the versions of all of it where it was changed on the way."""
+    if record.code == mine.code:
+        return {}
+    codes = [(run.result.get("code") or {}).values() for run in (record, mine)]
+    before, now = ([Code.model_validate(each) for each in versions] for versions in codes)
+    if len(before) == len(now) == 1:
+        files = changed_files(record.folder, before[0], now[0])
+        return {", ".join(files): (before[0].hash, now[0].hash)} if files else {}
+    return _differing({"versions": record.code or NOTHING}, {"versions": mine.code or NOTHING})
+
+
+def _beginning(one: dict[str, Any] | None, other: dict[str, Any] | None) -> Lines:
+    """Show the first loss that differs, or the checksums of the weights behind equal losses."""
+    if not one or not other:
+        return {}
+    losses = _differing(*({f"loss {n}": loss for n, loss in enumerate(each["losses"], 1)} for each in (one, other)))
+    weights = _differing({"weights then": one["weights"]}, {"weights then": other["weights"]})
+    return dict([*losses.items(), *weights.items()][:1])
+
+
+def _sheet(record: Run, mine: Run, groups: dict[str, Lines], errors: Sequence[float]) -> Sheet:
+    """Show what differs, then both errors; the note says what is equal, and what one more run of the row may be."""
+    lines: list[tuple[str, ...]] = []
+    notes: list[str] = []
+    for group, differing in groups.items():
+        for number, (key, values) in enumerate(list(differing.items())[:MOST_LINES]):
+            lines.append(("" if number else group, key, *map(_cut, values), ""))
+        more = len(differing) - MOST_LINES
+        notes += [f"{more} more {group} differ." for _ in range(more > 0)]
+    by = signed(_finite(mine) - _finite(record))
+    lines.append(("result", "test error in percent", percent(record.error), percent(mine.error), by))
+    if interval := _interval(errors):
+        mean, low, high = sum(interval) / 2, max(interval[0], 0), interval[1]
+        chance = f"one more run lies in {low:.2f} to {high:.2f} with {CONFIDENCE:.0%} probability"
+        notes.append(f"{len(errors)} seeds of the record's row: mean {mean:.2f}; {chance}.")
+    noted = [record.result.keys(), mine.result.keys()]
+    lacking = [name for name in ("data", "beginning") if not all(name in keys for keys in noted)]
+    unneeded = ["own code"] * (not record.code and not mine.code)
+    if equal := [group for group in groups if not groups[group] and group not in (*lacking, *unneeded)]:
+        notes.append(f"Equal, as far as both noted it: {', '.join(equal)}.")
+    if lacking:
+        notes.append(f"Not noted by both: {', '.join(lacking)}.")
+    return Sheet("What differs", ("about", "what", "record", "mine", "difference"), tuple(lines), note=" ".join(notes))
+
+
+def _sentence(record: Run, mine: Run, groups: dict[str, Lines], errors: Sequence[float]) -> str:
+    """Say whether it is the same result, another experiment or other bits, and whether seeds explain the difference."""
+    place, settings = first_difference(record, mine), [key for key in groups["settings"] if key != "seed"]
+    causes = [*groups["data"], *groups["own code"], *groups["execution"], *({"torch"} & {*groups["versions"]})]
+    if not place and record.history and record.has_whole_history and mine.has_whole_history:
+        though = f", though these differ: {_named(settings)}" if settings else ""
+        return f"Mine is the same result bit for bit{though}."
+    if settings:
+        lead = f"Mine is another experiment, by {_named(settings)}: the"
+    elif "seed" in groups["settings"]:
+        lead = "The"
+    elif place:
+        usual = _named(causes) or "another generation of the processor, which its name does not tell, or of this code"
+        lead = f"Settings and seed are equal, and bits differ from {place} on (usual cause: {usual}): the"
+    else:
+        lead = "Settings, seed and all that both noted are equal: the"
+    apart = f"{lead} errors differ by {abs(_finite(mine) - _finite(record)):.2f} percent points"
+    if (interval := _interval(errors)) is None:
+        few = "fewer than three seeds of this row" if len(errors) < FEWEST_SEEDS else "seeds of equal error in this row"
+        return f"{apart}; with {few} nothing can be said."
+    low, high = interval
+    within = f"within ±{(high - low) / 2:.2f} of its mean with {CONFIDENCE:.0%} probability"
+    here = f"mine is {abs(_finite(mine) - (low + high) / 2):.2f} from it"
+    if low <= _finite(mine) <= high:
+        verdict = "seeds alone may differ so much" if settings else "seeds explain it"
+    else:
+        suspects = settings + causes + [*({"deepnets"} & {*groups["versions"]})]
+        first = f"look first at: {_named(suspects)}" if suspects else "nothing else that both noted differs"
+        verdict = f"seeds do not explain it; {first}"
+    return f"{apart}; one more run of this row lies {within}, and {here}: {verdict}."
+
+
+def _interval(errors: Sequence[float]) -> tuple[float, float] | None:
+    """Return the interval of one more run's error in percent; None of too few seeds, or of seeds without a spread."""
+    interval = true_difference(errors, Printed(0.0))
+    return interval if interval and interval[0] < interval[1] else None
+
+
+def _named(names: Sequence[str]) -> str:
+    names = list(dict.fromkeys(names))
+    more = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + f" and {more} more" * (more > 0)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
