@@ -170,7 +170,8 @@ def _sheet(record: Run, mine: Run, groups: dict[str, Lines], errors: Sequence[fl
     notes: list[str] = []
     for group, differing in groups.items():
         for number, (key, values) in enumerate(list(differing.items())[:MOST_LINES]):
-            lines.append(("" if number else group, key, *map(_cut, values), ""))
+            shown = [value if len(value) <= LONGEST else f"{value[:LONGEST]}..." for value in values]
+            lines.append(("" if number else group, key, *shown, ""))
         more = len(differing) - MOST_LINES
         notes += [f"{more} more {group} differ." for _ in range(more > 0)]
     by = signed(_finite(mine) - _finite(record))
@@ -179,13 +180,12 @@ def _sheet(record: Run, mine: Run, groups: dict[str, Lines], errors: Sequence[fl
         mean, low, high = sum(interval) / 2, max(interval[0], 0), interval[1]
         chance = f"one more run lies in {low:.2f} to {high:.2f} with {CONFIDENCE:.0%} probability"
         notes.append(f"{len(errors)} seeds of the record's row: mean {mean:.2f}; {chance}.")
-    noted = [record.result.keys(), mine.result.keys()]
-    lacking = [name for name in ("data", "beginning") if not all(name in keys for keys in noted)]
+    lacking = [name for name in ("data", "beginning") if not {name} <= record.result.keys() & mine.result.keys()]
     unneeded = ["own code"] * (not record.code and not mine.code)
     if equal := [group for group in groups if not groups[group] and group not in (*lacking, *unneeded)]:
         notes.append(f"Equal, as far as both noted it: {', '.join(equal)}.")
     if lacking:
-        notes.append(f"Not noted by both: {', '.join(lacking)}.")
+        notes.append(f"Not noted by one or both: {', '.join(lacking)}.")
     return Sheet("What differs", ("about", "what", "record", "mine", "difference"), tuple(lines), note=" ".join(notes))
 
 
@@ -231,7 +231,3 @@ def _named(names: Sequence[str]) -> str:
     names = list(dict.fromkeys(names))
     more = len(names) - MOST_NAMES
     return ", ".join(names[:MOST_NAMES]) + f" and {more} more" * (more > 0)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

@@ -58,6 +58,12 @@ def test_a_run_again_is_the_same_result_bit_for_bit(row: Path, tmp_path: Path, s
     assert {file: file.read_bytes() for file in row.rglob("*") if file.is_file()} == before
 
 
+def test_settings_that_changed_nothing_are_named(row: Path, tmp_path: Path, said: Said) -> None:
+    again = trained(tmp_path / "mine" / "row" / "seed0", EPOCHS, "clip_gradient_norm=1000000.0")
+    sentence = said(row / "seed0", again.path).splitlines()[-1]
+    assert sentence == "Mine is the same result bit for bit, though these differ: clip_gradient_norm."
+
+
 @pytest.mark.parametrize(
     ("override", "key", "is_extreme"),
     [
@@ -143,7 +149,7 @@ def test_what_older_results_did_not_note_is_no_difference(row: Path, copy: RunFo
     kept = {name: value for name, value in stored(copy).items() if name not in ("beginning", "test_right", "data")}
     (copy.path / "result.json").write_text(json.dumps(kept))
     words = said(row / "seed0", copy.path)
-    assert "Not noted by both: data, beginning." in words
+    assert "Not noted by one or both: data, beginning." in words
     assert words.rstrip().endswith("Mine is the same result bit for bit.")
 
 
