@@ -13,18 +13,18 @@ from torch.nn.functional import batch_norm
 
 from deepnets.models.parallel import Share
 
-LANES = 64  # float32 numbers of a few vectors
-FOLDED_CHANNELS = 8  # from so many on, torch's kernel fills a vector, and is faster
+LANES = 64  # float32 numbers in a row, which fill a few of the CPU's vectors
+FOLDED_CHANNELS = 8  # with 8 channels or more torch's kernel fills a vector, and is faster
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """torch's BatchNorm2d, which in training on a CPU may compute narrow maps by `_Folded`.
+    """torch's BatchNorm2d; in training on a CPU it may normalise maps of few channels by `_Folded`.
 
-    torch's kernel runs over the channels of one pixel at a time, and is slow where these do not fill a vector. It also
-    adds in one long sum in float32: its error is several times that of `_Folded`.
+    torch's kernel reads the channels of one pixel at a time, which is slow when they do not fill a vector. It also adds
+    all values in one float32 sum, so its error is several times as large as the error of `_Folded`.
     """
 
-    may_fold = False  # as `batchnorm_kernel` says; analyses, which may need a second derivative, use torch's kernel
+    may_fold = False  # `batchnorm_kernel` sets it; analyses may need a second derivative, so they use torch's kernel
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training and self.folds(x):
@@ -32,7 +32,7 @@ class BatchNorm(nn.BatchNorm2d):
         return super().forward(x)
 
     def folds(self, x: Tensor, groups: int = 1) -> bool:
-        """Whether `_Folded` normalises x (N, C, H, W) in so many equal groups, and is faster than torch's kernel."""
+        """Return whether `_Folded` can normalise x (N, C, H, W) in `groups` equal groups faster than torch's kernel."""
         return (
             self.may_fold
             and self.num_features < FOLDED_CHANNELS
@@ -45,7 +45,7 @@ class BatchNorm(nn.BatchNorm2d):
         )
 
     def folded(self, x: Tensor, groups: int = 1) -> Tensor:
-        """x normalised in groups, each of which moves the running statistics by its share of the momentum."""
+        """Normalise x in equal groups; each group moves the running statistics by its share of the momentum."""
         assert self.momentum is not None
         assert self.running_mean is not None
         assert self.running_var is not None
@@ -58,7 +58,7 @@ class BatchNorm(nn.BatchNorm2d):
 
 
 def _pixels_in_a_row(channels: int) -> int:
-    """A power of two: so many pixels of a map with `channels` channels make a row of at most LANES numbers."""
+    """Return the largest power of two n for which n pixels of `channels` channels are at most LANES numbers."""
     return 1 << (LANES // channels).bit_length() - 1
 
 
@@ -108,33 +108,33 @@ class _Folded(torch.autograd.Function):
 
 
 def _rows(x: Tensor, groups: int) -> Tensor:
-    """The numbers of x (N, C, H, W) as (groups, rows, lanes), without a copy."""
+    """View x (N, C, H, W) as (groups, rows, lanes), without a copy."""
     return x.permute(0, 2, 3, 1).view(groups, -1, x.shape[1] * _pixels_in_a_row(x.shape[1]))
 
 
 def _maps(rows: Tensor, like: Tensor) -> Tensor:
-    """The inverse of `_rows`, in the precision of `like` (N, C, H, W)."""
+    """Undo `_rows`: return maps (N, C, H, W) in the shape and precision of `like`."""
     images, channels, height, width = like.shape
     return rows.to(like.dtype).view(images, height, width, channels).permute(0, 3, 1, 2)
 
 
 def _by_channel(lanes: Tensor, channels: int) -> Tensor:
-    """The sums (groups, C) over the lanes (groups, lanes) of each channel."""
+    """Add the lanes (groups, lanes) of each channel: (groups, C)."""
     return lanes.view(len(lanes), -1, channels).sum(1)
 
 
 def _by_lane(values: Tensor, pixels: int) -> Tensor:
-    """Each channel's value (groups, C) in all its lanes: (groups, 1, lanes)."""
+    """Repeat each channel's value (groups, C) in all its lanes: (groups, 1, lanes)."""
     return values.repeat(1, pixels).unsqueeze(1)
 
 
 class GhostBatchNorm(nn.Module):
-    """Batch normalisation whose statistics in training are over groups of at most `images` images, not the whole batch.
+    """Batch normalisation that in training takes its statistics over groups of at most `images` images.
 
-    A batch that `images` does not divide falls into groups as equal as possible, so that none is tiny; each group moves
-    the running statistics by its share of the momentum. The groups are those of the whole batch: with a `share`, x is
-    this process's part of it. He et al.'s batch of 128 lay on two GPUs, presumably normalised as 2 x 64. Hoffer et al.
-    2017, "Train longer, generalize better".
+    The groups are as equal as possible, so that none is tiny. Each group moves the running statistics by its share of
+    the momentum. With a `share`, x is this process's part of a batch, and the whole batch is divided into groups. He et
+    al.'s batch of 128 lay on two GPUs and was presumably normalised as 2 x 64. Hoffer et al. 2017, "Train longer,
+    generalize better".
     """
 
     def __init__(self, channels: int, *, images: int) -> None:
@@ -154,7 +154,7 @@ class GhostBatchNorm(nn.Module):
         if self.bn.folds(x, len(sizes)):
             return self.bn.folded(x, len(sizes))
         _count(self.bn)
-        # split, as the gradient of tensor_split is written once into zeros and added for each group
+        # Not tensor_split: its backward pass writes each group's gradient into a batch of zeros, and adds these.
         groups = x.split(sizes)
         return torch.cat([self._of_group(group, share=len(group) / len(x)) for group in groups])
 
@@ -169,10 +169,10 @@ class GhostBatchNorm(nn.Module):
 
 
 class SynchronizedBatchNorm(BatchNorm):
-    """Batch normalisation whose statistics in training are over the whole batch, of which x is this process's part.
+    """Batch normalisation of x, this process's part of a batch, by the statistics of the whole batch in training.
 
-    torch.nn.SyncBatchNorm refuses the CPU and waits for the GPU three times in each forward pass. This is a
-    BatchNorm2d, with its parameters and buffers, so that all code for those takes it too.
+    torch.nn.SyncBatchNorm refuses the CPU and waits for the GPU three times in each forward pass. This class is a
+    BatchNorm2d with the same parameters and buffers, so code for BatchNorm2d takes it too.
     """
 
     def __init__(self, norm: nn.BatchNorm2d, share: Share) -> None:
@@ -188,27 +188,27 @@ class SynchronizedBatchNorm(BatchNorm):
 
 
 def let_fold(model: nn.Module, may_fold: bool) -> None:
-    """Choose the kernel of all batch normalisation of `model` in training."""
+    """Set whether all batch normalisation of `model` may use `_Folded` in training, or only torch's kernel."""
     for module in model.modules():
         if isinstance(module, BatchNorm):
             module.may_fold = may_fold
 
 
 def group_sizes(batch: int, images: int) -> list[int]:
-    """How many images each group of a batch has: at most `images`, as equal as possible, the larger ones first."""
+    """Return the sizes of the groups of a batch: at most `images`, as equal as possible, the larger ones first."""
     count = ceil(batch / images)
     return [batch // count + (group < batch % count) for group in range(count)]
 
 
 def _normalised(bn: BatchNorm, x: Tensor, sizes: Sequence[int], share: Share) -> Tensor:
-    """x, this process's part of a batch, normalised by the statistics of groups of `sizes` of the whole batch."""
-    own, edges = share.own, list(accumulate(sizes, initial=0))
+    """Normalise x, this process's part of a batch that is divided into groups of `sizes` images."""
+    own_part, edges = share.own, list(accumulate(sizes, initial=0))
     assert bn.running_mean is not None
     assert bn.running_var is not None
     assert bn.momentum is not None
-    assert len(x) == own.stop - own.start, f"{len(x)} images are not those of {share}"
+    assert len(x) == own_part.stop - own_part.start, f"{len(x)} images do not fit {share}"
     _count(bn)
-    lengths = [max(0, min(last, own.stop) - max(first, own.start)) for first, last in pairwise(edges)]
+    lengths = [max(0, min(last, own_part.stop) - max(first, own_part.start)) for first, last in pairwise(edges)]
     momenta = [size / share.images * bn.momentum for size in sizes]
     if {part.start for part in share.parts} <= set(edges):
         return _of_whole_groups(bn, x, lengths, momenta, len(share.parts))
@@ -222,7 +222,7 @@ def _normalised(bn: BatchNorm, x: Tensor, sizes: Sequence[int], share: Share) ->
 
 
 def _pieces(x: Tensor, lengths: Sequence[int]) -> dict[int, Tensor]:
-    """The part of x that lies in each group, of those of which it has a part."""
+    """Split x into its pieces of the groups, by the group's number; a group without images in x is left out."""
     present = {group: length for group, length in enumerate(lengths) if length}
     if len(present) == 1:  # the backward pass of split would copy the gradient
         return dict.fromkeys(present, x)
@@ -230,17 +230,17 @@ def _pieces(x: Tensor, lengths: Sequence[int]) -> dict[int, Tensor]:
 
 
 def _joined(pieces: list[Tensor], x: Tensor) -> Tensor:
-    """The pieces that x fell into, none of them if it is empty."""
+    """Join the pieces of x again; there are none if x is empty."""
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces or [x])
 
 
 def _of_whole_groups(
     bn: BatchNorm, x: Tensor, lengths: Sequence[int], momenta: Sequence[float], processes: int
 ) -> Tensor:
-    """Each group lies within one process: nothing is communicated.
+    """Normalise x when each group lies within one process, so that the processes need not communicate.
 
-    A process's running statistics count its own groups `processes` times and the others' not at all. As they are linear
-    in the groups' statistics, their mean over the processes is what one process has: `Training.gather_statistics`.
+    A process's running statistics count its own groups `processes` times and no others. They are linear in the groups'
+    statistics, so their mean over the processes is what one process alone has: see `Training.gather_statistics`.
     """
     assert bn.running_mean is not None
     assert bn.running_var is not None
@@ -263,29 +263,29 @@ def _of_whole_groups(
 def _statistics(
     x: Tensor, lengths: Sequence[int], sizes: Sequence[int], processes: int, like: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Means and variances (groups, channels) of groups that lie on several processes, by one message of each.
+    """Return means and variances (groups, channels) of groups that lie on several processes; each sends one message.
 
-    Chan et al. 1983, "Algorithms for computing the sample variance": a sum of squares less that of the mean cancels.
+    Chan et al. 1983, "Algorithms for computing the sample variance": E[x^2] - E[x]^2 would lose digits to cancellation.
     """
-    own = like.new_zeros(len(sizes), 3, *like.shape)
-    unused = like.new_empty(2, *like.shape)  # running statistics, whose dtype is that of the result
+    parts = like.new_zeros(len(sizes), 3, *like.shape)
+    unused = like.new_empty(2, *like.shape)  # running statistics; their dtype decides the dtype of the result
     for group, piece in _pieces(x, lengths).items():
         mean, variance = torch.batch_norm_update_stats(piece, unused[0], unused[1], 0.0)
-        own[group] = torch.stack([torch.full_like(mean, len(piece) / sizes[group]), mean, variance])
-    of_all = own.new_empty(processes * len(own), *own.shape[1:])
-    dist.all_gather_into_tensor(of_all, own)
-    weight, mean, variance = of_all.view(processes, *own.shape).unbind(2)
+        parts[group] = torch.stack([torch.full_like(mean, len(piece) / sizes[group]), mean, variance])
+    of_all = parts.new_empty(processes * len(parts), *parts.shape[1:])
+    dist.all_gather_into_tensor(of_all, parts)
+    weight, mean, variance = of_all.view(processes, *parts.shape).unbind(2)
     means = (weight * mean).sum(0)
     deviation = mean - means
     return means, (weight * torch.addcmul(variance, deviation, deviation)).sum(0)
 
 
 class _OfDividedGroups(torch.autograd.Function):
-    """Batch normalisation by given statistics of groups, of which other processes have parts.
+    """Batch normalisation by given statistics of groups that are divided among processes.
 
     For a group of m values, dx = w/s dy - w/s (sum(dy) + sum(dy x^) x^) / m with s^2 = variance + eps. The first term
-    is the gradient of a normalisation by constants, which comes with this process's part of both sums; the second is x
-    normalised with another weight and bias. Both are torch's fused operations.
+    is the gradient of a normalisation by constants; torch computes it with this process's part of both sums. The second
+    term is x normalised with another weight and bias. Both are torch's fused operations.
     """
 
     @staticmethod
@@ -313,21 +313,21 @@ class _OfDividedGroups(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, means, variances = ctx.saved_tensors
         pieces, factors = _pieces(x, ctx.lengths), (variances + ctx.eps).rsqrt()
-        gradients, own = {}, weight.new_zeros(len(means), 2, *weight.shape)
-        for group, of_group in _pieces(dy, ctx.lengths).items():
+        gradients, partial_sums = {}, weight.new_zeros(len(means), 2, *weight.shape)
+        for group, dy_piece in _pieces(dy, ctx.lengths).items():
             mean, variance, factor = means[group], variances[group], factors[group]
             gradients[group], *sums = torch.ops.aten.native_batch_norm_backward(
-                of_group, pieces[group], weight, mean, variance, mean, factor, False, ctx.eps, [True, True, True]
+                dy_piece, pieces[group], weight, mean, variance, mean, factor, False, ctx.eps, [True, True, True]
             )
-            own[group] = torch.stack(sums)
-        sums = own.clone()
+            partial_sums[group] = torch.stack(sums)
+        sums = partial_sums.clone()
         dist.all_reduce(sums)
         for group, piece in pieces.items():
             other_weight, other_bias = sums[group] * (weight * factors[group] / -ctx.counts[group])
             gradients[group] += batch_norm(piece, means[group], variances[group], other_weight, other_bias, eps=ctx.eps)
-        return _joined([*gradients.values()], dy), *own.sum(0), None, None, None, None, None
+        return _joined([*gradients.values()], dy), *partial_sums.sum(0), None, None, None, None, None
 
 
 def _count(bn: nn.BatchNorm2d) -> None:
-    if bn.num_batches_tracked is not None:  # it is None while recomputation lets the statistics be
+    if bn.num_batches_tracked is not None:  # recomputation sets it to None while statistics must not change
         bn.num_batches_tracked.add_(1)

@@ -16,11 +16,11 @@ from deepnets.system.ranges import Count, Depth, Kernel, PositiveFactor, Rate, S
 class DenseNet(UnitNetwork):
     """A stem, stages of `units` each adding `growth` channels, transitions between them, and a linear head.
 
-    The branch of a unit is BN-ReLU-conv3x3, with `bottleneck` n behind BN-ReLU-conv1x1 of n times `growth` channels; a
-    transition is BN-ReLU-conv1x1 to `compression` times the channels and average pooling of 2x2. `dropout` is the rate
-    behind each convolution but the stem's. Maps images (N, C, H, W) to logits (N, classes). Huang et al. 2017.
+    The branch of a unit is BN-ReLU-conv3x3; with `bottleneck` n, BN-ReLU-conv1x1 to n times `growth` channels precedes
+    it. A transition is BN-ReLU-conv1x1 to `compression` times the channels and average pooling of 2x2. `dropout` is the
+    rate behind each convolution except the stem. Maps images (N, C, H, W) to logits (N, classes). Huang et al. 2017.
 
-    Raises ValueError for no stages, and what Layers, UnitDesign, ShortcutShape and UnitNetwork.complete refuse.
+    Raises ValueError without stages, and for what Layers, UnitDesign, ShortcutShape and UnitNetwork.complete refuse.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class DenseNet(UnitNetwork):
         self.stem = layers.sequence(stem, shape[0], [Conv(stem_width, stem_kernel, stem_stride)])
         channels, index = channels_behind(stem, shape[0], [Conv(stem_width, stem_kernel, stem_stride)]), 0
         self.stages = nn.Sequential()
-        for number, own in enumerate(units):
+        for number, units_of_stage in enumerate(units):
             stage = nn.Sequential()
             if number > 0:
                 inputs, channels = channels, int(channels * compression)
                 stage.extend(layers.sequence((*ordering.layer, "avg_pool"), inputs, [Conv(channels, 1, 1)]))
-            for _ in range(own):
+            for _ in range(units_of_stage):
                 index += 1
                 unit = design.unit(index, channels, convs)
                 stage.append(unit)

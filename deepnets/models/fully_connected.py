@@ -16,7 +16,7 @@ class FullyConnected(nn.Module):
     Maps images (N, C, H, W), flattened, to logits (N, classes). Srivastava et al. 2015, "Training very deep networks",
     3.1: the layers are y = H(x) T(x) + x (1 - T(x)) with a gated shortcut, y = H(x) without one.
 
-    Raises ValueError for another layer, and what Ordering refuses.
+    Raises ValueError for a layer of anything but linear, relu and tanh, and for what Ordering refuses.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class FullyConnected(nn.Module):
 
     @property
     def parts(self) -> list[nn.Module]:
-        """What an image passes, in this order; the units are children of `stages`."""
+        """The modules that an image passes, in this order; the units are children of `stages`."""
         return [nn.Flatten(), self.stem, self.stages, self.head]
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Further shortcuts: two gates of their own for x and r, updates by direction, and concatenation.
+"""Further shortcuts: separate gates for x and r, updates that depend on the direction of r, and concatenation.
 
 The usual gate of highway networks, (1 - g) x + g r, is `shortcuts.Gated`.
 """
@@ -17,8 +17,8 @@ from deepnets.system.ranges import NotNegative, Real
 class SeparatelyGated(nn.Module):
     """y = C(x) x + T(x) r with carry gate C and transform gate T, each sigmoid(W x + b) by channel and pixel.
 
-    The general form of Srivastava et al. 2015, of which C = 1 - T is the usual case. W is a convolution of size
-    1 with the unit's stride; the biases start as `carry_bias` and `transform_bias`.
+    This is the general form of Srivastava et al. 2015, whose usual case is C = 1 - T. Each W is a convolution of size 1
+    with the unit's stride; the biases start as `carry_bias` and `transform_bias`.
     """
 
     def __init__(self, *, transform_bias: Real, carry_bias: Real, ends: ShortcutShape) -> None:
@@ -42,8 +42,8 @@ class SeparatelyGated(nn.Module):
 class Orthogonal(nn.Module):
     """y = x + r - (<x, r> / (|x|^2 + eps)) x: only what is orthogonal to x is added; Oh et al. 2025 (2505.11881).
 
-    With `feature_wise`, products are over the channels of each position, else over all of an image's numbers. In
-    half precision they are computed in float32.
+    With `feature_wise`, the products are taken over the channels of each position, otherwise over all numbers of an
+    image. In half precision they are computed in float32.
     """
 
     def __init__(self, *, feature_wise: bool, eps: NotNegative, ends: ShortcutShape) -> None:
@@ -66,7 +66,7 @@ class Delta(nn.Module):
     """y = x + b k (v - k'x), k = r / |r| over the channels of each position: Deep Delta (2601.00417).
 
     b = 2 sigmoid(W x + bias) is 0 for the identity, 1 for a projection and 2 for a reflection. b and the number v are
-    linear in the unit's input here, one for each position; which layers the authors use for them is not confirmed.
+    linear in the unit's input here, one for each position; we do not know which layers the authors use for them.
     """
 
     def __init__(self, *, bias: Real, ends: ShortcutShape) -> None:
@@ -89,7 +89,7 @@ class Delta(nn.Module):
 
 
 class Concatenated(nn.Module):
-    """y = (x, r), r's channels behind those of x: Huang et al. 2017 (DenseNet)."""
+    """y = (x, r), where the channels of r follow those of x: Huang et al. 2017 (DenseNet)."""
 
     def __init__(self, *, ends: ShortcutShape) -> None:
         super().__init__()
@@ -98,18 +98,18 @@ class Concatenated(nn.Module):
 
     @staticmethod
     def channels(x: int, r: int) -> int:
-        """Those of y."""
+        """Return the number of channels of y, given those of x and of r."""
         return x + r
 
     def forward(self, x: Tensor, r: Tensor) -> Tensor:
         x = self.resize(x)
-        if r.dim() == 0:  # a branch that is not computed
+        if r.dim() == 0:  # the branch was not computed
             r = r.expand(len(x), self.added, *x.shape[2:])
         return torch.cat((x, r), dim=1)
 
 
 def _linear(ends: ShortcutShape, outputs: int) -> nn.Conv2d | nn.Linear:
-    """W x + b of the unit's input, by the kind of weights that its branch has."""
+    """Return a layer W x + b for the unit's input, convolutional or linear as in the unit's branch."""
     layers = replace(ends.layers, conv_bias=True)
     layer = layers.sequence(ends.projection[:1], ends.inputs, [Conv(outputs, 1, ends.stride)])[0]
     assert isinstance(layer, nn.Conv2d | nn.Linear)
@@ -122,5 +122,5 @@ def _fill(layer: nn.Conv2d | nn.Linear, bias: float) -> None:
 
 
 def _channels(x: Tensor) -> int:
-    """The dimension of the channels: of maps (N, C, H, W) the second, of tokens (N, T, d) and features the last."""
+    """Return the dimension of the channels: 1 for maps (N, C, H, W), -1 for tokens (N, T, d) and features."""
     return 1 if x.dim() == 4 else -1

@@ -19,10 +19,10 @@ class Highway(nn.Module):
 
     Stage i is a plain convolution of (kernel, padding) `entries[i]`, then `units[i]` units at constant shape whose
     kernels are `kernels` in turn, max pooling of (kernel, stride) `pools[i]`, which keeps incomplete windows, and
-    dropout; None leaves entry or pooling out. `first_std` and `head_std` replace the initialisation of the first
-    convolution and of the head. Maps images (N, C, H, W) to logits (N, classes). Srivastava et al. 2015, 3.2 and 3.3.
+    dropout; where entry or pooling is None, there is none. `first_std` and `head_std` replace the initialisation of the
+    first convolution and the head. Maps images (N, C, H, W) to logits (N, classes). Srivastava et al. 2015, 3.2, 3.3.
 
-    Raises ValueError for lists that disagree, even kernels, images that are too small, and what Ordering refuses.
+    Raises ValueError for lists of unequal length, even kernels, too small images, and for what Ordering refuses.
     """
 
     def __init__(
@@ -54,17 +54,17 @@ class Highway(nn.Module):
         design = UnitDesign(Ordering(tuple(layer), after=()), layers, shortcut, resize="zero_padding", units=sum(units))
         self.stem = nn.Dropout(input_dropout)
         self.stages = nn.Sequential()
-        channels, coming = shape[0], count(1)
-        for width, entry, own, pool, dropout in zip(widths, entries, units, pools, dropouts, strict=True):
+        channels, numbers = shape[0], count(1)
+        for width, entry, units_of_stage, pool, dropout in zip(widths, entries, units, pools, dropouts, strict=True):
             stage = nn.Sequential()
             if entry is not None:
                 kernel, padding = entry
                 stage.extend(layers.sequence(layer, channels, [Conv(width, kernel, 1, padding)]))
             elif width != channels:
                 raise ValueError(f"widths: {width} follows {channels}, which needs an entry, e.g. [3, 1]")
-            for index in range(own):
+            for index in range(units_of_stage):
                 convs = [Conv(width, kernels[index % len(kernels)], stride=1)]
-                stage.append(design.unit(next(coming), width, convs))
+                stage.append(design.unit(next(numbers), width, convs))
             if pool is not None:
                 size, stride = pool
                 stage.append(nn.MaxPool2d(size, stride, ceil_mode=True))
@@ -88,7 +88,7 @@ class Highway(nn.Module):
 
     @property
     def parts(self) -> list[nn.Module]:
-        """What an image passes, in this order; the units are children of some."""
+        """The modules that an image passes, in this order; some of them contain the units."""
         return [self.stem, *self.stages, self.tail, self.head]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ class Highway(nn.Module):
 
 
 def _features(body: nn.Module, shape: tuple[int, int, int]) -> int:
-    """How many numbers `body` makes of an image."""
+    """Return how many features `body` computes for an image; raises ValueError for images that are too small."""
     try:
         return deepcopy(body).to("meta").eval()(torch.empty(1, *shape, device="meta")).shape[1]
     except RuntimeError as error:

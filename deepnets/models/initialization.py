@@ -1,4 +1,4 @@
-"""What a network's parameters are before the first step."""
+"""Initialisations: how a network's parameters are set before the first step."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from deepnets.system.ranges import NotNegative, Positive, PositiveFactor
 
 
 class Initialization(ABC):
-    """How the weights of all layers are drawn; `initialize` does the rest.
+    """Draws the weights of all layers; `initialize` does the rest.
 
     Attributes:
         mirrors: whether a weight behind a CReLU is (W, -W).
@@ -32,7 +32,7 @@ class Initialization(ABC):
         nn.init.zeros_(bias)
 
     def finish(self, model: nn.Module, head: nn.Linear) -> None:  # noqa: B027, as most change nothing
-        """Change what has been drawn; raises ValueError where it makes no sense in this net."""
+        """Change weights after all are drawn; raises ValueError if that makes no sense in this net."""
 
 
 class HeFanOut(Initialization):
@@ -50,7 +50,7 @@ class HeFanIn(Initialization):
 
 
 class Huang2016(HeFanIn):
-    """HeFanIn's, and the head's bias ~ U(+-1 / sqrt(fan_in)), Torch's default: the released code of Huang et al."""
+    """As HeFanIn, but the head's bias is ~ U(+-1 / sqrt(fan_in)), Torch's default: released code of Huang et al."""
 
     def finish(self, model: nn.Module, head: nn.Linear) -> None:
         bound = 1 / sqrt(head.in_features)
@@ -86,7 +86,7 @@ class Orthogonal(Initialization):
 
 @dataclass(frozen=True)
 class DeltaOrthogonal(Initialization):
-    """Zero but for an orthogonal centre tap times sigma_w; biases ~ N(0, sigma_b^2): Xiao et al. 2018 (1806.05393)."""
+    """Zeros around an orthogonal centre tap times sigma_w; biases ~ N(0, sigma_b^2): Xiao et al. 2018 (1806.05393)."""
 
     weight_variance: Positive
     bias_variance: NotNegative
@@ -99,10 +99,10 @@ class DeltaOrthogonal(Initialization):
 
 
 class LooksLinear(Initialization):
-    """An orthogonal map of each pixel: Balduzzi et al. 2017, section 4.
+    """Each weight maps every pixel by an orthogonal matrix: Balduzzi et al. 2017, section 4.
 
-    Any weight behind a CReLU, the head's too, is (W, -W), so that a net of convolutions and CReLU is linear, with
-    shortcuts that are linear too. Zero padding of what a CReLU made would part its halves.
+    Every weight behind a CReLU, also the head's, is (W, -W), so a net of convolutions, CReLU and linear shortcuts is
+    linear. Zero padding behind a CReLU would separate its two halves.
     """
 
     mirrors = True
@@ -112,10 +112,10 @@ class LooksLinear(Initialization):
 
 
 class Fixup(HeFanOut):
-    """He's, the last weight of each branch and the head's 0, the others of a branch times L^(-1 / (2m - 2)).
+    """As HeFanOut, but a branch's last weight and the head's are 0, and its others are scaled by L^(-1 / (2m - 2)).
 
-    L is the number of units and m that of a branch's weights; the stem starts as torch's layers do. Zhang et al. 2019,
-    rules 1 and 2; the scalars of rule 3 are `model/ordering=fixup model/shortcut=fixup`.
+    L is the number of units, m the number of weights in a branch. The stem starts as torch's layers do. Zhang et al.
+    2019, rules 1 and 2; the scalars of rule 3 are `model/ordering=fixup model/shortcut=fixup`.
     """
 
     def finish(self, model: nn.Module, head: nn.Linear) -> None:
@@ -132,7 +132,7 @@ class Fixup(HeFanOut):
 
 
 class ZeroGamma(HeFanOut):
-    """He's (fan-out), and the gain of the batch normalisation that ends each branch 0: Goyal et al. 2017."""
+    """As HeFanOut, but the gain of the batch normalisation that ends each branch is 0: Goyal et al. 2017."""
 
     def finish(self, model: nn.Module, head: nn.Linear) -> None:
         for unit in _units(model):
@@ -147,16 +147,16 @@ class ZeroGamma(HeFanOut):
 
 
 class DeepNorm(Glorot):
-    """Glorot's, with the weights of MLPs, values and outputs times (8N)^(-1/4) for N layers: Wang et al. 2022.
+    """As Glorot, but weights of MLPs, values and outputs are scaled by (8N)^(-1/4) for N layers: Wang et al. 2022.
 
     A layer is two units, attention and MLP. Their method `values_and_outputs` returns the weights that are scaled;
-    queries and keys are not. It belongs to `model/shortcut=deepnorm`.
+    queries and keys are not scaled. Use it with `model/shortcut=deepnorm`.
     """
 
     def finish(self, model: nn.Module, head: nn.Linear) -> None:
         beta = (4 * len(_units(model))) ** -0.25
-        found = (getattr(module, "values_and_outputs", None) for module in model.modules())
-        sublayers = [values_and_outputs for values_and_outputs in found if callable(values_and_outputs)]
+        methods = (getattr(module, "values_and_outputs", None) for module in model.modules())
+        sublayers = [values_and_outputs for values_and_outputs in methods if callable(values_and_outputs)]
         if not sublayers:
             raise ValueError(
                 "deepnorm scales the sublayers of transformers: choose a model=vit_*, or another initialization"
@@ -167,10 +167,10 @@ class DeepNorm(Glorot):
 
 
 class PyTorch(Initialization):
-    """What torch's own layers start with."""
+    """Each layer starts with torch's own initial values."""
 
     def draw(self, weight: Tensor) -> None:
-        """Nothing: `finish` lets each layer draw its own."""
+        """Draw nothing: `finish` lets each layer draw its own."""
 
     def finish(self, model: nn.Module, head: nn.Linear) -> None:
         for layer in _with_weights(model):
@@ -191,12 +191,12 @@ NAMED: dict[str, Callable[[], Initialization]] = {
 
 
 def initialize(model: nn.Module, head: nn.Linear, initialization: Initialization | str) -> None:
-    """Draw all weights but the head's as `initialization` does, the head's from U(+-1 / sqrt(fan_in)), in place.
+    """Draw the head's weight from U(+-1 / sqrt(fan_in)) and all others by `initialization`, in place.
 
-    Biases are 0 unless it draws them, batch and layer normalisation neutral. A module with a method `reset_bias`, as
-    gates have, then sets its own.
+    Biases are 0 unless it draws them; batch and layer normalisation start neutral. Last, modules with a method
+    `reset_bias`, such as gates, set their own.
 
-    Raises ValueError for a name that is not one of `NAMED`, and what the initialization refuses.
+    Raises ValueError for a name that is not one of `NAMED`, and for what the initialization refuses.
     """
     if isinstance(initialization, str):
         if initialization not in NAMED:
@@ -210,7 +210,7 @@ def initialize(model: nn.Module, head: nn.Linear, initialization: Initialization
 
 
 def _visit(module: nn.Module, head: nn.Linear, initialization: Initialization, mirrored: bool) -> bool:
-    """Draw a module's weights, and its children's in order; whether a CReLU made what it reads, and what it returns."""
+    """Draw the weights of a module, whose input a CReLU made if `mirrored`; return whether one made its output."""
     if isinstance(module, CReLU):
         return initialization.mirrors
     if isinstance(module, nn.Conv2d | nn.Linear):

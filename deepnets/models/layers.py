@@ -1,4 +1,4 @@
-"""The vocabulary of layers: names, as written in YAML, to modules."""
+"""The layers that YAML can name, and the modules that these names stand for."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,14 +10,14 @@ from torch.nn.functional import relu
 from deepnets.models.batchnorm import BatchNorm, GhostBatchNorm
 
 WEIGHTS = ("conv", "linear")
-SUBLAYERS = ("sublayer", "attention", "mlp")  # several weights in one layer of a transformer; the first is any of them
+SUBLAYERS = ("sublayer", "attention", "mlp")  # of transformers, with several weights each; "sublayer" is any of them
 
 
 @dataclass(frozen=True)
 class Conv:
-    """One convolution to come: output channels, kernel, stride, and a padding, None for the one that keeps the size.
+    """A convolution that is still to be built; `padding` None keeps the size of the map.
 
-    `groups` divides its channels, as in ResNeXt. A "linear" layer has the outputs only.
+    `groups` divides its channels, as in ResNeXt. A "linear" layer uses `outputs` only.
     """
 
     outputs: int
@@ -46,11 +46,11 @@ class CReLU(nn.Module):
 
 
 def channels_behind(names: Sequence[str], channels: int, convs: Sequence[Conv] = ()) -> int:
-    """How many channels `channels` have become behind the named layers."""
-    coming = iter(convs)
+    """Return how many channels leave the named layers when `channels` enter."""
+    following = iter(convs)
     for name in names:
         if name in WEIGHTS:
-            channels = next(coming).outputs
+            channels = next(following).outputs
         elif name == "crelu":
             channels *= 2
     return channels
@@ -58,11 +58,11 @@ def channels_behind(names: Sequence[str], channels: int, convs: Sequence[Conv] =
 
 @dataclass(frozen=True)
 class Layers:
-    """What all layers of one net have in common: whether convolutions have a bias, and over how many images "bn" works.
+    """Settings of all layers of a net: whether convolutions have a bias, and how many images "bn" normalises together.
 
-    Where batch normalisation follows, a bias has no effect; fb.resnet.torch leaves it out, others keep it.
-    `batchnorm_images` None is the whole batch, else see GhostBatchNorm. `dropout` is the rate of "dropout", and
-    `further` makes layers of one family from their channels, by name.
+    In front of batch normalisation a bias has no effect; fb.resnet.torch leaves it out, others keep it. With
+    `batchnorm_images` None "bn" takes the whole batch, else see GhostBatchNorm. `dropout` is the rate of "dropout".
+    `further` holds layers of one family by name, as functions of the number of channels.
     """
 
     conv_bias: bool
@@ -71,17 +71,17 @@ class Layers:
     further: Mapping[str, Callable[[int], nn.Module]] = field(default_factory=dict)
 
     def sequence(self, names: Sequence[str], channels: int, convs: Sequence[Conv] = ()) -> nn.Sequential:
-        """The named layers in order, each "conv" or "linear" the next of `convs`; no name at all is the identity.
+        """Build the named layers in order; each "conv" or "linear" takes the next of `convs`. No names: the identity.
 
         Maps (N, `channels`, H, W) to (N, C, ceil(H / s), ceil(W / s)), with C the last convolution's outputs and s the
         product of the strides; or (N, `channels`) to (N, C). Raises ValueError for a name outside the vocabulary.
         """
-        coming = iter(convs)
+        following = iter(convs)
         modules: list[nn.Module] = []
         for name in names:
-            own = [next(coming)] if name in WEIGHTS else []
-            modules.append(self._weights(name, channels, *own) if own else self._layer(name, channels))
-            channels = channels_behind([name], channels, own)
+            taken = [next(following)] if name in WEIGHTS else []
+            modules.append(self._weights(name, channels, *taken) if taken else self._layer(name, channels))
+            channels = channels_behind([name], channels, taken)
         return nn.Sequential(*modules)
 
     def _weights(self, name: str, channels: int, conv: Conv) -> nn.Module:
@@ -119,8 +119,8 @@ class Layers:
                 )  # He et al. 2015, Table 1; padding as fb.resnet.torch
         if name == "sublayer":
             raise ValueError(
-                "layer 'sublayer' stands for attention or MLP: model/ordering=pre_norm and post_norm are those of "
-                "transformers (model=vit); choose another ordering"
+                "layer 'sublayer' stands for attention or MLP: only transformers (model=vit) have them; choose a "
+                "model/ordering other than pre_norm and post_norm"
             )
         names = ["conv", "linear", "bn", "relu", "crelu", "tanh", "shift", "dropout", "avg_pool", *self.further]
         raise ValueError(f"unknown layer {name!r}; choose from {', '.join(names)} and max_pool")

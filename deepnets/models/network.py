@@ -1,4 +1,4 @@
-"""What networks made of units have in common: stem, stages of units, tail, head, and their division among processes."""
+"""The base of networks made of units: stem, stages of units, tail and head; how several processes share a batch."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ from deepnets.models.unit import Unit
 
 
 class UnitNetwork(nn.Module):
-    """logits = head(average(tail(units(stem(x))))), each unit with the b of its survival.
+    """logits = head(average(tail(units(stem(x))))), where each unit gets its b from `survival`.
 
     A family sets `stem`, `stages`, `tail` and `head`, and then calls `complete`. A stage may hold other layers beside
     its units. Stochastic depth and recomputation are the same in all families.
@@ -33,11 +33,11 @@ class UnitNetwork(nn.Module):
 
     @property
     def parts(self) -> list[Callable[[Tensor], Tensor]]:
-        """What an image passes, in this order; the units are children of some."""
+        """The modules that an image passes, in this order; some of them contain the units."""
         return [self.stem, *self.stages, self.tail, self.average, self.head]
 
     def complete(self, survival: Survival | None, initialization: Initialization | str) -> None:
-        """Draw all parameters; raises ValueError where units cannot do without their branch, or as `initialize`."""
+        """Draw all parameters; raises ValueError if a unit that may lose its branch is plain, or as `initialize`."""
         self.survival = survival
         self.keep(Memory.full)
         if survival is not None:
@@ -50,10 +50,10 @@ class UnitNetwork(nn.Module):
         self.draws = own_generator() if survival else None
 
     def keep(self, memory: Memory) -> None:
-        """What the forward pass stores for the backward pass, which computes the rest again; `full` at first.
+        """Choose what the forward pass stores; the backward pass computes the rest again. `full` at first.
 
         recompute_activations stores the outputs of the convolutions, recompute_units the input of every unit,
-        recompute_segments the input of about sqrt(3 L) of L units. No choice changes a gradient by a bit.
+        recompute_segments the input of about sqrt(3 L) of L units. The gradients are the same, bit by bit.
         """
         self.memory = memory
         for unit in self.units:
@@ -63,16 +63,16 @@ class UnitNetwork(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         layers = [layer for stage in self.stages for layer in stage.children()]
         survival = iter(self._survival())
-        own = [next(survival) if isinstance(layer, Unit) else None for layer in layers]
-        x = through(layers, own, self.stem(x), self.memory)
+        factors = [next(survival) if isinstance(layer, Unit) else None for layer in layers]
+        x = through(layers, factors, self.stem(x), self.memory)
         return self.head(self.average(self.tail(x)))
 
     def average(self, x: Tensor) -> Tensor:
-        """What the head reads of the tail's maps (N, C, H, W): their means (N, C)."""
+        """Average the tail's maps (N, C, H, W) for the head: (N, C)."""
         return x.mean((2, 3))
 
     def _survival(self) -> list[float]:
-        """b of each unit; in training it is drawn anew at each call."""
+        """Return b of each unit; in training it is drawn anew at each call."""
         units = len(self.units)
         if self.survival is None:
             return [1.0] * units
@@ -80,15 +80,15 @@ class UnitNetwork(nn.Module):
 
 
 def divide(model: nn.Module, share: Share) -> None:
-    """Tell all layers that draw, or whose output depends on more than one image, about this process's share of a batch.
+    """Give `share` to all layers that draw random numbers, or whose output depends on more than one image.
 
-    A user's own layer takes part if it contains torch's BatchNorm2d or Dropout. One that computes statistics or draws
+    Torch's BatchNorm2d and Dropout inside a user's own layer get it too. A layer that computes statistics or draws
     random numbers itself does so for this process's part alone.
     """
     for module in list(model.modules()):
         if isinstance(module, GhostBatchNorm | Dropped):
             module.share = share
-            continue  # the statistics of a ghost's own BatchNorm2d are computed by the ghost
+            continue  # it computes the statistics of the BatchNorm2d inside it
         for name, child in module.named_children():
             if isinstance(child, nn.BatchNorm2d) and type(child) in (nn.BatchNorm2d, BatchNorm):
                 setattr(module, name, SynchronizedBatchNorm(child, share))

@@ -1,7 +1,7 @@
-"""A batch that is divided among several processes: each trains on its share as one process would on the whole batch.
+"""A batch divided among several processes, which train together as one process would on the whole batch.
 
 Dropout draws the mask of the whole batch, and running statistics are averaged over the processes. Batch normalisation
-over several processes is in `batchnorm`; `network.divide` tells all layers of a network about its share.
+over several processes is in `batchnorm`; `network.divide` gives a share to all layers of a network that need it.
 """
 
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ from torch.nn import functional as F
 
 @dataclass
 class Share:
-    """Which part of a batch process `rank` has: `parts` are those of all processes, contiguous and by rank.
+    """The `parts` of a batch that the processes have, contiguous and by rank; this process is number `rank`.
 
-    The maker of the batches sets `parts` before it hands each of them out, as the last one of an epoch may be shorter.
-    The layers that `network.divide` told of the share read it there: a forward pass has no argument for it.
+    The iterator over the batches sets `parts` before it yields a batch, as an epoch's last batch may be shorter. Layers
+    that have this share from `network.divide` read `parts` here, because a forward pass has no argument for it.
     """
 
     rank: int
@@ -35,15 +35,15 @@ class Share:
 
 
 def dropout(x: Tensor, rate: float, training: bool, share: Share | None) -> Tensor:
-    """torch's dropout of x (n, ...); with a `share`, x is this process's part of the batch.
+    """Apply torch's dropout to x (n, ...); with a `share`, x is this process's part of the batch.
 
-    Every process draws the mask of the whole batch, as one process alone would, and takes its part: their generators
-    stay equal, whatever their number.
+    Every process draws the mask of the whole batch, as one process alone would, and uses its part. So the generators of
+    all processes stay equal, however many there are.
     """
     if share is None or not training or rate == 0:
         return F.dropout(x, rate, training)
     is_last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
-    layout = torch.channels_last if is_last else torch.contiguous_format  # the draws follow it
+    layout = torch.channels_last if is_last else torch.contiguous_format  # the draws follow the layout
     whole = torch.empty((share.images, *x.shape[1:]), dtype=x.dtype, device=x.device, memory_format=layout)
     return x * F.dropout(whole.fill_(1), rate)[share.own]
 
@@ -60,19 +60,19 @@ class Dropout(nn.Dropout):
 
 
 def statistics_of(model: nn.Module) -> Tensor:
-    """The running statistics of all layers of `model`, one behind the other: (values,)."""
+    """Return the running statistics of all layers of `model` as one vector (values,)."""
     device = next(model.parameters()).device
     return torch.cat([torch.zeros(0, device=device), *(buffer.flatten() for buffer in _running(model).values())])
 
 
 def mean_statistics(statistics: Tensor) -> Tensor:
-    """The whole batch's running statistics from those of every process (processes, values)."""
+    """Average the running statistics of all processes (processes, values) to the whole batch's (values,)."""
     first = statistics[0]
-    return first + (statistics - first).mean(0)  # equal ones stay what they are, to the bit
+    return first + (statistics - first).mean(0)  # equal values stay the same, to the bit
 
 
 def named_statistics(model: nn.Module, values: Tensor) -> dict[str, Tensor]:
-    """`values` (values,), as `statistics_of` returns them, by the names that they have in the state of `model`."""
+    """Split `values` (values,) of `statistics_of` into tensors by their names in the state of `model`."""
     running = _running(model)
     parts = values.split([buffer.numel() for buffer in running.values()])
     return {name: part.view_as(running[name]) for name, part in zip(running, parts, strict=True)}
@@ -86,5 +86,5 @@ def set_statistics(model: nn.Module, values: Tensor) -> None:
 
 
 def _running(model: nn.Module) -> dict[str, Tensor]:
-    """The running statistics of batch normalisation, by their names in the state of `model`."""
+    """Return the running statistics of batch normalisation, by their names in the state of `model`."""
     return {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}

@@ -1,4 +1,4 @@
-"""Depth in a small memory: what the backward pass needs is computed again instead of being kept."""
+"""Deep networks in little memory: the backward pass computes activations again that were not stored."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -18,8 +18,8 @@ from deepnets.models.shortcuts import Dropped
 class Branch(nn.Sequential):
     """A sequence of layers; with `recompute`, only the convolutions' outputs are kept for the backward pass.
 
-    What stands in front of each, batch normalisation and ReLU, is computed again. The convolution itself is not: it is
-    the last to need a tensor, where recomputation stops.
+    The batch normalisation and ReLU in front of each convolution are computed again. The convolution itself is not:
+    recomputation stops as soon as the last tensor that the backward pass needs, the convolution's input, is there.
     """
 
     recompute = False
@@ -33,10 +33,10 @@ class Branch(nn.Sequential):
 
 
 def recomputed(function: Callable[..., Tensor], *arguments: Any, within: nn.Module) -> Tensor:
-    """`function(*arguments)`, of which only the arguments are kept; the backward pass calls it again.
+    """Call `function(*arguments)` and keep only the arguments; the backward pass calls it again.
 
-    The second call draws the same random numbers and leaves the statistics of batch normalisation `within` alone, so
-    gradients, statistics and whatever is drawn next are those of a plain call, on a CPU bit by bit.
+    The second call draws the same random numbers and does not change the statistics of batch normalisation in `within`.
+    So gradients, statistics and later random numbers equal those of a plain call, on a CPU bit by bit.
     """
     return checkpoint(
         function,
@@ -48,8 +48,8 @@ def recomputed(function: Callable[..., Tensor], *arguments: Any, within: nn.Modu
 
 
 def through(units: Sequence[nn.Module], survival: Sequence[float | None], x: Tensor, memory: Memory) -> Tensor:
-    """x behind `units`, the b of each from `survival`, None for other layers; for "recompute_units" the input of each
-    is kept, for "recompute_segments" that of some: Chen et al. 2016, "Training deep nets with sublinear memory cost".
+    """Pass x through `units`, each with its b from `survival`, None for other layers. "recompute_units" keeps the input
+    of each, "recompute_segments" of some: Chen et al. 2016, "Training deep nets with sublinear memory cost".
     """
     if memory not in (Memory.recompute_units, Memory.recompute_segments) or not torch.is_grad_enabled():
         return _plainly(units, survival, x)
@@ -69,7 +69,7 @@ def _plainly(units: Sequence[nn.Module], survival: Sequence[float | None], x: Te
 
 @contextmanager
 def _still(within: nn.Module) -> Iterator[None]:
-    """Batch normalisation normalises as ever, but its running statistics stay."""
+    """Let batch normalisation in `within` normalise as always, but keep its running statistics as they are."""
     norms = [module for module in within.modules() if isinstance(module, _BatchNorm)]
     kept = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
@@ -83,12 +83,12 @@ def _still(within: nn.Module) -> Iterator[None]:
 
 
 def _parts(layers: nn.Sequential) -> list[nn.Sequential]:
-    """The layers up to each convolution, and the rest."""
+    """Cut the sequence behind each convolution or linear layer."""
     ends = [index + 1 for index, layer in enumerate(layers) if isinstance(layer, nn.Conv2d | nn.Linear)]
     bounds = [0, *ends, *([len(layers)] if ends[-1:] != [len(layers)] else [])]
     return [layers[first:last] for first, last in pairwise(bounds)]
 
 
 def draws(module: nn.Module) -> bool:
-    """Whether it takes random numbers as it computes."""
+    """Return whether the module draws random numbers in training."""
     return isinstance(module, Dropped) or (isinstance(module, nn.Dropout) and module.p > 0)

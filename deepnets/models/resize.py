@@ -1,4 +1,4 @@
-"""How a shortcut's x takes the shape of F(x): nothing, padding with zeros (option A) or a projection (option B)."""
+"""How a shortcut brings x to the shape of F(x): by padding with zeros (option A) or by a projection (option B)."""
 
 from dataclasses import dataclass
 from math import prod
@@ -15,7 +15,7 @@ Resize = Literal["zero_padding", "average_pooling", "projection"]
 class ZeroPadding(nn.Module):
     """Every `stride`-th pixel of x, and `extra` zero channels behind the real ones: option A of He et al. 2015, 3.3.
 
-    (N, C, H, W) to (N, C + extra, ceil(H / stride), ceil(W / stride)), as fb.resnet.torch does it.
+    Maps (N, C, H, W) to (N, C + extra, ceil(H / stride), ceil(W / stride)), as fb.resnet.torch does.
     """
 
     def __init__(self, *, extra: int, stride: int) -> None:
@@ -32,7 +32,7 @@ class ZeroPadding(nn.Module):
 
 @dataclass(frozen=True)
 class ShortcutShape:
-    """The two ends of a shortcut: x with `inputs` channels, and F(x), behind the branch's `convs`, with `outputs`.
+    """The two ends of a shortcut: x with `inputs` channels, and F(x) with `outputs`, made by the branch's `convs`.
 
     It is the shortcut of unit `unit` of `units`, counted from 1. Raises ValueError when zero padding would have to
     remove channels.
@@ -53,7 +53,7 @@ class ShortcutShape:
         return prod(conv.stride for conv in self.convs)
 
     def resized(self) -> nn.Module:
-        """x brought to the shape of F(x): the identity where they agree already."""
+        """Build the layer that brings x to the shape of F(x); it is the identity if they agree already."""
         if self.inputs == self.outputs and self.stride == 1:
             return nn.Identity()
         if self.resize == "projection":
@@ -71,5 +71,5 @@ class ShortcutShape:
         return ZeroPadding(extra=extra, stride=self.stride)
 
     def projected(self) -> nn.Module:
-        """Wx, a 1x1 convolution (and what follows it in F's last layer)."""
+        """Build the projection W x: a 1x1 convolution, and what follows the convolution in F's last layer."""
         return self.layers.sequence(self.projection, self.inputs, [Conv(self.outputs, kernel=1, stride=self.stride)])

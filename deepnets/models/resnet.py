@@ -19,16 +19,16 @@ from deepnets.system.ranges import Count, Depth, Kernel, Natural, Rate, Size
 class ResNet(UnitNetwork):
     """A stem, one stage of equal units per width, global average pooling and a linear head.
 
-    Every stage but the first halves the map in its first unit. A stage has its entry of `units`, or the n of depth =
-    2 + stages * n * kernels, which counts the layers with weights. Maps images (N, C, H, W) to logits (N, classes).
-    He et al. 2015, section 4; 2016, sections 3 to 5.
+    Every stage but the first halves the map in its first unit. `units` gives the number of units of each stage; or each
+    has n of them, where depth = 2 + stages * n * kernels is the number of layers with weights. Maps images (N, C, H, W)
+    to logits (N, classes). He et al. 2015, section 4; 2016, sections 3 to 5.
 
-    A stage's first unit reads what its branch does, activated in front of the split (2016, appendix), or, with
-    `opening` raw, its shortcut reads x itself. `dropout` is the rate in front of each convolution of a branch but the
-    first: Zagoruyko and Komodakis 2016, "Wide residual networks".
+    In a stage's first unit, shortcut and branch both read the activated x (2016, appendix); with `opening` raw, the
+    shortcut reads x itself. `dropout` is the rate in front of each convolution of a branch except its first: Zagoruyko
+    and Komodakis 2016, "Wide residual networks".
 
-    Raises ValueError for no widths, and what units_of_stages, Ordering, Block, Layers, UnitDesign, ShortcutShape and
-    UnitNetwork.complete refuse.
+    Raises ValueError without widths, and for what units_of_stages, Ordering, Block, Layers, UnitDesign, ShortcutShape
+    and UnitNetwork.complete refuse.
     """
 
     def __init__(
@@ -72,14 +72,14 @@ class ResNet(UnitNetwork):
 
         convs = [Conv(stem_width, stem_kernel, stem_stride)]
         self.stem = layers.sequence(stem_layers, shape[0], convs)
-        channels, coming = channels_behind(stem_layers, shape[0], convs), count(1)
+        channels, numbers = channels_behind(stem_layers, shape[0], convs), count(1)
         self.stages = nn.Sequential()
-        for width, own in zip(widths, units, strict=True):
+        for width, units_of_stage in zip(widths, units, strict=True):
             stage = nn.Sequential()
             stage_1 = len(self.stages) == 0
-            for first in [True] + [False] * (own - 1):
+            for first in [True] + [False] * (units_of_stage - 1):
                 unit = design.unit(
-                    next(coming),
+                    next(numbers),
                     channels,
                     block.convs(width, stride=2 if first and not stage_1 else 1),
                     opens_stage=first and opening == "activated",

@@ -15,8 +15,8 @@ from deepnets.system.ranges import Factor, NotNegative, Real
 class ScaledBranch(nn.Module):
     """y = x + a r with one learned number a, `start` at first.
 
-    From 0: ReZero (Bachlechner et al. 2020), and SkipInit (De and Smith 2020), which is the same without normalisation.
-    From 1, with Fixup's scalar biases, the multiplier of Zhang et al. 2019.
+    With `start` 0 it is ReZero (Bachlechner et al. 2020) or, in nets without normalisation, SkipInit (De and Smith
+    2020); with `start` 1 and Fixup's scalar biases it is the multiplier of Zhang et al. 2019.
     """
 
     def __init__(self, *, start: Factor, ends: ShortcutShape) -> None:
@@ -40,9 +40,9 @@ class LayerScale(nn.Module):
 
 
 class PerUnit(nn.Module):
-    """y = a x + b r with constants of each unit: the entry of `shortcut_scales` and `branch_scales` that is its own.
+    """y = a x + b r with constants: unit l takes a and b from entry l of `shortcut_scales` and `branch_scales`.
 
-    Raises ValueError for lists of another length than the number of units.
+    Raises ValueError if a list has not one entry for each unit.
     """
 
     def __init__(self, *, shortcut_scales: Sequence[Real], branch_scales: Sequence[Real], ends: ShortcutShape) -> None:
@@ -76,7 +76,7 @@ class DepthScaled(nn.Module):
 
 
 class DeepNormed(nn.Module):
-    """y = (2N)^(1/4) x + r for N layers of two units each, of which a norm follows: Wang et al. 2022 (DeepNet)."""
+    """y = (2N)^(1/4) x + r, followed by a norm, for N layers of two units each: Wang et al. 2022 (DeepNet)."""
 
     def __init__(self, *, ends: ShortcutShape) -> None:
         super().__init__()

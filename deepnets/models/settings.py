@@ -1,6 +1,6 @@
-"""What a configuration says about a network's units and must be known before torch is imported, which takes seconds.
+"""Settings of a network's units that must be known before torch is imported, which takes seconds.
 
-That is how many units a depth has, and what is stored of them for the backward pass.
+They say how many units a depth has, and what the units store for the backward pass.
 """
 
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Memory(StrEnum):
-    """What is stored of the units for the backward pass: everything, or a part from which the rest is computed again.
+    """The choice of what units store for the backward pass: everything, or a part that yields the rest again.
 
     See `recomputation`.
     """
@@ -20,10 +20,10 @@ class Memory(StrEnum):
 
 
 def units_of_stages(depth: int | None, units: Sequence[int] | None, stages: int, kernels: int) -> list[int]:
-    """`units` itself, or the n of depth = 2 + stages * n * kernels in every stage: stem and head are one layer each.
+    """Return the units of each stage: `units`, or n of depth = 2 + stages * n * kernels, where stem and head count 1.
 
-    Raises ValueError unless exactly one of both is given; for numbers of units that are not one per stage and at least
-    1; for a depth without such an n, naming the nearest depths.
+    Raises ValueError unless exactly one of `depth` and `units` is given; if `units` has not one number >= 1 per stage;
+    and for a depth without such an n, naming the nearest depths.
     """
     if depth is not None and units is None:
         return [_equal_units(depth, stages, kernels)] * stages

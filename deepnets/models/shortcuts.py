@@ -1,8 +1,8 @@
-"""Shortcuts are how h joins F: each maps x, the unit's input, and r = F(x) to their sum y (He et al. 2016, Fig. 2).
+"""Shortcuts: each maps x, the unit's input, and r = F(x) to their sum y (He et al. 2016, Fig. 2).
 
-Here are identity, scaled, gated (highway), projected and dropped ones. `scales` has those that scale their terms by
-learned numbers or by the depth (ReZero, LayerScale, DeepNorm), `gates` further gates, updates by direction, and the
-concatenation of DenseNet.
+Here are the identity and scaled, gated (highway), projected and dropped shortcuts. `scales` has shortcuts that scale
+their terms by learned numbers or by the depth (ReZero, LayerScale, DeepNorm). `gates` has further gates, updates that
+depend on the direction of r, and the concatenation of DenseNet.
 """
 
 from dataclasses import replace
@@ -51,8 +51,8 @@ class Gated(nn.Module):
     """y = (1 - g(x)) x + g(x) r if exclusive, else (1 - g(x)) x + r, with g(x) = sigmoid(W x + b).
 
     g has a value per output channel and pixel, and reads x before it is resized. W is a convolution of size `kernel`
-    with the unit's stride, or, for None, convolutions or linear layers like the branch's, ReLU between them. With
-    `batchnorm`, one stands behind each of them in place of its bias. The last bias, b, starts as `bias`.
+    with the unit's stride. If `kernel` is None, W is the branch's convolutions or linear layers, with ReLU between.
+    With `batchnorm`, batch normalisation replaces the bias of each. The last bias, b, starts at `bias`.
 
     Kernel 1 is He et al. 2016, Fig. 2(c) and (d); the exclusive gate with the branch's receptive field is the highway
     layer of Srivastava et al. 2015. Raises ValueError for an even kernel.
@@ -75,7 +75,7 @@ class Gated(nn.Module):
 
     @property
     def gate_bias(self) -> Tensor:
-        """b, as it is now: of the last weights, or of the batch normalisation behind them."""
+        """The current b: the bias of the last weights, or of the batch normalisation behind them."""
         last = self.gate[-2]
         bias = (last.bn if isinstance(last, GhostBatchNorm) else last).bias
         assert isinstance(bias, Tensor)
@@ -86,7 +86,7 @@ class Gated(nn.Module):
         nn.init.constant_(self.gate_bias, self.bias)
 
     def forward(self, x: Tensor, r: Tensor) -> Tensor:
-        # Never forms 1 - g: in bfloat16 that has one significant bit at g = sigmoid(-6).
+        # 1 - g is never computed: in bfloat16 it has one significant bit at g = sigmoid(-6).
         g, x = self.gate(x), self.resize(x)
         if not self.exclusive:
             return torch.addcmul(x + r, g, x, value=-1)

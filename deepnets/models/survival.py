@@ -1,4 +1,4 @@
-"""Survival of branches, stochastic depth: the b of x' = f(h(x) + b F(x)) for each unit of a net."""
+"""Stochastic depth: which branches survive, b in x' = f(h(x) + b F(x)), for each unit of a net."""
 
 from dataclasses import dataclass
 
@@ -41,8 +41,8 @@ class Uniform:
 class RandomSubset:
     """Exactly `size` units survive in each mini-batch, all subsets being equally likely: Veit et al. 2016, 5.
 
-    The paper leaves two things open: here stage-opening units are drawn like all others, and the test-time net is full,
-    each F(x) scaled by its share of mini-batches, as in stochastic depth. Raises ValueError for a size outside 1 to L.
+    The paper leaves two things open. Here units that open a stage are drawn like all others, and at test no unit is
+    left out, each F(x) scaled by its share of mini-batches, as by Huang et al. Raises ValueError unless 1 <= size <= L.
     """
 
     size: Size
@@ -63,9 +63,9 @@ Survival = LinearDecay | Uniform | RandomSubset
 
 
 def own_generator() -> torch.Generator:
-    """For the draws of one net, apart from all others, and equal in the processes of a run.
+    """Make a generator for the draws of one net alone; in all processes of a run it draws the same.
 
-    It is seeded from torch's generator, and one of the CPU: nothing waits for a GPU.
+    It is seeded by torch's generator, and draws on the CPU so that nothing waits for a GPU.
     """
     return torch.Generator("cpu").manual_seed(int(torch.randint(2**32, (), device="cpu")))
 

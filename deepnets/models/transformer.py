@@ -25,13 +25,13 @@ Readout = Literal["class_token", "mean"]
 class Transformer(UnitNetwork):
     """`depth` units, attention and MLP in turn, on patches of an image, and a linear head.
 
-    `layer` and `after` are an ordering around "sublayer", which is either of both: [ln, sublayer] with nothing after is
-    pre-norm and ends in a norm in front of the head, [sublayer, ln] with [ln] after is post-norm and has none there.
-    The head reads the class token or the mean of all tokens, through a layer of `representation` units and tanh where
-    that is given. Maps images (N, C, H, W) to logits (N, classes). Dosovitskiy et al. 2021; Xiong et al. 2020.
+    `layer` and `after` are an ordering around "sublayer", which stands for attention or MLP. Pre-norm is [ln, sublayer]
+    with nothing after, and has a norm in front of the head; post-norm is [sublayer, ln] with [ln] after, and has none.
+    The head reads the class token or the mean of all tokens; if `representation` is given, a linear layer of that width
+    and tanh come first. Maps images (N, C, H, W) to logits (N, classes). Dosovitskiy et al. 2021; Xiong et al. 2020.
 
-    Raises ValueError for an odd depth, another layer than of one sublayer and norms, patches that do not divide the
-    image, and what Ordering, Attention, UnitDesign and UnitNetwork.complete refuse.
+    Raises ValueError for an odd depth, a layer that is not one sublayer and norms, patches that do not divide the
+    image, and for what Ordering, Attention, UnitDesign and UnitNetwork.complete refuse.
     """
 
     def __init__(
@@ -82,14 +82,14 @@ class Transformer(UnitNetwork):
         self.complete(survival, initialization)
 
     def average(self, x: Tensor) -> Tensor:
-        """What the head reads of the tail's tokens (N, T, d): (N, d), or (N, representation)."""
+        """Reduce the tail's tokens (N, T, d) to what the head reads: (N, d), or (N, representation)."""
         return self.representation(x[:, 0] if self.readout == "class_token" else x.mean(1))
 
 
 class Tokens(nn.Module):
-    """Images (N, C, H, W) to tokens (N, T, d): a linear map of each patch, plus a learned position for each.
+    """Maps images (N, C, H, W) to tokens (N, T, d): a linear map of each patch, plus a learned position.
 
-    A class token of zeros, at first, precedes the patches' where asked for. Positions start as N(0, 0.02^2), cut at 2.
+    With `class_token`, a learned token precedes them, zero at first. Positions start as N(0, 0.02^2), cut at 2.
     Raises ValueError for patches that do not divide the image.
     """
 
@@ -112,7 +112,7 @@ class Tokens(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.patches(x).flatten(2).transpose(1, 2)
         if self.class_token is not None:
-            # Not len(x), which would be a constant in a program of torch.export.
+            # Not len(x), which torch.export would store as a constant.
             x = torch.cat((self.class_token.expand(x.shape[0], -1, -1).to(x.dtype), x), dim=1)
         if x.shape[1] != self.positions.shape[1]:
             raise ValueError(f"positions are of {self.positions.shape[1]} tokens, these images have {x.shape[1]}")
@@ -122,7 +122,7 @@ class Tokens(nn.Module):
 class Attention(nn.Module):
     """Multi-head self-attention on tokens (N, T, d); dropout stands behind the output.
 
-    `bias` says whether queries, keys and values have one. Raises ValueError where `heads` do not divide the width.
+    `bias` says whether queries, keys and values have a bias. Raises ValueError if `heads` does not divide the width.
     """
 
     def __init__(self, width: int, *, heads: int, bias: bool, dropout: float) -> None:
@@ -145,7 +145,7 @@ class Attention(nn.Module):
 
 
 class Packed(nn.Linear):
-    """Linear maps of one input side by side, each drawn as a layer of its own: W is (parts x d, d)."""
+    """`parts` linear maps of one input, each initialised as a layer of its own: W is (parts x d, d)."""
 
     def __init__(self, width: int, *, parts: int, bias: bool) -> None:
         super().__init__(width, parts * width, bias)

@@ -14,7 +14,7 @@ from deepnets.models.resize import Resize, ShortcutShape
 from deepnets.models.scales import PerUnit
 from deepnets.models.shortcuts import Scaled
 
-CENTRES = (*WEIGHTS, *SUBLAYERS)  # what a layer is built around
+CENTRES = (*WEIGHTS, *SUBLAYERS)  # the layer of an ordering holds exactly one of these
 
 
 class Unit(nn.Module):
@@ -22,7 +22,7 @@ class Unit(nn.Module):
 
     `before` acts in front of the split, so that shortcut and branch both see it. He et al. 2016, Eq. 1 and 2.
 
-    b is 1, but with stochastic depth 0 or 1 in training and a probability at test: Huang et al. 2016, Eq. 2 and 5. For
+    b is 1. With stochastic depth it is 0 or 1 in training, a probability at test: Huang et al. 2016, Eq. 2 and 5. For
     b = 0, F is not computed, its batch statistics stay as they are, and its parameters get gradients of zero.
     """
 
@@ -47,7 +47,7 @@ class Unit(nn.Module):
         return self.after(y)
 
     def _terms(self, x: Tensor, b: float) -> tuple[Tensor, Tensor]:
-        """x and b F(x)."""
+        """Return x and b F(x)."""
         if b == 0:
             return Idle.apply(x, *self.branch.parameters()), x.new_zeros(())
         r = self.branch(x)
@@ -55,9 +55,9 @@ class Unit(nn.Module):
 
 
 class Idle(torch.autograd.Function):
-    """x as it is; the parameters, which had no part in it, get gradients of zero.
+    """Returns x unchanged, and gives gradients of zero to the parameters, which it does not use.
 
-    Without a gradient an optimiser would pass them over; the authors' code lets momentum and weight decay act on them.
+    An optimiser skips parameters without a gradient; in the authors' code momentum and weight decay still act on them.
     """
 
     @staticmethod
@@ -74,8 +74,8 @@ class Idle(torch.autograd.Function):
 class Ordering:
     """F is `layer` once per kernel, minus its suffix `after`, which acts behind the addition as f.
 
-    The five of He et al. 2016, Fig. 4, are `conf/model/ordering/`. Everything else follows from layer and cut: see the
-    properties. Raises ValueError unless `layer` holds one conv or linear and `after` is a suffix of `layer` behind it.
+    The five orderings of He et al. 2016, Fig. 4, are in `conf/model/ordering/`. All properties follow from these two.
+    Raises ValueError unless `layer` holds one conv or linear and `after` is a suffix of what follows it in `layer`.
     """
 
     layer: tuple[str, ...]
@@ -100,12 +100,12 @@ class Ordering:
 
     @property
     def stem(self) -> tuple[str, ...]:
-        """The layer from its conv on: what stands before the first unit."""
+        """The part of `layer` from its conv on, which stands in front of the first unit."""
         return self.layer[self._conv :]
 
     @property
     def before(self) -> tuple[str, ...]:
-        """The layer up to its conv: in front of the split in the first unit of a stage, and the net's tail.
+        """The part of `layer` up to its conv; it precedes the split in a stage's first unit, and is the net's tail.
 
         He et al. 2016, appendix, activate before the first split and behind the last addition; fb.resnet.torch's
         preresnet does so in the first unit of every stage.
@@ -113,13 +113,13 @@ class Ordering:
         return self.layer[: self._conv]
 
     def branch(self, kernels: int) -> tuple[str, ...]:
-        """F's layers for that many kernels."""
+        """Return the layers of F for a block of so many kernels."""
         layers = self.layer * kernels
         return layers[: len(layers) - len(self.after)]
 
     @property
     def projection(self) -> tuple[str, ...]:
-        """F's last layer from its conv on, without activation: a shortcut ends as F ends, but stays linear."""
+        """F's last layer from its conv on, without activation, for a shortcut that ends as F does but stays linear."""
         if self.layer[self._conv] in SUBLAYERS:
             return ("linear",)
         return tuple(name for name in self.branch(1)[self._conv :] if name in (*WEIGHTS, "bn"))
@@ -150,7 +150,7 @@ class Block:
             )
 
     def convs(self, width: int, stride: int) -> list[Conv]:
-        """The convolutions of a unit whose inner layers have `width` channels."""
+        """Return the convolutions of a unit whose inner layers have `width` channels."""
         last = len(self.kernels) - 1
         return [
             Conv(
@@ -165,11 +165,11 @@ class Block:
 
 @dataclass(frozen=True)
 class UnitDesign:
-    """What all `units` units of a net have in common.
+    """The design that all `units` units of a net share.
 
-    A shortcut's y has the channels of F(x), or as many as the shortcut declares: a static method `channels` of those of
-    x and of F(x). Only a net that `grows` takes one that declares others than F(x) has. With `drops`, dropout stands in
-    front of each convolution of the branch but the first.
+    y has as many channels as F(x), unless the shortcut has a static method `channels`, which computes them from the
+    channels of x and of F(x). Only a net that `grows` accepts another number than F(x) has. With `drops`, dropout
+    stands in front of each convolution of the branch except the first.
     """
 
     ordering: Ordering
@@ -183,10 +183,10 @@ class UnitDesign:
     def unit(
         self, index: int, inputs: int, convs: Sequence[Conv], *, opens_stage: bool = False, activated: bool = False
     ) -> Unit:
-        """Unit `index`, from 1, on `inputs` channels, whose branch holds `convs`.
+        """Build unit `index`, counted from 1, on `inputs` channels; its branch holds `convs`.
 
-        One that opens a stage activates in front of the split, unless what precedes it is `activated`: a stem in full.
-        Raises ValueError where the net cannot grow as its shortcut does.
+        A unit that opens a stage activates x before the split, unless a complete stem has `activated` it already.
+        Raises ValueError if the shortcut changes the number of channels, but the net does not grow.
         """
         before = self.ordering.before if opens_stage else ()
         branch = self.ordering.branch(len(convs))[len(before) :]
@@ -214,7 +214,7 @@ class UnitDesign:
         return (*branch[:first], *chain.from_iterable(following))
 
     def _joined(self, split: int, outputs: int) -> int:
-        """The channels of y."""
+        """Return the number of channels of y."""
         declared = getattr(getattr(self.shortcut, "func", self.shortcut), "channels", None)
         joined = declared(split, outputs) if declared else outputs
         if joined != outputs and not self.grows:
