@@ -1,1 +1,1 @@
-"""What there is to learn from, and how it reaches the device."""
+"""The data sets, and how their images reach the device."""

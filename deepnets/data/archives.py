@@ -30,10 +30,10 @@ STALL = 30.0  # seconds without a byte until a download is given up
 
 @dataclass(frozen=True)
 class Archive:
-    """One official data set: its class in torchvision and that class's arguments for each part of train and test.
+    """An official data set: its class `kind` in torchvision, and the class's arguments for each part of train and test.
 
-    `files` (paths in the data folder) are what reading needs, `packed` the published file they are unpacked from,
-    `labels` the attribute of the class that holds them.
+    `files` (paths in the data folder) are needed to read it, `packed` is the published file they are unpacked from,
+    and `labels` the attribute of the class that holds the labels.
     """
 
     name: str
@@ -47,10 +47,10 @@ class Archive:
 
 
 def obtain(archive: Archive, root: Path) -> None:
-    """Make sure that `archive.files` are in `root`: unpacked from what is there, or downloaded.
+    """Make sure that `archive.files` are in `root`: unpack them from `archive.packed`, or download them.
 
-    All happens in a temporary folder and is renamed into place, under a lock. A dead network is a `UserError` within
-    seconds and leaves nothing behind.
+    They are made in a temporary folder and renamed into place, under a lock. If the network is dead, it raises
+    `UserError` within seconds and leaves nothing behind.
     """
     if _complete(archive, root):
         return
@@ -77,7 +77,7 @@ def obtain(archive: Archive, root: Path) -> None:
 
 
 def official(archive: Archive, root: Path, sizes: tuple[int, int]) -> DataFiles:
-    """The official archive of 32x32 colour images in `root`; `read` obtains it and verifies the checksums."""
+    """Return an official archive of 32x32 colour images in `root`; `read` obtains it and verifies its checksums."""
 
     def read() -> tuple[Split, Split]:
         obtain(archive, root)
@@ -90,22 +90,22 @@ def official(archive: Archive, root: Path, sizes: tuple[int, int]) -> DataFiles:
 
 
 def missing(archive: Archive, root: Path) -> str | None:
-    """A line that says what would have to be downloaded, None if nothing; the network is not asked."""
+    """Return a line that says what would have to be downloaded, None if nothing; does not use the network."""
     if _complete(archive, root) or (archive.packed and (root / archive.packed).is_file()):
         return None
     return f"no {archive.name} in {root}: training would first download {archive.url}"
 
 
 def find_idx(folder: Path, name: str) -> Path | None:
-    """`name` or `name`.gz in `folder`, None if neither is there; a `UserError` where it is not a file."""
-    found = next((path for path in (folder / name, folder / f"{name}.gz") if path.exists()), None)
-    if found and not found.is_file():
-        raise UserError(f"{found} is not a file: replace or delete it")
-    return found
+    """Return `name` or `name`.gz in `folder`, None if neither is there; raises `UserError` if it is not a file."""
+    file = next((path for path in (folder / name, folder / f"{name}.gz") if path.exists()), None)
+    if file and not file.is_file():
+        raise UserError(f"{file} is not a file: replace or delete it")
+    return file
 
 
 def idx_shape(path: Path) -> tuple[int, ...]:
-    """The sizes of the array in an idx file, from its header: big-endian numbers before the bytes."""
+    """Return the sizes of the array in an idx file, which are big-endian numbers in its header."""
     head = _bytes(path, 4)
     if len(head) < 4 or head[:3] != b"\x00\x00\x08":
         raise UserError(f"{path} is not an idx file of bytes (it starts with {head.hex(' ')}): replace or delete it")
@@ -117,7 +117,7 @@ def idx_shape(path: Path) -> tuple[int, ...]:
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """The array of uint8 in an idx file; a file whose length contradicts its header is a `UserError`."""
+    """Return the array of uint8 in an idx file; raises `UserError` if the file's length contradicts its header."""
     shape = idx_shape(path)
     content = np.frombuffer(bytearray(_bytes(path)), np.uint8)[4 + 4 * len(shape) :]
     if len(content) != np.prod(shape, dtype=np.int64):
@@ -163,14 +163,14 @@ def _read(archive: Archive, root: Path) -> tuple[Split, Split]:
 
 
 def _unreachable(url: str) -> str | None:
-    """Why `url` cannot be reached, None if its host answers; in a thread, as looking up a name has no time limit."""
+    """Return why `url` cannot be reached, None if its host answers; in a thread, as name look-up has no time limit."""
     answer: queue.Queue[str | None] = queue.Queue()
 
     def ask() -> None:
         try:
             urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=PATIENCE).close()
             answer.put(None)
-        except urllib.error.HTTPError:  # the host answers; what it says of the file is for torchvision
+        except urllib.error.HTTPError:  # the host answers; torchvision will report what it says about the file
             answer.put(None)
         except OSError as error:
             answer.put(str(error))
@@ -188,7 +188,7 @@ def _advice(archive: Archive, root: Path, failure: str) -> str:
         f"no {archive.name} in {root} (looked for {', '.join(archive.files)}{official}, and for a tree "
         f"{archive.name}/{{train,test}}/<class>/<images>), and downloading {archive.url} failed: {failure}. "
         "Copy the official files or such a tree there, or name the folder that holds them by dataset.root=DIR, "
-        "of an analysis by --root DIR"
+        "in an analysis by --root DIR"
     )
 
 

@@ -18,14 +18,14 @@ from deepnets.system.ranges import Positive, PositiveFactor
 Crop = Literal["scale", "aspect_ratio", "none"]
 ViewName = Literal["center", "center_320", "ten_crop", "multi_scale"]
 Image = Tensor
-SHORTER = 256 / 224  # the shorter side of the image of which a crop is taken, in sides of the crop
-LARGEST = 480 / 224  # the shorter side of the largest image of scale augmentation, in sides of the crop
+SHORTER = 256 / 224  # the shorter side of the image that is cropped, in sides of the crop
+LARGEST = 480 / 224  # the largest shorter side in scale augmentation, in sides of the crop
 SCALES = (224, 256, 384, 480, 640)  # shorter sides of the fully convolutional test, for crops of 224
 # Principal components of ImageNet's colours on a scale of 0 to 1, one a row, and their eigenvalues (Krizhevsky et al.
 # 2012; numbers of fb.resnet.torch, datasets/imagenet.lua).
 COMPONENTS = torch.tensor([[-0.5675, -0.5808, -0.5836], [0.7192, -0.0045, -0.6948], [0.4009, -0.8140, 0.4203]])
 EIGENVALUES = torch.tensor([0.2175, 0.0188, 0.0045])
-GREY = torch.tensor([0.299, 0.587, 0.114])  # of red, green and blue
+GREY = torch.tensor([0.299, 0.587, 0.114])  # the shares of red, green and blue
 
 
 def pad_and_crop(x: Tensor, pad: int, mirrored: Tensor, top: Tensor, left: Tensor) -> Tensor:
@@ -48,26 +48,26 @@ class Operation(Protocol):
     """An entry of `dataset.augmentation`: it changes a batch that has been padded, cropped and mirrored."""
 
     def draw(self, random: np.random.Generator, images: int) -> np.ndarray:
-        """All random numbers of an epoch: (images, k), a row for each image in the order of the batches."""
+        """Draw all random numbers of an epoch: (images, k), a row for each image in the order of the batches."""
 
     def __call__(self, x: Tensor, targets: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
         """Change normalised images x (n, C, H, W) and their targets (n, classes), which are probabilities.
 
-        The n images are a whole batch, `draws` (n, k) their rows of what was drawn, on the same device.
+        The n images are a whole batch; `draws` (n, k) are their rows of `draw`, on the same device.
         """
 
 
 class Cutout:
-    """Set a square to zero, of `size` sides of the image, whose centre is a random pixel (DeVries and Taylor 2017).
+    """Set a square around a random pixel to zero (DeVries and Taylor 2017).
 
-    Of a square that reaches over the border, a part is left.
+    Its sides are `size` times the sides of the image; where it reaches over the border, it is cut off.
     """
 
     def __init__(self, size: PositiveFactor) -> None:
         self.size = size
 
     def draw(self, random: np.random.Generator, images: int) -> np.ndarray:
-        """The centre, in sides of the image: (images, 2)."""
+        """Draw the centre of each square, in sides of the image: (images, 2)."""
         return random.random((images, 2))
 
     def __call__(self, x: Tensor, targets: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
@@ -75,7 +75,7 @@ class Cutout:
         return x.masked_fill(rows[:, None, :, None] & columns[:, None, None, :], 0), targets
 
     def _inside(self, centre: Tensor, side: int) -> Tensor:
-        """True for the pixels of a row or column that lie in the square of each image: (n, side)."""
+        """Return which pixels of a row or column lie in each image's square: (n, side)."""
         size = round(self.size * side)
         first = ((centre * side).long() - size // 2)[:, None]
         pixel = torch.arange(side, device=centre.device)
@@ -83,7 +83,7 @@ class Cutout:
 
 
 class Mixup:
-    """Mix images and targets with those of the batch in reverse order, x = m x + (1 - m) x' (Zhang et al. 2018).
+    """Mix images and targets with the same batch in reverse order, x = m x + (1 - m) x' (Zhang et al. 2018).
 
     m is drawn from Beta(`alpha`, `alpha`), once for a batch. As batches are shuffled, partners are random.
     """
@@ -92,7 +92,7 @@ class Mixup:
         self.alpha = alpha
 
     def draw(self, random: np.random.Generator, images: int) -> np.ndarray:
-        """m for each image, of which a batch takes its first image's: (images, 1)."""
+        """Draw an m for each image, (images, 1); a batch uses the m of its first image."""
         return random.beta(self.alpha, self.alpha, (images, 1))
 
     def __call__(self, x: Tensor, targets: Tensor, draws: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,11 +101,11 @@ class Mixup:
 
 
 def random_crop(crop: Crop, size: int, flip: bool) -> Callable[[Image], Image]:
-    """A function that crops an image at random to `size` x `size`, with draws of torch's generator.
+    """Return a function that crops an image at random to `size` x `size`, with draws of torch's generator.
 
-    `scale`: of the image with its shorter side scaled to a size drawn evenly from [256, 480] for crops of 224 (He et
-    al. 2015, section 3.4). `aspect_ratio`: a part of 8 % to 100 % of the area with an aspect ratio of 3/4 to 4/3,
-    scaled by bicubic interpolation (fb.resnet.torch, datasets/imagenet.lua). `none`: the centre crop of evaluation.
+    `scale` first scales the shorter side to a size drawn evenly from [256, 480] for crops of 224 (He et al. 2015,
+    section 3.4). `aspect_ratio` takes a part of 8 % to 100 % of the area with an aspect ratio of 3/4 to 4/3, and scales
+    it by bicubic interpolation (fb.resnet.torch, datasets/imagenet.lua). `none` takes the centre crop of evaluation.
     With `flip` half of the crops are mirrored.
     """
     from torchvision.transforms import v2
@@ -123,20 +123,20 @@ def random_crop(crop: Crop, size: int, flip: bool) -> Callable[[Image], Image]:
 
 
 def _resized_part(crop: Any, image: Image) -> Image:
-    """What torchvision's RandomResizedCrop does, in two thirds of its time, as the part has channels_last strides."""
-    if image.device.type != "cpu":  # which has no interpolation of bytes
+    """Do the same as torchvision's RandomResizedCrop in two thirds of its time, as the part is channels_last."""
+    if image.device.type != "cpu":  # only the CPU can interpolate bytes
         return crop(image)
-    at = crop.make_params([image])
-    part = image[None, :, at["top"] : at["top"] + at["height"], at["left"] : at["left"] + at["width"]]
+    box = crop.make_params([image])
+    part = image[None, :, box["top"] : box["top"] + box["height"], box["left"] : box["left"] + box["width"]]
     part = part.contiguous(memory_format=torch.channels_last)
     return functional.interpolate(part, crop.size, mode="bicubic", antialias=True)[0]
 
 
 def jittered(x: Tensor, factors: Tensor) -> Tensor:
-    """Images x (n, H, W, 3) whose brightness, contrast and saturation are changed by `factors` (n, 3).
+    """Change brightness, contrast and saturation of images x (n, H, W, 3) by `factors` (n, 3).
 
-    That is, each image is blended with black, with the mean of its grey values, and with its grey values
-    (fb.resnet.torch, datasets/transforms.lua). As nothing is cut off, the order of the three does not matter.
+    Each image is blended with black, with the mean of its grey values, and with its grey values (fb.resnet.torch,
+    datasets/transforms.lua). As nothing is clipped, the order of the three does not matter.
     """
     brightness, contrast, saturation = factors.T[..., None, None]
     grey = x @ GREY.to(x)
@@ -146,23 +146,23 @@ def jittered(x: Tensor, factors: Tensor) -> Tensor:
 
 
 def lighting(draws: Tensor) -> Tensor:
-    """Colours (n, 3) to add to images, on a scale of 0 to 1: the components times their eigenvalues and `draws`."""
+    """Return colours (n, 3) to add to images, on a scale of 0 to 1: components times eigenvalues times `draws`."""
     return draws * EIGENVALUES.to(draws) @ COMPONENTS.to(draws)
 
 
 def views(name: ViewName, size: int) -> Callable[[Image], list[Tensor]]:
-    """A function that shows an image as the network sees it in evaluation: a list of (k, 3, h, w), one for each size.
+    """Return a function that makes the views (k, 3, h, w) of an image for evaluation, one tensor for each size.
 
-    `center`: the crop of `size` of the image with its shorter side scaled to 8/7 of that (224 of 256). `center_320`: of
-    a crop 10/7 as large, the whole shorter side (320 of 320; He et al. 2016, Table 5). `ten_crop`: four corners and
-    centre of 224 of 256, and their mirror images. `multi_scale`: the whole image at five scales, and mirrored (He et
-    al. 2015, section 3.4, after Simonyan and Zisserman; that mirror images count is our choice).
+    `center` scales the shorter side to 8/7 of `size` and crops the centre (224 of 256). `center_320` scales it to 10/7
+    of `size` and crops a square as wide as it (320 of 320; He et al. 2016, Table 5). `ten_crop` takes four corners and
+    the centre, 224 of 256, and their mirror images. `multi_scale` takes the whole image at five scales, and mirrored
+    (He et al. 2015, section 3.4, after Simonyan and Zisserman; to count mirror images is our choice).
     """
     return partial(_seen, name, size)
 
 
 def view_shapes(name: ViewName, size: int) -> list[tuple[int, int, int]]:
-    """The shapes (C, H, W) in which `views` shows a square image."""
+    """Return the shapes (C, H, W) of the views of a square image."""
     seen = _seen(name, size, torch.zeros(3, size, size, dtype=torch.uint8))
     return [(3, *crops.shape[2:]) for crops in seen]
 
@@ -171,7 +171,7 @@ def _seen(name: ViewName, size: int, image: Image) -> list[Tensor]:
     from torchvision.transforms.v2 import functional as F
 
     def centre(shorter: int, side: int) -> list[Tensor]:
-        """The crop for crops of 224, in that unit."""
+        """Crop the centre; both sizes are in pixels of crops of 224."""
         side = round(size * side / 224)
         return [F.center_crop(at(shorter), [side, side])[None]]
 

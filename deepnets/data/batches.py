@@ -1,4 +1,4 @@
-"""Batches of normalised images: how they are divided into batches and among processes, and those of images in memory.
+"""Batches of normalised images: how processes share them, and the batches of images that are held in memory.
 
 Images in memory lie on the device, where their batches are made. `loading` has the batches of photographs, which are
 decoded while the network trains.
@@ -19,9 +19,9 @@ from deepnets.models.parallel import Share
 
 
 class ShuffledBatches:
-    """What all batches for training have in common: `images` images in batches of `batch_size`, the last may be short.
+    """The base of batches for training: `images` images in batches of `batch_size`; the last one may be shorter.
 
-    `share` says which part of the last batch that was made this process has.
+    `share` says which part of the current batch this process has.
     """
 
     def __init__(self, images: int, *, batch_size: int, seed: int, world: World) -> None:
@@ -33,15 +33,15 @@ class ShuffledBatches:
         return ceil(self.images / self.batch_size)
 
     def images_in(self, batch: int) -> int:
-        """How many images that batch of an epoch has, over all processes."""
+        """Return how many images a batch of an epoch has, over all processes."""
         return min(self.batch_size, self.images - batch * self.batch_size)
 
 
 class OrderedBatches:
-    """What all batches for evaluation have in common: this process's share of `images` images, in order.
+    """The base of batches for evaluation: this process's share of `images` images, in order.
 
-    All processes have as many batches; where the images do not go round, the last one of some is empty. `top` asks for
-    the error of so many best guesses, too; `is_final` are evaluated only once, when the budget ends.
+    All processes have equally many batches, so the last one of some may be empty. If `top` is a number, the error of so
+    many best guesses is computed too. If `is_final`, the batches are evaluated only once, when the budget ends.
     """
 
     top: int | None = None
@@ -55,7 +55,7 @@ class OrderedBatches:
         return ceil(self.largest_share / self.batch_size)
 
     def slices(self) -> list[slice]:
-        """The part of this process's share that each batch has."""
+        """Return the part of this process's share that each batch has."""
         return [slice(first, first + self.batch_size) for first in range(0, self.largest_share, self.batch_size)]
 
 
@@ -63,10 +63,9 @@ class TrainingBatches(ShuffledBatches):
     """This process's share of shuffled batches, each image normalised, mirrored with p = 1/2, zero-padded and cut back.
 
     After the normalisation zero is the mean colour, so the border carries no signal (fb.resnet.torch,
-    datasets/cifar10.lua). Order, mirroring and shifts are a function of (seed, epoch): drawn at once on the host,
-    independent of batch size, device and number of processes. `operations` follow, each with draws of its own, a
-    function of (seed, epoch, place in the list). They see whole batches, and turn labels into probabilities of so many
-    `classes`.
+    datasets/cifar10.lua). Order, mirroring and shifts depend only on (seed, epoch), not on batch size, device or number
+    of processes: they are drawn at once on the host. Then `operations` change whole batches, with draws that depend
+    only on (seed, epoch, place in the list), and labels become probabilities of `classes` classes.
     """
 
     def __init__(
@@ -93,9 +92,9 @@ class TrainingBatches(ShuffledBatches):
         return channels, height, width
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """That epoch from batch `start` on: x (n, C, H, W) float32 with channels_last strides, y (n,) int64.
+        """Yield the batches of an epoch from `start` on: x (n, C, H, W) float32 with channels_last strides, and y.
 
-        With operations, y is float32 (n, classes).
+        y is (n,) int64 or, with operations, (n, classes) float32.
         """
         draws = _moved(self._draws(epoch), self.split.labels.device)  # without operations the only copy from the host
         whole_batches = draws.split(self.batch_size, dim=1)[start:]
@@ -110,7 +109,7 @@ class TrainingBatches(ShuffledBatches):
                 yield self._batch(whole[:, self.share.own])
 
     def _batch(self, draws: Tensor) -> tuple[Tensor, Tensor]:
-        """The images that the columns of `draws` (4, n) choose, mirrored and shifted, and their labels."""
+        """Return the images that the columns of `draws` (4, n) choose, mirrored and shifted, and their labels."""
         order, mirrored, top, left = draws
         x = self.normalization(self.split.images.index_select(0, order))
         if self.pad or self.flip:
@@ -118,7 +117,7 @@ class TrainingBatches(ShuffledBatches):
         return x.permute(0, 3, 1, 2), self.split.labels.index_select(0, order)
 
     def _changed(self, epoch: int, whole_batches: Sequence[Tensor], start: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Whole batches as all operations have changed them."""
+        """Yield whole batches after all operations have changed them."""
         device = self.split.labels.device
         drawn = []
         for place, operation in enumerate(self.operations, 1):  # from 1: (seed, epoch, 0) is the stream (seed, epoch)
@@ -133,7 +132,7 @@ class TrainingBatches(ShuffledBatches):
             yield x.contiguous(memory_format=torch.channels_last), targets
 
     def _draws(self, epoch: int) -> Tensor:
-        """Which image, mirrored or not, top and left of the cut: (4, N) int64."""
+        """Draw the order of the images, mirrored or not, top and left of each cut: (4, N) int64."""
         n = self.images
         generator = np.random.default_rng((self.seed, epoch))
         order, mirrored = generator.permutation(n), generator.integers(2, size=n) * self.flip
@@ -141,7 +140,7 @@ class TrainingBatches(ShuffledBatches):
 
 
 class EvaluationBatches(OrderedBatches):
-    """This process's share of the images of a split, in order, normalised and otherwise as they are."""
+    """This process's share of the images of a split, in order, normalised and otherwise unchanged."""
 
     def __init__(self, split: Split, normalization: Normalization, *, batch_size: int, world: World = ALONE) -> None:
         super().__init__(len(split), batch_size=batch_size, world=world)
@@ -149,16 +148,16 @@ class EvaluationBatches(OrderedBatches):
         self.split = Split(split.images[self.own], split.labels[self.own])
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """x (n, C, H, W) float32 with channels_last strides, y (n,) int64."""
+        """Yield x (n, C, H, W) float32 with channels_last strides, and y (n,) int64."""
         for these in self.slices():
             yield self.normalization(self.split.images[these]).permute(0, 3, 1, 2), self.split.labels[these]
 
     def some(self, count: int) -> Tensor:
-        """At most `count` images spread over the split, the same at every call: (n, C, H, W), normalised."""
+        """Return at most `count` images, spread over the split, the same at every call: (n, C, H, W), normalised."""
         images = self.split.images
         return self.normalization(images[:: ceil(len(images) / count)]).permute(0, 3, 1, 2)
 
 
 def _moved(x: Tensor, device: torch.device) -> Tensor:
-    """`x` of the host on `device`; pinned first where it is a GPU, or the host would wait for it."""
+    """Copy `x` from the host to `device`; for a GPU it is pinned first, or the host would wait for the copy."""
     return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)

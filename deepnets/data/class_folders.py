@@ -39,32 +39,32 @@ class ImageFiles:
         return len(self.labels)
 
     def select(self, index: Tensor) -> Self:
-        """The images at `index` (n,) int64, in that order."""
+        """Return the images at `index` (n,) int64, in that order."""
         index = index.cpu()
         return replace(self, names=self.names[index.numpy()], labels=self.labels[index])
 
     @property
     def fingerprint(self) -> bytes:
-        """The names of the images."""
+        """The names of the images, as bytes that tell one list from another."""
         return self.names.tobytes()
 
     @property
     def paths(self) -> list[str]:
-        """Where the images lie."""
+        """The paths of the images."""
         folders = [os.path.join(self.folder, name) for name in self.classes]
         pairs = zip(self.labels.tolist(), self.names.tolist(), strict=True)
         return [os.path.join(folders[label], os.fsdecode(name)) for label, name in pairs]
 
     def name(self, image: int) -> str:
-        """Where that image lies."""
+        """Return the path of an image."""
         return os.path.join(self.folder, self.classes[int(self.labels[image])], os.fsdecode(self.names[image]))
 
     def read(self, image: int) -> Tensor:
-        """The bytes of that file, uint8; an OSError where it cannot be read."""
+        """Return the bytes of an image's file, uint8; raises OSError if it cannot be read."""
         return torch.from_numpy(np.fromfile(self.name(image), np.uint8))
 
     def decoded(self, image: int) -> Tensor:
-        """That image as `decode_bytes` decodes it: (3, H, W) uint8.
+        """Decode an image by `decode_bytes`: (3, H, W) uint8.
 
         Raises:
             UserError: it cannot be read.
@@ -72,7 +72,7 @@ class ImageFiles:
         try:
             return decode_bytes(self.read(image))
         except (OSError, RuntimeError) as error:
-            reason = str(error).rpartition(", ")[2]  # behind the place in torchvision's source
+            reason = str(error).rpartition(", ")[2]  # torchvision puts a place in its source in front
             raise UserError(
                 f"{self.name(image)} is not a readable image ({reason}): replace or remove it, or leave such images "
                 "out by dataset.skip_unreadable=true"
@@ -82,7 +82,7 @@ class ImageFiles:
 def list_images(
     folder: Path, classes: int | None = None, every: int = 1, *, suffixes: tuple[str, ...] = STREAMED_SUFFIXES
 ) -> ImageFiles:
-    """The images of every `every`-th class folder of `folder`, which must have `classes` of them where that is given.
+    """List the images in every `every`-th class folder of `folder`; if given, it must have `classes` such folders.
 
     Raises:
         UserError: there is no such folder, or another number of classes; a class has no images, or a folder among them.
@@ -93,7 +93,7 @@ def list_images(
             raise UserError(f"{folder} has no class folders: put the images of each class in a folder of its own there")
         if classes is not None and len(names) != classes:
             raise UserError(
-                f"{folder} has {len(names)} class folders, expected are {classes}: complete it, or set "
+                f"{folder} has {len(names)} class folders, but {classes} are expected: complete it, or set "
                 f"dataset.classes={len(names)}"
             )
         chosen = tuple(names[::every])
@@ -105,10 +105,10 @@ def list_images(
 
 
 def images_in(folder: Path, suffixes: tuple[str, ...] = STREAMED_SUFFIXES) -> np.ndarray:
-    """The names of the image files in `folder`, sorted, as bytes (N,).
+    """Return the names of the image files in `folder`, sorted, as bytes (N,).
 
     Raises:
-        UserError: there is none, or a folder or what is no file is among them.
+        UserError: there are none, or a folder or something that is no file is among them.
     """
     entries = [entry for entry in os.scandir(folder) if entry.name[0] != "."]
     if inner := sorted(entry.name for entry in entries if entry.is_dir()):
@@ -116,7 +116,7 @@ def images_in(folder: Path, suffixes: tuple[str, ...] = STREAMED_SUFFIXES) -> np
             f"{folder / inner[0]} is a folder among the images of a class: move its images up, or remove it"
         )
     images = [entry for entry in entries if entry.name.lower().endswith(suffixes)]
-    # `stat` raises OSError for a link to nothing. It is asked of few: of a million files on a network it takes minutes.
+    # `stat` raises OSError for a link to nothing. Few files need it: a million on a network would take minutes.
     if odd := sorted(entry.name for entry in images if not entry.is_file() and entry.stat()):
         raise UserError(f"{folder / odd[0]} is not a file: replace or remove it")
     if not images:
@@ -125,7 +125,7 @@ def images_in(folder: Path, suffixes: tuple[str, ...] = STREAMED_SUFFIXES) -> np
 
 
 def is_tree(folder: Path) -> bool:
-    """Whether `folder` has a train and a test folder."""
+    """Return whether `folder` has a train and a test folder."""
     return (folder / "train").is_dir() and (folder / "test").is_dir()
 
 
@@ -138,11 +138,11 @@ def tree(
     shape: tuple[int, int, int] | None = None,
     size: int | None = None,
 ) -> Source:
-    """The images of the `training` folders and of test/ as a `Source`; labels number the sorted class names.
+    """Make a `Source` of the images in the `training` folders and in test/; labels number the sorted class names.
 
-    Class folders must be called `classes`, or by their numbers, so that a label is that of the class it is known as.
-    `shape` (C, H, W) is what the images must have (default: that of the first image), `size` what they are scaled
-    and cut to. Only the listing is read here; a missing, empty or contradicting folder is a `UserError`.
+    If `classes` is given, class folders must have these names or their numbers, so that labels keep their meaning. All
+    images must have `shape` (C, H, W), by default that of the first image; with `size`, they are scaled and cut to it.
+    Folders are only listed here; raises `UserError` if one is missing, empty or contradicts another.
     """
     if size is not None and size < 1:
         raise UserError(f"size={size} pixels: must be positive, or null for images as they are")
@@ -172,20 +172,20 @@ def _listed(folder: Path) -> ImageFiles:
     if not folder.is_dir():
         raise UserError(
             f"no folder {folder}: a tree of images is DIR/train/<class>/<images> and DIR/test/<class>/<images>; "
-            "make it so, or name another DIR by dataset.root=DIR, of an analysis by --root DIR"
+            "make it so, or name another DIR by dataset.root=DIR, in an analysis by --root DIR"
         )
     return list_images(folder, suffixes=SUFFIXES)
 
 
 def _check_names(name: str, folder: Path, names: Sequence[str], classes: Sequence[str]) -> None:
-    """Whether a tree's class folders are called as the `classes` of the known data set `name`, or by their numbers."""
+    """Check that a tree's class folders have the names of the known data set's `classes`, or their numbers."""
     remedy = f"or read it as it is by dataset=image_folder dataset.root={folder}"
     if len(classes) != len(names):
         raise UserError(f"{folder} has {len(names)} class folders, {name} has {len(classes)}: complete it, {remedy}")
     numbers = [int(number) for number in names if number.isdecimal()]
     if tuple(names) != tuple(classes) and numbers != list(range(len(classes))):
         others = ", ".join(sorted(set(names) ^ set(classes)))
-        raise UserError(f"{folder}: class folders are not called as those of {name} ({others}): rename them, {remedy}")
+        raise UserError(f"{folder}: class folders are not named as in {name} ({others}): rename them, {remedy}")
 
 
 def _fingerprint(folder: Path, splits: Sequence[ImageFiles], form: str) -> str:

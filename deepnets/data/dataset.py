@@ -21,12 +21,12 @@ from deepnets.distributed.world import ALONE, World
 from deepnets.errors import UserError, brief
 from deepnets.system.ranges import Count, Name, Natural
 
-CHECKED_IMAGES = 1000  # at most, of each split, spread over it
+CHECKED_IMAGES = 1000  # of each split at most, evenly spread, in the checksum of older versions
 
 
 @dataclass(frozen=True)
 class Splits:
-    """What a run trains, selects and tests on, on one device; `validation` is None where nothing is held out."""
+    """The images that a run trains, selects and tests on, on one device; without a hold-out `validation` is None."""
 
     train: Split
     validation: Split | None
@@ -34,40 +34,40 @@ class Splits:
     normalization: Normalization
 
     def evaluation_batches(self, split: Split, *, batch_size: int, world: World = ALONE) -> EvaluationBatches:
-        """The batches of one of the splits, or of some of its images."""
+        """Return batches for evaluation of a split, or of some of its images."""
         return EvaluationBatches(split, self.normalization, batch_size=batch_size, world=world)
 
     def contents(self) -> dict[str, Any]:
-        """How many images each split has, and checksums of them in their order.
+        """Return how many images each split has, and checksums of them in their order.
 
-        `content` is of all images and labels; `labels` and `images`, of some, are those that older versions noted.
+        `content` covers all images and labels. `labels`, and `images` for some of them, are what older versions noted.
         """
         parts = {"train": self.train, "validation": self.validation, "test": self.test}
-        there = {name: split for name, split in parts.items() if split is not None}
+        splits = {name: split for name, split in parts.items() if split is not None}
         labels, images, content = 0, 0, hashlib.sha256()
-        for split in there.values():
+        for split in splits.values():
             pixels, numbers = split.images.cpu().contiguous().numpy(), split.labels.cpu().contiguous().numpy()
             labels = zlib.crc32(numbers.data, labels)
             images = zlib.crc32(np.ascontiguousarray(pixels[:: math.ceil(len(split) / CHECKED_IMAGES)]).data, images)
             content.update(pixels.data)
             content.update(numbers.data)
-        sizes = {name: len(split) for name, split in there.items()}
+        sizes = {name: len(split) for name, split in splits.items()}
         return {**sizes, "labels": labels, "images": images, "content": content.hexdigest()[:16]}
 
 
 class Dataset:
-    """The images under `root`, of which `validation` training images are held out, and how they are augmented.
+    """The images under `root`, their augmentation, and a hold-out of `validation` training images.
 
     Squares of `reduce` x `reduce` pixels are averaged to one; then training images are shifted by up to `pad` pixels
-    and mirrored with `flip`, and the operations of `augmentation` change their batches. Files are looked for by
-    `training_size` and read by `load`, so that a network can be built for data that are elsewhere. Fewer or more images
-    than a known set has are refused, unless `incomplete` allows it.
+    and mirrored with `flip`, and the operations of `augmentation` change their batches. `training_size` looks for the
+    files and `load` reads them; so a network can be built for data that are elsewhere. A known data set must have all
+    its images and no others, unless `incomplete` allows it.
     """
 
     is_streamed = False
-    reading_seconds = 0.0  # an image's, while a network trains; all are in memory
-    final_shapes: tuple[tuple[int, int, int], ...] = ()  # (C, H, W) of what is seen then, where that is not `shape`
-    final_passes = 0.0  # through the test images when the budget ends, beside that of each epoch
+    reading_seconds = 0.0  # per image, while a network trains; here all images are in memory
+    final_shapes: tuple[tuple[int, int, int], ...] = ()  # (C, H, W) of the images after the last epoch, if not `shape`
+    final_passes = 0.0  # extra passes over the test set after the last epoch
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Dataset:
         normalization: str,
         pad: Natural,
         flip: bool,
-        reduce: Count = 1,  # the last three as a user's own data set that does not name them is read
+        reduce: Count = 1,  # the last three are optional: users' own files may not name them
         incomplete: bool = False,
         augmentation: list[Any] | tuple[Any, ...] = (),
     ) -> None:
@@ -116,12 +116,12 @@ class Dataset:
 
     @property
     def classes(self) -> int:
-        """Their number."""
+        """The number of classes."""
         return len(self.source.classes)
 
     @property
     def training_size(self) -> int:
-        """Training images after the hold-out. Looks for the files; a `UserError` when they are unfit, or nowhere."""
+        """The number of training images after the hold-out; raises `UserError` if files are unfit or missing."""
         train, test = self.source.found.sizes
         self._refuse_incomplete((train, test))
         if self.validation >= train:
@@ -135,17 +135,17 @@ class Dataset:
         return train - self.validation
 
     def load(self, device: torch.device) -> Splits:
-        """All splits on `device`, and the normalisation fitted to what is left for training.
+        """Read all splits to `device`, and fit the normalisation to the images that are left for training.
 
         Raises:
-            UserError: they do not fit into the memory of the GPU, or what reading them raises.
+            UserError: the images cannot be read, or do not fit into the memory of the GPU.
         """
-        found = self.source.found.read()
-        self._refuse_incomplete((len(found[0]), len(found[1])))  # what an archive holds is only known now
-        for split in found:
+        splits = self.source.found.read()
+        self._refuse_incomplete((len(splits[0]), len(splits[1])))  # what an archive holds is only known now
+        for split in splits:
             self._refuse_unfit(split)
-        # Reduced anew in each process: that takes less time than reading a second cache would save.
-        train, test = (split.reduced(self.reduce) for split in found)
+        # Each process reduces them anew, which takes less time than reading a second cache would save.
+        train, test = (split.reduced(self.reduce) for split in splits)
         if device.type == "cuda" and (size := train.images.nbytes + test.images.nbytes) > (
             free := torch.cuda.mem_get_info(device)[0]
         ):
@@ -161,7 +161,7 @@ class Dataset:
         return Splits(train, validation, test.to(device), fit(self.normalization, train.images))
 
     def training_batches(self, splits: Splits, *, batch_size: int, seed: int, world: World = ALONE) -> TrainingBatches:
-        """The training images, augmented."""
+        """Return the batches of augmented training images."""
         return TrainingBatches(
             splits.train,
             splits.normalization,
@@ -175,7 +175,7 @@ class Dataset:
         )
 
     def evaluated(self, splits: Splits, *, batch_size: int, world: World = ALONE) -> dict[str, EvaluationBatches]:
-        """The batches of what each epoch is evaluated on, by its name."""
+        """Return the batches that each epoch is evaluated on, by the name of their split."""
         parts = {"validation": splits.validation, "test": splits.test}
         return {
             name: splits.evaluation_batches(split, batch_size=batch_size, world=world)
@@ -184,23 +184,24 @@ class Dataset:
         }
 
     def _refuse_incomplete(self, sizes: tuple[int, int]) -> None:
-        """A `UserError` if a known data set has other than its published (train, test) numbers of images."""
+        """Raise `UserError` if a known data set has other (train, test) numbers of images than published."""
         expected = self.source.published
         if expected in (None, sizes) or self.incomplete:
             return
         raise UserError(
-            f"{self.source.name} in {self.root} has {sizes[0]:,} training and {sizes[1]:,} test images, published are "
-            f"{expected[0]:,} and {expected[1]:,}: complete it, or train on what is there with dataset.incomplete=true"
+            f"{self.source.name} in {self.root} has {sizes[0]:,} training and {sizes[1]:,} test images, but "
+            f"{expected[0]:,} and {expected[1]:,} are published: complete it, or train on what is there with "
+            "dataset.incomplete=true"
         )
 
     def _refuse_unfit(self, split: Split) -> None:
-        """A `UserError` if images or labels are not those that the source states, as a cache of others would hold."""
+        """Raise `UserError` if images or labels are not what the source states, as in a cache of other images."""
         channels, height, width = self.source.shape
         shape, labels = tuple(split.images.shape[1:]), split.labels
         if len(labels) and (shape != (height, width, channels) or not 0 <= labels.min() <= labels.max() < self.classes):
             raise UserError(
                 f"{self.source.name} in {self.root} has images of shape {shape} and labels {labels.min()} to "
-                f"{labels.max()}, expected are {(height, width, channels)} and 0 to {self.classes - 1}: repair it, or "
+                f"{labels.max()}, must be {(height, width, channels)} and 0 to {self.classes - 1}: repair it, or "
                 "delete its deepnets-*.npz"
             )
 
@@ -209,7 +210,7 @@ def hold_out(labels: Tensor, count: int, classes: int) -> tuple[Tensor, Tensor]:
     """Hold out `count` images in the classes' proportions: (training, validation) indices of `labels` (N,), ascending.
 
     The classes' shares are rounded by the largest remainder. There is no seed, so that all runs of a table are selected
-    by the same images. A class that would lose all its training images is a `UserError`.
+    by the same images. Raises `UserError` if a class would lose all its training images.
     """
     of_class = labels.cpu().numpy()
     sizes = np.bincount(of_class, minlength=classes)
@@ -228,5 +229,5 @@ def hold_out(labels: Tensor, count: int, classes: int) -> tuple[Tensor, Tensor]:
 
 
 def memory_size() -> int:
-    """Bytes in this machine."""
+    """Return the size of this machine's memory in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

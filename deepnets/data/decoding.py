@@ -38,7 +38,7 @@ CHUNK = 100  # files per task: small images decode faster than a task is handed 
 
 
 def shape_of(path: Path) -> tuple[int, int, int]:
-    """(C, H, W) as the image is shown, from the file's header: one channel for a greyscale image, else three."""
+    """Return (C, H, W) of an image as it is shown, from the file's header: C is 1 for a greyscale image, else 3."""
     try:
         with Image.open(path) as image:
             width, height = ImageOps.exif_transpose(image).size
@@ -48,11 +48,11 @@ def shape_of(path: Path) -> tuple[int, int, int]:
 
 
 def decode(paths: Sequence[Path], shape: tuple[int, int, int], fit: bool) -> np.ndarray:
-    """All images as (N, H, W, C) uint8; with `fit`, the shorter side is scaled to the shape and the centre cut out.
+    """Decode images to (N, H, W, C) uint8; with `fit`, the shorter side is scaled to the shape and the centre cut out.
 
     Images are turned as their EXIF orientation says. Greyscale files among coloured ones get three equal channels,
-    transparency is dropped, and of an animated file the first picture is used, which a warning says. A `UserError` for
-    a file that is unreadable, deeper than 8 bits per channel, coloured where C = 1 or (without `fit`) of another size.
+    transparency is dropped, and an animated file gives its first picture and a warning. Raises `UserError` for a file
+    that is unreadable, has more than 8 bits per channel, has colours though C = 1, or (without `fit`) another size.
     """
     channels, height, width = shape
     images = np.empty((len(paths), height, width, channels), np.uint8)
@@ -64,9 +64,9 @@ def decode(paths: Sequence[Path], shape: tuple[int, int, int], fit: bool) -> np.
     try:
         with ProcessPoolExecutor(count, start, initializer=_end_with, initargs=(os.getpid(),)) as workers:
             decoded = workers.map(partial(_decode_all, shape=shape, fit=fit), chunks)  # a failure cancels the rest
-            for first, (chunk, found) in zip(range(0, len(paths), CHUNK), decoded, strict=True):
-                images[first : first + CHUNK] = chunk
-                animated += found
+            for first, (pixels, moving) in zip(range(0, len(paths), CHUNK), decoded, strict=True):
+                images[first : first + CHUNK] = pixels
+                animated += moving
     except BrokenProcessPool as error:
         raise UserError(
             f"{paths[0].parents[2]}: a process that decodes was killed, as the system does when memory runs out"
@@ -78,16 +78,16 @@ def decode(paths: Sequence[Path], shape: tuple[int, int, int], fit: bool) -> np.
 
 
 def decode_one(path: Path, shape: tuple[int, int, int]) -> np.ndarray:
-    """That image as `decode` reads it to fit the shape, (H, W, C) uint8, but made grey if it has colours and C = 1.
+    """Decode one image as `decode` does, to fit the shape (H, W, C) uint8; if C = 1, colours become grey.
 
     Raises:
-        UserError: it cannot be read, or is deeper than 8 bits per channel.
+        UserError: it cannot be read, or has more than 8 bits per channel.
     """
-    return _decode(path, shape, fit=True, make_grey=True)[0].copy()  # Pillow's own cannot be written
+    return _decode(path, shape, fit=True, make_grey=True)[0].copy()  # Pillow's array is read-only
 
 
 def decode_bytes(content: Tensor) -> Tensor:
-    """The image of a file's bytes as torchvision reads it: (3, H, W) uint8.
+    """Decode the bytes of an image file by torchvision: (3, H, W) uint8.
 
     Grey and CMYK files become RGB, and EXIF tags are not applied. Raises OSError or RuntimeError if it cannot be read.
     """
@@ -100,18 +100,18 @@ def decode_bytes(content: Tensor) -> Tensor:
 
 
 def cached(folder: Path, name: str, key: str, build: Callable[[], tuple[Split, Split]]) -> tuple[Split, Split]:
-    """(train, test) from the file `name` in `folder` if it was written under `key`, else from `build`, then written.
+    """Read (train, test) from the file `name` in `folder` if it was written with `key`; else `build` and write them.
 
-    Where `folder` cannot be written the file lies in the user's cache folder. A file that is outdated or damaged (zip
+    If `folder` cannot be written, the file lies in the user's cache folder. A file that is outdated or damaged (zip
     checksums) is built again. Whole files are renamed into place, so several processes may build at once.
     """
     places = [folder / name]
-    with suppress(UserError):  # then only a data folder that can be written spares the next start the work
+    with suppress(UserError):  # without a cache folder, only `folder` can spare the next start the work
         mine = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
         places.append(own_cache() / f"{mine}-{name}")
     for place in places:
-        if (found := _load(place, key)) is not None:
-            return found
+        if (splits := _load(place, key)) is not None:
+            return splits
     splits = build()
     for place in places:
         if _save(place, key, splits):
@@ -120,7 +120,7 @@ def cached(folder: Path, name: str, key: str, build: Callable[[], tuple[Split, S
 
 
 def fingerprint(files: Iterable[tuple[str, int, int]], form: str) -> str:
-    """Hash of (path, bytes, mtime in ns) of each file and of the form they are decoded to; order does not count."""
+    """Hash (path, bytes, mtime in ns) of each file, in any order, and the form that the files are decoded to."""
     lines = [form, *sorted(f"{path}\t{size}\t{changed}" for path, size, changed in files)]
     return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()
 
@@ -133,7 +133,7 @@ def _end_with(parent: int) -> None:
 
 
 def _decode_all(paths: Sequence[Path], shape: tuple[int, int, int], fit: bool) -> tuple[np.ndarray, list[Path]]:
-    """The images, and which of the files are animated."""
+    """Decode files; return the images, and which of the files are animated."""
     decoded = [_decode(path, shape, fit) for path in paths]
     return np.stack([image for image, _ in decoded]), [
         path for path, (_, moves) in zip(paths, decoded, strict=True) if moves
@@ -141,7 +141,7 @@ def _decode_all(paths: Sequence[Path], shape: tuple[int, int, int], fit: bool) -
 
 
 def _is_deep(image: ImageFile) -> bool:
-    """Whether a file that is open but not loaded has more than 8 bits per channel, which Pillow cuts off in colours."""
+    """Return whether a file, open but not loaded, has more than 8 bits per channel; Pillow cuts them off in colours."""
     arguments = [part for tile in image.tile for part in (tile[3] if isinstance(tile[3], tuple) else (tile[3],))]
     return image.mode in DEEP or any(
         "16" in part if isinstance(part, str) else isinstance(part, int) and image.format == "PPM" and part > 255
@@ -200,7 +200,7 @@ def _is_whole(split: Split) -> bool:
 
 
 def _save(path: Path, key: str, splits: tuple[Split, Split]) -> bool:
-    """False where the place cannot be written or is full; nothing is left there then."""
+    """Write the splits; return False, and leave nothing, if the place cannot be written or is full."""
     train, test = splits
     temporary = path.with_name(f".{path.name}-{uuid4().hex}")
     try:

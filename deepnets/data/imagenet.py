@@ -44,15 +44,15 @@ PUBLISHED = (1_281_167, 50_000)  # images for training and validation
 ARCHIVES = ("ILSVRC2012_devkit_t12.tar.gz", "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar")
 KIT = "ILSVRC2012_devkit_t12"
 META = f"{KIT}/data/meta.mat"
-# Of each channel on a scale of 0 to 1, over a random part of ImageNet (fb.resnet.torch, datasets/imagenet.lua).
+# Per channel, on a scale of 0 to 1, over a random part of ImageNet (fb.resnet.torch, datasets/imagenet.lua).
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-MEAN_IMAGES = 4096  # of which the mean image is, evenly spread over the training images
-TIMED_IMAGES = 32  # for a plan
+MEAN_IMAGES = 4096  # training images, evenly spread, that the mean image averages
+TIMED_IMAGES = 32  # images that a plan reads to predict the time
 
 
 @dataclass(frozen=True)
 class Streams:
-    """What a run trains, selects and tests on, as in `dataset.Splits`, but of photographs that are not read yet."""
+    """The photographs, not read yet, that a run trains, selects and tests on; as `dataset.Splits`."""
 
     train: ImageFiles
     validation: ImageFiles | None
@@ -64,15 +64,15 @@ class Streams:
     def evaluation_batches(
         self, images: ImageFiles, *, batch_size: int, world: World = ALONE, view: ViewName = "center"
     ) -> StreamedEvaluation:
-        """The batches of `images`, which are a split or some of its images, as that view shows them."""
+        """Return batches for evaluation of `images`, a split or some of its images, seen through `view`."""
         return StreamedEvaluation(
             images, self.normalization, view, self.size, self.loading, batch_size=batch_size, world=world
         )
 
     def contents(self) -> dict[str, Any]:
-        """How many images each split has, and checksums of their labels and names; nothing is decoded."""
-        there = {"train": self.train, "validation": self.validation, "test": self.test}
-        splits = {name: images for name, images in there.items() if images is not None}
+        """Return how many images each split has, and checksums of their labels and names; decodes nothing."""
+        parts = {"train": self.train, "validation": self.validation, "test": self.test}
+        splits = {name: images for name, images in parts.items() if images is not None}
         labels, names = 0, 0
         for images in splits.values():
             labels = zlib.crc32(images.labels.numpy().data, labels)
@@ -83,16 +83,15 @@ class Streams:
 class ImageNet:
     """The photographs under `root`: class folders in train/ and val/, shards of both, or ImageNet's official archives.
 
-    `classes` is the number of class folders, of which every `every_class`-th is used; of a thousand the published
-    numbers of images are expected, unless `incomplete` allows others. `size` is the side of a crop in training; `crop`,
-    `jitter`, `flip` and `lighting` are the augmentation (see the module `augmentation`). Each epoch is tested on centre
-    crops, the last one also as `view` shows the images, whose error is the result. `validation` training images are
-    held out. `workers` processes read and decode, by default as many as there are cores; with decoder=gpu they only
-    read.
+    There are `classes` class folders, and every `every_class`-th is used. All thousand classes must have the published
+    numbers of images, unless `incomplete` allows others. `size` is the side of a crop in training; `crop`, `jitter`,
+    `flip` and `lighting` are the augmentation (see the module `augmentation`). Each epoch is tested on centre crops,
+    the last one also on the images as `view` shows them, whose error is the result. `validation` training images are
+    held out. `workers` processes read and decode, by default one per core; with decoder=gpu they only read.
     """
 
     is_streamed = True
-    pad = 0  # as those that ask for it add a border
+    pad = 0  # `launch.cost` and the benches ask every data set for its border
 
     def __init__(
         self,
@@ -127,17 +126,17 @@ class ImageNet:
 
     @property
     def training_size(self) -> int:
-        """Training images after the hold-out. Lists the files; a `UserError` when they are unfit, or nowhere."""
+        """The number of training images after the hold-out; raises `UserError` if files are unfit or missing."""
         train = self.source.found.sizes[0]
         if self.validation >= train:
             raise UserError(f"validation={self.validation}: hold out 0 to {train - 1} of the {train} training images")
         return train - self.validation
 
     def load(self, device: torch.device) -> Streams:
-        """The splits and the normalisation, which of a mean image reads `MEAN_IMAGES` images.
+        """Return the splits and the normalisation; a mean image is computed from `MEAN_IMAGES` images.
 
         Raises:
-            UserError: there are no images, or not those expected.
+            UserError: there are no images, or not as many as expected.
         """
         if not self.photographs.splits:
             self.photographs.unpack()
@@ -153,9 +152,9 @@ class ImageNet:
 
     @cached_property
     def reading_seconds(self) -> float:
-        """Seconds that each device's workers take to read, decode and crop an image, measured on a few; 0 of none.
+        """Seconds per image in which a device's workers read, decode and crop, measured on a few; 0 without images.
 
-        With decoder=gpu those that reading here and decoding there take.
+        With decoder=gpu, one process reads and the GPU decodes.
         """
         if not self.photographs.splits:
             return 0.0
@@ -166,7 +165,7 @@ class ImageNet:
         as_is = self._scaled(torch.zeros(3), torch.ones(3), here)
         cropped = random_crop(self.crop, self.size, self.flip)
         batches = StreamedTraining(chosen, as_is, cropped, here, lights=0, jitter=0, batch_size=8, seed=0)
-        for _ in batches.epoch(0):  # the first images import what they need
+        for _ in batches.epoch(0):  # the first epoch imports what it needs
             pass
         started = time.perf_counter()
         for _ in batches.epoch(1):
@@ -179,15 +178,15 @@ class ImageNet:
 
     @property
     def final_passes(self) -> float:
-        """How many centre crops have the area of all that the last view shows."""
+        """Extra passes over the test set after the last epoch: the area that `view` shows, in centre crops."""
         seen = {"center": 0.0, "center_320": (320 / 224) ** 2, "ten_crop": 10.0}
-        whole = 4 / 3 * 2 * sum((scale / 224) ** 2 for scale in SCALES)  # of usual photographs, and mirrored
+        whole = 4 / 3 * 2 * sum((scale / 224) ** 2 for scale in SCALES)  # usual photographs are 4:3; each is mirrored
         return seen.get(self.view, whole)
 
     def training_batches(
         self, splits: Streams, *, batch_size: int, seed: int, world: World = ALONE
     ) -> StreamedTraining:
-        """Random crops of the training images; a `UserError` where what should decode them is not there."""
+        """Return batches of random crops of the training images; raises `UserError` as `check_decoder`."""
         check_decoder(self.decoder, splits.loading.device)
         return StreamedTraining(
             splits.train,
@@ -202,7 +201,7 @@ class ImageNet:
         )
 
     def evaluated(self, splits: Streams, *, batch_size: int, world: World = ALONE) -> dict[str, StreamedEvaluation]:
-        """What is evaluated by its name: each epoch centre crops, in the end the view of the result."""
+        """Return the batches to evaluate by name: centre crops after each epoch, at the end `view` too."""
         parts = {"validation": splits.validation, "test": splits.test}
         batches = {
             name: splits.evaluation_batches(images, batch_size=batch_size, world=world)
@@ -224,14 +223,14 @@ class ImageNet:
         return self._scaled(mean, deviation, loading)
 
     def _scaled(self, mean: Tensor, deviation: Tensor, loading: Loading) -> Normalization:
-        """On scales of 0 to 255 and of 0 to 1."""
+        """Make a normalisation; `mean` is on a scale of 0 to 255, `deviation` on a scale of 0 to 1."""
         whole = self.size, self.size, 3
         mean, scale = (x.to(loading.device, torch.float32).expand(whole) for x in (mean, 1 / (255 * deviation)))
         return Normalization(mean.contiguous(), scale.contiguous())
 
 
 def mean_image(images: ImageFiles, size: int, loading: Loading) -> Tensor:
-    """The mean (H, W, 3) float64 of the centre crops of `images`, on a scale of 0 to 255."""
+    """Compute the mean (H, W, 3) float64 of the centre crops of `images`, on a scale of 0 to 255."""
     starts = range(0, len(images), 64)
     chunks = [np.arange(first, min(first + 64, len(images))) for first in starts]
     total, count = torch.zeros(size, size, 3, dtype=torch.float64, device=loading.device), 0
@@ -242,14 +241,14 @@ def mean_image(images: ImageFiles, size: int, loading: Loading) -> Tensor:
 
 
 class Photographs:
-    """Where the photographs of a data set lie: under `root`, in every `every`-th of `classes` class folders."""
+    """Finds the photographs of a data set under `root`, in every `every`-th of `classes` class folders."""
 
     def __init__(self, root: str, classes: int, every: int, incomplete: bool) -> None:
         self.root, self.folder = root, Path(root).expanduser()
         self.classes, self.every, self.incomplete = classes, every, incomplete
 
     def find(self) -> DataFiles:
-        """Count the images; a `UserError` if they are not as many as expected, or if any but ImageNet's are absent."""
+        """Count the images; raises `UserError` if the number is wrong, or if others than ImageNet's are absent."""
         if self.splits:
             sizes = len(self.splits[0]), len(self.splits[1])
             whole = self.classes == CLASSES and self.every == 1
@@ -265,7 +264,7 @@ class Photographs:
             return DataFiles(expected, _unread)
         problem = (
             f"no images in {self.root}: it needs train/<class>/ and val/<class>/ with image files, shards of both, or "
-            f"ImageNet's official {', '.join(ARCHIVES)}; set dataset.root=DIR, of an analysis --root DIR"
+            f"ImageNet's official {', '.join(ARCHIVES)}; set dataset.root=DIR, in an analysis --root DIR"
         )
         if self.classes != CLASSES:
             raise UserError(problem)
@@ -273,13 +272,13 @@ class Photographs:
 
     @cached_property
     def splits(self) -> tuple[ImageFiles, ImageFiles] | None:
-        """The images of train/ and val/, None if there is neither of the two folders."""
-        there = [split for split in SPLITS if (self.folder / split).is_dir()]
-        if not there:
+        """The images of train/ and val/, or None if neither folder is there."""
+        present = [split for split in SPLITS if (self.folder / split).is_dir()]
+        if not present:
             return None
-        if len(there) == 1:
-            (split,) = set(SPLITS) - set(there)
-            raise UserError(f"{self.root} has {there[0]}/ but no {split}/: it is half copied; complete it")
+        if len(present) == 1:
+            (split,) = set(SPLITS) - set(present)
+            raise UserError(f"{self.root} has {present[0]}/ but no {split}/: it is half copied; complete it")
         train, test = (self._split(self.folder / split) for split in SPLITS)
         if odd := sorted(set(train.classes) ^ set(test.classes)):
             raise UserError(f"{self.root}: class folders differ between train/ and val/: {', '.join(odd[:5])}")
@@ -289,7 +288,7 @@ class Photographs:
         return (sharded if is_sharded(folder) else list_images)(folder, self.classes, self.every)
 
     def unpack(self) -> None:
-        """Unpack the official archives where they lie; a `UserError` if they are damaged or absent."""
+        """Unpack the official archives where they lie; raises `UserError` if they are damaged or absent."""
         if missing := self.find().missing:
             raise UserError(missing)
         _unpack(self.folder)
@@ -299,9 +298,9 @@ class Photographs:
 
 
 def numbers_of(root: Path, classes: Sequence[str]) -> list[int]:
-    """The number that ImageNet's test server gives each class, by the class's WordNet name.
+    """Return the numbers that ImageNet's test server gives to `classes`, which are WordNet names.
 
-    It is the ILSVRC2012_ID in the development kit in `root`, packed or not.
+    A number is the ILSVRC2012_ID in the development kit in `root`, packed or not.
 
     Raises:
         UserError: there is no such kit, or it does not know a class.
@@ -316,17 +315,17 @@ def numbers_of(root: Path, classes: Sequence[str]) -> list[int]:
         synsets = scipy.io.loadmat(io.BytesIO(content), squeeze_me=True)["synsets"]
         pairs = zip(synsets["WNID"], synsets["ILSVRC2012_ID"], strict=True)
         numbers = {str(name): int(number) for name, number in pairs}
-    except Exception as error:  # damage shows as nearly anything in the library
+    except Exception as error:  # on damage the library raises nearly anything
         raise UserError(
             f"{root}: the server's numbers of the classes are in {KIT}.tar.gz, put it there ({error})"
         ) from error
     if unknown := [name for name in classes if name not in numbers]:
-        raise UserError(f"{root}: {KIT} knows no class {unknown[0]}; the server is of ImageNet's classes")
+        raise UserError(f"{root}: {KIT} knows no class {unknown[0]}; the server knows only ImageNet's classes")
     return [numbers[name] for name in classes]
 
 
 def unlabelled(folder: Path) -> ImageFiles:
-    """The images that lie in `folder` itself, sorted by name; their labels are unknown, and stand as 0."""
+    """List the images in `folder` itself, sorted by name; their labels are unknown and set to 0."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; name one that holds images")
     names = images_in(folder)
@@ -334,7 +333,7 @@ def unlabelled(folder: Path) -> ImageFiles:
 
 
 def _unpack(folder: Path) -> None:
-    """Unpack `ARCHIVES` into `folder`, where they lie, as train/ and val/; a `UserError` if they are damaged."""
+    """Unpack `ARCHIVES` into `folder`, where they lie, as train/ and val/; raises `UserError` if they are damaged."""
     from torchvision.datasets import ImageNet
 
     try:

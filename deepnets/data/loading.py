@@ -38,11 +38,11 @@ Decoder = Literal["cpu", "gpu"]
 
 @dataclass(frozen=True)
 class Loading:
-    """How photographs reach `device`: so many `workers` read and decode them, each a process; with 0 this process does.
+    """How photographs reach `device`: `workers` processes read and decode them; if it is 0, this process does.
 
-    With `skip_unreadable`, the next readable image of the split stands in place of an unreadable one: so each batch has
-    as many images as it should, in every process. `skipped` are the unreadable ones that were found. With decoder=gpu
-    workers only read; the device decodes and crops.
+    With `skip_unreadable`, the next readable image of the split replaces an unreadable one, so that every process has
+    full batches. `skipped` holds the unreadable files found so far. With decoder=gpu workers only read, and the device
+    decodes and crops.
     """
 
     workers: int
@@ -55,10 +55,10 @@ class Loading:
 class StreamedTraining(ShuffledBatches):
     """This process's share of shuffled batches of random crops, each image once an epoch.
 
-    As in `TrainingBatches`, the order is a function of (seed, epoch), each image's crop and colours of (seed, epoch,
-    image): the same for any number of processes and workers, and from any batch on. `lights` is the deviation of the
-    draws of lighting noise (fb.resnet.torch: 0.1; 0 for none), `jitter` how far the factors of brightness, contrast and
-    saturation lie from 1 (0.4).
+    As in `TrainingBatches`, the order depends only on (seed, epoch); an image's crop and colours depend only on (seed,
+    epoch, image). So they are the same for any number of processes and workers, and from any batch on. `lights` is the
+    deviation of the draws of lighting noise (fb.resnet.torch: 0.1; 0 for none), `jitter` how far the factors of
+    brightness, contrast and saturation may lie from 1 (0.4).
     """
 
     def __init__(
@@ -85,12 +85,12 @@ class StreamedTraining(ShuffledBatches):
         return channels, height, width
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """That epoch from batch `start` on: x (n, C, H, W) float32 with channels_last strides, y (n,) int64."""
+        """Yield batches of an epoch from `start` on: x (n, C, H, W) float32, channels_last strides; y (n,) int64."""
         order = np.random.default_rng((self.seed, epoch)).permutation(self.images)
         whole_batches = [order[first : first + self.batch_size] for first in range(0, self.images, self.batch_size)]
         shards = [self.world.shards(len(whole)) for whole in whole_batches[start:]]
-        own = [whole[parts[self.world.rank]] for whole, parts in zip(whole_batches[start:], shards, strict=True)]
-        batches = loaded(Crops(self.source, self.cropped, (self.seed, epoch), self.loading), own)
+        own_parts = [whole[parts[self.world.rank]] for whole, parts in zip(whole_batches[start:], shards, strict=True)]
+        batches = loaded(Crops(self.source, self.cropped, (self.seed, epoch), self.loading), own_parts)
         for (pixels, labels, lights, jitters), parts in zip(batches, shards, strict=True):
             self.share.parts = parts
             if self.jitter:
@@ -102,7 +102,7 @@ class StreamedTraining(ShuffledBatches):
 
 
 class StreamedEvaluation(OrderedBatches):
-    """This process's share of the images of a split, in order, as the view shows them."""
+    """This process's share of the images of a split, in order, seen through `view`."""
 
     top = TOP
 
@@ -126,9 +126,9 @@ class StreamedEvaluation(OrderedBatches):
         self.numbers = np.arange(self.own.start, self.own.stop)
 
     def __iter__(self) -> Iterator[tuple[Tensor | tuple[Tensor, ...], Tensor]]:
-        """x (n, C, H, W) float32 with channels_last strides, y (n,) int64.
+        """Yield x (n, C, H, W) float32 with channels_last strides, and y (n,) int64.
 
-        Where an image has several views, x is a tuple of those of a size, (n * k, C, h, w), an image's k in a row.
+        If an image has several views, x is a tuple with a tensor (n * k, C, h, w) per size; an image's k are adjacent.
         """
         chunks = [self.numbers[these] for these in self.slices()]
         for pixels, labels in loaded(Views(self.source, self.views, self.loading), chunks):
@@ -136,7 +136,7 @@ class StreamedEvaluation(OrderedBatches):
             yield (x[0] if self.has_one_view and x else x), labels
 
     def some(self, count: int) -> Tensor:
-        """At most `count` images spread over the split, the same at every call: (n, C, H, W), normalised."""
+        """Return at most `count` images, spread over the split, the same at every call: (n, C, H, W), normalised."""
         chosen = self.numbers[:: max(1, ceil(len(self.numbers) / count))]
         ((pixels, _),) = loaded(Views(self.source, self.views, replace(self.loading, workers=0)), [chosen])
         return self._normalised(pixels[0])
@@ -146,7 +146,7 @@ class StreamedEvaluation(OrderedBatches):
 
 
 def at_size(normalization: Normalization, height: int, width: int) -> Normalization:
-    """For images of another size: the mean image is scaled with them, by bilinear interpolation."""
+    """Return the normalisation for another image size; the mean image is scaled by bilinear interpolation."""
     if normalization.mean.shape[:2] == (height, width):
         return normalization
     mean, scale = (
@@ -157,7 +157,7 @@ def at_size(normalization: Normalization, height: int, width: int) -> Normalizat
 
 
 def check_decoder(decoder: Decoder, device: torch.device) -> None:
-    """A `UserError` where images should be decoded on a device that cannot."""
+    """Raise `UserError` if images should be decoded on a device that cannot decode."""
     if decoder == "gpu" and device.type != "cuda":
         raise UserError(
             f"dataset.decoder=gpu: images are decoded by nvJPEG, which needs CUDA, and this run's device is "
@@ -166,7 +166,7 @@ def check_decoder(decoder: Decoder, device: torch.device) -> None:
 
 
 def default_workers() -> int:
-    """As many workers as this process has cores; the processes of a run on one machine share its cores."""
+    """Return one worker for each core of this process; the processes of a run on one machine share its cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(MOST_WORKERS, max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
 
@@ -175,7 +175,7 @@ def default_workers() -> int:
 class Crops(Dataset):
     """Training images by their numbers: crops (n, H, W, 3) uint8, labels (n,), and random numbers for their colours.
 
-    These are normal ones for lighting (n, 3), and uniform ones from [-1, 1) for jitter (n, 3).
+    The random numbers are normal for lighting (n, 3), and uniform in [-1, 1) for jitter (n, 3).
     """
 
     images: ImageFiles
@@ -193,7 +193,7 @@ class Crops(Dataset):
         lights, jitters = torch.empty(2, len(numbers), 3)
         with torch.random.fork_rng(devices=[]):
             for place, number in enumerate(numbers.tolist()):
-                # Of this generator alone: seeding those of absent devices takes as long as half of decoding.
+                # Seed this generator alone: seeding absent devices too takes half as long as decoding.
                 torch.default_generator.manual_seed(_seed(*self.draw, number))
                 lights[place] = torch.randn(3)
                 readable[place], image = _readable(self, number, decode, problems)
@@ -201,7 +201,7 @@ class Crops(Dataset):
                     return None, problems
                 pixels.append(self.cropped(image).permute(1, 2, 0))
                 jitters[place] = torch.rand(3) * 2 - 1
-        # Collated, they lie at once in the memory that workers share.
+        # default_collate writes them at once into the memory that workers share.
         return (default_collate(pixels), self.images.labels[readable], lights, jitters), problems
 
 
@@ -232,7 +232,7 @@ class Views(Dataset):
 def _readable(
     dataset: "Crops | Views", number: int, decode: Callable[[int], Tensor], problems: list[str]
 ) -> tuple[int, Tensor | None]:
-    """That image, or where unreadable ones are skipped the next readable one; adds what is wrong to `problems`."""
+    """Decode an image or, if unreadable ones are skipped, the next readable one; adds errors to `problems`."""
     images = dataset.images
     for candidate in chain(range(number, len(images)), range(number)):
         try:
@@ -249,10 +249,10 @@ def _seed(*numbers: int) -> int:
 
 
 def loaded(dataset: Crops | Views, batches: Sequence[np.ndarray]) -> Iterator[Any]:
-    """The tensors of each batch on the device, in order.
+    """Yield the tensors of each batch on the device, in order.
 
     Raises:
-        UserError: an image cannot be read, and is not to be skipped.
+        UserError: an image cannot be read, and unreadable images are not skipped.
     """
     loading = dataset.loading
     workers = min(loading.workers, len(batches))
@@ -261,11 +261,11 @@ def loaded(dataset: Crops | Views, batches: Sequence[np.ndarray]) -> Iterator[An
         batch_size=None,
         sampler=batches,  # type: ignore[arg-type]
         num_workers=workers,
-        # From Python 3.14 on the default is a server that forks, not this process, whose end they watch.
+        # Workers watch for this process's end, so it must fork them; from Python 3.14 on a server would do so.
         multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
         pin_memory=loading.device.type == "cuda" and loading.decoder == "cpu",
         worker_init_fn=partial(_leave_signals_to_the_parent, os.getpid()),
-        generator=torch.Generator(),  # of the workers' seeds, which nothing here uses; the run's own is left as it is
+        generator=torch.Generator(),  # draws the workers' seeds, which nothing uses; the run's generator must not move
     )
     results = loader if loading.decoder == "cpu" else map(partial(_decoded_there, dataset), batches, loader)
     for tensors, problems in results:
@@ -283,29 +283,29 @@ def loaded(dataset: Crops | Views, batches: Sequence[np.ndarray]) -> Iterator[An
 
 @dataclass(frozen=True)
 class _Bytes(Dataset):
-    """Images by their numbers as they lie in their files, those that can be read by their number."""
+    """Images by their numbers: the bytes of their files, uint8, by number; an unreadable file is left out."""
 
     images: ImageFiles
 
     def __getitem__(self, numbers: np.ndarray) -> dict[int, Tensor]:
         read = {}
         for number in numbers.tolist():
-            with suppress(OSError):  # noted when it is decoded
+            with suppress(OSError):  # reported when it is decoded
                 read[number] = self.images.read(number)
         return read
 
 
 def _decoded_there(dataset: Crops | Views, numbers: np.ndarray, read: dict[int, Tensor]) -> tuple[Any, list[str]]:
-    """Those images, decoded together on the device, or where one is no such JPEG one by one in this process."""
+    """Decode images together on the device; if one is no readable JPEG, decode one by one in this process."""
     from torchvision.io import ImageReadMode, decode_jpeg
 
     device = dataset.loading.device
-    there: dict[int, Tensor] = {}
-    with suppress(RuntimeError, ValueError):  # one is no JPEG or a damaged one, or none could be read
-        there = dict(zip(read, decode_jpeg(list(read.values()), ImageReadMode.RGB, device), strict=True))
+    decoded: dict[int, Tensor] = {}
+    with suppress(RuntimeError, ValueError):  # one is no JPEG or is damaged, or none could be read
+        decoded = dict(zip(read, decode_jpeg(list(read.values()), ImageReadMode.RGB, device), strict=True))
 
     def decode(number: int) -> Tensor:
-        return there[number] if number in there else dataset.images.decoded(number).to(device)
+        return decoded[number] if number in decoded else dataset.images.decoded(number).to(device)
 
     return dataset.batch(numbers, decode)
 
@@ -317,15 +317,15 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 
 def _leave_signals_to_the_parent(parent: int, worker: int) -> None:
-    """Block signals in a worker: the parent needs it until the run is saved, and a scheduler signals all processes."""
+    """Block signals in a worker: a scheduler signals all processes, but the parent needs it until the run is saved."""
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     if hasattr(signal, "sigtimedwait"):
         threading.Thread(target=_end_for_the_parent, args=(parent,), daemon=True).start()
 
 
 def _end_for_the_parent(parent: int) -> None:
-    """End when the parent says so or has died: torch's own watch misses a parent that died as this process began."""
+    """End when the parent says so or has died: torch's watch misses a parent that dies while this process starts."""
     while os.getppid() == parent:
-        if (said := signal.sigtimedwait({signal.SIGTERM}, ORPHANED_SECONDS)) and said.si_pid == parent:
+        if (received := signal.sigtimedwait({signal.SIGTERM}, ORPHANED_SECONDS)) and received.si_pid == parent:
             break
     os._exit(0)

@@ -1,4 +1,4 @@
-"""x = (g(u) - mean) * scale of the pixels u in 0..255, with constants fitted to the training images."""
+"""Normalisation: x = (g(u) - mean) * scale of pixels u in 0..255, with constants fitted to the training images."""
 
 import math
 from collections.abc import Callable
@@ -9,18 +9,18 @@ from torch import Tensor
 
 CHUNK = 256  # images: 256 * 255**2 < 2**24, so their sums are exact in float32, in any order, on any device
 
-CONTRAST_BIAS = 10.0  # of a variance on the 0..255 scale (Coates et al. 2011)
+CONTRAST_BIAS = 10.0  # added to a variance on the 0..255 scale (Coates et al. 2011)
 
 
 def as_is(x: Tensor) -> Tensor:
-    """g of all kinds that treat an image by the statistics of the data set alone."""
+    """Return x: the g of normalisations that use statistics of the data set only, not of an image."""
     return x
 
 
 def global_contrast(x: Tensor) -> Tensor:
-    """Each image less its own mean, divided by sqrt(10 + its own variance), both over all pixels and channels.
+    """Subtract from each image its mean and divide by sqrt(10 + its variance), both over all pixels and channels.
 
-    x (n, H, W, C) float32, overwritten. Coates et al. 2011, which is pylearn2's use_std=True with sqrt_bias=10. The
+    Overwrites x (n, H, W, C) float32. Coates et al. 2011, which is pylearn2's use_std=True with sqrt_bias=10. The
     highway papers name global contrast normalisation without its constants: this form is our choice.
     """
     pixels = x.flatten(1)
@@ -32,9 +32,9 @@ def global_contrast(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Normalization:
-    """`mean` and `scale` (H, W, C) float32, on the device of the images; g is `of_each`, of one image at a time.
+    """`mean` and `scale` (H, W, C) float32 on the device of the images, and g, `of_each`, which acts on single images.
 
-    Whole images even where only channels differ: three numbers are too short a row to broadcast fast.
+    They are whole images even if only channels differ, because rows of three numbers broadcast slowly.
     """
 
     mean: Tensor
@@ -42,12 +42,12 @@ class Normalization:
     of_each: Callable[[Tensor], Tensor] = as_is
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Images (n, H, W, C) uint8 to float32."""
+        """Normalise images (n, H, W, C) uint8 to float32."""
         return self.of_each(images.to(torch.float32)).sub_(self.mean).mul_(self.scale)
 
 
 def fit(kind: str, images: Tensor) -> Normalization:
-    """The normalisation of that kind for `images` (N, H, W, C) uint8, the training images after the hold-out."""
+    """Fit a normalisation of a kind to `images` (N, H, W, C) uint8, the training images after the hold-out."""
     fitted = KINDS[kind](images)
     mean, scale = (
         torch.broadcast_to(x, images.shape[1:]).to(images.device, torch.float32).contiguous()
@@ -99,7 +99,7 @@ def scaled_256(images: Tensor) -> Normalization:
 
 
 def of_each(kind: str) -> Callable[[Tensor], Tensor]:
-    """g of that kind of normalisation."""
+    """Return the g of a kind of normalisation."""
     return global_contrast if kind == "global_contrast" else as_is
 
 
@@ -114,14 +114,14 @@ KINDS: dict[str, Callable[[Tensor], Normalization]] = {
 
 
 def _moments(values: Tensor, squares: Tensor, count: int) -> tuple[float, float]:
-    """Mean and standard deviation from exact sums of u and u²; 1 for the deviation of a constant: nothing to scale."""
+    """Return mean and standard deviation from exact sums of u and u²; a constant gets 1: there is nothing to scale."""
     s, q = int(values), int(squares)  # Python's integers: n q - s² of a large data set would round in float64
     variance = (count * q - s * s) / count**2
     return s / count, math.sqrt(variance) if variance > 0 else 1.0
 
 
 def _power_sums(images: Tensor) -> tuple[Tensor, Tensor]:
-    """The sums of u and u² over the images, (H, W, C) float64, exact."""
+    """Return the exact sums of u and u² over the images, (H, W, C) float64."""
     sums = torch.zeros(images.shape[1:], dtype=torch.float64, device=images.device)
     squares = torch.zeros_like(sums)
     for chunk in images.split(CHUNK):

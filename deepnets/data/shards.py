@@ -1,8 +1,8 @@
 """Shards of image files, as the library litdata writes them: few large files in place of a million small ones.
 
-`python -m deepnets.data.shards TREE OUT` writes those of a tree; `pip install 'deepnets[shards]'` installs the library.
-Of the streaming libraries it is the one with releases every month, and it reads any sample by its number: so the order
-of images, and where a run resumes, are deepnets' own, as for files.
+`python -m deepnets.data.shards TREE OUT` writes shards of a tree; `pip install 'deepnets[shards]'` installs litdata.
+It is the streaming library with releases every month, and reads any sample by its number: so deepnets decides the order
+of images and where a run resumes, as it does for files.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from deepnets.errors import UserError, first_line, printable
 
 SHARD = "64MB"
 SPLITS = ("train", "val")
-ABOUT = "images.npz"  # beside the shards: `labels`, `names` and `classes`, as of the files
+ABOUT = "images.npz"  # lies beside the shards: `labels`, `names` and `classes` as in `ImageFiles`
 
 
 @dataclass(frozen=True)
@@ -33,62 +33,62 @@ class Shards(ImageFiles):
     places: np.ndarray
 
     def select(self, index: Tensor) -> Self:
-        """The images at `index` (n,) int64, in that order."""
+        """Return the images at `index` (n,) int64, in that order."""
         return replace(super().select(index), places=self.places[index.cpu().numpy()])
 
     def name(self, image: int) -> str:
-        """Where that image lies, and the file that it was."""
+        """Return where an image lies, and the file that it was written from."""
         return f"{self.folder}, {self.classes[int(self.labels[image])]}/{os.fsdecode(self.names[image])}"
 
     def read(self, image: int) -> Tensor:
-        """Its bytes, uint8."""
+        """Return the bytes of an image's file, uint8; raises OSError if they cannot be read."""
         opened, place = _opened(self.folder, os.getpid()), int(self.places[image])
         try:
             return torch.frombuffer(bytearray(opened[place]), dtype=torch.uint8)
-        except Exception as error:  # damage shows as nearly anything in the library
+        except Exception as error:  # on damage the library raises nearly anything
             raise OSError(f"{type(error).__name__}, {first_line(error)}") from error
 
 
 def is_sharded(folder: Path) -> bool:
-    """Whether shards lie in it."""
+    """Return whether `folder` holds shards."""
     return (folder / ABOUT).is_file()
 
 
 def sharded(folder: Path, classes: int, every: int = 1) -> Shards:
-    """The images of every `every`-th class in the shards of `folder`; raises UserError as `list_images` does."""
+    """List the images of every `every`-th class in the shards of `folder`; raises UserError as `list_images` does."""
     try:
         with np.load(folder / ABOUT, allow_pickle=False) as about:
             names, labels, names_of_classes = about["names"], about["labels"], about["classes"]
-        known = names_of_classes.tolist()
+        class_names = names_of_classes.tolist()
         texts = names.dtype.kind == "S" and names_of_classes.dtype.kind == "U"
         if not (texts and names_of_classes.ndim == names.ndim == 1):
             raise ValueError("its names are not strings")
         if not (labels.dtype == np.int64 and labels.shape == names.shape):
             raise ValueError("it has not a label for each name")
-        if not np.array_equal(np.unique(labels), np.arange(len(known))):
-            raise ValueError(f"its labels do not number its {len(known)} classes")
+        if not np.array_equal(np.unique(labels), np.arange(len(class_names))):
+            raise ValueError(f"its labels do not number its {len(class_names)} classes")
     except Exception as error:  # a damaged zip raises nearly anything
         raise UserError(
             f"{folder / ABOUT}: does not describe shards ({first_line(error)}): write them again"
         ) from error
-    if len(known) != classes:
-        raise UserError(f"{folder} has {len(known)} classes, expected are {classes}: set dataset.classes={len(known)}")
+    if (count := len(class_names)) != classes:
+        raise UserError(f"{folder} has {count} classes, but {classes} are expected: set dataset.classes={count}")
     places = np.flatnonzero(labels % every == 0)
     chosen = names[places]
-    chosen = chosen.astype(f"S{np.char.str_len(chosen).max()}")  # no longer than `list_images` has them: one data set
-    return Shards(folder, tuple(known[::every]), chosen, torch.from_numpy(labels[places] // every), places)
+    chosen = chosen.astype(f"S{np.char.str_len(chosen).max()}")  # as long as in `list_images`: one data set
+    return Shards(folder, tuple(class_names[::every]), chosen, torch.from_numpy(labels[places] // every), places)
 
 
 @lru_cache(maxsize=4)
 def _opened(folder: Path, process: int) -> Any:
-    """What reads the shards, in each process its own."""
+    """Open the shards for reading; each process opens them itself."""
     try:
         from litdata import StreamingDataset
     except ImportError as error:
         raise UserError(f"{folder} holds shards: install what reads them by pip install 'deepnets[shards]'") from error
     try:
         return StreamingDataset(str(folder), shuffle=False)
-    except Exception as error:  # damage shows as nearly anything in the library
+    except Exception as error:  # on damage the library raises nearly anything
         raise UserError(f"{folder}: holds no readable shards ({first_line(error)}): write them again") from error
 
 
@@ -96,7 +96,7 @@ def write(tree: Path, out: Path) -> None:
     """Write the shards of both splits of a tree, in the order of its files.
 
     Raises:
-        UserError: the tree is none, or `out` holds shards.
+        UserError: `tree` is not a tree of images, or `out` holds shards already.
     """
     from litdata import optimize
 

@@ -21,24 +21,24 @@ class Split:
         return len(self.labels)
 
     def select(self, index: Tensor) -> "Split":
-        """The samples at `index` (n,) int64, in that order."""
+        """Return the images and labels at `index` (n,) int64, in that order."""
         return Split(self.images.index_select(0, index), self.labels.index_select(0, index))
 
     def to(self, device: torch.device) -> "Split":
-        """The same on `device`."""
+        """Return the split on `device`."""
         return Split(self.images.to(device), self.labels.to(device))
 
     def reduced(self, factor: int) -> "Split":
-        """The same with `reduced` images."""
+        """Return the split with `reduced` images."""
         if factor == 1:
             return self
         return Split(torch.cat([reduced(images, factor) for images in self.images.split(CHUNK)]), self.labels)
 
 
 def reduced(images: Tensor, factor: int) -> Tensor:
-    """Each square of `factor` x `factor` pixels, which divides both sides, as its mean: halves up.
+    """Average each square of `factor` x `factor` pixels, and round halves up; `factor` must divide both sides.
 
-    From (n, H, W, C) uint8 to (n, H / factor, W / factor, C) uint8.
+    Maps (n, H, W, C) uint8 to (n, H / factor, W / factor, C) uint8.
     """
     sums = images.unflatten(1, (-1, factor)).unflatten(3, (-1, factor)).sum((2, 4), dtype=torch.int32)
     return ((sums + factor**2 // 2) // factor**2).to(torch.uint8)
@@ -46,9 +46,9 @@ def reduced(images: Tensor, factor: int) -> Tensor:
 
 @dataclass(frozen=True)
 class DataFiles:
-    """The images in (train, test), and how to read both; what is unreadable is a `UserError`.
+    """The number of images in (train, test), and `read`, which reads both or raises `UserError`.
 
-    Where a published set is not there, `missing` says so, and `read` downloads it first.
+    If a published set is not there, `missing` says so, and `read` downloads it first.
     """
 
     sizes: tuple[int, int]
@@ -58,10 +58,10 @@ class DataFiles:
 
 @dataclass(frozen=True)
 class Source:
-    """A data set: `shape` is (C, H, W), `classes` are their names by label, `published` the size of a known set.
+    """A data set: the `shape` (C, H, W) of its images, and the names of its `classes` by label.
 
-    That size is the number of images in (train, test). A network can be built for it before its files are there: only
-    `found` looks for them, and refuses them with a `UserError`.
+    `published` is the number of images in (train, test) of a known set. A network can be built before the files are
+    there: only `found` looks for them, and raises `UserError` if they are unfit.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""What there is to learn from: each source is a function of the data folder; nothing is decoded before `read`."""
+"""The built-in data sets: each is a function of the data folder; nothing is decoded before `read`."""
 
 import os
 from functools import partial
@@ -78,8 +78,8 @@ def svhn(root: Path, *, extra: bool) -> Source:
 def image_folder(root: Path, *, name: Name, size: Size | None) -> Source:
     """Any tree root/{train,test}/<class>/<images>, called `name`; labels number the sorted class names.
 
-    The first image decides: greyscale means one channel and all must be so; else three, and greyscale ones among them
-    are repeated. With `size` the shorter side is scaled to it and the centre cut out; without, all have one size.
+    If the first image is greyscale, all must be, and have one channel; else all have three, and greyscale images are
+    repeated. With `size` the shorter side is scaled to it and the centre cut out; without, all must have one size.
     """
     return tree(name, root, size=size)
 
@@ -111,9 +111,9 @@ def synthetic(
 def _find_mnist(root: Path) -> DataFiles:
     if (folder := _tree_in(root, "mnist")) is not None:
         return tree("mnist", folder, classes=DIGITS, shape=MNIST_SHAPE).found
-    raw, own = root / "MNIST" / "raw", root / "mnist"
-    found = ([path for name in MNIST_FILES if (path := find_idx(folder, name))] for folder in (raw, own))
-    files = next((paths for paths in found if len(paths) == len(MNIST_FILES)), None)
+    folders = root / "MNIST" / "raw", root / "mnist"
+    present = ([path for name in MNIST_FILES if (path := find_idx(folder, name))] for folder in folders)
+    files = next((paths for paths in present if len(paths) == len(MNIST_FILES)), None)
     if files is None:
         url = "https://ossci-datasets.s3.amazonaws.com/mnist/train-images-idx3-ubyte.gz"
         archive = Archive("mnist", url, "MNIST", *HALVES, files=tuple(f"MNIST/raw/{name}" for name in MNIST_FILES))
@@ -162,5 +162,5 @@ def _find_svhn(root: Path, extra: bool, sizes: tuple[int, int]) -> DataFiles:
 
 
 def _tree_in(root: Path, name: str) -> Path | None:
-    """root/name, or `root` itself if it is the tree."""
+    """Return root/name if it is a tree, else `root` if it is one itself, else None."""
     return next((folder for folder in (root / name, root) if is_tree(folder)), None)

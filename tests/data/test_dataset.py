@@ -99,11 +99,11 @@ def test_data_beyond_memory_are_refused_before_reading() -> None:
 @pytest.mark.parametrize(
     ("source", "images", "train", "test", "expected"),
     [
-        (sources.cifar10, "RGB 32 10", 2, 1, "20 training and 10 test images, published are 50,000 and 10,000"),
-        (sources.cifar100, "RGB 32 100", 1, 1, "100 training and 100 test images, published are 50,000 and 10,000"),
-        (sources.mnist, "L 28 10", 2, 1, "20 training and 10 test images, published are 60,000 and 10,000"),
-        (partial(sources.svhn, extra=False), "RGB 32 10", 2, 1, "20 training and 10 .* are 73,257 and 26,032"),
-        (partial(sources.svhn, extra=True), "RGB 32 10", 2, 1, "40 training and 10 .* are 604,388 and 26,032"),
+        (sources.cifar10, "RGB 32 10", 2, 1, "20 training and 10 test images, but 50,000 and 10,000 are published"),
+        (sources.cifar100, "RGB 32 100", 1, 1, "100 training and 100 test images, but 50,000 and 10,000 are published"),
+        (sources.mnist, "L 28 10", 2, 1, "20 training and 10 test images, but 60,000 and 10,000 are published"),
+        (partial(sources.svhn, extra=False), "RGB 32 10", 2, 1, "20 training .* 73,257 and 26,032 are published"),
+        (partial(sources.svhn, extra=True), "RGB 32 10", 2, 1, "40 training .* 604,388 and 26,032 are published"),
     ],
     ids=["cifar10", "cifar100", "mnist", "svhn", "svhn with extra"],
 )
@@ -131,7 +131,7 @@ def test_a_known_set_with_its_published_size_and_other_sets_of_any_size_are_read
     assert len(dataset(lambda root: known).load(CPU).train) == 40
     for sizes in ((39, 12), (40, 13)):
         other = replace(known, published=sizes)
-        with pytest.raises(UserError, match=rf"known in \. has 40 .* 12 .* published are {sizes[0]} and {sizes[1]}"):
+        with pytest.raises(UserError, match=rf"known in \. has 40 .* 12 .* {sizes[0]} and {sizes[1]} are published"):
             _ = dataset(lambda root, other=other: other).training_size
 
 

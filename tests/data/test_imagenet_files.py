@@ -64,11 +64,11 @@ def refused(root: Path, *overrides: str) -> str:
 
 
 def test_what_is_wrong_with_a_tree_is_said(tree: Path, tmp_path: Path) -> None:
-    assert "has 4 class folders, expected are 1000" in refused(tree)
+    assert "has 4 class folders, but 1000 are expected" in refused(tree)
     assert "dataset.classes=4" in refused(tree)
     assert "at least two of the 4 classes" in refused(tree, "dataset.classes=4", "dataset.every_class=3")
     shutil.rmtree(tree / "val" / "n00000002")
-    assert "val has 3 class folders, expected are 4" in refused(tree, "dataset.classes=4")
+    assert "val has 3 class folders, but 4 are expected" in refused(tree, "dataset.classes=4")
     (tree / "val" / "other").mkdir()
     assert "no images in" in refused(tree, "dataset.classes=4")
     shutil.copy(tree / "train" / "n00000000" / "train_0000.JPEG", tree / "val" / "other")

@@ -93,7 +93,7 @@ def test_a_tree_of_a_known_set_has_its_class_names(tmp_path: Path, write_tree: W
     assert sources.cifar10(tmp_path).found.sizes == (40, 20)
     for half in ("train", "test"):
         (folder / half / "cat").rename(folder / half / "zebra")
-    with pytest.raises(UserError, match=r"not called as those of cifar10 \(cat, zebra\)"):
+    with pytest.raises(UserError, match=r"not named as in cifar10 \(cat, zebra\)"):
         _ = sources.cifar10(tmp_path).found
 
 
