@@ -1,4 +1,4 @@
-"""From a configuration to the objects of a run."""
+"""Builds the objects of a run from its configuration."""
 
 import json
 from functools import lru_cache
@@ -20,7 +20,7 @@ from deepnets.training.metrics import Sums
 
 
 def prepare(config: Config, device: torch.device, precision: torch.dtype, world: World = ALONE) -> Training:
-    """A run at its beginning, as this process of `world` sees it; every process has the same weights."""
+    """Build a run at its beginning for this process of `world`; every process has the same weights."""
     if device.type == "cpu":
         keep_freed_memory()
     set_arithmetic(deterministic=config.deterministic)
@@ -74,7 +74,7 @@ def _built(key: str) -> Dataset:
 
 
 def splits_of(dataset: Dataset, device: torch.device) -> Splits:
-    """The images, shared by all runs of this process that name the same dataset node; a GPU holds one data set."""
+    """Return the images; all runs of this process with the same dataset node share them. A GPU holds one data set."""
     if device.type == "cuda":
         if (dataset, device) not in _on_gpu:
             _on_gpu.clear()  # frees the memory that the next one may need
@@ -93,12 +93,12 @@ _on_gpu: dict[tuple[Dataset, torch.device], Splits] = {}
 def _on_cpu(dataset: Dataset, device: torch.device) -> Splits | UserError:
     try:
         return dataset.load(device)
-    except UserError as error:  # kept, so that a grid does not look again for each of its rows
+    except UserError as error:  # kept, so that a sweep does not look again for each of its rows
         return error
 
 
 def iterations_of(config: Config, epoch_iterations: int) -> int:
-    """The budget in iterations, of which an epoch has `epoch_iterations`.
+    """Return the budget in iterations, if an epoch has `epoch_iterations`.
 
     Raises:
         UserError: as `check_budget`.

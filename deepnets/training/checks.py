@@ -1,4 +1,4 @@
-"""Whether a run can be executed, known before anything of it is written or trained."""
+"""Checks that a run can be executed, before anything of it is written or trained."""
 
 import json
 import math
@@ -22,23 +22,23 @@ from deepnets.training.size import has_own_classes, size_of, without_numbers
 from deepnets.training.step import check_network, check_step
 
 LARGEST_TRIAL = 30_000_000  # parameters of a network that is tried on a CPU
-NO_VALIDATION = "needs a validation split; add dataset.validation=IMAGES, as 5000 of the 50000 of CIFAR-10"
+NO_VALIDATION = "needs a validation split; add dataset.validation=IMAGES, e.g. 5000 of CIFAR-10's 50000"
 
 
 def check(config: Config) -> None:
-    """Whether a run can be executed: everything short of training it. Its data are read and stay in memory.
+    """Check that a run can be executed, short of training it. Its data are read and stay in memory.
 
     Raises:
         UserError: names the first thing that is wrong.
     """
     config = with_counted_devices(config)
     dataset, _ = check_settings(config)
-    # Of several devices none is this process's: those that train read their own.
+    # Several devices belong to the processes that train; these read the data themselves.
     splits_of(dataset, find_device(config.device if config.devices == 1 else "cpu"))
 
 
 def check_settings(config: Config) -> tuple[Dataset, int]:
-    """Whether a run can be executed once its data are read; returns the data set and the budget in iterations.
+    """Check that a run can be executed, without reading its data; returns the data set and the budget in iterations.
 
     Raises:
         UserError: names the first thing that is wrong.
@@ -54,7 +54,7 @@ def check_settings(config: Config) -> tuple[Dataset, int]:
         check_memory(sum(parameter.nbytes for parameter in model.parameters()))
     else:
         check_memory(size_of(config, dataset).bytes)
-    # After the model, whose errors need not wait for it: torch's first optimiser imports its compiler, for a second.
+    # After the model, so that its errors come sooner: torch's first optimiser imports a compiler, for a second.
     build("optimizer", config.optimizer, model=nn.Linear(1, 1))
     if is_own:
         _try_out_own(json.dumps(config.model, sort_keys=True), dataset.shape, dataset.classes)
@@ -75,7 +75,7 @@ def check_settings(config: Config) -> tuple[Dataset, int]:
 
 
 def check_processes(config: Config) -> None:
-    """Whether the processes of a run can be started on this machine; builds no network, which would take a second.
+    """Check that the processes of a run can start on this machine; builds no network, which would take a second.
 
     Raises:
         UserError: names the first thing that is wrong.
@@ -85,7 +85,7 @@ def check_processes(config: Config) -> None:
 
 
 def check_batches(config: Config, dataset: Dataset) -> int:
-    """Whether budget, schedule and batches suit the data and the processes; returns the budget in iterations.
+    """Check that budget, schedule and batches suit the data and the processes; returns the budget in iterations.
 
     Raises:
         UserError: names the first thing that is wrong.
@@ -119,7 +119,7 @@ def check_batches(config: Config, dataset: Dataset) -> int:
 
 
 def _batch_sizes(config: Config, dataset: Dataset) -> tuple[int, int]:
-    """Images of a batch, and of an epoch's last one."""
+    """Return how many images a batch has, and an epoch's last batch."""
     return config.batch_size, dataset.training_size % config.batch_size or config.batch_size
 
 
@@ -133,7 +133,7 @@ def _check_devices(config: Config) -> None:
 
 
 def check_memory(parameters: int) -> None:
-    """Whether parameters of so many bytes, and their gradients, fit into this machine.
+    """Check that parameters of so many bytes, and their gradients, fit into this machine's memory.
 
     Raises:
         UserError: they do not.
@@ -150,8 +150,8 @@ def check_memory(parameters: int) -> None:
 def _try_out_own(model: str, shape: tuple[int, int, int], classes: int) -> None:
     """Compute logits and gradients of two images by a network with classes of the user's own, once for each network.
 
-    Without numbers first, which takes no memory. A class that needs numbers, or fails without them, is tried on the CPU
-    if its network is small; a larger one is not tried, and that is said.
+    The meta device comes first, which has no numbers and takes no memory. If a class fails there, a small network is
+    tried on the CPU; for a large one, a line says that it is not tried.
 
     Raises:
         UserError: names the class's file and line, or what does not fit together.
@@ -174,8 +174,8 @@ def _try_out_own(model: str, shape: tuple[int, int, int], classes: int) -> None:
                 continue
             if isinstance(error, UserError):
                 raise
-            said = of_own_code(error) or f"its layers, shortcuts and widths do not fit together: {first_line(error)}"
-            raise UserError(f"model: {said}") from error
+            reason = of_own_code(error) or f"its layers, shortcuts and widths do not fit together: {first_line(error)}"
+            raise UserError(f"model: {reason}") from error
 
 
 def _try_out_operation(where: str, operation: Operation, dataset: Dataset) -> None:
@@ -229,13 +229,13 @@ def _try_out_loss(loss: str, classes: int, is_mixed: bool) -> None:
         sums.append(loss_of_images.item())
     if not math.isclose(sums[1], 2 * sums[0], rel_tol=1e-3, abs_tol=1e-6):
         raise UserError(
-            f"loss: of an image {sums[0]:g}, of the same image twice {sums[1]:g}: must be the sum over the images, not "
-            "their mean, so that batches can be divided"
+            f"loss: {sums[0]:g} for an image, {sums[1]:g} for the same image twice: must be the sum over the "
+            "images, not their mean, so that batches can be divided"
         )
 
 
 def _try_out_single(model: nn.Module, shape: tuple[int, int, int], images: int) -> None:
-    """Normalise a single image without numbers, which a batch of `images` leaves for one group."""
+    """Normalise a single image without numbers, as a batch of `images` leaves one group a single image."""
     for module in model.modules():
         if isinstance(module, _BatchNorm | GhostBatchNorm):
             module.train()

@@ -21,21 +21,20 @@ from deepnets.training.metrics import Mean, Sums
 from deepnets.training.step import Forward, check_device, check_network, check_step, forward_of
 
 Evaluated = EvaluationBatches | StreamedEvaluation
-FIRST = 20  # iterations whose loss is always known: what a later training of the run is compared with
+FIRST = 20  # iterations whose loss is always known, so that another training of the run can be compared with it
 
 
 @dataclass
 class Training:
-    """All that a run consists of while it trains, and where in its budget it stands.
+    """All objects of a run while it trains, and how much of its budget is done.
 
-    `replica` is `model`, or what averages the gradients of its copies in all processes of `world`; `forward` is its
-    forward pass, executed in the way that `step` names; `criterion` is the loss that is minimised. `clip_gradient_norm`
-    is the largest norm of the gradient of all parameters (Pascanu et al. 2013); a larger one is scaled down.
-    `iterations` is the budget. `iteration`, `epoch`, `batch` (within the epoch) and `images` count what is done. `sums`
-    holds this process's part of this epoch's training loss and error so far, `loss` the last batch's mean loss, both on
-    the device; of several processes it is summed, and is not None, only every `log_iterations` and in the first
-    `FIRST`. `completed` is set only in the state that ends an epoch: the means over "train" and over each evaluated
-    split.
+    `replica` is `model` or, with several processes, a module that averages its gradients over `world`; `forward` is its
+    forward pass, executed as `step` says; `criterion` is the loss that is minimised. If the gradient of all parameters
+    has a larger norm than `clip_gradient_norm`, it is scaled down to it (Pascanu et al. 2013). `iterations` is the
+    budget; `iteration`, `epoch`, `batch` (within the epoch) and `images` count what is done. On the device, `sums`
+    holds this process's training loss and error in this epoch so far, and `loss` the last batch's mean loss. Several
+    processes add up `loss` only every `log_iterations` and in the first `FIRST` iterations; otherwise it is None.
+    `completed` is set only when an epoch ends: the means over "train" and over each evaluated split.
     """
 
     model: nn.Module
@@ -75,7 +74,7 @@ class Training:
 
     @property
     def learning_rate(self) -> float:
-        """The rate of the last iteration."""
+        """The learning rate of the last iteration."""
         return float(self.schedule.base_lrs[0]) * self.schedule.lr_lambdas[0](max(self.iteration - 1, 0))
 
     @property
@@ -97,7 +96,7 @@ class Training:
         self.images += count
 
     def end_epoch(self, evaluated: dict[str, Mean]) -> None:
-        """Complete the epoch, with the means over each evaluated split, and stand at the next one's beginning."""
+        """Complete the epoch with the means over each evaluated split, and go to the beginning of the next one."""
         self.completed = {"train": self.sums.mean(self.world), **evaluated}
         errors = {name: mean.error for name, mean in self.completed.items()}
         end_epoch(self.schedule.lr_lambdas[0], self.iteration, self.completed["train"].loss, errors)
@@ -106,17 +105,17 @@ class Training:
 
     @property
     def due(self) -> dict[str, Evaluated]:
-        """What is evaluated at the end of this epoch."""
+        """The splits that are evaluated at the end of this epoch, by name."""
         ends = self.iteration == self.iterations
         return {name: batches for name, batches in self.evaluated.items() if ends or not batches.is_final}
 
     @property
     def in_progress(self) -> bool:
-        """Whether the budget or an epoch has not ended."""
+        """Whether iterations of the budget are left, or an epoch has not ended."""
         return self.iteration < self.iterations or self.batch > 0
 
     def gather_statistics(self) -> None:
-        """Let the running statistics of batch normalisation be the whole batch's, in all processes."""
+        """Average running statistics of batch normalisation over processes: then they are the whole batch's."""
         if self.world.size > 1:
             set_statistics(self.model, mean_statistics(self.world.all_gather(statistics_of(self.model))))
 
@@ -125,9 +124,9 @@ class Training:
         return getattr(self.model, "draws", None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on from here, by as many processes to the same weights, bit by bit.
+        """Return all that is needed to go on from here; equally many processes get the same weights, bit by bit.
 
-        Every process of `world` must ask. What they have of their own lies by rank: sums and running statistics.
+        Every process of `world` must call this. Sums and running statistics, which differ between them, are by rank.
         """
         on_gpu = self.device.type == "cuda"
         model, statistics = self.model.state_dict(), None
@@ -150,7 +149,7 @@ class Training:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Stand where `state_dict` was taken, by however many processes."""
+        """Go to the iteration at which any number of processes took `state_dict`."""
         rank, is_alike = self.world.rank, len(state["sums"]) == self.world.size
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -173,8 +172,8 @@ class Training:
 def fit(training: Training) -> Iterator[Training]:
     """Train to the end of the budget; yields the same object after each iteration, evaluated batch and epoch.
 
-    Whoever iterates may log, save `state_dict()` or stop at each yield, and decides when to read from the device:
-    nothing here waits for it except the end of an epoch. A budget that ends within an epoch ends that epoch.
+    At each yield the caller may log, save `state_dict()` or stop. The caller decides when to read from the device: here
+    only the end of an epoch waits for it. If the budget ends within an epoch, that epoch ends too.
     """
     t = training
     while t.in_progress:
@@ -217,12 +216,12 @@ def evaluate(model: nn.Module, batches: Evaluated, sums: Sums, precision: torch.
 
 
 def logits_of(model: nn.Module, images: Tensor | Sequence[Tensor], count: int) -> Tensor:
-    """Of `count` images, or of several views of each, float32 (count, classes)."""
+    """Return the logits, float32 (count, classes), of `count` images or, averaged, of several views of each."""
     return model(images).float() if isinstance(images, Tensor) else averaged(model, images, count)
 
 
 def averaged(model: nn.Module, views: Sequence[Tensor], images: int) -> Tensor:
-    """Logits (images, classes) whose softmax is the mean of those of all views of an image.
+    """Return logits (images, classes) whose softmax is the mean of the softmax over all views of an image.
 
     Each of `views` is (images * k, C, h, w).
     """
@@ -231,8 +230,8 @@ def averaged(model: nn.Module, views: Sequence[Tensor], images: int) -> Tensor:
 
 
 def autocast(device: torch.device, precision: torch.dtype) -> torch.autocast:
-    """bfloat16 where the arithmetic allows it, for `precision` bfloat16; nothing for float32.
+    """Let operations that allow it compute in bfloat16 if `precision` is bfloat16; change nothing for float32.
 
-    No weight is read twice in a pass, so nothing is cached, which a CUDA graph could not hold.
+    Nothing is cached: a pass reads no weight twice, and a CUDA graph could not hold a cache.
     """
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == torch.bfloat16, cache_enabled=False)

@@ -1,4 +1,4 @@
-"""Which device and arithmetic this machine offers."""
+"""The devices and the arithmetic that this machine offers."""
 
 import ctypes
 import os
@@ -18,14 +18,14 @@ CORES_PER_GPU = 2  # the loop, and the threads of autograd, NCCL and the heartbe
 
 
 def find_device(name: str) -> torch.device:
-    """The device called `name` ("cpu", "cuda", "cuda:1"), or for "auto" the first GPU where there is one.
+    """Return the device called `name` ("cpu", "cuda", "cuda:1"); for "auto" the first GPU if there is one.
 
     Raises:
-        UserError: the name is none, this machine has no such device, or "auto" where there is a GPU that torch cannot
-            use: it would train on the CPU, and nobody would know why it is slow.
+        UserError: `name` names no device, this machine has no such device, or `name` is "auto" and torch cannot use
+            the GPU: it would train on the CPU, and nobody would know why it is slow.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    there = ", ".join(["cpu", *(f"cuda:{index}" for index in range(gpus))])
+    devices = ", ".join(["cpu", *(f"cuda:{index}" for index in range(gpus))])
     if name == "auto":
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")  # by the user
         if not gpus and not hidden and torch.version.cuda and (files := sorted(DEVICE_FILES.glob("nvidia[0-9]*"))):
@@ -37,25 +37,25 @@ def find_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise UserError(f"device={name}: not the name of a device; this machine has: {there}") from None
+        raise UserError(f"device={name}: not the name of a device; this machine has: {devices}") from None
     if device.type == "cuda" and (device.index or 0) < gpus:
         return torch.device("cuda", device.index or 0)
     if device.type == "cpu":
         return torch.device("cpu")
-    raise UserError(f"device={name}: not on this machine, which has: {there}")
+    raise UserError(f"device={name}: not on this machine, which has: {devices}")
 
 
 def device_of_process(name: str, local_rank: int) -> torch.device:
-    """The device called `name` for one of several processes of this machine: each has a GPU of its own.
+    """Return the device called `name` for one of several processes of this machine: each has a GPU of its own.
 
-    Where a scheduler shows each process one GPU alone, that is `cuda:0` in all of them.
+    If a scheduler shows each process only one GPU, that is `cuda:0` in all of them.
     """
     device = find_device(name)
     return find_device(f"cuda:{local_rank}") if device.type == "cuda" and torch.cuda.device_count() > 1 else device
 
 
 def scarce_cores(device: torch.device) -> str | None:
-    """A warning if the processes of a run have too few cores to feed their GPUs; None if they have enough."""
+    """Return a warning if the processes of a run have too few cores to feed their GPUs, else None."""
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # those that share this one's cores
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if device.type != "cuda" or cores >= CORES_PER_GPU * processes:
@@ -64,21 +64,21 @@ def scarce_cores(device: torch.device) -> str | None:
 
 
 def set_arithmetic(*, deterministic: bool = False) -> None:
-    """Let float32 be float32 on GPUs, in matrix products and convolutions, whatever the environment asks for.
+    """Let GPUs compute float32 products and convolutions in float32, not TF32, whatever the environment asks for.
 
     With `deterministic` only algorithms that add in one order are used; an operation that has none is an error.
     """
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     if deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # which cuBLAS wants, and reads when it starts
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS needs it, and reads it when it starts
     torch.use_deterministic_algorithms(deterministic)
 
 
 def with_counted_devices(config: Config) -> Config:
-    """`config` with the number of its devices, which for `devices=auto` is that of the GPUs, or 1 on the CPU.
+    """Return `config` with a number of devices: `devices=auto` becomes the number of GPUs, or 1 on the CPU.
 
     Raises:
-        UserError: neither a number nor auto, or as `find_device`.
+        UserError: `devices` is neither a number nor auto; or as `find_device`.
     """
     if config.devices == "auto":
         is_all = find_device(config.device).type == "cuda" and ":" not in config.device
@@ -97,7 +97,7 @@ def _why_cuda_fails() -> str:
 
 
 def choose_precision(precision: Precision, device: torch.device) -> torch.dtype:
-    """The dtype of the forward pass; for "auto" bfloat16 where the device computes in it rather than emulates it."""
+    """Return the dtype of the forward pass; "auto" is bfloat16 if the device computes in it and need not emulate it."""
     if precision is Precision.auto:
         native = _gpu_computes_bfloat16(device) if device.type == "cuda" else _cpu_computes_bfloat16()
         return torch.bfloat16 if native else torch.float32
@@ -116,14 +116,14 @@ def keep_freed_memory() -> None:
 
 
 def describe(device: torch.device) -> str:
-    """The device's product name."""
+    """Return the device's product name."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return torch.cpu.get_capabilities().get("cpu_name", "cpu")
 
 
 def wait(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

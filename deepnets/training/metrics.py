@@ -11,8 +11,8 @@ from deepnets.distributed.world import ALONE, World
 class Sums:
     """Running sums of the loss, wrong predictions and images; adding never waits for the device.
 
-    `values` is a float64 tensor (3,), or (4,) with images whose `top` best guesses are wrong. With `by_image`, which
-    images were predicted rightly is kept too.
+    `values` is a float64 tensor (3,); with `top`, a fourth value counts the images whose `top` best guesses are wrong.
+    With `by_image`, it also keeps which images were predicted rightly.
     """
 
     def __init__(self, device: torch.device, by_image: bool = False, top: int | None = None) -> None:
@@ -38,20 +38,20 @@ class Sums:
         self.values += torch.stack(values)
 
     def mean(self, world: World = ALONE) -> "Mean":
-        """The means so far, over all processes of `world`, by default over this one's. Waits for the device."""
+        """Return the means so far over all processes of `world`, by default this one alone. Waits for the device."""
         loss, wrong, images, *wrong_in_top = world.all_reduce_sum(self.values).tolist()
         right = None if self._right is None else _gathered(torch.cat(self._right), int(images), world)
         top_error = 100 * wrong_in_top[0] / max(images, 1) if wrong_in_top else None
         return Mean(loss / max(images, 1), 100 * wrong / max(images, 1), right, top_error)
 
 
-def _gathered(own: Tensor, images: int, world: World) -> Tensor:
-    """`own` of all processes, which share `images` as `World.shards` does, in the order of the images, on the host."""
+def _gathered(right: Tensor, images: int, world: World) -> Tensor:
+    """Join `right` of all processes, which have the shards of `World.shards`, in the images' order, on the host."""
     if world.size == 1:
-        return own.cpu()
+        return right.cpu()
     shards = world.shards(images)
-    padded = torch.zeros(shards[0].stop, dtype=torch.uint8, device=own.device)
-    padded[: len(own)] = own
+    padded = torch.zeros(shards[0].stop, dtype=torch.uint8, device=right.device)
+    padded[: len(right)] = right
     parts = zip(world.all_gather(padded), shards, strict=True)
     return torch.cat([part[: shard.stop - shard.start] for part, shard in parts]).bool().cpu()
 
@@ -60,8 +60,8 @@ def _gathered(own: Tensor, images: int, world: World) -> Tensor:
 class Mean:
     """Mean loss, in evaluation cross-entropy in nats; error in percent of the images.
 
-    `right` (N,) says which images were predicted rightly. `top_error` is that of the five best predictions, of data
-    sets for which it is asked.
+    `right` (N,) says which images were predicted rightly. `top_error` is the error of the five best predictions, for
+    data sets that ask for it.
     """
 
     loss: float

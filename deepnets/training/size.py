@@ -44,7 +44,7 @@ SIZES = TypeAdapter(dict[str, Size])
 
 
 def size_of(config: Config, dataset: Dataset) -> Size:
-    """The size of the run's network, whose layers are checked to fit together, for each shape that it is shown.
+    """Return the size of the run's network, and check that its layers fit together for each shape of its images.
 
     Networks of deepnets' own classes are remembered in the user's cache, for this version of the code and of torch.
 
@@ -63,12 +63,12 @@ def size_of(config: Config, dataset: Dataset) -> Size:
 
 
 def has_own_classes(node: Any) -> bool:
-    """Whether a node, or one in it, names a class that is not deepnets' own."""
+    """Return whether a node, or a node inside it, names a class that is not deepnets' own."""
     return any(target not in TARGETS for target in targets_in(node))
 
 
 def without_numbers(config: Config, dataset: Dataset) -> nn.Module:
-    """The network on the meta device; where a class of the user's own cannot be there, on the CPU.
+    """Build the network on the meta device, or on the CPU if a user's own class cannot be built there.
 
     Raises:
         UserError: it cannot be built.
@@ -78,14 +78,14 @@ def without_numbers(config: Config, dataset: Dataset) -> nn.Module:
             return model_of(config, dataset.shape, dataset.classes)
     except Exception as error:
         if has_own_classes(config.model):
-            return model_of(config, dataset.shape, dataset.classes)  # which says what is wrong, if it is wrong here too
-        if isinstance(error, RuntimeError):  # sizes of more numbers than can be counted
+            return model_of(config, dataset.shape, dataset.classes)  # raises what is wrong, if it is wrong here too
+        if isinstance(error, RuntimeError):  # a tensor would have more numbers than can be counted
             raise UserError(f"model: cannot be built: {first_line(error)}") from error
         raise
 
 
 def try_out(model: nn.Module, shape: tuple[int, int, int]) -> None:
-    """Compute the logits of one image without numbers, of a model on the meta device, which is left in evaluation mode.
+    """Compute the logits of one image by a model on the meta device, without numbers; leaves it in evaluation mode.
 
     Raises:
         UserError: its parts do not fit together.
@@ -102,12 +102,12 @@ def _counted(model: nn.Module, shapes: list[tuple[int, int, int]]) -> Size:
         try_out(model, shapes[0])
     for shape in shapes[1:]:
         try_out(model, shape)
-    words = re.sub(r"-?\d+\.\d+(e-?\d+)?", "", str(model))
+    description = re.sub(r"-?\d+\.\d+(e-?\d+)?", "", str(model))
     return Size(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         bytes=sum(parameter.nbytes for parameter in model.parameters()),
         macs=counter.get_total_flops() // 2,
-        architecture=hashlib.sha256(words.encode()).hexdigest()[:16],
+        architecture=hashlib.sha256(description.encode()).hexdigest()[:16],
     )
 
 
@@ -127,6 +127,6 @@ def _remember(sizes: dict[str, Size]) -> None:
 
 @cache
 def _version() -> str:
-    """A hash of the code that makes networks."""
+    """Return a hash of the code that builds networks."""
     files = sorted(Path(PACKAGE, "models").glob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Trainings of equal networks that step together: small networks spend their time on calls, which are then shared."""
+"""Trainings of equal networks that step together: small networks spend their time on calls, which they then share."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -20,29 +20,29 @@ CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
 
 
 class Stack:
-    """K trainings, at the same iteration, of networks of one structure without an `obstacle`, by torch's SGD.
+    """K trainings by torch's SGD, at the same iteration, of networks that have one structure and no `obstacle`.
 
-    Each has its own order of images, schedule, learning rate, momentum and weight decay. From here on their weights,
-    gradients and momenta lie in three tensors (K, parameters), and each of their buffers in one (K, *shape), of which
-    each training's own are views: `state_dict` of a training is that of one trained alone, and either can resume from
-    the other.
+    Each has its own order of images, schedule, learning rate, momentum and weight decay. From now on their weights,
+    gradients and momenta lie in three tensors (K, parameters), and each buffer in one (K, *shape); the tensors of each
+    training become views of these. Its `state_dict` is the same as if it trained alone, and either can resume from the
+    other.
     """
 
     def __init__(self, trainings: Sequence[Training]) -> None:
         self.trainings = list(trainings)
         of_all = [_parameters(training) for training in self.trainings]
-        self.weights = torch.stack([_flat(own) for own in of_all])
+        self.weights = torch.stack([_flat(parameters) for parameters in of_all])
         momenta = torch.stack([_flat(_momenta(*each)) for each in zip(self.trainings, of_all, strict=True)])
         rows = self.weights, torch.zeros_like(self.weights), momenta
-        for training, own, *tensors in zip(self.trainings, of_all, *rows, strict=True):
+        for training, *tensors in zip(self.trainings, *rows, strict=True):
             training.optimizer.zero_grad()
-            training.optimizer.step()  # of no gradient: its schedule warns where it never stepped
-            _move(training, own, *tensors)
+            training.optimizer.step()  # without gradients: the schedule warns if the optimiser never stepped
+            _move(training, *tensors)
         self.optimizer = self._optimizer(*rows)
 
         self.network, self.precision = self.trainings[0].model, self.trainings[0].precision
-        let_fold(self.network, False)  # vmap has rules for torch's operations
-        # What autocast rounds is rounded for a pass in one operation instead of two a layer.
+        let_fold(self.network, False)  # vmap has rules only for torch's operations
+        # One operation rounds all weights for a pass; autocast would need two for each layer.
         self.rounded = self.weights.to(self.precision)
         layers = [module for module in self.network.modules() if isinstance(module, nn.Linear | _ConvNd)]
         of_layers = {parameter for layer in layers for parameter in layer.parameters(recurse=False)}
@@ -58,7 +58,7 @@ class Stack:
         """An iteration of each training, on its own batch of images (N, C, H, W) and targets (N,) or (N, classes)."""
         images, targets = map(torch.stack, zip(*batches, strict=True))
         losses, logits = self._losses(images, targets)
-        # No term of the sum depends on the weights of two.
+        # No term of the sum depends on the weights of two networks.
         gradients = torch.autograd.grad(losses.sum() / targets.shape[1], list(self.parameters.values()))
         for whole, gradient in zip(self.gradients, gradients, strict=True):
             whole.copy_(gradient)
@@ -68,9 +68,9 @@ class Stack:
         self.optimizer.step()
         if self.rounded is not self.weights:
             self.rounded.copy_(self.weights)
-        for training, *own in zip(self.trainings, losses.detach(), logits.detach(), targets, strict=True):
+        for training, *outcome in zip(self.trainings, losses.detach(), logits.detach(), targets, strict=True):
             training.schedule.step()
-            training.end_step(*own)
+            training.end_step(*outcome)
 
     def evaluate(self, batches: EvaluationBatches, sums: Sequence[Sums]) -> Iterator[None]:
         """Add each network's loss and error over the split to its `sums`; yields after each batch."""
@@ -78,24 +78,24 @@ class Stack:
             with torch.inference_mode():
                 k = len(self.trainings)
                 losses, logits = self._losses(images.expand(k, *images.shape), labels.expand(k, len(labels)))
-                for own, loss, answers in zip(sums, losses, logits, strict=True):
-                    own.add(loss, answers, labels)
+                for each, loss, answers in zip(sums, losses, logits, strict=True):
+                    each.add(loss, answers, labels)
             yield
 
     def _losses(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss of each network, summed over its images, (K,), and the logits (K, N, classes)."""
+        """Return the loss of each network, summed over its images, (K,), and the logits (K, N, classes)."""
         with autocast(images.device, self.precision):
             logits = stacked(self.network, self.parameters, self.buffers, images).float()
         each = cross_entropy(logits.flatten(0, 1), targets.flatten(0, 1), reduction="none")
         return each.view(logits.shape[:2]).sum(1), logits
 
     def _optimizer(self, *rows: Tensor) -> torch.optim.SGD:
-        """torch's own update with a group of parameters, one flat tensor, for each group of each training."""
+        """Make torch's optimiser with one group, a flat tensor, for each group of each training."""
         groups, state = [], {}
-        for training, *own in zip(self.trainings, *rows, strict=True):
+        for training, *tensors in zip(self.trainings, *rows, strict=True):
             sizes = [sum(p.numel() for p in group["params"]) for group in training.optimizer.param_groups]
             for group, weights, gradients, momenta in zip(
-                training.optimizer.param_groups, *(row.split(sizes) for row in own), strict=True
+                training.optimizer.param_groups, *(row.split(sizes) for row in tensors), strict=True
             ):
                 weights.grad = gradients
                 if group["momentum"]:
@@ -107,7 +107,7 @@ class Stack:
 
 
 def fit_together(stack: Stack) -> Iterator[None]:
-    """`fit` of all trainings of the stack; yields whenever each of them stands where `fit` would yield it."""
+    """Run `fit` for all trainings of the stack at once; yields whenever `fit` would yield each of them."""
     trainings, first = stack.trainings, stack.trainings[0]
     while first.in_progress:
         for training in trainings:
@@ -122,12 +122,12 @@ def fit_together(stack: Stack) -> Iterator[None]:
             training.model.eval()
         evaluated: list[dict[str, Mean]] = [{} for _ in trainings]
         for name, split in first.evaluated.items():
-            assert isinstance(split, EvaluationBatches)  # the others have no place in a group
+            assert isinstance(split, EvaluationBatches)  # trainings on streamed images are not stacked
             sums = [Sums(first.device, by_image=True) for _ in trainings]
             for _ in stack.evaluate(split, sums):
                 yield
-            for means, own in zip(evaluated, sums, strict=True):
-                means[name] = own.mean()
+            for means, each in zip(evaluated, sums, strict=True):
+                means[name] = each.mean()
         for training, means in zip(trainings, evaluated, strict=True):
             training.end_epoch(means)
         yield
@@ -136,9 +136,9 @@ def fit_together(stack: Stack) -> Iterator[None]:
 
 
 def stacked(network: nn.Module, parameters: dict[str, Tensor], buffers: dict[str, Tensor], images: Tensor) -> Tensor:
-    """The logits (K, N, classes) of K networks like `network`, each of its own images: `images` is (K, N, C, H, W).
+    """Compute the logits (K, N, classes) of K networks like `network`, each on its own `images` (K, N, C, H, W).
 
-    `parameters` and `buffers` by name, each (K, *shape).
+    `parameters` and `buffers` are given by name, each (K, *shape).
     """
 
     def logits(parameters: dict[str, Tensor], buffers: dict[str, Tensor], images: Tensor) -> Tensor:
@@ -149,9 +149,9 @@ def stacked(network: nn.Module, parameters: dict[str, Tensor], buffers: dict[str
 
 
 class _Layers(TorchFunctionMode):
-    """What autocast does to linear layers, convolutions and batch normalisation, but does not see within vmap.
+    """Replaces autocast, which does not see linear layers, convolutions and batch normalisation within vmap.
 
-    The first two compute in the precision of their weights, the last in float32 at least.
+    The first two compute in the precision of their weights, batch normalisation in float32 at least.
     """
 
     def __torch_function__(
@@ -171,16 +171,16 @@ class _Layers(TorchFunctionMode):
 
 
 def obstacle(network: nn.Module, shape: tuple[int, int, int]) -> str | None:
-    """Why networks like this one, for images of `shape`, cannot be stacked; None when they can.
+    """Return why networks like this one, for images of `shape`, cannot be stacked; None if they can.
 
-    Their draws or control flow may differ by row. A class of the user's own is tried out, on the meta device.
+    Their draws or control flow may differ by network. A user's own classes are tried out on the meta device.
     """
     if getattr(network, "survival", None) is not None:
         return "stochastic depth draws anew which units each network computes"
     if any(map(draws, network.modules())):
         return "dropout draws anew for each network"
     kinds = {type(module) for module in network.modules()}
-    if own := sorted(kind.__name__ for kind in kinds if not kind.__module__.startswith(("torch.nn.", "deepnets."))):
+    if unknown := sorted(kind.__name__ for kind in kinds if not kind.__module__.startswith(("torch.nn.", "deepnets."))):
         parameters, buffers = (
             {
                 name: tensor.detach().to("meta").expand(2, *tensor.shape).clone().requires_grad_(tensor.requires_grad)
@@ -191,32 +191,32 @@ def obstacle(network: nn.Module, shape: tuple[int, int, int]) -> str | None:
         try:
             logits = stacked(network, parameters, buffers, torch.empty(2, 2, *shape, device="meta"))
             torch.autograd.grad(logits.sum(), list(parameters.values()))
-        except Exception as error:  # whatever a class of the user's own raises
-            return f"{', '.join(own)}: {str(error).partition('. ')[0]}"
+        except Exception as error:  # a user's own class may raise anything
+            return f"{', '.join(unknown)}: {str(error).partition('. ')[0]}"
     return None
 
 
 def _parameters(training: Training) -> list[nn.Parameter]:
-    """In the order of the optimiser's groups."""
+    """Return the parameters of a training in the order of the optimiser's groups."""
     return [parameter for group in training.optimizer.param_groups for parameter in group["params"]]
 
 
-def _momenta(training: Training, own: Sequence[nn.Parameter]) -> list[Tensor]:
-    """Zero before the first step, where torch has none: it comes to the same."""
-    momenta = [torch.zeros_like(parameter) for parameter in own]
-    for parameter, momentum in zip(own, momenta, strict=True):
+def _momenta(training: Training, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+    """Return copies of the momenta; before the first step torch has none, and zeros act the same."""
+    momenta = [torch.zeros_like(parameter) for parameter in parameters]
+    for parameter, momentum in zip(parameters, momenta, strict=True):
         if (buffer := training.optimizer.state.get(parameter, {}).get("momentum_buffer")) is not None:
             momentum.copy_(buffer)
     return momenta
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:
-    """Their values as they lie in memory: a fused update goes through weights and momenta side by side."""
+    """Join the tensors' values as they lie in memory: a fused update reads weights and momenta side by side."""
     return torch.cat([tensor.detach().as_strided((tensor.numel(),), (1,)) for tensor in tensors])
 
 
 def _split(whole: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Views of `whole` (..., n), which lies as `_flat` does, as (..., *shape) of each."""
+    """Split `whole` (..., n), which lies as `_flat` returns it, into views (..., *shape) like each tensor."""
     parts = whole.split([tensor.numel() for tensor in like], dim=-1)
     return [
         part.as_strided((*part.shape[:-1], *tensor.shape), (*part.stride()[:-1], *tensor.stride()))
@@ -224,21 +224,22 @@ def _split(whole: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     ]
 
 
-def _move(training: Training, own: Sequence[nn.Parameter], weights: Tensor, gradients: Tensor, momenta: Tensor) -> None:
-    """Let a training's parameters, gradients and momenta be views of its rows (parameters,) of the stack."""
-    parts = (_split(row, own) for row in (weights, gradients, momenta))
+def _move(training: Training, weights: Tensor, gradients: Tensor, momenta: Tensor) -> None:
+    """Make a training's parameters, gradients and momenta views of its rows (parameters,) of the stack."""
+    parameters = _parameters(training)
+    parts = (_split(row, parameters) for row in (weights, gradients, momenta))
     has_momentum = [bool(group["momentum"]) for group in training.optimizer.param_groups for _ in group["params"]]
-    for parameter, weight, gradient, momentum, has in zip(own, *parts, has_momentum, strict=True):
+    for parameter, weight, gradient, momentum, has in zip(parameters, *parts, has_momentum, strict=True):
         parameter.data, parameter.grad = weight, gradient
         if has:
             training.optimizer.state[parameter]["momentum_buffer"] = momentum
 
 
 def _stacked_buffers(networks: Sequence[nn.Module]) -> dict[str, Tensor]:
-    """The buffers of all networks by name, (K, *shape), of which each network's own become views."""
+    """Stack the buffers of all networks by name, (K, *shape); each network's buffers become views of them."""
     of_all = [dict(network.named_buffers()) for network in networks]
-    whole = {name: torch.stack([own[name] for own in of_all]) for name in of_all[0]}
+    whole = {name: torch.stack([buffers[name] for buffers in of_all]) for name in of_all[0]}
     for name, rows in whole.items():
-        for own, row in zip(of_all, rows, strict=True):
-            own[name].data = row
+        for buffers, row in zip(of_all, rows, strict=True):
+            buffers[name].data = row
     return whole

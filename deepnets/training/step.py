@@ -14,13 +14,13 @@ from deepnets.models.settings import Memory
 from deepnets.system.files import own_cache
 
 Forward = Callable[[Tensor], Tensor]  # images (N, C, H, W) -> logits (N, classes)
-BATCH_SIZES = 2  # of a run: code is compiled for each, that of the epoch's short last batch included
+BATCH_SIZES = 2  # of a run, as an epoch's last batch may be shorter; code is compiled for each
 
 
 def forward_of(kind: StepKind, model: nn.Module, batch_size: int) -> Forward:
-    """What executes the forward pass of `model` in that way; its backward pass follows.
+    """Return a function that executes the forward pass of `model` as `kind` says; the backward pass is executed alike.
 
-    With graphs an epoch's short last batch is executed operation by operation.
+    With CUDA graphs, an epoch's shorter last batch is executed operation by operation.
 
     Raises:
         UserError: compilation is switched off.
@@ -34,10 +34,10 @@ def forward_of(kind: StepKind, model: nn.Module, batch_size: int) -> Forward:
 
 
 class Captured:
-    """`model` on batches like the first one, its forward and backward pass replayed from CUDA graphs.
+    """Replays the forward and backward pass of `model` from CUDA graphs, on batches of the same shape as the first one.
 
-    The next call overwrites the logits. The graphs read the tensors of parameters and statistics, which loading a state
-    overwrites and does not replace.
+    The next call overwrites the logits. The graphs read the tensors of parameters and statistics; loading a state
+    writes into these tensors and does not replace them.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -50,7 +50,7 @@ class Captured:
         return self.graphs(images)
 
     def _capture(self, images: Tensor) -> Forward:
-        """Torch runs both passes some times first: running statistics and random states are restored."""
+        """Capture both passes; torch runs them a few times first, so statistics and random states are restored."""
         statistics = [buffer.clone() for buffer in self.model.buffers()]
         network = nn.Sequential(self.model)  # torch replaces its `forward`; the model's own is still needed
         with torch.cuda.device_of(images), torch.random.fork_rng([images.device] if images.is_cuda else []):
@@ -61,21 +61,21 @@ class Captured:
 
 
 def _of_this_thread() -> dict[str, Any]:
-    """What lets other threads call CUDA during a capture, as one does that pins images; none in older torch."""
-    words = signature(torch.cuda.make_graphed_callables).parameters
-    return {"capture_error_mode": "thread_local"} if "capture_error_mode" in words else {}
+    """Return the option by which other threads may call CUDA in a capture, e.g. to pin images; older torch has none."""
+    options = signature(torch.cuda.make_graphed_callables).parameters
+    return {"capture_error_mode": "thread_local"} if "capture_error_mode" in options else {}
 
 
 def compiled(model: nn.Module, *, graphed: bool = False) -> Forward:
-    """`model` compiled in one piece for each of at most `BATCH_SIZES` shapes; drops what was compiled before.
+    """Compile `model` in one piece for each of at most `BATCH_SIZES` shapes; drops what was compiled before.
 
-    Random numbers are those of `model`. What torch.compile would silently leave to Python, or with `graphed` out of its
-    CUDA graphs, is an error.
+    The code draws the same random numbers as `model`. An operation that torch.compile would silently leave to Python
+    or, with `graphed`, out of its CUDA graphs is an error.
 
     Raises:
-        UserError: compilation is switched off, or, when called, `model` cannot be compiled; as `own_cache`.
+        UserError: compilation is switched off; when called, `model` cannot be compiled; or as `own_cache`.
     """
-    own_cache()  # from which torch loads code
+    own_cache()  # torch loads code from it, so it must be the user's own
     torch.compiler.reset()
     # `mode="reduce-overhead"` would exclude `fallback_random`.
     graphs = {"triton.cudagraphs": True, "triton.cudagraph_or_error": True} if graphed else {}
@@ -101,20 +101,20 @@ def compiled(model: nn.Module, *, graphed: bool = False) -> Forward:
 
 
 def check_step(kind: StepKind, processes: int) -> None:
-    """Whether so many processes can execute iterations in that way.
+    """Check that so many processes can execute iterations as `kind` says.
 
     Raises:
-        UserError: several, and their step is not eager.
+        UserError: there are several, and `kind` is not eager.
     """
     if processes > 1 and kind != StepKind.eager:
         raise UserError(f"step={kind} devices={processes}: supports one process only; use step=eager or devices=1")
 
 
 def check_network(kind: StepKind, model: nn.Module, is_streamed: bool = False) -> None:
-    """Whether iterations of a network, on streamed images or on those in memory, can be executed in that way.
+    """Check that iterations of a network, on streamed images or images in memory, can be executed as `kind` says.
 
     Raises:
-        UserError: names what cannot be compiled or captured.
+        UserError: something, which it names, cannot be compiled or captured.
     """
     memory = getattr(model, "memory", Memory.full)
     if kind == StepKind.eager:
@@ -139,10 +139,10 @@ def check_network(kind: StepKind, model: nn.Module, is_streamed: bool = False) -
 
 
 def check_device(kind: StepKind, device: torch.device) -> None:
-    """Whether iterations can be executed in that way on a device.
+    """Check that a device can execute iterations as `kind` says.
 
     Raises:
-        UserError: a graph where there is no CUDA.
+        UserError: `kind` needs CUDA graphs, and the device is no GPU.
     """
     if "graphed" in kind and device.type != "cuda":
         raise UserError(f"step={kind}: CUDA graphs need a GPU, the device is {device}; use step=eager or compiled")
