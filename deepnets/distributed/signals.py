@@ -1,4 +1,4 @@
-"""The signals that ask a run to stop, as a note to do so between two iterations."""
+"""Signals that ask a run to stop: they are noted, and the run stops between two iterations."""
 
 import signal
 from collections.abc import Iterator
@@ -26,9 +26,9 @@ class Interrupted(BaseException):
 class Interruption:
     """Notes the first signal in `received`; the handler does nothing else.
 
-    While `at_once` is set, as long as there is nothing to save, it raises `Interrupted` instead. A second Ctrl-C acts
-    as it always does. Other repeated signals change nothing: SLURM sends several. With `among_others`, in a process
-    that another one looks after, no repeated signal does, not even when this has ended.
+    While `at_once` is set, as long as there is nothing to save, it raises `Interrupted` too. A second Ctrl-C acts as
+    usual. Other repeated signals change nothing, as SLURM sends several. `among_others` is for a process that another
+    one looks after: there no repeated signal changes anything, even after this context has ended.
     """
 
     def __init__(self, *, at_once: bool = False, among_others: bool = False) -> None:
@@ -36,12 +36,12 @@ class Interruption:
         self.at_once, self.among_others = at_once, among_others
 
     def __enter__(self) -> Self:
-        # nohup has the end of the terminal ignored.
+        # nohup makes a process ignore the end of the terminal.
         caught = [n for n in SIGNALS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
         self._before = {number: signal.signal(number, self._note) for number in caught}
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        except Interrupted:  # by one that was held back
+        except Interrupted:  # raised by a signal that was held back
             self.__exit__()
             raise
         return self
@@ -68,7 +68,7 @@ def hold_back() -> None:
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Let signals to processes that are started meanwhile wait until an `Interruption` there can note them."""
+    """Let signals to processes that are started in this context wait until an `Interruption` in them can note them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield

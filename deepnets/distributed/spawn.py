@@ -16,9 +16,9 @@ from deepnets.system.files import opened_to_append
 
 LOOPBACK = "lo"
 WATCH_SECONDS = 0.1
-GRACE_SECONDS = 30.0  # for the others to end, once one has failed: one of them may be saving
-# What a process does before it becomes its command: it asks the kernel (Linux's prctl, option 1) for a signal when its
-# parent dies, however that dies; a parent that is dead already is noticed.
+GRACE_SECONDS = 30.0  # that the others have to end after one has failed: one of them may be saving
+# A process runs this before it becomes its command. It asks the kernel (Linux's prctl, option 1) for a signal when its
+# parent dies, in whatever way; if the parent is dead already, the process ends.
 BOUND = (
     "import ctypes, os, sys; getattr(ctypes.CDLL(None), 'prctl', lambda *_: 0)(1, int(sys.argv[2])); "
     "os.getppid() == int(sys.argv[1]) or os._exit(1); os.execv(sys.argv[3], sys.argv[3:])"
@@ -32,12 +32,10 @@ def start(
     output: Path | None = None,
     descriptors: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """`command` in a process that gets the signal `at_parents_death`; its output is added to the file `output`.
+    """Start `command` in a process that gets the signal `at_parents_death`; its output is appended to `output`.
 
-    It inherits the open `descriptors`.
-
-    Signals wait until an `Interruption` in it can note them. It is to be called from the main thread: the kernel takes
-    the end of the thread that forked for the parent's.
+    It inherits the open `descriptors`. Signals to it wait until an `Interruption` in it can note them. Call this from
+    the main thread: for the kernel, the parent dies when the thread that forked ends.
     """
     bound = [sys.executable, "-I", "-S", "-c", BOUND, str(os.getpid()), str(int(at_parents_death)), *command]
     with held_back():
@@ -51,7 +49,7 @@ def start(
 
 
 def how_it_ended(code: int) -> str:
-    """A process's exit code in words."""
+    """Say in words how a process with this exit code ended."""
     if code >= 0:
         return f"ended with exit code {code}"
     killed = f"killed by {signal.Signals(-code).name}"
@@ -66,18 +64,18 @@ class Processes:
         self._interruption, self._is_passed_on = interruption, False
 
     def first_failure(self) -> tuple[int, int] | None:
-        """Rank and exit code of the first that does not end well; None when all have ended well."""
+        """Wait for the first process that fails, and return its rank and exit code; None if all end well."""
         while True:
             codes = self._codes()
             if failed := [(code, rank) for rank, code in enumerate(codes) if code]:
-                code, rank = min(failed)  # one that was killed before one that lost it
+                code, rank = min(failed)  # a process that was killed, rather than one that lost contact with it
                 return rank, code
             if None not in codes:
                 return None
             time.sleep(WATCH_SECONDS)
 
     def stopped_by(self, failure: tuple[int, int] | None) -> int | None:
-        """The signal that reached this process, or ended one of them as `Interrupted`."""
+        """Return the signal that reached this process, or that ended one of the others as `Interrupted`."""
         if failure and failure[1] - 128 in SIGNALS:
             return failure[1] - 128
         return self._interruption.received
@@ -104,7 +102,7 @@ class Processes:
 
 @contextmanager
 def processes(command: Sequence[str], count: int, threads: int) -> Iterator[Processes]:
-    """`command` in `count` processes of one `World`, all of which have ended when the context is left.
+    """Start `command` in `count` processes of one `World`; when the context is left, all of them have ended.
 
     A second Ctrl-C kills them. `threads` is OMP_NUM_THREADS of each.
 
@@ -115,7 +113,7 @@ def processes(command: Sequence[str], count: int, threads: int) -> Iterator[Proc
         raise UserError(f"devices={count}: several processes need Linux; start them with torchrun")
     # They meet in a file without a name: no other user can open it, and it is gone with the last of them.
     store = os.memfd_create("deepnets")
-    of_all = {
+    common = {
         **os.environ,
         STORE: f"/proc/self/fd/{store}",
         "GLOO_SOCKET_IFNAME": LOOPBACK,
@@ -129,7 +127,7 @@ def processes(command: Sequence[str], count: int, threads: int) -> Iterator[Proc
         try:
             for rank in map(str, range(count)):
                 # SIGKILL, because one that hangs notices nothing else.
-                environment = {**of_all, "RANK": rank, "LOCAL_RANK": rank}
+                environment = {**common, "RANK": rank, "LOCAL_RANK": rank}
                 group.started.append(start(command, environment, signal.SIGKILL, descriptors=[store]))
             yield group
             group.wait()

@@ -24,8 +24,8 @@ from deepnets.errors import UserError
 
 T = TypeVar("T")
 STORE = "DEEPNETS_STORE"  # the file in which processes of one machine meet; torchrun and SLURM name an address instead
-DECISION_SECONDS = 0.5  # between two questions to all processes, where there are several
-LONGEST_INTERVAL = 100  # yields between two, however short they are
+DECISION_SECONDS = 0.5  # between two decisions of several processes
+LONGEST_INTERVAL = 100  # yields between two decisions at most
 ESTABLISHED = "01"
 LOOPBACK = "[0-9A-F]{6}7F:|0{24}01000000:"  # 127.0.0.0/8 or ::1, as a little-endian Linux writes them
 ATTEMPTS = 4  # a list that changes while it is read can lack a line
@@ -36,7 +36,7 @@ GPU_TIMEOUT = timedelta(minutes=10)  # NCCL's own default, which the mixed backe
 class World:
     """Process `rank` of `size`, the `local_rank`-th on its machine; `ALONE` is a process on its own.
 
-    Where there are several, all of them must make each call below, in the same order, after `joined`.
+    If there are several processes, all must make each call below, in the same order, inside `joined`.
     """
 
     rank: int = 0
@@ -49,24 +49,24 @@ class World:
         return self.rank == 0
 
     def shard(self, count: int) -> slice:
-        """This process's part of `count` things."""
+        """Return this process's part of `count` things."""
         return self.shards(count)[self.rank]
 
     def shards(self, count: int) -> list[slice]:
-        """The parts of all processes, by rank: contiguous, as equal as possible, the larger ones first."""
+        """Return the parts of all processes by rank: contiguous, as equal as possible, the larger ones first."""
         each, rest = divmod(count, self.size)
         starts = [rank * each + min(rank, rest) for rank in range(self.size + 1)]
         return [slice(start, stop) for start, stop in pairwise(starts)]
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:
-        """The sum of `values` over all processes; does not wait for the device."""
+        """Return the sum of `values` over all processes; does not wait for the device."""
         if self.size > 1:
             values = values.clone()
             dist.all_reduce(values)
         return values
 
     def all_reduce_max(self, values: list[float]) -> list[float]:
-        """The largest of each value over all processes; waits for these, but not for the device."""
+        """Return the largest of each value over all processes; waits for these, but not for the device."""
         if self.size == 1:
             return values
         together = torch.tensor(values, dtype=torch.float64)
@@ -74,7 +74,7 @@ class World:
         return together.tolist()
 
     def all_gather(self, values: Tensor) -> Tensor:
-        """`values` of every process, by rank: (size, *shape)."""
+        """Return the `values` of every process by rank: (size, *shape)."""
         if self.size == 1:
             return values[None]
         parts = [torch.empty_like(values) for _ in range(self.size)]
@@ -82,10 +82,10 @@ class World:
         return torch.stack(parts)
 
     def broadcast_value(self, value: T) -> T:
-        """The `value` of the first process: what JSON can express, tuples, and tensors on the CPU, nested in any way.
+        """Return the first process's `value`: what JSON can express, tuples, and tensors on the CPU, nested in any way.
 
         Raises:
-            TypeError: it holds something else. No pickle is sent, as reading one can execute anything.
+            TypeError: `value` holds something else. No pickle is sent, as reading one can execute anything.
         """
         if self.size == 1:
             return value
@@ -108,7 +108,7 @@ class World:
         self.all_reduce_max([0])
 
     def replica(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """The model as training is to call it: its gradients are then the mean over all processes."""
+        """Return the module that training calls, so that gradients of `model` become means over all processes."""
         if self.size == 1:
             return model
         warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")  # torch 2.11 has no other name
@@ -125,14 +125,14 @@ ALONE = World()
 
 
 def world_from_env() -> World:
-    """The world that torchrun, or what else started this process among others, has set in the environment."""
+    """Return the world that torchrun, or another program that starts processes, has set in the environment."""
     rank, size, local_rank = (int(os.environ.get(name, 0)) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     return World(rank, size, local_rank) if size > 1 else ALONE
 
 
 @contextmanager
 def joined(world: World, device: torch.device) -> Iterator[None]:
-    """Connect this process to the others while the context lasts: gloo sends tensors of the CPU, NCCL those of GPUs."""
+    """Connect this process to the others while the context lasts: gloo sends tensors on the CPU, NCCL on GPUs."""
     if device.type == "cuda":
         torch.cuda.set_device(device)  # or a process on its own would open a context on the first GPU too
     if world.size == 1:
@@ -155,14 +155,14 @@ def joined(world: World, device: torch.device) -> Iterator[None]:
     if file:
         check_peers()  # before anything is sent; all have connected
     yield
-    dist.destroy_process_group()  # after an exception the others learn from the end of this process, when all is noted
+    dist.destroy_process_group()  # not after an exception: this process's end tells the others, once all is noted
 
 
 class Decisions:
-    """Which signal to stop on, if any, and whether to save: the same in all processes at the same yield.
+    """Decides whether to stop, on which signal, and whether to save: the same in all processes at the same yield.
 
-    Several ask each other every so many yields, a number that follows from the pace of the slowest, and whenever they
-    turn from training to evaluation or back: each has a pace of its own.
+    Several processes ask each other after a number of yields that follows from the slowest one's pace, and whenever
+    they turn from training to evaluation or back, as the two have different paces.
     """
 
     def __init__(self, world: World, interruption: Interruption, checkpoint_seconds: float) -> None:
@@ -172,15 +172,15 @@ class Decisions:
         self.trains, self.left = True, 1
 
     def __call__(self, *, trains: bool) -> tuple[int | None, bool]:
-        """Decide at a yield, which ends an iteration of training, or, unless it `trains`, of evaluation."""
+        """Decide at a yield, which ends an iteration of training if `trains`, else of evaluation."""
         has_turned, self.trains = trains != self.trains, trains
         self.left -= 1
         if self.left and not has_turned:
             return None, False
         now = time.monotonic()
         pace = (now - self.asked_at) / self.intervals[trains]
-        own = [self.interruption.received or 0, now - self.saved_at >= self.checkpoint_seconds, pace]
-        stop, due, pace = self.world.all_reduce_max(own)
+        wishes = [self.interruption.received or 0, now - self.saved_at >= self.checkpoint_seconds, pace]
+        stop, due, pace = self.world.all_reduce_max(wishes)
         if self.world.size > 1 and not has_turned:
             self.intervals[trains] = max(1, min(int(DECISION_SECONDS / pace), LONGEST_INTERVAL))
         self.left, self.asked_at = self.intervals[trains], now
@@ -188,27 +188,27 @@ class Decisions:
 
 
 def check_own_gpu(store: dist.Store, world: World, uuid: str) -> None:
-    """Whether no two processes are on one GPU, which NCCL refuses without saying which; `store` is common to them.
+    """Check that no two processes, which share `store`, are on one GPU; NCCL would refuse it without naming them.
 
     Raises:
-        UserError: two are.
+        UserError: another process is on this one's GPU.
     """
     store.set(f"gpu of {world.rank}", uuid)
     uuids = [store.get(f"gpu of {rank}").decode() for rank in range(world.size)]
-    if len(there := [rank for rank in range(world.size) if uuids[rank] == uuid]) > 1:
+    if len(ranks := [rank for rank in range(world.size) if uuids[rank] == uuid]) > 1:
         raise UserError(
-            f"devices={world.size}: processes {' and '.join(map(str, there))} are on one GPU, {uuid}; each needs a GPU "
+            f"devices={world.size}: processes {' and '.join(map(str, ranks))} are on one GPU, {uuid}; each needs a GPU "
             "of its own: start fewer processes, or let each see another one"
         )
 
 
 def check_peers() -> None:
-    """Whether each connection of this process over loopback is with a process of the same user.
+    """Check that each connection of this process over loopback is with a process of the same user.
 
-    Gloo takes the first that connects to its port for the process that it waits for.
+    Gloo takes the first process that connects to its port for the one that it waits for.
 
     Raises:
-        UserError: one is not, or its other end has gone.
+        UserError: a connection is not, or its other end has gone.
     """
     for attempt in range(ATTEMPTS):
         time.sleep(0.1 * attempt)
@@ -221,21 +221,21 @@ def check_peers() -> None:
 
 
 def lost_another(error: BaseException) -> bool:
-    """Whether the error says that another process has gone: its end is the cause, this one's a consequence."""
+    """Return whether the error only says that another process is gone, whose end is the cause."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
 def slurm_task() -> str | None:
-    """`123_4` for the fourth task of array 123, `123` for a job without array, None outside SLURM."""
+    """Return `123_4` for the fourth task of array 123, `123` for a job without array, None outside SLURM."""
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array else os.environ.get("SLURM_JOB_ID")
 
 
 def _mean_in_order(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """The mean of a bucket of gradients over all processes, summed by rank.
+    """Average a bucket of gradients over all processes, and add them in the order of their ranks.
 
-    Gloo sums three or more in an order that depends on the place in the bucket, and DDP groups its buckets anew after
-    the first iteration: a continued run would differ from an undisturbed one in the last bits.
+    Gloo adds three or more in an order that depends on the place in the bucket, and DDP groups its buckets anew after
+    the first iteration: a resumed run would differ from an uninterrupted one in the last bits.
     """
     parts = [torch.empty_like(bucket.buffer()) for _ in range(dist.get_world_size())]
     gathered = dist.all_gather(parts, bucket.buffer(), async_op=True).get_future()
@@ -243,7 +243,7 @@ def _mean_in_order(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Ten
 
 
 def _in_json(value: Any, tensors: list[Tensor]) -> Any:
-    """The value as JSON, in which tensors are described; copies of them, without gaps, are added to `tensors`."""
+    """Convert a value to JSON that describes its tensors; adds copies of them, without gaps, to `tensors`."""
     if isinstance(value, Tensor):
         tensors.append(value.detach().clone())
         return {"tensor": [str(value.dtype).removeprefix("torch."), list(value.shape), list(tensors[-1].stride())]}
@@ -255,7 +255,7 @@ def _in_json(value: Any, tensors: list[Tensor]) -> Any:
 
 
 def _from_json(node: Any, tensors: list[Tensor]) -> Any:
-    """The value that `_in_json` described; its tensors, still without content, are added to `tensors`."""
+    """Rebuild the value that `_in_json` described; adds its tensors, still without content, to `tensors`."""
     if not isinstance(node, dict):
         return node
     ((kind, content),) = node.items()
@@ -269,27 +269,27 @@ def _from_json(node: Any, tensors: list[Tensor]) -> Any:
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:
-    """The memory of a tensor without gaps, uint8."""
+    """Return the memory of a tensor without gaps, as uint8."""
     return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
 
 
 def _users() -> set[str]:
-    """The numbers of the users at the other ends of this process's connections over loopback."""
+    """Return the ids of the users at the other ends of this process's connections over loopback."""
     rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
-    connections = {(words[1], words[2]): (words[7], words[9]) for words in rows if words[3] == ESTABLISHED}
+    connections = {(row[1], row[2]): (row[7], row[9]) for row in rows if row[3] == ESTABLISHED}
     links = _links()
-    own = [
+    other_ends = [
         (there, here)
         for (here, there), (_, inode) in connections.items()
         if f"socket:[{inode}]" in links and re.match(LOOPBACK, here)
     ]
-    return {connections.get(other_end, ("unknown", ""))[0] for other_end in own}
+    return {connections.get(other_end, ("unknown", ""))[0] for other_end in other_ends}
 
 
 def _links() -> set[str]:
-    """What the descriptors of this process refer to."""
+    """Return what the file descriptors of this process refer to."""
     links = set()
     for descriptor in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # that of the listing itself
+        with suppress(FileNotFoundError):  # the descriptor of this listing
             links.add(os.readlink(descriptor))
     return links
