@@ -15,7 +15,7 @@ def begin() -> None:
     otherwise the next file would get its number, and a library could print into that file. A working directory that
     is gone ends the command.
     """
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # otherwise a shell has it ignored
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # otherwise a shell made this process ignore it
         signal.signal(signal.SIGINT, _stop)
     for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
         if getattr(sys, name) is None:

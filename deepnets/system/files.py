@@ -19,9 +19,9 @@ LONGEST_METRICS = 10_000_000  # bytes of a metrics.csv; a hundred thousand epoch
 
 @contextmanager
 def fresh(path: Path, durable: bool = True) -> Iterator[IO[bytes]]:
-    """A new file beside `path`, for the caller to rename; if `durable`, it is on disk when the block ends.
+    """Open a new file beside `path`, for the caller to rename; if `durable`, it is on disk when the block ends.
 
-    It is created, and what has its name is removed first: what a kill has left, or a link that would be followed.
+    An older file of its name is removed first: a kill may have left it, or it may be a link that would be followed.
     """
     new = new_name(path)
     new.unlink(missing_ok=True)
@@ -43,7 +43,7 @@ def new_name(path: Path) -> Path:
 def write_atomically(path: Path, content: str | bytes, durable: bool = True) -> None:
     """Replace the file in one step, so that a kill at any instant leaves the old or the new one.
 
-    If `durable`, so does a loss of power; it takes some milliseconds.
+    If `durable`, a loss of power does so too; that takes some milliseconds.
     """
     with fresh(path, durable) as file:
         file.write(content.encode() if isinstance(content, str) else content)
@@ -70,7 +70,7 @@ def make_folder(folder: Path) -> None:
 
 
 def make_own_folder(folder: Path) -> None:
-    """Create a folder inside of a run's or a sweep's, whose name is not the user's choice.
+    """Create a folder that is inside a run's or a sweep's folder, and whose name the user did not choose.
 
     Raises:
         OSError: it is a link, which is not followed, or cannot be created.
@@ -81,12 +81,12 @@ def make_own_folder(folder: Path) -> None:
 
 
 def cache_folder() -> Path:
-    """The folder for what a later command can use again; `own_cache` makes sure that it is there, and the user's."""
+    """Return the folder for what later commands use again; `own_cache` ensures that it is there, and the user's."""
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")).absolute() / "deepnets"
 
 
 def own_cache() -> Path:
-    """The user's own cache folder, created where it is not there; nobody else can write or read in it.
+    """Return the user's own cache folder, created if it is not there; nobody else can write or read in it.
 
     Raises:
         UserError: it cannot be created, or somebody else could have put something into it.
@@ -109,7 +109,7 @@ def own_cache() -> Path:
 
 
 def opened_to_append(path: Path) -> IO[bytes]:
-    """The file, to add to its end.
+    """Open a file to append to it.
 
     Raises:
         OSError: it is a link, which is not followed, or cannot be written.
@@ -137,7 +137,7 @@ def opened(path: Path) -> IO[bytes]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty where there is none, or where a crash of the machine left it empty.
+    """Read the JSON object in a file; {} if there is no file, or a crash of the machine left it empty.
 
     Raises:
         ValueError: it holds something else. OSError: it cannot be read.
@@ -156,14 +156,14 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def _finite(text: str) -> float:
-    """The number; json reads NaN, Infinity and 1e999 as well, which no run writes and no reader expects."""
+    """Return the number, or raise ValueError for NaN, Infinity and 1e999: json reads them, but no run writes them."""
     if not math.isfinite(number := float(text)):
         raise ValueError(f"{text} is not a finite number")
     return number
 
 
 def read_text(path: Path, longest: int) -> str:
-    """The text of a regular file of at most `longest` bytes; raises as `opened`, and ValueError of a longer one."""
+    """Read the text of a regular file; raises as `opened`, and ValueError if it has more than `longest` bytes."""
     with opened(path) as file:
         content = file.read(longest + 1)
     if len(content) > longest:
@@ -190,8 +190,8 @@ def check_writable(folder: Path) -> None:
     Raises:
         UserError: they cannot; names the folder.
     """
-    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
+    nearest = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
         raise UserError(f"{folder}: cannot be written; name another place")
 
 

@@ -42,7 +42,7 @@ def print_error(line: str) -> None:
 
 
 def shown(parts: Sequence[Part], what: str) -> Iterator[Part]:
-    """The parts; after two seconds a bar on the error stream shows how many are done, or a line a minute in a log."""
+    """Yield the parts; after two seconds, a bar on stderr (in a log a line a minute) shows how many are done."""
     begun = time.monotonic()
     due = begun + PATIENCE_SECONDS
     console = Console(stderr=True)
@@ -57,7 +57,7 @@ def shown(parts: Sequence[Part], what: str) -> Iterator[Part]:
 
 
 def console_for(exporting: bool = False) -> Console:
-    """The console that people read: standard output, or standard error while standard output carries an export."""
+    """Return the console that people read: standard output, or standard error while an export goes to the former."""
     console = Console(highlight=False, stderr=exporting)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPE_WIDTH
@@ -65,7 +65,7 @@ def console_for(exporting: bool = False) -> Console:
 
 
 def as_text(words: str, style: str = "") -> Text:
-    """Text for a table or a line of rich, whose brackets are not markup and whose escape characters are shown."""
+    """Make text for rich in which brackets are not markup and escape characters are shown."""
     return Text(printable(words), style=style)
 
 
