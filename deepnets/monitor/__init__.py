@@ -1,1 +1,1 @@
-"""What one looks at while a net trains: TensorBoard's scalars, tables and pictures."""
+"""Monitoring of a net while it trains: TensorBoard's scalars, tables and pictures."""

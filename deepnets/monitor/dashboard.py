@@ -27,10 +27,10 @@ from deepnets.monitor.units import (
 from deepnets.training.fit import Training
 
 OBSERVATIONS = 20  # of the units, spread over a run; the first and last epoch are always observed
-PICTURE_SHARE = 0.01  # of the time of a run may be spent on drawing, besides the pictures of the last epoch
+PICTURE_SHARE = 0.01  # the share of a run's time for drawing, apart from the last epoch's pictures
 PICTURE_SECONDS = 0.1  # how long drawing takes at most, on one core
-SEARCHED = ("optimizer", "schedule", "model.shortcut")  # nodes whose numbers a random search draws, and further keys
-ALSO_SEARCHED = ("model.depth", "model.layer", "epochs", "batch_size")
+SEARCHED = ("optimizer", "schedule", "model.shortcut")  # nodes whose numbers a random search draws
+ALSO_SEARCHED = ("model.depth", "model.layer", "epochs", "batch_size")  # keys that it draws too
 USUAL = (
     "model",
     "dataset",
@@ -38,7 +38,7 @@ USUAL = (
     "optimizer.lr",
     "epochs",
     "batch_size",
-)  # what often differs without a sweep
+)  # keys that often differ between runs outside a sweep
 TITLES = {
     "gradients": "norm of the gradient of each unit's weights",
     "gates": "mean transform gate of each unit",
@@ -60,7 +60,7 @@ OVERLAYS = {
 class Dashboard:
     """Writes one run's events; `tensorboard --logdir` on the sweep then shows its rows beside each other.
 
-    `observed` holds what was seen of the units so far, an entry per observation; it belongs to the run's checkpoint.
+    `observed` holds all observations of the units so far; it belongs to the run's checkpoint.
     """
 
     def __init__(
@@ -69,11 +69,11 @@ class Dashboard:
         self.observed = observed
         self.first_iteration = training.iteration
         self.begun, self.drawing_seconds = time.monotonic(), 0.0
-        if training.iteration == 0:  # what an execution logged that left no checkpoint
+        if training.iteration == 0:  # logged by an execution that left no checkpoint
             for file in folder.glob("events.out.tfevents.*"):
                 file.unlink(missing_ok=True)
-        # What an interrupted execution logged beyond the checkpoint is hidden, or curves would double: within the
-        # evaluation of an epoch, which is noted at its last iteration, from that one on.
+        # Hide what an interrupted execution logged beyond the checkpoint, or curves would double. An epoch's evaluation
+        # is logged at its last iteration; if the checkpoint lies within the evaluation, hide that iteration too.
         evaluates = training.batch == len(training.batches) or (
             training.batch and training.iteration == training.iterations
         )
@@ -84,12 +84,12 @@ class Dashboard:
             self._begin(choices_of(config, origin), is_table=config.sweep is not None)
 
     def losses(self, values: dict[int, float]) -> None:
-        """The training loss of single iterations."""
+        """Log the training loss of single iterations."""
         for iteration, value in values.items():
             self.writer.add_scalar("loss/iteration", value, iteration)
 
     def epoch(self, training: Training, history: list[dict[str, Any]]) -> None:
-        """The epoch that `training` has just completed, the last of `history`; now and then also its units."""
+        """Log the epoch that `training` has just completed, the last of `history`; now and then also the units."""
         row = history[-1]
         for split, mean in training.completed.items():
             self._scalar(f"loss/{split}", mean.loss, training)
@@ -109,7 +109,7 @@ class Dashboard:
         self.writer.flush()
 
     def flush(self) -> None:
-        """Put on disk what was noted so far."""
+        """Write to disk what was logged so far."""
         self.writer.flush()
 
     def end(self, finished: bool) -> None:
@@ -122,7 +122,7 @@ class Dashboard:
         self._add(ending)
 
     def close(self) -> None:
-        """Put on disk what was noted and end the file."""
+        """Write to disk what was logged and end the file."""
         self.writer.close()
 
     def _add(self, summary: Any) -> None:
@@ -132,7 +132,7 @@ class Dashboard:
         given = {name: value for name, value in choices.items() if value is not None}
         _, session, _ = hparams(given, {})
         self._add(session)
-        if is_table:  # TensorBoard takes the columns of the first row for all; without, it joins those of all runs
+        if is_table:  # TensorBoard uses these columns for all rows; without them, it joins the columns of all runs
             columns = {name: 0.0 if value is None else value for name, value in choices.items()}
             metrics = [SELECTED, *METRICS] if self.selects else METRICS
             experiment, _, _ = hparams(columns, dict.fromkeys(metrics))
@@ -149,7 +149,7 @@ class Dashboard:
         self.writer.add_scalar(tag, value, training.iteration)
 
     def _observe(self, training: Training) -> None:
-        # Of a run that was continued where only the evaluation of an epoch was left, there are none.
+        # There are none if the run was resumed when only the evaluation of an epoch was left.
         gradients = gradient_norms(training.model) if training.iteration > self.first_iteration else []
         gates = gate_activity(training.model, training.evaluated["test"].some(PROBE_IMAGES), training.precision)
         self.observed.append({"epoch": training.epoch, "gradients": gradients, "gates": gates})
@@ -174,16 +174,16 @@ class Dashboard:
 
 
 def event_writer(folder: Path, **options: Any) -> SummaryWriter:
-    """Writes a new file in `folder`, of a name that nobody can know: TensorBoard would follow a link of that name."""
+    """Make a writer to a new file in `folder`. Nobody can guess its name: TensorBoard would follow a link there."""
     return SummaryWriter(str(folder), filename_suffix=f".{secrets.token_hex(8)}", **options)
 
 
 def choices_of(config: Config, origin: dict[str, Any]) -> dict[str, str | float | None]:
-    """The columns of TensorBoard's HParams by which a run differs from the others of its sweep, with the run's values.
+    """Return the columns of TensorBoard's HParams in which runs of a sweep differ, with the values of this run.
 
-    A column is a group, whose value is the chosen option, a key of the configuration, or the seed. In a sweep of
-    conf/sweep/ these are its axes and, in a random search, what was drawn. Other runs have no axes: theirs are what was
-    typed, and the few keys that often differ. Keys and types are the same for all runs of a sweep: numbers are floats,
+    A column is a group, whose value is the chosen option, a key of the configuration, or the seed. A sweep of
+    conf/sweep/ has its axes and, in a random search, the keys that are drawn. Runs without a sweep have the keys that
+    were typed, and the few that often differ. All runs of a sweep have the same keys and types: numbers are floats,
     None stands for no value, all else is text.
     """
     options, values = origin.get("choices", {}), OmegaConf.structured(config)

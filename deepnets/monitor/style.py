@@ -1,6 +1,6 @@
-"""How every figure looks, of a report, of an analysis and on TensorBoard; the colour-blind can tell its colours apart.
+"""The style of all figures, in reports, analyses and TensorBoard; colour-blind people can tell its colours apart.
 
-It lies here, since what draws while a net trains is below reports and analyses.
+It lies here because `monitor`, which draws while a net trains, may not import reports and analyses.
 """
 
 import textwrap
@@ -21,7 +21,7 @@ from deepnets.errors import printable
 # Okabe and Ito 2008, without black and yellow, which vanish on one of the two backgrounds.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 DASHES = ("solid", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
-# In a page these three follow its text, its lines and its background, light or dark.
+# A page replaces these three by the colours of its text, lines and background, light or dark.
 INK, FAINT, PAPER = "#1b1c1d", "#c3c4c5", "#fefefe"
 GREY = "#777777"  # reference lines, on both backgrounds
 DOTS: dict[str, Any] = {
@@ -56,36 +56,36 @@ Values = Sequence[float] | np.ndarray
 
 
 def styled() -> AbstractContextManager[None]:
-    """While it lasts, matplotlib draws in this style: its ticks ask for it as late as when a figure is written."""
+    """Let matplotlib draw in this style in a context, which must include writing the figure, as ticks are made then."""
     return matplotlib.rc_context(STYLE)
 
 
 def new_figure(height: float, width: float = WIDTH) -> Figure:
-    """An empty figure in inches, whose parts do not overlap."""
+    """Make an empty figure, sizes in inches, whose parts do not overlap."""
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def new_panels(height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, list[Axes]]:
-    """A figure and its panels from the top left; all panels share both scales."""
+    """Make a figure and its panels, listed from the top left; all panels share both scales."""
     figure = new_figure(height)
     return figure, list(figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flat)
 
 
 def show_array(axes: Axes, array: np.ndarray, **how: Any) -> AxesImage:
-    """An array as coloured cells, without the grid that lines of numbers have."""
+    """Draw an array as coloured cells, without a grid."""
     axes.grid(visible=False)
     return axes.imshow(array, aspect="auto", interpolation="nearest", **how)
 
 
 def look(index: int) -> dict[str, Any]:
-    """Colour and dash of the line number `index`; the colours come again with other dashes."""
+    """Return colour and dash of line number `index`; after the last colour, they repeat with another dash."""
     return {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[index // len(COLOURS) % len(DASHES)]}
 
 
 def wrapped(name: str) -> str:
-    """A name in lines that fit over a panel or beside a bar, broken behind commas."""
-    words = printable(name).replace(",", ", ")
-    return textwrap.fill(words, NAME_WIDTH, break_long_words=False, break_on_hyphens=False).replace(", ", ",")
+    """Break a name behind commas, into lines that fit over a panel or beside a bar."""
+    spaced = printable(name).replace(",", ", ")
+    return textwrap.fill(spaced, NAME_WIDTH, break_long_words=False, break_on_hyphens=False).replace(", ", ",")
 
 
 def show_as_text(figure: Figure) -> None:
@@ -102,7 +102,7 @@ def show_as_text(figure: Figure) -> None:
 
 
 def name_lines(figure: Figure, *panels: Axes) -> None:
-    """The names of the panels' lines above them, where they cover nothing; none for a single line."""
+    """Write the names of the panels' lines above the panels, where they cover nothing; none for a single line."""
     named = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     if len(named) > 1:
         columns = max(1, min(len(named), 100 // (max(map(len, named)) + 8)))
@@ -110,7 +110,7 @@ def name_lines(figure: Figure, *panels: Axes) -> None:
 
 
 def line(axes: Axes, y: Values, x: Values | None = None, band: tuple[Values, Values] | None = None, **how: Any) -> None:
-    """A line through dots at x, 1, 2, ... by default, and the band between two more lines in its colour."""
+    """Draw a line through dots at x, 1, 2, ... by default, and the `band` between two more lines in its colour."""
     x = np.arange(1, len(y) + 1) if x is None else x
     (drawn,) = axes.plot(x, y, **(DOTS | how))
     if band is not None:
@@ -118,18 +118,18 @@ def line(axes: Axes, y: Values, x: Values | None = None, band: tuple[Values, Val
 
 
 def mean_and_range(axes: Axes, x: Values, draws: np.ndarray, **how: Any) -> None:
-    """The mean over the draws (len(x), draws), and the band from the least to the greatest."""
+    """Draw the mean over the draws (len(x), draws), and the band from the least to the greatest."""
     line(axes, draws.mean(1), x, (draws.min(1), draws.max(1)), **how)
 
 
 def mean_and_deviation(axes: Axes, draws: np.ndarray, **how: Any) -> None:
-    """The mean over the draws (draws, values), and the band of a standard deviation to both sides, without dots."""
+    """Draw the mean over the draws (draws, values) without dots, and a band of a standard deviation to both sides."""
     mean, deviation = draws.mean(0), draws.std(0, ddof=1)
     line(axes, mean, np.arange(len(mean)), (mean - deviation, mean + deviation), marker="", **how)
 
 
 def mark_stages(axes: Axes, nets: Iterable[Sequence[int]]) -> None:
-    """A line where a stage begins, if all nets agree on the place; `nets` holds the stage of each unit of each net."""
+    """Draw a line where a stage begins, if all nets agree on it; `nets` holds the stage of each unit of each net."""
     axes.locator_params(axis="x", integer=True)
     stages, *others = dict.fromkeys(map(tuple, nets))
     if others:

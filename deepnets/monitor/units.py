@@ -1,4 +1,4 @@
-"""A network's units while it trains: what is measured in them, without any effect on the training, and drawn.
+"""Measurements and pictures of a network's units while it trains, without any effect on the training.
 
 Pictures are small and fast enough to be made while a network trains: uint8 arrays (H, W, 3).
 """
@@ -29,25 +29,25 @@ PIXELS_ACROSS = 320  # of the picture of the first filters
 
 
 def units_of(model: nn.Module) -> list[Unit]:
-    """All units from the images to the head; none for a net that is not made of units."""
+    """Return all units from the images to the head; none for a net that is not made of units."""
     return [module for module in model.modules() if isinstance(module, Unit)]
 
 
 def gradient_norms(model: nn.Module) -> list[float]:
-    """||dL/dw|| of each unit from the images to the head, w all its parameters, L the mean loss of the last batch.
+    """Return ||dL/dw|| of each unit from the images to the head; w are its parameters, L the last batch's mean loss.
 
-    Reads what the last iteration left behind, clipped in a run that clips gradients; empty before the first. A unit
-    without its branch in that iteration (stochastic depth) has norm 0.
+    Reads the gradients of the last iteration, clipped if the run clips them; empty before the first iteration. A unit
+    whose branch was dropped in that iteration (stochastic depth) has norm 0.
     """
     gradients = [[p.grad for p in unit.parameters() if p.grad is not None] for unit in units_of(model)]
-    norms = [get_total_norm(own) for own in gradients if own]
+    norms = [get_total_norm(of_unit) for of_unit in gradients if of_unit]
     return torch.stack(norms).tolist() if norms else []
 
 
 def gate_activity(model: nn.Module, images: Tensor, precision: torch.dtype) -> list[float]:
-    """The mean of the transform gate g(x) over images, channels and pixels, of each gated unit from images to head.
+    """Return the mean transform gate g(x), over images, channels and pixels, of each gated unit from images to head.
 
-    Images (N, C, H, W) as in evaluation; empty for a net without gates. Srivastava et al. 2015, section 4.
+    Images (N, C, H, W) are as in evaluation; empty for a net without gates. Srivastava et al. 2015, section 4.
     """
     gates = [unit.shortcut.gate for unit in units_of(model) if isinstance(unit.shortcut, Gated)]
     if not gates:
@@ -72,9 +72,9 @@ def gate_activity(model: nn.Module, images: Tensor, precision: torch.dtype) -> l
 
 
 def first_filters(model: nn.Module, shape: tuple[int, int, int]) -> Tensor | None:
-    """The weights of the first layer as pictures (n, H, W, C); None where they have no 1 or 3 channels or no extent.
+    """Return the first layer's weights as pictures (n, H, W, C); None unless they have 1 or 3 channels and an extent.
 
-    Filters of a convolution, or, for a net on flattened images of `shape` (C, H, W), an image per output.
+    They are a convolution's filters or, for a net on flattened images of `shape` (C, H, W), an image per output.
     """
     layers = (module for module in model.modules() if isinstance(module, nn.Conv2d | nn.Linear))
     if (first := next(layers, None)) is None:
@@ -89,9 +89,9 @@ def first_filters(model: nn.Module, shape: tuple[int, int, int]) -> Tensor | Non
 
 
 def profile(title: str, curves: Sequence[Sequence[float]], names: tuple[str, str]) -> Figure:
-    """Curves over units 1, 2, ... on a logarithmic axis, the earliest light, the latest dark and bold.
+    """Draw curves over units 1, 2, ... on a logarithmic axis, the earliest light, the latest dark and bold.
 
-    `names` are those of the first and last curve. Values that have no logarithm leave a gap.
+    `names` are the names of the first and last curve. Values that have no logarithm leave a gap.
     """
     with styled():
         figure = Figure(figsize=SIZE, dpi=DPI)
@@ -108,7 +108,7 @@ def profile(title: str, curves: Sequence[Sequence[float]], names: tuple[str, str
         decades = 10.0 ** math.floor(math.log10(min(values))), 10.0 ** math.ceil(math.log10(max(values) * 1.01))
         axes.set(yscale="log", ylim=decades, xlabel="unit, from the images to the head")
         axes.yaxis.set_minor_locator(NullLocator())
-        axes.yaxis.set_major_formatter("{x:g}")  # a power as a formula takes half of the time
+        axes.yaxis.set_major_formatter("{x:g}")  # powers as formulas would take half of the drawing time
         axes.locator_params(axis="x", integer=True)
         figure.suptitle(title, fontsize=9, y=0.99)
         axes.legend(loc="lower left", bbox_to_anchor=(0, 0.98), ncols=2, borderpad=0)
@@ -116,7 +116,7 @@ def profile(title: str, curves: Sequence[Sequence[float]], names: tuple[str, str
 
 
 def pixels(figure: Figure) -> np.ndarray:
-    """The pixels of the figure."""
+    """Draw the figure to pixels."""
     with styled():
         canvas = FigureCanvasAgg(figure)
         canvas.draw()
@@ -124,7 +124,7 @@ def pixels(figure: Figure) -> np.ndarray:
 
 
 def tiles(filters: Tensor) -> np.ndarray:
-    """The first 64 filters (n, H, W, C), C 1 or 3, each scaled to its largest weight; grey is 0."""
+    """Draw the first 64 filters (n, H, W, C), C 1 or 3, each scaled by its largest weight; grey is 0."""
     weights = filters[:SHOWN_FILTERS].float().cpu().numpy()
     count, height, width, channels = weights.shape
     largest = np.abs(weights).max((1, 2, 3), keepdims=True)
