@@ -22,8 +22,8 @@ HELP = "usage: deepnets VERB ...\n\n" + "".join(f"  {verb:<8} {what}\n" for verb
 
 
 def main() -> int:
-    """Do what the first word says with the others."""
-    verb, *words = sys.argv[1:] or ["--help"]
+    """Run the verb, which is the first argument, with the others."""
+    verb, *arguments = sys.argv[1:] or ["--help"]
     if verb in ("-h", "--help"):
         print(f"{HELP}\ndeepnets VERB --help says more, deepnets --version which version this is.")
         return 0
@@ -33,12 +33,12 @@ def main() -> int:
     if verb not in VERBS:
         print(printable(f"{HELP}\nerror: {verb}: no such verb"), file=sys.stderr)
         return 2
-    sys.argv = [f"deepnets {verb}", *words]
+    sys.argv = [f"deepnets {verb}", *arguments]
     return import_module(f"deepnets.commands.{verb}").main()
 
 
 def command() -> None:
-    """The installed program."""
+    """Run the installed program `deepnets`."""
     begin()
     import_module("deepnets.command").run_command(main)
 

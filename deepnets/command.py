@@ -1,4 +1,4 @@
-"""What all commands share: how a command ends, and the types of the numbers and names that its options take."""
+"""The common part of all commands: how a command ends, and the types of numbers and names in its options."""
 
 import argparse
 import atexit
@@ -19,7 +19,7 @@ from deepnets.errors import UserError, of_system, readable
 from deepnets.hydra_errors import HYDRA_ERRORS, explain
 from deepnets.system.printing import print_error
 
-MOST = 10**9  # of an option that takes a whole number: no library's integers overflow at it
+MOST = 10**9  # for an option that takes a whole number: no library's integers overflow at it
 
 
 def run_command(command: Callable[[], int]) -> NoReturn:
@@ -61,7 +61,7 @@ def run_command(command: Callable[[], int]) -> NoReturn:
 
 
 def number(text: str, least: int = -MOST) -> int:
-    """A whole number from `least` to `MOST`, as argparse passes it on or refuses it."""
+    """Read a whole number from `least` to `MOST`; raises the error that argparse reports."""
     if not re.fullmatch(r"-?\d{1,10}", text) or not least <= int(text) <= MOST:
         raise argparse.ArgumentTypeError(f"{text}: must be a whole number, {least} or more, {MOST} at most")
     return int(text)
@@ -83,7 +83,7 @@ def counts(text: str) -> list[int]:
 
 
 def some_of(choices: Sequence[str]) -> Callable[[str], list[str]]:
-    """The type of an option that takes some of these names, separated by commas."""
+    """Make the type of an option that takes some of these names, separated by commas."""
 
     def names(text: str) -> list[str]:
         if unknown := [name for name in text.split(",") if name not in choices]:
@@ -94,14 +94,14 @@ def some_of(choices: Sequence[str]) -> Callable[[str], list[str]]:
 
 
 class _Trusts(argparse.Action):
-    """Trust what is named, from the moment on when it is parsed."""
+    """Trusts what the option names as soon as it is parsed."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         trust(values)
 
 
 class _ChoosesCode(argparse.Action):
-    """Choose a version of the code, from the moment on when it is parsed."""
+    """Chooses a version of the code as soon as the option is parsed."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         choose_code(values)
@@ -139,7 +139,7 @@ def add_weights_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_data_option(parser: argparse.ArgumentParser) -> None:
-    """Add the option of the commands that need to know what a run's network is given."""
+    """Add the option of the commands that need to know the input of a run's network."""
     parser.add_argument(
         "--data", metavar="DIR", help="the data of a run of an earlier version, which did not store its normalisation"
     )
@@ -153,7 +153,7 @@ def _message_of(error: Exception) -> str | None:
 
 
 def _end_stopped() -> NoReturn:
-    """End after Ctrl-C. If Ctrl-C broke off code made from text, as dataclasses are, sys.exit would end in a signal."""
+    """End after Ctrl-C without sys.exit, which ends in a signal if Ctrl-C broke off code made from text (dataclass)."""
     print_error(f"Stopped. {RESUME}.")
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

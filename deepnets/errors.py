@@ -20,13 +20,13 @@ PACKAGE = Path(__file__).resolve().parent
 class UserError(ValueError):
     """A message for the user: what was given, what is allowed, what to do.
 
-    Caught once, at the top of a command: printed without traceback, exit code 1. Every other exception is a bug, unless
-    it is `of_system`.
+    A command catches it once, at the top, prints it without traceback, and exits with 1. Every other exception is a
+    bug, unless it is `of_system`.
     """
 
     @property
     def summary(self) -> str:
-        """The message for a line that names the folder already."""
+        """The message for a line that already names the folder."""
         return str(self)
 
 
@@ -43,8 +43,8 @@ def of_system(error: BaseException) -> str | None:
 def of_own_code(error: BaseException) -> str | None:
     """Say in one line what went wrong in a user's own file that deepnets called, and where; None if not there."""
     frames = [(Path(frame.filename), frame) for frame in traceback.extract_tb(error.__traceback__)]
-    ours = [index for index, (file, _) in enumerate(frames) if file.is_relative_to(PACKAGE)]
-    for file, frame in reversed(frames[min(ours, default=len(frames)) :]):
+    in_package = [index for index, (file, _) in enumerate(frames) if file.is_relative_to(PACKAGE)]
+    for file, frame in reversed(frames[min(in_package, default=len(frames)) :]):
         if not file.is_relative_to(PACKAGE) and _is_own(file):
             return f"{file.name}, line {frame.lineno}, in {frame.name}: {type(error).__name__}: {first_line(error)}"
     return None
@@ -56,21 +56,21 @@ def _is_own(file: Path) -> bool:
 
 
 def brief(value: object) -> str:
-    """The value as Python writes it, in one line; a long value is cut off."""
+    """Return the value as Python writes it, in one line; a long value is cut off."""
     text = repr(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
 def readable(message: str) -> str:
-    """The message with very long values cut off, which nobody would read to their ends."""
+    """Cut off very long values in a message, which nobody would read to their ends."""
     return re.sub(rf"(\S{{{LONGEST}}})\S{{{LONGEST},}}", r"\1...", message)
 
 
 def printable(text: str) -> str:
-    """The text with characters that a terminal would obey, or cannot show, as escapes: `\\x1b`."""
+    """Return the text with escapes (`\\x1b`) for characters that a terminal would obey or cannot show."""
     return UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of the error's message, or the error's class if it has no message."""
+    """Return the first line of the error's message, or the error's class if it has no message."""
     return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -15,7 +15,7 @@ from deepnets.config.project import CONF
 HYDRA_ERRORS = (HydraException, OmegaConfBaseException)
 SHORT = 160  # characters: a longer list of names is not printed
 PACKAGE = "a sweep, like a protocol, begins with the line # @package _global_"
-VALUES = {  # OmegaConf's messages about a value, and ours
+VALUES = {  # OmegaConf's messages about a value, and this project's
     r".* could not be converted to Integer": "must be an integer",
     r".* could not be converted to Float": "must be a number",
     r".* is not a valid bool .*": "must be true or false",
@@ -71,7 +71,7 @@ def explain(error: Exception) -> str:
 
 
 def _why_illegal(line: str) -> str:
-    """OmegaConf's message about a value in this project's words; an unknown message stays as it is."""
+    """Say OmegaConf's message about a value in this project's words; an unknown message stays as it is."""
     matches = (match.expand(plainer) for wording, plainer in VALUES.items() if (match := re.fullmatch(wording, line)))
     return next(matches, line)
 
@@ -90,7 +90,7 @@ def _why_unreadable(override: str, reason: str) -> str:
 
 
 def _options_with(key: str) -> str:
-    """The end of a sentence that names the other options of the key's group that have the key; empty if none has it."""
+    """End a sentence with the other options of the key's group that have the key; empty if none has it."""
     group, _, name = key.partition(".")
     options = [
         f"{group}={file.stem}"
@@ -101,7 +101,7 @@ def _options_with(key: str) -> str:
 
 
 def _nearest_key(name: str, node: Any) -> str:
-    """The end of a sentence that names the nearest keys of `node`, or the same key in one of the nodes below it."""
+    """End a sentence with the nearest keys of `node`, or with the same key in one of the nodes below it."""
     below = [
         f"{place}{'/' if isinstance(inner[name], dict) else '.'}{name}"
         for place, inner in node.items()
@@ -111,7 +111,7 @@ def _nearest_key(name: str, node: Any) -> str:
 
 
 def _nearest(name: str, names: Iterable[str], listing: str) -> str:
-    """The end of a sentence that lists the nearest names, or all names, or the option `listing` that prints all."""
+    """End a sentence with the nearest names, or all names, or the option `listing`, which prints all."""
     names = list(names)
     within = [each for each in names if len(name) > 2 and name in each]
     near = within if len(", ".join(within)) <= SHORT else []

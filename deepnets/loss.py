@@ -16,9 +16,9 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class CrossEntropy:
-    """Cross-entropy in nats, with targets of which the share `smoothing` is spread evenly over all classes.
+    """Cross-entropy in nats; the share `smoothing` of each target is spread evenly over all classes.
 
-    Smoothing is that of Szegedy et al. 2016, "Rethinking the Inception architecture", section 7.
+    Szegedy et al. 2016, "Rethinking the Inception architecture", section 7.
     """
 
     def __init__(self, smoothing: Rate) -> None:

@@ -1,4 +1,4 @@
-"""Optimisers over a model: torch's, with the papers' two conventions of what weight decay acts on."""
+"""torch's optimisers for a model; weight decay acts on all parameters or only on weights, as the papers differ."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -13,10 +13,10 @@ Decayed = Literal["all", "weights"]
 
 
 def parameter_groups(model: nn.Module, weight_decay: float, decayed: Decayed) -> list[dict]:
-    """The model's parameters with their weight decay.
+    """Group the model's parameters by their weight decay.
 
-    `all`: every parameter (fb.resnet.torch); `weights`: those of two or more dimensions, which are the weights of
-    convolutions (He et al. 2015, as fb.resnet.torch's README has it) and, by our choice, of linear layers.
+    With `all`, it acts on every parameter (fb.resnet.torch); with `weights`, on those of two or more dimensions: the
+    weights of convolutions (He et al. 2015, by fb.resnet.torch's README) and, by our choice, of linear layers.
     """
     weights = [parameter for parameter in model.parameters() if decayed == "all" or parameter.ndim > 1]
     others = [parameter for parameter in model.parameters() if decayed == "weights" and parameter.ndim <= 1]
@@ -40,7 +40,7 @@ def scalar_sgd(
     weight_decay: NotNegative,
     scalar_lr_factor: NotNegative,
 ) -> torch.optim.SGD:
-    """`sgd` with weight decay on every parameter, and another learning rate for all of fewer than two dimensions.
+    """`sgd` with weight decay on all parameters, and another learning rate for those of fewer than two dimensions.
 
     Zhang et al. 2019 let biases and multipliers learn ten times as slowly.
     """
@@ -62,10 +62,10 @@ def caffe_sgd(
 ) -> torch.optim.SGD:
     """`sgd` with Caffe's multipliers: on the weight decay of the last linear layer, on the learning rate of biases.
 
-    Biases, all that has one dimension, have no decay (Srivastava et al. 2015, their network files).
+    Biases, and all other parameters of one dimension, have no decay (Srivastava et al. 2015, their network files).
 
     Raises:
-        ValueError: a model without a linear layer.
+        ValueError: the model has no linear layer.
     """
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if not linear:
@@ -103,7 +103,7 @@ def adamw(
     weight_decay: NotNegative,
     decayed: Decayed,
 ) -> torch.optim.AdamW:
-    """Adam with weight decay apart from the gradient (Loshchilov and Hutter 2019)."""
+    """Adam with weight decay that is not part of the gradient (Loshchilov and Hutter 2019)."""
     beta1, beta2 = betas
     groups = parameter_groups(model, weight_decay, decayed)
     return torch.optim.AdamW(groups, lr=lr, betas=(beta1, beta2), eps=eps, fused=True)

@@ -32,11 +32,11 @@ from deepnets.training.assembly import dataset_of, model_of
 
 
 def build_model(overrides: list[str], trust: Trust = ()) -> nn.Module:
-    """A freshly initialised network of any committed configuration, for example `["model=resnet110", "seed=1"]`.
+    """Build a freshly initialised network from overrides of `scripts/train.py`, e.g. `["model=resnet110", "seed=1"]`.
 
-    Takes the overrides of `scripts/train.py`; maps images (N, C, H, W) to logits (N, classes), with C, H, W and classes
-    of the data set, which need not be there. The initialisation is that of a run with these overrides. `trust` names
-    what --trust names: your own classes, modules, files of Python, or your project's file, whose options are found too.
+    The network maps images (N, C, H, W) to logits (N, classes), with C, H, W and classes of the data set, whose files
+    need not be there. A run with these overrides starts from the same weights. `trust` names what --trust names: your
+    own classes, modules, files of Python, or your project's file, whose options are found too.
 
     Raises:
         UserError: an illegal value, or as `deepnets.config.trust.trust`.
@@ -52,19 +52,19 @@ def build_model(overrides: list[str], trust: Trust = ()) -> nn.Module:
 def load_run(
     folder: str | Path, trust: Trust = (), allow_previous: bool = False, code: str | None = None
 ) -> tuple[nn.Module, Config]:
-    """The network of a run as its last checkpoint left it, in evaluation mode on the CPU, and the run's configuration.
+    """Load a run's network from its last checkpoint, in evaluation mode on the CPU, and the run's configuration.
 
-    Where there is no checkpoint, `weights.safetensors` is read, as in a record or what `deepnets export` wrote. Prints
-    which iteration the weights are of. Those of a finished run are its last, unless `allow_previous` accepts earlier
-    ones, where the last checkpoint is damaged or missing.
+    If there is no checkpoint, it reads `weights.safetensors`, which records and `deepnets export` have. It prints the
+    iteration of the weights. A finished run must have the weights of its last iteration; if its last checkpoint is
+    damaged or missing, `allow_previous` accepts earlier ones.
 
     `trust` names what --trust names: your own classes, modules, files of Python, or your project's file. If they have
-    changed since the run was trained, `code="frozen"` executes the copy of them that is kept beside the run, which must
-    be what was trained, and `code="current"` today's. The data need not be there.
+    changed since the run was trained, `code="frozen"` executes the copy of them beside the run, which must be what was
+    trained, and `code="current"` executes today's. The data need not be there.
 
     Raises:
         OtherCode: your code has changed, and `code` is None.
-        UserError: the folder is no run folder, or holds no intact weights, or none of its result.
+        UserError: the folder is no run folder, or holds no intact weights, or no weights of its result.
     """
     with trusting(trust), choosing_code(code):
         weights = read_weights(folder, allow_previous)
@@ -74,14 +74,14 @@ def load_run(
 def load_classifier(
     folder: str | Path, trust: Trust = (), allow_previous: bool = False, data: str | Path | None = None
 ) -> Classifier:
-    """The network of `load_run` with all that turns an image file into a class, on the CPU.
+    """Load the network of `load_run`, on the CPU, with all that turns an image file into a class.
 
     `classifier.read(file)` gives an image (H, W, C) uint8, and `classifier.predict(images)` the probabilities
     (N, classes) of images (N, H, W, C) uint8, in the order of `classifier.classes`. `data` is the folder of the run's
     data, which only runs of earlier versions need, as they did not store their normalisation.
 
     Raises:
-        UserError: as `load_run`, or the normalisation is not stored and `data` not named, or not the run's.
+        UserError: as `load_run`; or the normalisation is not stored, and `data` is not given or not the run's.
     """
     with trusting(trust):
         weights = read_weights(folder, allow_previous)
@@ -89,7 +89,7 @@ def load_classifier(
 
 
 def main() -> int:
-    """Start or continue the folder named on the command line."""
+    """Start or continue the run folder that the command line names."""
     parser = argparse.ArgumentParser(description="Start or continue a run folder.")
     parser.add_argument("folder", help="a folder that scripts/train.py has set up")
     add_code_options(parser)

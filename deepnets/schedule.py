@@ -1,9 +1,9 @@
 """Learning-rate schedules: the factor on the optimiser's learning rate at each iteration.
 
 Each maps the number of iterations done to the factor, for `torch.optim.lr_scheduler.LambdaLR`, which saves and restores
-its state. `total` is the budget in iterations. One that depends on the training has a method `observe`, which `fit`
-calls at the end of each epoch with the iterations done and the mean training loss, or `observe_errors`, which it calls
-with the iterations done and the errors in percent of all that was evaluated, by name.
+its state. `total` is the budget in iterations. A schedule that depends on the training has a method `observe`, which
+`fit` calls at the end of each epoch with the iterations done and the mean training loss, or `observe_errors`, which it
+calls with the iterations done and the errors in percent, by the name of the split.
 """
 
 import math
@@ -15,14 +15,14 @@ from deepnets.system.ranges import Count, Factor, Natural, PositiveFactor, Rate,
 
 
 class Step:
-    """x `factor` from each milestone on; the first `warmup_iterations` at `warmup_factor` times the learning rate.
+    """Multiplies the rate by `factor` at each milestone, and by `warmup_factor` in the first `warmup_iterations`.
 
-    Milestones count what is done: `[32000, 48000]` of 64000 iterations (He et al. 2015, section 4.2), `[80, 121]` of
-    164 epochs (fb.resnet.torch), or any unit. They scale, in whole iterations, with the budget. The warm-up ends in a
-    jump (He et al. 2015, section 4.2, for 110 layers) and is not scaled.
+    Milestones count any unit, out of `of`: `[32000, 48000]` of 64000 iterations (He et al. 2015, section 4.2) or
+    `[80, 121]` of 164 epochs (fb.resnet.torch). They scale with the budget, to whole iterations. The warm-up ends in a
+    jump (He et al. 2015, section 4.2, for 110 layers) and does not scale.
 
     Raises:
-        ValueError: milestones that do not rise or lie beyond `of`.
+        ValueError: milestones do not rise or lie beyond `of`.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class Cosine:
 
 
 class WarmupCosine:
-    """A linear rise over `warmup` of `of`, then half a cosine to x `final_factor`.
+    """Rises linearly for `warmup` out of `of`, then falls to x `final_factor` in half a cosine.
 
-    Both count in any unit, such as epochs, and scale with the budget; `warmup` 0 is none. The rise begins at one step
-    of it and ends at the full learning rate.
+    Both count any unit, such as epochs, and scale with the budget; with `warmup` 0 there is no rise. The rise begins
+    one step above 0 and ends at the full learning rate.
 
     Raises:
-        ValueError: a warm-up as long as the budget.
+        ValueError: the warm-up is as long as the budget.
     """
 
     def __init__(self, total: int, warmup: Natural, of: Count, final_factor: Factor) -> None:
@@ -108,10 +108,10 @@ class Exponential:
 
 
 class Plateau:
-    """x `factor` when the training loss fell too little `patience` epochs in a row (Balduzzi et al. 2017, A4).
+    """Multiplies by `factor` if the loss has fallen too little `patience` epochs in a row (Balduzzi et al. 2017, A4).
 
-    Too little is, over the last `window` epochs, less than `threshold` times what it was. The count starts anew after a
-    fall. A fall acts from the second iteration of the next epoch on: the first one's learning rate was set before.
+    Too little is less than the share `threshold` of the loss `window` epochs ago. After a change, epochs are counted
+    anew. A change acts from the second iteration of the next epoch on: the first one's learning rate was set before.
     """
 
     def __init__(self, total: int, window: Count, patience: Count, threshold: Share, factor: Share) -> None:
@@ -127,7 +127,7 @@ class Plateau:
         return f"learning rate x {self.factor:g} on a plateau"
 
     def observe(self, iteration: int, training_loss: float) -> None:
-        """Take note of an epoch's end."""
+        """Take note of the mean training loss of an epoch."""
         self.losses = [*self.losses[-self.window :], training_loss]
         if len(self.losses) <= self.window:
             return
@@ -138,10 +138,10 @@ class Plateau:
 
 
 class ErrorPlateau:
-    """x `factor` when an error has reached no new low for `patience` epochs.
+    """Multiplies by `factor` when an error has reached no new low for `patience` epochs.
 
-    `watched` is the evaluated error: train, validation or test. A low counts that is below the lowest one by the share
-    `threshold` of it. "When the error plateaus" is all that He et al. 2015 say. Falls act as those of `Plateau`.
+    `watched` names the error: train, validation or test. A new low must be below the lowest error by the share
+    `threshold` of it. He et al. 2015 only say "when the error plateaus". A change acts as in `Plateau`.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class ErrorPlateau:
         return f"learning rate x {self.factor:g} where the {self.watched} error plateaus"
 
     def observe_errors(self, iteration: int, errors: dict[str, float]) -> None:
-        """Take note of an epoch's end; of one that is only timed, which evaluates nothing, there is nothing to note."""
+        """Take note of the errors of an epoch; an epoch that is only timed evaluates nothing, and has none."""
         if self.watched not in errors:
             return
         is_lower = errors[self.watched] < self.lowest * (1 - self.threshold)
@@ -175,7 +175,7 @@ class ErrorPlateau:
 
 
 def end_epoch(schedule: Any, iteration: int, training_loss: float, errors: dict[str, float]) -> None:
-    """Show an epoch that ends at `iteration` to a schedule that depends on the training."""
+    """Give the results of an epoch that ends at `iteration` to a schedule that depends on the training."""
     if hasattr(schedule, "observe"):
         schedule.observe(iteration, training_loss)
     if hasattr(schedule, "observe_errors"):
