@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from rich.console import Console
 from rich.table import Table
 
 from deepnets.config.compose import compose
@@ -80,14 +81,17 @@ def in_turns(candidates: Mapping[str, Callable[[], float]], repeats: int, settle
     Every second round goes backwards, so that no candidate always follows the same other. If some have workers, each
     turn begins after SETTLE_SECONDS.
     """
-    for measure in candidates.values():
-        measure()
     results: Measurement = {name: [] for name in candidates}
-    for repeat in range(repeats):
-        names = list(candidates)
-        for name in reversed(names) if repeat % 2 else names:
-            time.sleep(settle_seconds)
-            results[name].append(candidates[name]())
+    with Console(stderr=True).status("", refresh_per_second=1) as line:  # on a terminal
+        for name, measure in candidates.items():
+            line.update(as_text(f"to warm up: {name}"))
+            measure()
+        for repeat in range(repeats):
+            names = list(candidates)
+            for name in reversed(names) if repeat % 2 else names:
+                line.update(as_text(f"{repeat + 1} of {repeats}: {name}"))
+                time.sleep(settle_seconds)
+                results[name].append(candidates[name]())
     return results
 
 

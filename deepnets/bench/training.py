@@ -3,17 +3,19 @@
 import argparse
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from rich.console import Console
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import conv2d, cross_entropy, linear
 
 from deepnets.bench.comparison import (
     SETTLE_SECONDS,
@@ -27,6 +29,7 @@ from deepnets.bench.comparison import (
 )
 from deepnets.bench.peers import Task, arithmetic_name, bundled_peer, peer_in, plain, task_of
 from deepnets.command import count, some_of, whole
+from deepnets.config.schema import Precision
 from deepnets.data.batches import TrainingBatches
 from deepnets.models.settings import Memory
 from deepnets.run import build_model
@@ -34,13 +37,12 @@ from deepnets.runs.folder import RunFolder
 from deepnets.runs.log import Log
 from deepnets.training.assembly import dataset_of
 from deepnets.training.fit import Training, fit
-from deepnets.training.hardware import wait
-from deepnets.training.size import size_of
+from deepnets.training.hardware import choose_precision, wait
 
-PEERS = ("plain", "timm", "lightning")
+PEERS = ("plain", "compiled", "timm", "lightning")
 ENDLESS = 10**9  # iterations: the bench ends the training
-# The size of the square matrices that are multiplied and of the tensor that is copied: far larger than any cache.
-MATRIX = {"cpu": 2048, "cuda": 8192}
+TRIED = 4  # iterations with which a form of the plain script is tried, after as many to warm up
+# The size of the tensor that is copied: far larger than any cache.
 COPY_BYTES = {"cpu": 2**28, "cuda": 2**31}
 
 
@@ -58,9 +60,11 @@ def measure(arguments: argparse.Namespace) -> list[Comparison]:
     """Images/s of the training part of an epoch, against its own arithmetic alone and against other ways to train.
 
     deepnets (fit) makes batches and sums; with its log it is what scripts/train.py does. The floor does the same
-    forward, backward and optimiser steps on one batch that stays where it is. The plain script is the usual one for
-    CIFAR. timm and Lightning train the same network on the same batches and augmentation where they are installed;
-    --peer FILE adds another (its interface is Task in deepnets/bench/peers/__init__.py).
+    forward, backward and optimiser steps on one batch that stays where it is; below it are the network's convolutions
+    alone. The plain script is the usual one for CIFAR, and once more in its best form: before anything is compared,
+    each arithmetic, memory layout and way to feed it is tried, and the fastest one also compiled. timm and Lightning
+    train the same network on the same batches and augmentation where they are installed; --peer FILE adds another (its
+    interface is Task in deepnets/bench/peers/__init__.py).
 
     All share the process, so on a CPU the peers too gain from freed memory being kept (`keep_freed_memory`), which they
     would not do of themselves.
@@ -73,11 +77,11 @@ def measure(arguments: argparse.Namespace) -> list[Comparison]:
 
     with ExitStack() as open_logs:
         candidates = _deepnets(run, iterations, open_logs)
-        peers, absent = _peers(arguments, run)
+        peers, absent, tried = _peers(arguments, run)
         candidates |= {name: partial(rate, seconds) for name, seconds in peers.items()}
         best, notes = _at_best(run)
         values = in_turns(candidates | best, arguments.repeats, SETTLE_SECONDS if peers and arguments.workers else 0)
-    notes = [f"where no arithmetic is named: {arithmetic_name(run.precision, torch.channels_last)}", *notes]
+    notes = [f"where no arithmetic is named: {arithmetic_name(run.precision, torch.channels_last)}", *notes, *tried]
     title = f"training {arguments.model}, batches of {run.config.batch_size}"
     return [Comparison(title, "images/s", values, absent, notes)]
 
@@ -159,8 +163,10 @@ def _logged(run: BenchRun, open_logs: ExitStack) -> Iterator[Training]:
         yield state
 
 
-def _peers(arguments: argparse.Namespace, run: BenchRun) -> tuple[dict[str, Callable[[int], float]], dict[str, str]]:
-    """Prepare the peers; returns each by its name, and for the others why they are absent."""
+def _peers(
+    arguments: argparse.Namespace, run: BenchRun
+) -> tuple[dict[str, Callable[[int], float]], dict[str, str], list[str]]:
+    """Prepare the peers; returns each by its name, for the others why they are absent, and what was tried before."""
     dataset, batches = dataset_of(run.config), run.training().batches
     assert isinstance(batches, TrainingBatches), "dataset= names images that lie on the device"
     task = task_of(run, batches.split, dataset.pad, dataset.flip, arguments.workers)
@@ -168,46 +174,126 @@ def _peers(arguments: argparse.Namespace, run: BenchRun) -> tuple[dict[str, Call
     def another(**changes: Any) -> Task:
         return replace(task, model=build_model(list(run.overrides)), **changes)
 
-    peers, absent = {}, {}
+    peers: dict[str, Callable[[int], float]] = {}
+    absent: dict[str, str] = {}
+    tried: list[str] = []
     if "plain" in arguments.peers:
-        as_usual = another(precision=torch.float32, layout=torch.contiguous_format)
-        for one in (as_usual, another()):
-            for workers in dict.fromkeys((0, arguments.workers)):
-                name = f"plain script, {arithmetic_name(one.precision, one.layout)}, {workers} workers"
-                peers[name] = plain.prepare(replace(one, model=another().model, workers=workers))
+        usual = {"precision": torch.float32, "layout": torch.contiguous_format}
+        for workers in dict.fromkeys((0, arguments.workers)):
+            name = f"plain script, float32 NCHW, {workers} workers"
+            peers[name] = plain.prepare(another(**usual, workers=workers))
+        with Console(stderr=True).status("trying forms of the plain script", refresh_per_second=1):
+            best, absent, tried = _best_plain(another, run, is_compiled="compiled" in arguments.peers)
+        peers |= best
     for name in ("timm", "lightning"):
         if name in arguments.peers:
             try:
                 peers[f"{name}, {arguments.workers} workers"] = bundled_peer(name).prepare(another())
             except ModuleNotFoundError as missing:
                 absent[name] = str(missing)
-    return peers | {path.stem: peer_in(path).prepare(another()) for path in arguments.peer}, absent
+    return peers | {path.stem: peer_in(path).prepare(another()) for path in arguments.peer}, absent, tried
+
+
+def _best_plain(
+    another: Callable[..., Task], run: BenchRun, *, is_compiled: bool
+) -> tuple[dict[str, Callable[[int], float]], dict[str, str], list[str]]:
+    """Try every form of the plain script, and the fastest one compiled too; returns the best, and what was seen."""
+    speeds: dict[tuple[torch.dtype, torch.memory_format, int | None], float] = {}
+    workers = another().workers
+    for precision in dict.fromkeys((torch.float32, choose_precision(Precision.auto, run.device))):
+        for layout in (torch.contiguous_format, torch.channels_last):
+            for feed in dict.fromkeys((0, workers, None)):
+                changes: dict[str, Any] = {"precision": precision, "layout": layout, "workers": feed or 0}
+                train = plain.prepare(another(**changes), as_tensor=feed is None)
+                train(TRIED)
+                speeds[precision, layout, feed] = TRIED * run.config.batch_size / train(TRIED)
+    fastest = max(speeds, key=speeds.__getitem__)
+    names = {form: f"{arithmetic_name(*form[:2])}, {_fed(form[2])}" for form in speeds}
+    chosen: dict[str, Any] = dict(zip(("precision", "layout", "workers"), (*fastest[:2], fastest[2] or 0), strict=True))
+    name = f"best plain script: {names[fastest]}"
+    peers = {name: plain.prepare(another(**chosen), as_tensor=fastest[2] is None)}
+    absent = {}
+    if is_compiled:
+        compiled = plain.prepare(another(**chosen), as_tensor=fastest[2] is None, compiled=True)
+        try:
+            compiled(1)
+            peers[f"{name}, compiled"] = compiled
+        except RuntimeError as error:  # no compiler on this machine
+            absent[f"{name}, compiled"] = str(error).strip().splitlines()[0]
+    tried = "; ".join(f"{names[form]} {speed:,.0f}" for form, speed in speeds.items())
+    return peers, absent, [f"forms of the plain script, tried once for {TRIED} iterations, images/s: {tried}"]
+
+
+def _fed(workers: int | None) -> str:
+    return "data as one tensor" if workers is None else f"{workers} workers"
 
 
 def _at_best(run: BenchRun) -> tuple[Candidates, list[str]]:
-    """Images/s if only multiply-adds counted, and if only bytes did, at the rates that this device reaches just now.
-
-    A multiply-add of the forward pass is 6 FLOP of training: 2 each forward, backward to the inputs and to the weights.
-    """
-    flops, moved = 2 * 3 * size_of(run.config, dataset_of(run.config)).macs, bytes_of(run)
-    batch = run.config.batch_size
+    """Images/s if only convolutions counted, and if only bytes did, at the rates that this device reaches just now."""
+    layers, moved, batch = _layers(run), bytes_of(run), run.config.batch_size
     candidates: Candidates = {
-        "FLOP floor": lambda: _matmul_rate(run.device, run.precision) / flops,
+        "convolutions alone": lambda: batch / sum(_seconds_of_layer(layer, run) * layers[layer] for layer in layers),
         "byte floor": lambda: _copy_rate(run.device) / moved * batch,
     }
     notes = [
-        f"FLOP floor: {flops / 1e6:,.1f} MFLOP an image (6 a multiply-add) at the rate of a large matmul",
+        f"convolutions alone: the {layers.total()} convolutions and linear layers, forward and backward, each in the "
+        "faster memory layout",
         f"byte floor: {moved / 1e6:,.1f} MB an iteration (2 S + 24 P: activations kept for the backward pass written "
         "and read; weights, gradients and momentum) at the rate of a large copy, which caches may exceed",
     ]
     return candidates, notes
 
 
-def _matmul_rate(device: torch.device, precision: torch.dtype) -> float:
-    """The FLOP/s of a large product of matrices."""
-    n = MATRIX[device.type]
-    a, b = (torch.randn(n, n, device=device).to(precision) for _ in range(2))
-    return 2 * n**3 / _seconds(lambda: a @ b, device)
+class _Layer(NamedTuple):
+    """What decides the time of a convolution or linear layer: the shapes of its input and weight, and its strides."""
+
+    input: tuple[int, ...]
+    weight: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...] | str
+    groups: int
+    is_first: bool  # whose input needs no gradient
+
+
+def _layers(run: BenchRun) -> Counter[_Layer]:
+    """Count the network's convolutions and linear layers on a batch, equal ones together."""
+    training, layers = run.training(), Counter[_Layer]()
+    images, _ = next(iter(training.batches.epoch(0)))
+
+    def note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        how = (module.stride, module.padding, module.groups) if isinstance(module, nn.Conv2d) else ((), (), 1)
+        weight = module.get_parameter("weight")
+        layers[_Layer(tuple(inputs[0].shape), tuple(weight.shape), *how, not layers)] += 1
+
+    for module in training.model.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            module.register_forward_pre_hook(note)
+    with torch.no_grad():
+        _forward(training, images)
+    return layers
+
+
+def _seconds_of_layer(layer: _Layer, run: BenchRun) -> float:
+    """The seconds of a layer's forward and backward pass, in the memory layout in which it is faster."""
+    is_convolution = len(layer.weight) == 4
+    layouts = (torch.contiguous_format, torch.channels_last) if is_convolution else (torch.contiguous_format,)
+    return min(_seconds_in(layer, layout, run) for layout in layouts)
+
+
+def _seconds_in(layer: _Layer, layout: torch.memory_format, run: BenchRun) -> float:
+    def made(shape: tuple[int, ...]) -> Tensor:
+        return torch.randn(shape, device=run.device, dtype=run.precision).to(memory_format=layout)
+
+    x, weight = made(layer.input).requires_grad_(not layer.is_first), made(layer.weight).requires_grad_()
+
+    def output() -> Tensor:
+        if len(layer.weight) == 2:
+            return linear(x, weight)
+        return conv2d(x, weight, stride=layer.stride, padding=layer.padding, groups=layer.groups)
+
+    gradient = torch.ones_like(output())
+    needed = [weight] if layer.is_first else [x, weight]
+    return _seconds(lambda: torch.autograd.grad(output(), needed, gradient), run.device)
 
 
 def _copy_rate(device: torch.device) -> float:

@@ -4,6 +4,8 @@ import importlib
 import json
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +17,10 @@ from torch import nn
 from deepnets.bench import analyses
 from deepnets.bench.comparison import Comparison, compose_run, in_turns
 from deepnets.bench.peers import bundled_peer, task_of
+from deepnets.bench.peers.plain import tensor_batches
 from deepnets.bench.training import bytes_of, endless, floor_steps, kept_bytes
 from deepnets.commands.bench import BENCHES as VERBS
+from deepnets.data.source import Split
 from deepnets.errors import UserError
 from deepnets.training.fit import fit
 from tests.command import ROOT
@@ -96,6 +100,25 @@ def test_candidates_take_turns_after_one_round_to_warm_up() -> None:
     candidates = {name: lambda name=name: float(calls.append(name) or len(calls)) for name in "ab"}
     assert in_turns(candidates, 2) == {"a": [3, 6], "b": [4, 5]}
     assert calls == ["a", "b", "a", "b", "b", "a"]
+
+
+def test_batches_of_the_plain_scripts_tensor_are_crops_of_the_images() -> None:
+    run = compose_run([*TINY, "model=resnet20", "device=cpu"])
+    images = torch.arange(6 * 4 * 4 * 3).reshape(6, 4, 4, 3).to(torch.uint8)
+    task = task_of(run, Split(images, torch.arange(6)), pad=1, flip=True, workers=0)
+    padded = torch.nn.functional.pad(images.permute(0, 3, 1, 2).float(), [1] * 4)
+    mean, std = (255 * torch.tensor(values).view(3, 1, 1) for values in (task.mean, task.std))
+    seen = set()
+    for crops, labels in islice(tensor_batches(replace(task, batch_size=2)), 60):
+        for crop, label in zip(crops * std + mean, labels.tolist(), strict=True):
+            windows = {(y, x): padded[label, :, y : y + 4, x : x + 4] for y in range(3) for x in range(3)}
+            either = {(*place, side): w.flip(-1) if side else w for place, w in windows.items() for side in (0, 1)}
+            (place,) = [place for place, window in either.items() if torch.allclose(crop, window, atol=1e-3)]
+            seen.add(place)
+    assert len(seen) == 18  # every window, as it is and mirrored
+    task_without = replace(task, pad=0, flip=False, batch_size=6)
+    crops, labels = next(tensor_batches(task_without))
+    torch.testing.assert_close(crops * std + mean, images[labels].permute(0, 3, 1, 2).float(), atol=1e-3, rtol=0)
 
 
 def test_the_floor_is_the_arithmetic_of_a_training_step() -> None:
@@ -178,7 +201,7 @@ def test_what_cannot_be_measured_is_refused(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["training", "--peers", "keras"], "--peers: keras: choose from plain, timm, lightning, none"),
+        (["training", "--peers", "keras"], "--peers: keras: choose from plain, compiled, timm, lightning, none"),
         (["training", "--iterations", "0"], "--iterations: 0: must be a whole number, 1 or more"),
         (["evaluation", "--sizes", "10,x"], "--sizes: x: must be a whole number, 1 or more"),
         (["memory", "--modes", "none"], "--modes: none: choose from full, recompute_activations"),
