@@ -38,11 +38,12 @@ BENCHES = {
     "rows": [],
     "logging": ["--iterations", "1"],
     "grid": ["--rows", "2", "--iterations", "1"],
+    "sweep": ["--runs", "10"],
     "stacked": [*TINY[:3], "model.depth=3", "--rows", "2", "--iterations", "2"],
     "seeds": ["model.depth=8", "--iterations", "1"],
     "lesion": [*TINY, "dataset.source.test=512", "--images", "20"],
 }
-LONG = {"ddp", "memory", "startup", "rows", "logging", "grid", "seeds"}  # they start processes, or train a while
+LONG = {"ddp", "memory", "startup", "rows", "logging", "grid", "sweep", "seeds"}  # they start processes, or train a while
 PEER = """
 def prepare(task):
     task.model(task.images[:2].permute(0, 3, 1, 2).float())

@@ -1,0 +1,123 @@
+"""`bench.py sweep`: what the commands around a large sweep take of the processor, beside training."""
+
+import argparse
+import csv
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from deepnets.bench.comparison import Comparison, Measurement
+from deepnets.bench.overhead import COMPOSE, TRAIN
+from deepnets.command import count
+from deepnets.config.identity import identity_hash
+from deepnets.config.schema import Config
+from deepnets.errors import UserError
+from deepnets.launch.local import Local
+from deepnets.launch.slurm_queue import slurm_answer
+from deepnets.runs.contents import Result, packed
+from deepnets.runs.folder import RunFolder, run_folders
+from deepnets.system.printing import shown
+
+SEEDS = 5  # of each row
+TINY = ["model.depth=8", "model.widths=[2,2,2]", "epochs=30", "device=cpu", "threads=1"]
+STEPS = ("compose", "freeze", "submit", "status", "report", "again")
+MOST_WRONG = 40  # test images of a run that is made up
+
+
+@dataclass(frozen=True)
+class Frozen(Local):
+    """A launcher that executes nothing: what a command does before the first run starts."""
+
+    def execute(self, runs: Mapping[RunFolder, Config]) -> int:
+        """Execute nothing."""
+        return 0
+
+
+def add_sweep_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `bench.py sweep`."""
+    parser.add_argument("--runs", type=count, default=1000, help="of the sweep, of five seeds a row (default: 1000)")
+
+
+def measure_sweep(arguments: argparse.Namespace) -> list[Comparison]:
+    """Processor seconds that each command around a sweep of 1,000 runs takes, with its children.
+
+    `compose` makes rows of the words; `freeze` also checks them and writes their folders; `submit` does both for
+    SLURM's queue, and the jobs are cancelled; `status` and `report` read the folders when all runs have finished;
+    `again` is the first command again, which finds nothing to train. Each is a process of its own, with one thread, and
+    imports what it needs. The results are those of one training, with other errors.
+    """
+    no_slurm = _no_slurm()
+    steps = [name for name in STEPS if not (name == "submit" and no_slurm)]
+    values: Measurement = {name: [] for name in steps}
+    rows = max(1, arguments.runs // SEEDS)
+    decays = ",".join(f"{row + 1}e-6" for row in range(rows))  # an axis that changes neither a size nor a rate
+    grid = ["-m", f"seed=range({SEEDS})", f"optimizer.weight_decay={decays}"]
+    with tempfile.TemporaryDirectory() as one:
+        _seconds(*TRAIN, *TINY, f"output_root={one}")
+        (trained,) = run_folders(Path(one))
+        for name, outputs in shown([(name, repeat) for repeat in range(arguments.repeats) for name in steps], "steps"):
+            place = Path(one, f"outputs{outputs}")
+            train = [*TINY, *grid, f"output_root={place}"]
+            words = {
+                "compose": ["-c", COMPOSE, *train],
+                "freeze": [*TRAIN, *train, f"launcher._target_={__name__}.Frozen", f"--trust={__name__}.Frozen"],
+                "submit": [*TRAIN, *train, "launcher=slurm", "launcher.options={hold:true}"],
+                "status": ["-m", "deepnets", "report", str(place), "--status"],
+                "report": ["-m", "deepnets", "report", str(place)],
+                "again": [*TRAIN, *train],
+            }[name]
+            if name == "status":
+                for number, folder in enumerate(run_folders(place)):
+                    _finish(folder, trained, number)
+            values[name].append(_seconds(*words))
+            if name == "submit":
+                jobs = {folder.job.job.partition("_")[0] for folder in run_folders(place) if folder.job}
+                slurm_answer("scancel", *jobs)
+            if name == steps[-1]:
+                shutil.rmtree(place)
+    absent = {"submit": no_slurm} if no_slurm else {}
+    return [Comparison(f"{rows * SEEDS:,} runs", "processor seconds", values, absent)]
+
+
+def _no_slurm() -> str | None:
+    """Why nothing can be submitted here."""
+    if not shutil.which("sbatch"):
+        return "no sbatch on this machine"
+    try:
+        slurm_answer("squeue", "--noheader")
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def _finish(folder: RunFolder, trained: RunFolder, number: int) -> None:
+    """Give a frozen run the files of the trained one, as if it had ended with other losses and errors."""
+    result = Result.read(trained.path)
+    assert result
+    rows = list(csv.DictReader((trained.path / "metrics.csv").read_text().splitlines()))
+    images, wrong = result.data["test"], number * 7 % MOST_WRONG
+    rows[-1] |= {"test_error": 100 * wrong / images, "train_loss": float(rows[-1]["train_loss"]) + number * 1e-9}
+    with (folder.path / "metrics.csv").open("w") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    best = min(float(row["test_error"]) for row in rows)
+    error = {"test_error": 100 * wrong / images, "last_test_error": 100 * wrong / images, "best_test_error": best}
+    own = {"identity": identity_hash(folder.config), "test_right": packed(np.arange(images) >= wrong), **error}
+    result.model_copy(update=own).write(folder.path)
+
+
+def _seconds(*words: str) -> float:
+    """The processor seconds that Python and the programs that it starts take with these words, with one thread each."""
+    before = os.times()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, *words], check=True, env=environment, stdout=subprocess.DEVNULL)
+    after = os.times()
+    return after.children_user + after.children_system - before.children_user - before.children_system
