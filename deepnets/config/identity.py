@@ -59,17 +59,17 @@ def identity(config: Config) -> dict[str, Any]:
 
     One net has one identity: a depth stands in it as the numbers of units that it means.
     """
-    return _canonical(_plain_values(config))
+    return _canonical(plain_values(config))
 
 
-def _plain_values(node: Any) -> Any:
+def plain_values(node: Any) -> Any:
     """Nested dataclasses as dictionaries, enumerations by name."""
     if is_dataclass(node):
-        return {field.name: _plain_values(getattr(node, field.name)) for field in fields(node)}
+        return {field.name: plain_values(getattr(node, field.name)) for field in fields(node)}
     if isinstance(node, dict):
-        return {key: _plain_values(value) for key, value in node.items()}
+        return {key: plain_values(value) for key, value in node.items()}
     if isinstance(node, list | tuple):
-        return [_plain_values(value) for value in node]
+        return [plain_values(value) for value in node]
     return node.name if isinstance(node, Enum) else node
 
 
@@ -93,7 +93,7 @@ def _canonical(settings: dict[str, Any]) -> dict[str, Any]:
 def difference(settings: dict[str, Any], config: Config) -> dict[str, tuple[Any, Any]]:
     """By dotted key, what other `settings` have otherwise than `config`, and what that has."""
     # Both are upgraded: an option of the user's own may lack a key that was added later.
-    there, here = (flat(_canonical(upgrade(each))) for each in (settings, _plain_values(config)))
+    there, here = (flat(_canonical(upgrade(each))) for each in (settings, plain_values(config)))
     keys = sorted(key for key in {*there, *here} if there.get(key, "absent") != here.get(key, "absent"))
     return {key: (there.get(key, "absent"), here.get(key, "absent")) for key in keys}
 
@@ -137,6 +137,7 @@ def upgrade(frozen: Frozen) -> Frozen:
     Applied wherever a frozen configuration is read, so that a folder of before is the same run afterwards. Whoever
     adds, drops or moves a key adds a step to `STEPS`; each is tested with a frozen folder.
     """
+    frozen = copy.deepcopy(frozen)
     for step in STEPS:
         frozen = step(frozen)
     return frozen
@@ -144,7 +145,7 @@ def upgrade(frozen: Frozen) -> Frozen:
 
 @dataclass(frozen=True)
 class Added:
-    """A step for a key that did not exist: it gets the value that does what was done without it.
+    """A step for a key that did not exist: it gets, in place, the value that does what was done without it.
 
     Attributes:
         key: dotted.
@@ -168,7 +169,6 @@ class Added:
         return node if isinstance(node, dict) and self.target in (None, node.get("_target_")) else None
 
     def __call__(self, frozen: Frozen) -> Frozen:
-        frozen = copy.deepcopy(frozen)
         node = self.node(frozen)
         if node is not None:
             node.setdefault(self.name, self.neutral)

@@ -269,14 +269,14 @@ def _reuse(rows: list[Row], folders: list[RunFolder]) -> None:
 
 def _check(row: Row, folder: RunFolder, launcher: Launcher) -> None:
     """Raise a UserError if the run cannot start."""
-    folder.check(row.config)
+    kept = folder.check(row.config)
     if folder.has_begun and not folder.is_complete and not row.config.overwrite:
         code_to_execute(folder, row.config, "code={}")
     claims_of(row.config.sweep)
     if row.config.overwrite or not folder.is_complete:
         check(launchable(row.config, launcher))
-    elif folder.config.dataset.get("root") != row.config.dataset.get("root"):
-        print_line(f"{folder}: was trained on the data in {folder.config.dataset.get('root')}")
+    elif kept and kept.dataset.get("root") != row.config.dataset.get("root"):
+        print_line(f"{folder}: was trained on the data in {kept.dataset.get('root')}")
 
 
 def _copy_sweep(row: Row, folder: RunFolder) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from deepnets.config.identity import identity, identity_hash
 from deepnets.config.project import CONF
@@ -41,6 +42,20 @@ def test_a_frozen_configuration_reads_back_equal(tmp_path: Path) -> None:
     assert folder.config.dataset["root"] == str(CONF.parent / "data")
     assert isinstance(folder.config, Config)
     assert folder.origin == Origin(commit="abc")
+
+
+def test_a_configuration_is_written_and_read_as_omegaconf_does(tmp_path: Path) -> None:
+    config = row(tmp_path, "name='007'", "+model.a=['1e5',1e-20,true,'é','on','a: #b']", "scale=mini", "hours=3").config
+    config.until, config.hours = None, None  # which are not frozen
+    folder = RunFolder(tmp_path / "run")
+    folder.freeze(config, Origin())
+    text = (folder.path / "config.yaml").read_text()
+    assert text == OmegaConf.to_yaml(OmegaConf.structured(config))
+    assert folder.config == OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(text)))
+    for damaged in (text.replace("  depth: 8\n", "  depth: ???\n"), text.replace("  depth: 8\n", "  ? [1]\n  : 8\n")):
+        (folder.path / "config.yaml").write_text(damaged)
+        with pytest.raises(UserError, match="not a configuration of this version"):
+            _ = folder.config
 
 
 def test_other_settings_are_refused_with_the_differing_keys(tmp_path: Path) -> None:
