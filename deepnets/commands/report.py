@@ -101,24 +101,25 @@ def _check(given: argparse.Namespace, exports: dict[str, Path]) -> None:
 def _answer(given: argparse.Namespace, exports: dict[str, Path]) -> int:
     """Do what is asked for; returns the exit code."""
     # Here, because they import torch and pandas, which --help and a folder that is not there need not wait for.
+    if given.json or given.status or given.watch:  # these need neither statistics nor figures
+        from deepnets.runs.clean import disk_line
+        from deepnets.runs.status import show, show_json
+
+        if given.json:
+            return show_json(given.folders)
+        code = show(given.folders, given.watch)
+        if not given.watch:
+            print(disk_line(given.folders))
+        return code
     from deepnets.extra.screenshots import take_screenshots
     from deepnets.extra.trackers import export
     from deepnets.results.records import keep, write_records
     from deepnets.results.report import compare, report
     from deepnets.results.verify import verify
-    from deepnets.runs.clean import disk_line
-    from deepnets.runs.status import show, show_json
 
     if given.compare:
         first, second = given.compare
         return compare(first, second, given.output, given.log)
-    if given.json:
-        return show_json(given.folders)
-    if given.status or given.watch:
-        code = show(given.folders, given.watch)
-        if not given.watch:
-            print(disk_line(given.folders))
-        return code
     if given.keep:
         return keep(given.folders, given.keep)
     options = read_project(given.project).options if given.project else given.config_dir
