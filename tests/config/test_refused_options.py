@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from deepnets.config import command_line
 from deepnets.config.command_line import check_name, check_options, check_widths, rows_of_command
 from deepnets.config.compose import compose
 from deepnets.errors import UserError
@@ -100,3 +101,18 @@ def test_a_folder_of_data_that_is_not_there_is_told_before_rows_are_composed(
     (tmp_path / "nowhere").mkdir()
     monkeypatch.setattr(sys, "argv", ["scripts/train.py", *words, "seed=0", "model/shortcut=none"])
     assert [row.config.dataset["root"] for row in rows_of_command()] == [f"{tmp_path}/nowhere"]
+
+
+def test_help_is_the_page_that_hydra_would_print(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model" / "shortcut").mkdir(parents=True)
+    (tmp_path / "model" / "shortcut" / "mine.yaml").write_text("{}")
+    monkeypatch.setattr(sys, "argv", ["scripts/train.py", f"--config-dir={tmp_path}", "model=resnet20", "--help"])
+    assert rows_of_command() == []
+    page = capsys.readouterr().out
+    assert re.search(r"^model/shortcut: .*, mine, ", page, re.MULTILINE)
+    monkeypatch.setattr(command_line, "_help_page", lambda overrides, search: None)
+    with pytest.raises(SystemExit):
+        rows_of_command()
+    assert capsys.readouterr().out == page
