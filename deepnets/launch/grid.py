@@ -274,7 +274,8 @@ def _check(row: Row, folder: RunFolder, launcher: Launcher) -> None:
         code_to_execute(folder, row.config, "code={}")
     claims_of(row.config.sweep)
     if row.config.overwrite or not folder.is_complete:
-        check(launchable(row.config, launcher))
+        code = code_of(row.config)
+        check(launchable(row.config, launcher), code.hash if code else None)
     elif kept and kept.dataset.get("root") != row.config.dataset.get("root"):
         print_line(f"{folder}: was trained on the data in {kept.dataset.get('root')}")
 

@@ -18,6 +18,7 @@ from deepnets.launch.cost import Paces
 from deepnets.launch.grid import Launcher, check_tables, launchable, lines_by_reason
 from deepnets.launch.reuse import twins_of
 from deepnets.runs.checkpoint import LAST
+from deepnets.runs.code import code_of
 from deepnets.runs.contents import Unreadable
 from deepnets.runs.folder import RunFolder, folders_of
 from deepnets.runs.status import UNREADABLE
@@ -125,8 +126,10 @@ def _plan(config: Config, folder: RunFolder, launcher: Launcher, paces: Paces) -
     is_complete = state not in ("new", "resumable")
     try:
         folder.check(config)
-        dataset, iterations = check_settings(config if is_complete else launchable(config, launcher))
-        size = size_of(config, dataset)
+        own = code_of(config)
+        code = own.hash if own else None
+        dataset, iterations = check_settings(config if is_complete else launchable(config, launcher), code)
+        size = size_of(config, dataset, code)
         epochs, images = _extent(config, dataset, iterations)
         flops = FLOPS_PER_MAC * size.macs * images
         left = 0.0 if is_complete else 1 - (_trained(folder) / iterations if state == "resumable" else 0.0)

@@ -18,27 +18,32 @@ from deepnets.models.batchnorm import GhostBatchNorm, group_sizes
 from deepnets.system.printing import print_line
 from deepnets.training.assembly import dataset_of, iterations_of, splits_of
 from deepnets.training.hardware import find_device, with_counted_devices
-from deepnets.training.size import has_own_classes, size_of, without_numbers
+from deepnets.training.size import has_own_classes, key_of, passed, remember_passed, size_of, without_numbers
 from deepnets.training.step import check_network, check_step
 
 LARGEST_TRIAL = 30_000_000  # parameters of a network that is tried on a CPU
 NO_VALIDATION = "needs a validation split; add dataset.validation=IMAGES, e.g. 5000 of CIFAR-10's 50000"
 
 
-def check(config: Config) -> None:
+def check(config: Config, code: str | None = None) -> None:
     """Check that a run can be executed, short of training it. Its data are read and stay in memory.
+
+    `code` as `check_settings`.
 
     Raises:
         UserError: names the first thing that is wrong.
     """
     config = with_counted_devices(config)
-    dataset, _ = check_settings(config)
+    dataset, _ = check_settings(config, code)
     # Several devices belong to the processes that train; these read the data themselves.
     splits_of(dataset, find_device(config.device if config.devices == 1 else "cpu"))
 
 
-def check_settings(config: Config) -> tuple[Dataset, int]:
+def check_settings(config: Config, code: str | None = None) -> tuple[Dataset, int]:
     """Check that a run can be executed, without reading its data; returns the data set and the budget in iterations.
+
+    A network with classes of the user's own is tried, and not again if it passed before, in this command or an earlier
+    one, by the same `code`, which is a hash of all that the run uses of the user's; None tries it once a process.
 
     Raises:
         UserError: names the first thing that is wrong.
@@ -49,15 +54,22 @@ def check_settings(config: Config) -> tuple[Dataset, int]:
     check_node("optimizer", config.optimizer, ["model"])
     dataset = dataset_of(config)
     is_own = has_own_classes(config.model)
-    if is_own:
-        model = without_numbers(config, dataset)
-        check_memory(sum(parameter.nbytes for parameter in model.parameters()))
+    tried = key_of(config, dataset, code) if is_own and code else None
+    size = passed().get(tried) if tried else None
+    if size:
+        check_node("model", config.model, ["shape", "classes"])  # whether its classes are trusted now
+        check_memory(size)
+    elif is_own:
+        size = sum(parameter.nbytes for parameter in without_numbers(config, dataset).parameters())
+        check_memory(size)
     else:
         check_memory(size_of(config, dataset).bytes)
     # After the model, so that its errors come sooner: torch's first optimiser imports a compiler, for a second.
     build("optimizer", config.optimizer, model=nn.Linear(1, 1))
-    if is_own:
-        _try_out_own(json.dumps(config.model, sort_keys=True), dataset.shape, dataset.classes)
+    if is_own and not (tried and tried in passed()):
+        is_tried = _try_out_own(json.dumps(config.model, sort_keys=True), dataset.shape, dataset.classes)
+        if is_tried and tried and size:
+            remember_passed(tried, size)
     operations = list(zip(getattr(dataset, "augmentation", ()), config.dataset.get("augmentation") or (), strict=False))
     for place, (operation, node) in enumerate(operations):
         if has_own_classes(node):
@@ -147,11 +159,11 @@ def check_memory(parameters: int) -> None:
 
 
 @lru_cache(maxsize=256)
-def _try_out_own(model: str, shape: tuple[int, int, int], classes: int) -> None:
+def _try_out_own(model: str, shape: tuple[int, int, int], classes: int) -> bool:
     """Compute logits and gradients of two images by a network with classes of the user's own, once for each network.
 
     The meta device comes first, which has no numbers and takes no memory. If a class fails there, a small network is
-    tried on the CPU; for a large one, a line says that it is not tried.
+    tried on the CPU; for a large one, a line says that it is not tried. Returns whether it was tried.
 
     Raises:
         UserError: names the class's file and line, or what does not fit together.
@@ -163,12 +175,12 @@ def _try_out_own(model: str, shape: tuple[int, int, int], classes: int) -> None:
                 network = build("model", settings, shape=shape, classes=classes)
                 if device == "cpu" and sum(parameter.numel() for parameter in network.parameters()) > LARGEST_TRIAL:
                     print_line("model: too large to be tried on two images before it is trained")
-                    return
+                    return False
                 logits = network.train()(torch.zeros(2, *shape))
                 if logits.shape != (2, classes):
                     raise UserError(f"model: two images give logits {tuple(logits.shape)}, not (2, {classes})")
                 logits.sum().backward()
-            return
+            return True
         except Exception as error:
             if device == "meta":
                 continue
@@ -176,6 +188,7 @@ def _try_out_own(model: str, shape: tuple[int, int, int], classes: int) -> None:
                 raise
             reason = of_own_code(error) or f"its layers, shortcuts and widths do not fit together: {first_line(error)}"
             raise UserError(f"model: {reason}") from error
+    raise AssertionError
 
 
 def _try_out_operation(where: str, operation: Operation, dataset: Dataset) -> None:

@@ -22,6 +22,7 @@ from deepnets.system.files import own_cache, read_object, write_atomically
 from deepnets.training.assembly import model_of
 
 REMEMBERED = "networks.json"  # in the user's cache
+PASSED = "passed.json"  # beside it: networks with classes of the user's own that were tried without an error
 MOST = 2_000  # networks that are remembered
 
 
@@ -43,23 +44,49 @@ class Size:
 SIZES = TypeAdapter(dict[str, Size])
 
 
-def size_of(config: Config, dataset: Dataset) -> Size:
+def size_of(config: Config, dataset: Dataset, code: str | None = None) -> Size:
     """Return the size of the run's network, and check that its layers fit together for each shape of its images.
 
-    Networks of deepnets' own classes are remembered in the user's cache, for this version of the code and of torch.
+    It is remembered in the user's cache, for this version of deepnets' and torch's code; with classes of the user's
+    own only for this `code`, a hash of theirs.
 
     Raises:
         UserError: the network is illegal.
     """
+    key, sizes = key_of(config, dataset, code), _remembered()
+    if key in sizes:
+        return sizes[key]
+    size = _counted(without_numbers(config, dataset), [dataset.shape, *dataset.final_shapes])
+    if code or not has_own_classes(config.model):
+        sizes[key] = size
+        _remember(sizes)
+    return size
+
+
+def key_of(config: Config, dataset: Dataset, code: str | None = None) -> str:
+    """A hash of all that the run's network depends on; `code` is one of the user's own classes, if there are any."""
     shapes = [dataset.shape, *dataset.final_shapes]
     about = [config.model, config.memory, shapes, dataset.classes, torch.__version__, _version()]
-    key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:24]
-    sizes = _remembered()
-    if key not in sizes:
-        sizes[key] = _counted(without_numbers(config, dataset), shapes)
-        if not has_own_classes(config.model):
-            _remember(sizes)
-    return sizes[key]
+    about += [code] if code else []
+    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:24]
+
+
+@cache
+def passed() -> dict[str, int]:
+    """By `key_of`, the bytes of the parameters of each network with classes of the user's own that passed its trial."""
+    try:
+        return TypeAdapter(dict[str, int]).validate_python(read_object(own_cache() / PASSED))
+    except (ValueError, OSError):  # damaged: they are tried again
+        return {}
+
+
+def remember_passed(key: str, size: int) -> None:
+    """Add a network to those that `passed`."""
+    networks = passed()
+    networks[key] = size
+    for old in [*networks][:-MOST]:
+        del networks[old]
+    write_atomically(own_cache() / PASSED, json.dumps(networks))
 
 
 def has_own_classes(node: Any) -> bool:

@@ -1,5 +1,6 @@
 """A class of a user's own that is wrong is found before anything trains, with its file and line."""
 
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +18,7 @@ from deepnets.runs.folder import folder_of
 from deepnets.runs.together import obstacle
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import fit
-from tests.command import row
+from tests.command import ENVIRONMENT, ROOT, TRAIN, row
 
 SHORTCUT = """
 from torch import nn
@@ -104,6 +105,34 @@ def test_a_class_that_needs_numbers_is_tried_on_the_cpu(tmp_path: Path, monkeypa
     run = row(tmp_path / "outputs", "model.depth=8", "model.widths=[4,4,4]", "epochs=1")
     run.config.model["shortcut"] = {"_target_": "own_numbers.Own", "_partial_": True}
     assert launch([run]) == 0
+
+
+def test_a_network_that_passed_is_not_tried_again_until_its_class_is_edited(tmp_path: Path) -> None:
+    """A class counts how often it is constructed, in commands that find their run trained already or plan it."""
+    file, counted = tmp_path / "own_counted.py", tmp_path / "count"
+    constructor = f"open({str(counted)!r}, 'a').write('x')"
+
+    def constructed(*words: str, forward: str = "pass", code: int = 0, trust: str = f"--trust={file}") -> int:
+        file.write_text(SHORTCUT.format(constructor=constructor, forward=forward))
+        counted.write_text("")
+        choice = "+model.shortcut={_target_: own_counted.Own, _partial_: true}"
+        small = ["model.depth=8", "model.widths=[4,4,4]", "epochs=1", "~model.shortcut", choice, *words]
+        environment = {**ENVIRONMENT, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+        command = [*TRAIN, *small, f"output_root={tmp_path / 'outputs'}", trust]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stderr
+        return len(counted.read_text())
+
+    wrong = "r = r.misspelt"
+    for _ in range(2):
+        assert constructed("plan=true", forward=wrong, code=1) > 0  # a failure is not remembered
+    assert constructed("plan=true") > 3
+    assert constructed("plan=true", "seed=1") == 0
+    assert constructed("threads=1", code=1, trust="--trust=deepnets.loss") == 0  # it must be trusted in each command
+    assert constructed("plan=true", forward="r = 1 * r") > 3
+    assert constructed("plan=true", forward=wrong, code=1) > 0
+    trained = constructed()
+    assert trained == constructed("seed=1") == 3  # its three units, to be trained
 
 
 LOSS = """
