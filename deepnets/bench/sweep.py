@@ -28,7 +28,6 @@ from deepnets.system.printing import shown
 SEEDS = 5  # of each row
 TINY = ["model.depth=8", "model.widths=[2,2,2]", "epochs=30", "device=cpu", "threads=1"]
 STEPS = ("compose", "freeze", "submit", "status", "report", "again")
-MOST_WRONG = 40  # test images of a run that is made up
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Frozen(Local):
 
 def add_sweep_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `bench.py sweep`."""
-    parser.add_argument("--runs", type=count, default=1000, help="of the sweep, of five seeds a row (default: 1000)")
+    parser.add_argument("--runs", type=count, default=1000, help="of the sweep, five seeds a row (default: 1000)")
 
 
 def measure_sweep(arguments: argparse.Namespace) -> list[Comparison]:
@@ -53,10 +52,9 @@ def measure_sweep(arguments: argparse.Namespace) -> list[Comparison]:
     `again` is the first command again, which finds nothing to train. Each is a process of its own, with one thread, and
     imports what it needs. The results are those of one training, with other errors.
     """
-    no_slurm = _no_slurm()
+    no_slurm, rows = _no_slurm(), max(1, arguments.runs // SEEDS)
     steps = [name for name in STEPS if not (name == "submit" and no_slurm)]
     values: Measurement = {name: [] for name in steps}
-    rows = max(1, arguments.runs // SEEDS)
     decays = ",".join(f"{row + 1}e-6" for row in range(rows))  # an axis that changes neither a size nor a rate
     grid = ["-m", f"seed=range({SEEDS})", f"optimizer.weight_decay={decays}"]
     with tempfile.TemporaryDirectory() as one:
@@ -80,10 +78,7 @@ def measure_sweep(arguments: argparse.Namespace) -> list[Comparison]:
             if name == "submit":
                 jobs = {folder.job.job.partition("_")[0] for folder in run_folders(place) if folder.job}
                 slurm_answer("scancel", *jobs)
-            if name == steps[-1]:
-                shutil.rmtree(place)
-    absent = {"submit": no_slurm} if no_slurm else {}
-    return [Comparison(f"{rows * SEEDS:,} runs", "processor seconds", values, absent)]
+    return [Comparison(f"{rows * SEEDS:,} runs", "processor seconds", values, {"submit": no_slurm} if no_slurm else {})]
 
 
 def _no_slurm() -> str | None:
@@ -102,15 +97,16 @@ def _finish(folder: RunFolder, trained: RunFolder, number: int) -> None:
     result = Result.read(trained.path)
     assert result
     rows = list(csv.DictReader((trained.path / "metrics.csv").read_text().splitlines()))
-    images, wrong = result.data["test"], number * 7 % MOST_WRONG
-    rows[-1] |= {"test_error": 100 * wrong / images, "train_loss": float(rows[-1]["train_loss"]) + number * 1e-9}
+    images, wrong = result.data["test"], number * 7 % 40
+    error = 100 * wrong / images
+    rows[-1] |= {"test_error": error, "train_loss": float(rows[-1]["train_loss"]) + number * 1e-9}
     with (folder.path / "metrics.csv").open("w") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows(rows)
     best = min(float(row["test_error"]) for row in rows)
-    error = {"test_error": 100 * wrong / images, "last_test_error": 100 * wrong / images, "best_test_error": best}
-    own = {"identity": identity_hash(folder.config), "test_right": packed(np.arange(images) >= wrong), **error}
+    own = {"test_error": error, "last_test_error": error, "best_test_error": best}
+    own |= {"identity": identity_hash(folder.config), "test_right": packed(np.arange(images) >= wrong)}
     result.model_copy(update=own).write(folder.path)
 
 

@@ -366,7 +366,8 @@ def _help_page(overrides: Sequence[str], search: Search) -> str | None:
     if not groups or "$" in before + after:
         return None
     with searching(search), initialize_config_dir(str(CONF), version_base="1.3"):
-        lines = sorted(_groups(GlobalHydra.instance().config_loader().repository))
+        loader: Any = GlobalHydra.instance().config_loader()
+        lines = sorted(_groups(loader.repository))
     return before + "".join(f"{group}: {', '.join(options)}\n" for group, options in lines) + after
 
 

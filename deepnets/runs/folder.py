@@ -102,7 +102,7 @@ class RunFolder:
         try:
             frozen = read_frozen(read_text(file, LONGEST))
             # OmegaConf would only copy these, and take three times as long for them as for all the rest.
-            nodes = {name: node for name in NODES if isinstance(node := frozen.get(name), dict) and _is_plain(node)}
+            nodes: dict[str, Any] = {name: frozen[name] for name in NODES if _is_plain_node(frozen.get(name))}
             config = OmegaConf.to_object(OmegaConf.merge(SCHEMA, frozen | {name: {} for name in nodes}))
             assert isinstance(config, Config)
             config = replace(config, **nodes)
@@ -235,8 +235,12 @@ class RunFolder:
             yield None if self.is_complete else owner  # another machine may have trained it to its end
 
 
+def _is_plain_node(node: Any) -> bool:
+    """Whether OmegaConf takes a node as it is: in it and below, all keys are names, and no value is missing."""
+    return isinstance(node, dict) and _is_plain(node)
+
+
 def _is_plain(values: Any) -> bool:
-    """Whether nested values have names only as keys, and none is missing: what OmegaConf takes as it is."""
     if isinstance(values, dict):
         return all(isinstance(key, str) and _is_plain(value) for key, value in values.items())
     return all(map(_is_plain, values)) if isinstance(values, list) else values != MISSING

@@ -43,7 +43,7 @@ BENCHES = {
     "seeds": ["model.depth=8", "--iterations", "1"],
     "lesion": [*TINY, "dataset.source.test=512", "--images", "20"],
 }
-LONG = {"ddp", "memory", "startup", "rows", "logging", "grid", "sweep", "seeds"}  # they start processes, or train a while
+LONG = {"ddp", "memory", "startup", "rows", "logging", "grid", "sweep", "seeds"}  # processes, or a while
 PEER = """
 def prepare(task):
     task.model(task.images[:2].permute(0, 3, 1, 2).float())
