@@ -16,11 +16,11 @@ from deepnets.runs.weights import Weights
 from deepnets.system.files import read_text, write_atomically, writing
 
 FILE = "README.md"
-OURS = "library_name: deepnets"  # by which a card of ours is known
+OURS = "library_name: deepnets"  # every card that deepnets writes has this line
 LONGEST = 1_000_000  # bytes of a README.md
-MOST_CLASSES = 20  # that a card names
+MOST_CLASSES = 20  # a card names at most so many classes
 FOR_DEEPNETS = """
-`weights.safetensors` and `config.yaml` are read by deepnets, `FOLDER` being this folder:
+deepnets reads `weights.safetensors` and `config.yaml`; `FOLDER` is this folder:
 
 ```python
 from deepnets.run import load_classifier
@@ -42,10 +42,10 @@ probabilities = program(images)
 
 
 def write_card(folder: RunFolder, weights: Weights, into: Path, program: str | None = None) -> Path:
-    """Write the card of the run in `folder`, of which `into` holds the `weights` and, where written, the `program`.
+    """Write the card of the run in `folder` into the folder `into`, beside its `weights` and, if any, its `program`.
 
     Raises:
-        UserError: the run has no result of these weights, or README.md there is somebody else's.
+        UserError: the run has no result of these weights, or deepnets has not written the README.md that is there.
     """
     file = into / FILE
     text = card_of(folder, weights, program)
@@ -64,7 +64,7 @@ def _is_ours(file: Path) -> bool:
 
 
 def card_of(folder: RunFolder, weights: Weights, program: str | None = None) -> str:
-    """The text of the card: YAML between lines of dashes, then Markdown.
+    """Return the text of the card: YAML between lines of dashes, then Markdown.
 
     Raises:
         UserError: the run has no result of these weights.
@@ -73,7 +73,7 @@ def card_of(folder: RunFolder, weights: Weights, program: str | None = None) -> 
     if result is None or result.status != FINISHED:
         raise UserError(f"{folder}: no test error to name, as the run {result.status if result else 'has no result'}")
     if weights.iteration not in (None, result.iterations):
-        raise UserError(f"{folder}: no test error to name, as that of result.json is of iteration {result.iterations}")
+        raise UserError(f"{folder}: no test error to name, as result.json is of iteration {result.iterations}")
     path = folder.path.resolve()
     name, data, (metric, error) = f"{path.parent.name}/{path.name}", _data_name(config), _measured(result)
     entries = {
@@ -102,7 +102,7 @@ def card_of(folder: RunFolder, weights: Weights, program: str | None = None) -> 
 
 
 def _entry(folder: RunFolder, config: Config, result: Result, data: str) -> dict[str, Any]:
-    """One result of the `model-index`, errors and accuracies in percent."""
+    """Return the one result of the `model-index`; errors and accuracies are in percent."""
     metric, error = _measured(result)
     args = {
         "protocol": result.protocol.removeprefix("protocol: "),
@@ -120,9 +120,9 @@ def _entry(folder: RunFolder, config: Config, result: Result, data: str) -> dict
 
 
 def _measured(result: Result) -> tuple[str, float]:
-    """What was measured of the last epoch's weights, which are those exported, and the number in percent.
+    """Return the name of the test error of the last epoch's weights, which are exported, and its value in percent.
 
-    Where validation selected another epoch, that one's test error is the run's result, but not of these weights.
+    If validation selected another epoch, the run's result is that epoch's test error, which is not of these weights.
     """
     is_last = result.selected_epoch in (None, result.epochs)
     error = result.test_error if is_last else result.last_test_error
@@ -133,7 +133,7 @@ def _measured(result: Result) -> tuple[str, float]:
 
 
 def _data_name(config: Config) -> str:
-    """As in `dataset=`, or the name that a folder of images was given."""
+    """Return the data set's name as in `dataset=`, or the name that the user gave a folder of images."""
     source = config.dataset.get("source")
     if not isinstance(source, dict):
         return config.dataset["_target_"].rpartition(".")[2].lower()
@@ -146,12 +146,12 @@ def _splits(result: Result) -> dict[str, Any]:
 
 
 def _errors_by_seed(folder: RunFolder, config: Config) -> dict[int, float | str]:
-    """The test errors of the run and of those beside it that differ from it by their seed alone; or how they ended."""
-    own, errors = identity(config), {}
+    """Return by seed the test error, or the ending, of this run and of the runs beside it that differ only in seed."""
+    settings, errors = identity(config), {}
     for beside in map(RunFolder, folder.path.resolve().parent.glob("seed*")):
         if (beside.path / "config.yaml").is_file() and (result := beside.completed):
             other = beside.config
-            if not difference(own, other).keys() - {"seed"}:
+            if not difference(settings, other).keys() - {"seed"}:
                 errors[other.seed] = round(_measured(result)[1], 4) if result.status == FINISHED else result.status
     return dict(sorted(errors.items()))
 
@@ -168,5 +168,5 @@ def _given(about: Input) -> dict[str, str]:
 
 
 def _cell(text: str) -> str:
-    """The text in a cell of a Markdown table."""
+    """Return the text as a cell of a Markdown table."""
     return " ".join(printable(text).split()).replace("|", "\\|")

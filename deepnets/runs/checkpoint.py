@@ -1,4 +1,4 @@
-"""Checkpoints that survive kills, full disks and damage, and whether one is of the run that would resume from it."""
+"""Checkpoints: they survive kills, full disks and damage, and a run resumes only from a checkpoint of its own."""
 
 import errno
 import math
@@ -21,11 +21,11 @@ from deepnets.system.files import flush_folder, fresh, new_name, opened
 from deepnets.training.fit import Training
 
 LAST, PREVIOUS = CHECKPOINTS
-# What torch's optimisers take from a state without asking; the learning rate is the schedule's.
+# Torch's optimisers take these settings from a state unchecked; the schedule sets the learning rate anyway.
 OF_OPTIMIZER = ("initial_lr", "momentum", "dampening", "nesterov", "betas", "eps", "weight_decay")
 MOST = 8  # settings that a message names
 MOST_ENTRIES = 1_000_000  # tensors in a file; a net of 1001 layers and its momenta have ten thousand
-LONGEST_PICKLE = 100_000_000  # bytes of all that is no tensor; a thousand epochs take a hundred thousand
+LONGEST_PICKLE = 100_000_000  # bytes of everything but the tensors; a thousand epochs take a hundred thousand
 MOST_VALUES, DEEPEST = 10_000_000, 30
 LARGEST = 100_000  # channels or pixels, as `deepnets.system.ranges.Size`
 
@@ -59,11 +59,11 @@ ENTRIES: dict[str, Any] = {
 def save(folder: Path, state: dict[str, Any]) -> None:
     """Write `state` as the last checkpoint; the one before becomes the previous one.
 
-    The file appears complete or not at all. Its zip container holds a checksum of every tensor; of one that shares its
-    memory, only its own part is written.
+    The file appears complete or not at all. Its zip container holds a checksum of every tensor. If a tensor is a view
+    of a larger one, only the view is written.
 
     Raises:
-        UserError: it cannot be written (a full disk); the checkpoints that were there still are.
+        UserError: the file cannot be written, e.g. on a full disk; the earlier checkpoints stay intact.
     """
     try:
         with fresh(folder / LAST) as file:
@@ -80,12 +80,12 @@ def save(folder: Path, state: dict[str, Any]) -> None:
 def load(
     folder: Path, malformed: Callable[[Any], str | None] = lambda state: None
 ) -> tuple[dict[str, Any] | None, dict[str, str]]:
-    """The newest intact checkpoint (tensors on the CPU), or None; and what is wrong with each damaged file.
+    """Return the newest intact checkpoint (tensors on the CPU) or None, and what is wrong with each damaged file.
 
-    `malformed` says what of a state that can be read is not as it must be, or None.
+    `malformed` checks a state that can be read; it returns what is wrong with it, or None.
 
     Raises:
-        OSError: a file is there and cannot be read, which says nothing about what it holds.
+        OSError: a file is there but cannot be read, so that nobody knows whether it is damaged.
     """
     damaged: dict[str, str] = {}
     for name in (LAST, PREVIOUS):
@@ -101,12 +101,12 @@ def load(
 
 
 def _own(tensor: Tensor) -> Tensor:
-    """torch.save writes the whole memory behind a view."""
+    """Copy a tensor that is a view of a larger one: torch.save would write the whole memory behind it."""
     return tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
 
 
 def damage_of(file: Path) -> str | None:
-    """What is wrong with the zip container, a checksum or the kind of content in it; None when all is well."""
+    """Return what is wrong with a file, its zip container, a checksum or its kind of content; None if nothing is."""
     try:
         opened(file).close()
     except ValueError as error:  # a link, a folder, a pipe
@@ -122,14 +122,14 @@ def damage_of(file: Path) -> str | None:
     except MemoryError:
         raise
     except Exception as error:  # damage shows as nearly any exception of the two readers
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # which a damaged length leads to
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # a damaged length leads to EINVAL
             raise
         return f"{type(error).__name__}: {error}"
     return None if broken is None else f"the checksum of {broken} differs"
 
 
 def _unusual(archive: zipfile.ZipFile, size: int) -> str | None:
-    """Why the archive, a file of `size` bytes, is none that torch writes, before anything in it is read."""
+    """Return why torch cannot have written this archive of `size` bytes, or None; reads only its list of entries."""
     entries = archive.infolist()
     if len(entries) > MOST_ENTRIES:
         return f"it has {len(entries):,} entries, a checkpoint has at most {MOST_ENTRIES:,}"
@@ -143,7 +143,7 @@ def _unusual(archive: zipfile.ZipFile, size: int) -> str | None:
 
 
 def _too_large(state: Any) -> str | None:
-    """Why no code should walk through a state: values that hold one another again and again have no end."""
+    """Return why a state is too large to walk through, or None; values that hold one another would never end."""
     values, walked = [(state, 0)], 0
     while values:
         value, depth = values.pop()
@@ -158,10 +158,10 @@ def _too_large(state: Any) -> str | None:
 
 
 def load_checked(folder: RunFolder, config: Config) -> tuple[dict[str, Any] | None, dict[str, str]]:
-    """The newest checkpoint that is whole, or None; and what is wrong with each that is not.
+    """Return the newest intact checkpoint of this run or None, and what is wrong with each damaged file.
 
     Raises:
-        UserError: it is of another run; names the settings that differ.
+        UserError: the checkpoint is of another run; names the settings that differ.
     """
     state, damaged = load(folder.path, malformed)
     if state and (differing := difference(state["run"], config)):
@@ -175,12 +175,12 @@ def load_checked(folder: RunFolder, config: Config) -> tuple[dict[str, Any] | No
 
 
 def described(damaged: dict[str, str]) -> list[str]:
-    """A line about each file that `load` found damaged."""
+    """Return a line about each file that `load` found damaged."""
     return [f"{name} is damaged and was not used ({damage})" for name, damage in damaged.items()]
 
 
 def malformed(state: Any) -> str | None:
-    """Which entry of a checkpoint is missing or of another type; None when all are there."""
+    """Return which entry of a checkpoint is missing or of another type; None if all are there."""
     for place, kind in ENTRIES.items():
         value = state
         for name in place.split("."):
@@ -194,22 +194,22 @@ def malformed(state: Any) -> str | None:
 
 
 def is_state(value: Any) -> bool:
-    """Whether it is tensors by name, as `state_dict` of a network returns them."""
+    """Return whether the value is tensors by name, as `state_dict` of a network returns them."""
     return isinstance(value, dict) and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in value.items())
 
 
 def resume(folder: RunFolder, state: dict[str, Any], training: Training) -> str:
-    """Let `training` stand where the checkpoint does; returns a remark.
+    """Bring `training` to the iteration of the checkpoint `state`; returns a line about it.
 
     Raises:
-        UserError: it is of another network or optimiser, or stands where this budget never does.
+        UserError: the checkpoint is of another network or optimiser, or at an iteration that is not in this budget.
     """
     saved = state["training"]
     per_epoch, whole = len(training.batches), training.iterations
     iteration, epoch, batch = saved["iteration"], saved["epoch"], saved["batch"]
-    stands = 0 <= batch <= per_epoch and iteration == epoch * per_epoch + batch
-    ends = batch == 0 and iteration == whole and epoch == math.ceil(whole / per_epoch)
-    if not (0 <= iteration <= whole and (stands or ends) and len(state["history"]) == epoch):
+    is_in_epoch = 0 <= batch <= per_epoch and iteration == epoch * per_epoch + batch
+    is_at_end = batch == 0 and iteration == whole and epoch == math.ceil(whole / per_epoch)
+    if not (0 <= iteration <= whole and (is_in_epoch or is_at_end) and len(state["history"]) == epoch):
         raise UserError(
             f"{folder}: the checkpoint in it is of another run: it stands at iteration {iteration}, batch {batch} of "
             f"epoch {epoch + 1}, with {len(state['history'])} epochs of metrics; this run has {whole} iterations, "
@@ -224,16 +224,16 @@ def resume(folder: RunFolder, state: dict[str, Any], training: Training) -> str:
 
 
 def _check_alike(saved: dict[str, Any], training: Training) -> None:
-    """Raise ValueError where torch would adopt what no checkpoint of this run holds: other types, another optimiser."""
+    """Raise ValueError if types or settings of the optimiser differ from the run's: torch would just adopt them."""
     for name, weight in training.model.state_dict().items():
-        there = saved["model"].get(name, weight)
-        if there.dtype != weight.dtype:
-            raise ValueError(f"{name} is of {there.dtype} there, of {weight.dtype} here")
+        stored = saved["model"].get(name, weight)
+        if stored.dtype != weight.dtype:
+            raise ValueError(f"{name} is of {stored.dtype} there, of {weight.dtype} here")
     groups = training.optimizer.param_groups
-    for there, here in zip(saved["optimizer"]["param_groups"], groups, strict=True):
+    for stored, group in zip(saved["optimizer"]["param_groups"], groups, strict=True):
         for name in OF_OPTIMIZER:
-            if name in there and name in here and bool(there[name] != here[name]):
-                raise ValueError(f"{name} is {there[name]} there, {here[name]} here")
+            if name in stored and name in group and bool(stored[name] != group[name]):
+                raise ValueError(f"{name} is {stored[name]} there, {group[name]} here")
     weights = [weight for group in groups for weight in group["params"]]
     for number, values in saved["optimizer"]["state"].items():
         for name, value in values.items():

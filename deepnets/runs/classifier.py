@@ -1,4 +1,4 @@
-"""A trained network with all that lies between an image file and the names of its classes; as a program of torch's."""
+"""A trained network that takes image files and names their classes; it can be written as a torch program."""
 
 import base64
 from dataclasses import replace
@@ -53,14 +53,14 @@ class Classifier(nn.Module):
         self.eval()
 
     def forward(self, images: Tensor) -> Tensor:
-        """Probabilities (N, classes) of images (N, H, W, C) uint8."""
+        """Compute probabilities (N, classes) of images (N, H, W, C) uint8."""
         if self.about.reduce > 1:
             images = reduced(images, self.about.reduce)
         x = Normalization(self.get_buffer("mean"), self.get_buffer("scale"), self.of_each)(images)
         return self.model(x.permute(0, 3, 1, 2)).float().softmax(1)
 
     def predict(self, images: Tensor | np.ndarray) -> Tensor:
-        """Probabilities (N, classes), on the CPU, of any number of images (N, H, W, C) uint8.
+        """Compute probabilities (N, classes), on the CPU, of any number of images (N, H, W, C) uint8.
 
         Raises:
             UserError: the images are of another type or shape.
@@ -78,12 +78,12 @@ class Classifier(nn.Module):
         return torch.cat(parts) if len(images) else torch.zeros(0, len(self.classes))
 
     def read(self, file: str | Path) -> Tensor:
-        """An image file as `predict` takes it, (H, W, C) uint8: scaled, cut and coloured as the run's test images were.
+        """Read an image file for `predict` as (H, W, C) uint8: scaled, cut and coloured like the run's test images.
 
         Colours become grey where C = 1, and grey becomes three equal channels where C = 3.
 
         Raises:
-            UserError: it cannot be read, or the network takes no images of one or three channels.
+            UserError: the file cannot be read, or the network takes images of other than one or three channels.
         """
         file, (channels, height, width) = Path(file), self.shape
         if channels not in (1, 3):
@@ -97,13 +97,13 @@ class Classifier(nn.Module):
         try:
             pixels = decode_bytes(torch.from_numpy(np.fromfile(file, np.uint8)))
         except (OSError, RuntimeError) as error:
-            reason = first_line(error).rpartition(", ")[2]  # behind the place in torchvision's source
+            reason = first_line(error).rpartition(", ")[2]  # without the place in torchvision's source
             raise UserError(f"{file} is not a readable image ({reason}): replace it") from error
         return F.center_crop(F.resize(pixels, [self.about.shorter_side]), [height, width]).permute(1, 2, 0)
 
 
 def classifier_of(weights: Weights) -> Classifier:
-    """The classifier with these weights, on the CPU; a `UserError` where they do not say what the network is given."""
+    """Build the classifier with these weights, on the CPU; raises UserError if they do not describe its input."""
     if weights.input is None:
         raise UserError(
             "the run is of an earlier version, which did not store normalisation and names of classes; name the folder "
@@ -113,12 +113,12 @@ def classifier_of(weights: Weights) -> Classifier:
 
 
 def with_input(weights: Weights, folder: str | Path, data: str | Path | None) -> Weights:
-    """The weights of `folder` with what the network is given, as it follows from the images in `data`.
+    """Add a description of the network's input to the weights of `folder`; it is computed from the images in `data`.
 
-    That is needed for runs of earlier versions, which did not store it.
+    Runs of earlier versions need this, as they did not store it.
 
     Raises:
-        UserError: there are no images, or others than the run was trained on.
+        UserError: `data` has no images, or others than the run was trained on.
     """
     if weights.input or data is None:
         return weights
@@ -132,19 +132,19 @@ def with_input(weights: Weights, folder: str | Path, data: str | Path | None) ->
 def write_program(classifier: Classifier, file: Path) -> Path:
     """Write the classifier as a program of `torch.export`, for any number of images; returns the file.
 
-    It needs torch, but not deepnets. Before the file gets its name, it is read and compared with the classifier.
+    The program needs torch, but not deepnets. Before its file gets its name, it is read and compared with `classifier`.
 
     Raises:
-        UserError: torch cannot export this network, the program computes something else, or it cannot be written.
+        UserError: torch cannot export this network, the program computes something else, or cannot be written.
     """
     channels, height, width = classifier.shape
     draw = torch.Generator().manual_seed(0)
     images = torch.randint(256, (3, height, width, channels), generator=draw, dtype=torch.uint8)
-    classifier.to(memory_format=torch.contiguous_format)  # the file has no other; a checkpoint's are channels_last
+    classifier.to(memory_format=torch.contiguous_format)  # a program's only format; a checkpoint's is channels_last
     try:
         number = torch.export.Dim("images", min=1)
         program = torch.export.export(classifier, (images,), dynamic_shapes=({0: number},))
-    except Exception as error:  # which of many kinds depends on what the network does
+    except Exception as error:  # the kind of error depends on the network
         raise UserError(f"torch.export cannot express this network: {first_line(error)}") from error
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # it names folders of this machine

@@ -1,4 +1,4 @@
-"""What a sweep takes on the disk, and which of its files nobody needs any more."""
+"""Measures the files of sweeps, and removes those that nobody needs any more."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ from deepnets.runs.weights import FILE, read_weights, write_weights
 from deepnets.system.printing import print_line
 
 CHECKPOINTS_KIND = "checkpoints of finished runs"
-LEFT_BEHIND = ("*.damaged", "*.new")  # what a run set aside, and what a kill left
+LEFT_BEHIND = ("*.damaged", "*.new")  # a run sets the first aside, a kill leaves the second
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Needless:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size of all paths in bytes."""
         return sum(map(_size, self.paths))
 
 
@@ -61,13 +61,13 @@ def clean(paths: Sequence[Path], *, remove: bool, keep_weights: bool) -> int:
 
 
 def size_of(folders: Sequence[RunFolder]) -> int:
-    """The bytes of these runs and of the code beside them."""
+    """Return the bytes that these runs and the copies of code beside them take."""
     beside = {folder.path.parents[1] / FOLDER for folder in folders}
     return sum(_size(path) for path in [*beside, *(folder.path for folder in folders)])
 
 
 def disk_line(paths: Sequence[Path]) -> str:
-    """Say in a line what the runs below `paths` take, and how much of it are checkpoints of finished runs."""
+    """Return a line with the bytes of the runs below `paths`, and of checkpoints of finished runs among them."""
     folders = folders_in(paths)
     checkpoints = sum(each.size for folder in folders for each in _of_run(folder) if each.kind == CHECKPOINTS_KIND)
     line = f"on disk  {in_bytes(size_of(folders))}"
@@ -116,12 +116,12 @@ def _codes(runs: Sequence[RunFolder]) -> set[str]:
 
 
 def _is_awaited(copy: Path, runs: Sequence[RunFolder]) -> bool:
-    """Whether a queued job may still execute this copy of deepnets."""
+    """Return whether a queued job may still execute this copy of deepnets."""
     return copy.name.startswith("deepnets-") and not all(run.is_complete for run in runs)
 
 
 def _removed(needless: Needless, keep_weights: bool) -> str | None:
-    """Remove it; returns why not, where something could not be."""
+    """Remove the files; returns why not, if one of them cannot be removed."""
     try:
         if needless.run is None:
             for path in needless.paths:
@@ -131,7 +131,7 @@ def _removed(needless: Needless, keep_weights: bool) -> str | None:
             if needless.kind == CHECKPOINTS_KIND:
                 if keep_weights and not (needless.run.path / FILE).exists():
                     write_weights(read_weights(needless.run.path), needless.run.path)
-                if origin := Origin.read(needless.run.path):  # so that nobody misses them later
+                if origin := Origin.read(needless.run.path):  # `inspect` then expects none
                     origin.model_copy(update={"cleaned": True}).write(needless.run.path)
             for path in needless.paths:
                 path.unlink()

@@ -1,7 +1,7 @@
-"""A researcher's own code as a part of a run: which modules a run uses, a copy of them, and whether they have changed.
+"""A researcher's own code in a run: finds the modules that a run uses, copies them, and notices when they change.
 
-The modules are found by reading sources, and nothing is imported: those that define the classes of a configuration,
-and what these import from the same project. A copy is executed only where somebody asks for it.
+These modules define the classes of a configuration, or are imported by such modules from the same project. Here their
+sources are read, and nothing is imported. A copy is executed only if somebody asks for it.
 """
 
 import ast
@@ -39,18 +39,18 @@ class OtherCode(UserError):
 
     @property
     def summary(self) -> str:
-        """What differs, in a line without the folder."""
+        """The files that differ, in a line without the folder."""
         return f"your code has changed since: {', '.join(self.args[1])}"
 
     @property
     def remedy(self) -> str:
-        """What to type to go on with either."""
+        """How to go on with either version of the code."""
         frozen, current = (self.args[2].replace("{}", choice) for choice in CodeChoice)
         return f"To go on with the code as it was, add {frozen}; with today's code, {current}."
 
 
 def code_of(config: Config) -> Code | None:
-    """The code of one's own that a run with this configuration uses; None where it names deepnets' classes only."""
+    """Return the user's own code that a run with this configuration uses; None if it names only deepnets' classes."""
     sources = sources_of(config)
     if not sources:
         return None
@@ -62,7 +62,7 @@ def code_of(config: Config) -> Code | None:
 
 
 def sources_of(config: Config) -> dict[str, Path | str]:
-    """By name, the file of each module that a run uses besides deepnets; of an installed package, its version."""
+    """Return, by name, the file of each module that a run uses besides deepnets, or the version if it is installed."""
     targets = {target for node in NODES for target in targets_in(getattr(config, node))} - TARGETS
     waiting = sorted({target.rpartition(".")[0] for target in targets})
     sources: dict[str, Path | str] = {}
@@ -99,10 +99,10 @@ def store(folder: RunFolder, config: Config, code: Code) -> Path:
 
 
 def write_copy(copy: Path, contents: Mapping[Path, bytes]) -> None:
-    """Write a folder of files by their places in it; it appears as a whole, and the first of several writers wins.
+    """Write the folder `copy` with `contents`, by path in it; it appears as a whole, and the first writer wins.
 
     Raises:
-        OSError: it cannot be written, or the folder above it is a link.
+        OSError: the folder cannot be written, or the folder above it is a link.
     """
     make_own_folder(copy.parent)
     new = copy.with_name(f"{copy.name}.{os.getpid()}.new")
@@ -117,18 +117,18 @@ def write_copy(copy: Path, contents: Mapping[Path, bytes]) -> None:
 
 
 def changed_files(folder: RunFolder, before: Code, now: Code) -> list[str]:
-    """The modules, as files, in which the code is another than before; [] where only comments or docstrings are."""
+    """Return the files of the modules whose code has changed; changes of comments and docstrings do not count."""
     if before.hash == now.hash:
         return []
-    # Another version of Python writes the same code otherwise; so the copy is read by this one, if it is there.
+    # The hash depends on the version of Python, so this one computes it again from the copy, if that is there.
     copied = _modules_in(folder.path.parents[1] / FOLDER / before.hash)
-    then = {name: copied.get(name, there) for name, there in before.modules.items()}
+    then = {name: copied.get(name, value) for name, value in before.modules.items()}
     names = sorted({*then, *now.modules})
     return [f"{name.replace('.', '/')}.py" for name in names if then.get(name) != now.modules.get(name)]
 
 
 def noted(folder: RunFolder) -> Code | None:
-    """The code that the run executes, or was trained by last; None where it needs none of one's own, or noted none."""
+    """Return the user's own code that the run executes, or last executed; None if the folder notes none."""
     if code := folder.origin.code:
         return code
     result = folder.result  # a record has no origin
@@ -136,9 +136,9 @@ def noted(folder: RunFolder) -> Code | None:
 
 
 def code_to_execute(folder: RunFolder, config: Config, words: str = "--code {}") -> Code | None:
-    """The code of one's own by which this process executes the run: as noted, or where that was chosen, today's.
+    """Return the user's own code with which this process executes the run: the noted code or, if chosen, today's.
 
-    `words` is how a user names a choice, with {} in its place.
+    `words` shows in messages how a user makes a choice, with {} in place of the choice.
 
     Raises:
         OtherCode: the code has changed since, and nothing was chosen. UserError: as `execute_copy`.
@@ -156,10 +156,10 @@ def code_to_execute(folder: RunFolder, config: Config, words: str = "--code {}")
 
 
 def execute_copy(folder: RunFolder, name: str) -> None:
-    """Let this process import the copy of this hash, beside the run, in place of today's modules.
+    """Let this process import modules from the copy beside the run with the hash `name`, instead of today's.
 
     Raises:
-        UserError: there is none, it is not what its name says, or this process has imported another version.
+        UserError: there is no copy, its code has another hash, or this process has imported another version.
     """
     copy = (folder.path.parents[1] / FOLDER / name).absolute()
     if copy in executed_from():
@@ -185,12 +185,12 @@ def execute_copy(folder: RunFolder, name: str) -> None:
 
 
 def _place(top: str) -> Path | str | None:
-    """The folder that a module or package at the top is imported from; of an installed package, its version.
+    """Return the folder that a top-level module or package is imported from, or the version of an installed package.
 
-    None where it is not there, or belongs to Python.
+    Returns None if it is not there, or belongs to Python.
     """
     try:
-        spec = find_spec(top)  # of a name without dots, which imports nothing
+        spec = find_spec(top)  # this imports nothing, as the name has no dots
     except (ValueError, ImportError):
         return None
     locations: Sequence[str] = list(spec.submodule_search_locations or ()) if spec else []
@@ -212,7 +212,7 @@ def _file(place: Path, name: str) -> Path | None:
 
 
 def _imports(name: str, file: Path) -> Iterator[str]:
-    """The modules that may be meant by the imports in a file, with names that are no modules among them."""
+    """Yield each name in a file's imports that may be a module; some turn out not to be one."""
     package = name.split(".") if file.name == "__init__.py" else name.split(".")[:-1]
     for node in ast.walk(_parsed(_read(file))):
         if isinstance(node, ast.Import):
@@ -233,7 +233,7 @@ def _read(file: Path) -> str:
 
 @cache
 def _parsed(source: str) -> ast.Module:
-    """The module without its docstrings; empty where it is no Python, as importing it says what is wrong."""
+    """Parse a module and drop its docstrings; empty if it is not valid Python, as importing it says what is wrong."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -248,7 +248,7 @@ def _parsed(source: str) -> ast.Module:
 
 @cache
 def _hash(source: str) -> str:
-    """Sixteen hexadecimal digits of a module, in which comments, docstrings and layout do not count."""
+    """Return a hash of sixteen hexadecimal digits, which comments, docstrings and layout do not change."""
     try:
         code = ast.unparse(_parsed(source)) or source
     except RecursionError:
@@ -262,7 +262,7 @@ def _joined(modules: dict[str, str]) -> str:
 
 
 def _modules_in(copy: Path) -> dict[str, str]:
-    """By name, the hash of each module in a copy; none where there is no copy."""
+    """Return the hash of each module in a copy, by name; empty if there is no copy."""
     modules = {}
     for file in sorted(copy.rglob("*.py")):
         parts = file.relative_to(copy).with_suffix("").parts
@@ -272,7 +272,7 @@ def _modules_in(copy: Path) -> dict[str, str]:
 
 
 def _read_in(copy: Path, file: Path) -> str:
-    """A file of a copy, which is data of a run folder: no link is followed."""
+    """Read a file of a copy without following links, as a copy is data of a run folder."""
     try:
         return read_text(file, LONGEST_SOURCE)
     except (OSError, ValueError) as error:

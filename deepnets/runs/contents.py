@@ -1,6 +1,6 @@
 """The JSON files of a run folder, as typed objects that read and write themselves.
 
-A field that a later version adds gets a default, so that the folders of before stay readable.
+A field that a later version adds gets a default, so that older folders stay readable.
 """
 
 import base64
@@ -47,7 +47,7 @@ Instant = Annotated[AwareDatetime, BeforeValidator(_text)]  # pydantic would als
 
 
 class RunFile(BaseModel):
-    """A JSON file of a run folder, called `FILE`; what this version does not know in it is kept as it is."""
+    """A JSON file of a run folder, called `FILE`; entries that this version does not know are kept as they are."""
 
     model_config = ConfigDict(extra="allow", frozen=True, protected_namespaces=())
 
@@ -55,7 +55,7 @@ class RunFile(BaseModel):
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
-        """The file's content; None where there is none, or where a crash of the machine left it empty.
+        """Read the file; returns None if there is none, or if a crash of the machine left it empty.
 
         Raises:
             Unreadable: it holds no JSON object, or one with entries of other types than a run writes.
@@ -71,15 +71,15 @@ class RunFile(BaseModel):
             raise Unreadable(folder / cls.FILE, error) from error
 
     def write(self, folder: Path) -> None:
-        """Write all that was set, whatever its value; the file appears as a whole."""
+        """Write all fields that were set, even to a default; the file appears as a whole."""
         text = json.dumps(self.model_dump(mode="json", exclude_unset=True), indent=2, allow_nan=False)
         write_atomically(folder / self.FILE, text + "\n")
 
 
 class Progress(BaseModel):
-    """How far a run is; the error in percent, None before the first epoch's end.
+    """How far a run is; `test_error` is in percent, and None until the first epoch ends.
 
-    `seconds_idle` have passed since the last iteration or evaluated batch, at the last heartbeat.
+    `seconds_idle` is the time from the last iteration or evaluated batch to the last heartbeat.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -95,7 +95,7 @@ class Progress(BaseModel):
 
 
 class Status(RunFile):
-    """status.json: what the training process last said, which it does every few seconds."""
+    """status.json: the training process writes it every few seconds."""
 
     FILE = "status.json"
 
@@ -108,7 +108,7 @@ class Status(RunFile):
 
 
 class Job(RunFile):
-    """job.json: the task of SLURM's that was submitted to train the run, such as 123_4."""
+    """job.json: the SLURM task that was submitted to train the run, e.g. 123_4."""
 
     FILE = "job.json"
 
@@ -119,7 +119,7 @@ class Job(RunFile):
 class Code(BaseModel):
     """A researcher's own code: `modules` by name with a hash of each, or the version of an installed package.
 
-    `commit` is that of the clone they lie in. See `deepnets.runs.code`.
+    `commit` is the commit of the clone that they lie in. See `deepnets.runs.code`.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -130,7 +130,7 @@ class Code(BaseModel):
 
 
 class Origin(RunFile):
-    """origin.json: the command that froze the run, what was known then, and the code that the run executes."""
+    """origin.json: the command that froze the run, its choices and claims, and the code that the run executes."""
 
     FILE = "origin.json"
 
@@ -155,14 +155,14 @@ class Beginning(BaseModel):
 
 
 class Input(BaseModel):
-    """What a trained network is given, x = (g(u) - mean) * scale of pixels u in 0..255, and its classes by label.
+    """The input of a trained network, x = (g(u) - mean) * scale for pixels u in 0..255, and its classes by label.
 
-    `shape` is (C, H, W) of x. `mean` and `scale` have a number for each channel; where the mean is an image, `mean` is
-    None and `mean_image` holds (H, W, C) float32, little-endian, in base 64: 16 kB for CIFAR-10, which checkpoints and
-    exports have and result.json has not. g follows from the kind of `normalization`: see `deepnets.data.normalization`.
+    `shape` is (C, H, W) of x. `mean` and `scale` have a number for each channel. If the mean is an image, `mean` is
+    None and `mean_image` holds (H, W, C) float32, little-endian, in base 64: 16 kB for CIFAR-10. Checkpoints and
+    exports hold that image, result.json does not. `normalization` names g: see `deepnets.data.normalization`.
 
-    Of an image file the shorter side is scaled to `shorter_side` and the centre cut out; None scales as little as fits.
-    Squares of `reduce` x `reduce` pixels are averaged to one.
+    An image file is scaled until its shorter side is `shorter_side` (None: until it just covers the shape), and its
+    centre is cut out. Squares of `reduce` x `reduce` pixels are averaged to one pixel.
     """
 
     model_config = ConfigDict(strict=True, frozen=True)
@@ -187,15 +187,15 @@ class Input(BaseModel):
 
     @property
     def without_image(self) -> "Input":
-        """As in result.json, which is read by every report."""
+        """This input without `mean_image`, as in result.json, which every report reads."""
         return Input.model_validate(self.model_dump(exclude={"mean_image"}, exclude_unset=True))
 
 
 class Result(RunFile):
-    """result.json: how the run ended, errors in percent; a run that failed has status, reason and job alone.
+    """result.json: how the run ended, errors in percent; a run that failed has only status, reason and job.
 
     `test_right` has a bit for each test image, see `packed`; `weights_sha256` is a checksum of the final weights;
-    `code` is the researcher's own, by the iteration from which on the run executed it.
+    `code` is the researcher's own code, by the iteration at which the run began to execute it.
     """
 
     model_config = ConfigDict(strict=True)
@@ -254,15 +254,15 @@ class Result(RunFile):
 
 
 def packed(right: np.ndarray) -> str:
-    """A bit for each image, `right` (images,), eight to a byte, in base 64: 1.7 kB for 10,000."""
+    """Pack `right` (images,) into a bit for each image, eight to a byte, in base 64: 1.7 kB for 10,000."""
     return base64.b64encode(np.packbits(right).tobytes()).decode()
 
 
 def unpacked(text: str, images: int) -> np.ndarray:
-    """What `packed` packed, (images,) bool.
+    """Return the array (images,) bool that `packed` has packed.
 
     Raises:
-        ValueError: the text is not of so many images.
+        ValueError: the text does not hold a bit for each of so many images.
     """
     packed_bits = np.frombuffer(base64.b64decode(text, validate=True), np.uint8)
     if len(packed_bits) != ceil(images / 8):

@@ -34,9 +34,9 @@ LOCKED = 75  # exit code of `python -m deepnets.run FOLDER` where another proces
 
 
 def command_of(folder: RunFolder) -> list[str]:
-    """The words that start or continue the folder's run in another process, with the trust of this one.
+    """Return the command that starts or continues the folder's run in another process, with the trust of this one.
 
-    That process executes the copy of the code that the folder notes, whatever becomes of the files meanwhile.
+    That process executes the copy of the code that the folder notes, even if the files change meanwhile.
     """
     code = folder.origin.code
     return [sys.executable, *_words(folder), *([f"--code={code.hash}"] if code else [])]
@@ -49,15 +49,15 @@ def _words(folder: RunFolder) -> list[str]:
 def run(folder: RunFolder) -> Result:
     """Train the folder's run to its end, from its last checkpoint if it has one, and return its result.
 
-    With devices=N this starts N processes, unless it is one of several already, as torchrun or SLURM starts them: then
-    their number counts, whatever `devices` was when the run was set up.
+    With devices=N this starts N processes, unless torchrun or SLURM has started this process as one of several: then
+    their number counts, and not the `devices` of the run's configuration.
 
     Raises:
-        Interrupted: a signal came; the state is saved, or the run complete.
+        Interrupted: a signal came; the state is saved, or the run is complete.
         Locked: another process is running the folder.
-        AnotherFailed: this is one of several processes, of which another failed first.
-        OtherCode: it began under other code of the user's own.
-        UserError: it cannot go on; this and any other failure is also noted in result.json.
+        AnotherFailed: this is one of several processes, and another one failed first.
+        OtherCode: the run began under another version of the user's own code.
+        UserError: the run cannot go on; this and any other failure is also noted in result.json.
     """
     if result := folder.completed:
         return result
@@ -76,7 +76,7 @@ def run(folder: RunFolder) -> Result:
                     execution = Execution(folder, config, world, opened, of_run, code)
                     train([execution], fit(execution.training), interruption)
                 result = execution.result if opened else folder.completed
-            if interruption.received and is_alone:  # too late for this run, but what follows it must stop
+            if interruption.received and is_alone:  # too late for this run, but the signal stops the next
                 raise Interrupted(interruption.received)
             assert result
             return result
@@ -86,7 +86,7 @@ def run(folder: RunFolder) -> Result:
                 print_error(f"\nStopped by {stop}; {folder} is saved. {RESUME}, or\n{again}")
             raise
         except Exception as error:
-            if interruption.received and is_alone:  # the run failed as it saved; what follows it must stop
+            if interruption.received and is_alone:  # saving failed, but the signal stops the next run
                 print_error(f"{folder}: {error}")
                 raise Interrupted(interruption.received) from error
             if refused := of_system(error):
@@ -113,13 +113,13 @@ def _run_in_processes(folder: RunFolder, config: Config, code: Code | None) -> R
         if failure and failure[1] != LOCKED and failure[1] - 128 not in SIGNALS:
             rank, exit_code = failure
             reason = f"process {rank} of {config.devices}: {how_it_ended(exit_code)}"
-            note_failure(folder, reason, f"{reason}\n")  # unless it did so itself
+            note_failure(folder, reason, f"{reason}\n")  # unless the process did so itself
     noted = folder.result and folder.result.reason
     if stop := group.stopped_by(failure):
-        if noted:  # whatever failed while it saved, what follows the run must stop
+        if noted:  # saving failed, but the signal stops the next run
             print_error(f"{folder}: {noted}")
         raise Interrupted(stop)
-    if result := folder.completed:  # even if one died after all was written down
+    if result := folder.completed:  # even if a process died after the result was written
         return result
     if not noted:
         raise Locked(folder)
@@ -127,9 +127,9 @@ def _run_in_processes(folder: RunFolder, config: Config, code: Code | None) -> R
 
 
 def inspect(folder: RunFolder) -> Iterator[str]:
-    """A line about each file of a finished run that is missing or damaged; restores metrics.csv from a checkpoint.
+    """Yield a line about each missing or damaged file of a finished run; restores metrics.csv from a checkpoint.
 
-    Records have no checkpoint, and none is missed there.
+    A record has no checkpoint, so that a missing one is not reported there.
     """
     result = folder.completed
     if not result or result.status != FINISHED:
@@ -171,7 +171,7 @@ def _metrics_wrong(folder: RunFolder, result: Result) -> str | None:
 
 
 def _restored(folder: RunFolder, result: Result) -> str:
-    """Write metrics.csv from a checkpoint of the run's end; returns what became of it."""
+    """Write metrics.csv from a checkpoint of the run's end; returns whether that worked, in words."""
     state, _ = checkpoint.load(folder.path, malformed)
     is_last = state and state["training"]["iteration"] == result.iterations
     if not state or not is_last or difference(state.get("run", {}), folder.config):

@@ -1,4 +1,4 @@
-"""The run folder: its name, which follows from what the run is; its frozen configuration, its lock and its result."""
+"""The folder of a run: its name, which follows from the configuration, and its frozen settings, lock and result."""
 
 import json
 import os
@@ -33,13 +33,13 @@ from deepnets.system.files import check_folder, flush_folder, make_folder, read_
 RUNS = "runs"  # the folder of runs without a sweep
 BUDGETS = ("epochs", "iterations")  # one is null, and the other names the budget
 CHECKPOINTS = ("checkpoint.pt", "checkpoint.previous.pt")  # the last one, and the one before
-BESIDE = "name=NAME"  # what trains the same runs in another folder
+BESIDE = "name=NAME"  # the override that trains the same runs in another folder
 SCHEMA = OmegaConf.structured(Config)
 FREEZING_SECONDS = 10.0  # more than writing a configuration takes anywhere
 
 
 class Locked(UserError):
-    """Another process is running the folder, which is the argument; the second one, where known, is which."""
+    """Another process is running a folder; the arguments are the folder and, if it is known, that process."""
 
     def __str__(self) -> str:
         who = f" ({self.args[1]})" if len(self.args) > 1 else ""
@@ -61,11 +61,11 @@ class OtherSettings(UserError):
 
     @property
     def remedy(self) -> str:
-        """What to type to continue that run, to train beside it, or to delete it."""
-        known = {key: there for key, (there, _) in self.args[1].items() if there != "absent"}
-        words = [f"{key}={json.dumps(there, separators=(',', ':'))}" for key, there in known.items()]
+        """How to continue that run, to train beside it, or to delete it."""
+        settings = {key: there for key, (there, _) in self.args[1].items() if there != "absent"}
+        overrides = [f"{key}={json.dumps(value, separators=(',', ':'))}" for key, value in settings.items()]
         return (
-            f"To continue what is there, add {shlex.join(words)}; to train beside it, {BESIDE}; "
+            f"To continue what is there, add {shlex.join(overrides)}; to train beside it, {BESIDE}; "
             "to delete it and train anew, overwrite=true."
         )
 
@@ -119,22 +119,22 @@ class RunFolder:
 
     @property
     def result(self) -> Result | None:
-        """What the run ended with; None while it has not ended, or where a crash of the machine left the file empty."""
+        """How the run ended; None while it has not ended, or if a crash of the machine left the file empty."""
         return Result.read(self.path)
 
     @property
     def status(self) -> Status | None:
-        """What the training process last said; None before it has said anything."""
+        """The last status that the training process wrote; None before the first."""
         return Status.read(self.path)
 
     @property
     def job(self) -> Job | None:
-        """SLURM's task for the run; None where none was submitted."""
+        """The SLURM task that was submitted for the run; None if there was none."""
         return Job.read(self.path)
 
     @property
     def completed(self) -> Result | None:
-        """The result of a run that finished or diverged; None while anything is left to train, as where it failed."""
+        """The result of a run that finished or diverged; None while anything is left to train, e.g. after a failure."""
         result = self.result
         return result if result and result.is_complete else None
 
@@ -145,15 +145,15 @@ class RunFolder:
 
     @property
     def has_begun(self) -> bool:
-        """Whether anything was trained by the code that the folder notes, or submitted to be trained."""
+        """Whether the code that the folder notes has trained anything, or was submitted as a job."""
         return any(os.path.lexists(self.path / name) for name in (*CHECKPOINTS, Job.FILE))
 
     def check(self, config: Config) -> Config | None:
-        """Whether `config` may be run here, or has been; returns what is frozen here and kept.
+        """Check that this folder may hold a run with `config`; returns the configuration that it keeps, if there is one.
 
         Raises:
-            OtherSettings: another run lives here. UserError: there is something to train and the folder cannot be
-                written.
+            OtherSettings: the folder holds another run.
+            UserError: something is left to train, and the folder cannot be written.
         """
         kept = self.config if (self.path / "config.yaml").is_file() and not config.overwrite else None
         if kept and (differing := difference(identity(kept), config)):
@@ -168,16 +168,16 @@ class RunFolder:
         return kept
 
     def freeze(self, config: Config, origin: Origin) -> None:
-        """Write down what the run is and where it executes now; `overwrite` deletes what was there first.
+        """Write the run's configuration, with the settings of its execution; `overwrite` first deletes what is there.
 
-        Trust is not frozen: it must be given anew wherever the folder is executed. Of the sweep its axes are, by which
-        the run is named, and which of them are paired; what a paper prints and claims is read from the sweep's file.
+        Trust is not frozen: it must be given anew wherever the folder is executed. From the sweep, only the axes, which
+        name the run, and their pairs are frozen; reports read what a paper prints and claims from the sweep's file.
 
         Raises:
-            Locked: another process is running it.
+            Locked: another process is running the folder.
         """
         make_folder(self.path)
-        # Where no configuration is there yet, whoever has the lock is only about to write it.
+        # If there is no configuration yet, the process that holds the lock is only about to write it.
         with self.hold(0 if (self.path / "config.yaml").is_file() else FREEZING_SECONDS):
             if config.overwrite:
                 self._clear()
@@ -197,7 +197,7 @@ class RunFolder:
         flush_folder(self.path)
 
     def retry(self) -> bool:
-        """Whether anything is left to train; why the run failed goes, as it may fail otherwise now. Hold the folder."""
+        """Delete the result of a failed run; returns whether anything is left to train. The caller holds the folder."""
         if self.is_complete:
             return False
         (self.path / Result.FILE).unlink(missing_ok=True)
@@ -205,13 +205,14 @@ class RunFolder:
 
     @contextmanager
     def hold(self, patience: float = 0, *, to_train: bool = False) -> Iterator[Owner | None]:
-        """Hold the right to write here, which one process of this machine has at a time, however the others end.
+        """Hold the lock, with which only one process of this machine writes here; a process that dies frees it.
 
-        `to_train` also takes the lease, which one machine has at a time, and yields it; None where nothing is left to
-        train. A process waits for `patience` seconds at most.
+        `to_train` also makes this machine the run's only `Owner`, and yields that; yields None if nothing is left to
+        train. Waits at most `patience` seconds for the lock.
 
         Raises:
-            Locked: another process, here or on another machine, holds it. UserError: the system gives no lock there.
+            Locked: another process, here or on another machine, holds the folder.
+            UserError: the file system gives no lock.
         """
         lock = filelock.FileLock(self.path / ".lock", timeout=patience)
         try:
@@ -253,17 +254,17 @@ def _yaml_of(config: Config) -> str:
 
 
 def note_code(path: Path, code: Code | None) -> None:
-    """Write into a run folder's origin.json that the run executes this code from here on. Hold the folder."""
+    """Write into origin.json that the run executes this code from now on; the caller holds the run folder."""
     origin = Origin.read(path)
     if code and origin and (origin.code is None or origin.code.hash != code.hash):
         origin.model_copy(update={"code": code}).write(path)
 
 
 def folders_of(rows: list[Row]) -> list[RunFolder]:
-    """The folder of each row.
+    """Return the folder of each row.
 
     Raises:
-        UserError: two rows would share one.
+        UserError: two rows would share a folder.
     """
     folders = [folder_of(row) for row in rows]
     twice = [path for path, count in Counter(folder.path for folder in folders).items() if count > 1]
@@ -275,14 +276,13 @@ def folders_of(rows: list[Row]) -> list[RunFolder]:
 
 
 def folder_of(row: Row) -> RunFolder:
-    """`runs/<model>,<dataset>,<changes>/seed<seed>`, in a sweep of conf/sweep/ `<sweep>+<changes>/<row>/seed<seed>`.
+    """Return `runs/<model>,<dataset>,<changes>/seed<seed>`, or `<sweep>+<changes>/<row>/seed<seed>` in a sweep.
 
-    `name=NAME` stands in place of runs or of the sweep.
-    A change is what differs from the options, or the sweep, that name the run: `epochs=164` is none where they say 164
-    anyway.
+    With `name=NAME`, NAME replaces `runs` or the sweep's name. A change is a setting that differs from the options, or
+    the sweep, that name the run: `epochs=164` is not a change if they say 164 anyway.
 
     Raises:
-        UserError: `sweep.axes` is empty, or names what is not there.
+        UserError: `sweep.axes` is empty, or has a name that is neither a group nor a key.
     """
     if row.config.sweep:
         axes = row.config.sweep.axes
@@ -304,57 +304,57 @@ def folder_of(row: Row) -> RunFolder:
 
 
 def run_folders(below: Path) -> list[RunFolder]:
-    """All run folders below a folder, or the folder itself, in the order of their names: seed2 before seed10."""
-    found = []
+    """Return all run folders below a folder, or the folder itself, in the order of their names: seed2 before seed10."""
+    folders = []
     for path, below_it, files in os.walk(below):
         below_it.sort(key=lambda name: [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)])
         if "config.yaml" in files:
-            found.append(RunFolder(path))
+            folders.append(RunFolder(path))
             below_it.clear()
-    return found
+    return folders
 
 
 def folders_in(paths: Sequence[Path]) -> list[RunFolder]:
-    """The run folders in and below these folders, each once.
+    """Return the run folders in and below these folders, each once.
 
     Raises:
         UserError: a folder is not there, or has no run in it.
     """
-    found: dict[Path, RunFolder] = {}
+    folders: dict[Path, RunFolder] = {}
     for path in paths:
         check_folder(path)
         below = run_folders(path.resolve())
         if not below:
             raise UserError(f"{path}: no run folder in it (a run folder has a config.yaml)")
-        found |= {folder.path: folder for folder in below}
-    return list(found.values())
+        folders |= {folder.path: folder for folder in below}
+    return list(folders.values())
 
 
 def _changes(row: Row, naming: set[str]) -> list[str]:
-    """`key=value` of each typed choice and value that makes the run another than `naming` alone would."""
-    words = {word.partition("=")[0].lstrip("+~"): word for word in row.overrides}
-    typed = [key for key in words if key == "sweep" or not is_execution(key)]
+    """Return `key=value` for each typed choice or value that makes this another run than `naming` alone does."""
+    overrides = {override.partition("=")[0].lstrip("+~"): override for override in row.overrides}
+    typed = [key for key in overrides if key == "sweep" or not is_execution(key)]
     groups = {key: row.choices[key] for key in typed if key in row.choices}
     values = [key for key in typed if key not in groups and key not in {"seed", *naming}]
-    if "dataset.root" in words and "dataset.source.name" not in naming:  # one's own images are named by their folder
+    if "dataset.root" in overrides and "dataset.source.name" not in naming:  # the folder names a user's images
         values.append("dataset.source.name")
-    if "weights" in words and "weights_hash" not in values:
+    if "weights" in overrides and "weights_hash" not in values:
         values.append("weights_hash")
     search = row.search
-    if search.defaults != DEFAULTS and not _is_own_sweep(row):  # what a file of one's own sets is as if it were typed
+    if search.defaults != DEFAULTS and not _is_own_sweep(row):  # a user's own file counts as typed
         search = replace(search, defaults=DEFAULTS)
-        own = {group: option for group, option in row.choices.items() if option and not group.startswith("hydra/")}
-        groups |= {group: option for group, option in own.items() if not is_execution(group)}
+        options = {group: option for group, option in row.choices.items() if option and not group.startswith("hydra/")}
+        groups |= {group: option for group, option in options.items() if not is_execution(group)}
         settable = [key for key in flat(asdict(row.config)) if not is_execution(key)]
         values = [key for key in dict.fromkeys([*values, *settable]) if key not in {"seed", *groups, *naming}]
     if not values and groups.keys() <= naming:
         return []
-    axes = sorted(words[key] for key in typed if key in naming and key not in groups)
+    axes = sorted(overrides[key] for key in typed if key in naming and key not in groups)
 
     def chosen(among: set[str]) -> tuple[str, ...]:
         return *sorted(f"{group}={option}" for group, option in groups.items() if group in among), *axes
 
-    # A protocol chooses options too, so that it is compared first, and the others with what it chooses.
+    # A protocol chooses options too: compare it first, then the other options with those that it chooses.
     protocol = composed(chosen(naming), search).choices["protocol"]
     usual_choices = composed(chosen({*naming, "protocol"}), search).choices | {"protocol": protocol}
     changed = {key: value for key, value in groups.items() if key not in naming and usual_choices.get(key) != value}
@@ -368,12 +368,12 @@ def _changes(row: Row, naming: set[str]) -> list[str]:
 
 
 def _is_own_sweep(row: Row) -> bool:
-    """Whether the sweep's file is one's own, to which one's own defaults belong."""
+    """Return whether the sweep's file is the user's own; the user's own defaults then belong to it."""
     return bool(row.choices.get("sweep")) and not (SWEEPS / f"{row.choices['sweep']}.yaml").is_file()
 
 
 def _is_dataset(name: str, row: Row) -> bool:
-    """Whether a data set of this name can be chosen."""
+    """Return whether a data set of this name can be chosen."""
     places = (Path(place.removeprefix("file://")) for place in row.search.places)
     return any((folder / "dataset" / f"{name}.yaml").is_file() for folder in (CONF, *places))
 

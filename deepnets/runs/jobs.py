@@ -1,4 +1,4 @@
-"""What SLURM says about the tasks that runs were submitted as, or the log of a task that SLURM knows no longer."""
+"""Asks SLURM about the tasks that train runs, and reads the log of a task that SLURM no longer knows."""
 
 import os
 import re
@@ -23,7 +23,7 @@ TASK = re.compile(r"[1-9]\d*(_\d+)?", re.ASCII)
 
 CANCELLED = "CANCELLED"
 PENDING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT")
-# How a task ended that has not ended by itself, in SLURM's word and in ours.
+# Why a task did not end by itself: SLURM's state, and the message for it.
 CAUSES = {
     CANCELLED: "cancelled",
     "OUT_OF_MEMORY": "out of memory: give more by launcher.options={mem:...}",
@@ -34,7 +34,7 @@ CAUSES = {
     "PREEMPTED": "preempted, and not queued again",
 }
 ENDED = ("COMPLETED", "FAILED", *CAUSES)
-# What slurmstepd writes into a log, and the state that it stands for; another ending of the line is scancel's.
+# slurmstepd writes such a line into a log, and its ending stands for a state; scancel's line has another ending.
 STOPPED = re.compile(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+))?")
 STOPPED_BY = {
     "": CANCELLED,
@@ -48,7 +48,7 @@ OUT_OF_MEMORY = re.compile(r"oom.kill|OOM Killed|exceeded (?:job|step) memory li
 
 @dataclass(frozen=True)
 class Task:
-    """A task's state in SLURM's word, empty where it is not known; why it is pending, or who has cancelled it."""
+    """A task's `state` in SLURM's word, empty if unknown; `reason` says why it is pending, or who has cancelled it."""
 
     state: str
     reason: str = ""
@@ -71,9 +71,9 @@ class Known:
 
 
 def known(jobs: Collection[str]) -> Known | None:
-    """What SLURM knows of these tasks, such as 123_4: in its queue, or of those not there, in its accounting.
+    """Ask SLURM about these tasks, e.g. 123_4: first its queue, then its accounting for those that are not there.
 
-    None where there is no SLURM, or it does not answer.
+    Returns None if there is no SLURM, or if it does not answer.
     """
     period = int(time.monotonic() / ANSWER_SECONDS)
     if (queue := _queue(period)) is None:
@@ -84,13 +84,13 @@ def known(jobs: Collection[str]) -> Known | None:
 
 
 def forget() -> None:
-    """Let the next question be answered by SLURM, and not by what it answered some seconds ago."""
+    """Forget what SLURM answered some seconds ago, so that `known` asks it again."""
     _queue.cache_clear()
     _accounts.cache_clear()
 
 
 def in_log(folder: RunFolder, job: str) -> tuple[Task, str | None]:
-    """How a task ended, by its log; and which signal killed the folder's run, in words, if one did."""
+    """Read in a task's log how it ended; returns that and, in words, the signal that killed the folder's run."""
     if not TASK.fullmatch(job):
         return Task(""), None
     file = _log(folder, job)
@@ -104,20 +104,20 @@ def in_log(folder: RunFolder, job: str) -> tuple[Task, str | None]:
     rows = re.findall(rf" {job}: exit code (\d+): (.+)", text)
     codes = [int(code) for code, row in rows if row.split("/")[-3:] == [*folder.path.resolve().parts[-3:]]]
     number = codes[-1] - 128 if codes else 0
-    killed = how_it_ended(-number) if number in {*signal.Signals} - {*SIGNALS} else None  # on those a run saves
+    killed = how_it_ended(-number) if number in {*signal.Signals} - {*SIGNALS} else None  # on SIGNALS a run saves
     stops = [STOPPED_BY.get((due or "").partition(",")[0].strip(), CANCELLED) for due in STOPPED.findall(text)]
     state = "OUT_OF_MEMORY" if OUT_OF_MEMORY.search(text) else stops[-1] if stops else ""
     return Task(state), killed
 
 
 def never_began(folder: RunFolder, job: str) -> bool:
-    """Whether a task that SLURM no longer has was cancelled in its queue: it has no log where its log would be."""
+    """Return whether a task that SLURM no longer has was cancelled in the queue: then it left no log in its folder."""
     file = _log(folder, job) if TASK.fullmatch(job) else None
     return file is not None and file.parent.is_dir() and not os.path.lexists(file)
 
 
 def is_newer(folder: RunFolder, asked: float) -> bool:
-    """Whether the folder's run was submitted after SLURM was asked, so that its answer does not have the task."""
+    """Return whether the folder's run was submitted after SLURM was asked, so that its answer lacks the task."""
     return (folder.path / Job.FILE).stat().st_mtime >= asked
 
 
@@ -127,24 +127,24 @@ def _log(folder: RunFolder, job: str) -> Path:
 
 @lru_cache(maxsize=1)
 def _queue(_period: int) -> Known | None:
-    """All tasks that SLURM holds, and those that have ended in the last minutes (its MinJobAge)."""
+    """Return all tasks that SLURM holds, and those that have ended in the last minutes (its MinJobAge)."""
     asked = time.time()
     lines = _answer("squeue", "--noheader", "--array", "--states=all", "--format=%F_%K|%T|%r")
     if lines is None:
         return None
-    words = [line.strip().split("|", 2) for line in lines]
-    held = {job.removesuffix("_N/A"): Task(state, reason) for job, state, reason in words}
-    told = {job: task if task.is_pending and task.reason != "None" else Task(task.state) for job, task in held.items()}
-    return Known(told, asked)
+    rows = [line.strip().split("|", 2) for line in lines]
+    held = {job.removesuffix("_N/A"): Task(state, reason) for job, state, reason in rows}
+    tasks = {job: task if task.is_pending and task.reason != "None" else Task(task.state) for job, task in held.items()}
+    return Known(tasks, asked)
 
 
 @lru_cache(maxsize=16)
 def _accounts(arrays: str, _period: int) -> dict[str, Task]:
-    """All tasks of these arrays that the accounting knows; empty where there is none, or it does not answer."""
-    words = ["--noheader", "--parsable2", "--allocations", f"--jobs={arrays}", "--format=JobID,State"]
-    pairs = [line.split("|", 1) for line in _answer("sacct", *words) or () if "|" in line]
+    """Return all tasks of these arrays that the accounting knows; empty if there is none, or it does not answer."""
+    options = ["--noheader", "--parsable2", "--allocations", f"--jobs={arrays}", "--format=JobID,State"]
+    pairs = [line.split("|", 1) for line in _answer("sacct", *options) or () if "|" in line]
     states = {job: state.split() for job, state in pairs}
-    return {job: Task(words[0], " ".join(words[1:])) for job, words in states.items() if words}
+    return {job: Task(state[0], " ".join(state[1:])) for job, state in states.items() if state}
 
 
 def _answer(*command: str) -> list[str] | None:

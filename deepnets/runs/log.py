@@ -1,4 +1,4 @@
-"""What a run records while it trains: metrics.csv, log.txt and the console; the rest is TensorBoard's."""
+"""Writes metrics.csv, log.txt and the console's lines while a run trains; the dashboard writes for TensorBoard."""
 
 import csv
 import io
@@ -22,18 +22,18 @@ from deepnets.training.hardware import wait
 # Columns of metrics.csv that differ from one execution to the next; all others are a function of the run.
 TIME_COLUMNS = ("images_per_second", "seconds")
 REFRESH_SECONDS = 1.0  # between two reads of the device for the display
-FIRST_LINES, LINE_SECONDS = 3, 60.0  # epochs that a process prints without a terminal: the first, then one in a while
+FIRST_LINES, LINE_SECONDS = 3, 60.0  # without a terminal, a process prints the first epochs, then one now and then
 
-PROTOCOLS: list[str] = []  # that this process has printed; emptied where its output goes to another file
+PROTOCOLS: list[str] = []  # those that this process has printed; emptied when its output goes to another file
 _printed: list[float] = []  # when an epoch was printed
 
 
 class Log:
-    """Follows one run; call `iteration` at every yield of `fit` and `epoch` where one is completed.
+    """Follows one run; call `iteration` at every yield of `fit`, and `epoch` when an epoch is completed.
 
-    `history` holds one dict an epoch, as in metrics.csv, `observed` what the dashboard has seen of the units; both are
-    added to and belong in checkpoints. `seconds` is the wall time spent in earlier executions. Of a run that trains at
-    once with others the `name` stands before its lines on the console, and no progress is displayed.
+    `history` holds one dict an epoch, as in metrics.csv, and `observed` what the dashboard has seen of the units; the
+    log adds to both, and checkpoints store them. `seconds` is the wall time spent in earlier executions. If the run
+    trains at once with others, its `name` stands before its lines on the console, and no progress is displayed.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Log:
         self.noted = training.iteration
         self.refreshed = 0.0
         self.begun = self.yielded = time.monotonic()
-        if training.iteration == 0:  # what an execution logged that left no checkpoint
+        if training.iteration == 0:  # an execution logged it, but left no checkpoint
             (folder.path / "log.txt").unlink(missing_ok=True)
         self.dashboard = Dashboard(folder.path, folder.origin.model_dump(), training, config, observed)
         console = Console(highlight=False)
@@ -77,19 +77,19 @@ class Log:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with suppress(OSError):  # the terminal has gone
             self.progress.stop()
-        # Where writing has failed so does closing; the first error is the one to show.
+        # If writing has failed, closing fails too; the first error is the one to show.
         with nullcontext() if kind is None else suppress(OSError):
             self._write_losses()
             self.dashboard.close()
 
     @property
     def seconds(self) -> float:
-        """Wall time of the run, over all executions."""
+        """Seconds of wall time that the run took, over all executions."""
         return time.monotonic() - self.started
 
     @property
     def seconds_idle(self) -> float:
-        """Since the last iteration or evaluated batch."""
+        """Seconds since the last iteration or evaluated batch."""
         return time.monotonic() - self.yielded
 
     def iteration(self, training: Training) -> None:
@@ -130,12 +130,12 @@ class Log:
             self._print(line)
 
     def flush(self) -> None:
-        """Put on disk what was noted so far, as a checkpoint is about to make it final."""
+        """Write to disk all that was noted so far; call this before each checkpoint."""
         self._write_losses()
         self.dashboard.flush()
 
     def end(self, finished: bool) -> None:
-        """Nothing is left to train: the run finished or, if not, diverged."""
+        """Write the last entries of a run that `finished` or, if not, diverged."""
         self.write_metrics()
         self.dashboard.end(finished)
 
@@ -144,12 +144,12 @@ class Log:
         write_atomically(self.folder.path / "metrics.csv", as_csv(self.history), durable)
 
     def remark(self, line: str) -> None:
-        """Tell something about the run, in its log.txt and on the console."""
+        """Write a line about the run into its log.txt and to the console."""
         self._record(line)
         self._print(line)
 
     def protocol(self, line: str) -> None:
-        """Say what is trained; the console is told once of runs in a row that have the same protocol."""
+        """Write what is trained; the console shows it once for runs in a row with the same protocol."""
         self._record(line)
         if PROTOCOLS[-1:] != [line]:
             self._print(line)
@@ -163,7 +163,7 @@ class Log:
         print_line(self.prefix + line)
 
     def time_left(self, training: Training) -> float:
-        """Seconds to the end of the budget at the pace of this execution."""
+        """Return the seconds to the end of the budget, at the pace of this execution."""
         done = training.iteration - self.start_iteration
         return (time.monotonic() - self.begun) / max(done, 1) * (training.iterations - training.iteration)
 
@@ -187,7 +187,7 @@ class Log:
 
 
 def _is_due() -> bool:
-    """Whether an epoch is printed now."""
+    """Return whether to print the epoch that has just ended."""
     if len(_printed) >= FIRST_LINES and time.monotonic() - _printed[-1] < LINE_SECONDS:
         return False
     _printed.append(time.monotonic())
@@ -195,7 +195,7 @@ def _is_due() -> bool:
 
 
 def as_csv(history: list[dict[str, Any]]) -> str:
-    """The text of metrics.csv."""
+    """Return the text of metrics.csv."""
     text = io.StringIO()
     if history:
         writer = csv.DictWriter(text, fieldnames=list(history[-1]), lineterminator="\n")
@@ -205,7 +205,7 @@ def as_csv(history: list[dict[str, Any]]) -> str:
 
 
 class _Clock:
-    """Training images a second, evaluation not counted."""
+    """Measures training images a second, without the time of evaluations."""
 
     def __init__(self, training: Training) -> None:
         self.first = self.images = training.images
@@ -215,7 +215,7 @@ class _Clock:
     def tick(self, training: Training) -> None:
         ends_epoch = training.batch == len(training.batches) or training.iteration == training.iterations
         if ends_epoch and training.images > self.images:
-            wait(training.device)  # what it has yet to do is training, not evaluation
+            wait(training.device)  # the rest of its work is training, not evaluation
         now = time.monotonic()
         if training.images > self.images:
             self.seconds += now - self.last

@@ -1,4 +1,4 @@
-"""Which machine trains a run where several share a folder: `flock` may reach one machine only, or do nothing."""
+"""Lets only one machine train a run if several share its folder: `flock` may act on one machine only, or not at all."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from deepnets.system.files import fresh, new_name, read_object, read_text, write
 from deepnets.system.printing import print_line
 
 LATE_SECONDS = 60.0  # until a machine sees what another has written, as NFS caches names and contents
-GONE_SECONDS = 180.0  # without a heartbeat, which is seen late: as many again to be sure
+GONE_SECONDS = 180.0  # without a heartbeat, which may be seen LATE_SECONDS late; the rest is to be sure
 OLD_SECONDS = 600.0
 OWNER = ".owner."
 BOOT = Path("/proc/sys/kernel/random/boot_id")  # of the kernel, so that all containers of a machine share it
@@ -27,29 +27,29 @@ class TakenOver(UserError):
 
 
 class Owner:
-    """The right of this machine to train the run in a folder; `.owner.N` is the Nth there has been.
+    """This machine's right to train the run in a folder; the file `.owner.N` stands for the Nth owner.
 
-    Only that a file is created once is taken to be the same for all machines. Numbers only grow, so that whoever sees
-    the files of a minute ago fails to create the next one.
+    The code relies only on this: if two machines create a file, one of them fails. Numbers only grow, so a machine that
+    still sees the files of a minute ago fails to create the next one.
     """
 
     def __init__(self, folder: Path, number: int) -> None:
         self.folder, self.number = folder, number
 
     def check(self) -> None:
-        """Raises TakenOver where there is a later owner."""
+        """Raise TakenOver if there is a later owner."""
         if _last(self.folder) > self.number:
             raise TakenOver(f"{self.folder}: taken over by {_who(_content(self.folder, _last(self.folder)))}")
 
 
 @contextmanager
 def owned(folder: Path) -> Iterator[Owner | None]:
-    """Be the owner; None where another machine is. The lock of the folder, for this machine, must be held."""
+    """Make this machine the owner; yields None if another machine is. The caller must hold the folder's lock."""
     number, me = _last(folder) + 1, _me()
     if number > 1:
         before = _content(folder, number - 1)
         if seconds := _late(before, me):
-            print_line(f"{folder}: waiting {seconds:.0f} s, until all that {_who(before)} has left can be seen here")
+            print_line(f"{folder}: waiting {seconds:.0f} s until the files of {_who(before)} can be seen here")
             time.sleep(seconds)
         elif owner_elsewhere(folder):
             yield None
@@ -70,7 +70,7 @@ def owned(folder: Path) -> Iterator[Owner | None]:
 
 
 def owner_elsewhere(folder: Path) -> str | None:
-    """The machine and process that train the run elsewhere, and its last sign of life; None where nobody does."""
+    """Return which process on another machine trains the run, and its last sign of life; None if none does."""
     number, me = _last(folder), _me()
     if not number:
         return None
@@ -82,17 +82,17 @@ def owner_elsewhere(folder: Path) -> str | None:
 
 
 def is_left_behind(folder: Path) -> bool:
-    """Whether `.lock` is of a process that was killed on another machine, on a file system without locks.
+    """Return whether a process killed on another machine has left `.lock`, on a file system without locks.
 
-    There the file itself is the lock and holds who made it, in lines; elsewhere it is empty.
+    On such a file system the file itself is the lock, and its lines name its maker; elsewhere it is empty.
     """
     try:
-        words = read_text(folder / ".lock", 1000).split()
+        maker = read_text(folder / ".lock", 1000).split()
         silent = time.time() - (folder / ".lock").stat().st_mtime
-    except (OSError, ValueError):  # there is none, or it cannot be locked either
+    except (OSError, ValueError):  # there is no file, or it cannot be locked either
         return False
-    elsewhere = bool(words) and socket.gethostname() not in words
-    return elsewhere and silent > GONE_SECONDS and owner_elsewhere(folder) is None
+    is_elsewhere = bool(maker) and socket.gethostname() not in maker
+    return is_elsewhere and silent > GONE_SECONDS and owner_elsewhere(folder) is None
 
 
 def _me() -> dict[str, Any]:
@@ -101,21 +101,21 @@ def _me() -> dict[str, Any]:
 
 
 def _created(file: Path, content: dict[str, Any]) -> bool:
-    """Whether the file was not there; it appears as a whole, where the file system has links."""
-    own = file.with_name(f"{file.name}.{content['host']}.{content['pid']}")
-    with fresh(own) as new:
+    """Create the file; returns False if it was there. It appears as a whole if the file system has links."""
+    draft = file.with_name(f"{file.name}.{content['host']}.{content['pid']}")
+    with fresh(draft) as new:
         new.write(json.dumps(content).encode())
     try:
-        os.link(new_name(own), file)
+        os.link(new_name(draft), file)
     except FileExistsError:
         return False
-    except OSError:  # without links it is empty for a moment, in which `_content` finds the draft
+    except OSError:  # without links the file is empty for a moment, and `_content` then reads the draft
         with suppress(FileExistsError), file.open("x") as alone:
             json.dump(content, alone)
             return True
         return False
     finally:
-        new_name(own).unlink(missing_ok=True)
+        new_name(draft).unlink(missing_ok=True)
     return True
 
 
@@ -124,14 +124,14 @@ def _who(owner: dict[str, Any]) -> str:
 
 
 def _is_gone(owner: dict[str, Any], me: dict[str, Any]) -> bool:
-    """Whether it was on this machine, whose lock we have; or an earlier life of this machine or of this SLURM job."""
+    """Return whether the owner must have ended: it was on this machine, whose lock we hold, or in this SLURM job."""
     same_host = owner.get("host") == me["host"] != "localhost"
     same_job = owner.get("job") is not None and owner["job"] == me["job"]
     return owner.get("boot") == me["boot"] or same_host or same_job
 
 
 def _late(owner: dict[str, Any], me: dict[str, Any]) -> float:
-    """Seconds until all that an owner elsewhere has left can be seen here."""
+    """Return how many seconds to wait until NFS shows all files of an owner that has stopped on another machine."""
     if "released" not in owner or owner.get("boot") == me["boot"]:
         return 0.0
     return max(0.0, min(LATE_SECONDS, owner["released"] + LATE_SECONDS - time.time()))
@@ -151,7 +151,7 @@ def _last(folder: Path) -> int:
 
 
 def _content(folder: Path, number: int) -> dict[str, Any]:
-    """What the owner has written; empty where a crash or a full disk left no valid content: the file is nobody's."""
+    """Return what the owner has written; empty if a crash or a full disk left no valid content: then nobody owns it."""
     file = _file(folder, number)
     # Listed before the file is read: without links, the owner fills the file while its draft is there.
     drafts = sorted(folder.glob(f"{file.name}.*.new"))
@@ -161,7 +161,7 @@ def _content(folder: Path, number: int) -> dict[str, Any]:
                 return content
         except ValueError:
             continue
-        except OSError:  # NFS may refuse a file that is just being replaced: somebody's
+        except OSError:  # NFS may refuse a file while its owner replaces it
             return {"since": path.lstat().st_mtime}
     return {}
 

@@ -25,11 +25,11 @@ from deepnets.training.assembly import dataset_of, splits_of
 from deepnets.training.fit import FIRST, Training
 from deepnets.training.hardware import choose_precision, describe
 
-THREADS = torch.get_num_threads()  # as this process started with, whatever an earlier row of a grid has set
+THREADS = torch.get_num_threads()  # read when this process starts, before a run sets another number
 
 
 def environment_of(config: Config, device: torch.device) -> dict[str, Any]:
-    """What must stay the same for a continued run to be bit-identical; kept in the checkpoint."""
+    """Return what must stay the same for a resumed run to be bit-identical; checkpoints store it."""
     dataset = dataset_of(config)
     precision = choose_precision(config.precision, device)
     return {
@@ -46,14 +46,14 @@ def environment_of(config: Config, device: torch.device) -> dict[str, Any]:
 
 
 def threads_of(config: Config) -> int:
-    """CPU threads of a process: its part of those given for the run, or what torch takes."""
+    """Return the CPU threads of a process: its part of the run's `threads`, or else torch's number."""
     return max(1, config.threads // config.devices) if config.threads else THREADS
 
 
 def continued_by(frozen: dict[str, Any], processes: int, iteration: int, config: Config) -> dict[str, Any]:
-    """`frozen`, in which "processes" names each number of processes by the iteration it began at, with this one.
+    """Add this number of processes to `frozen`, whose "processes" holds each number by its first iteration.
 
-    Another number of processes has another number of threads each.
+    If the number changes, the number of threads of each process changes too.
     """
     if list(frozen["processes"].values())[-1] == processes:
         return frozen
@@ -62,10 +62,10 @@ def continued_by(frozen: dict[str, Any], processes: int, iteration: int, config:
 
 
 def check_arithmetic(folder: RunFolder, began: str, config: Config, device: torch.device) -> None:
-    """Whether a run that began in this arithmetic, as in "float32", resumes in it on this device.
+    """Check that a run that began in this arithmetic, e.g. "float32", resumes in the same one on this device.
 
     Raises:
-        UserError: `precision=auto` means another here, and nothing was typed that decides.
+        UserError: `precision=auto` means another arithmetic here, and the user typed no other precision.
     """
     here = str(choose_precision(config.precision, device)).removeprefix("torch.")
     if here != began:
@@ -78,13 +78,13 @@ def check_arithmetic(folder: RunFolder, began: str, config: Config, device: torc
 
 
 def protocol_of(config: Config, training: Training) -> str:
-    """What was trained, in a line: what a reader of the result compares first with a paper's protocol."""
+    """Describe in a line what is trained; a reader of the result first compares this with a paper's protocol."""
     images = f"batches of {config.batch_size}"
     if together := config.model.get("batchnorm_images"):
         images += f", normalised over {group_sizes(config.batch_size, together)[0]} images"
     clip = f", gradient norm at most {training.clip_gradient_norm:g}" if training.clip_gradient_norm else ""
     schedule = training.schedule.lr_lambdas[0]
-    is_described = type(schedule).__str__ is not object.__str__  # a class of the user's own may say nothing
+    is_described = type(schedule).__str__ is not object.__str__  # a user's own class may have no text
     loss = f", loss {_said(config.loss)}" if config.loss != PLAIN_LOSS else ""
     operations = [node for node in config.dataset.get("augmentation") or [] if isinstance(node, dict)]
     epochs = f"{training.iterations / len(training.batches):.4g}"
@@ -99,7 +99,7 @@ def protocol_of(config: Config, training: Training) -> str:
 
 
 def _said(node: dict[str, Any]) -> str:
-    """A node's class and its plain settings: `sgd (lr 0.1, momentum 0.9)`."""
+    """Return a node's class and its plain settings, e.g. `sgd (lr 0.1, momentum 0.9)`."""
     settings = ", ".join(
         f"{key} {value}" for key, value in node.items() if isinstance(value, int | float | str) and key[0] != "_"
     )
@@ -107,7 +107,7 @@ def _said(node: dict[str, Any]) -> str:
 
 
 def changes_since(folder: RunFolder, config: Config, frozen: dict[str, Any], device: torch.device) -> list[str]:
-    """A line about each thing that is no longer as it was when the run started."""
+    """Return a line about each thing that has changed since the run started."""
     now = {"torch": str(torch.__version__), "device": describe(device), "step": config.step}
     remarks = [
         f"started with {name} {frozen[name]}, resumes with {now[name]}" for name in now if frozen[name] != now[name]
@@ -133,9 +133,9 @@ def result_of(
     frozen: dict[str, Any],
     facts: dict[str, Any],
 ) -> Result:
-    """The content of result.json, `facts` included: errors in percent, `seconds` of wall time over all executions.
+    """Return the content of result.json, `facts` included: errors in percent, `seconds` of all executions' wall time.
 
-    `test_error` is that of the selected epoch, and null when the run diverged; `best_test_error` is for information.
+    `test_error` is the selected epoch's, and null if the run diverged; `best_test_error` is for information.
     """
     speeds = sorted(row["images_per_second"] for row in history)
     return Result(
@@ -160,7 +160,7 @@ def result_of(
 
 
 def errors_of(config: Config, history: list[dict[str, Any]], status: str) -> dict[str, Any]:
-    """The entries of result.json that follow from metrics.csv and the configuration: errors in percent."""
+    """Return the entries of result.json that follow from metrics.csv and the configuration; errors are in percent."""
     last = history[-1] if history else {}
     selected = last
     if config.selection == Selection.best_validation and history:
@@ -183,14 +183,14 @@ def errors_of(config: Config, history: list[dict[str, Any]], status: str) -> dic
 
 
 def data_of(config: Config, device: torch.device) -> dict[str, Any]:
-    """What data sets of one name differ in, as the run sees them: `contents`."""
+    """Return the `contents` of the run's data, which differ between data sets of one name."""
     return splits_of(dataset_of(config), device).contents()
 
 
 def input_of(config: Config, device: torch.device) -> Input:
-    """What the run's network is given, and the names of its classes. Reads the images, unless this process has.
+    """Return the input of the run's network and the names of its classes; reads the images, once in a process.
 
-    The mean is an image where pixels of one channel have different means.
+    The mean is an image if pixels of one channel have different means.
     """
     dataset = dataset_of(config)
     splits = splits_of(dataset, device)
@@ -214,18 +214,18 @@ def input_of(config: Config, device: torch.device) -> Input:
 
 
 def _shortest(numbers: Tensor) -> list[float]:
-    """Numbers (n,) float32 with the nine digits from which each is read back as it was."""
+    """Round numbers (n,) float32 to nine digits, from which each can be read back exactly."""
     return [float(f"{number:.9g}") for number in numbers.tolist()]
 
 
 def differing(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """What of `before` is otherwise now, with both values; or nothing."""
+    """Return the entries of `before` that have another value now, with both values; empty if none has."""
     keys = [key for key in before if before[key] != now.get(key)]
     return ", ".join(f"{key} {before[key]} then, {now.get(key)} now" for key in keys)
 
 
 def describe_result(result: Result) -> str:
-    """How a run ended, in a line."""
+    """Describe in a line how a run ended."""
     name, value = "test error", result.test_error
     if value is None:  # it diverged
         name, value = "last test error", result.last_test_error
@@ -244,10 +244,10 @@ def duration(seconds: float) -> str:
 
 
 class Evidence:
-    """Noted while a run trains; `state` goes into its checkpoints, `facts` into its result.
+    """The evidence of a run that trains; its checkpoints hold `state`, and its result holds `facts`.
 
-    The losses are those of the first `FIRST` iterations, on the device until they are read; the checksum is of the
-    weights behind them. `right` (N,) is of the test images after the last completed epoch.
+    `losses` are those of the first `FIRST` iterations, on the device until they are read; `weights` is the checksum of
+    the weights after them. `right` (N,) says which test images were right after the last completed epoch.
     """
 
     def __init__(self, state: dict[str, Any] | None = None) -> None:
@@ -257,7 +257,7 @@ class Evidence:
         self.right: Tensor | None = state.get("right")
 
     def note(self, training: Training) -> None:
-        """To be called where `fit` yields; waits for the device once, and at the ends of epochs."""
+        """Note an iteration or epoch; call this when `fit` yields. Waits for the device once, and when epochs end."""
         first = min(FIRST, training.iterations)
         if training.loss is not None and len(self.losses) == training.iteration - 1 < first:
             self.losses.append(training.loss)
@@ -268,13 +268,13 @@ class Evidence:
 
     @property
     def state(self) -> dict[str, Any]:
-        """Tensors and text."""
-        # Those of before a resume are not on the device.
+        """The evidence as tensors and text."""
+        # Losses from before a resume are not on the device.
         losses = torch.stack([loss.cpu() for loss in self.losses]) if self.losses else torch.zeros(0)
         return {"losses": losses, "weights": self.weights, "right": self.right}
 
     def facts(self) -> dict[str, Any]:
-        """By the names of result.json: `beginning`, losses in nats (null if not finite), and `test_right`, `packed`."""
+        """Return for result.json `beginning`, with losses in nats (null if not finite), and `test_right`, `packed`."""
         facts: dict[str, Any] = {}
         if self.weights:
             losses = [float(f"{loss:.9g}") if isfinite(loss) else None for loss in self.state["losses"].tolist()]
@@ -285,7 +285,7 @@ class Evidence:
 
 
 def weights_checksum(model: torch.nn.Module) -> str:
-    """Sixteen hexadecimal digits (SHA-256) of all parameters in the order of their names."""
+    """Return sixteen hexadecimal digits (SHA-256) of all parameters in the order of their names."""
     checksum = hashlib.sha256()
     for name, weights in sorted(model.named_parameters()):
         checksum.update(name.encode())
@@ -294,7 +294,7 @@ def weights_checksum(model: torch.nn.Module) -> str:
 
 
 def state_checksum(state: Mapping[str, Tensor]) -> str:
-    """SHA-256 (hexadecimal) of all tensors in the order of their names: name, type, shape and bytes of each."""
+    """Return the SHA-256 (hex) of all tensors in the order of their names: name, type, shape and bytes of each."""
     checksum = hashlib.sha256()
     for name, tensor in sorted(state.items()):
         checksum.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())

@@ -47,10 +47,10 @@ from deepnets.training.checks import check_batches
 from deepnets.training.fit import Training
 from deepnets.training.hardware import device_of_process, find_device, scarce_cores
 
-STARTING_SECONDS = 2.0  # a parent that writes the folder down anew holds its lock for much less
-LOST_SECONDS = 2.0  # whoever watches several processes looks every 0.1 s which of them ended
+STARTING_SECONDS = 2.0  # a parent that writes into the folder holds its lock for much less
+LOST_SECONDS = 2.0  # the parent of several processes checks every 0.1 s which of them ended
 FINITE_CHECK_ITERATIONS = 50
-SILENT_SECONDS = 30.0  # of a wait for another process that reads
+SILENT_SECONDS = 30.0  # then a process says that it waits for another one to read data
 
 
 class AnotherFailed(Exception):
@@ -59,7 +59,7 @@ class AnotherFailed(Exception):
 
 @dataclass(frozen=True)
 class Session:
-    """What a process trains a run with; the first process alone has a heartbeat."""
+    """What a process needs to train a run in a folder that it holds; only the first process has a heartbeat."""
 
     device: torch.device
     heartbeat: Heartbeat | None
@@ -68,17 +68,17 @@ class Session:
 
 @contextmanager
 def session(folder: RunFolder, config: Config, world: World = ALONE) -> Iterator[Session | None]:
-    """Hold the folder while its run is trained, as one process of `world`; None where the run is complete by now.
+    """Hold the folder while this process of `world` trains its run; yields None if the run is complete by now.
 
-    What is raised meanwhile is the run's failure, and noted; a signal is none.
+    An exception that is raised meanwhile is noted as the run's failure; a signal is not a failure.
 
     Raises:
         Locked: another process is running the folder.
-        TakenOver: another machine is by now, as this one seemed to be gone.
+        TakenOver: another machine is running it by now, as this one seemed to be gone.
         AnotherFailed: another process of `world` failed first.
     """
     with ExitStack() as held:
-        # Alone, before anything that may fail: only who holds the folder notes a failure in it.
+        # A single process holds the folder before anything may fail, as only its holder notes a failure in it.
         owner = held.enter_context(folder.hold(STARTING_SECONDS, to_train=True)) if world.size == 1 else None
         try:
             device = find_device(config.device)
@@ -94,7 +94,7 @@ def session(folder: RunFolder, config: Config, world: World = ALONE) -> Iterator
         except Exception as error:
             is_lost = world.size > 1 and lost_another(error)
             if is_lost:
-                time.sleep(LOST_SECONDS)  # so that the other one, or whoever watches, notes first what it was
+                time.sleep(LOST_SECONDS)  # so that the other one, or the parent, notes its failure first
             reason = f"{type(error).__name__}: {error}"
             if world.size > 1:
                 reason += f" (process {world.rank} of {world.size})"
@@ -107,10 +107,10 @@ def session(folder: RunFolder, config: Config, world: World = ALONE) -> Iterator
 
 
 class Execution:
-    """A run folder from its last checkpoint to its end, by one process, alone or among the others of `world`.
+    """Trains the run in a folder from its last checkpoint to its end, as one process of `world`.
 
-    The first process alone reads and writes the folder. `held` is what ends with the run: it is closed when `result`
-    has been written down. `name`, where several train at once, stands before the run's lines on the console.
+    Only the first process reads and writes the folder. `held` is closed as soon as `result` is written. If several
+    runs train at once, `name` stands before this run's lines on the console.
 
     Raises:
         UserError: the run cannot go on.
@@ -159,7 +159,7 @@ class Execution:
         self.result: Result | None = None
 
     def _continue_code(self, code: Code | None, iteration: int) -> list[str]:
-        """Note from which iteration on the run executes the code; returns the files that are not as they were."""
+        """Note at which iteration the run begins to execute the code; returns the files that have changed."""
         before = {key: Code.model_validate(value) for key, value in self.frozen.get("code", {}).items()}
         last = list(before.values())[-1] if before else None
         if not code or (last and last.hash == code.hash):
@@ -181,7 +181,7 @@ class Execution:
         self.heartbeat.follow(lambda: _progress(self.training, log))
 
     def note(self) -> bool:
-        """Take note of where the training stands; whether it goes on, which it does not when it has diverged."""
+        """Record the last iteration or epoch; returns whether the training goes on: if it has diverged, it does not."""
         if self.log:
             self.log.iteration(self.training)
             self.evidence.note(self.training)
@@ -208,7 +208,7 @@ class Execution:
         self.saved = state["training"]["model"]
 
     def finish(self) -> None:
-        """The budget is used up."""
+        """Save the run and write its result, as its budget is used up."""
         self.save()
         self._end(FINISHED)
 
@@ -235,13 +235,13 @@ def train(
     interruption: Interruption,
     failed: Callable[[Execution, Exception], None] | None = None,
 ) -> None:
-    """Train to the end of all: `steps` is `fit` of the only training, or what lets several step together.
+    """Train all executions to their end; `steps` is `fit` of a single training, or `fit_together` of several.
 
-    Where there are several, `failed` is called for one that cannot be written, and the others go on.
+    If one of several cannot be written, `failed` is called for it, and the others go on.
 
     Raises:
-        Interrupted: a signal came, to whichever process; the state is saved.
-        UserError: it cannot go on.
+        Interrupted: a signal came to one of the processes; the state is saved.
+        UserError: a run cannot go on.
     """
     going = list(executions)
 
@@ -271,15 +271,14 @@ def train(
             each(Execution.save)
             decide.saved_at = time.monotonic()
         if stop:
-            world.barrier()  # for the first to have saved: the end of one process can be the end of all
+            world.barrier()  # until the first has saved: if one process ends, all may be ended
             raise Interrupted(stop)
     each(Execution.finish)
 
 
 def note_failure(folder: RunFolder, reason: str, details: str) -> bool:
-    """Write the reason into result.json and the details into log.txt, unless the run has a result; whether it had none.
-
-    Of several processes the first that fails has the word: the others fail because it is gone.
+    """Write the reason into result.json and the details into log.txt; returns False, and writes neither, if the run
+    has a result. Of several processes the first one to fail writes: the others only fail because it is gone.
     """
     try:
         (folder.path / Result.FILE).open("x").close()
@@ -291,13 +290,13 @@ def note_failure(folder: RunFolder, reason: str, details: str) -> bool:
         result.write(folder.path)
     except FileExistsError:
         return False
-    except OSError as unwritable:  # the disk that is full may be what failed: the first error is the one to show
+    except OSError as unwritable:  # a full disk may have been the failure: the first error is the one to show
         print_error(f"{folder}: the failure could not be noted there ({unwritable})")
     return True
 
 
 def _held_by_first(folder: RunFolder, world: World, held: ExitStack) -> Owner | None:
-    """The owner, in every process; None where nothing is left to train."""
+    """Let the first process hold the folder; returns the owner in every process, None if nothing is left to train."""
     owner, lines = None, None
     if world.is_first:
         try:
@@ -312,16 +311,16 @@ def _held_by_first(folder: RunFolder, world: World, held: ExitStack) -> Owner | 
 
 def _loaded(folder: RunFolder, config: Config) -> tuple[dict[str, Any] | None, dict[str, str]]:
     saved, damaged = load_checked(folder, config)
-    for name in damaged:  # or the next checkpoint would push it over the intact one
+    for name in damaged:  # otherwise the next checkpoint would move it over the intact one
         (folder.path / name).rename(folder.path / f"{name}.damaged")
     return saved, damaged
 
 
 @contextmanager
 def _reading() -> Iterator[None]:
-    """Held while data are read: one process of this machine downloads and decodes, and the next finds it done.
+    """Hold a lock while data are read: one process of this machine downloads and decodes, and the next finds it done.
 
-    However long that takes: a wait among the processes of a run would end at the time limit of gloo.
+    This wait may take any time; a wait among the processes of a run would end at gloo's time limit.
 
     Raises:
         UserError: as `own_cache`.
@@ -340,7 +339,7 @@ def _reading() -> Iterator[None]:
 
 
 def _is_non_finite(state: Training) -> bool:
-    """Whether a loss is; the device is asked at fixed iterations, so that a diverged run ends at the same one again."""
+    """Return whether a loss is not finite; read at fixed iterations, so that a diverged run always ends at the same."""
     if state.completed:
         return not all(math.isfinite(mean.loss) for mean in state.completed.values())
     if state.iteration % FINITE_CHECK_ITERATIONS:
@@ -349,7 +348,7 @@ def _is_non_finite(state: Training) -> bool:
 
 
 def _progress(training: Training, log: Log) -> Progress:
-    """The pace is the last epoch's until this one has one."""
+    """Return how far the run is; the pace is the last epoch's until this epoch has one."""
     last = log.history[-1] if log.history else {}
     return Progress(
         epoch=training.epoch,

@@ -1,4 +1,4 @@
-"""Where a run starts from another one's weights: `weights=RUN_OR_FILE`."""
+"""Starts a run from the weights of another run or of a file: `weights=RUN_OR_FILE`."""
 
 import hashlib
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ DIGITS = 12  # of the SHA-256 that becomes part of the run's identity
 
 
 def with_weights(rows: Sequence[Row]) -> list[Row]:
-    """The rows, of which those that start from weights know their hash, which is part of their identity.
+    """Return the rows; those that start from weights get the weights' hash, which is part of their identity.
 
     Raises:
-        UserError: the weights are not there, of a run that has not finished, or not those of a hash that was typed.
+        UserError: the weights are not there, are of a run that has not finished, or have another hash than was typed.
     """
     return [replace(row, config=_with_hash(row.config)) for row in rows]
 
@@ -33,18 +33,20 @@ def _with_hash(config: Config) -> Config:
         if config.weights_hash is not None:
             raise UserError(f"weights_hash={config.weights_hash}: of which weights? Add weights=RUN_OR_FILE")
         return config
-    found = hash_of(Path(config.weights))
-    if config.weights_hash not in (None, found):
-        raise UserError(f"weights={config.weights}: have the hash {found}, not weights_hash={config.weights_hash}")
-    return replace(config, weights_hash=found)
+    weights_hash = hash_of(Path(config.weights))
+    if config.weights_hash not in (None, weights_hash):
+        raise UserError(
+            f"weights={config.weights}: have the hash {weights_hash}, not weights_hash={config.weights_hash}"
+        )
+    return replace(config, weights_hash=weights_hash)
 
 
 @cache
 def hash_of(path: Path) -> str:
-    """The first twelve digits of the checksum that a finished run's result has of its weights, or of a file's bytes.
+    """Return twelve digits of a checksum: of a finished run's weights, by its result, or of the bytes of a file.
 
     Raises:
-        UserError: there is neither.
+        UserError: the path is neither a finished run with a checksum nor a file.
     """
     if path.is_dir():
         result = RunFolder(path).result
@@ -59,26 +61,26 @@ def hash_of(path: Path) -> str:
 
 
 def start_from_weights(model: nn.Module, config: Config, classes: int) -> str | None:
-    """Let a fresh network take over the weights that the configuration names, in place; returns a line about it.
+    """Copy the weights that the configuration names into a fresh network; returns a line about it.
 
     A last layer for another number of classes keeps its fresh weights.
 
     Raises:
-        UserError: the weights are other ones than when the run was set up, damaged, or of another network.
+        UserError: the weights have changed since the run was set up, are damaged, or are of another network.
     """
     if config.weights is None:
         return None
     path = Path(config.weights)
-    own = model.state_dict()
-    state = by_own_names(_read(path, config.weights_hash), own)
+    initial = model.state_dict()
+    state = by_own_names(_read(path, config.weights_hash), initial)
     fresh = sorted(
         name
-        for name in own.keys() & state.keys()
-        if own[name].shape[:1] == (classes,)
+        for name in initial.keys() & state.keys()
+        if initial[name].shape[:1] == (classes,)
         and state[name].shape[:1] != (classes,)
-        and own[name].shape[1:] == state[name].shape[1:]
+        and initial[name].shape[1:] == state[name].shape[1:]
     )
-    model.load_state_dict(fitting(model, state | {name: own[name] for name in fresh}))
+    model.load_state_dict(fitting(model, state | {name: initial[name] for name in fresh}))
     but = f"; for another number of classes, fresh: {', '.join(fresh)}" if fresh else ""
     return f"starts from the weights in {RunFolder(path)}{but}"
 
@@ -86,12 +88,12 @@ def start_from_weights(model: nn.Module, config: Config, classes: int) -> str | 
 def _read(path: Path, expected: str | None) -> dict[str, Tensor]:
     if not path.is_dir():
         hash_of.cache_clear()
-        found, state = hash_of(path), read_state(path)
+        weights_hash, state = hash_of(path), read_state(path)
     else:
         folder = RunFolder(path)
         saved, _ = load_checked(folder, folder.config)
         state = saved["training"]["model"] if saved else read_state(path / FILE)
-        found = state_checksum(state)[:DIGITS]
-    if found != expected:
-        raise UserError(f"weights={path}: have the hash {found} now; the run was set up with {expected}")
+        weights_hash = state_checksum(state)[:DIGITS]
+    if weights_hash != expected:
+        raise UserError(f"weights={path}: have the hash {weights_hash} now; the run was set up with {expected}")
     return state

@@ -1,4 +1,4 @@
-"""What runs are doing: a training process writes its heartbeat; a state is read from a folder's files, and shown."""
+"""What runs are doing: a training process writes its heartbeat, and commands read and show the states of folders."""
 
 import csv
 import json
@@ -30,18 +30,18 @@ from deepnets.system.printing import as_text, console_for
 
 BEAT_SECONDS = 10.0
 DEAD_SECONDS = 60.0  # without a beat: six were missed
-STALLED_SECONDS = 600.0  # without an iteration: a beat is a thread's, which NCCL or a kernel that hangs does not stop
+STALLED_SECONDS = 600.0  # without an iteration: the thread beats on even if NCCL or a kernel hangs
 
 WAITING, QUEUED, RUNNING, PREEMPTED, DEAD = "waiting", "queued", "running", "preempted", "dead"
 CANCELLED = "cancelled"
 # In the order of a run's life.
 STATES = (WAITING, QUEUED, RUNNING, PREEMPTED, CANCELLED, DEAD, FAILED, DIVERGED, FINISHED)
-OF_SLURM = (QUEUED, RUNNING, PREEMPTED, DEAD)  # what SLURM may know better than the files, where the run has a job
+OF_SLURM = (QUEUED, RUNNING, PREEMPTED, DEAD)  # of a run with a job, SLURM may know more than its files
 
 REFRESH_SECONDS = 2.0
 STYLES = {FINISHED: "green", RUNNING: "cyan", PREEMPTED: "yellow", DIVERGED: "yellow", FAILED: "red", DEAD: "bold red"}
 STYLES |= {CANCELLED: "yellow"}
-# Where not all runs fit on the screen: what somebody may want to act on comes first.
+# If not all runs fit on the screen, those come first on which somebody may want to act.
 URGENCY = (RUNNING, DEAD, FAILED, CANCELLED, PREEMPTED, QUEUED, WAITING, DIVERGED, FINISHED)
 COLUMNS: dict[str, dict[str, Any]] = {
     "state": {"no_wrap": True},
@@ -54,7 +54,7 @@ COLUMNS: dict[str, dict[str, Any]] = {
 }
 AROUND_TABLE = 4  # lines of the screen for its header, its caption, and what stands below it
 
-# What a file that is cut off, or that another program wrote, may lead to.
+# The errors to which a file may lead that is cut off, or that another program wrote.
 UNREADABLE = (yaml.YAMLError, csv.Error, KeyError, AttributeError, ValueError, TypeError, OSError)
 
 
@@ -62,9 +62,9 @@ UNREADABLE = (yaml.YAMLError, csv.Error, KeyError, AttributeError, ValueError, T
 class State:
     """What a run is doing: `name` is one of `STATES`.
 
-    `progress` is the last that was written, None while a run starts. `silent` are the seconds since the last heartbeat,
-    `job` SLURM's name of the task that runs, ran or will run it. `reason` says in a line why it failed, died or waits,
-    or that it stalls.
+    `progress` is the last progress that was written, None while a run starts. `silent` counts the seconds since the
+    last heartbeat, and `job` is SLURM's name of the task that runs, ran or will run it. `reason` says in a line why it
+    failed, died or waits, or that it stalls.
     """
 
     name: str
@@ -76,35 +76,35 @@ class State:
 
 
 def state_of(folder: RunFolder, dead_after: float = DEAD_SECONDS) -> State:
-    """The state of the folder's run, from its files alone; running without a beat for `dead_after` seconds is dead.
+    """Return the state of the folder's run by its files alone; a run without a beat for `dead_after` seconds is dead.
 
     A run is queued if its job.json is newer than its last execution.
     """
     result, status, job = folder.result, folder.status, folder.job
     progress, executed = None, {result and result.job}  # a run may fail before its first heartbeat
-    known = partial(State)
+    state = partial(State)
     if status:
         progress, silent = status.progress, (datetime.now(UTC) - status.heartbeat).total_seconds()
-        known = partial(State, progress=progress, silent=silent, host=status.host, job=status.job)
+        state = partial(State, progress=progress, silent=silent, host=status.host, job=status.job)
         executed.add(status.job)
     if result and result.is_complete:
-        return known(result.status)
+        return state(result.status)
     if job and job.job not in executed and (not status or job.submitted > status.heartbeat):
         return State(QUEUED, progress, job=job.job)
     if result:
-        return known(FAILED, reason=" ".join(result.reason.split()))
+        return state(FAILED, reason=" ".join(result.reason.split()))
     if not status:
         return State(WAITING)
     if status.state == PREEMPTED:
-        return known(PREEMPTED)
+        return state(PREEMPTED)
     if silent > dead_after:
-        return known(DEAD)
+        return state(DEAD)
     idle = progress.seconds_idle + silent if progress else 0
-    return known(RUNNING, reason=f"stalled: no iteration for {idle / 60:.0f} min" if idle > STALLED_SECONDS else None)
+    return state(RUNNING, reason=f"stalled: no iteration for {idle / 60:.0f} min" if idle > STALLED_SECONDS else None)
 
 
 def read_state(folder: RunFolder) -> State:
-    """`state_of` the folder; failed, with the reason, where one of the files it is read from is broken."""
+    """Return `state_of` the folder, or a failed state with the reason if one of its files is broken."""
     try:
         return state_of(folder)
     except Unreadable as error:
@@ -112,18 +112,18 @@ def read_state(folder: RunFolder) -> State:
 
 
 def read_states(folders: Sequence[RunFolder]) -> dict[RunFolder, State]:
-    """`read_state` of each; and of a run that has not ended, what became of its task, by SLURM or by the task's log."""
+    """Return `read_state` of each folder; if a run has not ended, SLURM or a log says what became of its task."""
     states = {folder: read_state(folder) for folder in folders}
     asked = {folder: state for folder, state in states.items() if state.job and state.name in OF_SLURM}
     if not asked:
         return states
-    known = jobs.known({state.job for state in asked.values() if state.job})
-    return states | {folder: _with_task(folder, state, known) for folder, state in asked.items()}
+    answer = jobs.known({state.job for state in asked.values() if state.job})
+    return states | {folder: _with_task(folder, state, answer) for folder, state in asked.items()}
 
 
-def _with_task(folder: RunFolder, state: State, known: jobs.Known | None) -> State:
+def _with_task(folder: RunFolder, state: State, answer: jobs.Known | None) -> State:
     job = state.job or ""
-    task = known.tasks.get(job) if known else None
+    task = answer.tasks.get(job) if answer else None
     if task and task.is_pending:
         why = task.reason and f": {task.reason}"
         if state.name == QUEUED:
@@ -136,14 +136,14 @@ def _with_task(folder: RunFolder, state: State, known: jobs.Known | None) -> Sta
     cause = task if task and is_over and task.state in jobs.CAUSES else in_log
     reason = jobs.CAUSES.get(cause.state) or signal
     if cause.state == jobs.CANCELLED:
-        return replace(state, name=CANCELLED, reason=cause.reason or None)  # by whom, in the accounting
+        return replace(state, name=CANCELLED, reason=cause.reason or None)  # the accounting says by whom
     if state.name == QUEUED:
-        if not reason and (known is None or jobs.is_newer(folder, known.asked)):
+        if not reason and (answer is None or jobs.is_newer(folder, answer.asked)):
             return state
         if not reason and jobs.never_began(folder, job):
             return replace(state, name=CANCELLED, reason="in the queue")
         return replace(state, name=WAITING, job=None, reason=f"job {job} {reason or 'is no longer in the queue'}")
-    if state.name == PREEMPTED:  # saved; it did not lose anything
+    if state.name == PREEMPTED:  # the run has saved its state and lost nothing
         return replace(state, reason=(reason or "").partition(" before")[0] or None)
     return replace(state, name=DEAD, reason=reason)
 
@@ -155,8 +155,8 @@ def in_a_line(error: Exception) -> str:
 class Heartbeat:
     """Writes status.json while a run lives: at once when its state changes, and by a thread every `BEAT_SECONDS`.
 
-    A thread, because reading data, compiling or one long evaluation must not look like death, and because so it costs
-    the training loop nothing. It reads what the loop counts, never a device.
+    A thread writes, because reading data, compiling or one long evaluation must not look like death, and because it
+    costs the training loop nothing. It reads what the loop counts, never a device.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -171,7 +171,7 @@ class Heartbeat:
         return self
 
     def follow(self, progress: Callable[[], Progress]) -> None:
-        """Training begins; `progress` is asked at every beat, from another thread."""
+        """Note that training begins; from now on another thread calls `progress` at every beat."""
         self._progress = progress
         self._write(RUNNING)
 
@@ -237,7 +237,7 @@ def follow(folders: list[RunFolder], is_over: Callable[[], bool], seconds: float
 
 @contextmanager
 def live_table(folders: list[RunFolder]) -> Iterator[bool]:
-    """The table stands below all that is printed meanwhile, and is read anew now and then; False without a terminal."""
+    """Show the table below all that is printed meanwhile, and refresh it; yields False if there is no terminal."""
     console = Console(highlight=False)
     if not console.is_terminal or console.is_dumb_terminal:
         yield False
@@ -252,7 +252,7 @@ def live_table(folders: list[RunFolder]) -> Iterator[bool]:
 
 
 def table_of(folders: list[RunFolder], most: int | None = None) -> Table:
-    """A line per run, the most urgent of them where there are more than `most`; the caption counts all by state."""
+    """Make a table with a line for each run or, of more than `most`, the most urgent; the caption counts all states."""
     states = read_states(folders)
     shown = folders
     if most is not None and len(folders) > most:
@@ -271,13 +271,13 @@ def table_of(folders: list[RunFolder], most: int | None = None) -> Table:
         table.add_column(name, **COLUMNS[name])
     for folder, row in cells.items():
         name = str(folder.path.resolve().relative_to(sweep))
-        words = [name, *(row[column] for column in columns)]
-        table.add_row(*map(as_text, words), style=STYLES.get(states[folder].name))
+        texts = [name, *(row[column] for column in columns)]
+        table.add_row(*map(as_text, texts), style=STYLES.get(states[folder].name))
     return table
 
 
 def counted(states: list[State]) -> str:
-    """`8 runs: 3 running, 5 waiting`."""
+    """Count the states in words, e.g. `8 runs: 3 running, 5 waiting`."""
     counts = Counter(state.name for state in states)
     parts = [f"{counts[name]} {name}" for name in STATES if counts[name]]
     return f"{len(states)} run{'s' * (len(states) > 1)}: {', '.join(parts)}"

@@ -1,4 +1,4 @@
-"""Several run folders at once, as one batched network: which can be, and how they are executed."""
+"""Executes several run folders at once, as one batched network, and says which folders allow that."""
 
 import json
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from deepnets.training.hardware import with_counted_devices
 
 Ending = Result | Exception
 OPTIMIZERS = ("deepnets.optimizer.sgd", "deepnets.optimizer.scalar_sgd", "deepnets.optimizer.caffe_sgd")
-# What may differ: each row has its own start, order of images, rates and schedule.
+# Settings that may differ in a group: each row has its own start, order of images, rates and schedule.
 OWN = (
     "seed",
     "setting",
@@ -38,11 +38,11 @@ OWN = (
     "model.initialization",
     "model.shortcut.bias",
 )
-SHARED = ("device", "threads")  # of the keys that say where a run executes
+SHARED = ("device", "threads")  # settings of the execution that all rows of a group must share
 
 
 def groups_of(folders: Sequence[RunFolder], most: int) -> tuple[list[list[RunFolder]], dict[RunFolder, str]]:
-    """Groups of up to `most` folders to be trained at once, in the order of their first; and why others are alone."""
+    """Return groups of up to `most` folders to train at once, in the order of their first; and why others are alone."""
     by_key: dict[Any, list[RunFolder]] = {}
     alone: dict[RunFolder, str] = {}
     for number, folder in enumerate(folders):
@@ -63,7 +63,7 @@ def groups_of(folders: Sequence[RunFolder], most: int) -> tuple[list[list[RunFol
 
 
 def obstacle(config: Config) -> str | None:
-    """Why the run cannot be trained at once with others of its kind; None when it can."""
+    """Return why the run cannot be trained at once with others of its kind; None if it can."""
     config = with_counted_devices(config)
     if config.devices > 1:
         return f"devices={config.devices}: only runs of one process can be stacked"
@@ -86,11 +86,11 @@ def obstacle(config: Config) -> str | None:
 
 
 def run_together(folders: Sequence[RunFolder]) -> dict[RunFolder, Ending]:
-    """Train the folders of a group of `groups_of`, and return the result of each, or what it failed by.
+    """Train the folders of a group of `groups_of`, and return the result of each, or the error that made it fail.
 
-    A run that fails or diverges disturbs no other, to the bit: it is computed further, unseen. Where the group forms
-    again after an interruption, it goes on bit by bit; in another group, or alone, a run goes on but for rounding.
-    One that has meanwhile been trained elsewhere, and so stands at another iteration, is left out.
+    A run that fails or diverges does not change a bit of the others: it is still computed, but not recorded. If the
+    same group resumes after an interruption, it goes on bit by bit; in another group, or alone, a run goes on up to
+    rounding. A run that was trained elsewhere meanwhile, to another iteration, is left out.
 
     Raises:
         Interrupted: a signal came; the state of each is saved.
@@ -120,17 +120,17 @@ def run_together(folders: Sequence[RunFolder]) -> dict[RunFolder, Ending]:
         except Interrupted as stop:
             print_error(f"\nStopped by {stop}; {len(unfinished())} runs trained at once are saved. {RESUME}.")
             raise
-        except Exception as error:  # of the network that they share
+        except Exception as error:  # in the network that they share
             for execution in unfinished():
                 fail(execution, error)
         endings |= {execution.folder: execution.result for execution in going if execution.result}
-        if interruption.received:  # too late for these, but what follows them must stop
+        if interruption.received:  # too late for these runs, but the signal stops the next
             raise Interrupted(interruption.received)
     return endings
 
 
 def _opened(folder: RunFolder, held: ExitStack) -> Execution | Ending:
-    """The folder locked and read; or its result, if it has one by now, or why it cannot be trained."""
+    """Lock and read the folder; returns its result if it has one by now, or the error if it cannot be trained."""
     of_run = held.enter_context(ExitStack())
     try:
         config = folder.config
@@ -147,14 +147,14 @@ def _opened(folder: RunFolder, held: ExitStack) -> Execution | Ending:
 
 
 def _ended_by(error: Exception, folder: RunFolder, held: ExitStack) -> Exception:
-    """The folder's session ended by the error, which it notes; and the error as it is to be shown."""
-    with suppress(Exception):  # the error itself, or that where writing has failed so does closing
+    """End the folder's session by the error, which it notes; returns the error to show."""
+    with suppress(Exception):  # the error itself, or another one: if writing has failed, closing fails too
         held.__exit__(type(error), error, error.__traceback__)
     return UserError(f"{folder}: {refused}") if (refused := of_system(error)) else error
 
 
 def _in_step(executions: list[Execution]) -> list[Execution]:
-    """Those that stand where the first one does; the others are let go."""
+    """Return the executions that are as far as the first one; closes the others."""
 
     def position(execution: Execution) -> tuple:
         training = execution.training
@@ -167,15 +167,15 @@ def _in_step(executions: list[Execution]) -> list[Execution]:
 
 
 def _shared(config: Config) -> str:
-    """What must be equal in all rows of a group."""
+    """Return, as text, the settings that must be equal in all rows of a group."""
     values = flat(identity(config)) | {key: getattr(config, key) for key in SHARED}
     values["dataset.root"] = config.dataset.get("root")
-    kept = {key: value for key, value in values.items() if not any(f"{key}.".startswith(f"{own}.") for own in OWN)}
+    kept = {key: value for key, value in values.items() if not any(f"{key}.".startswith(f"{free}.") for free in OWN)}
     return json.dumps(kept, sort_keys=True)
 
 
 def _position(folder: RunFolder) -> tuple | None:
-    """Where the last whole checkpoint stands, and the arithmetic it began with; None without one."""
+    """Return iteration and batch of the last intact checkpoint, its threads and its precision; None without one."""
     saved, _ = checkpoint.load(folder.path, malformed)
     if saved is None:
         return None

@@ -1,4 +1,4 @@
-"""Trained weights as a file: safetensors beside the configuration, in deepnets' names or in torchvision's."""
+"""Trained weights as a file: safetensors beside the configuration, with deepnets' names or with torchvision's."""
 
 import json
 import os
@@ -35,7 +35,7 @@ TOLERANCE = 1e-4  # of the largest logit: two orders of operations differ by rou
 
 
 class NoSuchNetwork(UserError):
-    """Torchvision has no network of this kind, so that there are no names of its."""
+    """Torchvision has no network of this kind, so it has no names for these weights."""
 
 
 class _Metadata(BaseModel):
@@ -52,8 +52,8 @@ class _Metadata(BaseModel):
 class Weights:
     """The weights of a network by name (parameters and buffers), its run's configuration, the shape of its images.
 
-    `iteration` is the number of training steps behind the weights, and `input` what the network is given; both are None
-    where an earlier version did not note them.
+    `iteration` is the number of training steps behind the weights, and `input` describes the network's input; both are
+    None if an earlier version did not note them.
     """
 
     state: Mapping[str, Tensor]
@@ -64,7 +64,7 @@ class Weights:
     input: Input | None = None
 
     def model(self) -> nn.Module:
-        """The network, in evaluation mode on the CPU.
+        """Build the network, in evaluation mode on the CPU.
 
         Raises:
             UserError: the weights are of another network.
@@ -76,14 +76,14 @@ class Weights:
 
 
 def read_weights(folder: str | Path, allow_previous: bool = False) -> Weights:
-    """The weights of a run's last checkpoint, or, where there is none, those in `weights.safetensors` of a record.
+    """Read the weights of a run's last checkpoint or, if there is none, from `weights.safetensors` of a record.
 
-    Prints which iteration they are of. `allow_previous` accepts those of an earlier iteration than the result's.
+    Prints their iteration. `allow_previous` accepts weights of an earlier iteration than the result's.
 
     Raises:
         OtherCode: the user's own code has changed since, and neither version was chosen.
-        UserError: the folder is no run folder, holds neither, or they are damaged, of another run, or not those of the
-            run's result.
+        UserError: the folder is no run folder or holds no weights, or these are damaged, of another run, or not those
+            of the run's result.
     """
     run_folder = RunFolder(folder)
     config = run_folder.config
@@ -117,7 +117,7 @@ def read_weights(folder: str | Path, allow_previous: bool = False) -> Weights:
 
 
 def _input_in(state: Mapping[str, Any], file: Path) -> Input | None:
-    """What the checkpoint `state`, read from `file`, says about the network's input; earlier versions say nothing."""
+    """Return the network's input by the checkpoint `state`, read from `file`; earlier versions did not store it."""
     try:
         return Input.model_validate(state["input"]) if "input" in state else None
     except ValidationError as error:
@@ -125,7 +125,7 @@ def _input_in(state: Mapping[str, Any], file: Path) -> Input | None:
 
 
 def _reason(error: ValidationError, *place: str) -> str:
-    """Where it is wrong first, and why, in one line."""
+    """Return the first wrong entry and what is wrong with it, in one line."""
     first = error.errors()[0]
     return f"{'.'.join(map(str, (*place, *first['loc'])))}: {first['msg']}"
 
@@ -133,16 +133,16 @@ def _reason(error: ValidationError, *place: str) -> str:
 def _of_which_iteration(
     folder: RunFolder, weights: Weights, name: str, damaged: dict[str, str], allow_previous: bool
 ) -> str:
-    """A line that says so; raises UserError where the weights, from the file `name`, are not those of the result."""
+    """Say which iteration the weights in the file `name` are of; raises UserError if they are not the result's."""
     result = folder.completed
-    said = (
+    line = (
         "weights of an unknown iteration" if weights.iteration is None else f"weights of iteration {weights.iteration}"
     )
     if not result:
-        return said if name == FILE else f"{said}; the run has not finished"
+        return line if name == FILE else f"{line}; the run has not finished"
     last = result.iterations
     if result.status != FINISHED:
-        return f"{said}; the run {result.status} at iteration {last}"
+        return f"{line}; the run {result.status} at iteration {last}"
     if weights.iteration not in (None, last):
         if not allow_previous:
             why = f"{LAST} is damaged: {damaged[LAST]}" if LAST in damaged else f"{LAST} is missing"
@@ -152,9 +152,9 @@ def _of_which_iteration(
                 f"{last}{why}. Train the run again with overwrite=true, or take these weights with --allow-previous, "
                 "in Python load_run(..., allow_previous=True)"
             )
-        return f"{said}; the result is of iteration {last}"
-    if result.weights_sha256 is None:  # of an earlier version
-        return said
+        return f"{line}; the result is of iteration {last}"
+    if result.weights_sha256 is None:  # an earlier version wrote the result
+        return line
     if state_checksum(weights.state) != result.weights_sha256:
         raise UserError(
             f"{folder.path / name}: the weights in it are not those of the result: their checksum differs from "
@@ -164,7 +164,7 @@ def _of_which_iteration(
 
 
 def _read_record(folder: RunFolder, config: Config) -> Weights:
-    """The weights in `weights.safetensors`, which must be of this configuration."""
+    """Read the weights in `weights.safetensors`, which must be of this configuration."""
     file = folder.path / FILE
     try:
         opened(file).close()
@@ -212,39 +212,39 @@ def write_weights(weights: Weights, folder: Path) -> Path:
 
 
 def write_for_torchvision(weights: Weights, file: Path) -> Path:
-    """Write the weights by the names of torchvision's residual networks, which are timm's too; returns the file.
+    """Write the weights with the names of torchvision's residual networks, which timm uses too; returns the file.
 
-    Both networks are compared first, with torchvision's fresh weights in both.
+    First the logits of both networks are compared, with torchvision's fresh weights in both.
 
     Raises:
-        NoSuchNetwork: torchvision has none.
+        NoSuchNetwork: torchvision has no such network.
     """
     model = weights.model()
-    state = {name: weights.state[own] for own, name in torchvision_names(weights.state).items()}
+    state = {renamed: weights.state[name] for name, renamed in torchvision_names(weights.state).items()}
     try:
         if not isinstance(model, ResNet):
             raise ValueError(f"it is a {type(model).__name__}")
         with torch.random.fork_rng(devices=()), torch.inference_mode():
             torch.manual_seed(0)
-            there = torchvision_network(model).eval()
-            there.load_state_dict(state)
-            there = torchvision_network(model).eval()
-            load_state(model, there.state_dict())
+            reference = torchvision_network(model).eval()
+            reference.load_state_dict(state)
+            reference = torchvision_network(model).eval()
+            load_state(model, reference.state_dict())
             images = torch.randn(2, *weights.shape)
-            expected, logits = there(images), model(images)
+            expected, logits = reference(images), model(images)
         if not torch.allclose(logits, expected, rtol=0, atol=TOLERANCE * expected.abs().max().item()):
             raise ValueError(
                 "its logits differ. It strides in a bottleneck's 3x3 convolution (model.strided_kernel=1) and has "
                 "no stochastic depth"
             )
-    except (ValueError, RuntimeError) as error:  # the latter of names and shapes
+    except (ValueError, RuntimeError) as error:  # RuntimeError if names or shapes differ
         reason = " ".join(str(error).split())
         raise NoSuchNetwork(f"torchvision has no such network: {reason}") from error
     return _write_safetensors(state, file, {"format": "pt"})
 
 
 def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Let `model` take over the tensors of `state`, by its own names or by torchvision's.
+    """Make the tensors of `state`, under the model's own names or torchvision's, the weights of `model`.
 
     Counts of batches, which no network here reads, may be missing, as in torchvision's older files.
 
@@ -255,28 +255,28 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 def by_own_names(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`state` by the names of the network whose state is `own`, where it has torchvision's names."""
+    """Return `state` with the names of `own`, the state of a deepnets network, if it has torchvision's names."""
     if own.keys() & state.keys():
         return dict(state)
-    return {name: state[there] for name, there in torchvision_names(own).items() if there in state}
+    return {name: state[renamed] for name, renamed in torchvision_names(own).items() if renamed in state}
 
 
 def fitting(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of `state` as `model` holds them.
+    """Return the tensors of `state` with the names and types of the model's own.
 
     Raises:
         UserError: as `load_state`.
     """
-    own = model.state_dict()
-    state = by_own_names(state, own)
-    counts = {name: tensor.new_zeros((), device="cpu") for name, tensor in own.items() if name.endswith("_tracked")}
+    present = model.state_dict()
+    state = by_own_names(state, present)
+    counts = {name: tensor.new_zeros((), device="cpu") for name, tensor in present.items() if name.endswith("_tracked")}
     state = {**counts, **state}
-    wrong = [f"{name} is missing" for name in own.keys() - state.keys()]
-    wrong += [f"{name} is unknown" for name in state.keys() - own.keys()]
+    wrong = [f"{name} is missing" for name in present.keys() - state.keys()]
+    wrong += [f"{name} is unknown" for name in state.keys() - present.keys()]
     wrong += [
-        f"{name} is {list(state[name].shape)}, not {list(own[name].shape)}"
-        for name in own.keys() & state.keys()
-        if own[name].shape != state[name].shape
+        f"{name} is {list(state[name].shape)}, not {list(present[name].shape)}"
+        for name in present.keys() & state.keys()
+        if present[name].shape != state[name].shape
     ]
     wrong += [
         f"{name} holds {str(tensor.dtype).removeprefix('torch.')}, not real numbers in memory"
@@ -285,14 +285,14 @@ def fitting(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     ]
     if wrong:
         raise UserError(f"the weights are of another network: {min(wrong)} ({len(wrong)} differences)")
-    return {name: tensor.to(own[name].dtype) for name, tensor in state.items()}
+    return {name: tensor.to(present[name].dtype) for name, tensor in state.items()}
 
 
 def read_state(file: Path) -> dict[str, Tensor]:
-    """A state dictionary that `safetensors` or `torch.save` wrote, on the CPU; nothing in it is called.
+    """Read a state dictionary that `safetensors` or `torch.save` wrote, onto the CPU; nothing in it is called.
 
     Raises:
-        UserError: the file cannot be read as one.
+        UserError: the file cannot be read as a state dictionary.
     """
     if not file.is_file():
         raise UserError(f"{file}: no such file of weights")
@@ -316,7 +316,7 @@ def _read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def _write_safetensors(state: Mapping[str, Tensor], file: Path, about: dict[str, str]) -> Path:
-    """The file appears complete or not at all."""
+    """Write the tensors; the file appears complete or not at all."""
     with fresh(file) as new:
         new.write(save({name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}, about))
     new_name(file).replace(file)
@@ -324,11 +324,11 @@ def _write_safetensors(state: Mapping[str, Tensor], file: Path, about: dict[str,
 
 
 def torchvision_network(model: ResNet) -> nn.Module:
-    """Torchvision's network with as many units, freshly initialised.
+    """Build torchvision's network with as many units, freshly initialised.
 
-    Raises ValueError where it has none: with other than 4 stages, or other than 2 or 3 convolutions in a branch.
+    Raises ValueError if torchvision has none: with other than 4 stages, or other than 2 or 3 convolutions in a branch.
     """
-    from torchvision.models import resnet  # takes half a second, which only this waits for
+    from torchvision.models import resnet  # takes half a second, which others need not wait for
 
     kernels = sum(isinstance(layer, nn.Conv2d) for layer in model.units[0].branch)
     units = [len(list(stage.children())) for stage in model.stages]
@@ -339,19 +339,19 @@ def torchvision_network(model: ResNet) -> nn.Module:
 
 
 def torchvision_names(names: Iterable[str]) -> dict[str, str]:
-    """By the name of each weight of a ResNet with the original ordering, torchvision's name of it."""
+    """Return torchvision's name of each weight, by its name in a ResNet with the original ordering."""
 
     def renamed(name: str) -> str:
-        name = re.sub(r"(?<=\d)\.bn\.", ".", name)  # ghost batch normalisation holds one of torch's
-        name = re.sub(r"^stem\.([01])", lambda found: ("conv1", "bn1")[int(found[1])], name)
+        name = re.sub(r"(?<=\d)\.bn\.", ".", name)  # ghost batch normalisation holds torch's as `bn`
+        name = re.sub(r"^stem\.([01])", lambda match: ("conv1", "bn1")[int(match[1])], name)
         name = re.sub(r"^head", "fc", name)
-        name = re.sub(r"^stages\.(\d+)", lambda found: f"layer{int(found[1]) + 1}", name)
+        name = re.sub(r"^stages\.(\d+)", lambda match: f"layer{int(match[1]) + 1}", name)
         name = name.replace("shortcut.resize", "downsample")
-        return re.sub(r"branch\.(\d+)", lambda found: _in_branch(int(found[1])), name)
+        return re.sub(r"branch\.(\d+)", lambda match: _in_branch(int(match[1])), name)
 
     return {name: renamed(name) for name in names}
 
 
 def _in_branch(place: int) -> str:
-    """The layers of a branch are conv, bn, relu, conv, ..."""
+    """Return torchvision's name of a branch's layer at this place; the layers are conv, bn, relu, conv, ..."""
     return f"{('conv', 'bn', 'relu')[place % 3]}{place // 3 + 1}"
