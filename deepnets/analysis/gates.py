@@ -1,7 +1,7 @@
 """Transform gates: their biases, how far they open, and how they route (Srivastava et al. 2015, section 4, Fig. 2, 3).
 
 A gate has a value per block: a hidden unit of a fully connected layer, or a feature map, averaged over its pixels.
-Arrays are (layers, blocks), layers being the units with gates; where layers differ in width, NaN fills the narrow ones.
+Arrays are (layers, blocks); the layers are the units with gates. If layers differ in width, NaN fills the narrow ones.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -47,7 +47,7 @@ class Routing:
 
 
 def routing_of(walk: Walk, batches: Iterable[tuple[Tensor, Tensor]], classes: int) -> Routing:
-    """The routing over all batches (x (N, C, H, W), y (N,)). Raises a UserError for a net without gates."""
+    """Measure the routing over all batches (x (N, C, H, W), y (N,)). Raises a UserError for a net without gates."""
     bias, shortcuts = biases(walk), gates_of(walk)
     moments: list[Tensor] = []  # of each layer, sums of g and g^2 by class, (classes, 2, blocks)
     images = torch.zeros(classes, dtype=torch.float64)
@@ -55,12 +55,12 @@ def routing_of(walk: Walk, batches: Iterable[tuple[Tensor, Tensor]], classes: in
     for x, labels in batches:
         member = torch.nn.functional.one_hot(labels, classes).double()
         images += member.sum(0).cpu()
-        found, rows = [], []
+        sums, rows = [], []
         with torch.inference_mode():
             for gate, _, change in _unit_states(walk, shortcuts, x):
-                found.append(torch.einsum("nc,nmb->cmb", member, torch.stack((gate, gate**2), 1)).cpu())
+                sums.append(torch.einsum("nc,nmb->cmb", member, torch.stack((gate, gate**2), 1)).cpu())
                 rows.append(torch.stack(((gate > OPEN).double().mean(1), sparseness(gate, 1), change)).cpu().numpy())
-        moments = [total + more for total, more in zip(moments, found, strict=True)] if moments else found
+        moments = [total + more for total, more in zip(moments, sums, strict=True)] if moments else sums
         by_image.append(np.stack(rows, 2))
     count = images.sum()
     mean, square = ([layer.sum(0)[index] / count for layer in moments] for index in (0, 1))
@@ -83,7 +83,7 @@ def routing_of(walk: Walk, batches: Iterable[tuple[Tensor, Tensor]], classes: in
 
 
 def sparseness(values: Tensor, dim: int) -> Tensor:
-    """1 - <g>^2 / <g^2> over a dimension: 0 where all are equal, 1 - 1/n where one of n is on.
+    """Compute 1 - <g>^2 / <g^2> over a dimension: 0 if all values are equal, 1 - 1/n if one of n is on.
 
     Treves and Rolls 1991.
     """
@@ -95,7 +95,7 @@ def _sparseness(mean: Tensor, square: Tensor) -> Tensor:
 
 
 def _between(sums: Tensor, mean: Tensor, square: Tensor, images: Tensor) -> Tensor:
-    """The variance of the class means over that of all images, (blocks,); 0 where nothing varies."""
+    """Divide the variance of the class means by the variance over all images, (blocks,); 0 if nothing varies."""
     seen = images > 0
     means = sums[seen] / images[seen, None]
     of_classes = (images[seen, None] * (means - mean).square()).sum(0) / images.sum()
@@ -107,34 +107,34 @@ def _between(sums: Tensor, mean: Tensor, square: Tensor, images: Tensor) -> Tens
 def interval(
     statistic: Callable[..., float], *samples: np.ndarray, resamples: int = 1000, seed: int = 0
 ) -> tuple[float, float, float]:
-    """A statistic of paired samples and the ends of its 95 % interval, by bootstrap percentiles; NaN if it is NaN."""
+    """Return a statistic of paired samples and its 95 % interval, by bootstrap percentiles; NaN if it is NaN."""
     value = float(statistic(*samples))
     if np.isnan(value):
         return value, value, value
-    found = bootstrap(
+    ends = bootstrap(
         samples, statistic, paired=True, vectorized=False, n_resamples=resamples, method="percentile", rng=seed
     ).confidence_interval
-    return value, float(found.low), float(found.high)
+    return value, float(ends.low), float(ends.high)
 
 
 def biases(walk: Walk) -> np.ndarray:
-    """The bias of every block's gate, as it is now. Raises a UserError for a net without gates."""
+    """Return the present bias of every block's gate. Raises a UserError for a net without gates."""
     return _padded([shortcut.gate_bias for shortcut in gates_of(walk)])
 
 
 def of_one(walk: Walk, x: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """The gates and the outputs y of each block for one image x (1, C, H, W): Fig. 2, third and fourth column.
+    """Return the gates and the outputs y of each block for one image x (1, C, H, W): Fig. 2, third and fourth column.
 
     Raises a UserError for a net without gates.
     """
     with torch.inference_mode():
-        found = list(_unit_states(walk, gates_of(walk), x))
-    gates, outputs = ([each[side][0] for each in found] for side in (0, 1))
+        states = list(_unit_states(walk, gates_of(walk), x))
+    gates, outputs = ([each[side][0] for each in states] for side in (0, 1))
     return _padded(gates), _padded(outputs)
 
 
 def gates_of(walk: Walk) -> list[Gated]:
-    """The gated shortcut of every unit. Raises a UserError for a net without gates."""
+    """Return the gated shortcut of every unit. Raises a UserError for a net without gates."""
     shortcuts = [unit.shortcut for unit in walk.units if isinstance(unit.shortcut, Gated)]
     if len(shortcuts) < len(walk.units):
         kinds = ", ".join(sorted({type(unit.shortcut).__name__ for unit in walk.units}))
@@ -145,9 +145,9 @@ def gates_of(walk: Walk) -> list[Gated]:
 
 
 def _unit_states(walk: Walk, shortcuts: Sequence[Gated], x: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Gates and output of each unit in turn, (N, blocks), averaged over pixels, and how far it changes its state, (N,).
+    """Yield gates and output of each unit in turn, (N, blocks), averaged over pixels, and its change of state, (N,).
 
-    The change is ||y - x|| / (||x|| + ||y||), 0 where x is copied and at most 1; x is taken as the shortcut resizes it.
+    The change is ||y - x|| / (||x|| + ||y||), 0 if x is copied and at most 1; x is what the shortcut's resize returns.
     """
     for unit, before, b, shortcut in zip(walk.units, walk.before, walk.b, shortcuts, strict=True):
         x = before(x)
@@ -164,7 +164,7 @@ def _over_pixels(values: Tensor) -> Tensor:
 
 
 def _padded(layers: Sequence[Tensor]) -> np.ndarray:
-    """The layers (blocks,) as the rows of one array; narrow layers are filled up with NaN."""
+    """Stack layers (blocks,) as the rows of one array; NaN fills up the narrow ones."""
     array = np.full((len(layers), max(len(layer) for layer in layers)), np.nan)
     for row, layer in zip(array, layers, strict=True):
         row[: len(layer)] = layer.detach().cpu().numpy()

@@ -1,4 +1,4 @@
-"""Gradients and signals over depth: what reaches each unit from the loss and from the images, and what shortcuts pass.
+"""Gradients and signals over depth: how much of them reaches each unit, and how much of a gradient shortcuts pass.
 
 Signals are the values that units and layers put out in the forward pass.
 """
@@ -23,15 +23,15 @@ from deepnets.models.transformer import MLP, Attention
 from deepnets.models.unit import Unit
 
 BATCH = 128  # images that the papers train at once; a backward pass holds all their activations
-CHANGED = 0.01  # relative: a unit whose factor differs by more from that of its shortcut is named
-MOST_NAMED = 5  # units by their numbers; more than these are only counted
+CHANGED = 0.01  # relative: units are named if their factor differs by more than this from their shortcut's factor
+MOST_NAMED = 5  # more units than these are only counted, and not named by their numbers
 
 
 def gradient_norms(walk: Walk, x: Tensor, labels: Tensor) -> np.ndarray:
-    """||dL/dx_l|| of each unit's output x_l, (units,): L2 over an image, then the mean over the images x (N, C, H, W).
+    """Compute ||dL/dx_l|| of each unit's output x_l, (units,): L2 over an image, averaged over images x (N, C, H, W).
 
-    L is the sum of the images' cross-entropies, so that an image's gradient does not depend on N. x_l is what follows
-    the addition of unit l: with a ReLU behind it, the ReLU's output. More than BATCH images are several batches.
+    L is the sum of the images' cross-entropies, so that an image's gradient does not depend on N. If a ReLU follows the
+    addition of unit l, x_l is the ReLU's output. More than BATCH images are several batches.
     """
     count = ceil(len(x) / BATCH)
     batches = zip(x.tensor_split(count), labels.tensor_split(count), strict=True)
@@ -51,13 +51,13 @@ def _summed_norms(walk: Walk, x: Tensor, labels: Tensor) -> np.ndarray:
 
 
 def first_to_last(norms: np.ndarray) -> float:
-    """The first unit's gradient over the last one's; NaN where that one is 0."""
+    """Divide the first unit's gradient by the last one's; NaN if that one is 0."""
     return float(norms[0] / norms[-1]) if norms[-1] else float("nan")
 
 
 @dataclass(frozen=True)
 class Signals:
-    """Each unit's output, over all its values: mean, deviation, 10th and 90th percentile, share below 0; (units,).
+    """Statistics of each unit's output, (units,): mean, deviation, 10th and 90th percentile, share of values below 0.
 
     `shortcut` and `branch` are the root mean squares of the two terms of its sum, h(x) and what F(x) adds to it.
     """
@@ -72,7 +72,7 @@ class Signals:
 
 
 def signals(walk: Walk, x: Tensor) -> Signals:
-    """The signals that images x (N, C, H, W) cause."""
+    """Measure the signals that images x (N, C, H, W) cause."""
     rows = []
     with torch.inference_mode():
         for unit, before, b in zip(walk.units, walk.before, walk.b, strict=True):
@@ -89,12 +89,12 @@ def _rms(values: Tensor) -> float:
 
 
 def clipped(walk: Walk, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[np.ndarray, np.ndarray]:
-    """How many values the ReLU behind each unit's addition sets to 0, and of how many, (units,).
+    """Count the values that the ReLU behind each unit's addition sets to 0, and all its values, both (units,).
 
-    A unit without a ReLU there has 0 of 0 values.
+    A unit without such a ReLU has 0 of 0 values.
 
     Raises:
-        UserError: no unit has one.
+        UserError: no unit has such a ReLU.
     """
     if not any(isinstance(layer, nn.ReLU) for unit in walk.units for layer in unit.after.children()):
         raise UserError("no ReLU stands behind an addition here: choose for example model/ordering=original")
@@ -112,10 +112,10 @@ def clipped(walk: Walk, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[np.nd
 
 
 def responses(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
-    """The standard deviation, over all its values, of the response of each layer with weights, by the layer's name.
+    """Return the standard deviation over all values of the response of each layer with weights, by the layer's name.
 
-    A response is what stands behind the layer's BN, or behind the layer itself where no BN follows, in front of ReLU or
-    addition; head and shortcuts are left out. He et al. 2015, section 4.2 and Fig. 7.
+    A response is the output of the layer's BN, or of the layer itself if no BN follows, in front of ReLU or addition;
+    head and shortcuts are left out. He et al. 2015, section 4.2 and Fig. 7.
     """
     layers = _response_layers(model)
     sums = {name: np.zeros(3) for name in layers}
@@ -139,9 +139,9 @@ def responses(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> dic
 
 
 def _response_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """The module that puts out the response of each layer with weights: the layer itself, or the BN behind it.
+    """Return the module that puts out the response of each layer with weights: the layer itself, or the BN behind it.
 
-    Named by the convolution or linear layer, in the order of the net; a transformer's attention or MLP counts as one.
+    Keys are the names of the layers, in the order of the net; a transformer's attention or MLP counts as one layer.
     """
     layers: dict[str, nn.Module] = {}
     for name, parent in model.named_modules():
@@ -172,7 +172,7 @@ class Bypass:
         return {"shortcut_product": float(np.prod(self.shortcut)), "bypass_product": float(np.prod(self.whole))}
 
     def sentence(self, when: str, fresh: bool = True) -> str:
-        """Both products over the units in words, and the units whose factors are not those of their shortcuts alone.
+        """Describe both products over the units, and name the units that scale a gradient beyond their shortcuts.
 
         The formula holds for a `fresh` net, so it is left out for others.
         """
@@ -190,16 +190,16 @@ class Bypass:
 
 
 def bypass_of(walk: Walk, x: Tensor, seed: int) -> Bypass:
-    """The factors on the images x (N, C, H, W), with random gradients of this seed."""
+    """Measure the factors on the images x (N, C, H, W), with random gradients of this seed."""
     generator = torch.Generator().manual_seed(seed)
     return Bypass(shortcut_factors(walk, x, generator), shortcut_formula(walk), bypass_factors(walk, x, generator))
 
 
 def shortcut_factors(walk: Walk, x: Tensor, generator: torch.Generator) -> np.ndarray:
-    """By how much each unit's h scales a gradient that passes it, (units,), measured: 0 for plain units.
+    """Measure by how much each unit's h scales a gradient that passes it, (units,): 0 for plain units.
 
-    ||J' v|| over the batch x (N, C, H, W) for v ~ N(0, 1) and the Jacobian J of h, divided by the same for h's change
-    of shape alone. He et al. 2016, Eq. 7, where the product over units is all that scales a gradient which takes no
+    The factor is ||J' v|| over the batch x (N, C, H, W) for v ~ N(0, 1) and the Jacobian J of h, divided by the same
+    for h's change of shape alone. In He et al. 2016, Eq. 7, only the product over units scales a gradient that takes no
     branch; `bypass_factors` measures what else scales it.
     """
     with torch.no_grad():
@@ -223,7 +223,7 @@ def _shortcut_factor(unit: Unit, x: Tensor, generator: torch.Generator) -> float
 
 
 def shortcut_formula(walk: Walk) -> np.ndarray:
-    """`shortcut_factors` of a fresh net by formula: a constant's value, 1 - sigmoid(b) of a gate; NaN without one."""
+    """Compute `shortcut_factors` of a fresh net by formula: a constant, 1 - sigmoid(b) for a gate, NaN for others."""
     return np.array([_formula(unit.shortcut) for unit in walk.units])
 
 
@@ -242,17 +242,17 @@ def _formula(shortcut: nn.Module) -> float:
 
 
 def bypass_factors(walk: Walk, x: Tensor, generator: torch.Generator) -> np.ndarray:
-    """By how much each unit scales a gradient that passes all units without their branches, (units,).
+    """Measure by how much each unit scales a gradient that passes all units without their branches, (units,).
 
-    With e what stands before the split and f what follows the addition, a unit and its Jacobian past the branch are
+    If e stands before the split and f follows the addition, a unit and its Jacobian past the branch are
 
         x' = f(h(e(x)) + b F(e(x)))        J = f'(y) h'(e(x)) e'(x),    y = h(e(x)) + b F(e(x))
 
-    v_L ~ N(0, 1) behind the last unit is pulled back, v_l-1 = J_l' v_l. The factor of unit l is the norm of J_l' v_l
-    over that of S' v_l, with S its change of shape alone; the product over units is that of the whole way. So a ReLU
-    behind the additions, or a normalisation in front of a stage, is part of it; `shortcut_factors` are those of h
-    alone. From a plain unit on towards the input all factors are 0. What stands between two units, such as pooling,
-    turns the gradient and counts for neither unit. He et al. 2016, Eq. 5.
+    v_L ~ N(0, 1) behind the last unit is pulled back: v_l-1 = J_l' v_l. The factor of unit l is ||J_l' v_l||/||S' v_l||
+    with S its change of shape alone; the product over units is the factor of the whole way. So it contains a ReLU
+    behind the additions, or a normalisation in front of a stage; `shortcut_factors` contain h alone. From a plain unit
+    back to the input all factors are 0. A layer between two units, e.g. pooling, turns the gradient and counts for
+    neither unit. He et al. 2016, Eq. 5.
     """
     steps = []
     with torch.no_grad():
@@ -273,7 +273,7 @@ def bypass_factors(walk: Walk, x: Tensor, generator: torch.Generator) -> np.ndar
 
 
 def _past_branch(unit: Unit, x: Tensor, b: float, gradient: Tensor) -> tuple[Tensor, float]:
-    """The direction of the gradient in front of a unit, and its norm over what the change of shape would leave."""
+    """Return the gradient's direction in front of a unit, and its norm over that behind the change of shape alone."""
     if unit.is_plain:
         return torch.zeros_like(x), 0.0
     with torch.no_grad():
@@ -288,10 +288,10 @@ def _past_branch(unit: Unit, x: Tensor, b: float, gradient: Tensor) -> tuple[Ten
         reference = gradient if resize is None else _through(resize, split, gradient)
     norm = reference.double().norm().item()
     size = pulled.double().norm().item()
-    return pulled / (size or 1.0), size / norm if norm else 0.0  # of unit length: many units leave little for float32
+    return pulled / (size or 1.0), size / norm if norm else 0.0  # unit length, as many units leave little for float32
 
 
 def _through(resize: nn.Module, x: Tensor, v: Tensor) -> Tensor:
-    """v pulled back through the change of shape; for a concatenation, through its first channels, which are x."""
+    """Pull v back through the change of shape; for a concatenation, through its first channels, which are x."""
     resized = resize(x)
     return torch.autograd.grad(resized, x, v[:, : resized.shape[1]])[0]

@@ -1,4 +1,4 @@
-"""Lesions: units deleted or re-ordered at test, and the error of what is left (Veit et al. 2016, section 4)."""
+"""Lesions: delete or re-order units at test, and measure the error of the rest (Veit et al. 2016, section 4)."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -17,13 +17,13 @@ from deepnets.models.unit import Unit
 
 @dataclass(frozen=True)
 class Place:
-    """Which unit stands at a position, counted from 0, and whether it is deleted."""
+    """The unit, counted from 0, that stands at a position, and whether it is deleted."""
 
     unit: int
     deleted: bool = False
 
 
-Variant = tuple[Place, ...]  # what stands at each position of the net
+Variant = tuple[Place, ...]  # the unit at each position of the net
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class Scores:
 
 
 def without_branch(unit: Unit, x: Tensor) -> Tensor:
-    """x' of a unit that is deleted: its shortcut stays, and what stands before the split and behind the addition.
+    """Compute x' of a deleted unit: its shortcut stays, and the layers before the split and behind the addition.
 
-    Where the gate is exclusive it is forced to 0, so that x is copied: Srivastava et al. 2015, Fig. 4. A plain unit,
-    which has no shortcut, is taken out whole.
+    An exclusive gate is forced to 0, so that x is copied: Srivastava et al. 2015, Fig. 4. A plain unit, which has no
+    shortcut, is taken out as a whole.
     """
     if unit.is_plain:
         return x
@@ -48,7 +48,7 @@ def without_branch(unit: Unit, x: Tensor) -> Tensor:
 
 
 def closes_gates(walk: Walk) -> bool:
-    """Whether deleting any unit means to force its gates to 0."""
+    """Return whether deleting any unit means to force its gates to 0."""
     return all(isinstance(unit.shortcut, Gated) and unit.shortcut.exclusive for unit in walk.units)
 
 
@@ -58,11 +58,11 @@ def scores(
     variants: Sequence[Variant],
     precision: torch.dtype = torch.float32,
 ) -> Scores:
-    """The scores of each variant of a net on all batches (x (N, C, H, W), y (N,)); batch statistics stay frozen.
+    """Score each variant of a net on all batches (x (N, C, H, W), y (N,)); batch statistics stay frozen.
 
     `precision` is float32, the net's own arithmetic, or bfloat16, by autocast as in training's evaluation.
 
-    Variants that begin alike share their activations as far as they do: all single deletions of n units cost n / 2
+    Variants share their activations up to the first unit that differs: all single deletions of n units cost n / 2
     evaluations, not n. One activation per position is held at a time, so batches that fit the processor's cache are
     the fastest on a CPU.
     """
@@ -74,7 +74,7 @@ def scores(
 
 
 def scored(sums: np.ndarray, images: int) -> Scores:
-    """The scores that the sums (variants, 2) of `sums_of` over all images make."""
+    """Turn the sums (variants, 2) of `sums_of` over all images into scores."""
     wrong, loss = (sums / max(images, 1)).T
     return Scores(100 * wrong, loss)
 
@@ -82,7 +82,7 @@ def scored(sums: np.ndarray, images: int) -> Scores:
 def sums_of(
     walk: Walk, x: Tensor, labels: Tensor, variants: Sequence[Variant], precision: torch.dtype = torch.float32
 ) -> np.ndarray:
-    """How many images of a batch each variant gets wrong, and its summed cross-entropy: (variants, 2)."""
+    """Count the images of a batch that each variant gets wrong, and sum up its cross-entropy: (variants, 2)."""
     sums = torch.zeros(len(variants), 2, dtype=torch.float64)
     autocast = torch.autocast(x.device.type, torch.bfloat16, enabled=precision == torch.bfloat16)
     with torch.inference_mode(), autocast:
@@ -95,7 +95,7 @@ def sums_of(
 
 
 def _logits(walk: Walk, x: Tensor, variants: Sequence[Variant]) -> Iterable[tuple[list[int], Tensor]]:
-    """The logits of each group of equal variants, depth first through the tree of their beginnings."""
+    """Yield the logits of each group of equal variants, depth first through the tree of their beginnings."""
     pending = [(walk.before[0](x), 0, list(range(len(variants))))]
     while pending:
         x, position, alike = pending.pop()
@@ -116,18 +116,18 @@ def _pass(walk: Walk, place: Place, x: Tensor) -> Tensor:
 
 
 def intact(walk: Walk) -> Variant:
-    """The net as it is."""
+    """Return the net as it is."""
     return tuple(Place(unit) for unit in range(len(walk)))
 
 
 def with_deleted(walk: Walk, deleted: Iterable[int]) -> Variant:
-    """The net without the branches of these units."""
+    """Return the net without the branches of these units."""
     gone = set(deleted)
     return tuple(Place(unit, unit in gone) for unit in range(len(walk)))
 
 
 def keeping_shape(walk: Walk, x: Tensor) -> list[int]:
-    """The units whose output has the shape of their input, on images x (N, C, H, W)."""
+    """Return the units whose output has the shape of their input, on images x (N, C, H, W)."""
     with torch.inference_mode():
         inputs = walk.inputs(x[:1])[:-1]
         outputs = [unit(state) for unit, state in zip(walk.units, inputs, strict=True)]
@@ -135,10 +135,10 @@ def keeping_shape(walk: Walk, x: Tensor) -> list[int]:
 
 
 def deletable(walk: Walk, x: Tensor) -> list[int]:
-    """The units that can be deleted: all that have a shortcut, and the plain ones that keep the shape of x.
+    """Return the units that can be deleted: all that have a shortcut, and the plain ones that keep the shape of x.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such unit.
     """
     keeping = set(keeping_shape(walk, x))
     units = [unit for unit in range(len(walk)) if unit in keeping or not walk.units[unit].is_plain]
@@ -148,15 +148,15 @@ def deletable(walk: Walk, x: Tensor) -> list[int]:
 
 
 def random_deletions(walk: Walk, candidates: Sequence[int], count: int, generator: np.random.Generator) -> Variant:
-    """The net without `count` units drawn from `candidates`, all subsets being equally likely: Veit et al., Fig. 5a."""
+    """Return the net without `count` random `candidates`; all subsets are equally likely: Veit et al., Fig. 5a."""
     return with_deleted(walk, generator.choice(candidates, count, replace=False).tolist())
 
 
 def swappable(walk: Walk, x: Tensor) -> list[tuple[int, int]]:
-    """The pairs of units of one stage that keep the shape of x and so could change places.
+    """Return the pairs of units of one stage that keep the shape of x, so that they could change places.
 
     Raises:
-        UserError: there is none.
+        UserError: there is no such pair.
     """
     keeping = keeping_shape(walk, x)
     pairs = [(a, b) for a in keeping for b in keeping if a < b and walk.stages[a] == walk.stages[b]]
@@ -166,7 +166,7 @@ def swappable(walk: Walk, x: Tensor) -> list[tuple[int, int]]:
 
 
 def reordering(walk: Walk, pairs: Sequence[tuple[int, int]], swaps: int, generator: np.random.Generator) -> Variant:
-    """The net after `swaps` swaps of a random pair of these: Veit et al., Fig. 5b."""
+    """Return the net after `swaps` swaps of a random pair of these: Veit et al., Fig. 5b."""
     order = list(range(len(walk)))
     for first, second in generator.choice(pairs, swaps).tolist():
         order[first], order[second] = order[second], order[first]

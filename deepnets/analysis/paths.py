@@ -1,8 +1,8 @@
 """Paths: the gradient at the input by the number of branches it came through (Veit et al. 2016, Fig. 6).
 
-With h and F the two terms of every unit, y = h(x) + F(x), the gradient of n units is the sum over 2^n paths, each of
-which goes through h or F alone in each unit. A path's length is the number of F's on it. For gated units h(x) is
-(1 - g(x)) x and F is y - h(x), so that the sum stays the whole gradient.
+Every unit adds two terms, y = h(x) + F(x). So the gradient of n units is the sum over 2^n paths; in each unit a path
+goes through either h or F. A path's length is the number of F's on it. For gated units h(x) is (1 - g(x)) x and F is
+y - h(x), so that the sum stays the whole gradient.
 """
 
 import math
@@ -21,16 +21,16 @@ from deepnets.models.shortcuts import Dropped, Identity, Projected, Scaled
 from deepnets.models.unit import Unit
 
 AT_ONCE = 32  # images of one backward pass
-PATHS = 256  # whose gradients are held at once
-FAR = 40  # powers of two from 1 to where a gradient is scaled
-APART = (Identity, Scaled, Projected, Dropped)  # what r adds does not read x, whose gradient would drown a small one
+PATHS = 256  # paths whose gradients are held at once
+FAR = 40  # a gradient that is so many powers of two away from 1 is scaled
+APART = (Identity, Scaled, Projected, Dropped)  # r's term does not depend on x, whose gradient would drown a small one
 
 
 def path_gradients(walk: Walk, x: Tensor, labels: Tensor, through: Tensor) -> Tensor:
-    """The gradient of each image's cross-entropy at x (N, C, H, W) along its own path.
+    """Compute the gradient of each image's cross-entropy at x (N, C, H, W) along a path of its own.
 
-    `through` (N, units) tells in which units that path takes F, and not h. The forward pass is the whole net's, so that
-    all activations are those of the net. Raises a UserError for plain units, which have one path.
+    `through` (N, units) says in which units that path takes F and not h. The forward pass takes all paths, so that all
+    activations are the net's. Raises a UserError for plain units, which have one path.
     """
     gradients, exponents = _along(walk, x, labels, through, torch.arange(len(x), device=x.device))
     return gradients * _power(exponents, gradients)
@@ -39,10 +39,10 @@ def path_gradients(walk: Walk, x: Tensor, labels: Tensor, through: Tensor) -> Te
 def norms_by_length(
     walk: Walk, x: Tensor, labels: Tensor, lengths: Sequence[int], draws: int, generator: torch.Generator
 ) -> np.ndarray:
-    """The Euclidean norm of the gradient along `draws` random paths of each length, (lengths, draws): Fig. 6b.
+    """Compute the Euclidean norm of the gradient along `draws` random paths of each length, (lengths, draws): Fig. 6b.
 
-    Every draw takes one of the paths of that length, all equally likely, and the images x (N, C, H, W) in turn. A path
-    costs about one evaluation of the net.
+    All paths of a length are equally likely, and the images x (N, C, H, W) take turns. A path costs about one
+    evaluation of the net.
     """
     through, image = drawn(len(walk), lengths, draws, len(x), generator)
     return norms_along(walk, x, labels, through, image).view(len(lengths), draws).numpy()
@@ -51,28 +51,28 @@ def norms_by_length(
 def drawn(
     units: int, lengths: Sequence[int], draws: int, images: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """`draws` random paths of each length, (paths, units), and the images that take them in turn, (paths,)."""
+    """Draw `draws` random paths of each length, (paths, units), and the image that takes each, in turn, (paths,)."""
     ranks = torch.rand(len(lengths) * draws, units, generator=generator).argsort(1).argsort(1)
     through = ranks < torch.tensor(lengths).repeat_interleave(draws)[:, None]
     return through, (torch.arange(draws) % images).repeat(len(lengths))
 
 
 def norms_along(walk: Walk, x: Tensor, labels: Tensor, through: Tensor, image: Tensor) -> Tensor:
-    """The norms of the gradients along paths (paths, units) of these images (paths,) of x, (paths,) float64."""
+    """Compute the norms, (paths,) float64, of gradients along paths (paths, units) of these images (paths,) of x."""
     norms = torch.empty(len(image), dtype=torch.float64)
     for some in image.argsort().split(PATHS):
-        chosen, own = image[some].to(x.device).unique(return_inverse=True)
-        gradients, exponents = _along(walk, x[chosen], labels[chosen], through[some].to(x.device), own)
+        chosen, places = image[some].to(x.device).unique(return_inverse=True)
+        gradients, exponents = _along(walk, x[chosen], labels[chosen], through[some].to(x.device), places)
         gradients = gradients.double().flatten(1)
         norms[some] = (gradients.norm(dim=1) * _power(exponents, gradients)[:, 0]).cpu()
     return norms
 
 
 def _along(walk: Walk, x: Tensor, labels: Tensor, through: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients g (paths, C, H, W) and exponents e (paths,) of g 2^e, along paths of these images (paths,) of x.
+    """Compute gradients g (paths, C, H, W) and exponents e (paths,) of g 2^e, along paths of images (paths,) of x.
 
-    The forward pass serves all paths of an image; a path that passes h needs no F. The longest paths carry too little
-    for float32, so that g is scaled on its way.
+    All paths of an image share one forward pass; a path through h needs no F. The longest paths carry too little for
+    float32, so g is scaled on its way.
     """
     _refuse_plain(walk)
     passed, state = _passed(walk, x)
@@ -91,7 +91,7 @@ def _along(walk: Walk, x: Tensor, labels: Tensor, through: Tensor, image: Tensor
 
 
 def _passed(walk: Walk, x: Tensor) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-    """What stands in front of each unit and its sum y, and what stands behind the last."""
+    """Return the state in front of each unit with its sum y, and the state behind the last unit."""
     passed = []
     with torch.no_grad():
         for unit, before, b in zip(walk.units, walk.before, walk.b, strict=True):
@@ -102,7 +102,7 @@ def _passed(walk: Walk, x: Tensor) -> tuple[list[tuple[Tensor, Tensor]], Tensor]
 
 
 def _branch_of(unit: Unit, before: Callable[[Tensor], Tensor], b: float, x: Tensor) -> Tensor:
-    """F(x) up to a constant, which has no gradient."""
+    """Compute F(x) up to a constant, which has no gradient."""
     x = unit.before(before(x))
     r = unit.branch(x)
     r = r if b == 1 else b * r
@@ -117,7 +117,7 @@ def _shortcut_of(unit: Unit, before: Callable[[Tensor], Tensor], _: float, x: Te
 
 
 def _scaled(gradients: Tensor, exponents: Tensor) -> tuple[Tensor, Tensor]:
-    """The same g 2^e, with the greatest value of each g (first dimension) far from the ends of float32."""
+    """Return the same g 2^e, with the greatest value of each g (first dimension) far from the ends of float32."""
     rows = _in_order(gradients).flatten(1)
     greatest = torch.maximum(rows.amax(1), -rows.amin(1))
     more = torch.frexp(greatest).exponent.to(exponents)
@@ -127,27 +127,27 @@ def _scaled(gradients: Tensor, exponents: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _rows(x: Tensor, index: Tensor) -> Tensor:
-    """x[index], each row copied at once."""
+    """Return x[index]; each row is copied at once."""
     return _in_order(_in_order(x).index_select(0, index), back=True)
 
 
 def _in_order(x: Tensor, back: bool = False) -> Tensor:
-    """Images x (N, C, H, W) as (N, H, W, C), the order in which their values lie in memory, and back."""
+    """View images x (N, C, H, W) as (N, H, W, C), the order in which their values lie in memory, or back."""
     if x.dim() != 4:
         return x
     return x.permute(0, 3, 1, 2) if back else x.permute(0, 2, 3, 1)
 
 
 def _power(exponents: Tensor, like: Tensor) -> Tensor:
-    """2^e in the type of `like`, to be multiplied with it by its first dimension."""
+    """Return 2^e in the type of `like`, shaped as factors for its first dimension."""
     return torch.exp2(exponents.to(like)).view(-1, *[1] * (like.dim() - 1))
 
 
 def gradients_by_length(walk: Walk, x: Tensor, labels: Tensor) -> Tensor:
-    """The sum of the gradients at x along all paths of each length 0 to n, (n + 1, N, C, H, W), without sampling.
+    """Compute the sum of the gradients at x along all paths of each length 0 to n, without sampling.
 
-    Behind every unit the sums by length are known from those in front of the next: through h a path keeps its length,
-    through F it gains one. Costs about n / 2 backward passes. float64. Raises a UserError for plain units.
+    The result is float64 (n + 1, N, C, H, W). The sums behind a unit give those in front of it: through h a path keeps
+    its length, through F it gains one. This costs about n / 2 backward passes. Raises a UserError for plain units.
     """
     _refuse_plain(walk)
     parts = [_sums(walk, *part) for part in zip(x.split(AT_ONCE), labels.split(AT_ONCE), strict=True)]
@@ -168,9 +168,9 @@ def _sums(walk: Walk, x: Tensor, labels: Tensor) -> Tensor:
 
 
 def _added(parts: list[tuple[Tensor, int]]) -> tuple[Tensor, int]:
-    """The sum of all g 2^e as one such pair, with the greatest value far from the ends of float32."""
+    """Add up all g 2^e to one such pair, with the greatest value far from the ends of float32."""
     exponent = max(exponent for _, exponent in parts)
-    total, *others = (part if own == exponent else part * 2.0 ** (own - exponent) for part, own in parts)
+    total, *others = (part if power == exponent else part * 2.0 ** (power - exponent) for part, power in parts)
     for other in others:
         total = total + other
     _, more = math.frexp(torch.linalg.vector_norm(total, torch.inf).item())
@@ -186,7 +186,7 @@ def _pulled_back(function: Callable[[Tensor], Tensor], x: Tensor, gradient: Tens
 def _pulled_back_by_term(
     unit: Unit, before: Callable[[Tensor], Tensor], b: float, source: Tensor, y: Tensor, gradients: Sequence[Tensor]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each of the gradients (N, ...) behind the unit as it arrives in front of it: through h, and through F."""
+    """Yield for each gradient (N, ...) behind the unit the parts that arrive in front of it: through h, through F."""
     source, y = source.detach().requires_grad_(), y.detach().requires_grad_()
     with torch.enable_grad():
         after = unit.after(y)
@@ -204,14 +204,14 @@ def _refuse_plain(walk: Walk) -> None:
 
 
 def path_share(units: int, lengths: Sequence[int] | np.ndarray) -> np.ndarray:
-    """The share of all 2^n paths that has each length: Fig. 6a, Binomial(n, 1/2)."""
+    """Return the share of all 2^n paths that has each length: Fig. 6a, Binomial(n, 1/2)."""
     return binom.pmf(lengths, units, 0.5)
 
 
 def surviving_paths(units: int, deleted: int, lengths: tuple[int, int] | None = None) -> int:
-    """How many of the 2^units paths are left without `deleted` branches: 2^(units - deleted).
+    """Count the paths of 2^units that are left without `deleted` branches: 2^(units - deleted).
 
-    With `lengths`, a range of which both ends count, only the paths of these lengths. Veit et al. 2016, section 4.2.
+    With `lengths`, a range that includes both ends, only paths of these lengths count. Veit et al. 2016, section 4.2.
     """
     left = units - deleted
     first, last = lengths or (0, left)
@@ -219,7 +219,7 @@ def surviving_paths(units: int, deleted: int, lengths: tuple[int, int] | None = 
 
 
 def effective_lengths(products: np.ndarray, share: float = 0.95) -> tuple[int, int]:
-    """The shortest range of indices, both ends included, that holds that share of the sum of `products`.
+    """Return the shortest range of indices, both ends included, that holds that share of the sum of `products`.
 
     Raises:
         UserError: the products are not finite.
@@ -240,10 +240,10 @@ def effective_lengths(products: np.ndarray, share: float = 0.95) -> tuple[int, i
 def effective_paths(
     means: np.ndarray, share_of_paths: np.ndarray, resamples: int, rng: np.random.Generator
 ) -> tuple[float, tuple[float, float]]:
-    """The share of all paths that has an effective length, and its bootstrap 95 % interval over the images.
+    """Return the share of all paths that has an effective length, and its bootstrap 95 % interval over the images.
 
     `means` (lengths, images) come from `means_by_image`, `share_of_paths` has the same lengths. Gradients differ so
-    much between images that a few images may decide. Raises a UserError where the means are not finite.
+    much between images that a few images may decide. Raises a UserError if the means are not finite.
     """
 
     def share(means: np.ndarray) -> float:
@@ -257,7 +257,7 @@ def effective_paths(
 
 
 def means_by_image(norms: np.ndarray, images: int) -> np.ndarray:
-    """The mean of `norms_by_length` over the draws of each image, (lengths, images).
+    """Average `norms_by_length` over the draws of each image, (lengths, images).
 
     Draws of one image are not independent of each other; images are.
     """

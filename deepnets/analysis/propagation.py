@@ -1,9 +1,9 @@
 """Signals on their way through the units: channel statistics, correlation of inputs, the Jacobian's singular values.
 
 Mean-field theory predicts lengths and correlations for random networks (Poole et al. 2016; Schoenholz et al. 2017). In
-a wide net with weights of variance sigma_w^2 / fan_in and biases of variance sigma_b^2, u = W x + b is Gaussian; phi is
-what follows; q = <u^2>, and c is its correlation at two inputs. By chi = sigma_w^2 <phi'(u)^2> the square of a
-perturbation grows in a layer: below 1 in the ordered phase, above 1 in the chaotic one.
+a wide net with weights of variance sigma_w^2 / fan_in and biases of variance sigma_b^2, u = W x + b is Gaussian, and
+phi acts on it; q = <u^2>, and c is its correlation at two inputs. In a layer the square of a perturbation grows by
+chi = sigma_w^2 <phi'(u)^2>: below 1 in the ordered phase, above 1 in the chaotic one.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ ROWS_AT_ONCE = 64  # of the Jacobian, in one backward pass
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(101)
 WEIGHTS = WEIGHTS / WEIGHTS.sum()
 Phi = type[nn.ReLU] | type[nn.Tanh]
-GREATEST_LENGTH = 1e3  # q; tanh is a sign long before
+GREATEST_LENGTH = 1e3  # of q; tanh acts like a sign long before
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Propagation:
 
 
 def propagation(walk: Walk, x: Tensor) -> Propagation:
-    """The propagation of the images x (N, C, H, W), N at least 2."""
+    """Measure the propagation of the images x (N, C, H, W), N at least 2."""
     rows, moments = [], []
     with torch.inference_mode():
         x = walk.before[0](x)
@@ -73,7 +73,7 @@ def propagation(walk: Walk, x: Tensor) -> Propagation:
 
 
 def moments_of(x: Tensor) -> Moments:
-    """The mean square of states x (N, ...) over all values, and the mean product over pairs of different images."""
+    """Return the mean square of states x (N, ...) over all values, and the mean product over pairs of images."""
     x = x.double().flatten(1)
     images, values = x.shape
     squares = x.square().sum().item()
@@ -82,19 +82,19 @@ def moments_of(x: Tensor) -> Moments:
 
 
 def _channels(x: Tensor) -> tuple[float, float]:
-    """The square of a channel's mean, and its variance, over images and pixels or tokens; means over channels."""
+    """Return a channel's squared mean and variance over images and pixels or tokens, averaged over channels."""
     channels = x.double().movedim(-1 if x.dim() == 3 else 1, 0).flatten(1)
     return channels.mean(1).square().mean().item(), channels.var(1, correction=0).mean().item()
 
 
 def singular_values(walk: Walk, x: Tensor, most: int) -> tuple[np.ndarray, int]:
-    """All singular values of the Jacobian from the first unit's input to the last unit's output, the greatest first.
+    """Return all singular values of the Jacobian from the first unit's input to the last unit's output, greatest first.
 
     x (1, C, H, W) is one image. It is cropped to its middle until the output has at most `most` values; the second
     result is the height of the crop. Batch normalisation must use stored statistics: a crop's own would differ.
 
     Raises:
-        UserError: the output has too many values even of the smallest crop.
+        UserError: the output has too many values even for the smallest crop.
     """
     size = x.shape[-1]
     while size >= 1:
@@ -117,7 +117,7 @@ def singular_values(walk: Walk, x: Tensor, most: int) -> tuple[np.ndarray, int]:
 
 
 def _accepts(walk: Walk, x: Tensor) -> bool:
-    """Whether the net takes images of this size: a fully connected one and a transformer have one size."""
+    """Return whether the net takes images of this size: a fully connected net or a transformer takes only one."""
     try:
         _ends(walk, x)
     except (RuntimeError, ValueError):
@@ -126,7 +126,7 @@ def _accepts(walk: Walk, x: Tensor) -> bool:
 
 
 def _ends(walk: Walk, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The first unit's input and the last unit's output."""
+    """Return the first unit's input and the last unit's output."""
     with torch.no_grad():
         start = walk.before[0](x)
         return start, _through(walk, start)
@@ -139,11 +139,11 @@ def _through(walk: Walk, x: Tensor) -> Tensor:
 
 
 def theory_of(walk: Walk, start: Moments) -> list[Moments] | None:
-    """The moments behind each unit, from those in front of the first.
+    """Compute the moments behind each unit from those in front of the first.
 
-    None for a net that the theory does not cover: it needs plain units of linear layers or convolutions, ReLU and tanh,
-    with nothing between the units. A sum with a rectified x is not Gaussian, and batch normalisation couples the
-    inputs.
+    Returns None for a net that the theory does not cover: it needs plain units of linear layers or convolutions, ReLU
+    and tanh, with nothing between the units. A sum with a rectified x is not Gaussian, and batch normalisation couples
+    the inputs.
     """
     if any(before is not unchanged for before in walk.before[1:]):
         return None
@@ -169,20 +169,20 @@ def _chained(parts: nn.Module, x: Moments) -> Moments:
 
 
 def variances(weight: Tensor, bias: Tensor | None) -> tuple[float, float]:
-    """sigma_w^2, fan_in times the mean square of the weights, and sigma_b^2, the mean square of the biases."""
+    """Return sigma_w^2, fan_in times the mean square of the weights, and sigma_b^2, the mean square of the biases."""
     fan_in = weight[0].numel()
     square = 0.0 if bias is None else bias.double().square().mean().item()
     return fan_in * weight.double().square().mean().item(), square
 
 
 def weighted(x: Moments, weight_variance: float, bias_variance: float) -> Moments:
-    """The moments of W x + b."""
+    """Return the moments of W x + b."""
     length, product = (weight_variance * moment + bias_variance for moment in (x.length, x.product))
     return Moments(length, product, weight_variance * x.growth)
 
 
 def activated(phi: Phi, u: Moments) -> Moments:
-    """The moments of phi(u): q / 2 and the arc-cosine kernel of a ReLU (Cho and Saul 2009), tanh by quadrature."""
+    """Return the moments of phi(u), for ReLU q / 2 and the arc-cosine kernel (Cho, Saul 2009), tanh by quadrature."""
     q, c, growth = u.length, min(max(u.correlation, -1.0), 1.0), u.growth * slope(phi, u.length)
     if phi is nn.ReLU:
         return Moments(q / 2, q / (2 * np.pi) * (np.sqrt(1 - c * c) + c * (np.pi - np.arccos(c))), growth)
@@ -193,12 +193,12 @@ def activated(phi: Phi, u: Moments) -> Moments:
 
 
 def slope(phi: Phi, q: float) -> float:
-    """<phi'(u)^2> for u ~ N(0, q)."""
+    """Return <phi'(u)^2> for u ~ N(0, q)."""
     return 0.5 if phi is nn.ReLU else float(WEIGHTS @ np.cosh(np.sqrt(q) * NODES) ** -4)
 
 
 def critical_weight_variance(phi: Phi, bias_variance: float) -> float:
-    """sigma_w^2 at which chi = 1 at the length q* that layers do not change: 2 for ReLU, 1 for tanh without biases.
+    """Return sigma_w^2 at which chi = 1 for the length q* that layers keep: 2 for ReLU, 1 for tanh without biases.
 
     On that line both sigmas are functions of q*: sigma_w^2 = 1 / <phi'^2>, sigma_b^2 = q* - sigma_w^2 <phi^2>.
     """

@@ -1,7 +1,7 @@
 """Shattered gradients: how the gradient of a fresh network varies with its input (Balduzzi et al. 2017, section 2).
 
-Many draws of a network are computed at once, (draws, inputs, units). Means and variances over the inputs, of centring
-and batch normalisation, are constants of the derivative: each input's gradient is its own.
+Many draws of a network are computed at once, (draws, inputs, units). Centring and batch normalisation use means and
+variances over the inputs, which are constants of the derivative, so that each input has a gradient of its own.
 """
 
 from collections.abc import Callable
@@ -34,11 +34,11 @@ class Net:
     """A family of nets and a depth L; `beta` scales the branches of residual ones.
 
     one_layer is w relu(x - b) with b ~ N(0, 1), so that its kinks lie all over the grid; one_layer_literal has the
-    paper's b ~ N(0, 1 / N), with which they lie within about 0.2 of 0. The others have an input layer x v + b,
+    paper's b ~ N(0, 1 / N), so that they lie within about 0.2 of 0. The others have an input layer x v + b,
     v ~ N(0, 1), b ~ N(0, 1 / N), hidden weights N(0, 2 / N) and a readout N(0, 1 / N). In feedforward nets all L layers
-    are rectified, and centred but for feedforward_uncentred. resnet has L - 1 blocks x + beta W relu(BN(x)) behind the
-    input layer, as Theorem 3 counts, resnet_centred L blocks x + beta W relu(x - mean), for Theorem 2. looks_linear has
-    L layers with CReLU and mirrored orthogonal weights, and a mirrored readout.
+    are rectified, and centred except in feedforward_uncentred. resnet has L - 1 blocks x + beta W relu(BN(x)) behind
+    the input layer, as Theorem 3 counts, resnet_centred L blocks x + beta W relu(x - mean), for Theorem 2. looks_linear
+    has L layers with CReLU and mirrored orthogonal weights, and a mirrored readout.
     """
 
     kind: Kind
@@ -47,42 +47,42 @@ class Net:
 
 
 def grid() -> Tensor:
-    """256 points from -2 to 2, (256, 1)."""
+    """Return 256 points from -2 to 2, (256, 1)."""
     return torch.linspace(-RANGE, RANGE, POINTS)[:, None]
 
 
 def far_inputs(points: int, generator: torch.Generator) -> Tensor:
-    """Independent inputs ~ N(0, 1), (points, N): distinct and far apart, as the theorems have them."""
+    """Draw independent inputs ~ N(0, 1), (points, N): distinct and far apart, as the theorems assume."""
     return torch.randn(points, UNITS, generator=generator)
 
 
 def gradients(net: Net, x: Tensor, draws: int, generator: torch.Generator) -> np.ndarray:
-    """df/dx at the inputs x (M, D) of each of `draws` fresh nets, (draws, M, D)."""
-    found = []
+    """Compute df/dx at the inputs x (M, D) for each of `draws` fresh nets, (draws, M, D)."""
+    parts = []
     for start in range(0, draws, DRAWS_AT_ONCE):
         some = x.expand(min(DRAWS_AT_ONCE, draws - start), *x.shape).clone().requires_grad_()
         with torch.enable_grad():
             outputs = _output(net, some, generator)
-        found.append(torch.autograd.grad(outputs.sum(), some)[0])
-    return torch.cat(found).numpy()
+        parts.append(torch.autograd.grad(outputs.sum(), some)[0])
+    return torch.cat(parts).numpy()
 
 
 def line_gradients(model: nn.Module, start: Tensor, end: Tensor, output: int, points: int) -> np.ndarray:
-    """df/dt of f = logit `output` at x = (1 - t) start + t end for t = 0 ... 1, (points,): images are (C, H, W).
+    """Compute df/dt of f = logit `output` at x = (1 - t) start + t end for t = 0 ... 1, (points,); images: (C, H, W).
 
-    The network may be any, but its batch normalisation must use stored statistics: each point's gradient is its own.
+    Batch normalisation must use stored statistics, so that each point has a gradient of its own.
     """
-    found = []
+    parts = []
     for t in torch.linspace(0, 1, points, dtype=start.dtype, device=start.device).split(LINE_POINTS_AT_ONCE):
         x = torch.lerp(start, end, t.view(-1, 1, 1, 1)).requires_grad_()
         with torch.enable_grad():
             (gradient,) = torch.autograd.grad(model(x)[:, output].sum(), x)
-        found.append((gradient * (end - start)).double().flatten(1).sum(1))
-    return torch.cat(found).cpu().numpy()
+        parts.append((gradient * (end - start)).double().flatten(1).sum(1))
+    return torch.cat(parts).cpu().numpy()
 
 
 def _output(net: Net, x: Tensor, generator: torch.Generator) -> Tensor:
-    """f(x) (draws, M) of inputs (draws, M, D)."""
+    """Compute f(x) (draws, M) of inputs (draws, M, D)."""
     draws, _, inputs = x.shape
 
     def normal(rows: int, columns: int, variance: float) -> Tensor:
@@ -120,36 +120,36 @@ def _batch_normalized(x: Tensor) -> Tensor:
 
 
 def _looks_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """(W, -W) behind a CReLU: W relu(x) - W relu(-x) = W x."""
+    """Apply (W, -W) behind a CReLU: W relu(x) - W relu(-x) = W x."""
     return torch.cat((relu(x), relu(-x)), 2) @ torch.cat((weight, -weight), 1)
 
 
 def white_noise(draws: int, generator: torch.Generator, points: int = POINTS) -> np.ndarray:
-    """W_k ~ N(0, 1), (draws, points)."""
+    """Draw W_k ~ N(0, 1), (draws, points)."""
     return torch.randn(draws, points, generator=generator).numpy()
 
 
 def brown_noise(draws: int, generator: torch.Generator, points: int = POINTS) -> np.ndarray:
-    """B_t, the sum of W_s over s <= t, W_s ~ N(0, 1 / points): (draws, points)."""
+    """Draw B_t, the sum of W_s over s <= t, W_s ~ N(0, 1 / points): (draws, points)."""
     return white_noise(draws, generator, points).cumsum(1) / points**0.5
 
 
 def autocorrelation(g: np.ndarray, lags: int) -> np.ndarray:
-    """r(k), the sum of (g_i - mean)(g_i+k - mean) over that of squares, k = 0 to `lags`; (draws, M) to (draws, lags+1).
+    """Compute r(k), the sum of (g_i - mean)(g_i+k - mean) over the sum of squares, for k = 0 to `lags` (Fig. 2).
 
-    Fig. 2. For a constant sequence r is 1 at all lags: nothing in it varies.
+    g is (draws, M), and the result (draws, lags + 1). For a constant sequence r is 1 at all lags: nothing in it varies.
     """
     g = g.astype(np.float64)
     scale = np.abs(g).max(1, keepdims=True)
     centred = g - g.mean(1, keepdims=True)
     total = (centred**2).sum(1)
     constant = total <= (1e-5 * scale[:, 0]) ** 2 * g.shape[1]
-    found = [(centred[:, : g.shape[1] - k] * centred[:, k:]).sum(1) for k in range(lags + 1)]
-    return np.where(constant[:, None], 1.0, np.stack(found, 1) / np.where(constant, 1.0, total)[:, None])
+    sums = [(centred[:, : g.shape[1] - k] * centred[:, k:]).sum(1) for k in range(lags + 1)]
+    return np.where(constant[:, None], 1.0, np.stack(sums, 1) / np.where(constant, 1.0, total)[:, None])
 
 
 def covariance_picture(g: np.ndarray) -> np.ndarray:
-    """|(g - mean)(g - mean)'| over the variance of one sequence g (M,), (M, M): Fig. 1, bottom row."""
+    """Divide |(g - mean)(g - mean)'| by the variance of one sequence g (M,), (M, M): Fig. 1, bottom row."""
     centred = g.astype(np.float64) - g.mean()
     return np.abs(np.outer(centred, centred)) / max(float((centred**2).mean()), np.finfo(float).tiny)
 
@@ -166,7 +166,7 @@ class GradientMoments(NamedTuple):
 
 
 def moments(g: np.ndarray) -> GradientMoments:
-    """The means of |g_i|^2 and of <g_i, g_j> over pairs i < j, for gradients (draws, M, D)."""
+    """Average |g_i|^2, and <g_i, g_j> over pairs i < j, for gradients (draws, M, D)."""
     g = g.astype(np.float64)
     points = g.shape[1]
     squares = (g**2).sum((1, 2))
@@ -175,19 +175,19 @@ def moments(g: np.ndarray) -> GradientMoments:
 
 
 def _normalized(depth: int, beta: float) -> GradientMoments:
-    """Products of 1 + beta^2 / v_l and of 1 + beta^2 / (2 v_l) over the depth - 1 blocks.
+    """Return the products of 1 + beta^2 / v_l and of 1 + beta^2 / (2 v_l) over the depth - 1 blocks.
 
     v_l is the variance that batch normalisation divides by. The paper's 1 + beta^2 (l - 1) counts the second moment of
-    a branch; the mean of its rectified signal, 1 / pi of that, is removed: v_l = 1 + beta^2 (1 - 1 / pi)(l - 1).
+    a branch; 1 / pi of that is its squared mean, which is no variance: v_l = 1 + beta^2 (1 - 1 / pi)(l - 1).
     """
     v = 1 + beta**2 * (1 - 1 / np.pi) * np.arange(depth - 1)
     return GradientMoments(float(np.prod(1 + beta**2 / v)), float(np.prod(1 + beta**2 / (2 * v))))
 
 
-# At initialisation, where half of the units are active at an input and a quarter at both of two far ones: the products
-# behind the paper's theorems, of which it prints the first and the asymptotic form 1 / (beta sqrt(L)) of the last.
+# The products behind the paper's theorems; it prints the first, and for the last the asymptotic 1 / (beta sqrt(L)).
+# At initialisation half of the units are active at an input, and a quarter at both of two far ones.
 THEORY: dict[Kind, Callable[[int, float], GradientMoments]] = {
-    # Theorem 1; half of what it has, for both moments: the readout behind the last ReLU has variance 1 / N.
+    # Half of both moments in Theorem 1: the readout behind the last ReLU has variance 1 / N.
     "feedforward": lambda depth, beta: GradientMoments(0.5, 0.5 ** (depth + 1)),
     # Theorem 2.
     "resnet_centred": lambda depth, beta: GradientMoments((1 + beta**2) ** depth, (1 + beta**2 / 2) ** depth),

@@ -23,7 +23,7 @@ JOIN = (
 class Walk:
     """A network in evaluation mode: x = before[i](x), x = units[i](x, b[i]) for i = 0, 1, ..., then logits = end(x).
 
-    `b` is what scales each branch at test: 1, except with stochastic depth. `stages` holds the stage of each unit,
+    `b` scales each branch at test; it is 1, except with stochastic depth. `stages` holds the stage of each unit,
     counted from 0.
     """
 
@@ -37,7 +37,7 @@ class Walk:
         return len(self.units)
 
     def inputs(self, x: Tensor) -> list[Tensor]:
-        """The input of each unit, and the logits, for the images x."""
+        """Return the input of each unit, and the logits, for the images x."""
         states = []
         for unit, before, b in zip(self.units, self.before, self.b, strict=True):
             states.append(before(x))
@@ -46,7 +46,7 @@ class Walk:
 
 
 def walk_of(model: nn.Module) -> Walk:
-    """The walk of `model`: what its `parts` are, in order, where children of a part, or a part itself, may be a `Unit`.
+    """Return the walk through the `parts` of `model`, in order; a part itself, or its children, may be `Unit`s.
 
     Raises:
         UserError: the network is in training mode, does not say what its parts are, or has no units.
@@ -94,19 +94,19 @@ def check_parts(model: nn.Module, shape: tuple[int, int, int]) -> None:
 
 
 def terms(unit: Unit, x: Tensor, b: float) -> tuple[Tensor, Tensor]:
-    """h(x), which is a 0 without dimensions for a plain unit, and y = h(x) + b F(x)."""
+    """Return h(x), which is a 0 without dimensions for a plain unit, and y = h(x) + b F(x)."""
     x = unit.before(x)
     r = unit.branch(x)
     return unit.shortcut(x, x.new_zeros(())), unit.shortcut(x, r if b == 1 else b * r)
 
 
 def unchanged(x: Tensor) -> Tensor:
-    """The identity: `before` of a unit that directly follows another unit."""
+    """Return x: this is `before` of a unit that directly follows another unit."""
     return x
 
 
 def with_batch_statistics(model: nn.Module) -> nn.Module:
-    """A copy of `model` in evaluation mode, whose batch normalisation still works with the batch's own statistics.
+    """Copy `model` in evaluation mode, but let its batch normalisation still use the batch's own statistics.
 
     This is how training sees the network; before training there are no other statistics.
     """
@@ -120,7 +120,7 @@ def with_batch_statistics(model: nn.Module) -> nn.Module:
 def recalibrate_batchnorm(model: nn.Module, x: Tensor) -> None:
     """Set the running statistics of every batch normalisation to those of the images x (N, C, H, W), all together.
 
-    Before training they are 0 and 1: a fresh network in evaluation mode is one without normalisation. Expects
+    Before training they are 0 and 1, so a fresh network in evaluation mode does not normalise. Expects
     evaluation mode; dropout stays off, and branches that may be dropped count by their probability.
     """
     layers = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]

@@ -1,7 +1,7 @@
 """The largest eigenvalues and the trace of the Hessian of the loss, with stored batch statistics.
 
-Eigenvalues by Lanczos, the trace by Hutchinson's estimate, both by products of Hessian and vector: each costs about
-seven evaluations of the images. A killed analysis resumes by the same command.
+Lanczos gives the eigenvalues and Hutchinson's estimate the trace, both from products of Hessian and vector; a product
+costs about seven evaluations of the images. A killed analysis resumes by the same command.
 """
 
 import argparse
@@ -26,7 +26,7 @@ AT_ONCE = 250  # images in one double backward pass, which holds all activations
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what can be chosen besides the subject."""
+    """Add the options besides the subject."""
     parser.add_argument("--images", type=number, default=1000, help="images, drawn once (default: 1000)")
     parser.add_argument("--split", choices=("train", "test"), default="train", help="default: train")
     parser.add_argument("--eigenvalues", type=count, default=3, help="how many of the largest (default: 3)")
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 class _Shown:
-    """Batches with a bar for each pass over them."""
+    """Batches that show a progress bar for each pass over them."""
 
     def __init__(self, batches: EvaluationBatches, name: str) -> None:
         self.batches, self.name, self.passes = batches, name, 0
@@ -103,7 +103,7 @@ class Hessian:
         self.products = 0
 
     def __matmul__(self, vector: Tensor) -> Tensor:
-        """H v of a vector (size,), in its type."""
+        """Return H v for a vector (size,), in the vector's type."""
         total, images = torch.zeros(self.size, dtype=torch.float64), 0
         v = vector.to(self.parameters[0])
         for x, labels in self.batches:
@@ -122,7 +122,7 @@ def _flat(parts: Sequence[Tensor]) -> Tensor:
 
 
 def largest_eigenvalues(hessian: Hessian, count: int, tolerance: float, seed: int) -> list[float]:
-    """The `count` largest eigenvalues, the greatest first, to a relative tolerance: restarted Lanczos (ARPACK)."""
+    """Compute the `count` largest eigenvalues, greatest first, to a relative tolerance: restarted Lanczos (ARPACK)."""
 
     def product(v: np.ndarray) -> np.ndarray:
         return (hessian @ torch.from_numpy(v.ravel().copy())).numpy()
@@ -135,7 +135,7 @@ def largest_eigenvalues(hessian: Hessian, count: int, tolerance: float, seed: in
 
 
 def trace_samples(hessian: Hessian, seeds: Iterable[int]) -> list[float]:
-    """v' H v for a vector v of random signs, drawn by each seed; the expectation is the trace (Hutchinson 1989)."""
+    """Compute v' H v for each seed and its v of random signs; the expectation is the trace (Hutchinson 1989)."""
     samples = []
     for seed in seeds:
         v = torch.randint(2, (hessian.size,), generator=torch.Generator().manual_seed(seed)).double() * 2 - 1

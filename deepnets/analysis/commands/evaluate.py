@@ -24,7 +24,7 @@ GUESSES = 5  # in a line of the server's form
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what can be chosen besides the subject."""
+    """Add the options besides the subject."""
     parser.add_argument("--weights", type=Path, metavar="FILE", help="state dict of deepnets, torchvision or timm")
     parser.add_argument("--view", choices=get_args(ViewName), help="of ImageNet's images (default: the run's)")
     parser.add_argument("--precision", choices=list(Precision), help="arithmetic (default: the run's, else fp32)")
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _batches(subject: Subject, view: ViewName | None) -> tuple[ViewName, Evaluated]:
-    """The test images as `view` shows them, by default by the view with which the run was tested."""
+    """Return the test images as `view` shows them; the default is the view with which the run was tested."""
     dataset, size = dataset_of(subject.config), subject.config.evaluation_batch_size
     splits = splits_of(dataset, subject.device)
     if isinstance(splits, Streams) and isinstance(dataset, ImageNet):

@@ -1,4 +1,4 @@
-"""What transform gates have learned, and how they route classes (Srivastava et al. 2015, Fig. 2 and 3)."""
+"""Draws the biases that transform gates have learned, and how they route classes (Srivastava et al. 2015, Fig. 2-3)."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ ABSENT = "0.85"  # where a layer has fewer blocks than others
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what can be chosen besides the subject."""
+    """Add the options besides the subject."""
     parser.add_argument("--images", type=number, help="how many training images, drawn once (default: all)")
     parser.add_argument("--sample", type=number, help="index of the one training image (default: a random one)")
     parser.add_argument(
@@ -111,5 +111,5 @@ def _routing_figure(by_class: Mapping[str, np.ndarray]) -> Figure:
 
 
 def _extent(array: np.ndarray) -> Sequence[float]:
-    """Layers and blocks counted from 1, the first layer on top."""
+    """Return the extent that counts layers and blocks from 1, with the first layer on top."""
     return (0.5, array.shape[1] + 0.5, array.shape[0] + 0.5, 0.5)

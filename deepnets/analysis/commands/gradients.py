@@ -1,8 +1,8 @@
 """Gradients, signals and responses over depth, post- against pre-activation (He et al. 2015, Fig. 7; 2016, section 4).
 
-Measured at initialisation and, for a run folder, as trained; with --epochs also while it trains. Several run folders
-make one figure. With --orderings, fresh networks like the first subject are compared, of these orderings and several
-depths.
+Networks are measured at initialisation and, for a run folder, after training; with --epochs also while it trains.
+Several run folders make one figure. --orderings compares fresh networks like the first subject, with these orderings
+and several depths.
 """
 
 import argparse
@@ -44,7 +44,7 @@ from deepnets.training.hardware import choose_precision
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what can be chosen besides the subject."""
+    """Add the options besides the subject."""
     parser.add_argument("--images", type=number, default=128, help="training images of the one batch (default: 128)")
     parser.add_argument("--test-images", type=number, help="images for responses and clipped shares (default: all)")
     parser.add_argument(
@@ -74,9 +74,9 @@ def run(arguments: argparse.Namespace) -> None:
         snapshots = [each for subject, label in pairs for each in _snapshots(subject, label, arguments)]
         _write_snapshots(snapshots, output)
         for subject in subjects:
-            own = [each for each in snapshots if each.run == subject.name]
-            ratios = {f"ratio_{each.time}": first_to_last(each.norms) for each in own}
-            output.finding(_finding(subject, own), **ratios, **own[0].bypass.numbers)
+            of_subject = [each for each in snapshots if each.run == subject.name]
+            ratios = {f"ratio_{each.time}": first_to_last(each.norms) for each in of_subject}
+            output.finding(_finding(subject, of_subject), **ratios, **of_subject[0].bypass.numbers)
         if arguments.epochs > 0:
             _follow(subjects[0], arguments, output)
         if orderings:
@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> None:
 class Snapshot:
     """The measurements of one network at one time; arrays have an entry per unit.
 
-    A ReLU behind the addition clipped `below` of `values` values; 0 of 0 where there is none.
+    A ReLU behind the addition clipped `below` of `values` values; without a ReLU, both are 0.
     """
 
     run: str
@@ -103,7 +103,7 @@ class Snapshot:
 
     @property
     def clipped(self) -> np.ndarray:
-        """The share of values that is clipped; NaN where no ReLU stands."""
+        """The share of values that is clipped; NaN for a unit without a ReLU there."""
         return np.where(self.values > 0, self.below / np.maximum(self.values, 1), np.nan)
 
 
@@ -190,7 +190,7 @@ def _when(snapshot: Snapshot) -> str:
 
 
 def _units_figure(snapshots: Sequence[Snapshot]) -> Figure:
-    """Per unit: gradient norm, forward signal (10th percentile, mean, 90th), and share that the last ReLU clips."""
+    """Draw by unit the gradient norm, the signal (10th percentile, mean, 90th), and the share that a ReLU clips."""
     clips = any(not np.isnan(snapshot.clipped).all() for snapshot in snapshots)
     panels = 2 + clips
     figure = new_figure(0.5 + 2.1 * panels, 7.5)
@@ -221,7 +221,7 @@ def _units_figure(snapshots: Sequence[Snapshot]) -> Figure:
 
 
 def _responses_figure(by_run: Mapping[str, Sequence[float]]) -> Figure:
-    """Standard deviations of layer responses, in the order of layers and by size: He et al. 2015, Fig. 7."""
+    """Draw standard deviations of layer responses, in the order of layers and by size: He et al. 2015, Fig. 7."""
     figure = new_figure(4.2, 7.5)
     upper, lower = figure.subplots(2, 1, sharex=True, sharey=True)
     for (label, values), color in zip(by_run.items(), COLOURS * len(by_run), strict=False):
@@ -239,7 +239,7 @@ def _name_lines(figure: Figure, names: Sequence[str]) -> None:
 
 
 def _follow(subject: Subject, arguments: argparse.Namespace, output: Output) -> None:
-    """Train as the run did, but on one device, in memory, and measure before it and after each of the first epochs."""
+    """Train like the run, but on one device and in memory; measure before and after each of the first epochs."""
     x, labels = one_batch(subject, arguments.images)
     precision = choose_precision(subject.config.precision, subject.device)
     training = prepare(replace(subject.config, devices=1), subject.device, precision)
@@ -262,7 +262,7 @@ def _follow(subject: Subject, arguments: argparse.Namespace, output: Output) -> 
 
 
 def _training_figure(norms: np.ndarray) -> Figure:
-    """Gradient norms (epochs + 1, units) while a run trains, and the ratio of the first to the last."""
+    """Draw gradient norms (epochs + 1, units) while a run trains, and the ratio of the first to the last."""
     figure = new_figure(3, 7.5)
     left, right = figure.subplots(1, 2, width_ratios=[2, 1])
     image = show_array(
@@ -322,7 +322,7 @@ def _compare_orderings(
 
 
 def _orderings_figure(norms_of: Mapping[str, Mapping[int, np.ndarray]]) -> Figure:
-    """Gradient norms (draws, units) by ordering and number of units: bars of the deepest nets, ratios of all."""
+    """Draw gradient norms (draws, units) by ordering and number of units: bars of the deepest nets, ratios of all."""
     figure = new_figure(1 + 1.7 * len(norms_of), 10)
     grid = figure.add_gridspec(len(norms_of), 2, width_ratios=[2, 1])
     right = figure.add_subplot(grid[:, 1])

@@ -1,7 +1,7 @@
 """Loss surfaces around networks, or the loss along the line between two (Li et al. 2018).
 
-A surface is spanned by two random directions, normalised filter by filter. Batch normalisation uses the statistics of
-the images that are scored, at each point anew. All is in float32, whatever the run's precision: bfloat16 rounds by more
+Two random directions, normalised filter by filter, span a surface. At each point, batch normalisation uses the
+statistics of the images that are scored. All is computed in float32, even for runs in bfloat16, which rounds by more
 than a surface bends. A killed analysis resumes by the same command.
 """
 
@@ -29,7 +29,7 @@ LEVELS = 12  # of the contours
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what can be chosen besides the subject."""
+    """Add the options besides the subject."""
     parser.add_argument("--line", action="store_true", help="the loss on the line between two run folders")
     parser.add_argument("--points", type=number, default=25, help="on each axis, an odd number (default: 25)")
     parser.add_argument(
@@ -97,7 +97,7 @@ def _line(
     subjects: list[Subject], across: Weights, arguments: argparse.Namespace, output: Output, saved: Saved
 ) -> None:
     grid = np.linspace(-arguments.range / 2, 1 + arguments.range / 2, 2 * arguments.points - 1)
-    places = np.unique(np.round([*grid, 0, 1], 12))  # both ends are on it, whatever its step
+    places = np.unique(np.round([*grid, 0, 1], 12))  # any grid contains both ends
     scores = _scores(subjects[0], [((float(place), across),) for place in places], arguments, saved)
     loss, error = scores.T
     ends = [loss[places == end].item() for end in (0, 1)]
@@ -120,7 +120,7 @@ def _line(
 
 
 def _scores(subject: Subject, places: Sequence[Steps], arguments: argparse.Namespace, saved: Saved) -> np.ndarray:
-    """Loss and error at every place, (places, 2)."""
+    """Measure loss and error at every place, (places, 2)."""
     x, labels = one_batch(subject, arguments.images, arguments.split)
     model: nn.Module = with_batch_statistics(subject.model)
     weights = dict(model.named_parameters())
@@ -132,7 +132,7 @@ def _scores(subject: Subject, places: Sequence[Steps], arguments: argparse.Names
 
 
 def _contours(places: np.ndarray, losses: dict[str, np.ndarray]) -> Figure:
-    """Surfaces side by side, with the same levels, logarithmic."""
+    """Draw the surfaces side by side, with the same logarithmic levels."""
     logs = {label: np.log10(np.clip(surface, 1e-6, 1e6)) for label, surface in losses.items()}
     finite = np.concatenate([surface.ravel() for surface in logs.values()])
     levels = np.linspace(np.nanmin(finite), np.nanmax(finite) + 1e-9, LEVELS)
@@ -150,23 +150,23 @@ def _contours(places: np.ndarray, losses: dict[str, np.ndarray]) -> Figure:
 
 
 def random_direction(weights: Weights, generator: torch.Generator) -> dict[str, Tensor]:
-    """N(0, 1) for every weight, each filter scaled to the norm of the net's own; 0 for biases and normalisation.
+    """Draw N(0, 1) for every weight, and scale each filter to the norm of the net's; 0 for biases and normalisation.
 
-    A filter is what makes one output: a layer's weights by their first dimension. Li et al. 2018, section 4.
+    A filter makes one output: it is a layer's weights at one index of the first dimension. Li et al. 2018, section 4.
     """
     directions = {}
     for name, weight in weights.items():
         drawn = torch.randn(weight.shape, generator=generator, dtype=weight.dtype).to(weight.device)
         if weight.dim() > 1:
-            norms, own = (each.flatten(1).norm(dim=1) for each in (drawn, weight))
-            directions[name] = drawn * (own / norms).view(-1, *[1] * (weight.dim() - 1))
+            drawn_norms, norms = (each.flatten(1).norm(dim=1) for each in (drawn, weight))
+            directions[name] = drawn * (norms / drawn_norms).view(-1, *[1] * (weight.dim() - 1))
         else:
             directions[name] = torch.zeros_like(weight)
     return directions
 
 
 def difference(start: Weights, end: Weights) -> dict[str, Tensor]:
-    """The direction in which a step of 1 leads from one net to the other.
+    """Return the direction in which a step of 1 leads from one net to the other.
 
     Raises:
         UserError: the two nets have different shapes.
@@ -179,10 +179,10 @@ def difference(start: Weights, end: Weights) -> dict[str, Tensor]:
 def score_at(
     model: nn.Module, weights: Weights, steps: Sequence[tuple[float, Weights]], x: Tensor, labels: Tensor
 ) -> tuple[float, float]:
-    """Mean cross-entropy and error (%) on the images x (N, C, H, W), some steps away from `weights`.
+    """Compute mean cross-entropy and error (%) on the images x (N, C, H, W), some steps away from `weights`.
 
-    Batch normalisation of `model` must be in training mode: statistics are those of the same images, as they would be
-    after a recomputation at this point. Not finite far away, where a net overflows.
+    Batch normalisation of `model` must be in training mode, so that it uses the statistics of these images at this
+    point. Far away, where a net overflows, the results are not finite.
     """
     moved = dict(weights)
     for size, direction in steps:
@@ -195,7 +195,7 @@ def score_at(
 
 
 def nonconvexity(losses: np.ndarray) -> float:
-    """The share of second differences along rows and columns of a surface (points, points) that lie below 0."""
+    """Return the share of second differences along rows and columns of a surface (points, points) that lie below 0."""
     differences = np.concatenate([np.diff(losses, 2, axis=axis).ravel() for axis in range(losses.ndim)])
     finite = differences[np.isfinite(differences)]
     return float((finite < -1e-6 * np.abs(losses[np.isfinite(losses)]).max()).mean()) if len(finite) else float("nan")

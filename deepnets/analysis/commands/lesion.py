@@ -1,9 +1,9 @@
 """Delete units and re-order them, and measure the error (Veit et al. 2016, Fig. 3 to 5).
 
-Random deletions are set beside the paths that survive them, and beside the surviving paths of effective lengths.
+The errors of random deletions are compared with the numbers of surviving paths, of all and of effective lengths.
 
-Gates that are exclusive are forced to 0 instead, on the training set: Srivastava et al. 2015, Fig. 4. Several run
-folders make one figure, for contrast: say a residual network and a plain one.
+Exclusive gates are forced to 0 instead, on the training set: Srivastava et al. 2015, Fig. 4. Several run folders, e.g.
+of a residual network and a plain one, make one figure.
 """
 
 import argparse
@@ -27,14 +27,14 @@ from deepnets.errors import UserError
 from deepnets.monitor.style import COLOURS, line, mark_stages, mean_and_range, new_figure
 from deepnets.training.hardware import choose_precision
 
-CACHED_VALUES = 2**20  # values of a unit's input that stay in a processor's cache: the fastest batch, whatever the net
+CACHED_VALUES = 2**20  # values of a unit's input that stay in a processor's cache: the fastest batch for any net
 POINTS = 10  # numbers of deletions and of swaps that are tried
 PATH_DRAWS = 10  # paths of each length, over as many images, to find the effective lengths
 COUNTED = {"deleted": "units deleted", "surviving": "surviving paths", "effective": "surviving effective paths"}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what can be chosen besides the subject."""
+    """Add the options besides the subject."""
     parser.add_argument("--only", choices=PARTS, help="one of the three experiments (default: all)")
     parser.add_argument("--images", type=number, help="how many images, drawn once (default: all)")
     parser.add_argument("--split", choices=("train", "test"), help="default: test; train where gates are closed")
@@ -66,12 +66,12 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 class Lesioned:
-    """One net of a figure, with its colour and its images: the training set where deleting means to close gates."""
+    """One net of a figure, with its colour and its images: the training set if deleting means to close gates."""
 
     def __init__(self, subject: Subject, color: str, arguments: argparse.Namespace) -> None:
         self.subject, self.name, self.label, self.color = subject, subject.name, subject.name, color
         self.walk = walk_of(subject.settled())
-        self.precision = choose_precision(subject.config.precision, subject.device)  # its test error is measured in it
+        self.precision = choose_precision(subject.config.precision, subject.device)  # as for its test error
         self.split = arguments.split or ("train" if lesion.closes_gates(self.walk) else "test")
         images = subject.batches(self.split, arguments.images)
         self.sample = next(iter(images))[0][:1]
@@ -80,11 +80,11 @@ class Lesioned:
             images.batch_size = min(max(CACHED_VALUES // values, 1), 4096)
         self.batches = images
         self.generator = np.random.default_rng(arguments.seed)
-        self.asked = 0  # how many sets of variants
-        self.saved: Saved  # where their sums go, once the results have a folder
+        self.asked = 0  # counts the sets of variants
+        self.saved: Saved  # stores their sums, once the results have a folder
 
     def scores(self, variants: Sequence[Variant]) -> Scores:
-        """The scores on all images; each batch is saved as soon as it is done."""
+        """Score the variants on all images; each batch is saved as soon as it is done."""
         self.asked += 1
         sums, images = np.zeros((len(variants), 2)), 0
         for x, labels in tracked(self.batches, f"{len(variants)} variants of {self.name}"):
@@ -95,14 +95,14 @@ class Lesioned:
         return lesion.scored(sums, images)
 
     def drawn(self, most: int, draws: int, draw: Callable[[int], Variant]) -> tuple[np.ndarray, list[Variant], Scores]:
-        """`draws` variants of 0 and of each of up to POINTS numbers of changes: these numbers, variants, scores."""
+        """Draw `draws` variants with 0 and up to POINTS other numbers of changes; returns numbers, variants, scores."""
         changes = np.repeat([0, *np.unique(np.linspace(1, most, POINTS).round().astype(int))], draws)
         variants = [draw(count) for count in changes]
         return changes, variants, self.scores(variants)
 
 
 def _name_apart(nets: Sequence[Lesioned]) -> None:
-    """Label each net by the words that not all of their names have, and by its split where the splits differ."""
+    """Label each net by the words that not all names share, and by its split if the splits differ."""
     for net, label in zip(nets, names_apart([net.name for net in nets]), strict=True):
         net.label = label
         if len({other.split for other in nets}) > 1:
@@ -110,7 +110,7 @@ def _name_apart(nets: Sequence[Lesioned]) -> None:
 
 
 def _able(part: str, nets: Sequence[Lesioned]) -> tuple[list[Lesioned], list[str]]:
-    """The nets with which this part can be done, and for each of the others the reason why not."""
+    """Return the nets with which this part can be done, and the reason for each other net."""
     able, reasons = [], []
     for net in nets:
         try:
@@ -177,8 +177,8 @@ def _count_paths(nets: Sequence[Lesioned], rows: Sequence[tuple[Any, ...]], outp
     """Correlate the errors with units deleted, paths left and effective paths left (Veit et al. 2016, first claim).
 
     `rows` are (run, deleted, error, loss). The lengths that carry 95 % of the gradient are measured on each whole net.
-    All three numbers are functions of how many units are gone, so that their rank correlations agree but for the sign;
-    the linear ones tell them apart.
+    All three numbers depend only on how many units are gone, so their rank correlations agree up to the sign; the
+    linear ones tell them apart.
     """
     if not nets:
         return

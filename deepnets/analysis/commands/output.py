@@ -49,7 +49,7 @@ class Output:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            # TensorBoard turns to a newer events file for good: what a run still writes to its own would not be shown.
+            # TensorBoard reads on only in the newest events file: it would not show what a run writes afterwards.
             if (self.events / "config.yaml").is_file():
                 stack.enter_context(RunFolder(self.events).hold())
             if self.folder.parent == self.events:
@@ -90,7 +90,7 @@ class Output:
 
     @contextmanager
     def saved(self, *nets: nn.Module) -> Iterator["Saved"]:
-        """Results by key, which outlive a kill for the same analysis of the same nets, and are dropped at the end."""
+        """Yield results by key: after a kill, the same analysis of the same nets finds them; its end deletes them."""
         file = self.folder / f"{self.analysis}.partial"
         saved = Saved(file, json.dumps([self.options, _checksum(nets)]))
         if saved.results:
@@ -123,7 +123,7 @@ class Saved:
         write_atomically(file, "".join(f"{line}\n" for line in written), durable=False)
 
     def once(self, key: str, compute: Callable[[], ArrayLike]) -> list[float]:
-        """The numbers of this key, computed unless they are saved."""
+        """Return the numbers of this key, computed unless they are saved."""
         if key not in self.results:
             self.results[key] = np.ravel(compute()).astype(float).tolist()
             with opened_to_append(self.file) as file:
@@ -132,20 +132,20 @@ class Saved:
 
 
 def whole_numbers(option: str, text: str, least: int = 1, most: float = math.inf) -> list[int]:
-    """The numbers that an option lists with commas.
+    """Return the numbers that an option lists with commas.
 
     Raises:
         UserError: a number is not whole, or outside of these bounds.
     """
-    words = text.split(",")
-    if not all(word.strip().isdecimal() and least <= int(word) <= most for word in words):
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and least <= int(part) <= most for part in parts):
         bounds = f"of at least {least}" if math.isinf(most) else f"from {least} to {most}"
         raise UserError(f"{option} {text}: must be whole numbers {bounds} with commas, e.g. {least},{least + 1}")
-    return [int(word) for word in words]
+    return [int(part) for part in parts]
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON writes it: arrays as lists, numbers that are not finite as null."""
+    """Return the value as JSON writes it: arrays as lists, numbers that are not finite as null."""
     match value:
         case np.ndarray() | np.generic():
             return _plain(value.tolist())
@@ -160,7 +160,7 @@ def _plain(value: Any) -> Any:
 
 
 def _checksum(nets: Iterable[nn.Module]) -> str:
-    """SHA-256 over the bytes of all parameters and buffers of the nets."""
+    """Return the SHA-256 over the bytes of all parameters and buffers of the nets."""
     digest = hashlib.sha256()
     for tensor in (tensor for net in nets for tensor in net.state_dict().values()):
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
@@ -168,6 +168,6 @@ def _checksum(nets: Iterable[nn.Module]) -> str:
 
 
 def tracked(parts: Iterable[Part], what: str, total: int | None = None) -> Iterable[Part]:
-    """The parts, with a progress bar on the terminal; `total` counts them where they have no length."""
+    """Iterate over the parts with a progress bar on the terminal; `total` counts them if they have no length."""
     console = Console(stderr=True)
     return track(parts, what, total=total, console=console, transient=True, disable=not console.is_terminal)

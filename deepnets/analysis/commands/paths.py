@@ -24,7 +24,7 @@ RESAMPLES = 1000
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what can be chosen besides the subject."""
+    """Add the options besides the subject."""
     parser.add_argument(
         "--draws", type=number, default=100, help="random paths of each length (default: 100; paper: 1000)"
     )
@@ -78,19 +78,19 @@ def run(arguments: argparse.Namespace) -> None:
 def _norms(
     walk: Walk, x: Tensor, labels: Tensor, lengths: np.ndarray, arguments: argparse.Namespace, saved: Saved
 ) -> np.ndarray:
-    """The norms of `draws` paths of each length, (lengths, draws); the paths of a few images at a time are saved."""
+    """Compute the norms of `draws` paths of each length, (lengths, draws); saves those of a few images at a time."""
     generator = torch.Generator().manual_seed(arguments.seed)
     through, image = paths.drawn(len(walk), lengths.tolist(), arguments.draws, len(x), generator)
     norms = torch.empty(len(image), dtype=torch.float64)
     parts = image.argsort().split(paths.PATHS)
     for place, some in enumerate(tracked(parts, "paths")):
-        own = partial(paths.norms_along, walk, x, labels, through[some], image[some])
-        norms[some] = torch.tensor(saved.once(f"paths {place}", own), dtype=torch.float64)
+        compute = partial(paths.norms_along, walk, x, labels, through[some], image[some])
+        norms[some] = torch.tensor(saved.once(f"paths {place}", compute), dtype=torch.float64)
     return norms.view(len(lengths), -1).numpy()
 
 
 def _norms_of_sums(walk: Walk, x: Tensor, labels: Tensor, saved: Saved) -> np.ndarray:
-    """The norm of the sum over all paths of a length, mean over the images, (lengths,)."""
+    """Compute the norm of the sum over all paths of each length, averaged over the images, (lengths,)."""
     starts = range(0, len(x), paths.AT_ONCE)
     sums = []
     for start in tracked(starts, "sums of paths"):

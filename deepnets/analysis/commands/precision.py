@@ -1,6 +1,6 @@
-"""Gradients in bfloat16 beside float32 by unit, and how far a small change of the input carries those in float32.
+"""Compares, by unit, gradients in float32 with those in bfloat16, and with those after a small change of the input.
 
-Measured at initialisation and, for a run folder, as trained.
+Networks are measured at initialisation and, for a run folder, after training.
 """
 
 import argparse
@@ -27,7 +27,7 @@ BF16, STREAM = "bfloat16", "bfloat16, float32 stream"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what can be chosen besides the subject."""
+    """Add the options besides the subject."""
     parser.add_argument("--images", type=number, default=128, help="training images of the one batch (default: 128)")
     parser.add_argument(
         "--perturbation", type=float, default=1e-3, help="of the input, relative to its norm (default: 1e-3)"
@@ -99,7 +99,7 @@ def _measured(model: nn.Module, x: Tensor, labels: Tensor, arguments: argparse.N
 
 
 def _figure(by_time: Mapping[str, Mapping[str, Agreement]], walk: Walk) -> Figure:
-    """Cosine by unit: a panel for each time, a line for each gradient."""
+    """Draw the cosine by unit: a panel for each time, a line for each gradient."""
     figure = new_figure(1 + 2.4 * len(by_time), 7.5)
     panels = figure.subplots(len(by_time), 1, squeeze=False)[:, 0]
     for axes, (time, measured) in zip(panels, by_time.items(), strict=True):
@@ -114,10 +114,10 @@ def _figure(by_time: Mapping[str, Mapping[str, Agreement]], walk: Walk) -> Figur
 def parameter_gradients(
     model: nn.Module, x: Tensor, labels: Tensor, precision: torch.dtype, *, float32_stream: bool = False
 ) -> list[Tensor]:
-    """dL/dw of each parameter, where L is the mean cross-entropy of images x (N, C, H, W), as training computes it.
+    """Compute dL/dw of each parameter as training does; L is the mean cross-entropy of images x (N, C, H, W).
 
     More than BATCH images are several batches, whose gradients are added. With `float32_stream` the stem hands float32
-    to the units under autocast, and what is only added to it stays float32; the branches still compute in bfloat16.
+    to the units under autocast, and sums with it stay float32; the branches still compute in bfloat16.
     """
     with ExitStack() as held:
         if float32_stream:
@@ -125,17 +125,17 @@ def parameter_gradients(
             held.callback(stem.register_forward_hook(lambda module, given, output: output.float()).remove)
         count = ceil(len(x) / BATCH)
         gradients = []
-        for images, own in zip(x.tensor_split(count), labels.tensor_split(count), strict=True):
+        for images, targets in zip(x.tensor_split(count), labels.tensor_split(count), strict=True):
             with torch.enable_grad():
                 with torch.autocast(x.device.type, torch.bfloat16, enabled=precision == torch.bfloat16):
                     logits = model(images).float()
-                loss = cross_entropy(logits, own) * (len(own) / len(labels))
+                loss = cross_entropy(logits, targets) * (len(targets) / len(labels))
                 gradients.append(torch.autograd.grad(loss, list(model.parameters())))
         return [torch.stack(parts).sum(0) for parts in zip(*gradients, strict=True)]
 
 
 def agreement(model: nn.Module, walk: Walk, gradients: Sequence[Tensor], reference: Sequence[Tensor]) -> Agreement:
-    """How far the `gradients` of all parameters of `model` agree with the `reference`, by unit and in whole."""
+    """Measure how far the `gradients` of all parameters of `model` agree with the `reference`, by unit and in whole."""
     index = {id(parameter): place for place, parameter in enumerate(model.parameters())}
     units = [[index[id(parameter)] for parameter in unit.parameters()] for unit in walk.units]
     parts = [_compared(gradients, reference, places) for places in [*units, range(len(reference))]]
@@ -144,7 +144,7 @@ def agreement(model: nn.Module, walk: Walk, gradients: Sequence[Tensor], referen
 
 
 def perturbed(x: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """x plus Gaussian noise whose norm is `share` times that of x."""
+    """Add Gaussian noise to x; its norm is `share` times the norm of x."""
     noise = torch.randn(x.shape, generator=generator).to(x)
     return x + share * x.norm() / noise.norm() * noise
 

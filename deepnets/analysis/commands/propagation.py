@@ -1,8 +1,8 @@
 """Signals over depth beside mean-field theory, and singular values of the Jacobian (Brock et al. 2021; Xiao 2018).
 
-Channel statistics and correlations are those of a batch with its own statistics, as in training; the Jacobian is that
-of one image from the first unit's input to the last unit's output, with stored statistics. Theory is drawn for nets
-without batch normalisation, of ReLU or tanh.
+Channel statistics and correlations come from a batch that its own statistics normalise, as in training. The Jacobian of
+the last unit's output by the first unit's input comes from one image, with stored statistics. Theory is drawn for nets
+of ReLU or tanh without batch normalisation.
 """
 
 import argparse
@@ -33,7 +33,7 @@ NEAR = 0.02  # chi that is this near to 1 counts as critical
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what can be chosen besides the subject."""
+    """Add the options besides the subject."""
     parser.add_argument("--images", type=number, default=128, help="training images of the one batch (default: 128)")
     parser.add_argument(
         "--jacobian", type=number, default=1024, help="values of the last unit's output, at most (default: 1024)"
@@ -117,7 +117,7 @@ def _finding(
 
 
 def _critical(walk: Walk) -> dict[str, float]:
-    """The variances of the last unit's last weights and biases, and the theory's critical variance of weights."""
+    """Return the variances of the last unit's last weights and biases, and the theory's critical weight variance."""
     parts = list(walk.units[-1].modules())
     weights = [part for part in parts if isinstance(part, nn.Linear | nn.Conv2d)][-1]
     weight, bias = variances(weights.weight, weights.bias)

@@ -33,7 +33,7 @@ NAMES = {"feedforward": "centred feed-forward", "resnet": "resnet", "resnet_cent
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what can be chosen; depths and beta are those of the paper's nets."""
+    """Add the options; depths and beta concern only the paper's nets."""
     parser.add_argument("--depths", default="2,4,10,24,50", help="of the curves (default: %(default)s)")
     parser.add_argument("--feedforward-depth", type=count, default=24, help="of the pictured net (default: 24)")
     parser.add_argument("--resnet-depth", type=count, default=50, help="of the pictured nets (default: 50)")
@@ -103,7 +103,7 @@ def _measure_drawn_nets(arguments: argparse.Namespace, depths: Sequence[int]) ->
 def _measured(
     arguments: argparse.Namespace, depths: Sequence[int]
 ) -> tuple[dict[str, np.ndarray], dict[Key, np.ndarray], dict[str, np.ndarray], dict[Key, GradientMoments]]:
-    """Gradients over the grid to be pictured, autocorrelations of nets and of noise, moments at far inputs."""
+    """Return gradients over the grid to draw, autocorrelations of nets and of noise, and moments at far inputs."""
     generator, draws, grid = torch.Generator().manual_seed(arguments.seed), arguments.draws, shattering.grid()
 
     def gradients(net: Net, inputs: torch.Tensor = grid, count: int = draws) -> np.ndarray:
@@ -258,9 +258,9 @@ def _write_lines(
 
 
 def _line_gradients(subject: Subject, arguments: argparse.Namespace, saved: Saved) -> np.ndarray:
-    """The gradients of a logit along a line for each draw, (draws, points).
+    """Compute the gradients of a logit along a line for each draw, (draws, points).
 
-    A line joins two images that follow each other; the logit is that of the first one's label.
+    A line joins two successive images; the logit belongs to the label of the first.
     """
     x, labels = one_batch(subject, 2 * arguments.draws)
     model = subject.settled()
@@ -273,7 +273,7 @@ def _line_gradients(subject: Subject, arguments: argparse.Namespace, saved: Save
 
 
 def _lines_figure(gradients: Mapping[str, np.ndarray], curves: Mapping[str, np.ndarray]) -> Figure:
-    """The first line's gradients, and the autocorrelation of all."""
+    """Draw the first line's gradients, and the autocorrelation of all."""
     figure = new_figure(1.5 + 1.2 * len(gradients), 7.5)
     grid = figure.add_gridspec(len(gradients), 2)
     right = figure.add_subplot(grid[:, 1])

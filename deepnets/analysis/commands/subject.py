@@ -40,9 +40,9 @@ class Subject:
     device: torch.device
 
     def batches(self, split: str, images: int | None = None) -> EvaluationBatches:
-        """The split "train", without augmentation, or "test": all in order, or the same random `images`, shuffled.
+        """Return all images of "train", without augmentation, or "test", in order; or always the same random `images`.
 
-        They are shuffled because a class-folder tree is in the order of its classes: groups of a batch that are
+        These are shuffled because a class-folder tree is in the order of its classes: groups of a batch that are
         normalised apart would see one class each.
 
         Raises:
@@ -58,7 +58,7 @@ class Subject:
         return splits.evaluation_batches(chosen, batch_size=self.config.evaluation_batch_size)
 
     def settled(self) -> nn.Module:
-        """The network; before training its batch normalisation uses statistics of one batch of training images."""
+        """Return the network; an untrained one first gets batch statistics from one batch of training images."""
         if not self.trained and any(isinstance(module, nn.BatchNorm2d) for module in self.model.modules()):
             recalibrate_batchnorm(self.model, next(iter(self.batches("train", self.config.evaluation_batch_size)))[0])
         return self.model
@@ -90,7 +90,7 @@ def add_folders(parser: argparse.ArgumentParser) -> None:
 
 
 def subject_of(arguments: argparse.Namespace) -> Subject:
-    """The only subject that the command line names.
+    """Return the only subject that the command line names.
 
     Raises:
         UserError: the command line names several, or subjects_of refuses it.
@@ -102,7 +102,7 @@ def subject_of(arguments: argparse.Namespace) -> Subject:
 
 
 def subjects_of(arguments: argparse.Namespace) -> list[Subject]:
-    """Every run folder named, or the one network that the options make. Results go to the folder of the first.
+    """Return a subject for each run folder named, or for the options' network; results go to the first one's folder.
 
     Raises:
         UserError: folders and options are mixed, or load_run or build refuses them.
@@ -117,23 +117,23 @@ def subjects_of(arguments: argparse.Namespace) -> list[Subject]:
 
 
 def one_batch(subject: Subject, images: int, split: str = "train") -> tuple[Tensor, Tensor]:
-    """Random images of a split, always the same, as x and labels."""
+    """Return random images of a split, always the same, as x and labels."""
     batches = subject.batches(split, images)
     x, labels = (torch.cat(part) for part in zip(*batches, strict=True))
     return x, labels
 
 
 def names_apart(names: Sequence[str]) -> list[str]:
-    """Each name without the words that all of them hold."""
+    """Return each name without the words that all of them hold."""
     words = [re.split("[,/]", name) for name in names]
     shared = set.intersection(*map(set, words))
     return [
-        ",".join(word for word in own if word not in shared) or name for own, name in zip(words, names, strict=True)
+        ",".join(word for word in parts if word not in shared) or name for parts, name in zip(words, names, strict=True)
     ]
 
 
 def fresh_network(config: Config, changes: Mapping[str, Any], seed: int) -> nn.Module:
-    """The network with which a run of `config` and this seed starts, after `changes` to entries of its model's node.
+    """Build the network with which a run of `config` and this seed starts, after `changes` to its model's node.
 
     Raises:
         UserError: this network has no such entries, or they do not go together.
@@ -151,13 +151,13 @@ def fresh_network(config: Config, changes: Mapping[str, Any], seed: int) -> nn.M
 
 
 def placed(model: nn.Module, device: torch.device) -> nn.Module:
-    """`model` on the device, in the memory format and arithmetic of all analyses, without gradients of its weights."""
+    """Move `model` to the device, in the memory format and arithmetic of all analyses, and without weight gradients."""
     set_arithmetic()
     return model.to(device).to(memory_format=torch.channels_last).requires_grad_(False)
 
 
 def model_option(group: str, name: str) -> dict[str, Any]:
-    """The entries that the option `name` of conf/model/<group>/ sets in a model's node.
+    """Return the entries that the option `name` of conf/model/<group>/ sets in a model's node.
 
     Raises:
         UserError: there is no such option.
@@ -172,14 +172,14 @@ def model_option(group: str, name: str) -> dict[str, Any]:
 
 
 def _is_folder(word: str) -> bool:
-    """Whether the word names a folder, even a missing one: outputs/runs/x,epochs=5/seed0, not model/block=basic."""
+    """Return whether the word names a folder, even a missing one: runs/x,epochs=5/seed0, not model/block=basic."""
     key, equals, _ = word.partition("=")
     group = key.split("/")[0]
     return not equals or Path(word).is_dir() or ("/" in key and not (group and (CONF / group).is_dir()))
 
 
 def _names(folders: Sequence[str]) -> list[str]:
-    """The last two parts of each run folder's path, row and seed, or as many more as tell all folders apart."""
+    """Return the last parts of each run folder's path: row and seed, or more until all folders differ."""
     paths = [Path(folder).resolve().parts for folder in folders]
     if len(set(paths)) < len(paths):
         raise UserError(f"{' '.join(folders)}: a run folder is named twice")
@@ -226,5 +226,5 @@ def _check_own(model: nn.Module, config: Config) -> None:
 
 
 def _rooted(config: Config, root: str | None) -> Config:
-    """The same configuration with its data in the folder `root`, if one is named."""
+    """Return the configuration with its data in the folder `root`, if one is named."""
     return replace(config, dataset=config.dataset | {"root": root}) if root else config

@@ -49,8 +49,8 @@ def run(arguments: argparse.Namespace) -> None:
 class Trend:
     """Best learning rates (points,) at depths (points,), and the slope of their logarithms with its 95 % interval.
 
-    A slope of -1 halves the rate where depth doubles; 0 is transfer. `at_edge` counts rates at an end of the grid,
-    which the true ones may lie beyond.
+    If the slope is -1, the rate halves as the depth doubles; 0 is transfer. `at_edge` counts rates at an end of the
+    grid; the true ones may lie beyond it.
     """
 
     depths: np.ndarray
@@ -61,7 +61,7 @@ class Trend:
 
 
 def _trends(runs: list[Run]) -> dict[str, Trend]:
-    """The trend of the runs that ended, for each combination of the row's other values."""
+    """Return the trend of the runs that ended, for each combination of the row's other values."""
     losses: dict[str, dict[tuple[int, int | None], dict[float, float]]] = defaultdict(lambda: defaultdict(dict))
     for each in runs:
         axes, values = each.sweep.get("axes", []), each.row.split(",")
@@ -70,19 +70,19 @@ def _trends(runs: list[Run]) -> dict[str, Trend]:
         if each.error is not None:
             name = ",".join(value for axis, value in zip(axes, values, strict=True) if axis not in (DEPTH, RATE))
             depth, rate = each.config["model"]["depth"], each.config["optimizer"]["lr"]
-            own = losses[name or "all"][depth, each.seed]
-            if rate in own:
+            by_rate = losses[name or "all"][depth, each.seed]
+            if rate in by_rate:
                 raise UserError(
                     f"{each.folder}: another of these runs has this net, depth, seed and learning rate; "
                     "compare the runs of one protocol at a time"
                 )
-            own[rate] = final_loss(each)
+            by_rate[rate] = final_loss(each)
     if not losses:
         raise UserError("none of these runs has ended: the last epoch's training loss is compared")
     return {
-        name: trend_of([depth for depth, _ in own], [own[place] for place in own])
+        name: trend_of([depth for (depth, _), _ in ordered], [by_rate for _, by_rate in ordered])
         for name, by_run in losses.items()
-        for own in [dict(sorted(by_run.items()))]
+        for ordered in [sorted(by_run.items())]
     }
 
 
@@ -99,9 +99,9 @@ def _figure(trends: Mapping[str, Trend]) -> Figure:
 
 
 def best_rate(losses: Mapping[float, float]) -> tuple[float, bool]:
-    """The learning rate of the lowest loss, and whether it is an end of the grid; NaN where no loss is finite.
+    """Return the learning rate of the lowest loss, and whether it is an end of the grid; NaN if no loss is finite.
 
-    Between its two neighbours it is where the parabola through the three points, over the rate's logarithm, is lowest.
+    Between two neighbours, it is the minimum of the parabola through the three points, over the rate's logarithm.
     """
     rates = sorted(losses)
     by_rate = [losses[rate] for rate in rates]
@@ -118,14 +118,14 @@ def best_rate(losses: Mapping[float, float]) -> tuple[float, bool]:
 
 
 def trend_of(depths: Sequence[int], losses: Sequence[Mapping[float, float]]) -> Trend:
-    """The trend of the best rates: point i is a depth and the losses of its runs by learning rate, for one seed.
+    """Fit the trend of the best rates: point i is a depth and the losses of its runs by learning rate, for one seed.
 
-    The interval is Student's, of the line's residuals: it holds the spread over seeds and the line's lack of fit.
+    The interval is Student's, from the line's residuals: these hold the spread over seeds and the line's lack of fit.
     """
-    best = [best_rate(own) for own in losses]
+    best = [best_rate(by_rate) for by_rate in losses]
     rates = np.array([rate for rate, _ in best])
-    known = np.isfinite(rates)
-    x, y = np.log2(np.array(depths)[known]), np.log2(rates[known])
+    is_finite = np.isfinite(rates)
+    x, y = np.log2(np.array(depths)[is_finite]), np.log2(rates[is_finite])
     at_edge = sum(edge for _, edge in best)
     if len(x) < 3 or len(set(x)) < 2:
         return Trend(np.array(depths), rates, at_edge, math.nan, (math.nan, math.nan))

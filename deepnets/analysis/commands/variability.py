@@ -1,4 +1,4 @@
-"""What differs when one net is trained many times: run folders that differ in their seeds, by their results by image.
+"""How results differ if one net is trained many times: compares, image by image, runs that differ in their seeds.
 
 No weights are needed: a result holds which test images its run got right. Jordan 2024; Summers and Dinneen 2021.
 """
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class Variability:
-    """How runs differ that were tested on the same images.
+    """The differences between runs that were tested on the same images.
 
     `errors` (runs,) in percent; `share` (images,), the share of the runs that get an image wrong; `disagreement` (runs,
     runs), the percentage of images that one of two runs gets wrong and the other right.
@@ -63,7 +63,7 @@ class Variability:
 
     @property
     def independent(self) -> float:
-        """The deviation if each image fell by its own chance, whatever the others do: 100 sqrt(sum p (1 - p)) / images.
+        """The deviation if images were wrong independently of each other: 100 sqrt(sum p (1 - p)) / images.
 
         p (1 - p) of an image is estimated without bias from its share among the runs.
         """
@@ -78,7 +78,7 @@ class Variability:
 
 
 def _images(runs: list[Run]) -> np.ndarray:
-    """Which images each run got wrong, (runs, images)."""
+    """Return which images each run got wrong, (runs, images)."""
     if len(runs) < 2:
         raise UserError(f"{len(runs)} of these runs store which images they got right; at least two are needed")
     if len({run.folder.path.parent for run in runs}) > 1:
@@ -105,6 +105,6 @@ def _figure(measured: Variability, missed: np.ndarray) -> Figure:
 
 
 def variability_of(wrong: np.ndarray) -> Variability:
-    """The variability of at least two runs; `wrong` (runs, images) of bool tells which images each run got wrong."""
+    """Compute the variability of at least two runs; `wrong` (runs, images) bool says which images each got wrong."""
     one_only = wrong.astype(float) @ ~wrong.T  # images that the first run gets wrong and the second right
     return Variability(100 * wrong.mean(1), wrong.mean(0), 100 * (one_only + one_only.T) / wrong.shape[1])
