@@ -1,7 +1,7 @@
-"""`bench.py gpu`: everything that needs a GPU, part by part, into one file.
+"""`bench.py gpu` measures everything that needs a GPU, part by part, and writes it into one file.
 
-`parts_of` lists the parts in their order. Below it are the functions that measure them: the tests; trainings by
-commands, as users type them; iterations in a process of their own, which executes this file's `main`; other benches.
+`parts_of` lists the parts in their order. The functions below it measure them: they run tests, trainings by commands
+that users type, iterations in processes of their own, which execute this file's `main`, and other benches.
 """
 
 import argparse
@@ -35,14 +35,14 @@ from deepnets.models.settings import Memory
 from deepnets.runs.folder import RunFolder, run_folders
 from deepnets.training.fit import Training, fit
 
-MODELS = {"resnet20": 40, "resnet110": 20, "resnet164": 20, "resnet1001": 4}  # with the iterations of a measurement
-SHARING = (1, 2, 5)  # runs at once
+MODELS = {"resnet20": 40, "resnet110": 20, "resnet164": 20, "resnet1001": 4}  # iterations of a measurement
+SHARING = (1, 2, 5)  # numbers of runs at once
 PUBLISHED = "he2016_table3_cifar10"  # the sweep whose rows of ResNet-110 are trained
 COMPILED = (StepKind.compiled, StepKind.compiled_graphed)
 LAYOUTS = {"channels_last": torch.channels_last, "NCHW": torch.contiguous_format}
-COMPILING_SECONDS = 180.0  # a part that takes longer is absent, or the deepest networks could use up all the minutes
+COMPILING_SECONDS = 180.0  # a longer part is absent: else the deepest networks could use up all the minutes
 TESTS_SECONDS = 300.0
-SAVING_SECONDS = 60.0  # for a training that is stopped
+SAVING_SECONDS = 60.0  # for a stopped training to save its state
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -53,16 +53,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> list[Comparison]:
-    """Everything that needs a GPU, part by part, into one file: the same command resumes where the last one ended.
+    """Measure everything that needs a GPU, part by part, into one file; the same command resumes it where it ended.
 
-    In this order: the GPU's tests; the default run; images/s by `step` and memory layout beside the floor; waits for
+    The order is: the GPU's tests; the default run; images/s by `step` and memory layout beside the floor; waits for
     the device within an epoch; memory of the deepest network; several runs on the GPU; stochastic depth, stopping, both
-    arithmetics, data and peers, several GPUs; then ResNet-110 in both forms by the full protocol. Each part is a
-    process of its own, and is written down once it is measured, or with the reason why it cannot be. The tests are
-    those of the clone that is the working directory.
+    arithmetics, data and peers, several GPUs; then ResNet-110 in both forms by the full protocol. Each part runs in a
+    process of its own; its result is written at once, or the reason why it has none. The working directory must be the
+    clone with the tests.
 
     Raises:
-        UserError: there is no GPU, or no data are named.
+        UserError: there is no GPU, or the user named no data.
     """
     if not torch.cuda.is_available():
         raise UserError("bench.py gpu: no GPU here that CUDA can use; every other bench measures a CPU too")
@@ -74,29 +74,29 @@ def measure(arguments: argparse.Namespace) -> list[Comparison]:
 
 
 def parts_of(where: Sequence[str], file: Path, repeats: int, device: str) -> list[Part]:
-    """All parts in their order, on the data that `where` names; long trainings lie beside `file`, in its `.runs`."""
+    """List all parts in their order, on the data that `where` names; long trainings go to `.runs` beside `file`."""
     on, deepest = f"device={device}", [*MODELS][-1]
-    there = [*where, on]
+    overrides = [*where, on]
     parts = [Part("environment", lambda _: environment())]
     for name, which in {"tests": "not compiled", "tests of compiled code": "compiled"}.items():
         parts.append(Part(name, partial(gpu_tests, which), TESTS_SECONDS))
     parts.append(Part("the default, trained and analysed", partial(analysed, [on], device)))
-    parts += _throughputs(there, repeats)
+    parts += _throughputs(overrides, repeats)
     for step in StepKind:
-        words = [on, f"step={step}", "dataset=synthetic", "dataset.source.train=1300", "model=resnet20"]
-        parts.append(Part(f"waits {step}", partial(_steps, "waits", *words), COMPILING_SECONDS))
+        settings = [on, f"step={step}", "dataset=synthetic", "dataset.source.train=1300", "model=resnet20"]
+        parts.append(Part(f"waits {step}", partial(_steps, "waits", *settings), COMPILING_SECONDS))
     for mode in Memory:
-        words = ["--model", deepest, "--modes", mode, "--iterations", "1", "--repeats", "1", on]
-        parts.append(Part(f"memory {deepest} {mode}", partial(_bench, "memory", *words)))
-    short = [*there, "model=resnet20", "epochs=3"]
+        options = ["--model", deepest, "--modes", mode, "--iterations", "1", "--repeats", "1", on]
+        parts.append(Part(f"memory {deepest} {mode}", partial(_bench, "memory", *options)))
+    short = [*overrides, "model=resnet20", "epochs=3"]
     for count in SHARING:
         parts.append(Part(f"{count} at once", partial(at_once, short, count, stacked=False)))
     parts.append(Part(f"{SHARING[-1]} stacked", partial(at_once, short, SHARING[-1], stacked=True)))
-    parts += _checks(there, file, repeats, on)
+    parts += _checks(overrides, file, repeats, on)
     runs = file.with_suffix(".runs")
     for ordering in ("original", "full_preactivation"):
         row = [f"sweep={PUBLISHED}", "model=resnet110", f"model/ordering={ordering}", "seed=0", f"output_root={runs}"]
-        row += [word for word in there if not word.startswith("dataset=")]
+        row += [override for override in overrides if not override.startswith("dataset=")]
         folder = RunFolder(runs / PUBLISHED / f"resnet110,{ordering}" / "seed0")
 
         def train(seconds: float, row: list[str] = row, folder: RunFolder = folder) -> PartResult:
@@ -107,7 +107,7 @@ def parts_of(where: Sequence[str], file: Path, repeats: int, device: str) -> lis
 
 
 def environment() -> PartResult:
-    """The versions, the GPUs, and the variables of the environment that change their arithmetic."""
+    """Return the versions, the GPUs, and the variables of the environment that change their arithmetic."""
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {
         "python": sys.version.split()[0],
@@ -121,7 +121,7 @@ def environment() -> PartResult:
 
 
 def gpu_tests(which: str, seconds: float) -> PartResult:
-    """Run the tests marked `gpu` that pytest's -k chooses; other files may import what is not installed."""
+    """Run the tests marked `gpu` that pytest's -k chooses; other files may import packages that are not installed."""
     files = [str(file) for file in sorted(Path("tests").rglob("test_*.py")) if "pytest.mark.gpu" in file.read_text()]
     if not files:
         return {"absent": "no tests in the working directory; type the command in a clone"}
@@ -131,7 +131,7 @@ def gpu_tests(which: str, seconds: float) -> PartResult:
 
 
 def fastest(file: Path) -> str:
-    """The step that trained the most images/s of ResNet-110 in bfloat16, among those that the file holds."""
+    """Return the step that trained the most images/s of ResNet-110 in bfloat16, by the results in the file."""
     rates = {"eager": 0.0}
     for name, result in stored(file).items():
         if name.startswith("training resnet110 bf16"):
@@ -142,14 +142,14 @@ def fastest(file: Path) -> str:
 
 
 def at_once(overrides: Sequence[str], count: int, seconds: float, *, stacked: bool) -> PartResult:
-    """The images/s of each of `count` short runs that share the device, or train as one batched network."""
+    """Measure images/s of each of `count` short runs that share the device, or train as one batched network."""
     launcher = [f"launcher.stacked={count}"] if stacked else ["launcher=pool", f"launcher.runs_per_device={count}"]
     seeds = f"seed={','.join(map(str, range(count)))}"
     return results_of(["-m", *overrides, *launcher, seeds], ["images_per_second"], seconds)
 
 
 def analysed(overrides: Sequence[str], device: str, seconds: float) -> PartResult:
-    """The result of a short run, and what `analyze.py lesion` prints about it."""
+    """Return the result of a short run, and the lines that `analyze.py lesion` prints about it."""
     with tempfile.TemporaryDirectory() as place:
         done = finished([*DEEPNETS, "train", *overrides, f"output_root={place}"], seconds)
         if done.returncode:
@@ -164,7 +164,7 @@ def analysed(overrides: Sequence[str], device: str, seconds: float) -> PartResul
 
 
 def stopped_and_resumed(overrides: Sequence[str], seconds: float) -> PartResult:
-    """Whether the epochs' losses are equal if a run is stopped after its first epoch and resumed, and if it is not."""
+    """Compare the epochs' losses of a run with those of the same run, stopped after its first epoch and resumed."""
     deadline, losses = time.monotonic() + seconds, []
     with tempfile.TemporaryDirectory() as place:
         for name in ("whole", "stopped"):
@@ -188,10 +188,10 @@ def stopped_and_resumed(overrides: Sequence[str], seconds: float) -> PartResult:
 
 
 def trained(overrides: Sequence[str], folder: RunFolder, seconds: float) -> PartResult:
-    """The result of the run that these overrides make; when the seconds are over, it is stopped and saved.
+    """Train the run that these overrides make and return its result; when the seconds are over, it saves and stops.
 
     Raises:
-        Unfinished: it was stopped.
+        Unfinished: the run was stopped.
     """
     process = subprocess.Popen([*DEEPNETS, "train", *overrides])
     try:
@@ -209,9 +209,9 @@ def trained(overrides: Sequence[str], folder: RunFolder, seconds: float) -> Part
 
 
 def throughput(ways: Sequence[str], repeats: int, iterations: int, overrides: Sequence[str]) -> PartResult:
-    """The images/s of training in each way, as in "graphed NCHW", and of the floor, all in turns.
+    """Measure images/s of training in each way, e.g. "graphed NCHW", and of the floor, all in turns.
 
-    A way that fails is absent, with the reason.
+    If a way fails, "absent" holds the reason.
     """
     run, candidates, absent = compose_run(overrides), Candidates(), {}
 
@@ -224,7 +224,7 @@ def throughput(ways: Sequence[str], repeats: int, iterations: int, overrides: Se
             changed = replace(run, config=replace(run.config, step=StepKind(step)))
             steps = endless(_laid_out(changed, layout))
             next(steps)  # compiles, or captures
-        except Exception as error:  # whatever CUDA, a compiler or a graph raises
+        except Exception as error:  # CUDA, a compiler and a graph may raise any kind
             absent[way] = str(error).partition("\n")[0]
         else:
             candidates[way] = partial(pace, steps)
@@ -233,7 +233,7 @@ def throughput(ways: Sequence[str], repeats: int, iterations: int, overrides: Se
 
 
 def waits(overrides: Sequence[str]) -> PartResult:
-    """Raise an error if an iteration or an evaluated batch waits for the device; only the end of an epoch may."""
+    """Raise an error if an iteration or an evaluated batch waits for the device; only the end of an epoch may wait."""
     run = compose_run(overrides)
     training = run.training()
     states = fit(training)
@@ -251,91 +251,91 @@ def waits(overrides: Sequence[str]) -> PartResult:
 
 def main() -> int:
     """Print the result of `throughput` or `waits`, as the command line says."""
-    what, *words = sys.argv[1:]
+    what, *arguments = sys.argv[1:]
     if what == "throughput":
-        ways, repeats, iterations, *overrides = words
+        ways, repeats, iterations, *overrides = arguments
         result = throughput(ways.split(","), int(repeats), int(iterations), overrides)
     else:
-        result = waits(words)
+        result = waits(arguments)
     print(json.dumps(result))
     return 0
 
 
-def _throughputs(there: Sequence[str], repeats: int) -> list[Part]:
-    """Images/s by `step` and layout. Compiled code chooses layouts itself, and has its own parts: it may never end."""
+def _throughputs(overrides: Sequence[str], repeats: int) -> list[Part]:
+    """List the parts for images/s by `step` and layout; compiled code has own parts, as compiling may never end."""
     parts = []
     for model, iterations in MODELS.items():
         for precision in ("bf16", "fp32"):
             ways = [f"{step} {layout}" for step in (StepKind.eager, StepKind.graphed) for layout in LAYOUTS]
-            numbers = [",".join(ways), repeats, iterations, *there, f"model={model}", f"precision={precision}"]
-            parts.append(Part(f"training {model} {precision}", partial(_steps, "throughput", *numbers)))
-    for step in COMPILED:
+            arguments = [",".join(ways), repeats, iterations, *overrides, f"model={model}", f"precision={precision}"]
+            parts.append(Part(f"training {model} {precision}", partial(_steps, "throughput", *arguments)))
+    for step in COMPILED:  # such code chooses layouts itself
         for model, iterations in MODELS.items():
             ways = ["eager channels_last", f"{step} channels_last"]
-            numbers = [",".join(ways), repeats, iterations, *there, f"model={model}", "precision=bf16"]
-            part = partial(_steps, "throughput", *numbers)
+            arguments = [",".join(ways), repeats, iterations, *overrides, f"model={model}", "precision=bf16"]
+            part = partial(_steps, "throughput", *arguments)
             parts.append(Part(f"training {model} bf16 {step}", part, COMPILING_SECONDS))
     return parts
 
 
-def _checks(there: Sequence[str], file: Path, repeats: int, on: str) -> list[Part]:
-    """Checks of what may behave differently on a GPU: stochastic depth, resuming, precisions, data, two processes."""
-    stop = [*there, "model=resnet20", "epochs=3", "deterministic=true"]
+def _checks(overrides: Sequence[str], file: Path, repeats: int, on: str) -> list[Part]:
+    """List the parts that may behave differently on a GPU: stochastic depth, resuming, precisions, data, processes."""
+    stop = [*overrides, "model=resnet20", "epochs=3", "deterministic=true"]
     values = ["images_per_second", "test_error"]
     parts = [
-        Part("stochastic depth", partial(results_of, [*there, "model=stochastic_depth110", "epochs=1"], values)),
+        Part("stochastic depth", partial(results_of, [*overrides, "model=stochastic_depth110", "epochs=1"], values)),
         Part("stopped and resumed", partial(stopped_and_resumed, stop)),
     ]
     for precision in ("fp32", "bf16"):
-        words = ["-m", *there, "model=preact110", "epochs=3", "seed=0,1,2", f"precision={precision}"]
+        runs = ["-m", *overrides, "model=preact110", "epochs=3", "seed=0,1,2", f"precision={precision}"]
 
-        def train(seconds: float, words: list[str] = words) -> PartResult:
-            return results_of([*words, f"step={fastest(file)}"], ["train_error", "test_error"], seconds)
+        def train(seconds: float, runs: list[str] = runs) -> PartResult:
+            return results_of([*runs, f"step={fastest(file)}"], ["train_error", "test_error"], seconds)
 
         parts.append(Part(f"preact110 {precision}", train))
-    options = ["--repeats", str(repeats), *there]
+    options = ["--repeats", str(repeats), *overrides]
     parts.append(Part("data", partial(_bench, "data", *options)))
     parts.append(Part("training beside peers", partial(_bench, "training", "--peers", "plain", *options)))
     for name, images in {"the whole batch": "null", "each process": "64"}.items():
-        words = ["--model", "resnet110", on, f"model.batchnorm_images={images}", "batch_size=128"]
-        parts.append(Part(f"two processes, statistics of {name}", partial(_two_processes, words)))
+        options = ["--model", "resnet110", on, f"model.batchnorm_images={images}", "batch_size=128"]
+        parts.append(Part(f"two processes, statistics of {name}", partial(_two_processes, options)))
     return parts
 
 
-def _two_processes(words: Sequence[str], seconds: float) -> PartResult:
-    if "device=cuda" in words and torch.cuda.device_count() < 2:
+def _two_processes(options: Sequence[str], seconds: float) -> PartResult:
+    if "device=cuda" in options and torch.cuda.device_count() < 2:
         return {"absent": "two processes need two GPUs"}
-    return _bench("ddp", *words, seconds)
+    return _bench("ddp", *options, seconds)
 
 
-def _bench(what: str, *words: Any) -> PartResult:
-    """The tables that another bench writes; the last of the words are the seconds that it may take."""
-    *options, seconds = words
+def _bench(what: str, *arguments: Any) -> PartResult:
+    """Return the tables that another bench writes; the last argument is the seconds that it may take."""
+    *options, seconds = arguments
     with tempfile.TemporaryDirectory() as place:
         file = Path(place, "figures.json")
         done = finished([*DEEPNETS, "bench", what, *options, "--json", str(file)], seconds)
         return json.loads(file.read_text())["tables"] if file.is_file() else {"absent": last_line(done)}
 
 
-def _steps(what: str, *words: Any) -> PartResult:
-    """What `throughput` or `waits` returns in a process of its own; the last of the words are its seconds."""
-    *given, seconds = words
-    done = finished([sys.executable, "-m", __name__, what, *map(str, given)], seconds)
+def _steps(what: str, *arguments: Any) -> PartResult:
+    """Return the result of `throughput` or `waits` in a process of its own; the last argument is its seconds."""
+    *options, seconds = arguments
+    done = finished([sys.executable, "-m", __name__, what, *map(str, options)], seconds)
     return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"absent": last_line(done)}
 
 
 def _laid_out(run: BenchRun, layout: str) -> Training:
-    """The training of a run, with its weights and images in this memory layout."""
+    """Return the training of a run, with its weights and images in this memory layout."""
     training = run.training()
     training.model.to(memory_format=LAYOUTS[layout])
-    passed = training.forward
-    training.forward = lambda images: passed(images.contiguous(memory_format=LAYOUTS[layout]))
+    forward = training.forward
+    training.forward = lambda images: forward(images.contiguous(memory_format=LAYOUTS[layout]))
     return training
 
 
 @contextmanager
 def _running(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """Start the command; it is killed when the context ends."""
+    """Start the command, and kill it when the context ends."""
     process = subprocess.Popen(command)
     try:
         yield process

@@ -27,13 +27,13 @@ COMPOSED = TEXT | {"pattern": r"\$\{|^\?\?\?$"}  # an interpolation, or ??? wher
 OWN = TEXT | {"not": {"pattern": r"^deepnets\."}}  # the user's own class, whose arguments are unknown here
 LIST_OF_DEFAULTS = {"type": "array", "items": {"type": ["string", "object"]}}
 
-# By the key of the node: the arguments that the program sets, so that no file may.
+# By the key of the node, the arguments that only the program may set.
 PASSED = {"model": ["shape", "classes"], "optimizer": ["model"], "schedule": ["total"], "shortcut": ["ends"]}
 PASSED |= {"source": ["root"]}
 
 
 def schemas() -> dict[str, Schema]:
-    """All schemas by name: `train` for files that are a run or part of one, and one for each group of nodes."""
+    """Return all schemas by name: `train` for files that are a run or part of one, and one for each group of nodes."""
     targets: dict[str, set[str]] = {}
     for file in CONF.rglob("*.yaml"):
         for key, target in _targets_in(file.relative_to(CONF).parts[0], yaml.load(file.read_text(), LOADER)):
@@ -48,7 +48,7 @@ def schemas() -> dict[str, Schema]:
 
 
 def text_of(node: Any, indent: str = "") -> str:
-    """The text of a schema's file: a value that fits into one line stands in one line."""
+    """Return the text of a schema's file; a value that fits into one line stands in one line."""
     line = json.dumps(node)
     if len(indent + line) <= WIDTH or not isinstance(node, dict | list):
         return line
@@ -61,7 +61,7 @@ def text_of(node: Any, indent: str = "") -> str:
 
 
 def _targets_in(key: str, node: Any) -> Iterator[tuple[str, str]]:
-    """Each class that a node and the nodes inside it name, with the key of its node, or of the list it stands in."""
+    """Yield each class that a node and the nodes inside it name, with the key of its node, or of its node's list."""
     if isinstance(node, list):
         for value in node:
             yield from _targets_in(key, value)
@@ -73,7 +73,7 @@ def _targets_in(key: str, node: Any) -> Iterator[tuple[str, str]]:
 
 
 def _node(key: str, targets: Targets) -> dict[str, Schema]:
-    """The definitions of a node and of its classes: the class that a node names decides which arguments are legal.
+    """Return the definitions of a node and of its classes: the class that a node names decides its legal arguments.
 
     If a file names no class, another file names it, and the arguments of every class are legal.
     """
@@ -103,7 +103,7 @@ def _values(annotations: Mapping[str, Any], targets: Targets) -> dict[str, Schem
 
 
 def _value(name: str, annotation: Any, targets: Targets) -> Schema:
-    """The schema of the values that a file may give to an argument of this name and type."""
+    """Return the schema of the values that a file may give to an argument of this name and type."""
     parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     if name in targets:
         is_list = any(get_origin(part) is list for part in parts)
@@ -123,7 +123,7 @@ def _plain(annotation: Any) -> Schema:
 
 
 def _with_composed(schema: Schema) -> Schema:
-    """Pydantic's schema of a type, changed so that each value inside may also be an interpolation."""
+    """Change pydantic's schema of a type so that each value inside may also be an interpolation."""
     schema = {key: value for key, value in schema.items() if key not in ("title", "description")}
     for inside in ("items", "additionalProperties"):
         if schema.get(inside) not in (None, True):
@@ -134,7 +134,7 @@ def _with_composed(schema: Schema) -> Schema:
 
 
 def _any_of(options: Sequence[Schema]) -> Schema:
-    """The schema that allows each of the options; each stands in it once."""
+    """Return the schema that allows each of the options, and lists each once."""
     flat: list[Schema] = []
     for option in options:
         flat += [each for each in option.get("anyOf", [option]) if each not in flat]

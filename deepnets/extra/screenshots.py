@@ -1,4 +1,4 @@
-"""Pictures of what users look at: TensorBoard's pages over a sweep, and its report, in headless Chromium."""
+"""Takes pictures of TensorBoard's pages for a sweep, and of the sweep's report, in headless Chromium."""
 
 import re
 import shutil
@@ -16,19 +16,19 @@ from deepnets.system.files import writing
 PAGES = ("timeseries", "scalars", "custom_scalars", "hparams", "images")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 WINDOW = (1400, 1600)  # CSS pixels
-REPORTS = {"desktop": (1400, 12000), "phone": (390, 24000)}  # longer than a page, which is cropped to its end
+REPORTS = {"desktop": (1400, 12000), "phone": (390, 24000)}  # longer than any page; the rest is cropped
 SCHEMES = {"light": 1, "dark": 0}
-FETCH_MILLISECONDS = 20000  # of the page's own clock, which stands still while something is fetched
+FETCH_MILLISECONDS = 20000  # of the page's own clock, which stands still while the page fetches something
 LONGEST_SECONDS = 120
 
 
 def take_screenshots(folder: Path, into: Path) -> int:
-    """Write PNG files of TensorBoard over the sweep in `folder`, and of its report/report.html where there is one.
+    """Write PNG files of TensorBoard for the sweep in `folder`, and of its report/report.html, if there is one.
 
     Returns 0.
 
     Raises:
-        UserError: no such folder, no Chromium, or `into` cannot be written.
+        UserError: there is no such folder or no Chromium, or `into` cannot be written.
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; use one that scripts/train.py has written")
@@ -51,7 +51,7 @@ def take_screenshots(folder: Path, into: Path) -> int:
 
 @contextmanager
 def _tensorboard(folder: Path) -> Iterator[str]:
-    """TensorBoard over the folder, on a free port; its address."""
+    """Start TensorBoard for the folder, on a free port, and yield its address."""
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(folder), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -68,10 +68,10 @@ def _tensorboard(folder: Path) -> Iterator[str]:
 
 
 def _shot(browser: str, address: str, file: Path, window: tuple[int, int], scheme: str) -> Path:
-    words = ["headless", "no-sandbox", "disable-dev-shm-usage", "disable-gpu", "hide-scrollbars"]
-    words += [f"window-size={window[0]},{window[1]}", f"blink-settings=preferredColorScheme={SCHEMES[scheme]}"]
-    words += [f"virtual-time-budget={FETCH_MILLISECONDS}", f"screenshot={file.resolve()}"]
-    command = [browser, *(f"--{word}" for word in words), address]
+    options = ["headless", "no-sandbox", "disable-dev-shm-usage", "disable-gpu", "hide-scrollbars"]
+    options += [f"window-size={window[0]},{window[1]}", f"blink-settings=preferredColorScheme={SCHEMES[scheme]}"]
+    options += [f"virtual-time-budget={FETCH_MILLISECONDS}", f"screenshot={file.resolve()}"]
+    command = [browser, *(f"--{option}" for option in options), address]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_SECONDS, check=False)
     if done.returncode or not file.is_file():
         raise UserError(f"{browser}: no picture of {address} ({done.stderr.strip()})")
@@ -79,7 +79,7 @@ def _shot(browser: str, address: str, file: Path, window: tuple[int, int], schem
 
 
 def _crop(file: Path) -> None:
-    """Cut what is empty below the page."""
+    """Cut off the empty part below the page."""
     image = Image.open(file).convert("RGB")
     empty = Image.new("RGB", image.size, image.getpixel((0, image.height - 1)))
     _, margin, _, bottom = ImageChops.difference(image, empty).getbbox() or (0, 0, *image.size)

@@ -1,7 +1,7 @@
 """One page with knobs: signals and gradients per unit, post- above pre-activation, of networks measured beforehand.
 
-They are residual networks with one stage of equal units, and transformers of as many units, post-norm and pre-norm, on
-digits, at initialisation or after some epochs.
+The networks are residual ones with one stage of equal units, and transformers of as many units, post-norm and pre-norm,
+on digits, at initialisation or after some epochs.
 """
 
 import argparse
@@ -32,17 +32,17 @@ from deepnets.training.hardware import choose_precision, find_device
 
 ORDERINGS = ("original", "bn_after_addition", "relu_before_addition", "relu_only_preactivation", "full_preactivation")
 NORMS = ("post_norm", "pre_norm")  # of transformers
-TRAINED = ("dataset=digits", "optimizer=adamw", "schedule=warmup_cosine")  # how transformers are
+TRAINED = ("dataset=digits", "optimizer=adamw", "schedule=warmup_cosine")  # the transformers' protocol
 SCALES = (0.0, 0.5, 0.9, 1.0)
 BIASES = (0.0, -1.0, -2.0, -4.0, -6.0)
 WIDTH, KERNELS = 16, (3, 3)
-DIGITS = 3  # significant: more than a bar shows
+DIGITS = 3  # significant digits, more than a bar shows
 
 Shortcut = tuple[float, float | None]  # scale and, for a gate, its bias
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what can be chosen; there is no subject, since every combination of the knobs is a network."""
+    """Add the options; there is no subject, since every combination of the knobs is a network."""
     where = home() / "outputs" / "analysis" / "showcase"
     parser.add_argument("--output", type=Path, default=where, help="folder for showcase.html (default: %(default)s)")
     parser.add_argument("--depths", default="10,20,30,40", help="numbers of units (default: %(default)s)")
@@ -100,9 +100,9 @@ def _depths(arguments: argparse.Namespace) -> list[int]:
 
 @dataclass(frozen=True)
 class Bars:
-    """The numbers of one network, one per unit: gradient norm; 10th percentile, mean and 90th of the signal.
+    """The numbers of one network by unit: gradient norm; 10th percentile, mean and 90th percentile of the signal.
 
-    They are not finite for a network that diverged.
+    For a network that diverged they are not finite.
     """
 
     gradient: Sequence[float]
@@ -113,7 +113,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Design:
-    """An ordering: its name, the layers of a branch, and those behind the addition.
+    """An ordering: its name, the layers of a branch, and the layers behind the addition.
 
     `command` measures one of its networks again, with {depth}, {ordering} and {shortcut} to fill in.
     """
@@ -137,12 +137,12 @@ class Showcase:
 
 
 def shortcuts_of(scales: Sequence[float], biases: Sequence[float]) -> list[Shortcut]:
-    """All shortcuts of the knobs, in their order: constant scales, then gates."""
+    """Return all shortcuts of the knobs, in their order: constant scales, then gates."""
     return [*((scale, None) for scale in scales), *((1.0, bias) for bias in biases)]
 
 
 def options_of(scale: float, bias: float | None) -> str:
-    """The options of scripts/train.py that choose this shortcut."""
+    """Return the options of scripts/train.py that choose this shortcut."""
     if bias is None:
         return f"model/shortcut=scaled_0.5_1 model.shortcut.shortcut_scale={scale:g}"
     return f"model/shortcut=exclusive_gating_b6 model.shortcut.bias={bias:g}"
@@ -152,7 +152,7 @@ def write_showcase(file: Path, showcase: Showcase) -> None:
     """Write the page: one HTML file that loads no other.
 
     Raises:
-        UserError: it cannot be written there.
+        UserError: the file cannot be written.
     """
     shortcuts = shortcuts_of(showcase.scales, showcase.biases)
     data = {
@@ -174,7 +174,7 @@ def write_showcase(file: Path, showcase: Showcase) -> None:
 
 
 def _short(bars: Bars) -> list[list[float | None]]:
-    """The numbers as the page shows them: None, which it calls diverged, for one that is not finite."""
+    """Round the numbers for the page; None, which the page calls diverged, replaces those that are not finite."""
     return [
         [float(f"{value:.{DIGITS}g}") if isfinite(value) else None for value in values]
         for values in vars(bars).values()
@@ -190,7 +190,7 @@ def _shortcut(scale: float, bias: float | None) -> dict[str, Any]:
 
 
 def _networks(config: Config, changes: dict[str, Any], arguments: argparse.Namespace) -> Iterator[nn.Module]:
-    """Each draw of a network, as a run of that seed starts or, with epochs, as it stands after them."""
+    """Yield each draw of a network as a run of that seed starts or, with --epochs, as the run ends."""
     device = find_device(arguments.device)
     for seed in range(arguments.draws):
         if not arguments.epochs:
@@ -204,7 +204,7 @@ def _networks(config: Config, changes: dict[str, Any], arguments: argparse.Names
 
 
 def _measured(model: nn.Module, config: Config, arguments: argparse.Namespace) -> list[np.ndarray]:
-    """Gradient norms, and low, mean and high of the signal, of each unit, as `analyze.py gradients` measures them."""
+    """Measure gradient norm, and low, mean and high of the signal, of each unit, as `analyze.py gradients` does."""
     subject = Subject("", model, config, arguments.output, False, find_device(arguments.device))
     x, labels = one_batch(subject, arguments.images)
     walk = walk_of(with_batch_statistics(model))
@@ -222,7 +222,7 @@ def _drawn(designs: dict[str, dict[str, Any]], arguments: argparse.Namespace) ->
 
 
 def _command(name: str, arguments: argparse.Namespace) -> str:
-    """The command that measures one network of seed 0 again: its gradients_units.csv has the page's numbers."""
+    """Return the command that measures a network of seed 0 again: its gradients_units.csv has the page's numbers."""
     net = f"model=resnet model.depth=null 'model.units=[{{depth}}]' 'model.widths=[{WIDTH}]' dataset=digits"
     if name in NORMS:
         net = f"model=vit_digits model.depth={{depth}} {' '.join(TRAINED)}"

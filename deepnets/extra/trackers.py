@@ -1,4 +1,4 @@
-"""Runs exported, from their files, to an experiment tracker: MLflow or Weights & Biases."""
+"""Exports runs, from their files, to an experiment tracker: MLflow or Weights & Biases."""
 
 import hashlib
 import os
@@ -21,7 +21,7 @@ KEY = "deepnets.key"
 
 @dataclass(frozen=True)
 class Entry:
-    """An ended run as a tracker shows it."""
+    """A run that has ended, as a tracker shows it."""
 
     run: Run
 
@@ -35,13 +35,13 @@ class Entry:
 
     @cached_property
     def key(self) -> str:
-        """The same for a copy of the folder, another when the run was trained again: seconds are in metrics.csv."""
+        """A copy of the folder has the same key, a run trained again another one, by the seconds in metrics.csv."""
         lines = [self.experiment, self.name, self.run.result.get("seconds"), *self.run.history]
         return hashlib.sha256("\n".join(map(str, lines)).encode()).hexdigest()[:16]
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The option chosen in each group, where the run noted it, and every setting that makes the run what it is."""
+        """The option chosen in each group, if the run noted it, and every setting of the run's identity."""
         return self.run.options | self.run.settings | {"seed": self.run.seed}
 
     @property
@@ -59,12 +59,12 @@ class Entry:
 
     @property
     def tags(self) -> dict[str, str]:
-        said = {name: self.run.result.get(name) for name in ("status", "commit", "device", "precision")}
-        known = {"sweep": self.experiment, "row": self.run.row, **said, "folder": self.run.folder}
-        return {name: str(value) for name, value in known.items() if value is not None}
+        noted = {name: self.run.result.get(name) for name in ("status", "commit", "device", "precision")}
+        tags = {"sweep": self.experiment, "row": self.run.row, **noted, "folder": self.run.folder}
+        return {name: str(value) for name, value in tags.items() if value is not None}
 
     def figures(self, folder: Path) -> list[Path]:
-        """Its curves, drawn into `folder`, and the figures of its analyses; links are not followed."""
+        """Return its curves, drawn into `folder`, and the figures of its analyses; links are not followed."""
         curves = folder / "curves.png"
         if self.run.history:
             with styled():
@@ -80,18 +80,18 @@ class MlflowTracker:
     def __init__(self) -> None:
         import mlflow
 
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # its own patience is minutes
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # by default it tries for minutes
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         self._entities = mlflow.entities
         self._client = mlflow.MlflowClient()
         self.place = str(mlflow.get_tracking_uri())
 
     def has(self, entry: Entry) -> bool:
-        """Whether this run is there as a whole."""
+        """Return whether the tracker holds this run as a whole."""
         return any(run.info.status != "RUNNING" for run in self._found(entry))
 
     def add(self, entry: Entry, figures: Sequence[Path]) -> None:
-        """Write it; what an export that was broken off has left of it goes."""
+        """Write the run; delete first what an interrupted export has left of it."""
         for run in self._found(entry):
             self._client.delete_run(run.info.run_id)
         end = os.path.getmtime(entry.run.folder.path / "result.json")
@@ -112,8 +112,8 @@ class MlflowTracker:
         self._client.set_terminated(run, status, int(end * 1000))
 
     def _experiment(self, entry: Entry) -> str:
-        found = self._client.get_experiment_by_name(entry.experiment)
-        return found.experiment_id if found else self._client.create_experiment(entry.experiment)
+        experiment = self._client.get_experiment_by_name(entry.experiment)
+        return experiment.experiment_id if experiment else self._client.create_experiment(entry.experiment)
 
     def _found(self, entry: Entry) -> list[Any]:
         return list(self._client.search_runs([self._experiment(entry)], f"tags.`{KEY}` = '{entry.key}'"))
@@ -122,7 +122,7 @@ class MlflowTracker:
 class WandbTracker:
     """Weights & Biases, in the mode that WANDB_MODE names: a sweep is a project, a row a group.
 
-    A run that is written again has the same id, and so takes the place of what is there.
+    A run that is written again has the same id, so it replaces the earlier one.
     """
 
     def __init__(self) -> None:
