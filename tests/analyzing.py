@@ -1,4 +1,4 @@
-"""scripts/analyze.py within this process, which has torch and the digits at hand."""
+"""Runs scripts/analyze.py in this process, which has imported torch and read the digits already."""
 
 import importlib
 
@@ -8,7 +8,7 @@ from tests.command import ROOT
 
 
 def analyze(*words: object) -> int:
-    """`python scripts/analyze.py` with these words; its exit code, user errors being raised."""
+    """Run `python scripts/analyze.py` with these words and return its exit code; user errors are raised."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "scripts"))
         return importlib.import_module("analyze").main([str(word) for word in words])

@@ -1,4 +1,4 @@
-"""A real browser without a display: Chromium, where it is installed."""
+"""Opens a real browser without a display: Chromium, if it is installed."""
 
 import base64
 import json
@@ -16,14 +16,14 @@ NAMES = {
 
 
 def missing_browser() -> str | None:
-    """What is not installed, as the reason to skip a test; None where all is there."""
+    """Name what is not installed, as the reason to skip a test; None if nothing is missing."""
     missing = [names[0] for names in NAMES.values() if not _found(names)]
     return f"not installed: {', '.join(missing)} (Debian: apt install chromium chromium-driver)" if missing else None
 
 
 @contextmanager
 def open_browser(width: int = 1400, height: int = 1000, dark: bool = False) -> Iterator[Chrome]:
-    """Chromium with a window of this size in CSS pixels, which tells pages that the user prefers dark or light."""
+    """Open Chromium with a window of this size in CSS pixels; it tells pages that the user prefers dark or light."""
     options = ChromeOptions()
     options.binary_location = _found(NAMES["browser"])
     for argument in ("headless=new", "no-sandbox", "disable-dev-shm-usage", "disable-gpu", "hide-scrollbars"):
@@ -41,18 +41,18 @@ def open_browser(width: int = 1400, height: int = 1000, dark: bool = False) -> I
 
 
 def console_messages(browser: Chrome) -> list[str]:
-    """What pages have written to the console since the last call, errors of loading included."""
+    """Return the lines that pages have written to the console since the last call, with errors of loading."""
     return [f"{entry['level']}: {entry['message']}" for entry in browser.get_log("browser")]
 
 
 def requested(browser: Chrome) -> list[str]:
-    """The addresses that pages have asked for since the last call, their own included."""
+    """Return the addresses that pages have requested since the last call, with their own."""
     events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
 
 
 def screenshot(browser: Chrome, file: Path) -> None:
-    """Write the whole page, beyond the window too, as a PNG."""
+    """Write the whole page as a PNG, with its parts outside of the window."""
     size = browser.execute_cdp_cmd("Page.getLayoutMetrics", {})["cssContentSize"]
     clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
     picture = browser.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip})

@@ -1,9 +1,9 @@
-"""One CPU thread a process: tests run side by side, and threads of two processes on the same cores slow one another."""
+"""Gives each process one CPU thread, as tests run side by side, and their threads would slow one another."""
 
 import os
 import signal
 
-# A shell's background job starts with Ctrl-C ignored, nohup's with SIGHUP: the commands under test would inherit that.
+# A shell's background job ignores Ctrl-C, nohup's ignores SIGHUP; the commands under test would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
@@ -18,19 +18,19 @@ from deepnets.config.trust import trusting  # noqa: E402
 
 @pytest.fixture(autouse=True)
 def trust_of_its_own() -> Iterator[None]:
-    """What a test trusts, no later test trusts."""
+    """Undo after each test the trust that it has given."""
     with trusting([]):
         yield
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Only `-m gpu` lets tests see a GPU: all others, and the commands they start, are those of a machine without."""
+    """Hide GPUs from tests and the commands that they start, unless pytest was called with `-m gpu`."""
     if config.option.markexpr.split()[:1] != ["gpu"]:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `gpu` are skipped where there are too few, or where they are hidden."""
+    """Skip tests marked `gpu` if there are too few GPUs, or if these are hidden."""
     for item in items:
         if marker := item.get_closest_marker("gpu"):
             wanted = marker.kwargs.get("devices", 1)

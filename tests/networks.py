@@ -1,4 +1,4 @@
-"""Small networks as after some training: freshly drawn, with batch statistics and affine maps that are not neutral."""
+"""Small networks as if trained for a while: fresh ones whose batch statistics and affine maps are not neutral."""
 
 import torch
 from torch import Tensor, nn
@@ -7,7 +7,7 @@ from deepnets.run import build_model
 
 
 def small_network(*overrides: str) -> nn.Module:
-    """A ResNet of the digits, 4 channels wide, or another `model=`; in float64 and evaluation mode."""
+    """Build a ResNet for the digits, 4 channels wide, or another `model=`, in float64 and evaluation mode."""
     given = overrides if any(word.startswith("model=") for word in overrides) else ("model.widths=[4,4,4]", *overrides)
     model = build_model(list(given)).double().eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(1)
@@ -21,7 +21,7 @@ def small_network(*overrides: str) -> nn.Module:
 
 
 def small_batch(images: int = 12, shape: tuple[int, int, int] = (1, 8, 8)) -> tuple[Tensor, Tensor]:
-    """Noise in the shape of digits, and labels."""
+    """Draw noise in the shape of digits, and labels."""
     generator = torch.Generator().manual_seed(2)
     x = torch.randn(images, *shape, generator=generator, dtype=torch.float64)
     return x, torch.randint(10, (images,), generator=generator)

@@ -1,4 +1,4 @@
-"""A schedule with which a test holds a run in flight, or makes it fail, by files in the folder named by $PACE."""
+"""A schedule by which a test slows down a run, or makes it fail, through files in the folder that $PACE names."""
 
 import os
 import time
@@ -8,9 +8,9 @@ TRUST = "--trust=tests.paced.Paced"
 
 
 class Paced:
-    """The full rate throughout; slow as long as the file `slow` is there.
+    """Keeps the full rate; each call is slow while the file `slow` is there.
 
-    Calling it raises RuntimeError while there is a file `broken_<name>`.
+    Raises RuntimeError, when called, while there is a file `broken_<name>`.
     """
 
     def __init__(self, total: int, name: str) -> None:
@@ -20,7 +20,7 @@ class Paced:
         if (_folder() / f"broken_{self.name}").exists():
             raise RuntimeError(f"{self.name} is broken")
         if (_folder() / "slow").exists():
-            time.sleep(0.2 if iteration < 20 else 4)  # soon a few epochs, then hardly any
+            time.sleep(0.2 if iteration < 20 else 4)  # a few epochs end soon, then hardly any
         return 1.0
 
 

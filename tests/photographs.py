@@ -1,4 +1,4 @@
-"""Trees of real JPEGs: crops of the photographs that scikit-learn ships, as ImageNet's files are."""
+"""Writes trees of real JPEGs in ImageNet's format: crops of the two photographs that scikit-learn ships."""
 
 import io
 import shutil
@@ -16,7 +16,7 @@ SIZES = ((500, 375), (300, 400), (320, 240), (160, 150))  # width, height
 
 
 def jpeg(photograph: int, seed: int, kind: str = "RGB", largest: int = 4, tint: np.ndarray | None = None) -> bytes:
-    """A crop of one of the two photographs: RGB, L (grey), CMYK, or EXIF, turned by its tag."""
+    """Return a crop of one of the two photographs as RGB, L (grey), CMYK, or EXIF, whose tag turns it."""
     generator = np.random.default_rng((photograph, seed))
     whole = Image.fromarray(load_sample_images().images[photograph])
     width, height = SIZES[len(SIZES) - 1 - int(generator.integers(largest))]
@@ -35,9 +35,8 @@ def jpeg(photograph: int, seed: int, kind: str = "RGB", largest: int = 4, tint: 
 def photograph_tree(
     folder: Path, classes: int, train: int, val: int, largest: int = 1, *, mixed: bool | None = None
 ) -> Path:
-    """`train` and `val` files for each class, which are one of the photographs, of one of several colours.
-
-    Of two classes, or where it is asked for, half of the files are grey, CMYK and EXIF-tagged ones.
+    """Write `train` and `val` files for each class; a class is one of the photographs, tinted if there are over two.
+    With two classes, or with `mixed`, half of the files are grey, CMYK or EXIF-tagged.
     """
     tints = np.random.default_rng(0).uniform(0.4, 1.0, (classes, 3))
     for split, count in (("train", train), ("val", val)):
@@ -54,7 +53,7 @@ def photograph_tree(
 
 
 def archives(tree: Path, folder: Path) -> None:
-    """The three archives of ImageNet's site, with the images of the tree; the classes are numbered from the last on."""
+    """Write the three archives of ImageNet's site with the images of the tree; the last class has number 1."""
     folder.mkdir()
     wnids = sorted(path.name for path in (tree / "train").iterdir())
     with tarfile.open(folder / ARCHIVES[1], "w") as train:

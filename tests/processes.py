@@ -1,4 +1,4 @@
-"""A function of a test in several processes of one world, each of which runs this file."""
+"""Calls a test's function in several processes of one world; each process runs this file."""
 
 import pickle
 import sys
@@ -12,7 +12,7 @@ from deepnets.distributed.world import world_from_env
 
 
 def in_processes(count: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What `function`, which has a name of its own, returns in `count` processes of one thread, by rank."""
+    """Call `function`, which pickle must find by name, in `count` processes of one thread; returns results by rank."""
     with tempfile.TemporaryDirectory() as place:
         Path(place, "path").write_bytes(pickle.dumps(sys.path))
         Path(place, "work").write_bytes(pickle.dumps((function, arguments)))

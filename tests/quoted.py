@@ -1,6 +1,6 @@
-"""Numbers quoted in prose, each with where it is on record: `8.36<!-- cell("resnet20", "median", "he2015_table6") -->`.
+"""Numbers quoted in prose, with a mark: `8.36<!-- cell("resnet20", "median", "he2015_table6") -->`.
 
-A mark stands right behind its number and is an expression of `deepnets.results.records.numbers_of`.
+A mark stands right behind its number; it is an expression of `deepnets.results.records.numbers_of`.
 """
 
 import re
@@ -12,6 +12,6 @@ MARKED = re.compile(r"(\S+?)<!-- (.+?) -->")
 
 
 def quoted(text: str, records: Path) -> list[tuple[str, str]]:
-    """What stands in the text and what the records say, for each marked number."""
+    """Return, for each marked number, the number in the text and the number from the records."""
     evaluate = numbers_of(records, "").from_string
     return [(shown, evaluate(f"{{{{ {mark} }}}}").render()) for shown, mark in MARKED.findall(text)]

@@ -1,4 +1,4 @@
-"""A real SLURM for tests, which runs on this machine alone, and runs whose pace the test steers."""
+"""Starts a real SLURM for tests, on this machine alone, and runs whose pace a test steers."""
 
 import json
 import os
@@ -28,7 +28,7 @@ SLURM = ["launcher=slurm", "launcher.cpus=1"]
 
 
 def missing() -> str | None:
-    """Why SLURM cannot be started here."""
+    """Return why SLURM cannot be started here, or None."""
     if absent := [name for name in ("munged", "slurmctld", "slurmd", "sbatch") if not shutil.which(name)]:
         return f"no {absent[0]} here: apt-get install slurm-wlm munge"
     return None if os.geteuid() == 0 else "starting SLURM takes root"
@@ -36,7 +36,7 @@ def missing() -> str | None:
 
 @contextmanager
 def slurm(*settings: str) -> Iterator[Path]:
-    """SLURM runs, with these further settings; yields the folder whose files steer what tests/paced.py does in jobs."""
+    """Start SLURM with these further settings; yields the folder whose files steer tests/paced.py in jobs."""
     if reason := missing():
         pytest.skip(reason)
     with tempfile.TemporaryDirectory(prefix="slurm", ignore_cleanup_errors=True) as folder:
@@ -57,7 +57,7 @@ def slurm(*settings: str) -> Iterator[Path]:
 
 
 def free_port() -> int:
-    """The first of three that no server has, below those that the kernel deals out."""
+    """Return the first of three ports in a row that no server uses, below those that the kernel gives out."""
     for port in range(20000 + os.getpid() % 3000 * 3, 32000):
         with ExitStack() as sockets, suppress(OSError):
             for number in range(port, port + 3):
@@ -69,7 +69,7 @@ def free_port() -> int:
 def once(
     factory: pytest.TempPathFactory, scenario: Callable[[Path, Path], dict[str, Any]], *settings: str
 ) -> dict[str, Any]:
-    """What the scenario found out, also where two workers of pytest-xdist share its tests."""
+    """Run the scenario once, even if two workers of pytest-xdist share its tests; returns the facts that it found."""
     shared = factory.getbasetemp()
     shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
     root, facts = shared / scenario.__name__, shared / f"{scenario.__name__}.json"
@@ -89,7 +89,7 @@ def until(condition: Callable[[], Any], what: str) -> None:
 
 
 def queue() -> dict[str, str]:
-    """State and reason, as in `PENDING BeginTime`, of each task of an array."""
+    """Return state and reason, e.g. `PENDING BeginTime`, of each task of an array."""
     lines = answer("squeue", "--noheader", "--array", "--format=%F_%K %T %r").splitlines()
     return dict(line.split(" ", 1) for line in lines if "N/A" not in line)
 
@@ -103,19 +103,19 @@ def job(folder: Path) -> str:
 
 
 def ending(task: str) -> str:
-    """`FAILED 1:0 0`: SLURM's state, exit code and number of restarts."""
+    """Return SLURM's state, exit code and number of restarts, e.g. `FAILED 1:0 0`."""
     shown = answer("scontrol", "show", "job", "--oneliner", task)
     return " ".join(re.search(rf"{key}=(\S+)", shown)[1] for key in ("JobState", "ExitCode", "Restarts"))
 
 
 def start_again(task: str, *updates: str) -> None:
-    """End the two minutes for which SLURM holds what was queued again; within a second a node would refuse it."""
+    """Start a task that is queued again in two seconds, not SLURM's two minutes; within one, a node would refuse it."""
     until(lambda: queue().get(task) in ("PENDING BeginTime", "PENDING None"), f"{task} is queued again")
     answer("scontrol", "update", f"jobid={task}", "StartTime=now+2", *updates)
 
 
 def launched(root: Path, names: str, *changes: str) -> tuple[int, str]:
-    """The exit code of the grid of these schedules, launched from this process, and what it printed."""
+    """Launch the grid of these schedules from this process; returns its exit code and its output."""
     rows = [row(root, *NET, *SLURM, *changes, f"+schedule.name={name}") for name in names]
     with redirect_stdout(StringIO()) as printed, redirect_stderr(printed):
         code = launch(rows)

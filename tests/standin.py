@@ -1,6 +1,6 @@
 """A device that stands in for a GPU: it computes on the CPU, and like a GPU it refuses tensors of two devices.
 
-Its tensors say that they are on torch's meta device, `DEVICE`, and hold those of the CPU that are computed with.
+Its tensors say that they are on torch's meta device, `DEVICE`; each holds a tensor on the CPU, which computes.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,12 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 DEVICE = torch.device("meta")
-MOVES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)  # all that takes tensors of two devices
-JOINS = (torch.ops.aten.cat.default, torch.ops.aten.stack.default)  # which take no number of the CPU either
+MOVES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)  # only these take tensors of two devices
+JOINS = (torch.ops.aten.cat.default, torch.ops.aten.stack.default)  # these refuse even a number on the CPU
 
 
 class Held(torch.Tensor):
-    """A tensor on `DEVICE`; the shape, strides and type are those of `held`."""
+    """A tensor on `DEVICE` with the shape, strides and type of `held`."""
 
     held: Tensor
 
@@ -42,11 +42,11 @@ class Held(torch.Tensor):
         return self.held.tolist()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.held.__reduce_ex__(protocol)  # as a GPU's tensor is loaded with map_location="cpu"
+        return self.held.__reduce_ex__(protocol)  # like a GPU's tensor, loaded with map_location="cpu"
 
 
 class _Mode(TorchDispatchMode):
-    """Sees what makes tensors of none, too."""
+    """Also handles functions that make tensors without taking any."""
 
     def __torch_dispatch__(
         self, function: Callable, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
@@ -56,11 +56,11 @@ class _Mode(TorchDispatchMode):
 
 @contextmanager
 def stand_in() -> Iterator[torch.device]:
-    """`DEVICE` is there."""
+    """Make `DEVICE` available as long as the context lasts."""
     supported = optimizer._get_fused_kernels_supported_devices()
     with pytest.MonkeyPatch.context() as patch, _Mode():
         patch.setattr(optimizer, "_get_fused_kernels_supported_devices", lambda: [*supported, DEVICE.type])
-        # `parameter.data = ...` would take over the strides, and not `held`.
+        # `parameter.data = ...` would copy the strides, but not `held`.
         torch.__future__.set_overwrite_module_params_on_conversion(True)
         try:
             yield DEVICE

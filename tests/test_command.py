@@ -1,4 +1,4 @@
-"""What commands refuse at once: numbers that no library could take, verbs and folders that are not there."""
+"""Commands refuse at once numbers that no library could take, and verbs and folders that are not there."""
 
 import argparse
 import subprocess
@@ -21,12 +21,12 @@ NEVER = ["1" + "0" * 30, "-1" + "0" * 30, "nan", "inf", "1.5", "x", "", " ", "1_
 
 
 def options(add: Callable[[argparse.ArgumentParser], Any]) -> dict[str, Any]:
-    """The options that take numbers, with their types."""
+    """Return the options that take numbers, with their types."""
     parser = argparse.ArgumentParser()
     add(parser)
-    known = {action.option_strings[-1]: action.type for action in parser._actions if action.option_strings}
-    assert int not in known.values()
-    return {name: kind for name, kind in known.items() if kind in (number, whole, count, counts)}
+    types = {action.option_strings[-1]: action.type for action in parser._actions if action.option_strings}
+    assert int not in types.values()
+    return {name: kind for name, kind in types.items() if kind in (number, whole, count, counts)}
 
 
 @pytest.mark.parametrize("command", [analyze, bench], ids=["analyze", "bench"])
@@ -40,8 +40,8 @@ def test_numbers_that_are_none_are_refused(command: Any, capsys: pytest.CaptureF
             for value in refused:
                 with pytest.raises(SystemExit):
                     command.main([verb, f"{option}={value}"])
-                said = capsys.readouterr().err.splitlines()[-1]
-                assert said.endswith("at most"), (verb, option, value, said)
+                message = capsys.readouterr().err.splitlines()[-1]
+                assert message.endswith("at most"), (verb, option, value, message)
                 tried += 1
     assert tried > 200
 

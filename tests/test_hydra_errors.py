@@ -1,4 +1,4 @@
-"""What Hydra refuses is said in a line: the word, what is wrong with it, and what there is."""
+"""An error of Hydra becomes one line: the word, what is wrong with it, and what is allowed."""
 
 from pathlib import Path
 

@@ -34,19 +34,19 @@ ORDER = [
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
 FILES = sorted((ROOT / "deepnets").rglob("*.py"))
 MODULES = {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in FILES}
-HEAVY = {"torchvision", "sklearn", "litdata", "mlflow", "wandb"}  # what a function may import
-LATE = ("deepnets.commands.train", "deepnets.commands.report")  # import torch late, so that --help is instant
-LIGHT = {"annotated_types", "math", "torch"} | sys.stdlib_module_names  # what models may import
+HEAVY = {"torchvision", "sklearn", "litdata", "mlflow", "wandb"}  # functions may import these
+LATE = ("deepnets.commands.train", "deepnets.commands.report")  # they import torch late, so that --help is instant
+LIGHT = {"annotated_types", "math", "torch"} | sys.stdlib_module_names  # models may import these
 
 
 def package_of(module: str) -> str:
-    """`models` of deepnets.models.unit, `run` of deepnets.run."""
+    """Return the package of a module, e.g. `models` for deepnets.models.unit, `run` for deepnets.run."""
     parts = module.split(".")[1:]
     return "analysis.commands" if parts[:2] == ["analysis", "commands"] else [*parts, "__init__"][0]
 
 
 def imported(node: ast.AST) -> list[str]:
-    """The modules that an import statement names, none for other nodes."""
+    """Return the modules that an import statement names, none for other nodes."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom):
@@ -57,7 +57,7 @@ def imported(node: ast.AST) -> list[str]:
 
 
 def edges() -> Iterator[tuple[str, str]]:
-    """Each module with each of those of deepnets that it imports."""
+    """Yield each module with each module of deepnets that it imports."""
     for module, file in MODULES.items():
         for node in ast.walk(ast.parse(file.read_text())):
             yield from ((module, name) for name in imported(node) if name.startswith("deepnets."))

@@ -1,4 +1,4 @@
-"""The built-in loss against its formula, and that evaluation does not depend on what is minimised."""
+"""The built-in loss agrees with its formula, and evaluation does not depend on the loss that is minimised."""
 
 import math
 from pathlib import Path

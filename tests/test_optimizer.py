@@ -1,4 +1,4 @@
-"""Updates against the formulas, and what weight decay acts on."""
+"""Updates agree with the formulas, and weight decay acts on the chosen parameters only."""
 
 import pytest
 import torch

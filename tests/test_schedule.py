@@ -39,7 +39,7 @@ def test_warmup_jumps_to_the_full_rate_and_leaves_the_milestones_alone() -> None
 
 
 @pytest.mark.parametrize(
-    ("schedule", "told"),
+    ("schedule", "description"),
     [
         (step(1000), "learning rate x 0.1 at iterations 500 and 750"),
         (step(1000, warmup_iterations=20), "learning rate x 0.1 for 20 iterations, x 0.1 at iterations 500 and 750"),
@@ -47,8 +47,8 @@ def test_warmup_jumps_to_the_full_rate_and_leaves_the_milestones_alone() -> None
         (Exponential(100, 0.01), "learning rate falling exponentially to x 0.01"),
     ],
 )
-def test_a_schedule_tells_what_it_does_within_the_budget(schedule: object, told: str) -> None:
-    assert str(schedule) == told
+def test_a_schedule_tells_what_it_does_within_the_budget(schedule: object, description: str) -> None:
+    assert str(schedule) == description
 
 
 def test_cosine_passes_its_half_at_half_time() -> None:
@@ -106,7 +106,7 @@ def plateau(**changes: object) -> Plateau:
 def test_plateau_falls_after_slow_epochs_in_a_row_and_counts_anew() -> None:
     schedule = plateau()
     losses = [1.0, 0.9, 0.8, 0.79, 0.73, 0.72, 0.71, 0.70, 0.69]
-    # From the third on they fall over 2 epochs by 20, 12, 9, 9, 3, 3, 3 percent: slow from 0.73 on.
+    # From the third loss on they fall over 2 epochs by 20, 12, 9, 9, 3, 3, 3 percent: slow from 0.73 on.
     factors = []
     for epoch, loss in enumerate(losses, start=1):
         schedule.observe(10 * epoch, loss)
@@ -126,7 +126,7 @@ def test_error_plateau_falls_when_an_error_reaches_no_new_low() -> None:
     schedule = ErrorPlateau(100, watched="test", patience=2, threshold=0.1, factor=0.1)
     for epoch, error in enumerate([50.0, 40.0, 39.0, 36.5, 36.0, 30.0, 29.0, 28.0], 1):
         schedule.observe_errors(10 * epoch, {"train": 0.0, "test": error})
-    # 39 and 36.5 are no tenth below 40; 36 only just is no new low either, 30 is, 29 and 28 are not.
+    # A new low is more than a tenth below the last: 39, 36.5 and 36 are not, after 40; 30 is; 29 and 28 are not.
     assert schedule.falls == [40, 80]
     assert [schedule(i) for i in (40, 41, 80, 81)] == pytest.approx([1, 0.1, 0.1, 0.01])
 

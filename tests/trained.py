@@ -1,4 +1,4 @@
-"""A sweep of real short runs on digits: rows that end, one that diverges, fails, is killed, waits, or is not there."""
+"""Trains a sweep of short runs on digits: some rows end; others diverge, fail, are killed, wait or do not exist."""
 
 import json
 import subprocess
@@ -27,18 +27,18 @@ from tests.command import ENVIRONMENT, ROOT, row
 PACED = "tests.paced.Paced"
 SEEDS = {"identity": 4, "none": 3, "scaled_0.5_0.5": 2, "projection": 3}
 DIVERGING = "projection"
-NAME = "shortcuts_on_digits"  # a sweep of somebody's own, whose file lies beside its runs
+NAME = "shortcuts_on_digits"  # a user's own sweep; its file lies beside its runs
 
 
 @dataclass(frozen=True)
 class Trained:
-    """The table's folder; what its report said of the row exclusive_gating_b6 while that was in flight."""
+    """The table's folder, and what its report said about the row exclusive_gating_b6 while its run trained."""
 
     path: Path
     in_flight: str
 
     def results(self, row: str) -> list[dict[str, Any]]:
-        """result.json of the row's runs, read here and not by what is tested."""
+        """Return result.json of the row's runs; the code under test does not read it."""
         return [json.loads(file.read_text()) for file in sorted((self.path / row).glob("seed*/result.json"))]
 
     def errors(self, row: str) -> list[float]:
@@ -46,7 +46,7 @@ class Trained:
 
 
 def pretend(folder: Path, before: str, after: str) -> None:
-    """Edit config.yaml as if the run had been trained so; its result no longer notes what would contradict that."""
+    """Edit config.yaml as if the run had been trained so; delete the entries of its result that contradict that."""
     file, result = folder / "config.yaml", json.loads((folder / "result.json").read_text())
     assert before in file.read_text()
     file.write_text(file.read_text().replace(before, after))
@@ -55,7 +55,7 @@ def pretend(folder: Path, before: str, after: str) -> None:
 
 
 def train_table(root: Path) -> Trained:
-    """Train all rows, and let one be killed."""
+    """Train all rows, and kill the run of one."""
     (killed,) = _rows(root, "exclusive_gating_b6", schedule={"_target_": PACED, "name": "slow"})
     (waiting,) = _rows(root, "scaled_0.5_1")
     for frozen in (killed, waiting):
@@ -85,7 +85,7 @@ def train_table(root: Path) -> Trained:
 
 
 def _rows(root: Path, shortcut: str, seeds: int = 1, schedule: dict[str, Any] | None = None) -> list[Row]:
-    """As a table's file would set it: what is typed would be part of the folder's name."""
+    """Compose rows with settings as if from a sweep's file: typed ones would be part of the folder's name."""
     composed = row(root, "sweep=digits_shortcuts", f"model/shortcut={shortcut}", "device=cpu")
     composed.config.model |= {"depth": 8, "widths": [4, 4, 4]}
     composed.config.epochs = 2
@@ -107,13 +107,13 @@ def _wait_for_training(folder: RunFolder, process: subprocess.Popen[bytes]) -> N
 
 
 def _age(folder: RunFolder) -> None:
-    """As if two minutes had passed since the last heartbeat."""
+    """Make the last heartbeat two minutes old."""
     earlier = datetime.now(UTC) - timedelta(minutes=2)
     folder.status.model_copy(update={"heartbeat": earlier}).write(folder.path)
 
 
 def _publish(path: Path) -> None:
-    """Let a paper print about the rows what leads to each of the verdicts."""
+    """Write a sweep's file whose paper prints, for the rows, numbers that lead to each verdict."""
     errors = {name: [run.error for run in read_runs([path / name])] for name in ("identity", "none")}
     reported = {
         "statistic": "median of 5",
