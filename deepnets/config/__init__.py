@@ -1,1 +1,1 @@
-"""What a run is: its schema, how YAML composes it, how its nodes are built, and when two runs are the same."""
+"""The configuration of a run: its schema, how YAML composes it, what its nodes build, when two runs are the same."""

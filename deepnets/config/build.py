@@ -1,4 +1,4 @@
-"""Nodes of a configuration, a `_target_` and its arguments: checked against its signature, and then called."""
+"""Checks the nodes of a configuration, each a `_target_` and its arguments, against its signature, and calls them."""
 
 import inspect
 import re
@@ -45,7 +45,7 @@ TARGETS = frozenset(
     for name in names
 )
 
-LARGEST = 2**63  # what torch takes for a number
+LARGEST = 2**63  # torch's integers are smaller
 LONGEST_TARGET = 200  # characters
 WORDS = {
     "Input should be": "must be",
@@ -60,10 +60,10 @@ WORDS = {
 
 
 def build(where: str, node: dict[str, Any], **runtime: Any) -> Any:
-    """The object that `node` describes, with `runtime` as further arguments.
+    """Build the object that `node` describes; `runtime` are further arguments.
 
     Raises:
-        UserError: as `check_node`, the target refuses its values, or a class of the user's own fails.
+        UserError: as `check_node`; or the target refuses its values, or a class of the user's own fails.
     """
     check_node(where, node, runtime)
     try:
@@ -71,10 +71,10 @@ def build(where: str, node: dict[str, Any], **runtime: Any) -> Any:
     except UserError:
         raise
     except Exception as error:
-        said = of_own_code(error) or (str(error) if isinstance(error, ValueError) else None)
-        if said is None:
+        reason = of_own_code(error) or (str(error) if isinstance(error, ValueError) else None)
+        if reason is None:
             raise
-        raise UserError(f"{where}: {said}") from error
+        raise UserError(f"{where}: {reason}") from error
 
 
 def check_node(where: str, node: dict[str, Any], runtime: Collection[str]) -> None:
@@ -89,10 +89,10 @@ def check_node(where: str, node: dict[str, Any], runtime: Collection[str]) -> No
 
 
 def check_ranges(settings: "DataclassInstance", prefix: str = "") -> None:
-    """Whether each value of `settings`, and of the dataclasses in it, is within the range that its type declares.
+    """Check that each value of `settings`, and of the dataclasses in it, is in the range that its type declares.
 
     Raises:
-        UserError: names the first that is not.
+        UserError: names the first value out of range.
     """
     for key, annotation in annotations_of(type(settings)).items():
         value = getattr(settings, key)
@@ -103,7 +103,7 @@ def check_ranges(settings: "DataclassInstance", prefix: str = "") -> None:
 
 
 def check_types(settings: dict[str, Any]) -> None:
-    """`check_ranges` of settings as they are read from YAML, in which a key may be missing.
+    """Check settings read from YAML, which may lack keys, as `check_ranges` does.
 
     Raises:
         UserError: names the first key whose value is of another type or out of range.
@@ -114,21 +114,21 @@ def check_types(settings: dict[str, Any]) -> None:
 
 
 def check_early(rows: Sequence[Row]) -> None:
-    """Refuse a grid in which all runs have the same error; a grid of different errors is checked row by row later.
+    """Refuse a grid in which all runs have the same error; different errors are reported later, row by row.
 
     Raises:
-        UserError: the error.
+        UserError: the error that all runs have.
     """
-    said = None
+    message = None
     for row in rows:
         try:
             check_plain_settings(row.config)
             return
         except UserError as error:
-            if said not in (None, str(error)):
+            if message not in (None, str(error)):
                 return
-            said = str(error)
-    raise UserError(said)
+            message = str(error)
+    raise UserError(message)
 
 
 def check_plain_settings(config: Config) -> None:
@@ -158,7 +158,7 @@ def check_budget(config: Config) -> None:
 
 
 def targets_in(node: Any) -> Iterator[str]:
-    """Every `_target_` of a node and of the nodes in it."""
+    """Yield every `_target_` of a node and of the nodes in it."""
     if isinstance(node, dict):
         if isinstance(target := node.get("_target_"), str):
             yield target
@@ -169,7 +169,7 @@ def targets_in(node: Any) -> Iterator[str]:
 
 
 def takes(settings: Any, key: str, value: Any) -> bool:
-    """Whether the value has a type that the dotted key of a configuration takes.
+    """Return whether the dotted key of a configuration takes values of this type.
 
     True if that is unknown: there is no such key, or a configuration may not name its class.
     """
@@ -193,7 +193,7 @@ def annotations_of(schema: type) -> dict[str, Any]:
 
 
 def _built(node: Any, runtime: dict[str, Any]) -> Any:
-    """The call itself, of a node whose every target and argument has been checked; strings are not looked into."""
+    """Build a node whose targets and arguments are all checked already; strings stay as they are."""
     if isinstance(node, list):
         return [_built(value, {}) for value in node]
     if not isinstance(node, dict):
@@ -208,7 +208,7 @@ def _built(node: Any, runtime: dict[str, Any]) -> Any:
 def _check(
     where: str, node: dict[str, Any], runtime: Collection[str], nested: bool = False, is_called: bool = False
 ) -> None:
-    """Check a node; `is_called` says that the program calls what it is, to which a partial node leaves an argument."""
+    """Check a node; with `is_called` the program passes it one more argument, which a partial node leaves open."""
     target = node.get("_target_")
     if not isinstance(target, str) or (target not in TARGETS and not is_trusted(target)):
         message = f"{where}._target_: {brief(target)} is not one of the classes a configuration may name."
@@ -229,8 +229,8 @@ def _check(
     try:
         parameters, annotations = signature_of(target)
     except Exception as error:
-        if target not in TARGETS:  # whatever the user's own module raises while it is imported
-            reason = " ".join(str(error.__cause__ or error).split())  # Hydra's own words take four lines
+        if target not in TARGETS:  # the user's own module may raise anything while it is imported
+            reason = " ".join(str(error.__cause__ or error).split())  # Hydra's message has four lines
             raise UserError(f"{where}: {target} cannot be imported: {reason}") from error
         raise
     unknown = [key for key in arguments if key not in parameters or key in runtime]
@@ -248,12 +248,12 @@ def _check(
     if len(missing) > is_partial:  # a partial node leaves one argument open, which the program sets
         needs = f"{target} needs {'all but one of them' if is_partial else 'them'}"
         if is_called and not is_partial:
-            needs = "add `_partial_: true`, with which deepnets passes what is known later, as a shortcut's ends"
+            needs = "add `_partial_: true`, with which deepnets passes one argument later, such as a shortcut's ends"
         raise UserError(f"{where}: missing: {', '.join(missing)}; {needs}")
 
 
 def _check_nested(where: str, value: Any, is_called: bool = False) -> None:
-    """Hydra calls every node, however deep in lists and dictionaries it lies."""
+    """Check every node inside a value, however deep in lists and dictionaries: `build` calls them all."""
     if isinstance(value, dict) and "_target_" in value:
         _check(where, value, (), nested=True, is_called=is_called)
     elif isinstance(value, dict):
@@ -270,15 +270,15 @@ def _check_type(where: str, value: Any, annotation: Any, strict: bool = True) ->
     try:
         _adapter(annotation).validate_python(value, strict=strict)
     except ValidationError as error:
-        first = max(error.errors(), key=lambda each: len(each["loc"]))  # of a list, what is wrong inside
+        first = max(error.errors(), key=lambda each: len(each["loc"]))  # in a list, the error of an element
         path = "".join(f"[{index}]" for index in first["loc"] if isinstance(index, int))
         is_option = first["type"] == "callable_type"
-        said = f"choose an option by {where.replace('.', '/')}=NAME" if is_option else _said(first["msg"])
-        raise UserError(f"{where}{path}: got {brief(first['input'])}; {said}") from None
+        reason = f"choose an option by {where.replace('.', '/')}=NAME" if is_option else _plainer(first["msg"])
+        raise UserError(f"{where}{path}: got {brief(first['input'])}; {reason}") from None
 
 
-def _said(message: str) -> str:
-    """What pydantic says about a value, as this project says it."""
+def _plainer(message: str) -> str:
+    """Say pydantic's message about a value in this project's words."""
     for word, plainer in WORDS.items():
         message = message.replace(word, plainer)
     return message[0].lower() + message[1:]

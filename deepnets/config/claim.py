@@ -1,4 +1,4 @@
-"""What a paper states about the rows of its table, as data of the sweep file."""
+"""The claims of a paper about the rows of its table, as the sweep file lists them."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ REGION = re.compile(r"must lie (above|below)( minus)? the margin|must lie within
 
 
 class Relation(StrEnum):
-    """Of the first row's error to the second's; fails: the first row does not learn what the second one does."""
+    """How the first row's error relates to the second's; fails: the first row does not learn what the second does."""
 
     below = "is lower than"
     above = "is higher than"
@@ -34,7 +34,7 @@ class Relation(StrEnum):
 
 
 class Measured(StrEnum):
-    """The error that a claim is about, of the last epoch."""
+    """The error after the last epoch that a claim is about."""
 
     test = "test"
     training = "training"
@@ -42,11 +42,11 @@ class Measured(StrEnum):
 
 @dataclass(frozen=True)
 class Claim:
-    """Row `first` stands in `relation` to row `second`, in `error`, as the paper says at `place`.
+    """The paper says at `place` that row `first` stands in this `relation` to row `second`, in their `error`.
 
-    A name without commas may be one value of a sweep with several axes: the claim is about each pair of rows that
-    differ in it alone. `second` may be of another sweep, SWEEP/ROW. A run of the published protocol fails `above` this
-    error in percent, where the paper names one.
+    In a sweep with several axes, both names may be values of one axis: the claim is then about each pair of rows that
+    differ only in it. `second` may be a row of another sweep, SWEEP/ROW. `above` is the error in percent above which a
+    run of the published protocol fails, if the paper names one.
     """
 
     first: str
@@ -58,17 +58,17 @@ class Claim:
 
     @property
     def text(self) -> str:
-        """`identity is lower than none, in training error`."""
+        """The claim in words: `identity is lower than none, in training error`."""
         return f"{self.first} {self.relation} {self.second}" + ", in training error" * (self.error != Measured.test)
 
     @property
     def hash(self) -> str:
-        """Eight hexadecimal digits of what is claimed, wherever it is printed and whatever it counts as a fail."""
+        """Eight hexadecimal digits of `text`; they do not depend on `place` and `above`."""
         return _hash(self.text)
 
 
 class Quantity(StrEnum):
-    """The number of a run that a registered claim is about; percent or nats, of the last epoch or of an earlier one."""
+    """The number of a run, in percent or nats, that a registered claim is about, after the last or an earlier epoch."""
 
     test_error = "test error"
     training_error = "training error"
@@ -89,11 +89,11 @@ class Contrast:
 
 @dataclass(frozen=True)
 class ClaimTest:
-    """How a registered claim is computed from runs.
+    """How runs test a registered claim.
 
-    Each of the `contrasts` of the rows' mean `of` must lie between `low` and `high`; or, if there are none, Kendall's
-    tau-b between the place of a run's row in `order` and its `of`. `at` is the share of the iterations after which a
-    number is taken, 1 for the last epoch; `log` the base of the logarithm that is taken of it first.
+    `of` is the quantity. Each of the `contrasts` between rows' means of it must lie between `low` and `high`; without
+    contrasts, Kendall's tau-b between a run's number and the place of its row in `order` must. A run's number is taken
+    after the share `at` of its iterations, 1 for the last epoch; `log` is the base of a logarithm taken of it first.
     """
 
     of: Quantity
@@ -106,7 +106,7 @@ class ClaimTest:
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """The rows whose runs it needs, each once."""
+        """The rows whose runs the test needs, each once."""
         return tuple(dict.fromkeys([*self.order, *(row for each in self.contrasts for row in each.rows)]))
 
 
@@ -134,36 +134,34 @@ class Registered:
 
     @property
     def hash(self) -> str:
-        """Eight hexadecimal digits of all but the place; what a file adds later, to run the test, is outside it."""
+        """Eight hexadecimal digits of all but `place` and `test`, which the file may add later."""
         return _hash(json.dumps([self.sentence, list(self.rows), self.quantity, self.margin]))
 
 
 def claims_of(sweep: Any) -> list[Claim]:
-    """The claims of a sweep's node (a mapping or `Sweep`) that can be tested; none where there is no sweep.
+    """Return the claims of a sweep's node (a mapping or `Sweep`) that have a `Relation`; none if there is no sweep.
 
     Raises:
-        UserError: one is not written as a claim is.
+        UserError: a claim is not written as `EXAMPLE` or `REGISTERED_EXAMPLE`.
     """
     return [claim for claim in _claims(sweep) if isinstance(claim, Claim)]
 
 
 def registered_of(sweep: Any) -> list[Registered]:
-    """The registered claims of a sweep's node, whether their test is written or not; raises as `claims_of`."""
+    """Return the registered claims of a sweep's node, with and without a test; raises as `claims_of`."""
     return [claim for claim in _claims(sweep) if isinstance(claim, Registered)]
 
 
 def decidable_of(sweep: Any) -> list[Claim | Registered]:
-    """The claims of a sweep's node that runs decide: all but the registered ones that have no test; raises as
-    `claims_of`.
-    """
+    """Return the claims of a sweep's node that runs decide, not registered ones without test; raises as `claims_of`."""
     return [claim for claim in _claims(sweep) if isinstance(claim, Claim) or claim.test]
 
 
 def margins_of(sweep: Any) -> dict[str, float]:
-    """The margin that a sweep's node states for each scale, in percent points: a smaller difference counts as none.
+    """Return the margin of a sweep's node at each scale, in percent points: a smaller difference counts as none.
 
     Raises:
-        UserError: it is not a positive number for each scale.
+        UserError: the margins are not a positive number for each scale.
     """
     written = (sweep.get("margins") if isinstance(sweep, Mapping) else getattr(sweep, "margins", None)) or {}
     if not isinstance(written, Mapping) or not all(
@@ -176,7 +174,7 @@ def margins_of(sweep: Any) -> dict[str, float]:
 
 @cache
 def claims_on_file(folder: Path) -> tuple[str, ...]:
-    """Every claim of all sweep files in a folder, as SWEEP/HASH. Read once in a process: 10 ms for 50 files.
+    """Return every claim of all sweep files in a folder, as SWEEP/HASH. A process reads it once: 10 ms for 50 files.
 
     Raises:
         UserError: as `claims_of`.
@@ -208,11 +206,11 @@ def _claim(node: Any) -> Claim:
     )
     if not isinstance(node, Mapping) or not {"claim", "place"} <= {*node} <= {"claim", "error", "place", "above"}:
         raise UserError(wrong)
-    found = re.fullmatch(rf"(\S+) ({'|'.join(Relation)}) (\S+)", str(node["claim"]).strip())
+    match = re.fullmatch(rf"(\S+) ({'|'.join(Relation)}) (\S+)", str(node["claim"]).strip())
     error = node.get("error", Measured.test)
-    if not found or error not in [*Measured]:
+    if not match or error not in [*Measured]:
         raise UserError(wrong)
-    first, relation, second = found.groups()
+    first, relation, second = match.groups()
     above = node.get("above")
     if above is not None and (relation != Relation.fails or type(above) not in (int, float) or not 0 < above < 100):
         raise UserError(wrong)
@@ -222,7 +220,7 @@ def _claim(node: Any) -> Claim:
 def _registered(node: Mapping[str, Any]) -> Registered:
     wrong = f"sweep.claims: {node}: must be as {REGISTERED_EXAMPLE}"
     if {*node} - {"test"} != {"sentence", "rows", "quantity", "margin", "place"}:
-        raise UserError(f"{wrong}; all five are needed, and none but test beside them")
+        raise UserError(f"{wrong}; all five are needed, and only test may be added")
     sentence, rows, quantity, margin = (node[key] for key in ("sentence", "rows", "quantity", "margin"))
     if not all(isinstance(text, str) and text.strip() for text in (sentence, quantity)):
         raise UserError(f"{wrong}; sentence and quantity are texts")
@@ -257,7 +255,7 @@ def _test(node: Any, claim: Registered) -> ClaimTest:
     (form,) = {*node} & {*FORMS}
     contrasts, order = _contrasts(form, node[form], claim.rows, wrong)
     if order and claim.margin:
-        raise UserError(f"{wrong}; an order is tested against none, with margin 0")
+        raise UserError(f"{wrong}; an order is tested with margin 0")
     test = ClaimTest(Quantity(of), contrasts, order, low, high, float(at), BASES.get(node.get("log")))
     if unknown := [row for row in test.rows if not {row, *row.split(",")} & {*claim.rows}]:
         raise UserError(f"{wrong}; the claim's rows lack {', '.join(unknown)}")
@@ -280,7 +278,7 @@ def _contrasts(form: str, node: Any, rows: Sequence[str], wrong: str) -> tuple[t
         raise UserError(f"{wrong}; {form} is a list, as [a minus b, a minus c]")
     if form == "order":
         if len({*node}) != len(node) or len(node) < 2:
-            raise UserError(f"{wrong}; an order is of two or more different rows")
+            raise UserError(f"{wrong}; an order has two or more different rows")
         return (), tuple(node)
     if form == "mean":
         return (_sum(node, [1 / len(node)] * len(node), rows),), ()

@@ -1,4 +1,4 @@
-"""From the words of a command to the rows of its grid, and which overrides are refused."""
+"""Turns the words of a command into the rows of its grid, and refuses overrides that do not suit the sweep."""
 
 import argparse
 import json
@@ -47,16 +47,16 @@ PLUGINS = {  # Hydra's defaults; others would change nothing
     "sweeper": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper",
     "launcher": "hydra._internal.core_plugins.basic_launcher.BasicLauncher",
 }
-HYDRA_KEYS = ("hydra.mode", "hydra.searchpath", "hydra.sweeper.params")  # read here
+HYDRA_KEYS = ("hydra.mode", "hydra.searchpath", "hydra.sweeper.params")  # deepnets reads these
 HARMLESS = ("hydra.job.name", "hydra.verbose")  # for Hydra's users, who may type them by habit
 NODES = ("model", "dataset", "optimizer", "schedule", "loss")
-WIDTHS = ([16, 32, 64], [64, 128, 256, 512])  # those of which scale=deep has a quarter
+WIDTHS = ([16, 32, 64], [64, 128, 256, 512])  # scale=deep trains a quarter of these
 OTHER_FOLDERS = {"runs": "the runs without a sweep", "records": "the records"}
 PAGES = ("sweep", "protocol")  # the groups whose files set values of other groups' options
 
 
 def rows_of_command() -> list[Row]:
-    """The rows that `sys.argv` composes; none where it asks for something else, as with --help.
+    """Compose the rows that `sys.argv` describes; returns none if it asks for something else, as with --help.
 
     Raises:
         HydraException, OmegaConfBaseException: an unknown option or key, a value of the wrong type.
@@ -64,13 +64,13 @@ def rows_of_command() -> list[Row]:
     """
     # A shell expands ~ only where a word begins, and Hydra does not read it.
     sys.argv[1:] = [
-        re.sub(r"^([\w.]+=)(~/)", lambda found: found[1] + expanduser(found[2]), word) for word in sys.argv[1:]
+        re.sub(r"^([\w.]+=)(~/)", lambda match: match[1] + expanduser(match[2]), word) for word in sys.argv[1:]
     ]
     words, search = _own_flags(sys.argv[1:])
     flags = _flags(words)
-    known = {*search.places, *_typed_places(flags.overrides)}
-    _check_folders(known)  # before Hydra reads them
-    for file in _sweep_files(flags.overrides, known):
+    places = {*search.places, *_typed_places(flags.overrides)}
+    _check_folders(places)  # before Hydra reads them
+    for file in _sweep_files(flags.overrides, places):
         check_file(file)
     if flags.multirun and flags.cfg:
         raise UserError(
@@ -87,7 +87,7 @@ def rows_of_command() -> list[Row]:
     sweeps = {row.choices.get("sweep") for row in rows}
     if len(sweeps) > 1:
         raise UserError(f"sweep={','.join(sorted(map(str, sweeps)))}: a command trains one sweep")
-    _check_folders({*rows[0].search.places} - known)
+    _check_folders({*rows[0].search.places} - places)
     for row in rows:
         check_options(row)
         check_widths(row)
@@ -97,11 +97,10 @@ def rows_of_command() -> list[Row]:
 
 
 def check_options(row: Row) -> None:
-    """Refuse an option that would be trained with a value of another one, set by the row's sweep or protocol.
+    """Refuse an option if the row's sweep or protocol would replace its values by those meant for another option.
 
-    `model=resnet56` in a sweep that sets `model.depth` to 110 would be a net of 110 layers by the name of another. Free
-    are the options that the sweep has on its axes, values in which an option is like the one it replaces, and options
-    beside which every such value is typed.
+    `model=resnet56` in a sweep that sets `model.depth` to 110 would train 110 layers under the name of 56. Allowed:
+    options on the sweep's axes, values that the option shares with the one it replaces, values typed explicitly.
 
     Raises:
         UserError: names the values, ready to paste.
@@ -111,13 +110,13 @@ def check_options(row: Row) -> None:
         return
     scale = f"scale={row.choices['scale']}"
     page = composed(tuple(word for word in row.overrides if key_of(word) in {*PAGES, "scale"}), row.search)
-    axes, own = _options_on_axes(page), page.choices
+    axes, defaults = _options_on_axes(page), page.choices
     typed = {word.partition("=")[0].lstrip("+~") for word in row.overrides}
-    for group in sorted(typed & own.keys() - {*PAGES, "scale"}):
+    for group in sorted(typed & defaults.keys() - {*PAGES, "scale"}):
         option = row.choices[group]
-        if is_execution(group) or option in (own[group], *axes.get(group, [])):
+        if is_execution(group) or option in (defaults[group], *axes.get(group, [])):
             continue
-        replaced, chosen = _words({**row.choices, **own}), _words(row.choices)
+        replaced, chosen = _words({**row.choices, **defaults}), _words(row.choices)
         alternatives = (replaced, chosen, (*chosen, *pages))
         alike, alone, here = (composed((*words, scale), row.search).config for words in alternatives)
         others = tuple(f"{key.replace('/', '.')}." for key in typed - {group} if not group.startswith(f"{key}/"))
@@ -131,7 +130,7 @@ def check_options(row: Row) -> None:
 
 
 def check_widths(row: Row) -> None:
-    """Refuse scale=deep for a model of other widths than those of which it has a quarter, unless widths are typed.
+    """Refuse scale=deep for a model whose widths are not in `WIDTHS`, unless widths are typed.
 
     Raises:
         UserError: names the model's widths.
@@ -149,10 +148,10 @@ def check_widths(row: Row) -> None:
 
 
 def check_name(row: Row) -> None:
-    """Refuse a `name` that is none of a folder, or the one of another sweep's folder.
+    """Refuse a `name` that cannot name a folder, or names the folder of another sweep.
 
     Raises:
-        UserError: names it.
+        UserError: `name` is such a name.
     """
     name, sweep = row.config.name, row.choices.get("sweep")
     if name is None or name == sweep:
@@ -166,7 +165,7 @@ def check_name(row: Row) -> None:
 
 
 def _rows(words: Sequence[str], multirun: bool, search: Search) -> list[Row]:
-    """Every run of the grid, composed; a single one where no grid is asked for."""
+    """Compose every run of the grid, or a single run if no grid is asked for."""
     words = [_with_commas(word, {}) if "=[" in word and "." not in key_of(word) else word for word in words]
     check_words(words)
     _check_root(words)
@@ -192,11 +191,11 @@ def _rows(words: Sequence[str], multirun: bool, search: Search) -> list[Row]:
             name = f"sweep={page.choices['sweep']}"
             raise UserError(f"{name}: its hydra.sweeper.params make no rows; add `mode: MULTIRUN` below its `hydra:`")
         return [compose(words, search)]
-    # The folders that hydra.searchpath names stand in this search.
+    # This search includes the folders that hydra.searchpath names.
     search = search_of(page.hydra, search.defaults)
     of_hydra = [word for word in of_hydra if key_of(word) != "hydra.searchpath"]
     if any(key_of(word) == "sweep.seeds" for word in task):
-        params.pop("seed", None)  # a scale's
+        params.pop("seed", None)  # set by the scale
     params = params_of(sweep.rows, sweep.seeds, params)
     if any("." in key_of(word) and isinstance(parsed(word).value(), list) for word in task):
         chosen = [word for word in task if "." not in key_of(word) and not parsed(word).is_sweep_override()]
@@ -207,7 +206,7 @@ def _rows(words: Sequence[str], multirun: bool, search: Search) -> list[Row]:
 
 
 def _check_root(words: Sequence[str]) -> None:
-    """Refuse a data folder that is not there before the rows of a SLURM grid are composed, which takes a while."""
+    """Refuse a missing data folder before the rows of a SLURM grid are composed, which takes a while."""
     typed = {key_of(word): parsed(word).value() for word in words if not parsed(word).is_sweep_override()}
     root = typed.get("dataset.root")
     if typed.get("launcher") == "slurm" and isinstance(root, str) and "${" not in root and not Path(root).is_dir():
@@ -218,7 +217,7 @@ def _check_root(words: Sequence[str]) -> None:
 
 
 def _with_commas(word: str, settings: Any) -> str:
-    """A list of values as Hydra takes it: `seed=[0,1]` as `seed=0,1`, but not `model.widths=[4,8,16]`, one value.
+    """Write a list of values as Hydra does: `seed=[0,1]` as `seed=0,1`; but `model.widths=[4,8,16]` is one value.
 
     `settings` is the configuration whose classes say which of their arguments are lists.
     """
@@ -231,7 +230,7 @@ def _with_commas(word: str, settings: Any) -> str:
 
 
 def _sweep_files(words: Iterable[str], places: Iterable[str]) -> list[Path]:
-    """The file of the sweep that is typed, in each place that has one."""
+    """Return the files of the sweeps that are typed, in conf/ and in the folders `places`."""
     names = [parsed(word).value() for word in words if key_of(word) == "sweep"]
     folders = [CONF, *(Path(place.removeprefix("file://")) for place in places if place.startswith("file://"))]
     files = [folder / "sweep" / f"{name}.yaml" for name in names if isinstance(name, str) for folder in folders]
@@ -254,14 +253,14 @@ def _page(of_hydra: Sequence[str], task: Sequence[str], search: Search) -> Compo
 
 
 def _options_on_axes(page: Composed) -> dict[str, list[str]]:
-    """By axis of the sweep and of each entry of its union, the values."""
-    found: dict[str, list[str]] = {}
+    """Return the values of each axis of the sweep, and of the entries of its union."""
+    options: dict[str, list[str]] = {}
     sweep = page.config.sweep or {"rows": {}, "union": []}
     for axes in (sweep["rows"], page.hydra.sweeper.params or {}, *sweep["union"]):
         for axis, values in axes.items():
             words = re.split(r"[,\s]+", values) if isinstance(values, str) else values
-            found.setdefault(axis, []).extend(words if isinstance(words, Sequence) else [words])
-    return found
+            options.setdefault(axis, []).extend(words if isinstance(words, Sequence) else [words])
+    return options
 
 
 def _words(choices: dict[str, str]) -> list[str]:
@@ -269,45 +268,45 @@ def _words(choices: dict[str, str]) -> list[str]:
 
 
 def _differing(node: str, *configs: DictConfig) -> list[str]:
-    """The keys below `node` in which the second configuration differs from the first and the third from the second."""
+    """Return the keys below `node` where the second configuration differs from both the first and the third."""
     before, usual, after = (flat(selected(config, node, resolve=False), node) for config in configs)
     return [key for key in after if after[key] != usual.get(key, ABSENT) != before.get(key, ABSENT)]
 
 
 def _message(option: str, pages: str, overruled: dict[str, tuple[Any, Any]]) -> str:
-    found = [
-        f"{key} ({'' if own is ABSENT else f'{json.dumps(own)} of the option, '}{json.dumps(value)} here)"
-        for key, (value, own) in overruled.items()
+    fixed = [
+        f"{key} ({'' if of_option is ABSENT else f'{json.dumps(of_option)} of the option, '}{json.dumps(value)} here)"
+        for key, (value, of_option) in overruled.items()
     ]
     remedy = [
-        f"~{key}" if own is ABSENT else f"{key}={json.dumps(own, separators=(',', ':'))}"
-        for key, (_, own) in overruled.items()
+        f"~{key}" if of_option is ABSENT else f"{key}={json.dumps(of_option, separators=(',', ':'))}"
+        for key, (_, of_option) in overruled.items()
     ]
     remedies = f"Add {' '.join(remedy)}, or other values, or leave {option} out"
-    return f"{option}: fixed by {pages}: {', '.join(found)}. {remedies}"
+    return f"{option}: fixed by {pages}: {', '.join(fixed)}. {remedies}"
 
 
 def _own_flags(words: Sequence[str]) -> tuple[list[str], Search]:
-    """Read the flags that Hydra does not have; returns the other words, and where options are searched for."""
+    """Read the flags that Hydra does not have; returns the other words, and where to search for options."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.error = _refuse  # type: ignore[method-assign]  # which would print the usage of four flags
+    parser.error = _refuse  # type: ignore[method-assign]  # argparse would print the usage of four flags
     parser.add_argument("--project")
     parser.add_argument("--trust", action="append", default=[])
     parser.add_argument("--config-dir", "-cd")
     parser.add_argument("--config-name", "-cn", default=DEFAULTS)
-    known, rest = parser.parse_known_args(words)
-    trust(known.trust)
-    if known.project:
-        if known.config_dir or known.config_name != DEFAULTS:
+    flags, rest = parser.parse_known_args(words)
+    trust(flags.trust)
+    if flags.project:
+        if flags.config_dir or flags.config_name != DEFAULTS:
             raise UserError("--project: names its own options and defaults; leave out --config-dir and --config-name")
-        trust(project := read_project(known.project).file)
+        trust(project := read_project(flags.project).file)
         return rest, read_project(project).search
-    places = (f"file://{Path(known.config_dir).absolute()}",) if known.config_dir else ()
-    return rest, Search(places, known.config_name)
+    places = (f"file://{Path(flags.config_dir).absolute()}",) if flags.config_dir else ()
+    return rest, Search(places, flags.config_name)
 
 
 def _typed_places(words: Iterable[str]) -> list[str]:
-    """Where options are searched for by `hydra.searchpath=[file://FOLDER]`."""
+    """Return the places that `hydra.searchpath=[file://FOLDER]` adds to the search for options."""
     typed = [word for word in words if word.startswith("hydra.searchpath=")]
     values = [parsed(word).value() for word in typed]
     return [place for value in values if isinstance(value, list) for place in value if isinstance(place, str)]
@@ -320,13 +319,13 @@ def _check_folders(places: Iterable[str]) -> None:
 
 
 def _flags(words: Sequence[str]) -> argparse.Namespace:
-    """Hydra's flags among the words, and the other words as `overrides`.
+    """Parse Hydra's flags among the words; the other words become `overrides`.
 
     Raises:
-        UserError: a flag that there is not, that lacks its value, or that deepnets does not have.
+        UserError: a flag is unknown, lacks its value, or is one of Hydra's that deepnets does not have.
     """
     parser = get_args_parser()
-    parser.error = _refuse  # type: ignore[method-assign]  # which would print how Hydra is used, over eight lines
+    parser.error = _refuse  # type: ignore[method-assign]  # argparse would print Hydra's usage in eight lines
     flags = parser.parse_intermixed_args(list(words))
     if flags.config_path is not None:
         raise UserError("--config-path: cannot replace the options of deepnets; add your own with --config-dir")
@@ -336,7 +335,7 @@ def _flags(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _refuse(message: str) -> NoReturn:
-    """Raise what argparse says about a flag, in one line."""
+    """Raise argparse's message about a flag as an error of one line."""
     raise UserError(f"{message}; options are written as key=value, and --hydra-help lists all flags")
 
 
@@ -345,7 +344,7 @@ def _show(words: Sequence[str], overrides: Sequence[str], search: Search) -> Non
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name=search.defaults)
     def nothing(config: DictConfig) -> None:
-        """Not called: Hydra has printed."""
+        """Do nothing: Hydra prints instead of calling this."""
 
     check_words(overrides)
     in_front = [word for word in words if word not in overrides]
@@ -383,7 +382,7 @@ def _groups(repository: Any, parent: str = "") -> Iterator[tuple[str, list[str]]
 
 @contextmanager
 def _errors_raised() -> Iterator[None]:
-    """Hydra prints an error over tens of lines and exits, unless this variable is set."""
+    """Let Hydra raise its errors: unless this variable is set, it prints them in tens of lines and exits."""
     before = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:

@@ -1,4 +1,4 @@
-"""From YAML and overrides to configurations.
+"""Composes configurations from YAML and overrides.
 
 Hydra composes each distinct choice of options once, which takes a tenth of a second; a run's plain values, such as its
 seed, are set on a copy of the typed configuration.
@@ -36,10 +36,10 @@ from deepnets.config.safe_yaml import refuse_interpolations
 from deepnets.config.schema import Config, Row, Search, axes_of
 from deepnets.errors import UserError
 
-ABSENT = object()  # where there is no such key
+ABSENT = object()  # in place of the value, if there is no such key
 CONF_ALONE = Search()
-CALLBACKS = {"callbacks": None}  # of Hydra's defaults
-NODES = ("model", "dataset", "optimizer", "schedule", "loss", "launcher")  # their keys are those of the chosen option
+CALLBACKS = {"callbacks": None}  # an entry of Hydra's defaults
+NODES = ("model", "dataset", "optimizer", "schedule", "loss", "launcher")  # the chosen option decides their keys
 COMPOSED_KEYS = ("scale", "setting", "sweep")  # other values, or which rows there are, depend on them
 SET_KEYS = {key.name for key in fields(Config)} - {*COMPOSED_KEYS}
 
@@ -51,26 +51,26 @@ class NoCallback:
 
 @dataclass
 class WithoutCallbacks(HydraConf):
-    """Hydra's own node, where no option can name a class for Hydra to call."""
+    """Hydra's own node without callbacks, so that no option can name a class for Hydra to call."""
 
     defaults: list[Any] = field(default_factory=lambda: [each for each in HydraConf().defaults if each != CALLBACKS])
     callbacks: dict[str, NoCallback] = field(default_factory=dict)  # type: ignore[assignment]
 
 
 class OptionFolders(SearchPathPlugin):
-    """Tells Hydra where options are besides conf/: `places` of the `Search` for which it composes."""
+    """Tells Hydra where to find options besides conf/: in `places` of the `Search` with which it composes."""
 
     places: ClassVar[tuple[str, ...]] = ()
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Called by Hydra."""
+        """Add the places behind conf/; Hydra calls this."""
         for place in self.places:
             search_path.append("deepnets", place)
 
 
 @contextmanager
 def searching(search: Search) -> Iterator[None]:
-    """Within, Hydra finds the options of `search` and knows the schemas and the resolvers."""
+    """Let Hydra find the options of `search`, the schemas and the resolvers within the context."""
     register()
     before, OptionFolders.places = OptionFolders.places, search.places
     try:
@@ -93,10 +93,10 @@ def register() -> None:
 
 
 def compose(overrides: Sequence[str], search: Search = CONF_ALONE) -> Row:
-    """The run that conf/train.yaml is with these overrides of `train`.
+    """Compose a run from conf/train.yaml and these overrides.
 
     Hydra composes the overrides that choose options, add or delete keys, or have keys that an interpolation reads. The
-    others are set on a copy of what it composed, where the schema takes them.
+    others are set on a copy of the result, if the schema accepts them.
 
     Raises:
         HydraException: an unknown option or key. OmegaConfBaseException, UserError: as `typed`.
@@ -139,11 +139,11 @@ def composed(overrides: tuple[str, ...], search: Search = CONF_ALONE) -> Compose
 
 
 def typed(composed: DictConfig) -> Config:
-    """What Hydra composed as a `Config`: every interpolation resolved, every folder absolute.
+    """Turn what Hydra composed into a `Config` with every interpolation resolved and every folder absolute.
 
     Raises:
         OmegaConfBaseException: a value is missing, or an interpolation leads nowhere.
-        UserError: a key is none of `Config`'s, one of its keys has no value, or values contradict each other.
+        UserError: a key is unknown, a key has no value, or values contradict each other.
     """
     config = OmegaConf.to_object(composed)
     assert isinstance(config, Config)
@@ -156,11 +156,11 @@ def typed(composed: DictConfig) -> Config:
     for place, schema in (("", config), ("scale.", config.scale), ("sweep.", config.sweep)):
         if schema is None:
             continue
-        # What a + in front has added and a ~ has taken away, where no class checks it.
-        known, found = {key.name for key in fields(schema)}, vars(schema)
-        unknown, missing = found.keys() - known, {key for key in known if found.get(key) == MISSING}
+        # A + in front may have added keys and a ~ deleted some, which no class checks here.
+        keys, values = {key.name for key in fields(schema)}, vars(schema)
+        unknown, missing = values.keys() - keys, {key for key in keys if values.get(key) == MISSING}
         if unknown:
-            raise UserError(f"unknown key {place + min(unknown)!r}; --cfg job prints those there are")
+            raise UserError(f"unknown key {place + min(unknown)!r}; --cfg job prints all keys")
         if missing:
             raise UserError(f"{place + min(missing)}: needs a value")
     if config.scale.name == "deep" and config.sweep and not config.sweep.deep:
@@ -174,16 +174,16 @@ def typed(composed: DictConfig) -> Config:
 
 def _with_absolute_folders(config: Config) -> Config:
     for node, key in ((vars(config), "output_root"), (vars(config), "weights"), (config.dataset, "root")):
-        if isinstance(node.get(key), str) and node[key]:  # an empty one is refused, and is not the working directory
+        if isinstance(node.get(key), str) and node[key]:  # an empty one must not become the working directory
             node[key] = os.path.abspath(os.path.expanduser(node[key]))
     return config
 
 
-Plain = dict[str, tuple[str, Any]]  # by override, its key and its value
+Plain = dict[str, tuple[str, Any]]  # key and value of each override
 
 
 def _plain_values(overrides: Sequence[str]) -> Plain:
-    """The overrides that set one value each, on which no other override bears."""
+    """Return the overrides that set one value each, at a key that no other override touches."""
     plain = {word: value for word in overrides if (value := plain_value(word))}
     keys = [key for word in overrides if (key := key_of(word)) not in NODES]
     return {word: (key, value) for word, (key, value) in plain.items() if sum(_overlap(key, it) for it in keys) == 1}
@@ -191,7 +191,7 @@ def _plain_values(overrides: Sequence[str]) -> Plain:
 
 @cache
 def plain_value(word: str) -> tuple[str, Any] | None:
-    """Key and value of an override that sets a value which is known before anything is composed; None of others."""
+    """Return key and value of an override if its value is known before anything is composed, else None."""
     override = parsed(word)
     is_value = override.type == OverrideType.CHANGE and not override.package and not override.is_sweep_override()
     key, value = override.key_or_group, override.value()
@@ -209,10 +209,10 @@ def _is_plain_text(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Base:
-    """A composed choice of options, on copies of which plain values are set.
+    """A composed choice of options; plain values are set on copies of it.
 
     Attributes:
-        config: it as a run; or why it is none, which an override may mend.
+        config: the run; or the error why it is none, which an override may mend.
         open_keys: the keys whose value is missing or an interpolation.
         read: the keys that interpolations mention.
     """
@@ -224,10 +224,10 @@ class _Base:
     read: frozenset[str]
 
     def copy(self) -> Config:
-        """A copy that shares only the sweep, which nobody changes.
+        """Copy the run; the copy shares only the sweep, which nobody changes.
 
         Raises:
-            UserError, OmegaConfBaseException: it is no run.
+            UserError, OmegaConfBaseException: these options make no run.
         """
         if isinstance(self.config, Exception):
             raise self.config
@@ -235,13 +235,13 @@ class _Base:
         return replace(self.config, **nodes)
 
     def refused(self, plain: Plain) -> list[str]:
-        """The overrides that Hydra has to compose."""
+        """Return the overrides that Hydra has to compose."""
         if isinstance(self.config, Exception):
             return [word for word, (key, _) in plain.items() if key in self.open_keys] or list(plain)
         return [word for word, (key, value) in plain.items() if not self._takes(key, value)]
 
     def _takes(self, key: str, value: Any) -> bool:
-        """Setting the value on a copy gives the same configuration as composing it with Hydra."""
+        """Return whether setting the value on a copy gives the same configuration as composing it with Hydra."""
         if key in self.choices or any(_overlap(key, mentioned) for mentioned in self.read):
             return False
         node, _, last = key.rpartition(".")
@@ -253,10 +253,10 @@ class _Base:
 
 @cache
 def _base(overrides: tuple[str, ...], search: Search) -> _Base:
-    found = composed(overrides, search)
+    composition = composed(overrides, search)
     open_values = {
         key: value
-        for key, value in flat(OmegaConf.to_container(found.config, resolve=False)).items()
+        for key, value in flat(OmegaConf.to_container(composition.config, resolve=False)).items()
         if value == MISSING or "${" in str(value)
     }
     read = frozenset(
@@ -264,14 +264,14 @@ def _base(overrides: tuple[str, ...], search: Search) -> _Base:
     )
     run: Config | UserError | OmegaConfBaseException
     try:
-        run = typed(found.config)
+        run = typed(composition.config)
     except (UserError, OmegaConfBaseException) as error:
         run = error
-    return _Base(run, found.choices, search_of(found.hydra, search.defaults), frozenset(open_values), read)
+    return _Base(run, composition.choices, search_of(composition.hydra, search.defaults), frozenset(open_values), read)
 
 
 def _overlap(key: str, other: str) -> bool:
-    """Two dotted keys are equal, or one lies below the other; `other` may be relative, as `..depth` is."""
+    """Return whether two dotted keys are equal, or one is below the other; `other` may be relative, as `..depth`."""
     if other.startswith("."):
         return f".{other.lstrip('.')}." in f".{key}."
     return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
@@ -289,7 +289,7 @@ def _set(config: Config, key: str, value: Any) -> None:
 
 
 def _converted(key: str, value: Any) -> Any:
-    """The value as `Config` types it; `ABSENT` where it refuses it."""
+    """Convert the value to the type that `Config` gives the key; returns `ABSENT` if it does not fit."""
     schema = _schema()
     try:
         OmegaConf.update(schema, key, value)
@@ -304,27 +304,27 @@ def _schema() -> DictConfig:
 
 
 def key_of(word: str) -> str:
-    """The key that an override sets, adds or deletes."""
+    """Return the key that an override sets, adds or deletes."""
     return word.lstrip("+~").partition("=")[0].partition("@")[0]
 
 
 @cache
 def parsed(word: str) -> Override:
-    """An override as Hydra reads it.
+    """Parse an override as Hydra does.
 
     Raises:
         OverrideParseException: it cannot be read.
     """
     with explained((word,)):
-        return OverridesParser.create().parse_overrides([word])[0]  # whose errors name the word
+        return OverridesParser.create().parse_overrides([word])[0]  # its errors name the word
 
 
 def check_words(words: Iterable[str]) -> None:
-    """Refuse what Hydra takes as a group's option without being a name.
+    """Refuse a word that gives a group a value that is no option's name, which Hydra would accept.
 
     Raises:
-        UserError: as for `model=null` or `scale=0.5`.
-        OverrideParseException: a word that cannot be read.
+        UserError: a word is such as `model=null` or `scale=0.5`, or has no key.
+        OverrideParseException: a word cannot be read.
     """
     for word in words:
         group, equals, _ = word.lstrip("+").partition("=")
@@ -338,24 +338,24 @@ def check_words(words: Iterable[str]) -> None:
 
 @contextmanager
 def explained(words: Iterable[str]) -> Iterator[None]:
-    """Within, only Hydra works: what it asserts, or looks up in vain, is wrong in the words or in a file of options.
+    """Explain Hydra's errors within the context. Only Hydra works there: a word or a file of options is the cause.
 
     Raises:
-        UserError: so it is, or there is no such group of options.
+        UserError: Hydra fails an assertion or a look-up, or there is no such group of options.
     """
     try:
         yield
     except (HydraException, OmegaConfBaseException, UserError, MemoryError) as error:
-        if found := re.match(r"Could not override '((.+)/.+)'\.", str(error)):  # only groups have a / in their names
+        if match := re.match(r"Could not override '((.+)/.+)'\.", str(error)):  # only groups have a / in their names
             groups = [str(group.relative_to(CONF)) for group in CONF.rglob("*/")]
-            if found[1] in groups:
-                raise UserError(f"{found[1]}: the chosen {found[2]} has no such part; leave it out") from error
-            near = get_close_matches(found[1], groups, 1)
+            if match[1] in groups:
+                raise UserError(f"{match[1]}: the chosen {match[2]} has no such part; leave it out") from error
+            near = get_close_matches(match[1], groups, 1)
             listed = f"the nearest: {near[0]}" if near else "--help lists all"
-            raise UserError(f"{found[1]}: no such group of options; {listed}") from error
+            raise UserError(f"{match[1]}: no such group of options; {listed}") from error
         raise
     except Exception as error:
-        if isinstance(error, OSError) and error.errno is not None:  # of the system; OmegaConf raises it without
+        if isinstance(error, OSError) and error.errno is not None:  # OmegaConf's own have no errno
             raise
         reason = f"Hydra cannot compose this: {' '.join(str(error).split()) or type(error).__name__}"
         if isinstance(error, AssertionError):
@@ -365,14 +365,14 @@ def explained(words: Iterable[str]) -> Iterator[None]:
 
 
 def search_of(hydra_node: Any, defaults: str) -> Search:
-    """Where Hydra's own node says that the options were searched for."""
+    """Return where Hydra searched for options, which it notes in its own node."""
     sources = [(each.provider, each.schema, each.path) for each in hydra_node.runtime.config_sources]
     places = (f"{schema}://{path}" for provider, schema, path in sources if provider not in ("hydra", "schema"))
     return Search(tuple(dict.fromkeys(place for place in places if place != f"file://{CONF}")), defaults)
 
 
 def selected(config: DictConfig, key: str, otherwise: Any = None, resolve: bool = True) -> Any:
-    """The plain value under a dotted key, `otherwise` where there is no such key or it depends on one without value."""
+    """Return the plain value of a dotted key; `otherwise` if the key is missing, or depends on one without value."""
     value = OmegaConf.select(config, key, default=otherwise, throw_on_resolution_failure=False)
     if OmegaConf.is_config(value):
         return OmegaConf.to_container(value, resolve=resolve)
@@ -380,7 +380,7 @@ def selected(config: DictConfig, key: str, otherwise: Any = None, resolve: bool 
 
 
 def value_at(config: Any, key: str, otherwise: Any = None) -> Any:
-    """`selected` of a typed configuration."""
+    """Return the value of a dotted key of a typed configuration, as `selected` does."""
     node = config
     for name in key.split("."):
         if isinstance(node, list):

@@ -1,4 +1,4 @@
-"""When two runs are the same: the settings that make a run what it is, apart from where and how it executes."""
+"""Decides whether two runs are the same, by the settings that make a run what it is, not where and how it executes."""
 
 import copy
 import hashlib
@@ -50,20 +50,20 @@ EXECUTION_KEYS = frozenset(
 
 
 def is_execution(key: str) -> bool:
-    """Whether the key, or the node it stands in, is one of `EXECUTION_KEYS`: `launcher.time` is, for `launcher` is."""
+    """Return whether `EXECUTION_KEYS` has the key or a node around it: for `launcher.time` it has `launcher`."""
     return any(key == other or key.startswith(other + ".") for other in EXECUTION_KEYS)
 
 
 def identity(config: Config) -> dict[str, Any]:
-    """The settings that make the run what it is: all but `EXECUTION_KEYS`.
+    """Return the settings that make the run what it is: all but `EXECUTION_KEYS`.
 
-    One net has one identity: a depth stands in it as the numbers of units that it means.
+    The numbers of units replace a depth, so that one net has one identity.
     """
     return _canonical(plain_values(config))
 
 
 def plain_values(node: Any) -> Any:
-    """Nested dataclasses as dictionaries, enumerations by name."""
+    """Turn nested dataclasses into dictionaries and enumerations into their names."""
     if is_dataclass(node):
         return {field.name: plain_values(getattr(node, field.name)) for field in fields(node)}
     if isinstance(node, dict):
@@ -74,7 +74,7 @@ def plain_values(node: Any) -> Any:
 
 
 def _canonical(settings: dict[str, Any]) -> dict[str, Any]:
-    """`settings` without `EXECUTION_KEYS`, and with units in place of a depth; in place."""
+    """Change `settings`: remove `EXECUTION_KEYS`, and replace a depth by the numbers of units."""
     for key in EXECUTION_KEYS:
         *path, last = key.split(".")
         node: Any = settings
@@ -91,17 +91,17 @@ def _canonical(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def difference(settings: dict[str, Any], config: Config) -> dict[str, tuple[Any, Any]]:
-    """By dotted key, what other `settings` have otherwise than `config`, and what that has."""
+    """Return where other `settings` differ from `config`: by dotted key, the two values."""
     # Both are upgraded: an option of the user's own may lack a key that was added later.
-    there, here = (flat(_canonical(upgrade(each))) for each in (settings, plain_values(config)))
-    keys = sorted(key for key in {*there, *here} if there.get(key, "absent") != here.get(key, "absent"))
-    return {key: (there.get(key, "absent"), here.get(key, "absent")) for key in keys}
+    others, values = (flat(_canonical(upgrade(each))) for each in (settings, plain_values(config)))
+    keys = sorted(key for key in {*others, *values} if others.get(key, "absent") != values.get(key, "absent"))
+    return {key: (others.get(key, "absent"), values.get(key, "absent")) for key in keys}
 
 
 def identity_hash(config: Config) -> str:
     """Twelve hexadecimal digits that are equal exactly when two runs are the same.
 
-    A key that a later version adds does not change them where it has the value that changes nothing.
+    A key that a later version adds does not change them while it has its neutral value.
     """
     settings = identity(config)
     for step in STEPS:
@@ -111,7 +111,7 @@ def identity_hash(config: Config) -> str:
 
 
 def flat(node: Any, prefix: str = "") -> dict[str, Any]:
-    """The values of nested settings by dotted key; a list is one value."""
+    """Return the values of nested settings by dotted key; a list is one value."""
     if not isinstance(node, dict):
         return {prefix: node}
     return {
@@ -120,22 +120,22 @@ def flat(node: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def plain(name: str) -> str:
-    """A folder's name: without what a shell would have to quote; long ones end in a hash."""
-    plain = re.sub(r"[^\w.=+,-]", "", name.replace("/", "."))
-    if len(plain.encode()) <= LONGEST_NAME:
-        return plain
+    """Turn a name into a folder's name that a shell need not quote; long ones are cut off and end in a hash."""
+    folder = re.sub(r"[^\w.=+,-]", "", name.replace("/", "."))
+    if len(folder.encode()) <= LONGEST_NAME:
+        return folder
     ending = hashlib.sha256(name.encode()).hexdigest()[:8]
-    return plain.encode()[: LONGEST_NAME - 9].decode(errors="ignore") + "~" + ending
+    return folder.encode()[: LONGEST_NAME - 9].decode(errors="ignore") + "~" + ending
 
 
 Frozen = dict[str, Any]
 
 
 def upgrade(frozen: Frozen) -> Frozen:
-    """The settings of a run folder's `config.yaml`, whichever version wrote it, as this version writes them.
+    """Turn the settings of a run folder's `config.yaml`, written by any version, into those that this version writes.
 
-    Applied wherever a frozen configuration is read, so that a folder of before is the same run afterwards. Whoever
-    adds, drops or moves a key adds a step to `STEPS`; each is tested with a frozen folder.
+    Every reader of a frozen configuration calls this, so that an older folder stays the same run. If you add, drop or
+    move a key, add a step to `STEPS`; each is tested with a frozen folder.
     """
     frozen = copy.deepcopy(frozen)
     for step in STEPS:
@@ -145,10 +145,10 @@ def upgrade(frozen: Frozen) -> Frozen:
 
 @dataclass(frozen=True)
 class Added:
-    """A step for a key that did not exist: it gets, in place, the value that does what was done without it.
+    """A step for a key that older versions lack: in place, it sets the value with which a run does what it did before.
 
     Attributes:
-        key: dotted.
+        key: the dotted key.
         neutral: that value.
         target: the `_target_` that the node must have; None for any.
     """
@@ -162,7 +162,7 @@ class Added:
         return self.key.rpartition(".")[2]
 
     def node(self, frozen: Frozen) -> Frozen | None:
-        """The node the key belongs into; None where that is absent or of another class."""
+        """Return the node that the key belongs in; None if it is absent or of another class."""
         node: Any = frozen
         for name in self.key.split(".")[:-1]:
             node = node.get(name) if isinstance(node, dict) else None
@@ -177,10 +177,10 @@ class Added:
 
 @dataclass(frozen=True)
 class Removed:
-    """A step for a key that does not exist any more, and was no part of a run's identity.
+    """A step for a key that no longer exists and was not part of a run's identity.
 
     Attributes:
-        key: at the top of a configuration.
+        key: the key, at the top of a configuration.
     """
 
     key: str

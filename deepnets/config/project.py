@@ -1,4 +1,4 @@
-"""Where things are: deepnets' own options, version and outputs, and the options of a user's project."""
+"""Finds deepnets' own options, version and outputs, and the options of a user's project."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ from deepnets.system.files import read_text
 PACKAGE = Path(__file__).resolve().parents[1]
 INSTALLED = (PACKAGE / "conf").is_dir()  # as in a wheel; a clone has conf/ beside the package
 CONF = PACKAGE / "conf" if INSTALLED else PACKAGE.parent / "conf"
-SCHEMAS = CONF / "schema"  # of the files in it, for editors
+SCHEMAS = CONF / "schema"  # JSON schemas of the files in conf/, for editors
 
 
 class _Content(BaseModel):
@@ -30,9 +30,9 @@ class _Content(BaseModel):
 
 @dataclass(frozen=True)
 class Project:
-    """`options`: a folder laid out as conf/, beside the file; `defaults`: the file in it that stands for train.yaml.
+    """A user's project: its file, its folder of `options`, laid out as conf/, and the file there for train.yaml.
 
-    The modules beside the file are the project's own, which a configuration may name where the project is trusted.
+    Modules beside the file are the project's own; a configuration may name them if the project is trusted.
     """
 
     file: Path
@@ -45,10 +45,10 @@ class Project:
 
 
 def read_project(file: str | Path) -> Project:
-    """What the file says.
+    """Read a project's file.
 
     Raises:
-        UserError: it is not there or no project's file, or its folder of options is not there.
+        UserError: the file is missing or no project's file, or as `check_options_folder`.
     """
     path = Path(file).expanduser().absolute()
     try:
@@ -70,11 +70,11 @@ def read_project(file: str | Path) -> Project:
 
 
 def check_options_folder(folder: Path) -> None:
-    """Whether a folder can stand beside conf/.
+    """Check that a folder's options can be used besides those in conf/.
 
     Raises:
-        UserError: it is not there, holds an option of a name that conf/ has too, which would never be read, or one that
-            cannot be read.
+        UserError: the folder is missing, or one of its options cannot be read, or would never be read because conf/ has
+            an option of the same name.
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder of options")
@@ -89,22 +89,22 @@ def check_options_folder(folder: Path) -> None:
 
 
 def home() -> Path:
-    """The folder of outputs/ and data/: that of the clone for its scripts, else the one where a command is called."""
+    """Return the folder of outputs/ and data/: the clone for a clone's scripts, else the working directory."""
     return Path.cwd() if _is_verb() else PACKAGE.parent
 
 
 def program(verb: str) -> str:
-    """How a user types the command `verb`."""
+    """Return the command `verb` as a user types it."""
     return f"deepnets {verb}" if _is_verb() else f"python scripts/{verb}.py"
 
 
 @cache
 def git_commit() -> str | None:
-    """The commit of the clone deepnets runs from, `-dirty` with uncommitted changes, or that its wheel was built from.
+    """Return the commit of the clone that deepnets runs from, or that its wheel was built from.
 
-    None outside a git clone, and where the wheel was not built in one.
+    It ends in `-dirty` with uncommitted changes. It is None outside a clone, or if the wheel was not built in one.
     """
-    if INSTALLED:  # where a folder above may be another project's clone
+    if INSTALLED:  # git might find another project's clone in a folder above
         file = CONF / "commit"
         return file.read_text().strip() if file.is_file() else None
     return commit_of(PACKAGE.parent)
@@ -112,15 +112,15 @@ def git_commit() -> str | None:
 
 @cache
 def commit_of(folder: Path) -> str | None:
-    """The commit of the clone that a folder lies in, `-dirty` with uncommitted changes; None where it lies in none."""
+    """Return the commit of the clone around a folder, `-dirty` with uncommitted changes; None if there is no clone."""
     command = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
     try:
-        found = subprocess.run(command, capture_output=True, text=True, check=True)
+        result = subprocess.run(command, capture_output=True, text=True, check=True)
     except (FileNotFoundError, subprocess.CalledProcessError):
         return None
-    return found.stdout.strip()
+    return result.stdout.strip()
 
 
 def _is_verb() -> bool:
-    """Whether `deepnets VERB` is being executed, or a clone's scripts are not there."""
+    """Return whether a user types `deepnets VERB`, not a clone's scripts."""
     return INSTALLED or sys.argv[0].startswith("deepnets ")

@@ -1,4 +1,4 @@
-"""What `${name:...}` in conf/ can compute: values by scale, values by another value, and draws of a random search."""
+"""The functions that `${name:...}` in conf/ calls: values by scale or by another value, draws of a random search."""
 
 import hashlib
 import math
@@ -9,20 +9,20 @@ from omegaconf import DictConfig
 
 
 def at_scale(full: Any, mini: Any, *deep: Any, _root_: DictConfig) -> Any:
-    """`${at_scale:110,20}`: the first value, or with scale=mini the second; a third one is that of scale=deep."""
+    """`${at_scale:110,20}`: the first value, or the second with scale=mini; a third one is for scale=deep."""
     return {"mini": mini, "deep": (*deep, full)[0]}.get(_root_.scale.name, full)
 
 
 def case(value: Any, cases: Mapping[Any, Any], otherwise: Any) -> Any:
-    """`${case:${model.depth},{110:400},0}`: what `cases` holds for `value`, or `otherwise`."""
+    """`${case:${model.depth},{110:400},0}`: the value in `cases` for `value`, or `otherwise`."""
     return cases.get(value, otherwise)
 
 
 def uniform(setting: int | None, name: str, low: float, high: float) -> float | None:
-    """`${uniform:${setting},momentum,0.5,0.99}`: drawn evenly from [low, high], rounded to 4 digits.
+    """`${uniform:${setting},momentum,0.5,0.99}`: a number drawn evenly from [low, high], rounded to 4 digits.
 
-    A draw is a function of setting and name alone, the same on every machine and for every other change; without a
-    setting there is none.
+    The number depends only on setting and name: it is the same on every machine, whatever else changes. Without a
+    setting it is None.
     """
     return None if setting is None else _rounded(low + (high - low) * _draw(setting, name))
 
@@ -38,7 +38,7 @@ def choice(setting: int | None, name: str, *options: Any) -> Any:
 
 
 def _draw(setting: int, name: str) -> float:
-    """A number in [0, 1), evenly distributed over settings and names."""
+    """Return a number in [0, 1), evenly distributed over settings and names."""
     digest = hashlib.sha256(f"{name} {setting}".encode()).digest()
     return int.from_bytes(digest[:6]) / 2**48  # exact in a float, never rounded up to 1
 

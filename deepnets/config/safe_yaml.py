@@ -1,4 +1,4 @@
-"""YAML that somebody else may have written, read as data: plain values, bounded in size, nothing resolved or called."""
+"""Reads YAML that somebody else may have written as data: plain values, bounded in size, nothing resolved or called."""
 
 from typing import Any
 
@@ -9,11 +9,11 @@ from deepnets.config.identity import upgrade
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, ten times as fast, where PyYAML has it
 LONGEST = 1_000_000  # characters; a configuration has a few thousand
 DEEPEST = 20  # nested nodes; a configuration has five
-ALIASES = 20  # in a file of options, which a person writes; nine of nine could fill any memory
+ALIASES = 20  # in a file of options, which a person writes; nine levels of nine could fill any memory
 
 
 def read_frozen(text: str) -> dict[str, Any]:
-    """The settings in a frozen `config.yaml`, as this version writes them.
+    """Read the settings in a frozen `config.yaml`, and upgrade them to this version.
 
     Raises:
         ValueError: as `plain_yaml`, or it holds no settings. yaml.YAMLError: as `plain_yaml`.
@@ -25,7 +25,7 @@ def read_frozen(text: str) -> dict[str, Any]:
 
 
 def plain_yaml(text: str) -> Any:
-    """The values of a YAML text.
+    """Read the values of a YAML text.
 
     Raises:
         ValueError: it is longer or nested deeper than any configuration, has aliases, which can make a small text
@@ -40,13 +40,13 @@ def plain_yaml(text: str) -> Any:
 
 
 def check_bounds(text: str, aliases: int = 0) -> None:
-    """Raise ValueError where a YAML text is longer, nested deeper or has more aliases, each of which repeats a part.
+    """Raise ValueError if a YAML text is too long, nested too deep, or has more than `aliases` aliases.
 
-    An alias must not lie in the part that it repeats, which would have no end.
+    An alias repeats a part of the text. If it is inside the part that it repeats, it is refused: it would never end.
     """
     if len(text) > LONGEST:
         raise ValueError(f"{len(text)} characters, at most {LONGEST} are read")
-    nodes: list[str | None] = []  # around each event, by their anchors
+    nodes: list[str | None] = []  # the anchors of the nodes around each event
     for event in yaml.parse(text, LOADER):
         if isinstance(event, yaml.AliasEvent) and (aliases := aliases - 1) < 0:
             raise ValueError(f"line {event.start_mark.line + 1}: an alias (*{event.anchor}); write the value itself")
@@ -61,7 +61,7 @@ def check_bounds(text: str, aliases: int = 0) -> None:
 
 
 def _refuse_other_types(values: Any) -> None:
-    """Raise ValueError where nested values hold what YAML has and a configuration has not: a date, bytes or a set."""
+    """Raise ValueError if nested values hold a type of YAML that no configuration has: a date, bytes or a set."""
     if isinstance(values, dict):
         values = [*values, *values.values()]
     if isinstance(values, list):
@@ -72,7 +72,7 @@ def _refuse_other_types(values: Any) -> None:
 
 
 def refuse_interpolations(values: Any) -> None:
-    """Raise ValueError where a string, or a key, of nested values holds `${`."""
+    """Raise ValueError if a string or a key of nested values contains `${`."""
     if isinstance(values, dict):
         for key, value in values.items():
             refuse_interpolations(key)

@@ -1,4 +1,4 @@
-"""The shape of a run: names and types. Every value stands in conf/, none here."""
+"""The names and types of a run's settings. Every value is in conf/, none here."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,11 +12,11 @@ from pydantic_core import CoreSchema
 from deepnets.models.settings import Memory
 from deepnets.system.ranges import Count, Name, NotNegative, Positive, PositiveFactor, Seed, Threads
 
-DEFAULTS = "train"  # the file in conf/ that is one run
+DEFAULTS = "train"  # the file in conf/ that composes one run
 
 
 class Precision(StrEnum):
-    """Arithmetic of the forward pass: bfloat16 autocast, float32, or bfloat16 where the hardware computes in it."""
+    """The arithmetic of the forward pass: float32, bfloat16 autocast, or (auto) bfloat16 if the hardware has it."""
 
     auto = "auto"
     fp32 = "fp32"
@@ -24,14 +24,14 @@ class Precision(StrEnum):
 
 
 class BatchNormKernel(StrEnum):
-    """What normalises batches in training: torch's own kernel, or, for narrow maps on a CPU, a faster one of ours."""
+    """The kernel of batch normalisation in training: torch's, or (auto) a faster one for narrow maps on a CPU."""
 
     auto = "auto"
     torch = "torch"
 
 
 class Selection(StrEnum):
-    """Whose test error is the result: the last epoch's, or that of the epoch with the lowest validation error."""
+    """The epoch whose test error is the result: the last one, or the one with the lowest validation error."""
 
     final = "final"
     best_validation = "best_validation"
@@ -50,21 +50,21 @@ class StepKind(StrEnum):
 
 
 class CodeChoice(StrEnum):
-    """Which code of one's own a run executes that began under another: the copy of that, or today's."""
+    """The user's code that a run executes if it began with other code: the copy of that code, or today's."""
 
     frozen = "frozen"
     current = "current"
 
 
 class Until(StrEnum):
-    """When a sweep ends that chooses its seeds itself: when its claims are decided."""
+    """The end of a sweep that chooses its seeds itself: it trains until its claims are decided."""
 
     decided = "decided"
 
 
 @dataclass(frozen=True)
 class Typed:
-    """In an annotation, the type of values that OmegaConf takes as `Any`: it knows neither these unions nor ranges."""
+    """In an annotation, the type of a value that is `Any` to OmegaConf, which knows neither these unions nor ranges."""
 
     type: Any
 
@@ -79,13 +79,13 @@ Seeds = Annotated[Any, Typed(Count | list[Seed] | None)]
 
 @dataclass
 class Published:
-    """What a paper prints, in percent, by row; rows are named as folders are: the values of `Sweep.rows` with commas.
+    """The paper's numbers, in percent, by row; rows are named as folders are: the values of `Sweep.rows` with commas.
 
     `statistic` says what `test_error` is, as in "median of 5" or "single". An error is a number, `fail` (non-finite or
-    above 20), or null where the paper draws it without a number. Further statistics of the same rows stand in `mean`,
-    `std` and `best`, top-5 errors in `top5_error`, how the test images are shown in `view`. `literature` names rows
-    that the paper prints and no run trains. `best_epochs`: a run's number is the mean of so many lowest test errors;
-    null: the last epoch's. All is empty where nothing is printed.
+    above 20), or null if the paper draws it without a number. `mean`, `std` and `best` are further statistics of the
+    same rows, `top5_error` their top-5 errors; `view` says how the test images are shown. `literature` names rows that
+    the paper prints and no run trains. With `best_epochs`, a run's number is the mean of so many of its lowest test
+    errors; with null, the last epoch's. If the paper prints nothing, all is empty.
     """
 
     statistic: Optional[str] = None
@@ -101,14 +101,14 @@ class Published:
 
 @dataclass
 class Sweep:
-    """A sweep: `rows` are the choices that name a row, each with its values, `reported` what the paper prints of them.
+    """A sweep: `rows` are the choices that name a row, each with its values; `reported` are the paper's numbers.
 
     `seeds` is how many seeds each row has, from 0 on, or a list of them. `axes` names the choices without their values:
-    in a frozen run, and in a file that gives the values in `hydra.sweeper.params`. `claims` are what it states about
-    them, as `deepnets.config.claim` reads it, and `margins` the percent points, by scale, below which a difference of
-    two rows counts as none. `deep` states that scale=deep suits its networks. `zip` pairs axes instead of multiplying
-    them, `exclude` leaves out the rows with all these values, `union` joins blocks of rows, each with axes of its own:
-    see `deepnets.config.sweep`.
+    in a frozen run, and in a file that gives the values in `hydra.sweeper.params`. `claims` are the paper's statements
+    about rows, which `deepnets.config.claim` reads; `margins` are percent points, by scale: a smaller difference of two
+    rows counts as none. `deep` states that scale=deep suits its networks. `zip` pairs axes instead of multiplying them,
+    `exclude` leaves out the rows with all these values, `union` joins blocks of rows, each with axes of its own: see
+    `deepnets.config.sweep`.
     """
 
     rows: Values = field(default_factory=dict)
@@ -124,7 +124,7 @@ class Sweep:
 
 
 def axes_of(sweep: Mapping[str, Any]) -> list[str]:
-    """The choices that name a row of a sweep's node: its `axes`, or the keys of `rows` and then those of `union`."""
+    """Return the choices that name a row of a sweep's node: its `axes`, or the keys of `rows`, then of `union`."""
     axes, rows, union = (sweep.get(key) for key in ("axes", "rows", "union"))
     if axes and isinstance(axes, list):
         return axes
@@ -186,7 +186,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Search:
-    """Where options are found besides conf/ (`file://FOLDER`, `pkg://PACKAGE`), and the file that is one run."""
+    """The places of options besides conf/ (`file://FOLDER`, `pkg://PACKAGE`), and the file that composes one run."""
 
     places: tuple[str, ...] = ()
     defaults: str = DEFAULTS
@@ -194,7 +194,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Row:
-    """One composed run of a grid, with what named it: the option chosen in each group and the overrides typed."""
+    """One composed run of a grid, with the option chosen in each group, the overrides typed, and the search."""
 
     config: Config
     choices: dict[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""A sweep: its file, and its rows: all combinations of the values of its axes, but for `zip`, `exclude` and `union`."""
+"""Reads sweep files and makes their rows: all combinations of the axes' values, but for `zip`, `exclude`, `union`."""
 
 import json
 from collections import Counter
@@ -38,14 +38,14 @@ TOO_LARGE = f"a grid of more than {LARGEST_GRID:,} runs, the most that one comma
 def rows_of(
     params: Mapping[str, Any], sweep: Sweep, typed: Sequence[str], search: Search = CONF_ALONE
 ) -> list[list[str]]:
-    """The overrides of each row: `params` are the axes of the file, `typed` the words of the command.
+    """Return the overrides of each row: `params` are the axes of the file, `typed` the words of the command.
 
-    A word that sets an axis narrows it; one that sets all axes of a pairing pairs its own values.
+    A word that sets an axis narrows it; words that set all axes of a pairing pair their own values.
 
     Raises:
         OverrideParseException: a word cannot be read.
-        UserError: a rule names no axis or pairs lists of two lengths, two entries of a union give one row, a value that
-            was typed has no row left, or there are more than `LARGEST_GRID` rows; names the rule.
+        UserError: a rule names no axis or pairs lists of different lengths, two entries of a union give the same row, a
+            typed value has no row left, or there are more than `LARGEST_GRID` rows; the message names the rule.
     """
     words = _axes(typed, search)
     entries = [_values(entry, search) for entry in sweep.union or [{}]]
@@ -75,7 +75,7 @@ def rows_of(
 
 
 def params_of(rows: Mapping[str, Any], seeds: Any, params: Mapping[str, Any]) -> dict[str, Any]:
-    """All axes of a sweep with their values: `rows`, `seeds`, and before them what Hydra's sweeper has (`params`).
+    """Return all axes of a sweep with their values: `rows`, `seeds`, and, overriding both, Hydra's own `params`.
 
     Raises:
         UserError: `rows` has the seed, which names no row.
@@ -87,10 +87,10 @@ def params_of(rows: Mapping[str, Any], seeds: Any, params: Mapping[str, Any]) ->
 
 
 def check_file(file: Path) -> None:
-    """Check what Hydra would not say of a sweep's file.
+    """Check a sweep's file for errors that Hydra does not report.
 
     Raises:
-        UserError: it is not YAML, does not begin as it must, or has its rows in two ways.
+        UserError: the file is not YAML, lacks its header, or gives its rows in two ways.
     """
     content = _content(file)
     if content.keys() - {"defaults"} and _package(file.read_text()) != HEADER.split()[-1]:
@@ -104,19 +104,19 @@ def check_file(file: Path) -> None:
 
 
 def sweep_of(file: Path) -> dict[str, Any]:
-    """The node `sweep` of a sweep file; empty where there is no such file.
+    """Return the node `sweep` of a sweep file; empty if there is no such file.
 
     Raises:
         UserError: the file is not YAML.
     """
     sweep = _content(file).get("sweep") or {}
     if not isinstance(sweep, dict):
-        raise UserError(f"{file}: its sweep must be a node, as that of conf/sweep/digits_shortcuts.yaml; correct it")
+        raise UserError(f"{file}: its sweep must be a node, as in conf/sweep/digits_shortcuts.yaml; correct it")
     return sweep
 
 
 def set_at_scale(file: Path, key: str, scale: str) -> Any:
-    """What a sweep file sets at a dotted key, at a scale; None where it sets nothing, or what a composition decides.
+    """Return the value that a sweep file gives a dotted key at a scale; None if it gives none, or one to be composed.
 
     Raises:
         UserError: as `sweep_of`.
@@ -131,9 +131,9 @@ def set_at_scale(file: Path, key: str, scale: str) -> Any:
 
 
 def names_at(file: Path, scale: str) -> list[str]:
-    """The rows that a sweep file trains at a scale, in its order, as their folders are named.
+    """Return the folder names of the rows that a sweep file trains at a scale, in its order.
 
-    Empty where a composition decides.
+    The list is empty if the file has to be composed to know them.
 
     Raises:
         UserError: as `sweep_of` and `rows_of`.
@@ -149,7 +149,7 @@ def names_at(file: Path, scale: str) -> list[str]:
 
 
 def _package(text: str) -> str | None:
-    """The package that the header of a file of options names, as Hydra reads it."""
+    """Return the package that the header of a file of options names, as Hydra reads it."""
     try:
         return ConfigSource._get_header_dict(text)["package"]
     except ValueError:  # a header of too many words
@@ -169,7 +169,7 @@ def _content(file: Path) -> dict[str, Any]:
 
 
 def _bounded(rows: Iterable[R]) -> list[R]:
-    """The rows in a list. Raises a UserError where they are more than `LARGEST_GRID`."""
+    """List the rows; raises a UserError if there are more than `LARGEST_GRID`."""
     listed = list(islice(rows, LARGEST_GRID + 1))
     if len(listed) > LARGEST_GRID:
         raise UserError(f"sweep: {TOO_LARGE}")
@@ -177,13 +177,13 @@ def _bounded(rows: Iterable[R]) -> list[R]:
 
 
 def _rows(block: Axes, known: set[str], joining: set[str], zips: Sequence[Sequence[str]], words: Axes) -> Iterator[Row]:
-    """The rows of one block; none where a word sets an axis that only other blocks have."""
+    """Yield the rows of one block; none if a word sets an axis that only other blocks have."""
     if any(key in words for key in known - block.keys()):
         return
     groups = [group for group in zips if set(group) <= block.keys()]
     paired = {key for group in groups for key in group}
     factors = [
-        # Of a union a word chooses; of an axis that all blocks share it sets the values.
+        # A word selects among the values of a union's axis; it replaces those of an axis that all blocks share.
         [{key: value} for value in words.get(key, values) if key not in joining or value in values]
         for key, values in block.items()
         if key not in paired
@@ -217,7 +217,7 @@ def _typed(row: Row) -> list[str]:
 
 
 def _values(node: Mapping[str, Any], search: Search) -> Axes:
-    """`{seed: [0, 1]}`, and `{seed: range(2)}` as a command has it, as `{seed: ["0", "1"]}`."""
+    """Write `{seed: [0, 1]}`, or `{seed: range(2)}` as in a command, as `{seed: ["0", "1"]}`."""
     axes: Axes = {}
     for key, value in node.items():
         if isinstance(value, str):
@@ -231,7 +231,7 @@ def _values(node: Mapping[str, Any], search: Search) -> Axes:
 
 
 def _value(key: str, value: Any) -> str:
-    """A value of a list as a command has it, in the one way of writing it by which equal values are found.
+    """Write a value of a list as in a command, always in the same form, so that equal values are found.
 
     Raises:
         UserError: the value stands for several, as `range(3)`.
@@ -260,7 +260,7 @@ def _axes(words: Sequence[str], search: Search = CONF_ALONE) -> Axes:
 
 
 def _written(override: Override) -> str:
-    """The value as one way of writing it, by which equal values are found; Hydra would quote an interpolation."""
+    """Write an override's value always in the same form, so that equal values are found; keep interpolations."""
     word = override.input_line or ""
     return word.partition("=")[2] if "${" in word or "=" not in word else override.get_value_element_as_str()
 
@@ -268,21 +268,21 @@ def _written(override: Override) -> str:
 def _parsed(words: Sequence[str], search: Search) -> list[Override]:
     if not any("glob(" in word for word in words):
         return [parsed(word) for word in words]
-    with searching(search), initialize_config_dir(str(CONF), version_base="1.3"):  # where the options are listed
+    with searching(search), initialize_config_dir(str(CONF), version_base="1.3"):  # glob() lists the options there
         return OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides(list(words))
 
 
 def _check_size(overrides: Iterable[Override]) -> None:
-    """Raises a UserError where the values of these words are a grid of more runs than `LARGEST_GRID`."""
+    """Raise a UserError if the values of these words make more runs than `LARGEST_GRID`."""
     runs = 1.0
-    for override in {override.get_key_element(): override for override in overrides}.values():  # the last of a key
+    for override in {override.get_key_element(): override for override in overrides}.values():  # the last word of a key
         runs *= _number_of_values(override.value())
-        if not runs <= LARGEST_GRID:  # or no number
+        if not runs <= LARGEST_GRID:  # also if it is NaN
             raise UserError(f"{override.input_line}: {TOO_LARGE}")
 
 
 def _number_of_values(sweep: Any) -> float:
-    """Of the sweep that a word is, without writing it out; 1 of a word that is none."""
+    """Count the values of a word's sweep without writing them out; 1 if the word is no sweep."""
     if isinstance(sweep, ChoiceSweep):
         return len(sweep.list)
     if isinstance(sweep, RangeSweep) and sweep.step:  # Hydra refuses a step of 0

@@ -1,6 +1,6 @@
-"""Which classes besides those of deepnets a configuration may name, and which version of them: states of the process.
+"""The classes besides deepnets' own that a configuration may name, and their version: both are states of the process.
 
-Trust is never written down: each command that executes a run is told anew, and tells the processes that it starts.
+Trust is never written to a file: the user states it in each command, which passes it to the processes that it starts.
 """
 
 import ast
@@ -21,7 +21,7 @@ from deepnets.system.files import BYTE_CODE, own_cache
 
 _trusted: list[str] = []
 _copies: list[Path] = []  # of trusted modules, which are imported from there
-_choice: str | None = None  # of the version of trusted modules that a run executes
+_choice: str | None = None  # which version of trusted modules a run executes
 
 Trust = str | Path | Iterable[str | Path]
 
@@ -29,11 +29,11 @@ Trust = str | Path | Iterable[str | Path]
 def trust(names: Trust) -> None:
     """Trust classes from here on: a class or a module by name, a file of Python, or a project's file.
 
-    A module, or a file, stands for the classes and functions that are defined in it, a project for all modules beside
-    its file. The folder of a file becomes importable, behind all others.
+    To name a module or a Python file is to trust the classes and functions defined in it; a project's file, all modules
+    beside it. The folder of a file becomes importable, behind all others.
 
     Raises:
-        UserError: a file that cannot be read, or a name of no module that can be imported here.
+        UserError: a file cannot be read, or a name belongs to no module that can be imported here.
     """
     for name in map(str, [names] if isinstance(names, str | Path) else names):
         if is_file(name):
@@ -70,18 +70,18 @@ def trusting(names: Trust) -> Iterator[None]:
 
 
 def trusted() -> tuple[str, ...]:
-    """What this process trusts, as another process takes it by --trust: files are absolute."""
+    """Return what this process trusts, as --trust of another process takes it: files are absolute."""
     return tuple(_trusted)
 
 
 def trusted_search() -> Search:
-    """Where the project that this process trusts has its options; conf/ alone without one."""
+    """Return where the project that this process trusts has its options; only conf/ if there is none."""
     projects = (name for name in _trusted if is_file(name) and not _is_python(name))
     return next((read_project(project).search for project in projects), Search())
 
 
 def is_trusted(target: str) -> bool:
-    """Whether this process trusts the class or function, given as `module.name`; imports nothing of a project."""
+    """Return whether this process trusts the class or function, given as `module.name`; imports no project's code."""
     module, _, name = target.rpartition(".")
     if target in _trusted:
         return True
@@ -90,7 +90,7 @@ def is_trusted(target: str) -> bool:
 
 
 def lacking(target: str) -> str | None:
-    """What to say where this process trusts the target's module, which does not define it; None otherwise."""
+    """Return an error's message if this process trusts the target's module and that does not define it, else None."""
     file = next(_trusted_files(target.rpartition(".")[0]), None)
     return _only_others(file, target) if file else None
 
@@ -109,7 +109,7 @@ def choose_code(choice: str | None) -> None:
 
 @contextmanager
 def choosing_code(choice: str | None) -> Iterator[None]:
-    """Choose within the context only; raises as `choose_code`. What has been imported stays what it is."""
+    """Choose within the context only; raises as `choose_code`. Modules that are already imported stay."""
     before = _choice
     try:
         choose_code(choice or before)
@@ -119,7 +119,7 @@ def choosing_code(choice: str | None) -> Iterator[None]:
 
 
 def chosen_code() -> str | None:
-    """Which version of trusted modules runs execute: a `CodeChoice`, the hash of a copy, or None."""
+    """Return which version of trusted modules runs execute: a `CodeChoice`, the hash of a copy, or None."""
     return _choice
 
 
@@ -135,17 +135,17 @@ def execute_from(copy: Path) -> None:
 
 
 def executed_from() -> tuple[Path, ...]:
-    """The copies that this process imports modules from."""
+    """Return the copies from which this process imports modules."""
     return tuple(_copies)
 
 
 def is_file(name: str) -> bool:
-    """Whether the word names a file, not a class or a module."""
+    """Return whether the word names a file, not a class or a module."""
     return "/" in name or name.endswith((".yaml", ".yml", ".py"))
 
 
 def _trusted_files(module: str) -> Iterator[Path]:
-    """The files of the module, where what this process trusts stands for it."""
+    """Yield the files of the module if this process trusts it."""
     parts = module.split(".")
     for trusted_name in _trusted:
         if not is_file(trusted_name):
@@ -171,7 +171,7 @@ def _files(folder: Path, parts: list[str]) -> Iterator[Path]:
 
 
 def _misspelt(name: str) -> Path | None:
-    """The file of the name's module, where that nowhere mentions the class; imports only the packages around it."""
+    """Return the file of the name's module if it never mentions the class; imports only the packages around it."""
     module, _, last = name.rpartition(".")
     spec = _spec(module) if module else None
     if spec is None or spec.submodule_search_locations or not _is_python(spec.origin or ""):
@@ -187,17 +187,17 @@ def _only_others(file: Path, target: str) -> str:
 
 
 def _spec(module: str) -> ModuleSpec | None:
-    """Where the module would be imported from; None where it is not there, or cannot be imported."""
+    """Find where the module would be imported from; None if it is missing or cannot be imported."""
     try:
         return find_spec(module)
-    except Exception:  # whatever a package around it raises: the target is then refused
+    except Exception:  # a package around it may raise anything; the target is then refused
         return None
 
 
 def _definitions(file: Path) -> set[str] | None:
-    """The names of the classes and functions that a file defines, and so does not merely import.
+    """Return the names of the classes and functions that a file defines and does not merely import.
 
-    None where it is no Python: importing it says what is wrong.
+    It is None if the file is no Python: importing it will say what is wrong.
     """
     try:
         body = ast.parse(file.read_bytes()).body
