@@ -1,4 +1,4 @@
-"""A cell of a table is a row in a column: its numbers and the verdict. A net of a random search is such a row too."""
+"""The cells of a table: a row's runs in a column, its numbers and the verdict; or a net of a random search."""
 
 import math
 from collections import Counter, defaultdict
@@ -17,7 +17,7 @@ from deepnets.runs.contents import DIVERGED, FINISHED
 FAIL_ABOVE = 20.0  # percent; He et al. 2016, Table 1
 TRIAL = "setting"  # the key, and the axis, that numbers the trials
 MIXED_CODE = "seeds by different code"
-SHARE = 10  # the mean is that of the best tenth: of 10 among 100 trials, as in the paper
+SHARE = 10  # the best tenth of the trials is averaged: 10 of 100, as in the paper
 LOSS = "train_loss"
 SEARCH_NOTE = "Training loss of the last epoch, by which the best trial is chosen; test error in percent."
 SEARCH_SEEDS_NOTE = " Of several seeds of a trial the run of median loss counts, of two the worse."
@@ -25,12 +25,12 @@ SEARCH_SEEDS_NOTE = " Of several seeds of a trial the run of median loss counts,
 
 @dataclass(frozen=True)
 class Cell:
-    """A row in a column: final test errors in percent of the runs that ended, a diverged one infinite."""
+    """A row in a column, with final test errors in percent of the runs that ended; infinite for a diverged run."""
 
     runs: tuple[Run, ...]
     published: PublishedRow
     is_published_protocol: bool
-    fail_above: float  # infinite where only a non-finite error is a fail
+    fail_above: float  # percent; infinite if only a non-finite error is a fail
 
     @cached_property
     def errors(self) -> list[float]:
@@ -38,7 +38,7 @@ class Cell:
 
     @cached_property
     def compared(self) -> list[float]:
-        """The errors that the paper's rule compares: `errors`, or the mean of each run's `best_epochs` lowest ones."""
+        """The errors that the paper's rule compares: `errors`, or the mean of each run's `best_epochs` lowest."""
         if not self.published.best_epochs:
             return self.errors
         errors = [compared_error(run, self.published.best_epochs) for run in self.runs]
@@ -46,13 +46,13 @@ class Cell:
 
     @property
     def example(self) -> Run | None:
-        """The run that stands for the row in figures; None where no configuration can be read."""
+        """The run that stands for the row in figures; None if no configuration can be read."""
         runs = [run for run in self.runs if run.config]
         return example(runs) if runs else None
 
     @property
     def median(self) -> float | None:
-        """The median error; infinite where half of the runs diverged or more."""
+        """The median error; infinite if half of the runs or more diverged."""
         return middle(self.errors)
 
     @property
@@ -100,7 +100,7 @@ class Cell:
 
     @property
     def difference(self) -> float | None:
-        """The median of `compared` minus the published value, where both are numbers."""
+        """The median of `compared` minus the published value; None unless both are numbers."""
         published, median = self.published.test_error, self.compared_median
         if not isinstance(published, int | float) or median is None or math.isinf(median):
             return None
@@ -108,7 +108,7 @@ class Cell:
 
     @property
     def verdict(self) -> str:
-        """What `verdict_of` says; empty also where the protocol is not the paper's."""
+        """The verdict by `verdict_of`; also empty if the protocol is not the paper's."""
         return verdict_of(self.compared, self.published, self.is_fail) if self.is_published_protocol else ""
 
     @property
@@ -119,7 +119,7 @@ class Cell:
 
     @property
     def remarks(self) -> str:
-        """What is missing, running or failed, with the reason of a failure."""
+        """Notes on runs that are missing, still running or failed, with the reason of a failure."""
         if not self.runs:
             return "literature" if self.published.is_literature else "missing"
         states = Counter(run.state.name for run in self.runs)
@@ -170,7 +170,7 @@ class Cell:
 class Net(Cell):
     """A net of a random search as a row (Srivastava et al. 2015, 3.1 and Fig. 1).
 
-    Of each trial that ended it has the run of median loss, the lowest loss first.
+    `trials` has the run of median loss of each trial that ended, the lowest loss first.
     """
 
     trials: tuple[Run, ...] = ()
@@ -191,7 +191,7 @@ class Net(Cell):
 
     @property
     def example(self) -> Run | None:
-        """The best trial, as a run of the net itself; None where all diverged."""
+        """The best trial, as a run of the net itself; None if all diverged."""
         if not self.trials or math.isinf(self.losses[0]):
             return None
         best = self.trials[0]
@@ -221,7 +221,7 @@ class Net(Cell):
 
 
 def compared_error(run: Run, best_epochs: int | None) -> float | None:
-    """Return the run's error, or the mean of its `best_epochs` lowest errors where the paper counts these."""
+    """Return the run's error, or the mean of its `best_epochs` lowest errors if the paper counts these."""
     if run.error is None or math.isinf(run.error) or not best_epochs:
         return run.error
     errors = sorted(epoch["test_error"] for epoch in run.history if epoch.get("test_error") is not None)
@@ -262,7 +262,7 @@ def search_note(trials: Iterable[Cell]) -> str:
 
 
 def final_loss(run: Run) -> float:
-    """Mean training loss of the last epoch; infinite where the run diverged or has no epoch."""
+    """Return the mean training loss of the last epoch; infinite if the run diverged or has no epoch."""
     if run.error is None or math.isinf(run.error):
         return math.inf
     loss = run.history[-1].get(LOSS, math.inf) if run.history else math.inf

@@ -1,4 +1,4 @@
-"""Which claims of a sweep file meet which runs of its table."""
+"""Brings the claims of a sweep file together with the runs of its table that test them."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,9 +25,9 @@ AnyFinding = Finding | RegisteredFinding
 
 
 def findings_of(table: Table, index: int, sweeps: Path) -> list[AnyFinding]:
-    """Test every claim of the table's sweep file in `sweeps` on a column, the registered ones that have a test last.
+    """Test every claim of the table's sweep file in `sweeps` on a column; registered ones that have a test come last.
 
-    A claim about an axis is tested on each pair. Nets of another depth than the file's full scale are not tested, since
+    A claim about an axis is tested on each pair. Nets of another depth than at the file's full scale are not tested, as
     the claims are about depth.
     """
     column, sweep = table.columns[index], sweep_of(sweeps / f"{table.name}.yaml")
@@ -53,9 +53,9 @@ def are_of_other_depth(models: Iterable[Mapping[str, Any]], file: Path) -> bool:
 
 
 def pairs_of(claim: Claim, rows: Sequence[str], axes: int) -> list[tuple[str, str]]:
-    """Return the pairs of rows that a claim is about: values of an axis stand for all pairs that differ in it alone.
+    """Return the pairs of rows that a claim is about: values of an axis stand for all pairs that differ only in it.
 
-    A name with a word for each of the `axes` is a row, whether there are runs of it or not.
+    A name with a word for each of the `axes` is a row, whether it has runs or not.
     """
     if claim.first in rows or claim.second in rows or claim.first.count(",") + 1 >= axes:
         return [(claim.first, claim.second)]
@@ -93,14 +93,14 @@ def _compared(table: Table, index: int, sweep: Any) -> list[Finding]:
 
 
 def trained_as(column: Column) -> set[str]:
-    """In which arithmetic the column's runs were trained, as far as they noted it."""
+    """Return the arithmetic in which the column's runs were trained, as far as they noted it."""
     return {arithmetic_of(run) for run in column.runs} - {""}
 
 
 def _fails_here(column: Column, row: str) -> float:
     """Return the error in percent above which a row fails here: `FAIL_MARGIN` below the plain net's mean.
 
-    If no plain net of the column has ended, or the row is the plain net, it is `FAIL_MARGIN` below that of guessing.
+    If no plain net of the column has ended, or the row is the plain net, it is `FAIL_MARGIN` below guessing.
     """
     plain = [run.error for run in column.runs if run.row != row and run.error is not None and is_plain(run)]
     return (fmean(min(error, WORST_ERROR) for error in plain) if plain else CHANCE) - FAIL_MARGIN
@@ -139,7 +139,7 @@ def _sibling(column: Column, other: str) -> dict[str, list[Run]]:
 
 
 def _sides(claim: Registered, table: Table, column: Column) -> tuple[Side, ...]:
-    """The rows of a registered claim's test, with what it measures of their runs."""
+    """Gather the rows of a registered claim's test, with the numbers that it measures on their runs."""
     assert claim.test
     sides = []
     for name in claim.test.rows:
@@ -151,13 +151,13 @@ def _sides(claim: Registered, table: Table, column: Column) -> tuple[Side, ...]:
 
 
 def _side(claim: Claim | Registered, name: str, row: str, runs: Sequence[Run], numbers: Sequence[float | None]) -> Side:
-    """The runs of a row that have a number; none where its seeds ran under different code."""
+    """Gather the runs of a row that have a number; none if its seeds ran under different code."""
     measured = zip(runs, numbers, strict=True)
     ended = [] if mixes_code(runs) else [(run, number) for run, number in measured if number is not None]
     return Side(
         row,
         errors=tuple(number for _, number in ended),
-        # A run frozen before claims were named by their sweep noted the bare hashes of its own sweep's.
+        # Runs of earlier versions noted the bare hashes of their own sweep's claims, without the sweep's name.
         known=tuple(bool({name, claim.hash} & {*run.result.get("claims", [])}) for run, _ in ended),
         seeds=tuple(-1 if run.seed is None else run.seed for run, _ in ended),
         wrong=tuple(run.test_wrong if number == run.error else None for run, number in ended),
@@ -166,7 +166,7 @@ def _side(claim: Claim | Registered, name: str, row: str, runs: Sequence[Run], n
 
 
 def _error(run: Run, measured: Measured, best_epochs: int | None) -> float | None:
-    """The error that a claim compares; that of a diverged run counts as `WORST_ERROR`."""
+    """Return the error that a claim compares; a diverged run counts as `WORST_ERROR`."""
     if run.error is None or math.isinf(run.error) or measured is Measured.test:
         error = compared_error(run, best_epochs)
     else:

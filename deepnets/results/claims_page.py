@@ -1,4 +1,4 @@
-"""Claims as a reader meets them: their sheets and answers, their page, the seeds that they lack."""
+"""Shows claims to a reader: their sheets and answers, their page, the seeds that they lack."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ CLAIM_HEADER = (
 CLAIM_NUMBERS = frozenset(CLAIM_HEADER[4:])
 ANSWERS = (Outcome.contradicted, Outcome.no_difference, Outcome.supported)
 SHOWN = ("claim", "error", "outcome", "n", "next")
-OWN = "own setting"  # of a sweep that is no published table
+OWN = "own setting"  # a sweep that is no published table
 PAGE_HEAD = f"""# Claims of the papers, tested
 
 Written by `python scripts/report.py {{folder}} --records`. A sweep file states what its paper claims about its rows
@@ -56,7 +56,7 @@ its own sweep; those of another sweep, as in SWEEP/ROW, are trained by that one'
 
 @dataclass(frozen=True)
 class Tested:
-    """A column's findings; `label` is what the command adds for such runs, or `FULL`."""
+    """A column's findings; `label` has the options that a command adds to train such runs, or is `FULL`."""
 
     label: str
     shown: str
@@ -89,8 +89,8 @@ def claim_answers(table: Table, most: int) -> list[str]:
         if not findings:
             continue
         counts = Counter(finding.outcome for finding in findings)
-        said = ", ".join(f"{counts[outcome]} {outcome}" for outcome in Outcome if counts[outcome])
-        lines.append(f"{table.title(index)}: {len(findings)} claim{'s' * (len(findings) > 1)} tested: {said}")
+        by_answer = ", ".join(f"{counts[outcome]} {outcome}" for outcome in Outcome if counts[outcome])
+        lines.append(f"{table.title(index)}: {len(findings)} claim{'s' * (len(findings) > 1)} tested: {by_answer}")
         lines += _cost(table, index, findings)
         answered = [each for outcome in ANSWERS for each in findings if each.outcome is outcome]
         lines += [f"  {each.outcome}: {each.text} ({_measured(each)})" for each in answered[:most]]
@@ -119,7 +119,7 @@ def claim_line(finding: AnyFinding) -> tuple[str, ...]:
 
 
 def show_seeds(rows: Sequence[Row]) -> None:
-    """Print, for a sweep with claims, what each has shown in the grid's folder, and the seeds its next look needs."""
+    """For a sweep with claims, print each claim's outcome in the grid's folder and the seeds its next look needs."""
     if not (claims := decidable_of(rows[0].config.sweep)):
         return
     grids = dict.fromkeys(folder.path.parents[1] for folder in folders_of(list(rows)))
@@ -134,12 +134,12 @@ def show_seeds(rows: Sequence[Row]) -> None:
         file = f"{rows[0].choices['sweep']}.yaml"
         folder = own if own and (own / file).is_file() else SWEEPS
         is_shallow = are_of_other_depth((row.config.model for row in rows), folder / file)
-        words = (
+        status = (
             f"not tested: {OTHER_DEPTH}"
             if is_shallow
             else f"each is looked at with {', '.join(map(str, LOOKS))} seeds of its rows"
         )
-        console.print(f"claims     {len(claims)}, {words}")
+        console.print(f"claims     {len(claims)}, {status}")
     for sheet in sheets:
         print_sheet(console, sheet.of(SHOWN) if sheet.lines else sheet)
 
@@ -147,7 +147,7 @@ def show_seeds(rows: Sequence[Row]) -> None:
 def claims_page(folder: Path, tables: Sequence[Table], sweeps: Path = SWEEPS) -> str:
     """Write Markdown with a section for each sweep in `sweeps` that has claims, a line for each claim, pair and column.
 
-    `tables` are those of the records in `folder`. What lacks runs is named with the command that trains it.
+    `tables` are those of the records in `folder`. Claims without runs are listed with the command that trains them.
     """
     sections, outcomes, claimed, waiting = [], dict[tuple[object, ...], Outcome](), 0, 0
     for file in sorted(sweeps.glob("*.yaml")):
@@ -182,13 +182,13 @@ def claims_page(folder: Path, tables: Sequence[Table], sweeps: Path = SWEEPS) ->
 
 
 def _entries(title: str, claims: Sequence[Registered]) -> list[str]:
-    """A list of the claims under a title, with how each is measured; nothing without claims."""
+    """List the claims under a title, with how each is measured; nothing without claims."""
     lines = [f"* {claim.sentence[0].upper()}{claim.text[1:]}; {claim.place}." for claim in claims]
     return ["\n".join([f"{title}:\n", *lines])] * bool(claims)
 
 
 def _cost(table: Table, index: int, findings: Sequence[AnyFinding]) -> list[str]:
-    """Say what the claims' rows took, by decided claim, beside ten seeds of each row; nothing where none is decided."""
+    """Say the hours per decided claim, in all, and for `MOST` seeds of each row; nothing if no claim is decided."""
     rows = {side.row for finding in findings for side in finding.sides}
     for device, unit in (("cpu", "core"), ("cuda", "GPU")):
         cells = [cell for row, cell in table.column(index).items() if row in rows and cell.hours(device)]
@@ -209,7 +209,7 @@ def _measured(finding: AnyFinding) -> str:
 
 
 def _next_look(finding: AnyFinding) -> str:
-    """Name the seeds that each row lacks for the next look, and the chance that it shows the difference seen so far."""
+    """Name the seeds that each row lacks for the next look, and the chance that it shows the difference so far."""
     if finding.lacking is None:
         return ""
     chance = f" ({100 * finding.chance:.0f}%)" if finding.chance is not None else ""
@@ -223,7 +223,7 @@ def _next_look(finding: AnyFinding) -> str:
 
 
 def _what(finding: AnyFinding) -> str:
-    """The claim in its line: without the error, which has a column of its own."""
+    """Return the claim's text for its line, without the error, which has a column of its own."""
     if isinstance(finding, RegisteredFinding):
         return finding.text
     return f"{finding.first.row} {finding.claim.relation} {finding.other}"
@@ -255,7 +255,7 @@ def _tested(table: Table, index: int, sweeps: Path, is_shared: bool) -> Tested:
 
 
 def _label(column: Column, is_shared: bool) -> str:
-    """Return the options with which the command would train such runs."""
+    """Return the options with which a command trains such runs."""
     options = {name: f"precision={option}" for option, name in ARITHMETIC.items()}
     words = [options.get(word, word) for word in column.label.split() if word != FULL]
     words += [options[name] for name in sorted(trained_as(column) & options.keys())] * is_shared
@@ -269,7 +269,7 @@ def _rows_here(finding: AnyFinding) -> set[str]:
 
 
 def _section(file: Path, claims: Sequence[Claim | Registered], tested: Sequence[Tested]) -> str:
-    """Write a sweep's findings, column by column, and then by label the claims that lack the runs of a row."""
+    """Write a sweep's findings, column by column, and then, by label, the claims about rows without runs."""
     parts, lines = [f"## {file.stem}"], []
     met = {finding.claim for column in tested for finding in column.findings if all(finding.seeds)}
     untested = {FULL: [_said(claim) for claim in claims if claim not in met]}

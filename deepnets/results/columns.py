@@ -1,4 +1,4 @@
-"""Runs in one frame; which of them belong together in a column, where a row is averaged, or in a line of a figure."""
+"""Puts runs into one frame; decides which ones share a column, in which a row is averaged, or a line of a figure."""
 
 import json
 import re
@@ -20,23 +20,23 @@ FRAME = (  # the columns of a frame of runs
     *("status", "reason", "is_read", "arithmetic"),
 )
 FULL = "full"  # the label of the column that follows the table's own protocol
-# Two rows of a table that differ in these, unless they are its axes, stand in separate columns.
+# Rows of a table that differ in one of these are in separate columns, unless it is an axis of the table.
 PROTOCOL = ("scale.name", "batch_size", "selection")
-# Two rows that differ in these may still be compared, if the reader knows.
+# Rows that differ in these may still be compared; a warning tells the reader.
 BUDGET = ("epochs", "iterations")
-PRECISION = "precision"  # changes no protocol; runs stand apart by the arithmetic that it meant where they trained
+PRECISION = "precision"  # changes no protocol; columns differ in the arithmetic that it meant where the runs trained
 DEPTH = "model.depth"
-FEWEST_VALUES = 3  # of a swept number; a depth needs but two
+FEWEST_VALUES = 3  # of a swept number; of depth two are enough
 ARITHMETIC = {"fp32": "float32", "bf16": "bfloat16"}
 
 Lines = dict[str, dict[float, str]]  # the row at each value, for each line by its name
 
 
 def frame_of(runs: Sequence[Run]) -> pd.DataFrame:
-    """Put runs into one frame, a row a run: the run itself, where it stands, its status and its arithmetic.
+    """Put runs into one frame, a row per run: the run itself, its place, its status and its arithmetic.
 
-    `sweep` is the name of the folder `grid`, `table` that of the sweep file, and `changes` what the command changed of
-    it, other than the arithmetic. A run whose configuration is damaged is not `is_read`.
+    `sweep` is the name of the folder `grid`, `table` the name of the sweep file, and `changes` has the command's
+    overrides of the file, except for the arithmetic. A run whose configuration is damaged is not `is_read`.
     """
     lines = []
     for run in runs:
@@ -55,9 +55,9 @@ def frame_of(runs: Sequence[Run]) -> pd.DataFrame:
 
 @dataclass(frozen=True, eq=False)
 class Column:
-    """Runs of one protocol in one arithmetic, as the part of a frame that they are.
+    """Runs of one protocol in one arithmetic, as a part of a frame.
 
-    `is_published_protocol` unless the command or the scale changed what the table says, other than the arithmetic.
+    `is_published_protocol` unless the command or the scale changed more of the table's settings than the arithmetic.
     """
 
     label: str
@@ -70,20 +70,20 @@ class Column:
 
     @cached_property
     def rows(self) -> dict[str, list[Run]]:
-        """The runs of each row, which may be averaged."""
+        """The runs of each row; they may be averaged."""
         return {row: list(runs) for row, runs in self.frame.groupby("row", sort=False)["run"]}
 
     @property
     def scale(self) -> str:
-        """`scale.name` of its runs, which is `FULL` for a paper's own protocol."""
+        """The `scale.name` of its runs; a paper's own protocol has `FULL`."""
         return next((run.settings.get("scale.name", FULL) for run in self.runs if run.config), FULL)
 
 
 def columns_of(runs: pd.DataFrame) -> list[Column]:
     """Split the runs of a table into columns: by folder, arithmetic, and each setting that differs within a row.
 
-    Folders of one place that only `precision=` tells apart are one, unless they hold the same run. A column names its
-    arithmetic where the table has several.
+    Folders whose names differ only in `precision=` count as one, unless they hold the same run. Columns name their
+    arithmetic if the table has several.
     """
     if runs.empty:
         return []
@@ -107,7 +107,7 @@ def columns_of(runs: pd.DataFrame) -> list[Column]:
 
 
 def warnings_of(column: Column) -> list[str]:
-    """Say what a reader must know before trusting an average or a comparison within the column."""
+    """Return what a reader must know before trusting an average or a comparison within the column."""
     ended = [run for run in column.runs if run.error is not None]
     facts: dict[str, list[Any]] = {
         "versions of the code": [short_commit(run.result.get("commit")) for run in ended],
@@ -124,8 +124,8 @@ def warnings_of(column: Column) -> list[str]:
             warnings.append(_mixture(f"{column.label}: rows differ in {key}", values))
     for row, runs in column.rows.items():
         data = [run.result["data"] for run in runs if run.result.get("data")]
-        known = set.intersection(*map(set, data)) if data else ()  # older results name fewer facts
-        data = [json.dumps({name: facts[name] for name in sorted(known)}) for facts in data]
+        noted = set.intersection(*map(set, data)) if data else ()  # older results have fewer facts
+        data = [json.dumps({name: facts[name] for name in sorted(noted)}) for facts in data]
         warnings.append(_mixture(f"{column.label}: {row} was trained on different data", data))
         if mixes_code(runs):
             code = [run.code for run in runs if run.has_ended]
@@ -145,7 +145,7 @@ def arithmetic_of(run: Run) -> str:
 
 
 def in_other_arithmetic(paths: Sequence[Path]) -> list[Path]:
-    """Find the folders beside a sweep's that hold the same sweep with `precision=` typed."""
+    """Find the folders of the same sweeps with `precision=` typed, beside the given ones."""
     folders = []
     for path in (path.resolve() for path in paths):
         sweep, *changes = path.name.split("+")
@@ -156,10 +156,10 @@ def in_other_arithmetic(paths: Sequence[Path]) -> list[Path]:
 
 
 def lines_over(key: str, rows: Mapping[str, Run]) -> Lines:
-    """Find the lines that rows make over a number: the names of a line's rows differ in nothing else.
+    """Find the lines that rows make over a number: the names of a line's rows differ only in the number.
 
-    An axis that the sweep pairs with the number counts as one with it. A line has at least two depths, or
-    `FEWEST_VALUES` values of another number.
+    If the sweep pairs an axis with the number, the names may differ in that axis too. A line has at least two depths,
+    or `FEWEST_VALUES` values of another number.
     """
     settings = {row: run.settings.get(key) for row, run in rows.items()}
     values = {row: value for row, value in settings.items() if is_number(value)}
@@ -167,7 +167,7 @@ def lines_over(key: str, rows: Mapping[str, Run]) -> Lines:
     named = {row: name for row in values if (name := _without_axis(parts[row], _paired(rows[row], key)))}
     lines: Lines = defaultdict(dict)
     for row, value in values.items():
-        # Of rows that were changed in the number, the one that was not is named by what the others have in common.
+        # A row whose name lacks the number belongs to the line that has the row's name.
         name = named.get(row) or (row if row in named.values() else _without_number(parts[row], key, value))
         if name:
             lines[name].setdefault(value, row)
@@ -201,9 +201,9 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def _with_places(runs: pd.DataFrame) -> pd.DataFrame:
-    """Add `place`, the folder that a run counts in: the first of the folders that are one.
+    """Add `place`, the folder in which a run counts: the first of the folders that count as one.
 
-    A run that has not ended is expected to have the arithmetic of most runs in its folder.
+    A run that has not ended is assumed to have the arithmetic of most runs in its folder.
     """
     usual = runs.groupby("grid", sort=False)["arithmetic"].transform(_most_common)
     frame = runs.assign(arithmetic=runs["arithmetic"].where(runs["arithmetic"] != "", usual))
@@ -223,12 +223,12 @@ def _most_common(arithmetic: pd.Series) -> str:
 
 
 def _changes(grid: Path) -> tuple[str, ...]:
-    """What the command changed of the table, by the folder's name, other than the arithmetic."""
+    """Return the command's overrides of the table from the folder's name, except for the arithmetic."""
     return tuple(change for change in grid.name.split("+")[1:] if change.partition("=")[0] != PRECISION)
 
 
 def _protocols(inside: pd.DataFrame) -> list[tuple[str, tuple[tuple[str, str], ...], pd.DataFrame]]:
-    """Split the runs of a place by arithmetic and separating settings; damaged ones go with the first part."""
+    """Split the runs of a place by arithmetic and separating settings; damaged runs go into the first part."""
     keys = _separating(inside)
     settings = [tuple((key, setting_text(run.settings.get(key))) for key in keys) for run in inside["run"]]
     inside = inside.assign(settings=pd.Series(settings, inside.index, dtype=object))
@@ -242,7 +242,7 @@ def _protocols(inside: pd.DataFrame) -> list[tuple[str, tuple[tuple[str, str], .
 
 
 def _separating(inside: pd.DataFrame) -> list[str]:
-    """Return the settings that differ within a row, and those of the protocol that differ between rows."""
+    """Return the settings that differ within a row, and the settings of `PROTOCOL` that differ between rows."""
     axes = {axis for run in inside["run"] for axis in run.sweep.get("axes", [])}
     whole = inside[inside["is_read"]]
     keys = {key for _, same in whole.groupby("row")["run"] for key in _differing(list(same))}
@@ -280,7 +280,7 @@ def _paired(run: Run, key: str) -> list[str]:
 
 
 def _without_axis(parts: Sequence[tuple[str, str]], keys: Sequence[str]) -> str | None:
-    """Return the name without the words that are the number and what is paired with it; None if no word is."""
+    """Return the name without the words for the number and for axes paired with it; None if it has no such word."""
     words = [word for named, word in parts if named not in keys]
     return (",".join(words) or keys[0]) if len(words) < len(parts) else None
 

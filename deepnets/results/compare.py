@@ -1,4 +1,4 @@
-"""Two runs, a record and one's own: what differs between them, and whether the seeds of the record's row explain it."""
+"""Compares a record with a run of one's own: what differs, and whether the seeds of the record's row explain it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,19 +16,19 @@ from deepnets.runs.contents import Code
 from deepnets.runs.folder import folders_in
 from deepnets.runs.log import TIME_COLUMNS
 
-# What may change bits, and is no setting: in result.json, and in config.yaml.
+# Facts in result.json, and keys in config.yaml, that may change a run's bits but are not its settings.
 NOTED = ("precision", "processes", "step", "threads", "device")
 FROZEN = ("launcher.stacked", "batchnorm_kernel", "memory", "deterministic")
 MOST_LINES, MOST_NAMES, LONGEST = 6, 3, 60  # lines of a group, names in the sentence, characters of a value
 MORE_THAN_ROUNDING = 0.01  # of the first loss
 LATER = {"test_right": "the test images that were right", "weights_sha256": "the final weights"}
 
-Lines = dict[str, tuple[str, str]]  # by name, the record's value and mine
+Lines = dict[str, tuple[str, str]]  # the record's value and mine, by name
 
 
 @dataclass(frozen=True)
 class Compared:
-    """What differs between two runs, with both errors, and a sentence on it.
+    """The differences between two runs, with both errors, and a sentence about them.
 
     `names` are the folders of the two; `warnings` are about files that cannot be read.
     """
@@ -42,8 +42,8 @@ class Compared:
 def compare_runs(first: Path, second: Path) -> Compared | None:
     """Compare a record with a run of one's own; a folder holds the run, or several seeds of its row.
 
-    Of several seeds the one of equal seed is taken, or else the one of median error. None where a folder has several
-    rows, or both have several runs.
+    Of several seeds it takes the one that equals the other side's, else the one of median error. Returns None if a
+    folder has several rows, or both have several runs.
 
     Raises:
         UserError: a folder is missing or has no run, or one of the two runs has not ended or contradicts itself.
@@ -81,7 +81,7 @@ def first_difference(record: Run, mine: Run) -> str:
         if len(one["losses"]) == len(other["losses"]) and one["weights"] != other["weights"]:
             return f"the weights behind the first {len(one['losses'])} losses"
     for number, (epoch, again) in enumerate(zip(record.history, mine.history, strict=False), 1):
-        # As text, because a number that is none is unequal to itself.
+        # As text, because nan is unequal to itself.
         if any(repr(epoch[name]) != repr(again[name]) for name in {*epoch} & {*again} - {*TIME_COLUMNS}):
             return f"epoch {number}"
     if len(record.history) != len(mine.history):
@@ -92,14 +92,14 @@ def first_difference(record: Run, mine: Run) -> str:
 
 
 def _one_each(records: Sequence[Run], mine: Sequence[Run]) -> tuple[Run, Run]:
-    """Choose a run of each side, one of which has no other."""
+    """Choose a run of each side; one of the sides has only one run."""
     one, several = (mine[0], records) if len(mine) == 1 else (records[0], mine)
     other = next((run for run in several if run.seed == one.seed), example(several))
     return (other, one) if several is records else (one, other)
 
 
 def _is_seed_of(record: Run, run: Run) -> bool:
-    """Whether a run ended that is the record but for its seed, in the same arithmetic and code."""
+    """Return whether a run has ended and equals the record in all but its seed, also in arithmetic and code."""
     same = run.experiment == record.experiment and run.code == record.code
     return same and run.error is not None and run.result.get("precision") == record.result.get("precision")
 
@@ -113,8 +113,8 @@ def _finite(run: Run) -> float:
 def _groups(record: Run, mine: Run) -> dict[str, Lines]:
     """Gather what differs, by what it is about; what may change a result most comes first."""
     one, other = record.result, mine.result
-    versions, again = ({**each.get("versions", {}), "Python": each.get("python")} for each in (one, other))
-    executed, so = (
+    versions, my_versions = ({**each.get("versions", {}), "Python": each.get("python")} for each in (one, other))
+    executed, my_executed = (
         {name: run.result.get(name) for name in NOTED} | {name: flat(run.config).get(name) for name in FROZEN}
         for run in (record, mine)
     )
@@ -124,8 +124,8 @@ def _groups(record: Run, mine: Run) -> dict[str, Lines]:
         "settings": _differing({"seed": record.seed}, {"seed": mine.seed}) | settings,
         "data": _both_noted(one.get("data", {}), other.get("data", {})),
         "own code": _code(record, mine),
-        "execution": _both_noted(executed, so),
-        "versions": _both_noted(versions, again) | _both_noted(*commits),
+        "execution": _both_noted(executed, my_executed),
+        "versions": _both_noted(versions, my_versions) | _both_noted(*commits),
         "beginning": _beginning(one.get("beginning"), other.get("beginning")),
     }
 
@@ -138,13 +138,13 @@ def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> Lines:
 
 
 def _both_noted(one: Mapping[str, Any], other: Mapping[str, Any]) -> Lines:
-    """Return the entries that differ, of those that both results have: older versions noted less."""
+    """Return the entries that both results have and that differ; older versions noted fewer entries."""
     noted = [key for key in one if one[key] is not None and other.get(key) is not None]
     return _differing({key: one[key] for key in noted}, {key: other[key] for key in noted})
 
 
 def _code(record: Run, mine: Run) -> Lines:
-    """Name the files of one's own code that differ, or the versions of all of it where it was changed on the way."""
+    """Name the files of the user's code that differ, or all its versions if the code changed while a run trained."""
     if record.code == mine.code:
         return {}
     codes = [(run.result.get("code") or {}).values() for run in (record, mine)]
@@ -165,7 +165,7 @@ def _beginning(one: dict[str, Any] | None, other: dict[str, Any] | None) -> Line
 
 
 def _sheet(record: Run, mine: Run, groups: dict[str, Lines], errors: Sequence[float]) -> Sheet:
-    """Show what differs, then both errors; the note says what is equal, and what one more run of the row may be."""
+    """Show what differs, then both errors; the note says what is equal, and where one more run of the row may lie."""
     lines: list[tuple[str, ...]] = []
     notes: list[str] = []
     for group, differing in groups.items():
@@ -222,7 +222,7 @@ def _sentence(record: Run, mine: Run, groups: dict[str, Lines], errors: Sequence
 
 
 def _interval(errors: Sequence[float]) -> tuple[float, float] | None:
-    """Return the interval of one more run's error in percent; None of too few seeds, or of seeds without a spread."""
+    """Return the interval of one more run's error in percent; None for too few seeds, or seeds without a spread."""
     interval = true_difference(errors, Printed(0.0))
     return interval if interval and interval[0] < interval[1] else None
 

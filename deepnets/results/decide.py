@@ -1,4 +1,4 @@
-"""Which seeds of which rows `until=decided` trains next: it follows from the runs that have ended alone."""
+"""Decides which seeds of which rows `until=decided` trains next, only from the runs that have ended."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,9 +16,9 @@ from deepnets.results.table import Table, tables_of
 
 @dataclass(frozen=True)
 class Round:
-    """The seeds to train next, by row, and why; none where every claim is decided or no number of seeds decides it.
+    """The seeds to train next, by row, and why; none if every claim is decided, or no further look can decide it.
 
-    `findings` are the claims about these rows on the runs so far; `left_out` the claims about rows that are not here.
+    `findings` are the claims about these rows, tested on the runs so far; `left_out` are claims about other rows.
     """
 
     why: str
@@ -28,10 +28,10 @@ class Round:
 
 
 def next_round(names: Sequence[str], runs: Sequence[Run], file: Path) -> Round:
-    """What to train after `runs`, which are all those of the grid.
+    """Choose what to train after `runs`, all runs of the grid so far.
 
-    First one seed of every row that a claim of the sweep's file is about, and then what the undecided claims that are
-    furthest behind lack for their next look.
+    First comes one seed of every row that a claim of the sweep's `file` is about; then the seeds that undecided claims
+    lack for their next look, of the claims that have had the fewest looks.
     """
     sweep = sweep_of(file)
     asked = _asked(sweep, names)
@@ -51,8 +51,8 @@ def next_round(names: Sequence[str], runs: Sequence[Run], file: Path) -> Round:
     open_ones = [finding for finding in findings if finding.lacking]
     if not open_ones:
         undecided = sum(finding.outcome is Outcome.undecided for finding in findings)
-        said = f"{undecided} undecided, which no further look decides" if undecided else "all are decided"
-        return Round(f"claims tested: {len(findings)}; {said}", {}, findings, left_out)
+        outcome = f"{undecided} undecided, which no further look decides" if undecided else "all are decided"
+        return Round(f"claims tested: {len(findings)}; {outcome}", {}, findings, left_out)
     look = min(finding.next_look or MOST for finding in open_ones)
     seeds: dict[str, set[int]] = {}
     asking = [finding for finding in open_ones if finding.next_look == look]
@@ -65,7 +65,7 @@ def next_round(names: Sequence[str], runs: Sequence[Run], file: Path) -> Round:
 
 
 def _asked(sweep: Any, names: Sequence[str]) -> list[tuple[Claim | Registered, tuple[str, ...], str]]:
-    """Each claim that runs can decide, the rows it is about, and its text; a claim about an axis once a pair."""
+    """List each claim that runs can decide, the rows it is about, and its text; a claim about an axis once per pair."""
     axes = len(axes_of(sweep)) or 1
     asked: list[tuple[Claim | Registered, tuple[str, ...], str]] = []
     for claim in decidable_of(sweep):
@@ -78,7 +78,7 @@ def _asked(sweep: Any, names: Sequence[str]) -> list[tuple[Claim | Registered, t
 
 
 def _findings(runs: Sequence[Run], file: Path) -> list[AnyFinding]:
-    """The claims tested on the column with the most runs that have ended; runs in another arithmetic are another."""
+    """Test the claims on the column that has the most ended runs; each arithmetic has its own column."""
     (table,) = tables_of(runs, file.parent)
     index = max(range(len(table.columns)), key=lambda index: _ended(table, index))
     return findings_of(table, index, file.parent)

@@ -1,4 +1,4 @@
-"""Results for other programs: pandas, CSV, Markdown, LaTeX."""
+"""Writes results for other programs: pandas, CSV, Markdown, LaTeX."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ FIGURES = (
 class Results(pd.DataFrame):
     """A row per run: sweep, row, seed, status, errors (percent), time, device, commit and folder; then every setting.
 
-    The option chosen in a group has the group's name (`model/shortcut`), where the run noted it; a value has its dotted
+    The option chosen in a group has the group's name (`model/shortcut`), if the run noted it; a value has its dotted
     key (`model.depth`). A part of the table, as `results[results.seed == 0]`, has the curves and claims of its runs.
     """
 
@@ -35,7 +35,7 @@ class Results(pd.DataFrame):
 
     @property
     def curves(self) -> pd.DataFrame:
-        """metrics.csv of these runs, a row per epoch, with sweep, row, seed and folder; read when it is asked for."""
+        """The metrics.csv of these runs, a row per epoch, with sweep, row, seed and folder; read on access."""
         names = frame_of(self._members())[NAMES].to_dict("records")
         histories = [run.history for run in self._members()]
         return pd.DataFrame([of | epoch for of, epochs in zip(names, histories, strict=True) for epoch in epochs])
@@ -44,7 +44,7 @@ class Results(pd.DataFrame):
     def claims(self) -> pd.DataFrame:
         """The claims in the sweeps' files, tested on these runs: a row per claim, pair of rows and protocol.
 
-        `difference` is that of the mean errors, in percent points, `low` to `high` its interval at the last look.
+        `difference` is between the mean errors, in percent points, `low` to `high` its interval at the last look.
         """
         lines = []
         for table in tables_of(self._members(), own=self._own_sweeps):
@@ -53,11 +53,11 @@ class Results(pd.DataFrame):
                     low, high = finding.interval or (None, None)
                     names = {"sweep": table.title(index), "claim": finding.claim.text, "place": finding.claim.place}
                     rows = {"first": finding.sides[0].row, "second": finding.other, "seeds": finding.seeds}
-                    said = {"outcome": finding.outcome.value, "difference": finding.difference}
+                    answer = {"outcome": finding.outcome.value, "difference": finding.difference}
                     lines.append(
                         names
                         | rows
-                        | said
+                        | answer
                         | {"low": low, "high": high, "p_holm": finding.p_holm, "seen_before": finding.seen_before}
                     )
         return pd.DataFrame(lines)
@@ -72,7 +72,7 @@ def load_results(*folders: str | Path, project: str | Path | None = None) -> Res
     `project` is the file of your own project, whose sweeps' published numbers and claims are read.
 
     Raises:
-        UserError: a folder is not there, or has no run in it.
+        UserError: a folder is missing, or has no run in it.
     """
     runs = {str(run.folder): run for run in read_runs([Path(folder) for folder in folders])}
     lines = frame_of(list(runs.values()))[[*NAMES, "status", "reason"]].to_dict("records")
@@ -103,17 +103,17 @@ def to_csv(tables: Sequence[Table]) -> str:
 
 
 def no_formula(text: str) -> str:
-    """The text of a CSV file's cell, with an apostrophe where a spreadsheet would take it for a formula."""
+    """Return the text for a cell of a CSV file, behind an apostrophe if a spreadsheet would take it for a formula."""
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t")) else text
 
 
 def to_markdown(tables: Sequence[Table]) -> str:
-    """Write a table for each column, and the rule of the verdicts below them."""
+    """Write a table for each column, and the rules of the verdicts below the tables."""
     return "\n".join(map(markdown_sheets, tables)) + _notes(tables, "\n{}\n")
 
 
 def markdown_sheets(table: Table) -> str:
-    """Write the table without the rule of the verdicts."""
+    """Write the table's sheets without the rules of the verdicts."""
     return "\n".join(
         f"**{sheet.title}**. {sheet.note}\n\n{markdown_table(sheet.without_empty_columns())}\n"
         for sheet in result_sheets(table)

@@ -1,4 +1,4 @@
-"""Claims tested: the runs on both sides of a claim, the looks at their first seeds, the test and its answer."""
+"""Tests claims about two rows: the runs on both sides, the looks at their first seeds, the test and its answer."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from deepnets.config.claim import Claim, Measured, Relation
 from deepnets.results.cell import FAIL_ABOVE
 from deepnets.results.statistics import CONFIDENCE, TEST_SET_NOTE, WORST_ERROR, image_noise, power, welch
 
-LOOKS = {3: 0.005, 5: 0.015, 10: 0.03}  # seeds of each row at a look: the part of the 5 % error that it spends
+LOOKS = {3: 0.005, 5: 0.015, 10: 0.03}  # by seeds of each row at a look: the part of the 5 % error that it spends
 MOST = max(LOOKS)
 CHANCE = 90.0  # percent; the error of guessing one class of ten
 FAIL_MARGIN = 10.0  # percent points
@@ -38,7 +38,7 @@ CLAIM_RULE = (
 
 
 class Outcome(StrEnum):
-    """What the runs say about a claim."""
+    """The answer of the runs to a claim."""
 
     supported = "supported"
     contradicted = "contradicted"
@@ -49,10 +49,10 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Side:
-    """The runs of a row that have ended: errors in percent, seeds, and which of them knew the claim when frozen.
+    """The runs of a row that have ended: errors in percent, seeds, and whether the claim was `known` when each began.
 
-    `wrong` says which test images made these errors, (images,) for each run, None where that is not known.
-    `identities` are those of its runs apart from their seeds: rows of several names that have them in common are one.
+    `wrong` says for each run which test images it got wrong, (images,), None if that is not known. `identities` are the
+    runs' identities apart from their seeds: rows with different names but equal identities are the same experiment.
     """
 
     row: str
@@ -69,7 +69,7 @@ class Side:
         return {seed: error for seed, error, known in ended if known and seed not in self._seen}
 
     def first(self, seeds: int) -> list[int]:
-        """Return the first unseen seeds, ended or not: a look may not choose among those that were trained."""
+        """Return the first unseen seeds, ended or not: a look must not choose among the seeds that were trained."""
         return list(islice((seed for seed in count() if seed not in self._seen), seeds))
 
     def at(self, seeds: int) -> list[float] | None:
@@ -86,8 +86,8 @@ class Side:
 class Look:
     """Welch's test on the first `seeds` seeds of both rows.
 
-    `difference` is that of the mean errors in percent points, first minus second; `low` and `high` bound it with
-    1 - `spent` confidence; `p` is of this look alone.
+    `difference` is the first row's mean error minus the second's, in percent points; `low` and `high` bound it with
+    1 - `spent` confidence; `p` is for this look alone.
     """
 
     seeds: int
@@ -100,11 +100,11 @@ class Look:
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim about two rows of a column, and what their runs say.
+    """A claim about two rows of a column, and what their runs say about it.
 
-    `fail_above` in percent; `margin` in percent points, None where the sweep states none for this scale. `learns`: the
-    rows that learn in the paper do so here, by `fail_above`. `p_holm` is set where the findings of a column are
-    gathered.
+    `fail_above` is in percent; `margin` is in percent points, None if the sweep states none for this scale. `learns`
+    says that the rows which learn in the paper also learn here, by `fail_above`. `p_holm` is set later, when all
+    findings of a column are known.
     """
 
     claim: Claim
@@ -125,50 +125,50 @@ class Finding:
 
     @property
     def number(self) -> str:
-        """`test` or `training`: the error of a run that is compared."""
+        """The error of a run that is compared: `test` or `training`."""
         return self.claim.error.value
 
     @property
     def other(self) -> str:
-        """The second row, with its sweep where that is another."""
+        """The second row, with its sweep's name if it is of another sweep."""
         return self.claim.second if "/" in self.claim.second else self.second.row
 
     @property
     def text(self) -> str:
-        """`identity is lower than none, in training error`, with the rows of this finding."""
+        """The claim in words, with the rows of this finding: `identity is lower than none, in training error`."""
         return replace(self.claim, first=self.first.row, second=self.other).text
 
     @property
     def seen_before(self) -> int:
-        """Runs that were frozen before the claim was written down, or repeat one that was."""
+        """How many runs began before the claim was written down, or repeat such a run."""
         return sum(self.seeds) - len(self.first.unseen) - len(self.second.unseen)
 
     @cached_property
     def looks(self) -> list[Look]:
-        """Every look that the unseen seeds allow, first to last."""
+        """The looks that the unseen seeds allow, first to last."""
         sides = [(self.first.at(seeds), self.second.at(seeds), spent) for seeds, spent in LOOKS.items()]
         return [Look(len(one), spent, *welch(one, other, spent)) for one, other, spent in sides if one and other]
 
     @property
     def difference(self) -> float | None:
-        """The difference of the mean errors, first minus second, in percent points, at the last look or of all runs."""
+        """The first row's mean error minus the second's, in percent points, at the last look or over all runs."""
         if self.looks:
             return self.looks[-1].difference
         return fmean(self.first.errors) - fmean(self.second.errors) if all(self.seeds) else None
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The interval of the difference at the last look; None before the first."""
+        """The interval of the difference at the last look; None before the first look."""
         return (self.looks[-1].low, self.looks[-1].high) if self.looks else None
 
     @property
     def p(self) -> float | None:
-        """The smallest p of the looks, each corrected for the part of the error it spends; None before the first."""
+        """The smallest p of the looks, each corrected for its part of the error; None before the first look."""
         return min((min(1.0, look.p * (1 - CONFIDENCE) / look.spent) for look in self.looks), default=None)
 
     @property
     def superiority(self) -> float | None:
-        """P(first > second): the share of pairs of runs, ties half."""
+        """P(first > second): the share of pairs of runs in which the first has the larger error; ties count half."""
         pairs = [(a > b) + (a == b) / 2 for a in self.first.errors for b in self.second.errors]
         return fmean(pairs) if pairs else None
 
@@ -181,13 +181,13 @@ class Finding:
 
     @cached_property
     def outcome(self) -> Outcome:
-        """What the first look that answers says, by `CLAIM_RULE`."""
+        """The answer of the first look that gives one, by `CLAIM_RULE`."""
         answers = map(self._answer, self.looks)
         return next((answer for answer in answers if answer is not Outcome.undecided), Outcome.undecided)
 
     @property
     def next_look(self) -> int | None:
-        """The seeds of each row at the next look; None where the claim is decided or cannot be decided any more."""
+        """How many seeds of each row the next look needs; None if the claim is decided or cannot be any more."""
         if self.outcome is not Outcome.undecided or (self.claim.relation is Relation.fails and self._is_mixed):
             return None
         done = self.looks[-1].seeds if self.looks else 0
@@ -195,7 +195,7 @@ class Finding:
 
     @property
     def lacking(self) -> tuple[list[int], list[int]] | None:
-        """The seeds that each row lacks for the next look; None where there is none."""
+        """The seeds that each row lacks for the next look; None if there is no next look."""
         if (seeds := self.next_look) is None:
             return None
         first, second = ([seed for seed in side.first(seeds) if seed not in side.unseen] for side in self.sides)
@@ -203,14 +203,14 @@ class Finding:
 
     @property
     def chance(self) -> float | None:
-        """The probability that the next look shows a difference, if the runs so far show difference and spread."""
+        """The probability that the next look shows a difference, if difference and spread stay as they are so far."""
         if (seeds := self.next_look) is None or min(self.seeds) < 2:
             return None
         return power(*_difference_and_spread(self.first.errors, self.second.errors), seeds, LOOKS[seeds])
 
     @property
     def _is_mixed(self) -> bool:
-        """Whether unseen runs of the first row both fail and learn, or one of the second fails."""
+        """Whether some unseen runs of the first row fail and others learn, or one of the second row fails."""
         fails = [{error > self.fail_above for error in side.unseen.values()} for side in self.sides]
         return len(fails[0]) > 1 or True in fails[1]
 
@@ -232,5 +232,5 @@ class Finding:
 
 
 def _difference_and_spread(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
-    """Return the difference of the means, and the standard deviation that the rows have together."""
+    """Return the difference of the means, and the pooled standard deviation of the two rows."""
     return fmean(first) - fmean(second), math.sqrt((np.var(first, ddof=1) + np.var(second, ddof=1)) / 2)

@@ -1,4 +1,4 @@
-"""A page: one HTML file that needs nothing else from the network, with its sheets and pictures."""
+"""Writes a page: one HTML file with sheets and pictures, which loads nothing from the network."""
 
 import html
 import io
@@ -49,7 +49,7 @@ class Picture:
 
     def inline(self) -> str:
         """Return an SVG element in the page's width and colours; its ids are unique on the page."""
-        svg = self._drawn("none")  # the browser's letters, not ours, which would be half of the page
+        svg = self._drawn("none")  # text stays text: drawn letters would be half of the page
         svg = svg[svg.index("<svg") :]
         height, width = self.figure.get_figheight(), self.figure.get_figwidth()
         svg = re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', f'style="max-width:{width * 110:.0f}px"', svg, count=1)
@@ -71,7 +71,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with sheets, each behind its title where `folded`, then notes and pictures."""
+    """A heading with sheets, then notes and pictures; if `folded`, a sheet opens with a click on its title."""
 
     title: str
     sheets: Sequence[Sheet] = ()
@@ -84,7 +84,7 @@ def write_page(file: Path, template: str, **content: Any) -> None:
     """Write the page that a template of this folder makes; markup in the texts is shown as text.
 
     Raises:
-        UserError: it cannot be written there.
+        UserError: the page cannot be written there.
     """
     with writing(file.parent):
         file.parent.mkdir(parents=True, exist_ok=True)

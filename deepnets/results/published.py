@@ -1,4 +1,4 @@
-"""What a paper prints about the rows of a table, read from its sweep file for each report; whether our errors agree."""
+"""Reads a paper's numbers about a table's rows from the sweep file, and says whether measured errors agree."""
 
 import math
 import re
@@ -36,7 +36,7 @@ Number = Annotated[float, Strict(), AllowInfNan(False)] | None
 
 
 class _Reported(TypedDict, total=False):
-    """`reported` of a sweep file: numbers and views by row, and what is said of all rows."""
+    """The node `reported` of a sweep file: numbers and views by row, and facts about all rows."""
 
     test_error: dict[Any, Number | Literal["fail"]]
     mean: dict[Any, Number]
@@ -54,11 +54,11 @@ REPORTED = TypeAdapter(_Reported)
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """The numbers of a row, in percent; `test_error` may be "fail", or None where it is only drawn.
+    """The paper's numbers of a row, in percent; `test_error` may be "fail", or None if the paper only draws it.
 
-    `best_epochs`: the paper's rule is the mean of so many lowest test errors of a run; None: the last epoch's.
-    `view` is how the test images were shown. A row that `is_literature` is of another paper's net, which no run trains.
-    `statistic` says what the numbers of its table are, and a difference below `margin` percent points counts as none.
+    With `best_epochs`, the paper averages so many lowest test errors of a run; with None, it takes the last epoch's.
+    `view` says how the test images were shown. A row that `is_literature` is another paper's net, which no run trains.
+    `statistic` says what the table's numbers are, and a difference below `margin` percent points counts as none.
     """
 
     test_error: float | str | None = None
@@ -79,7 +79,7 @@ class PublishedRow:
 
     @property
     def others(self) -> str:
-        """`mean 7.69 ± 0.12, best 7.60`."""
+        """The row's further numbers: `mean 7.69 ± 0.12, best 7.60`."""
         words = []
         if self.mean is not None:
             words.append(f"mean {self.mean:.2f}" + (f" ± {self.std:.2f}" if self.std is not None else ""))
@@ -99,7 +99,7 @@ class Published:
 
     @property
     def best_epochs(self) -> int | None:
-        """The rule of all its rows; see `PublishedRow`."""
+        """The `best_epochs` of all its rows; see `PublishedRow`."""
         return next((row.best_epochs for row in self.rows.values()), None)
 
 
@@ -128,7 +128,7 @@ def published_of(name: str, sweeps: Path = SWEEPS) -> Published:
 
 @dataclass(frozen=True)
 class Printed:
-    """A printed number, in percent: the "best", "median" or "mean" of so many `runs`, which are equal of one run."""
+    """A printed number, in percent: the "best", "median" or "mean" of so many `runs`; with one run, all are equal."""
 
     error: float
     statistic: str = "mean"
@@ -138,7 +138,7 @@ class Printed:
 def verdict_of(errors: Sequence[float], row: PublishedRow, is_fail: bool) -> str:
     """Return the verdict by `VERDICT_RULE`; it is empty if the paper prints nothing.
 
-    `is_fail` says whether our runs fail, as the table defines it.
+    `is_fail` says whether the measured runs fail, as the table defines it.
     """
     if row.test_error is None or not errors:
         return ""
@@ -157,7 +157,7 @@ def verdict_of(errors: Sequence[float], row: PublishedRow, is_fail: bool) -> str
 
 
 def printed_of(row: PublishedRow) -> Printed | None:
-    """Return what a row is compared with: its printed mean if the paper says of how many runs, else its test error.
+    """Return the number to compare a row with: its printed mean if the paper says how many runs it has, else its error.
 
     It is None if the paper prints no number for the row.
     """
@@ -172,20 +172,20 @@ def printed_of(row: PublishedRow) -> Printed | None:
 
 
 def true_difference(errors: Sequence[float], printed: Printed) -> tuple[float, float] | None:
-    """Return the interval of our expected error minus the paper's, in percent points, at `CONFIDENCE`.
+    """Return the interval of the expected error here minus the paper's, in percent points, at `CONFIDENCE`.
 
-    A prediction interval: the printed number is a further draw from the same distribution if there is no difference.
-    Exact for one run or a mean, if errors are normal; for a median or a best one the variance is exact and the
-    distribution taken as Student's. None below `FEWEST_SEEDS` errors.
+    It is a prediction interval: without a difference, the printed number is one more draw from the same distribution.
+    For one run or a mean it is exact if errors are normal; for a median or a best run the variance is exact, and the
+    distribution is taken as Student's. None below `FEWEST_SEEDS` errors.
     """
     if len(errors) < FEWEST_SEEDS:
         return None
-    ours, n = [min(error, WORST_ERROR) for error in errors], len(errors)
-    spread = stdev(ours)
+    measured, n = [min(error, WORST_ERROR) for error in errors], len(errors)
+    spread = stdev(measured)
     shift, variance = _drawn(printed.statistic, printed.runs)
-    variance += 1 / n + shift**2 / (2 * (n - 1))  # of our mean, and of the shift, which our spread is needed for
+    variance += 1 / n + shift**2 / (2 * (n - 1))  # of the measured mean, and of the shift, computed from their spread
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1)) * spread * math.sqrt(variance)
-    difference = fmean(ours) + shift * spread - printed.error
+    difference = fmean(measured) + shift * spread - printed.error
     return difference - half, difference + half
 
 
@@ -194,10 +194,10 @@ def _drawn(statistic: str, runs: int) -> tuple[float, float]:
     """Return expectation and variance of a statistic of that many standard normal numbers."""
     if statistic == "mean" or runs == 1:
         return 0.0, 1 / runs
-    if statistic == "median" and runs % 2 == 0:  # between that of one run more and of one less
+    if statistic == "median" and runs % 2 == 0:  # between the variances of one run more and one less
         return 0.0, (_drawn(statistic, runs - 1)[1] + _drawn(statistic, runs + 1)[1]) / 2
     place = 1 if statistic == "best" else (runs + 1) // 2
-    uniform = stats.beta(place, runs - place + 1)  # of the number at this place, among numbers drawn from [0, 1]
+    uniform = stats.beta(place, runs - place + 1)  # the `place`-th smallest of `runs` numbers drawn from [0, 1]
     first, second = (uniform.expect(lambda u, power=power: stats.norm.ppf(u) ** power) for power in (1, 2))
     return float(first), float(second - first**2)
 

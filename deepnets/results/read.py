@@ -1,4 +1,4 @@
-"""Run folders as they are on disk, finished or not; a run whose files contradict each other gives no numbers."""
+"""Reads run folders from disk, finished or not; a run whose files contradict each other gives no numbers."""
 
 import csv
 import math
@@ -29,7 +29,7 @@ from deepnets.system.files import LONGEST_METRICS, read_text
 from deepnets.training.assembly import iterations_of
 
 COLUMNS = ("epoch", "iteration", "learning_rate", "train_loss", "train_error", "test_loss", "test_error")
-FACTS = {  # that can be checked, and what is needed for it
+FACTS = {  # facts that can be checked, and the reason if a run's cannot
     "test error by image": "result.json has no test_right",
     "errors by epoch": "no readable metrics.csv",
     "number of epochs": "no readable metrics.csv, or no data.train in result.json",
@@ -38,7 +38,7 @@ FACTS = {  # that can be checked, and what is needed for it
 }
 CONFIG = TypeAdapter(Config)
 NOTED = ("beginning", "test_right")  # older results have neither
-# Two runs that differ in these alone may be trained alike, bit by bit: a budget in epochs or in iterations, ...
+# Runs that differ only in these may be trained alike, bit by bit: a budget in epochs or in iterations, ...
 ALIKE = {"epochs", "iterations", "scale.name", "scale.budget", "precision", "selection", "setting"}
 ALIKE |= {"clip_gradient_norm", "dataset.incomplete"}  # ... a norm that no gradient exceeds, a set that is whole
 
@@ -47,10 +47,10 @@ _is_execution = cache(is_execution)
 
 @dataclass(frozen=True)
 class Run:
-    """One run: its settings, where it came from, its result (empty until it ends), and what it is doing now.
+    """One run: its settings, its origin, its result (empty until it ends), and what it is doing now.
 
-    What is in a file that cannot be read is empty, and the file is named in `unread`, with the error. Files that
-    contradict each other give neither result nor history, and `contradiction` says how.
+    If a file cannot be read, its part is empty, and `unread` has the file with the error. If files contradict each
+    other, there is neither result nor history, and `contradiction` says how.
     """
 
     folder: RunFolder
@@ -73,7 +73,7 @@ class Run:
 
     @property
     def table(self) -> str:
-        """The sweep's name, with which that of its folder begins, unless the command named the folder (`name=`)."""
+        """The sweep's name: the folder's name begins with it, unless the command named the folder (`name=`)."""
         sweep = str(self.options.get("sweep")) if self.config.get("name") and self.sweep else ""
         return sweep if re.fullmatch(r"\w[\w.-]*", sweep) else self.grid.name.split("+")[0]
 
@@ -83,12 +83,12 @@ class Run:
 
     @property
     def sweep(self) -> dict[str, Any]:
-        """`axes` of the table, empty for single runs."""
+        """The node `sweep` of the configuration, such as its `axes`; empty for single runs."""
         return self.config.get("sweep") or {}
 
     @property
     def error(self) -> float | None:
-        """Final test error in percent, infinite when the run diverged, None until it ends with one."""
+        """Final test error in percent; infinite if the run diverged, None if it has not ended with an error."""
         if self.state.name == DIVERGED:
             return math.inf
         return self.result.get("test_error") if self.state.name == FINISHED else None
@@ -100,20 +100,20 @@ class Run:
 
     @property
     def code(self) -> str:
-        """The hashes of the code of one's own that trained it, one after the other; empty if it needed none."""
+        """The hashes of the user's code that trained it, one after the other; empty if it needed none."""
         return ", ".join(each["hash"] for each in (self.result.get("code") or {}).values())
 
     @property
     def options(self) -> dict[str, Any]:
-        """The option chosen in each group, where the run noted it."""
+        """The option chosen in each group, if the run noted it."""
         chosen = self.origin.get("choices") or {}
         return {group: option for group, option in chosen.items() if not group.startswith("hydra/")}
 
     @cached_property
     def test_wrong(self) -> np.ndarray | None:
-        """Which test images the run got wrong, (images,) bool; None where that was not noted.
+        """Which test images the run got wrong, (images,) bool; None if that was not noted.
 
-        They were noted after the last completed epoch, by one view: not where `error` is of another epoch or view.
+        Runs note them after the last completed epoch, with one view. If `error` is of another epoch or view: None.
         """
         if "test_right" not in self.result or self.error is None:
             return None
@@ -122,12 +122,12 @@ class Run:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """What makes the run what it is, by dotted key, apart from its seed."""
+        """The settings that make the run what it is, by dotted key, without its seed."""
         return {key: value for key, value in flat(self.config).items() if key != "seed" and not _is_execution(key)}
 
     @property
     def experiment(self) -> str:
-        """Equal for seeds of one row, whatever the row is called: the identity apart from the seed."""
+        """The identity without the seed: it is equal for the seeds of a row, whatever the row is called."""
         return str(self.folder.path.parent) if _lacking(self) else identity_hash(replace(self.typed_config, seed=0))
 
     @cached_property
@@ -137,7 +137,7 @@ class Run:
 
     @cached_property
     def history(self) -> list[dict[str, float]]:
-        """metrics.csv, an entry an epoch; empty before the first. Epochs that cannot be read are left out."""
+        """The epochs in metrics.csv; empty before the first. Epochs that cannot be read are left out."""
         return [] if self.contradiction else self._metrics[0]
 
     @property
@@ -183,7 +183,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
 def example(runs: Sequence[Run], key: Callable[[Run], float] | None = None) -> Run:
     """Choose the run that stands for the seeds of a row: the one of median error, or of the median `key`.
 
-    Of an even number it is the worse of the two in the middle; while none has ended, it is the one that is furthest.
+    Of an even number it is the worse of the two in the middle; while none has ended, the one with the most epochs.
     """
     errors = [(run.error, run) for run in runs if run.error is not None]
     ended = [run for _, run in sorted(errors, key=lambda pair: key(pair[1]) if key else pair[0])]
@@ -191,21 +191,21 @@ def example(runs: Sequence[Run], key: Callable[[Run], float] | None = None) -> R
 
 
 def mixes_code(runs: Sequence[Run]) -> bool:
-    """Whether runs of one row that have ended were trained by different code of one's own, or one by two versions."""
+    """Return whether ended runs of one row were trained by different user's code, or one run by several versions."""
     codes = {run.code for run in runs if run.has_ended}
     return len(codes) > 1 or any("," in code for code in codes)
 
 
 def unchecked(runs: Sequence[Run]) -> list[str]:
-    """Count, for each of `FACTS`, the runs that have ended and in which it cannot be checked."""
+    """Count, for each of `FACTS`, the ended runs in which it cannot be checked."""
     ended = [run for run in runs if run.has_ended]
     counts = Counter(fact for run in ended for fact in _unconfirmed(run))
     return [f"{fact}: {counts[fact]} of {len(ended)} runs ({FACTS[fact]})" for fact in FACTS if counts[fact]]
 
 
-def _without_result(run: Run, words: str) -> Run:
+def _without_result(run: Run, contradiction: str) -> Run:
     """Return the run with its contradiction and without its numbers, as nobody knows which ones are right."""
-    return replace(run, result={}, state=State(FAILED, reason="contradicts itself"), contradiction=words)
+    return replace(run, result={}, state=State(FAILED, reason="contradicts itself"), contradiction=contradiction)
 
 
 def _read(folder: RunFolder) -> Run:
@@ -227,7 +227,7 @@ def _read(folder: RunFolder) -> Run:
     elif result.get("status") in (FINISHED, DIVERGED):  # the files of a state need not be read
         state = State(result["status"])
     else:
-        state = read_states([folder])[folder]  # which asks SLURM once about all that are queued
+        state = read_states([folder])[folder]  # it asks SLURM once about all queued runs
     return Run(folder, config, origin, result, state, tuple(unread.values()))
 
 
@@ -267,7 +267,7 @@ def _unconfirmed(run: Run) -> list[str]:
 def _repetitions(runs: Sequence[Run]) -> dict[RunFolder, str]:
     """Name both folders of each pair that has equal epochs, bit by bit, under another seed or other settings.
 
-    Nobody knows which one is the copy. First iterations and test images must be equal too, if both results note them.
+    Nobody knows which of the two is the copy. First iterations and test images must be equal too if both note them.
     """
     alike: dict[Any, list[Run]] = defaultdict(list)
     for run in runs:
@@ -280,21 +280,21 @@ def _repetitions(runs: Sequence[Run]) -> dict[RunFolder, str]:
         key = _difference(first, second)
         if key and all(first.result[entry] == second.result[entry] for entry in noted):
             for one, other in ((first, second), (second, first)):
-                there, here = (flat(identity(run.typed_config)).get(key, "absent") for run in (other, one))
-                words = f"all epochs equal those of {other.folder}, bit by bit; {key} is {here} here, {there} there"
-                repeated.setdefault(one.folder, words)
+                values = [flat(identity(run.typed_config)).get(key, "absent") for run in (one, other)]
+                differing = f"{key} is {values[0]} here, {values[1]} there"
+                repeated.setdefault(one.folder, f"all epochs equal those of {other.folder}, bit by bit; {differing}")
     return repeated
 
 
 def _difference(first: Run, second: Run) -> str | None:
-    """Return the first key, the seed before others, whose values lead to different trainings; None without one."""
+    """Return a key whose values lead to different trainings, the seed before others; None if there is none."""
     one, other = flat(identity(first.typed_config)), flat(identity(second.typed_config))
     different = [key for key in {*one, *other} - ALIKE if one.get(key) != other.get(key)]
     return min(different, key=lambda key: (key != "seed", key), default=None)
 
 
 def _contradictions(run: Run) -> Iterator[str]:
-    """Say what disagrees among the files of a run that has ended, with both values."""
+    """Yield each contradiction between the files of an ended run, with both values."""
     name = run.folder.path.name
     if _lacking(run):
         if "identity" in run.result:
@@ -306,11 +306,11 @@ def _contradictions(run: Run) -> Iterator[str]:
         yield from _wrong_images(run)
         yield from _wrong_errors(run)
         yield from _wrong_epochs(run)
-    except UserError as error:  # of a configuration that no run can have had
+    except UserError as error:  # no run can have had this configuration
         yield f"result.json is of a run that ended, and config.yaml cannot be trained: {error}"
-    here = identity_hash(run.typed_config)
-    if run.result.get("identity", here) != here:
-        yield f"identity is {run.result['identity']} in result.json, {here} by config.yaml"
+    by_config = identity_hash(run.typed_config)
+    if run.result.get("identity", by_config) != by_config:
+        yield f"identity is {run.result['identity']} in result.json, {by_config} by config.yaml"
 
 
 def _wrong_errors(run: Run) -> Iterator[str]:
@@ -357,8 +357,8 @@ def _wrong_epochs(run: Run) -> Iterator[str]:
     for number, row in enumerate(history, 1):
         place = (number, min(number * each, total))
         if (row["epoch"], row["iteration"]) != place:
-            there = f"epoch {row['epoch']:g} in metrics.csv ends at iteration {row['iteration']:g}"
-            yield f"{there}, epoch {place[0]} by config.yaml at {place[1]}"
+            ending = f"epoch {row['epoch']:g} in metrics.csv ends at iteration {row['iteration']:g}"
+            yield f"{ending}, epoch {place[0]} by config.yaml at {place[1]}"
             return
     # A run diverges within an epoch, or at its end before the epoch is written down.
     last, done = len(history), result.get("iterations", total)
@@ -370,10 +370,10 @@ def _wrong_epochs(run: Run) -> Iterator[str]:
         return
     schedule = build("schedule", run.typed_config.schedule, total=total)
     for row in history:
-        iteration, here = int(row["iteration"]), row["learning_rate"]
+        iteration, read = int(row["iteration"]), row["learning_rate"]
         by_schedule = rate * schedule(iteration - 1)
-        if not math.isclose(here, by_schedule, rel_tol=1e-9, abs_tol=1e-12 * rate):
-            yield f"learning_rate of epoch {row['epoch']:g} is {here} in metrics.csv, {by_schedule} by config.yaml"
+        if not math.isclose(read, by_schedule, rel_tol=1e-9, abs_tol=1e-12 * rate):
+            yield f"learning_rate of epoch {row['epoch']:g} is {read} in metrics.csv, {by_schedule} by config.yaml"
             return
         errors = {split: row[f"{split}_error"] for split in ("train", "validation", "test") if f"{split}_error" in row}
         end_epoch(schedule, iteration, row["train_loss"], errors)

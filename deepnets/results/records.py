@@ -1,4 +1,4 @@
-"""Records, the small files of runs that have ended, to commit beside the code: kept and shown on a page."""
+"""Keeps records, the small files of ended runs, which are committed beside the code, and writes their page."""
 
 import csv
 from collections import Counter
@@ -28,7 +28,7 @@ from deepnets.runs.contents import Origin, Result
 from deepnets.runs.folder import RunFolder, run_folders
 from deepnets.system.files import LONGEST_METRICS, read_text, write_atomically, writing
 
-ABOUT = "about.md"  # what a person writes about a table; {{ table }} is where its numbers stand
+ABOUT = "about.md"  # a person's text about a table; its numbers replace {{ table }}
 ENTRIES = {"protocol", "device", "threads", "seconds"}  # of a result.json that the page shows
 
 
@@ -40,8 +40,8 @@ def keep(paths: Sequence[Path], into: Path) -> int:
     and not kept. Returns 0, or 1 if that happened.
 
     Raises:
-        UserError: a folder has no runs, or files that contradict each other, a record would replace that of another
-            run, or a file cannot be written.
+        UserError: a folder has no runs, or files that contradict each other, a record would replace another run's, or a
+            file cannot be written.
     """
     runs = read_runs(paths)
     for run in runs:
@@ -61,8 +61,8 @@ def keep(paths: Sequence[Path], into: Path) -> int:
             )
         folder = into / run.grid.name / run.row / run.folder.path.name
         other = records[folder].folder if folder in records else RunFolder(folder)
-        there = identity_hash(other.config) if (other.path / "config.yaml").is_file() else None
-        if folder in records or there not in (None, identity_hash(run.folder.config)):
+        kept = identity_hash(other.config) if (other.path / "config.yaml").is_file() else None
+        if folder in records or kept not in (None, identity_hash(run.folder.config)):
             raise UserError(f"{run.folder}: its record would replace that of another run, {other}; name another folder")
         records[folder] = run
     for folder, run in records.items():
@@ -91,15 +91,15 @@ def write_records(folder: Path, own: Path | None = None) -> int:
 
 
 def records_pages(folder: Path, own: Path | None = None) -> dict[str, str]:
-    """Write the texts of README.md and of claims.md (`claims_page`), by their names.
+    """Return the texts of README.md and of claims.md (`claims_page`), by file name.
 
-    README.md has what `folder`/about.md says, how to read the tables, and a section for each table by its name. A
-    section is the table's about.md, a Jinja template with the functions of `numbers_of`, or a heading without one. The
-    last section counts the facts that nothing in the records confirms. The claims are those of the sweep files in
-    `own`, a project's, where it is named.
+    README.md has the text of `folder`/about.md, how to read the tables, and a section for each table, sorted by name. A
+    section is the table's about.md, a Jinja template with the functions of `numbers_of`, or a heading without it. The
+    last section counts the facts that nothing in the records confirms. The claims are in the sweep files of `own`, a
+    project's folder, if it is given.
 
     Raises:
-        UserError: there are no records, or an about.md names what is not there.
+        UserError: there are no records, or an about.md names something that is not there.
     """
     if not folder.is_dir() or not (folders := run_folders(folder)):
         raise UserError(f"{folder}: no records; --keep DIR copies those of ended runs there")
@@ -123,10 +123,10 @@ def records_pages(folder: Path, own: Path | None = None) -> dict[str, str]:
 
 
 def numbers_of(records: Path, here: str) -> SandboxedEnvironment:
-    """Return templates whose functions read numbers from the records; a `table` that is left out is `here`.
+    """Make an environment of templates whose functions read numbers from the records; `here` is the default `table`.
 
-    `cell(row, column, table)`, a text of the table as it is printed; `result(row, key, seed, table)`, a value of
-    result.json; `column(file, name, table, **where)`, numbers of a CSV file, of the lines that hold these values.
+    `cell(row, column, table)` is a text of the table as printed; `result(row, key, seed, table)` a value of
+    result.json; `column(file, name, table, **where)` the numbers of a CSV file, in the lines that have these values.
     Filters: `median`, `mean`, and `number(digits)`.
     """
     environment = SandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
@@ -169,13 +169,13 @@ def _copy(run: Run, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "metrics.csv", read_text(run.folder.path / "metrics.csv", LONGEST_METRICS))
     Result.model_validate(run.result).write(folder)
-    own = run.grid / f"{run.table}.yaml"  # the sweep's, where it is somebody's own
-    if own.is_file() and not own.is_symlink():
-        write_atomically(folder.parents[1] / own.name, read_text(own, LONGEST))
-    if run.table != run.grid.name.split("+")[0]:  # of a folder that the command named
+    sweep = run.grid / f"{run.table}.yaml"  # the copy of a user's own sweep file
+    if sweep.is_file() and not sweep.is_symlink():
+        write_atomically(folder.parents[1] / sweep.name, read_text(sweep, LONGEST))
+    if run.table != run.grid.name.split("+")[0]:  # the command named the folder
         Origin(choices={"sweep": run.table}).write(folder)
     config = run.config | {"output_root": "outputs", "dataset": run.config["dataset"] | {"root": "data"}}
-    if config.get("weights"):  # a path of this machine, as the two above; their hash stays
+    if config.get("weights"):  # a path on this machine, as the two above; the weights' hash stays
         config["weights"] = Path(config["weights"]).name
     write_atomically(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
 
@@ -185,7 +185,7 @@ def _table(place: Path) -> Table:
 
 
 def _beside(place: Path) -> list[Path]:
-    """Find the table's folders with `precision=` typed; those with an about.md are left out, as they have sections."""
+    """Find the table's folders with `precision=` typed, without those that have an about.md and so a section."""
     return [other for other in in_other_arithmetic([place]) if not (other / ABOUT).is_file()]
 
 
@@ -206,7 +206,7 @@ def _about(folder: Path, name: str, **values: str) -> str:
 
 def _table_text(table: Table) -> str:
     """Write a table's sweep file, protocol, seeds, hardware, warnings and numbers."""
-    # Of a file that cannot be read, or that lacks what a result has, a warning below says so.
+    # Runs with a file that cannot be read, or an incomplete result, are left out; a warning below says so.
     runs = [run for column in table.columns for run in column.runs if run.config and run.result.keys() >= ENTRIES]
     file = SWEEPS / f"{table.name}.yaml"
     hours = sum(run.result["seconds"] for run in runs) / 3600
@@ -223,7 +223,7 @@ def _table_text(table: Table) -> str:
 
 
 def _several(protocols: Iterable[str]) -> str:
-    """Name the protocol of most runs, and count the others; earlier versions wrote fewer facts of the same one."""
+    """Name the protocol of most runs, and count the others; earlier versions wrote fewer facts of the same protocol."""
     counts = Counter(protocols)
     facts = {protocol: set(protocol.split(", ")) for protocol in counts}
     whole = [protocol for protocol in counts if not any(facts[protocol] < other for other in facts.values())]

@@ -1,4 +1,4 @@
-"""Registered claims tested: a number of several rows, its bounds at each look, and whether it lies where claimed."""
+"""Tests registered claims: a number of several rows, its bounds at each look, and whether it lies where claimed."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from deepnets.results.read import Run
 from deepnets.results.statistics import WORST_ERROR, rank_correlation, weighted_sum
 from deepnets.training.assembly import iterations_of
 
-DRAWS = 200  # simulated next looks, from which the chance of an answer is taken
+DRAWS = 200  # simulated next looks, which give the chance of an answer
 
 REGISTERED_RULE = (
     "A registered claim is looked at with the same seeds and the same part of the error. It is supported where the "
@@ -26,7 +26,7 @@ REGISTERED_RULE = (
 
 @dataclass(frozen=True)
 class RegisteredFinding:
-    """A registered claim and what the runs of its rows say; `sides` are the rows of its test, in its order."""
+    """A registered claim and what its rows' runs say about it; `sides` are the rows of its test, in its order."""
 
     claim: Registered
     sides: tuple[Side, ...]
@@ -45,12 +45,12 @@ class RegisteredFinding:
 
     @property
     def other(self) -> str:
-        """The rows but the first."""
+        """The rows except the first."""
         return "; ".join(side.row for side in self.sides[1:])
 
     @property
     def number(self) -> str:
-        """`log10 training loss at 0.1`: what of a run is measured; where `at` is 1, of the last epoch."""
+        """The number of a run that is measured: `log10 training loss at 0.1`; without `at`, after the last epoch."""
         base = {None: "", math.e: "ln "}.get(self.test.log, f"log{self.test.log:g} " if self.test.log else "")
         tau = "order, " if self.test.order else ""
         return tau + base + self.test.of.removesuffix(" error") + f" at {self.test.at:g}" * (self.test.at < 1)
@@ -61,12 +61,12 @@ class RegisteredFinding:
 
     @property
     def seen_before(self) -> int:
-        """Runs that were frozen before the claim was written down, or repeat one that was."""
+        """How many runs began before the claim was written down, or repeat such a run."""
         return sum(self.seeds) - sum(len(side.unseen) for side in self.sides)
 
     @cached_property
     def looks(self) -> list[Look]:
-        """Every look that the unseen seeds allow, first to last, at the number that is worst for the claim."""
+        """The looks that the unseen seeds allow, first to last, each with the number that is worst for the claim."""
         looks = []
         for seeds, spent in LOOKS.items():
             chosen = [side.at(seeds) for side in self.sides]
@@ -78,7 +78,7 @@ class RegisteredFinding:
 
     @property
     def difference(self) -> float | None:
-        """The number that is worst for the claim, at the last look or of all runs."""
+        """The number that is worst for the claim, at the last look or over all runs."""
         if self.looks:
             return self.looks[-1].difference
         if not all(self.seeds):
@@ -87,12 +87,12 @@ class RegisteredFinding:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The interval of the number at the last look; None before the first."""
+        """The interval of the number at the last look; None before the first look."""
         return (self.looks[-1].low, self.looks[-1].high) if self.looks else None
 
     @cached_property
     def outcome(self) -> Outcome:
-        """What the first look that answers says, by `REGISTERED_RULE`."""
+        """The answer of the first look that gives one, by `REGISTERED_RULE`."""
         answers = (
             _answer(self.test, [side.at(look.seeds) or [] for side in self.sides], look.spent) for look in self.looks
         )
@@ -100,7 +100,7 @@ class RegisteredFinding:
 
     @property
     def next_look(self) -> int | None:
-        """The seeds of each row at the next look; None where the claim is decided, or there is no further look."""
+        """How many seeds of each row the next look needs; None if the claim is decided, or there is no further look."""
         if self.outcome is not Outcome.undecided:
             return None
         done = self.looks[-1].seeds if self.looks else 0
@@ -108,7 +108,7 @@ class RegisteredFinding:
 
     @property
     def lacking(self) -> tuple[list[int], ...] | None:
-        """The seeds that each row lacks for the next look; None where there is none."""
+        """The seeds that each row lacks for the next look; None if there is no next look."""
         if (seeds := self.next_look) is None:
             return None
         return tuple([seed for seed in side.first(seeds) if seed not in side.unseen] for side in self.sides)
@@ -127,7 +127,7 @@ class RegisteredFinding:
         return answered / DRAWS
 
     def _distance(self, bounds: tuple[float, float, float]) -> float:
-        """How far the bounds of a number reach out of the region, or (below 0) how far they are from its edge."""
+        """Return how far a number's bounds reach out of the claimed region; below 0, how far inside they end."""
         value, low, high = bounds
         if math.isnan(value):
             return math.inf
@@ -135,9 +135,9 @@ class RegisteredFinding:
 
 
 def number_of(run: Run, test: ClaimTest, best_epochs: int | None) -> float | None:
-    """Return what a test measures of a run that has ended, nan where a diverged run has no such number; else None.
+    """Return the number that a test measures of a run; None if the run has not ended, nan if it diverged without one.
 
-    An error is in percent and 100 where the run diverged, a loss in nats.
+    An error is in percent, and 100 if the run diverged; a loss is in nats.
     """
     if not run.has_ended:
         return None
@@ -157,7 +157,7 @@ def number_of(run: Run, test: ClaimTest, best_epochs: int | None) -> float | Non
 
 
 def _from_history(run: Run, test: ClaimTest) -> float | None:
-    """The number of the epoch in which the share `at` of the iterations ends; nan or 100 after a run diverged."""
+    """Return the number of the epoch in which the share `at` of the iterations ends; nan or 100 if the run diverged."""
     column = {Quantity.test_error: "test_error", Quantity.training_error: "train_error"}.get(test.of, "train_loss")
     if run.history:
         total = iterations_of(run.typed_config, int(run.history[0]["iteration"]))
@@ -168,7 +168,7 @@ def _from_history(run: Run, test: ClaimTest) -> float | None:
 
 
 def _bounds(test: ClaimTest, rows: Sequence[Sequence[float]], error: float) -> list[tuple[float, float, float]]:
-    """Return each number of the test with its bounds; `rows` hold a number a run, in the order of `test.rows`."""
+    """Return each number of the test with its bounds; `rows` hold a number per run, in the order of `test.rows`."""
     if test.order:
         places = [place for place, row in enumerate(rows) for _ in row]
         return [rank_correlation(places, [value for row in rows for value in row], error)]
@@ -182,7 +182,7 @@ def _bounds(test: ClaimTest, rows: Sequence[Sequence[float]], error: float) -> l
 
 
 def _numbers(test: ClaimTest, rows: Sequence[Sequence[float]]) -> list[float]:
-    """Return the numbers of the test on any count of runs, without bounds."""
+    """Return the numbers of the test without bounds; any number of runs will do."""
     if test.order:
         return [_bounds(test, rows, 0.5)[0][0]]
     means = {row: fmean(values) for row, values in zip(test.rows, rows, strict=True)}

@@ -1,4 +1,4 @@
-"""A report of sweeps: tables in the terminal, a page, figures and exports; or two runs or sweeps side by side."""
+"""Reports sweeps: tables in the terminal, a page, figures and exports; or compares two runs or sweeps."""
 
 import math
 import shlex
@@ -41,7 +41,7 @@ from deepnets.system.printing import as_text, console_for
 
 EXPORTS = {"csv": to_csv, "latex": to_latex, "markdown": to_markdown}
 STANDARD_OUTPUT = Path("-")
-MOST_COMPARISONS, MOST_ON_PAGE = 10, 300  # pairs of rows, the surest first; 200 rows have 19900
+MOST_COMPARISONS, MOST_ON_PAGE = 10, 300  # pairs of rows, the surest first; 200 rows have 19900 pairs
 MOST_ANSWERS = 8  # of a column's claims, in the terminal
 MOST_KEYS = 40  # a page that shows more differences than a reader can take in helps nobody
 
@@ -60,15 +60,15 @@ def report(
 
     The terminal gets the results and a line for each answer about a claim; with `full`, all sheets of the page.
 
-    The page and the figures go to `output`, by default the folder `report` in the first of `paths`. Beside the folder
-    of a sweep those are read that `precision=fp32` and `precision=bf16` name. `own_sweeps` are a project's sweep files.
+    The page and the figures go to `output`, by default the folder `report` in the first of `paths`. A sweep's folders
+    for `precision=fp32` and `precision=bf16` are read too. `own_sweeps` is the folder of a project's sweep files.
 
     Raises:
         UserError: a folder has no runs, or a file cannot be written.
     """
     tables = tables_of(read_runs([*paths, *in_other_arithmetic(paths)]), own=own_sweeps)
     console = console_for(STANDARD_OUTPUT in exports.values())
-    comparisons = [comparison_sheets(table) for table in tables]  # every pair of rows is tested but once
+    comparisons = [comparison_sheets(table) for table in tables]  # only once: every pair of rows is tested
     for table, sheets in zip(tables, comparisons, strict=True):
         _print_table(console, table, sheets if full else None)
     for kind, file in exports.items():
@@ -97,11 +97,11 @@ def report(
 def compare(first: Path, second: Path, output: Path | None, logarithmic: bool) -> int:
     """Print what differs between A and B, two runs or two sweeps, in settings and results, and draw their curves.
 
-    Of two runs it is what `compare_runs` finds, on one screen. Writes compare.html and the figure to `output`, by
-    default the folder `report` in A; nothing into a single run, which may be somebody's record. Returns 0.
+    For two runs it prints what `compare_runs` finds, on one screen. Writes compare.html and the figure to `output`, by
+    default the folder `report` in A; but not into a single run, which may be somebody's record. Returns 0.
 
     Raises:
-        UserError: a folder has no runs, or a file cannot be written. Of two runs, also what `compare_runs` raises.
+        UserError: a folder has no runs, or a file cannot be written; for two runs also as `compare_runs`.
     """
     two_runs = compare_runs(first, second)
     if two_runs and logarithmic and not output:
@@ -143,7 +143,7 @@ def compare(first: Path, second: Path, output: Path | None, logarithmic: bool) -
 
 
 def difference_sheet(runs: Sequence[Run], title: str) -> Sheet:
-    """Show the settings that differ between rows, a line for each row; where its seeds differ too, both values."""
+    """Show the settings that differ between rows, a line for each row, with several values if its seeds differ."""
     rows = frame_of([run for run in runs if run.config]).groupby("row", sort=False)["run"]
     values = {row: _texts([run.settings for run in same]) for row, same in rows}
     keys = dict.fromkeys(key for settings in values.values() for key in settings)
@@ -154,7 +154,7 @@ def difference_sheet(runs: Sequence[Run], title: str) -> Sheet:
 
 
 def environment_sheet(runs: Sequence[Run]) -> Sheet:
-    """Show on what the runs that ended were trained, and count them."""
+    """Show the devices and versions that trained the ended runs, and count the runs."""
     header = ("device", "precision", "threads", "torch", "Python", "commit", "runs", "hours")
     ended = [run.result for run in runs if "device" in run.result]
     keys = [_environment(result) for result in ended]
@@ -166,7 +166,7 @@ def environment_sheet(runs: Sequence[Run]) -> Sheet:
 
 
 def command_sheet(runs: Sequence[Run]) -> Sheet:
-    """Show the command that trains the first run of each row alone; the note has the commands as they were typed."""
+    """Show the command that trains only the first run of each row; the note has the commands as they were typed."""
     rows: dict[str, Run] = {}
     typed: dict[str, dict[str, None]] = {}
     for run in runs:
@@ -181,7 +181,7 @@ def command_sheet(runs: Sequence[Run]) -> Sheet:
 
 
 def _print_table(console: Console, table: Table, comparisons: Sequence[Sheet] | None) -> None:
-    """Print the results and the answers about claims, or, with `comparisons` of the rows, all sheets and rules."""
+    """Print the results and the answers about claims; with `comparisons` of the rows, print all sheets and rules."""
     for sheet in _results(table):
         print_sheet(console, sheet)
     if comparisons is None:
@@ -239,10 +239,10 @@ def _summary(tables: Sequence[Table]) -> list[str]:
 
 
 def _pairs(first: Sequence[Run], second: Sequence[Run]) -> tuple[Pairs, list[str]]:
-    """Pair rows of the same name and protocol, or the only row of each side; also say what is left unpaired.
+    """Pair rows of the same name and protocol, or the only row of each side; also list the rows without a partner.
 
-    Several protocols of a side are separate as the columns of a table are: each is beside that of the same label on
-    the other side, or all beside its only one.
+    If a side has several protocols, they are separate, as the columns of a table are. Each is paired with the protocol
+    of the same label on the other side, or, if that side has only one, all are paired with it.
     """
     a_columns, b_columns = columns_of(frame_of(first)), columns_of(frame_of(second))
     if len(a_columns) == len(b_columns) == len(a_columns[0].rows) == len(b_columns[0].rows) == 1:
@@ -286,13 +286,13 @@ def _settings_beside(pairs: Pairs) -> Sheet:
 
 
 def _values(runs: Sequence[Run]) -> dict[str, str]:
-    """Return a row's settings, seeds, and on what it was trained; several values where its runs differ."""
+    """Return a row's settings, seeds, device and versions; several values if its runs differ."""
     each = []
     for run in runs:
         facts = {name: run.result.get(name) for name in ("device", "precision", "threads", "commit")}
         facts["torch"] = run.result.get("versions", {}).get("torch")
-        known = {f"trained: {name}": value for name, value in facts.items() if value is not None}
-        each.append({**run.settings, "seed": run.seed, **known})
+        noted = {f"trained: {name}": value for name, value in facts.items() if value is not None}
+        each.append({**run.settings, "seed": run.seed, **noted})
     return _texts(each)
 
 
@@ -312,7 +312,7 @@ def _tests_beside(pairs: Pairs) -> Sheet:
     tested = []
     for row, both in pairs.items():
         rows = [runs[0].row for runs in both]
-        names = [row, row] if len(set(rows)) == 1 else rows  # rows of two names beside each other have their own
+        names = [row, row] if len(set(rows)) == 1 else rows  # each is the only row of its side
         a, b = (errors_of(f"{name}, {side}", runs) for name, side, runs in zip(names, "AB", both, strict=True))
         tested.append((a, b))
     return comparison_sheet("Do A and B differ?", compare_pairs(tested))
@@ -331,7 +331,7 @@ def _curves_beside(pairs: Pairs, logarithmic: bool) -> list[Picture]:
 
 
 def _texts(settings: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Return the settings of several runs as they would be typed; several values of a key where they differ."""
+    """Return the settings of several runs as they would be typed; several values of a key if they differ."""
     texts = [{key: setting_text(value) for key, value in each.items()} for each in settings]
     keys = dict.fromkeys(key for each in texts for key in each)
     return {key: " or ".join(dict.fromkeys(each.get(key, NOTHING) for each in texts)) for key in keys}

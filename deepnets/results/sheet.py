@@ -1,4 +1,4 @@
-"""A sheet is a table of text, which the terminal, the page, Markdown and LaTeX show."""
+"""Sheets: tables of text, which the terminal, the page, Markdown and LaTeX show."""
 
 import json
 import math
@@ -40,8 +40,8 @@ class Sheet:
 
     def without_empty_columns(self) -> "Sheet":
         """Return the sheet with only the columns that hold a word or a number."""
-        said = [{line[index] for line in self.lines} - {"", NOTHING} for index in range(len(self.header))]
-        return self._only([index for index, words in enumerate(said) if not index or words])
+        texts = [{line[index] for line in self.lines} - {"", NOTHING} for index in range(len(self.header))]
+        return self._only([index for index, words in enumerate(texts) if not index or words])
 
     def of(self, columns: Sequence[str]) -> "Sheet":
         """Return the sheet with only these columns, in its own order, without its note."""

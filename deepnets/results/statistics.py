@@ -1,4 +1,4 @@
-"""The statistics of errors: how sure a number is, and whether two rows differ."""
+"""Statistics of errors: how sure a number is, and whether two rows differ."""
 
 import math
 import warnings
@@ -15,10 +15,10 @@ from scipy import stats
 
 CONFIDENCE = 0.95
 STANDARD_ERRORS = stats.norm.ppf((1 + CONFIDENCE) / 2)  # half of an interval at `CONFIDENCE`
-FEWEST_SEEDS = 3  # below, neither a verdict nor a claim
-FEWEST_RANKED = 5  # rows, below which any ranking may agree by chance
+FEWEST_SEEDS = 3  # with fewer there is neither a verdict nor a claim
+FEWEST_RANKED = 5  # rows; fewer may agree in any ranking by chance
 RESAMPLES = 9999
-WORST_ERROR = 100.0  # percent; what a diverged run counts as where a finite number is needed
+WORST_ERROR = 100.0  # percent; a diverged run counts as this if a finite number is needed
 TEST_SET_NOTE = (
     "Test set: half of the interval of the difference over the choice of test images, from the images that each run "
     "got right."
@@ -44,8 +44,8 @@ def median_interval(errors: Sequence[float]) -> tuple[float, float] | None:
 def image_noise(first: Sequence[np.ndarray | None], second: Sequence[np.ndarray | None]) -> float | None:
     """Return half of the interval of the difference of two mean errors over the choice of test images.
 
-    Each array says which images a run got wrong, (images,); images are paired, and the runs of a row averaged, so that
-    what its seeds differ in is left out. In percent points; None where a row has no such array.
+    Each array says which images a run got wrong, (images,). Images are paired and a row's runs are averaged, so that
+    the difference between its seeds does not count. In percent points; None if a row has no such array.
     """
     rows = [[wrong for wrong in row if wrong is not None] for row in (first, second)]
     if not all(rows) or len({len(wrong) for row in rows for wrong in row}) > 1:
@@ -57,7 +57,7 @@ def image_noise(first: Sequence[np.ndarray | None], second: Sequence[np.ndarray 
 def rank_agreement(first: Sequence[float], second: Sequence[float]) -> tuple[float, float] | None:
     """Return Kendall's tau-b between two rankings of the same rows, and its p value; an infinite error is the worst.
 
-    None below `FEWEST_RANKED` rows, or where a side ranks them all alike.
+    None below `FEWEST_RANKED` rows, or if a side ranks them all alike.
     """
     if len(first) < FEWEST_RANKED or len(set(first)) == 1 or len(set(second)) == 1:
         return None
@@ -67,11 +67,11 @@ def rank_agreement(first: Sequence[float], second: Sequence[float]) -> tuple[flo
 
 @dataclass(frozen=True)
 class Comparison:
-    """Row `first` against row `second` by Welch's t test: `difference` of the mean errors in percent, first - second.
+    """Welch's t test of two rows: `difference` of the mean errors in percent, first - second.
 
-    `low` and `high` bound the difference with `CONFIDENCE` for all comparisons together (Bonferroni); `p` is of this
-    one alone, `p_corrected` by Holm for all. `effect` is Hedges' g, `image_noise` as the function of
-    that name says, None where images are not known. All others are nan where no claim can be made: `why_not`.
+    `low` and `high` bound the difference with `CONFIDENCE` for all comparisons together (Bonferroni); `p` is for this
+    one alone, `p_corrected` by Holm for all. `effect` is Hedges' g; `image_noise` is the result of the function of that
+    name. If the rows cannot be compared, `why_not` gives the reason, and the numbers are nan.
     """
 
     first: str
@@ -98,9 +98,9 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Errors:
-    """Final test errors of a row, in percent, one for each seed; infinite where a run diverged.
+    """Final test errors of a row, in percent, one for each seed; infinite if a run diverged.
 
-    `wrong`: which test images each run got wrong, (images,), None where that is not known.
+    `wrong` says which test images each run got wrong, (images,), None if that is not known.
     """
 
     row: str
@@ -111,7 +111,7 @@ class Errors:
 class Welch(NamedTuple):
     """Welch's t test on the errors of two rows: `difference` of the means, first minus second, in percent points.
 
-    `low` and `high` bound the difference; `p` is of this test alone.
+    `low` and `high` bound the difference; `p` is for this test alone.
     """
 
     difference: float
@@ -129,7 +129,7 @@ def welch(first: Sequence[float], second: Sequence[float], error: float) -> Welc
 
 
 def welch_of_each(pairs: Sequence[tuple[Sequence[float], Sequence[float]]], error: float) -> list[Welch]:
-    """`welch` of each pair of rows; scipy, which takes a millisecond for a call, is called once for each size."""
+    """Test each pair of rows as `welch` does; scipy takes a millisecond a call, and is called once for each size."""
     tests: dict[int, Welch] = {}
     alike: dict[tuple[int, int], list[int]] = defaultdict(list)
     for place, (first, second) in enumerate(pairs):
@@ -140,7 +140,7 @@ def welch_of_each(pairs: Sequence[tuple[Sequence[float], Sequence[float]]], erro
             alike[len(first), len(second)].append(place)
     for places in alike.values():
         firsts, seconds = (np.array([pairs[place][side] for place in places]) for side in (0, 1))
-        with warnings.catch_warnings():  # a row without spread beside one with some is tested soundly
+        with warnings.catch_warnings():  # the test is sound if only one row has no spread
             warnings.filterwarnings("ignore", "Precision loss occurred in moment calculation", RuntimeWarning)
             test = stats.ttest_ind(firsts, seconds, axis=1, equal_var=False)
             interval = test.confidence_interval(1 - error)
@@ -153,8 +153,8 @@ def welch_of_each(pairs: Sequence[tuple[Sequence[float], Sequence[float]]], erro
 def weighted_sum(weights: Sequence[float], rows: Sequence[Sequence[float]], error: float) -> tuple[float, float, float]:
     """Return the weighted sum of the rows' means, and the bounds that leave the true sum out with probability `error`.
 
-    Welch's t for any number of rows (Satterthwaite's degrees of freedom); with weights 1 and -1 it is `welch`'s
-    interval. Rows of fewer than two numbers, or with one that is not finite, bound nothing.
+    This is Welch's t for any number of rows (Satterthwaite's degrees of freedom); with weights 1 and -1 it is `welch`'s
+    interval. If a row has fewer than two numbers, or one that is not finite, the bounds are infinite.
     """
     if min(map(len, rows)) < 2 or not np.isfinite(np.concatenate(rows)).all():
         return math.nan, -math.inf, math.inf
@@ -168,10 +168,10 @@ def weighted_sum(weights: Sequence[float], rows: Sequence[Sequence[float]], erro
 
 
 def rank_correlation(places: Sequence[float], values: Sequence[float], error: float) -> tuple[float, float, float]:
-    """Return Kendall's tau-b and its bounds, which leave out 0 where its test against no order has p below `error`.
+    """Return Kendall's tau-b and its bounds, which leave out 0 if its test against no order has p below `error`.
 
-    The deviation is that without order, corrected for ties (Kendall's asymptotic test). Fewer than five pairs, or a
-    value that is not finite, bound nothing.
+    The standard deviation is tau's without any order, corrected for ties (Kendall's asymptotic test). With fewer than
+    five pairs, or a value that is not finite, the bounds are infinite.
     """
     if len(values) < 5 or not np.isfinite(values).all() or len(set(values)) == 1:
         return math.nan, -math.inf, math.inf
@@ -217,7 +217,7 @@ def compare_pairs(pairs: Sequence[tuple[Errors, Errors]]) -> list[Comparison]:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Correct p values for their number (Holm 1979): the i-th smallest of m times m - i + 1, never falling."""
+    """Correct m p values for their number (Holm 1979): multiply the i-th smallest by m - i + 1, and never fall."""
     corrected, highest = [0.0] * len(p), 0.0
     for rank, index in enumerate(sorted(range(len(p)), key=p.__getitem__)):
         highest = max(highest, min(1.0, p[index] * (len(p) - rank)))

@@ -1,4 +1,4 @@
-"""A table: its rows beside what was published about them, shown as sheets, and compared with one another."""
+"""Makes tables: a sweep's rows beside the published numbers, shown as sheets, and compared with one another."""
 
 import math
 import re
@@ -73,7 +73,7 @@ class Table:
 
     @property
     def row_name(self) -> str:
-        """What the words of a row's name choose, as in `block,ordering`; `row` where there are no axes."""
+        """The groups and keys that a row's name chooses from, as in `block,ordering`; `row` if there are no axes."""
         axes: list[str] = next(
             (run.sweep["axes"] for cell in self.cells.values() for run in cell.runs if run.sweep), []
         )
@@ -82,13 +82,13 @@ class Table:
 
     @property
     def warnings(self) -> list[str]:
-        """What a reader must know before comparing; see `warnings_of`."""
+        """Problems that a reader must know before comparing; see `warnings_of`."""
         of_columns = [warning for column in self.columns for warning in warnings_of(column)]
         return [*(f"cannot be read: {problem}" for problem in self.published.problems), *of_columns]
 
     @property
     def notes(self) -> list[str]:
-        """How the verdicts and fails came about."""
+        """The rules by which verdicts and fails are decided."""
         printed = [row.test_error for row in self.published.rows.values() if row.test_error is not None]
         notes = [VERDICT_RULE] if printed and any(column.is_published_protocol for column in self.columns) else []
         if FAIL in printed:
@@ -103,10 +103,10 @@ class Table:
 
 
 def tables_of(runs: Sequence[Run], sweeps: Path = SWEEPS, own: Path | None = None) -> list[Table]:
-    """Make a table for each sweep; the folders, scales and protocols it was trained in are its columns.
+    """Make a table for each sweep; its columns are the folders, scales and protocols in which it was trained.
 
-    Published numbers are those of the sweep's file in `own`, a project's, or in `sweeps`, or of its copy beside the
-    runs. Raises as `published_of` does.
+    Published numbers come from the sweep's file in `own`, a project's folder, or in `sweeps`, or from the copy beside
+    the runs. Raises as `published_of` does.
     """
     tables = []
     for name, members in frame_of(runs).groupby("table", sort=False):
@@ -117,7 +117,7 @@ def tables_of(runs: Sequence[Run], sweeps: Path = SWEEPS, own: Path | None = Non
 
 
 def result_sheets(table: Table) -> list[Sheet]:
-    """Show every row beside what is published about it, a sheet for each column of the table."""
+    """Show every row beside its published numbers, a sheet for each column of the table."""
     return [result_sheet(table, index) for index in range(len(table.columns))]
 
 
@@ -204,7 +204,7 @@ def _table(name: str, runs: pd.DataFrame, sweeps: Path) -> Table:
     rows, columns = (*published.rows, *trained), tuple(columns_of(runs))
     cells = {}
     for index, column in enumerate(columns):
-        # The bound of a paper's full protocol; a shorter one, or a single run of one's own, is not measured by it.
+        # A paper's bound holds for its full protocol, not for a shorter one or a single run of one's own.
         is_table = any(run.sweep for run in column.runs)
         bound = _fail_above(published) if is_table and column.is_published_protocol else math.inf
         for row in rows:
@@ -215,7 +215,7 @@ def _table(name: str, runs: pd.DataFrame, sweeps: Path) -> Table:
 
 
 def _declared(file: Path) -> list[str]:
-    """The rows in the order of their sweep's file; none where that cannot be read, as `published_of` says then."""
+    """Return the rows in the order of their sweep's file; none if it cannot be read, which `published_of` reports."""
     try:
         return names_at(file, FULL)
     except (UserError, ValueError):
@@ -248,8 +248,8 @@ def _natural(name: str) -> list[tuple[int, float, str]]:
 def _rankings(table: Table, index: int) -> list[str]:
     """Say how far the medians rank the rows as the paper does, fails last.
 
-    Only rows that differ in the last axis alone are ranked, so that data sets or blocks, which the first one sets, are
-    not compared with one another.
+    Only rows that differ in nothing but the last axis are ranked, so that data sets or blocks, which the first axis
+    sets, are not compared with one another.
     """
     groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for row, cell in table.column(index).items():

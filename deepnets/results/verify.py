@@ -1,4 +1,4 @@
-"""Records verified: their first iterations are trained again, beside what rounding alone makes of the same losses."""
+"""Verifies records: trains their first iterations again, and compares the losses with the effect of rounding alone."""
 
 import hashlib
 import math
@@ -37,21 +37,22 @@ from deepnets.training.hardware import describe, find_device
 
 VERIFIABLE = {"beginning", "iterations", "data", "threads", "precision", "versions", "device", "processes"}
 PRECISIONS = ("float32", "bfloat16")
-MOVED = 12  # trainings with moved images, beside the one as it is
+MOVED = 12  # trainings with moved images, besides the one with the images as they are
 FALSE_ALARM = 1e-3  # the rate for honest records, if the logarithms of ratios are normal; see `largest_gap`
-LEAST = 8.0  # times the typical gap is always allowed: twelve trainings may all have come out close by chance
-MOST = 0.1  # of a loss, where a few trainings were so unlike the others that their spread would allow anything
-SEPARATED = 0.01  # of a loss: rounding has moved it so far that what follows shows little
+LEAST = 8.0  # times the typical gap is always allowed: all twelve trainings may be close by chance
+MOST = 0.1  # of a loss is allowed at most: a few very different trainings would otherwise allow any gap
+SEPARATED = 0.01  # of a loss: if rounding has moved it so far, later losses show little
 SAME_NAMES = " (torch and the processor's name are the record's; another generation rounds otherwise)"
-FLOOR = 4 * 2.0**-23  # of a loss: another order of the sum over a batch rounds it so, whatever the net
+FLOOR = 4 * 2.0**-23  # of a loss: in any net, another order of the sum over a batch may round it so much
 
 
 class Verification(BaseModel):
-    """What a verification found: `gap` in nats where `loss` (counted from 1) stood out most, beside what is `allowed`.
+    """The outcome of a verification: `gap` in nats at the `loss` (from 1) that stands out most, and the `allowed` gap.
 
-    `result` says which result.json it is about, `checksum`; a run that is trained again has none yet. `compared` is a
-    number of losses, `device` and `versions` are those of the verification. If `is_whole`, the run was trained to its
-    end: `compared` are iterations, and `gap` is the test error's from the row's mean, in percent points.
+    `result` is the `checksum` of the result.json that was verified: a run trained again has no verification yet.
+    `compared` counts losses; `device` and `versions` are of the machine that verified. If `is_whole`, the run was
+    trained to its end: `compared` counts iterations, and `gap` is from the test error to the row's mean, in percent
+    points.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -71,7 +72,7 @@ class Verification(BaseModel):
 
 
 class Verifications(RunFile):
-    """verifications.json: each verification of a record that was noted, the failed ones too."""
+    """The file verifications.json: each verification of a record that was noted, including failed ones."""
 
     FILE = "verifications.json"
 
@@ -82,7 +83,7 @@ class Verifications(RunFile):
 
 
 class Gap(NamedTuple):
-    """Where a record stands out most: at the `loss` counted from 1, by `gap` nats; rounding explains `allowed`."""
+    """The `loss` of a record, counted from 1, that stands out most: by `gap` nats; rounding explains `allowed` nats."""
 
     loss: int
     gap: float
@@ -92,15 +93,14 @@ class Gap(NamedTuple):
 def verify(paths: Sequence[Path], root: str, note: bool = False, scratch: Path | None = None) -> int:
     """Train the first iterations of each record again, on the data in `root`, and print how they compare.
 
-    With `scratch`, a folder, each is trained there from beginning to end; `_verify_whole` says how it is compared.
-    Losses and weights are equal bit by bit on the record's processor; elsewhere the losses may be apart as
-    `largest_gap` allows. The name of a processor does not tell its generation, so that equal names demand no equal
-    bits. A record that contradicts itself
-    is not trained; one that cannot be compared is named with the reason. With `note` each verdict is added to
-    verifications.json beside the record. Returns 1 if one differs or contradicts itself.
+    With `scratch`, a folder, each is trained there from beginning to end; `_verify_whole` says how it is compared. On
+    the record's processor, losses and weights are equal bit by bit; elsewhere `largest_gap` says how far apart the
+    losses may be. The name of a processor does not tell its generation: equal names do not demand equal bits. A record
+    that contradicts itself is not trained; one that cannot be compared is named with the reason. With `note` each
+    verdict is added to verifications.json beside the record. Returns 1 if one differs or contradicts itself.
 
     Raises:
-        UserError: a folder has no runs, none of them can be compared, or a note cannot be read or written.
+        UserError: a folder has no runs, no run can be compared, or a note cannot be read or written.
     """
     read = read_runs(paths)
     runs = [run for run in read if not run.contradiction]
@@ -128,18 +128,18 @@ def verify(paths: Sequence[Path], root: str, note: bool = False, scratch: Path |
 
 
 def largest_gap(record: np.ndarray, here: np.ndarray, moved: np.ndarray) -> Gap:
-    """Find where the losses of a record (L,) are furthest from those trained here (L,), and how far rounding may be.
+    """Find where a record's losses (L,) are furthest from those trained here (L,), and how far rounding may move them.
 
     `moved` (K, L) are the losses of trainings whose images were moved by one rounding. Their gaps |moved - here| say
-    how far rounding alone takes this very net. A loss's typical gap is the root of their mean square. A run's ratio is
-    its largest gap over the typical one, taken over all its losses; for one of the K, typical are the K - 1 others. An
-    honest record is one more such run, so the logarithm of its ratio lies below the mean of theirs, plus their
-    standard deviation times t of K - 1 degrees of freedom times sqrt(1 + 1/K), with probability 1 - `FALSE_ALARM` if
-    they are normal. At least `LEAST` typical gaps are allowed, and more only up to `MOST` of the loss.
+    how far rounding alone moves this very net. A loss's typical gap is the root of their mean square. A run's ratio is
+    the largest of its gaps over the typical ones; for one of the K runs, the K - 1 others give the typical gaps. An
+    honest record is one more such run. So the logarithm of its ratio lies below the mean of theirs, plus their standard
+    deviation times t of K - 1 degrees of freedom times sqrt(1 + 1/K), with probability 1 - `FALSE_ALARM` if the
+    logarithms are normal. At least `LEAST` typical gaps are allowed, and more only up to `MOST` of the loss.
 
-    Simulated, an honest record differs in less than 1 % of cases where the gaps of all runs grow alike or apart by
-    lognormal factors of deviation 1 or 2, and in up to 4 % where in each iteration one run in twenty jumps a
-    thousandfold, as a ReLU may switch. Another processor moves the losses less than a rounding of every pixel does.
+    In simulations an honest record differs in less than 1 % of cases if the gaps of all runs grow alike, or apart by
+    lognormal factors of deviation 1 or 2, and in up to 4 % if in each iteration one run in twenty jumps a thousandfold,
+    as a ReLU may switch. Another processor moves the losses less than a rounding of every pixel does.
     """
     floor = FLOOR * np.abs(here)
     gaps, gap = np.maximum(np.abs(moved - here), floor), np.maximum(np.abs(record - here), floor)
@@ -172,12 +172,12 @@ def verified_line(runs: Sequence[Run]) -> str:
 
 
 def checksum(run: Run) -> str:
-    """Sixteen hexadecimal digits (SHA-256) of the run's result.json."""
+    """Return sixteen hexadecimal digits (SHA-256) of the run's result.json."""
     return hashlib.sha256(read_text(run.folder.path / Result.FILE, LONGEST).encode()).hexdigest()[:16]
 
 
 def _notes(run: Run) -> tuple[Verification, ...]:
-    """Return the verifications of the result that the run has now."""
+    """Return the verifications of the run's present result."""
     notes = Verifications.read(run.folder.path)
     return tuple(note for note in notes.verifications if note.result == checksum(run)) if notes else ()
 
@@ -186,7 +186,7 @@ def _verify(run: Run, root: str) -> Verification:
     """Compare the first iterations of a record, and print the outcome in a line.
 
     Raises:
-        UserError: they cannot be compared, with the reason.
+        UserError: they cannot be compared; the message gives the reason.
     """
     result, config, device = run.result, *_here(run, root)
     torch.set_num_threads(result["threads"])
@@ -210,18 +210,18 @@ def _verify(run: Run, root: str) -> Verification:
         words += f"; compared are the first {compared}{ends}"
     iterations = f"the first {len(beginning['losses'])} of {result['iterations']} iterations"
     _say(run, passed, f"{iterations}, {words}", changes)
-    found = {"compared": compared, "is_equal": is_equal, "passed": passed, **(gap._asdict() if gap else {})}
-    return _verification(run, device, **found)
+    outcome = {"compared": compared, "is_equal": is_equal, "passed": passed, **(gap._asdict() if gap else {})}
+    return _verification(run, device, **outcome)
 
 
 def _verify_whole(run: Run, root: str, scratch: Path) -> Verification:
     """Train a record from beginning to end in `scratch`, or go on there, and print how it compares.
 
-    Every epoch, the first iterations and the images that were right must be equal bit by bit where all is as it was;
-    elsewhere the final error must lie in the prediction interval of the row's seeds.
+    If `_changes` finds nothing, every epoch, the first iterations and the images that were right must be equal bit by
+    bit; otherwise the final error must lie in the prediction interval of the row's seeds.
 
     Raises:
-        UserError: it cannot be compared, with the reason.
+        UserError: it cannot be compared; the message gives the reason.
     """
     result, config, device = run.result, *_here(run, root)
     folder = RunFolder(scratch / run.grid.name / run.row / run.folder.path.name)
@@ -246,23 +246,23 @@ def _verify_whole(run: Run, root: str, scratch: Path) -> Verification:
         words, passed = "every epoch is equal bit by bit" if is_equal else "and all is as it was", is_equal
     else:
         errors = [each.error for each in read_runs([run.folder.path.parent]) if each.error is not None]
-        error = min(again.error, WORST_ERROR)  # of one that diverged
+        error = min(again.error, WORST_ERROR)  # if it diverged
         if (interval := true_difference(errors, Printed(error))) is None:
             raise UserError(f"bits cannot be equal ({changes}), and the row has {len(errors)} of {FEWEST_SEEDS} seeds")
         low, high = (error + side for side in interval)
         gap, allowed, passed = abs(error - (low + high) / 2), (high - low) / 2, low <= error <= high
         words = f"the interval of the row's {len(errors)} seeds is {low:.2f} to {high:.2f} %"
-    errors_said = f"error {run.error:.2f} % then, {again.error:.2f} % now"
-    _say(run, passed, f"all {result['iterations']} iterations, {errors_said}, {words}", changes)
-    found = {"compared": result["iterations"], "is_equal": is_equal, "passed": passed, "gap": gap, "allowed": allowed}
-    return _verification(run, device, is_whole=True, **found)
+    both = f"error {run.error:.2f} % then, {again.error:.2f} % now"
+    _say(run, passed, f"all {result['iterations']} iterations, {both}, {words}", changes)
+    outcome = {"compared": result["iterations"], "is_equal": is_equal, "passed": passed, "gap": gap, "allowed": allowed}
+    return _verification(run, device, is_whole=True, **outcome)
 
 
 def _here(run: Run, root: str) -> tuple[Config, torch.device]:
     """Return the configuration of a record on this machine's device and data.
 
     Raises:
-        UserError: its result lacks what is compared, or the data are others.
+        UserError: its result lacks the first iterations or other facts that are compared, or the data differ.
     """
     result, frozen = run.result, run.folder.config
     if not result.keys() >= VERIFIABLE:
@@ -286,19 +286,19 @@ def _say(run: Run, passed: bool, words: str, changes: str) -> None:
     print(printable(f"{run.folder}: {'verified' if passed else 'DIFFERS'}: {words}" + f" ({changes})" * bool(changes)))
 
 
-def _verification(run: Run, device: torch.device, **found: Any) -> Verification:
+def _verification(run: Run, device: torch.device, **outcome: Any) -> Verification:
     return Verification(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         commit=git_commit(),
         versions={"torch": version("torch"), "numpy": version("numpy")},
         device=describe(device),
         result=checksum(run),
-        **found,
+        **outcome,
     )
 
 
 def _changes(result: dict[str, Any], launcher: dict[str, Any], device: torch.device) -> list[str]:
-    """Say what has changed since the record, so that bits need not be equal."""
+    """Say what has changed since the record, which excuses unequal bits."""
     then = {"torch": result["versions"].get("torch"), "device": result["device"]}
     now = {"torch": version("torch"), "device": describe(device)}
     words = [f"{name} {then[name]} then, {now[name]} now" for name in then if then[name] != now[name]]
@@ -307,7 +307,7 @@ def _changes(result: dict[str, Any], launcher: dict[str, Any], device: torch.dev
 
 
 def _fresh(config: Config, device: torch.device, precision: torch.dtype) -> Training:
-    """Return the run at its beginning."""
+    """Build the run at its beginning."""
     training = prepare(config, device, precision)
     start_from_weights(training.model, config, dataset_of(config).classes)
     return training
@@ -330,10 +330,10 @@ def _moved_images(
     epoch: int,
     start: int,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the batches with each pixel times 1 + eps or 1 - eps, at random, where 1 + eps follows 1 in the precision.
+    """Yield the batches with each pixel times 1 + eps or 1 - eps, at random; 1 + eps follows 1 in the precision.
 
-    Weights moved by a rounding of float32 would change nothing in bfloat16, and other threads or another order of the
-    images are not rounding alone in every net: dropout and normalisation over parts of a batch depend on the order.
+    Weights moved by a rounding of float32 would change nothing in bfloat16. Other threads or another order of the
+    images would change more than rounding in some nets: dropout and normalisation over parts of a batch depend on them.
     """
     draws = torch.Generator(training.device).manual_seed(seed)
     eps = torch.finfo(training.precision).eps
@@ -342,9 +342,9 @@ def _moved_images(
 
 
 def _moved(record: np.ndarray, here: np.ndarray, fresh: Callable[[], Training]) -> tuple[np.ndarray, str]:
-    """Train `MOVED` times with moved images: losses (MOVED, L), and why these are not all, in words.
+    """Train `MOVED` times with moved images; returns losses (MOVED, L), and in words why they end there.
 
-    Compared are the losses that are finite in all trainings, up to the first that rounding has moved by `SEPARATED`.
+    Losses are compared while they are finite in all trainings, up to the first that rounding has moved by `SEPARATED`.
 
     Raises:
         UserError: not even the first loss is finite everywhere.
@@ -359,11 +359,11 @@ def _moved(record: np.ndarray, here: np.ndarray, fresh: Callable[[], Training]) 
         for _ in fit(training) if count else ():
             assert training.loss is not None
             losses.append(float(training.loss))
-            there = here[len(losses) - 1]
+            unmoved = here[len(losses) - 1]
             if not math.isfinite(losses[-1]):
                 losses.pop()
                 count, ends = len(losses), ", as later ones are not finite"
-            elif len(losses) < count and abs(losses[-1] - there) > SEPARATED * abs(there):
+            elif len(losses) < count and abs(losses[-1] - unmoved) > SEPARATED * abs(unmoved):
                 count, ends = len(losses), f", as rounding alone moves loss {len(losses)} by more than {SEPARATED:.0%}"
             if len(losses) == count:
                 break

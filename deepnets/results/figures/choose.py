@@ -1,4 +1,4 @@
-"""Which pictures a report shows: those for which there are numbers."""
+"""Chooses the pictures of a report: all for which there are numbers."""
 
 import math
 import re
@@ -80,7 +80,7 @@ def _of_column(table: Table, index: int, logarithmic: bool) -> Drawn:
 
 
 def _of_depth(tables: Sequence[Table], logarithmic: bool) -> Iterator[Picture]:
-    """Plain and residual nets may stand in two tables of the paper; columns of one protocol go together."""
+    """Draw columns of one protocol together: a paper may have plain and residual nets in two tables."""
     columns = [(column.label, table.column(index)) for table in tables for index, column in enumerate(table.columns)]
     labels = list(dict.fromkeys(label for label, _ in columns))
     for label in labels:

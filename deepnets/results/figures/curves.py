@@ -1,4 +1,4 @@
-"""Curves over the training: errors as in He et al., what depth does to them, the learning rate, losses of a search."""
+"""Draws curves over the training: errors as in He et al., the effect of depth, learning rates, losses of a search."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ ACROSS = 3
 def training_curves(runs: Mapping[str, Run], logarithmic: bool) -> Figure:
     """Draw error over the training, thin on training and bold on test images (He et al. 2015, Fig. 6), a run a row.
 
-    A panel for each row where one panel would hold more than six; there the other rows are faint.
+    More than six rows get a panel each, in which the other rows are faint.
     """
     runs = dict(list(runs.items())[:MOST_PANELS])
     unit = _unit(runs)
@@ -56,7 +56,7 @@ def curves_beside(pairs: Mapping[str, tuple[Run, Run]], logarithmic: bool) -> Fi
 
 
 def degradation(runs: Mapping[str, Run], logarithmic: bool) -> Figure | None:
-    """Draw what depth does to plain nets beside nets with shortcuts (He et al. 2015, Fig. 4 and 6), a panel each.
+    """Draw the effect of depth on plain nets and on nets with shortcuts (He et al. 2015, Fig. 4 and 6), a panel each.
 
     Return None unless both kinds have two depths.
     """
@@ -145,14 +145,14 @@ def _panels_of(rows: Sequence[str], height: float) -> tuple[Figure, list[Axes]]:
     for axes in panels[len(rows) :]:
         axes.remove()
     for axes in panels[max(0, len(rows) - across) : len(rows)]:
-        axes.tick_params(labelbottom=True)  # panels that now end a column
+        axes.tick_params(labelbottom=True)  # the panel below it may be gone
     for axes, row in zip(panels, rows, strict=False):
         axes.set_title(wrapped(row))
     return figure, panels[: len(rows)]
 
 
 def _scale(figure: Figure, panels: list[Axes], runs: Sequence[Run], unit: str, logarithmic: bool) -> None:
-    """Set the scale of errors: as in the papers, the much worse first tenth may leave the picture at its top."""
+    """Set the scale of errors: as in the papers, the top may cut off the much worse first tenth of a curve."""
     curves = [_values(run, f"{split}_error") for run in runs for split in ("train", "test")]
     curves = [finite for curve in curves if (finite := list(filter(math.isfinite, curve)))]
     ends = [curve[-1] for curve in curves]
@@ -171,7 +171,7 @@ def _scale(figure: Figure, panels: list[Axes], runs: Sequence[Run], unit: str, l
 
 
 def _unit(runs: Mapping[str, Run]) -> str:
-    """Name the horizontal axis: iterations if every budget counts them, as in the papers, or else epochs."""
+    """Name the horizontal axis: iterations if every budget counts them, as in the papers, else epochs."""
     return "iteration" if all(run.config.get("iterations") for run in runs.values()) else "epoch"
 
 

@@ -1,4 +1,4 @@
-"""Final errors as points: each row against the published value, over depth or another number; losses of a search."""
+"""Draws final errors: of each row beside the published value, over depth or another number; losses of a search."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,14 +20,14 @@ from deepnets.results.statistics import WORST_ERROR
 MOST_BARS = 60
 MOST_CLAIMS = 40
 LOOK_COLOURS = dict(zip(LOOKS, COLOURS, strict=False))
-CLOSE = 0.06  # of the scale's length: nearer values cannot be written below it side by side
-WIDE = 50  # times the smallest value, from which on a scale is logarithmic
+CLOSE = 0.06  # of the scale's length: labels of nearer values would overlap
+WIDE = 50  # times the smallest value: a scale that reaches further is logarithmic
 
 
 def bars(cells: Mapping[str, Cell]) -> Figure | None:
     """Draw each row's median error with its 95% interval (below 3 seeds, all errors) and the published value.
 
-    A fail ends at the edge, with its number. Return None without errors, or with too many rows to read.
+    The bar of a fail ends at the edge, with its number. Return None without errors, or with too many rows to read.
     """
     cells = {row: cell for row, cell in cells.items() if cell.errors or cell.published.test_error is not None}
     if not any(cell.errors for cell in cells.values()) or len(cells) > MOST_BARS:
@@ -35,7 +35,7 @@ def bars(cells: Mapping[str, Cell]) -> Figure | None:
     names = [wrapped(row) for row in cells]
     lines = max(name.count("\n") + 1 for name in names)
     figure, (axes,) = new_panels(1.1 + max(0.27, 0.16 * lines) * len(cells))
-    edge = 1.15 * max(_numbers(cells), default=100.0) or 1.0  # all rows may be perfect
+    edge = 1.15 * max(_numbers(cells), default=100.0) or 1.0  # 1 if all rows are perfect
     for place, cell in enumerate(cells.values()):
         measured, published = cell.compared_median, cell.published.test_error
         if measured is not None:
@@ -106,9 +106,9 @@ def error_over(key: str, runs: Mapping[str, Run], cells: Mapping[str, Cell]) -> 
 
 
 def looks_of_claims(findings: Sequence[Finding]) -> Figure | None:
-    """Draw each claim's difference of mean errors at every look, with the bounds that the look allows, from top down.
+    """Draw each claim's difference of mean errors at every look, the first one on top, with the look's bounds.
 
-    The side that the paper names is shaded, the margin dotted. Return None if no claim has had a look.
+    The side that the paper claims is shaded, the margin dotted. Return None if no claim has had a look.
     """
     shown = [finding for finding in findings if finding.looks][:MOST_CLAIMS]
     if not shown:
@@ -119,10 +119,10 @@ def looks_of_claims(findings: Sequence[Finding]) -> Figure | None:
     for place, finding in enumerate(shown):
         is_below = finding.claim.relation is Relation.below
         axes.barh(place, -edge if is_below else edge, height=0.9, color=COLOURS[2], alpha=0.12, zorder=1)
-        for offset, (found, color) in enumerate(zip(finding.looks, LOOK_COLOURS.values(), strict=False), start=-1):
+        for offset, (one_look, color) in enumerate(zip(finding.looks, LOOK_COLOURS.values(), strict=False), start=-1):
             y = place + 0.24 * offset
-            axes.hlines(y, max(found.low, -edge), min(found.high, edge), color=color, linewidth=1.6, zorder=3)
-            axes.plot(found.difference, y, "o", color=color, markersize=4, zorder=4)
+            axes.hlines(y, max(one_look.low, -edge), min(one_look.high, edge), color=color, linewidth=1.6, zorder=3)
+            axes.plot(one_look.difference, y, "o", color=color, markersize=4, zorder=4)
         if finding.margin is not None:
             axes.vlines([-finding.margin, finding.margin], place - 0.45, place + 0.45, color=INK, linestyle=":")
         axes.text(edge, place, f" {finding.outcome}", va="center", fontsize=7)
