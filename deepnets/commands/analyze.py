@@ -15,7 +15,7 @@ from deepnets.errors import UserError
 from deepnets.system.files import check_writable
 
 COMMANDS = "deepnets.analysis.commands"
-# Modules, each of which is imported only when it is asked for: torch and the figures take three seconds.
+# A module is imported only when a command needs it: torch and the figures take three seconds.
 ANALYSES = {
     name: f"{COMMANDS}.{name}"
     for name in (
@@ -29,7 +29,7 @@ OWN_SUBJECT = ("showcase", "transfer", "variability")
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Do the analysis that `words` name, by default those of the command line.
+    """Do the analysis that `words` name, by default the words of the command line.
 
     Raises:
         UserError: there is no such analysis, or its results cannot be written.

@@ -25,7 +25,7 @@ from deepnets.training.hardware import describe, find_device
 
 
 class Bench(NamedTuple):
-    """A verb: what adds its options, and what measures. The docstring of `measure`, up to its errors, is the help."""
+    """A verb: functions that add its options and measure. The docstring of `measure`, up to Raises, is the help."""
 
     add_options: Callable[[argparse.ArgumentParser], None]
     measure: Callable[[argparse.Namespace], list[Comparison]]
@@ -57,7 +57,7 @@ BENCHES = {
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Measure what the command line, or `words`, names."""
+    """Run the bench that the command line, or `words`, names; print its ratios. Returns 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     kinds = parser.add_subparsers(metavar="WHAT", required=True)
     for name, bench in BENCHES.items():

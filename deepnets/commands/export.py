@@ -35,7 +35,7 @@ def main(words: Sequence[str] | None = None) -> int:
         try:
             file = writer()
         except UserError as error:
-            if not isinstance(error, NoSuchNetwork):  # which is nothing that could be written
+            if not isinstance(error, NoSuchNetwork):  # torchvision lacks the network: no failure
                 failed.append(what)
             print(printable(f"{what:<12} not written: {' '.join(str(error).split())}"))
             return None

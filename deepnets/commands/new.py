@@ -8,7 +8,7 @@ from pathlib import Path
 from deepnets.config.project import SCHEMAS
 from deepnets.errors import UserError, printable
 
-FILES = Path(__file__).parent / "project"  # the files to write, with NAME for the project's name and .in behind theirs
+FILES = Path(__file__).parent / "project"  # the files to write, with .in behind their names; NAME is the project
 
 UNTRACKED = ("/data/", "/outputs/", "__pycache__/")
 

@@ -48,13 +48,13 @@ def main(words: Sequence[str] | None = None) -> int:
     table = pd.DataFrame(lines, columns=COLUMNS).to_csv(index=False)
     with writing(arguments.to):
         arguments.to.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(arguments.to, table.encode(errors="surrogateescape"))  # names as the system has them
+        write_atomically(arguments.to, table.encode(errors="surrogateescape"))  # file names may be no text
     print(printable(f"predictions  {RunFolder(arguments.to)}: {len(lines)} image{'s' * (len(lines) != 1)}"))
     return 1 if problems else 0
 
 
 def _files(places: Sequence[Path], problems: list[str]) -> Iterator[Path]:
-    """Each image file, in the order named and of its name; says which folders hold none."""
+    """Yield the image files in the order given, a folder's by name; reports folders without images."""
     for place in places:
         if not place.is_dir():
             yield place
@@ -67,7 +67,7 @@ def _files(places: Sequence[Path], problems: list[str]) -> Iterator[Path]:
 
 
 def _lines(classifier: Classifier, files: Sequence[Path], problems: list[str]) -> list[tuple[str, str, str]]:
-    """A line for each of the files that can be read: its name, the most probable class and its probability."""
+    """Return a line for each file that can be read: its name, the most probable class and the probability."""
     images, readable = [], []
     for file in files:
         try:

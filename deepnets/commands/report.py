@@ -26,7 +26,7 @@ NO_REPORT = ("status", "watch", "keep", "records", "screenshots", "verify", "exp
 
 
 def main() -> int:
-    """Do what the command line asks for."""
+    """Do what the command line asks for; returns the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -65,7 +65,7 @@ def main() -> int:
 
 
 def _check(given: argparse.Namespace, exports: dict[str, Path]) -> None:
-    """Raise a UserError for options that do not go together, and for folders that are not there."""
+    """Raise a UserError for options that do not go together, and for missing folders."""
     requests = [name for name in (*NO_REPORT, "compare") if getattr(given, name)]
     if "watch" in requests and {*requests} - {"watch", "status"}:
         raise UserError(f"--watch shows what runs are doing; it does not go with --{requests[-1]}")
@@ -100,7 +100,7 @@ def _check(given: argparse.Namespace, exports: dict[str, Path]) -> None:
 
 def _answer(given: argparse.Namespace, exports: dict[str, Path]) -> int:
     """Do what is asked for; returns the exit code."""
-    # Here, because they import torch and pandas, which --help and a folder that is not there need not wait for.
+    # Here, because they import torch and pandas, for which --help and a missing folder need not wait.
     if given.json or given.status or given.watch:  # these need neither statistics nor figures
         from deepnets.runs.clean import disk_line
         from deepnets.runs.status import show, show_json

@@ -9,7 +9,7 @@ def main() -> int:
     rows = rows_of_command()
     if not rows:
         return 0
-    # Here, because they import torch, which --help and a mistyped option need not wait for.
+    # Here, because they import torch, for which --help and a mistyped option need not wait.
     from deepnets.runs.start import with_weights
 
     rows = with_weights(rows)

@@ -1,4 +1,4 @@
-"""`until=decided`: train the rows that claims are about, look, and train on only where a claim is undecided."""
+"""`until=decided`: train the rows that claims are about, test the claims, and train on only for undecided ones."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -27,20 +27,20 @@ MOST_ANSWERS = 100
 def train_until_decided(rows: Sequence[Row]) -> int:
     """Train round after round until every claim is decided, ten seeds are trained or the hours are used.
 
-    What is next follows from the results in the sweep's folder alone, so that the same command goes on anywhere.
-    Returns the exit code: 1 when a run failed. With `plan=true` the next round is planned, and nothing trained.
+    The next round depends only on the results in the sweep's folder, so that the same command goes on anywhere. Returns
+    the exit code: 1 if a run failed. With `plan=true` it only plans the next round.
 
     Raises:
-        UserError: there are no claims about these rows, or the hours pay no run.
+        UserError: there are no claims about these rows, or the hours do not pay for one run.
     """
-    grid, told = _Grid.of(rows), set[str]()
+    grid, printed = _Grid.of(rows), set[str]()
     while True:
         runs = grid.runs()
-        found = next_round([*grid.rows], runs, grid.file)
-        for text in {*found.left_out} - told:
+        planned = next_round([*grid.rows], runs, grid.file)
+        for text in {*planned.left_out} - printed:
             print_line(f"not decided here, as its rows are not among these: {text}")
-        told |= {*found.left_out}
-        chosen = grid.affordable(found, runs)
+        printed |= {*planned.left_out}
+        chosen = grid.affordable(planned, runs)
         if not chosen:
             return 0
         if grid.first.plan:
@@ -61,7 +61,7 @@ def train_until_decided(rows: Sequence[Row]) -> int:
 
 @dataclass(frozen=True)
 class _Grid:
-    """The rows of the command by name, each with any of its seeds; all are in one folder of the sweep in `file`."""
+    """The rows of the command by name, each with one of its seeds; `folder` has them all, `file` is their sweep's."""
 
     rows: Mapping[str, Row]
     folder: Path
@@ -95,19 +95,19 @@ class _Grid:
         return next(iter(self.rows.values())).config
 
     def runs(self) -> list[Run]:
-        """The runs that the folder has by now."""
+        """Read the runs of these rows that the folder has by now."""
         has_runs = self.folder.is_dir() and run_folders(self.folder)
         return [run for run in read_runs([self.folder]) if run.row in self.rows] if has_runs else []
 
-    def affordable(self, found: Round, runs: Sequence[Run]) -> list[Row]:
-        """The runs of the round, those of least compute first, as many as the hours pay; prints why, and the end.
+    def affordable(self, planned: Round, runs: Sequence[Run]) -> list[Row]:
+        """Choose the round's runs, in order of seed and compute, as many as the hours pay; prints why, or the answers.
 
-        A run's price is its compute by the pace of the runs that have ended; before any has, as `plan=true` estimates.
+        A run's price is its compute at the pace of the ended runs; before one has ended, `plan=true`'s estimate.
 
         Raises:
-            UserError: the hours do not pay the first of all runs.
+            UserError: the hours do not pay for the first run of all.
         """
-        asked = [self._with_seed(row, seed) for row, seeds in found.seeds.items() for seed in seeds]
+        asked = [self._with_seed(row, seed) for row, seeds in planned.seeds.items() for seed in seeds]
         compute = compute_of([*self.rows.values()])
         by_row = dict(zip(self.rows, compute, strict=True))
         asked.sort(key=lambda row: (row.config.seed, by_row[_name(row)].flops))
@@ -131,9 +131,9 @@ class _Grid:
         spent = f"{used:.3g} hours used" + (f" of {hours:g}" if hours is not None else "")
         if chosen:
             less = f", of which the hours pay {len(chosen)}" if len(chosen) < len(asked) else ""
-            print_line(f"{found.why}: {len(asked)} run{'s' * (len(asked) > 1)}{less} ({spent})")
+            print_line(f"{planned.why}: {len(asked)} run{'s' * (len(asked) > 1)}{less} ({spent})")
         else:
-            why = f"the hours do not pay the next run of {found.why}" if asked else found.why
+            why = f"the hours do not pay the next run of {planned.why}" if asked else planned.why
             print_line(f"{why} ({spent})")
             for table in tables_of(runs, self.file.parent) if runs else []:
                 for line in claim_answers(table, MOST_ANSWERS):
@@ -142,12 +142,12 @@ class _Grid:
 
     def _with_seed(self, name: str, seed: int) -> Row:
         row = self.rows[name]
-        words = [word for word in row.overrides if not word.startswith("seed=")]
-        return replace(row, config=replace(row.config, seed=seed), overrides=(*words, f"seed={seed}"))
+        others = [word for word in row.overrides if not word.startswith("seed=")]
+        return replace(row, config=replace(row.config, seed=seed), overrides=(*others, f"seed={seed}"))
 
 
 def hours_of(run: Run) -> float:
-    """The hours that a run trained, times its processes."""
+    """Return the hours that a run trained, times its processes."""
     processes = list(run.result.get("processes", {"0": 1}).values())[-1]
     return processes * (run.result.get("seconds") or 0.0) / 3600
 
