@@ -149,7 +149,7 @@ class RunFolder:
         return any(os.path.lexists(self.path / name) for name in (*CHECKPOINTS, Job.FILE))
 
     def check(self, config: Config) -> Config | None:
-        """Check that this folder may hold a run with `config`; returns the configuration that it keeps, if there is one.
+        """Check that this folder may hold a run with `config`; returns the configuration that it keeps, or None.
 
         Raises:
             OtherSettings: the folder holds another run.
