@@ -1,4 +1,4 @@
-"""Results beside the paper's: tables, statistics, figures and a page from run folders; `--help` lists the options."""
+"""Show results beside the paper's: tables, statistics, figures and a page of run folders; `--help` lists options."""
 
 import argparse
 from pathlib import Path

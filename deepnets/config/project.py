@@ -30,7 +30,7 @@ class _Content(BaseModel):
 
 @dataclass(frozen=True)
 class Project:
-    """A user's project: its file, its folder of `options`, laid out as conf/, and the file there for train.yaml.
+    """A user's project: its file, its folder of `options`, laid out as conf/, and the file in it for train.yaml.
 
     Modules beside the file are the project's own; a configuration may name them if the project is trusted.
     """

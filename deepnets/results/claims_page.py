@@ -47,11 +47,11 @@ OWN = "own setting"  # a sweep that is no published table
 PAGE_HEAD = f"""# Claims of the papers, tested
 
 Written by `python scripts/report.py {{folder}} --records`. A sweep file states what its paper claims about its rows
-(`sweep.claims`). Each line below is a claim, tested on the runs of one protocol. Registered are claims about more than
-the errors of two rows, with the quantity and the margin of their one test. In brackets: runs at a scale, of the paper's
-depth, on narrower nets or with fewer iterations, and runs in an {OWN}, whose nets, data or budget were chosen
-here and not by the paper; they test the claim, not the paper's numbers. A command below trains the rows of
-its own sweep; those of another sweep, as in SWEEP/ROW, are trained by that one's."""
+(`sweep.claims`). Each line below is a claim, tested on the runs of one protocol. A registered claim is about more than
+the errors of two rows; its file states the quantity and the margin of its one test. Runs in brackets are at a scale,
+of the paper's depth, on narrower nets or with fewer iterations, or in an {OWN}, whose nets, data or budget were
+chosen here and not by the paper; they test the claim, not the paper's numbers. A command below trains the rows of
+its own sweep; the command of another sweep trains that sweep's rows, as in SWEEP/ROW."""
 
 
 @dataclass(frozen=True)

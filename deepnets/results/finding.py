@@ -20,20 +20,21 @@ CHANCE = 90.0  # percent; the error of guessing one class of ten
 FAIL_MARGIN = 10.0  # percent points
 
 CLAIM_RULE = (
-    f"A claim is looked at three times at most: when the first {', '.join(map(str, LOOKS))} seeds by number that "
-    "nobody had seen before the claim was written down have ended, of both rows. Each look is Welch's t test on the "
-    f"mean errors; of an error of {100 * (1 - CONFIDENCE):.0f}% the looks spend "
+    f"A claim is looked at three times at most: when {', '.join(map(str, LOOKS))} seeds of both rows have ended, the "
+    "first by number without those that somebody had seen before the claim was written down. Each look is Welch's t "
+    f"test on the mean errors; the looks divide an error of {100 * (1 - CONFIDENCE):.0f}% among them, "
     f"{', '.join(f'{100 * spent:g}%' for spent in LOOKS.values())}, so that intervals are wider at earlier looks. "
     "The first look whose interval leaves out 0 answers: supported on the claimed side, contradicted on the other. "
-    "Where the sweep states a margin for the scale, no difference: the interval lies within plus and minus the margin. "
-    "Undecided: no look has answered yet. A run fails by the paper's bound at its protocol "
-    f"({FAIL_ABOVE:.0f}%, or what the claim names); elsewhere if it is not better than the plain net of the table, or "
-    f"than guessing where there is none or it is the row itself, by {FAIL_MARGIN:.0f} percent points. That a row fails "
-    "is supported if also all of its runs fail and none of the other row, and contradicted if none fails and the "
-    "interval does not lie on the claimed side; not shown at this scale: a row that learns in the paper fails here by "
-    f"the same rule. A diverged run counts as {WORST_ERROR:.0f}%. Holm: the smallest p of the looks, for their number, "
-    "corrected for the distinct pairs of rows in the sweep; a second mark, not the answer. P is the share of pairs of "
-    f"runs in which the first row's error is higher. {TEST_SET_NOTE}"
+    "No difference: the interval lies within plus and minus the margin, if the sweep states one for the scale. "
+    "Undecided: no look has answered yet. At the paper's protocol a run fails by the paper's bound "
+    f"({FAIL_ABOVE:.0f}%, or the claim's own); elsewhere it fails unless it is {FAIL_MARGIN:.0f} percent points better "
+    "than the plain net of the table, or than guessing if the table has no plain net or the row is the plain net. The "
+    "claim that a row fails is supported only if, besides, all of its runs fail and none of the other row's; it is "
+    "contradicted if none of its runs fails and the interval does not lie on the claimed side; it is not shown at this "
+    "scale if a row that learns in the paper fails here by the same rule. "
+    f"A diverged run counts as {WORST_ERROR:.0f}%. Holm: the smallest p of the looks, corrected for their number and "
+    "for the distinct pairs of rows in the sweep; a second mark, not the answer. P is the share of pairs of runs in "
+    f"which the first row's error is higher. {TEST_SET_NOTE}"
 )
 
 

@@ -18,9 +18,9 @@ from deepnets.training.assembly import iterations_of
 DRAWS = 200  # simulated next looks, which give the chance of an answer
 
 REGISTERED_RULE = (
-    "A registered claim is looked at with the same seeds and the same part of the error. It is supported where the "
-    "interval of its number lies in the claimed region, of each number if there are several; contradicted where one "
-    "lies outside, at the error divided by their count. The line shows the number that is worst for the claim."
+    "A registered claim is looked at with the same seeds and the same part of the error. It is supported if the "
+    "interval of its number lies in the claimed region, or each interval if it has several numbers; it is contradicted "
+    "if one lies outside, at the error divided by their count. The line shows the number that is worst for the claim."
 )
 
 

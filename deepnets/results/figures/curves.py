@@ -20,7 +20,7 @@ ACROSS = 3
 
 
 def training_curves(runs: Mapping[str, Run], logarithmic: bool) -> Figure:
-    """Draw error over the training, thin on training and bold on test images (He et al. 2015, Fig. 6), a run a row.
+    """Draw error over the training, thin on training and bold on test images (He et al. 2015, Fig. 6), a run per row.
 
     More than six rows get a panel each, in which the other rows are faint.
     """
