@@ -1,1 +1,1 @@
-"""Many runs: checked, frozen, and executed in this process, in a pool of processes, or by SLURM."""
+"""Checks, freezes and executes many runs: in this process, in a pool of processes, or by SLURM."""

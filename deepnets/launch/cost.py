@@ -1,4 +1,4 @@
-"""What training a network costs on this device: its pace and its memory, measured once and remembered, or estimated."""
+"""Measures a network's training pace and memory on this device once and remembers them, or estimates them."""
 
 import json
 import math
@@ -31,15 +31,15 @@ from deepnets.training.size import Size
 TIMED_SECONDS, TIMED_STEPS = 0.4, 3  # after a first step, which is slower; both must be reached
 REMEMBERED = "paces.json"  # in the user's cache
 NOISE = f"{__name__}.noise"
-CPU_MACS = 8e9  # of a timed forward pass on a CPU, where from a few images on, time is proportional to their number
+CPU_MACS = 8e9  # in a timed forward pass on a CPU: from a few images on, its time is proportional to their number
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds per image in training and in evaluation, at a device's share of the batch, and bytes of memory.
+    """Seconds per image in training and in evaluation, for one device's share of the batch, and bytes of memory.
 
-    `memory` is the weights, the optimiser's state and what a step takes in addition, in proportion to its images.
-    `spread` is half of the range of the measured training steps, as a part of their mean. `macs` are of one image.
+    `memory` counts the weights, the optimiser's state and all that a step on the share adds. `spread` is half the
+    range of the timed training steps, divided by their mean. `macs` are the multiply-adds for one image.
     """
 
     training: float
@@ -53,22 +53,22 @@ PACES = TypeAdapter(dict[str, Pace])
 
 
 class Paces:
-    """The paces of networks that were measured on machines like this one, remembered in the user's cache.
+    """Keeps the paces of networks that were measured on machines like this one in the user's cache.
 
-    With `measure`, every network that is asked for is measured once more. Without, a network that was never measured
-    is estimated by the one of nearest cost among those of its device and arithmetic, in proportion to the
-    multiply-adds; the first of all is measured.
+    With `measure`, each requested network is measured once more. Without it, the pace of an unmeasured network is
+    estimated, in proportion to multiply-adds, from the measured network of nearest cost on the same device and in the
+    same arithmetic. If there is none, the network is measured.
     """
 
     def __init__(self, measure: bool) -> None:
         self.measure, self.measured = measure, set[str]()
         try:
             self.known = PACES.validate_python(read_object(own_cache() / REMEMBERED))
-        except (ValueError, OSError):  # of another version, or damaged
+        except (ValueError, OSError):  # another version wrote it, or it is damaged
             self.known = {}
 
     def of(self, config: Config, dataset: Dataset, size: Size) -> tuple[Pace, bool]:
-        """The pace of the run, and whether it was measured on this very network.
+        """Return the run's pace, and whether it was measured on exactly this network.
 
         Raises:
             UserError: the network does not fit into the memory of the GPU.
@@ -91,7 +91,7 @@ class Paces:
 
 
 def _place_of(config: Config) -> list[Any]:
-    """What decides how fast a machine multiplies and adds."""
+    """List all that decides how fast a machine multiplies and adds."""
     device = find_device(config.device)
     precision = str(choose_precision(config.precision, device))
     return [describe(device), precision, threads_of(config), config.step.value, torch.__version__]
@@ -103,7 +103,7 @@ def _network_of(config: Config, dataset: Dataset, size: Size) -> list[Any]:
 
 
 def _share(config: Config) -> int:
-    """The images of a batch that each device takes."""
+    """Return how many images of a batch each device takes."""
     return math.ceil(config.batch_size / config.devices)
 
 
@@ -124,7 +124,7 @@ def _measured_pace(config: Config, dataset: Dataset, size: Size) -> Pace:
         with trusting([NOISE]):
             training = prepare(noise, device, choose_precision(config.precision, device))
         batches = training.evaluated.pop("test")
-        training.iterations = 10**9  # the timing ends it
+        training.iterations = 10**9  # the timing stops it
         steps = fit(training)
 
         def train() -> None:
@@ -138,7 +138,7 @@ def _measured_pace(config: Config, dataset: Dataset, size: Size) -> Pace:
 
         # The first iteration makes the optimiser's state, compiles and captures; later ones replay without allocating.
         memory: float = _held(training) + _peak(train, device)
-        if "graphed" in training.step:  # the short last batch is executed beside the graphs' own pool
+        if "graphed" in training.step:  # the short last batch runs outside the graphs, whose pool stays
             graphs, training.forward = training.forward, training.replica
             memory += _peak(train, device)
             training.forward = graphs
@@ -153,14 +153,14 @@ def _measured_pace(config: Config, dataset: Dataset, size: Size) -> Pace:
 
 
 def _held(training: Training) -> int:
-    """The bytes of the weights, the batch statistics and the optimiser's state."""
+    """Return the bytes of the weights, the batch statistics and the optimiser's state."""
     state = (value for values in training.optimizer.state.values() for value in values.values())
     tensors = [*training.model.state_dict().values(), *(value for value in state if isinstance(value, torch.Tensor))]
     return sum(tensor.nbytes for tensor in tensors)
 
 
 def _peak(act: Callable[[], None], device: torch.device) -> int:
-    """The bytes that calling `act` takes at most, beyond those in use before."""
+    """Call `act`; returns the most bytes that it takes beyond those in use before."""
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -172,7 +172,7 @@ def _peak(act: Callable[[], None], device: torch.device) -> int:
 
 
 def _seconds(act: Callable[[], None], device: torch.device) -> tuple[float, float]:
-    """The mean seconds of `act` over a short while, and half of their range as a part of the mean."""
+    """Return the mean seconds of `act` over a short while, and half of their range divided by the mean."""
     act()
     wait(device)
     times: list[float] = []
@@ -186,7 +186,7 @@ def _seconds(act: Callable[[], None], device: torch.device) -> tuple[float, floa
 
 
 def noise(root: Path, *, shape: list[int], classes: int, train: int, test: int) -> Source:
-    """Random images of a shape (C, H, W), square or not, as many of each class; ignores `root`."""
+    """Make random images of `shape` (C, H, W), square or not, equally many of each class; ignores `root`."""
     channels, height, width = shape
 
     def split(count: int) -> Split:
@@ -200,7 +200,7 @@ def noise(root: Path, *, shape: list[int], classes: int, train: int, test: int) 
 
 
 def _noise(dataset: Dataset, images: int) -> dict:
-    """The node of a data set like `dataset`, with four batches of noise, so that the timing needs no files."""
+    """Return the node of a data set like `dataset` with four batches of noise, so that the timing needs no files."""
     source = {"shape": list(dataset.shape), "classes": dataset.classes, "train": 4 * images, "test": images}
     return {
         "_target_": "deepnets.data.dataset.Dataset",
@@ -214,10 +214,10 @@ def _noise(dataset: Dataset, images: int) -> dict:
 
 
 class _PeakMemory(TorchDispatchMode):
-    """A context: `bytes` is the most memory that tensors made inside it have held at once.
+    """Counts memory while it is entered: `bytes` is the most that tensors made inside it have held at once.
 
-    It counts the storages that an operation returns and was not given. It does not see what an operation takes for
-    itself meanwhile, nor what an allocator keeps.
+    It counts the storages that an operation returns and did not receive. It sees neither the memory that an operation
+    uses internally nor the memory that an allocator keeps.
     """
 
     def __init__(self) -> None:

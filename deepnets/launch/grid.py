@@ -1,6 +1,6 @@
-"""From the rows of a command to its runs: check all, freeze each into its folder, execute them by a launcher.
+"""Turns a command's rows into runs: checks all, freezes each into its folder, and lets a launcher execute them.
 
-The launchers are `local.py`, `pool.py` and `slurm.py`; what they have in common is here, too.
+The launchers are in `local.py`, `pool.py` and `slurm.py`; the code that they share is here, too.
 """
 
 import os
@@ -37,12 +37,12 @@ from deepnets.system.files import write_atomically
 from deepnets.system.printing import as_text, print_error, print_line, print_rich, shown
 from deepnets.training.checks import check
 
-Retry = Literal["failed"]  # which runs that have ended without a result are executed again
-OUTPUT = "output.txt"  # in a run's folder: what its process prints, if it has a process of its own
+Retry = Literal["failed"]  # which runs that ended without a result to execute again
+OUTPUT = "output.txt"  # in a run's folder: the output of its process, if the run has its own process
 
 
 def launch(rows: list[Row]) -> int:
-    """Train every run that is not finished, by the launcher they choose; returns the exit code: 1 when one failed.
+    """Train every unfinished run by the launcher that the rows choose; returns the exit code, 1 if a run failed.
 
     All runs are checked before the first is frozen, and all are frozen before the first trains.
 
@@ -53,8 +53,8 @@ def launch(rows: list[Row]) -> int:
     check_tables(rows, folders)
     launcher: Launcher = build("launcher", first.launcher)
     choose_code(first.code)
-    wrong = {}
-    if first.code == CodeChoice.frozen:  # before a class is imported, as it is to be checked in that version
+    errors = {}
+    if first.code == CodeChoice.frozen:  # before a class is imported, because its frozen version is to be checked
         for folder in folders:
             if folder.has_begun and not folder.is_complete and (code := noted(folder)):
                 execute_copy(folder, code.hash)
@@ -63,15 +63,15 @@ def launch(rows: list[Row]) -> int:
         try:
             _check(row, folder, launcher)
         except UserError as error:
-            wrong[folder] = error
-    if len(rows) == 1 and wrong:
-        raise next(iter(wrong.values()))
-    if wrong:
-        reasons = lines_by_reason({folder: error.summary for folder, error in wrong.items()})
+            errors[folder] = error
+    if len(rows) == 1 and errors:
+        raise next(iter(errors.values()))
+    if errors:
+        reasons = lines_by_reason({folder: error.summary for folder, error in errors.items()})
         remedies = dict.fromkeys(
-            error.remedy for error in wrong.values() if isinstance(error, OtherSettings | OtherCode)
+            error.remedy for error in errors.values() if isinstance(error, OtherSettings | OtherCode)
         )
-        first_lines = [f"{len(wrong)} of {len(rows)} runs cannot start; none was started"]
+        first_lines = [f"{len(errors)} of {len(rows)} runs cannot start; none was started"]
         raise UserError("\n".join([*first_lines, *reasons, *remedies]))
     launcher.check_all({folder: row.config for row, folder in zip(rows, folders, strict=True)})
     if first.reuse:
@@ -89,8 +89,8 @@ def launch(rows: list[Row]) -> int:
                     print_line(line)
                 if code and (before := noted(folder)) and (changed := changed_files(folder, before, code)):
                     trained_otherwise[", ".join(changed)] += 1
-        except Locked as error:  # another process is running it, and was checked to run the same,
-            if row.config.overwrite:  # or else may leave behind what is not this run's
+        except Locked as error:  # another process runs it: with the same settings, as the check showed,
+            if row.config.overwrite:  # unless it is overwritten: then the other's settings may differ
                 print_line(f"{error}; skipped")
                 continue
         to_execute[folder] = row.config
@@ -98,31 +98,31 @@ def launch(rows: list[Row]) -> int:
         runs = f"{count} finished runs were" if count > 1 else "1 finished run was"
         print_line(f"{runs} trained by other code of yours ({files} changed since); to train beside them, {BESIDE}")
     _copy_sweep(rows[0], folders[0])
-    # One seed of every row first: a grid says something from its first round on.
+    # One seed of every row first, so that all rows can be compared after the first round.
     to_execute = dict(sorted(to_execute.items(), key=lambda item: item[1].seed))
     return launcher.execute(to_execute) if to_execute else 0
 
 
 def check_tables(rows: Sequence[Row], folders: Sequence[RunFolder]) -> None:
-    """Whether the folder of each table holds runs of the same sweep only, as far as they say of which they are.
+    """Check that the folder of each table holds runs of this sweep only, as far as its first run tells.
 
     Raises:
-        UserError: it holds another sweep's.
+        UserError: a folder holds runs of another sweep.
     """
     tables = {folder.path.parents[1]: row for row, folder in zip(rows, folders, strict=True)}
     for place, row in tables.items():
         file = next(place.glob(f"*/*/{Origin.FILE}"), None)
-        with suppress(Unreadable):  # it is named where that run is read
-            there = Origin.read(file.parent) if file else None
-            if there and there.choices and (sweep := there.choices.get("sweep")) != row.choices.get("sweep"):
+        with suppress(Unreadable):  # reading that run reports it
+            origin = Origin.read(file.parent) if file else None
+            if origin and origin.choices and (sweep := origin.choices.get("sweep")) != row.choices.get("sweep"):
                 runs = f"runs of sweep={sweep}" if sweep else "runs without a sweep"
                 raise UserError(f"{RunFolder(place)}: holds {runs}; choose another name=NAME")
 
 
 class Launcher(Protocol):
-    """A launcher, as `launcher=` chooses it: it executes `python -m deepnets.run FOLDER`, or what that calls.
+    """The launcher that `launcher=` chooses: it executes `python -m deepnets.run FOLDER`, or calls the same function.
 
-    `in_process` says that runs execute in this process, so that they use again what is read while they are checked.
+    `in_process` says that runs execute in this process, so that they can use the data that their checks have read.
     """
 
     in_process: ClassVar[bool]
@@ -135,21 +135,21 @@ class Launcher(Protocol):
         """
 
     def check_all(self, runs: Mapping[RunFolder, Config]) -> None:
-        """Check that this launcher can execute so many runs; called once before any is frozen.
+        """Check that this launcher can execute these runs together; called once before any is frozen.
 
         Raises:
             UserError: it cannot.
         """
 
     def execute(self, runs: Mapping[RunFolder, Config]) -> int:
-        """Execute the frozen folders, of which some may be finished; returns the exit code.
+        """Execute the frozen folders, some of which may be finished; returns the exit code.
 
-        What concerns the launcher, such as `fail_fast`, is the same in all runs.
+        Settings for the launcher, such as `fail_fast`, are the same in all runs.
         """
 
 
 def launchable(config: Config, launcher: Launcher) -> Config:
-    """The configuration as far as this process can check it, for `deepnets.training.checks`.
+    """Return the configuration in a form that `deepnets.training.checks` can check in this process.
 
     Raises:
         UserError: the launcher does not execute such a run.
@@ -161,10 +161,10 @@ def launchable(config: Config, launcher: Launcher) -> Config:
 
 @dataclass
 class Tally:
-    """The runs of a sweep: those that `failed` just now and why, and those `elsewhere`, in another process.
+    """Counts the runs of a sweep: those that `failed` and why, and those `elsewhere`, in another process.
 
-    Of those that were `left` when the command began, so many have `ended` since. Those that have failed `before` it are
-    left alone.
+    When the command began, `left` runs were to be trained; `ended` of them have ended since. Runs that failed `before`
+    the command are skipped.
     """
 
     folders: list[RunFolder]
@@ -176,7 +176,7 @@ class Tally:
     before: dict[RunFolder, str] = field(default_factory=dict)
 
     def begin(self) -> None:
-        """Print how many runs have ended before this command, and begin to count the time."""
+        """Print how many runs were complete before this command, and start the clock."""
         complete = [result for folder in self.folders if (result := folder.completed)]
         if complete and len(self.folders) == 1:
             print_line(f"{self.folders[0]}: already {describe_result(complete[0])}; nothing to train")
@@ -186,11 +186,11 @@ class Tally:
         self.left, self.begun = len(self.folders) - len(complete) - len(self.before), time.monotonic()
 
     def end(self, count: int = 1) -> None:
-        """Count runs that this command has trained to their end."""
+        """Add `count` to the runs that this command has trained to their end."""
         self.ended += count
 
     def heading(self, folder: RunFolder) -> str:
-        """The run's folder; if there are several runs, behind its number and before the time that all will take."""
+        """Return the run's folder; if there are several runs, with its number and the time left for all of them."""
         if len(self.folders) == 1:
             return str(folder)
         seconds = (time.monotonic() - self.begun) / max(self.ended, 1) * (self.left - self.ended)
@@ -203,7 +203,7 @@ class Tally:
         self.elsewhere.add(folder)
 
     def print(self) -> int:
-        """Print the table, where the results are, and why runs failed; returns the exit code: 1 when one did."""
+        """Print the table, where the results are, and why runs failed; returns the exit code, 1 if a run failed."""
         self.failed |= self.before
         together = Path(os.path.commonpath([folder.path.resolve() for folder in self.folders]))
         above = together if len(self.folders) > 1 else together.parents[1]
@@ -232,7 +232,7 @@ class Tally:
 
 
 def failed_before(folders: Sequence[RunFolder], retry: Retry | None) -> dict[RunFolder, str]:
-    """The runs that failed in an earlier command, and why; none if `retry` says that they are executed again."""
+    """Return the runs that failed in an earlier command, and why; none if `retry` says to execute them again."""
     if retry == FAILED:
         return {}
     states = {folder: read_state(folder) for folder in folders}
@@ -240,13 +240,13 @@ def failed_before(folders: Sequence[RunFolder], retry: Retry | None) -> dict[Run
 
 
 def print_failed_before(failed: Mapping[RunFolder, str]) -> None:
-    """Print which runs are left alone as they failed in an earlier command, why, and how they are executed again."""
+    """Print which runs are skipped because they failed in an earlier command, why, and how to execute them again."""
     if failed:
         print_error("\n".join(["launcher.retry=failed executes again what failed before:", *lines_by_reason(failed)]))
 
 
 def lines_by_reason(reasons: Mapping[RunFolder, str]) -> list[str]:
-    """A line per reason; folders that share a reason share the line."""
+    """Return a line for each reason; folders with the same reason share a line."""
     folders: dict[str, list[RunFolder]] = {}
     for folder, reason in reasons.items():
         folders.setdefault(reason, []).append(folder)
@@ -255,7 +255,7 @@ def lines_by_reason(reasons: Mapping[RunFolder, str]) -> list[str]:
 
 
 def _reuse(rows: list[Row], folders: list[RunFolder]) -> None:
-    """Copy what other sweeps have trained already, and say from where."""
+    """Copy the runs that other sweeps have trained already, and print from where."""
     by_folder = dict(zip(folders, rows, strict=True))
     copied = Counter[str]()
     for folder, twin in twins_of(rows, folders).items():
@@ -281,7 +281,7 @@ def _check(row: Row, folder: RunFolder, launcher: Launcher) -> None:
 
 
 def _copy_sweep(row: Row, folder: RunFolder) -> None:
-    """Copy the file of the user's own sweep beside its runs: it holds the numbers that they are compared with."""
+    """Copy the file of the user's own sweep beside its runs, because it holds the numbers to compare them with."""
     name = f"{row.choices.get('sweep')}.yaml"
     for place in row.search.places:
         file = Path(place.removeprefix("file://")) / "sweep" / name
@@ -290,7 +290,7 @@ def _copy_sweep(row: Row, folder: RunFolder) -> None:
 
 
 def _origin(row: Row, folder: RunFolder, code: Code | None) -> Origin:
-    """Where the run comes from, as its folder keeps it."""
+    """Describe where the run comes from, for its folder."""
     origin = Origin(
         command=_typed_command(),
         overrides=list(row.overrides),
@@ -303,32 +303,32 @@ def _origin(row: Row, folder: RunFolder, code: Code | None) -> Origin:
 
 
 def _typed_command() -> str:
-    """This command as it was typed, without the path of Python."""
+    """Return this command as the user typed it, without the path of Python."""
     program, *words = sys.argv
     verb = program.split() if program.startswith("deepnets ") else [os.path.basename(sys.executable), program]
     return shlex.join([*verb, *words])
 
 
 def _claims_known(row: Row, folder: RunFolder) -> list[str]:
-    """The claims, as SWEEP/HASH, that stand in a sweep file before anybody can have seen this run's result.
+    """Return the claims, as SWEEP/HASH, that were in a sweep file before anybody can have seen this run's result.
 
     The result counts for these claims only. If a run of the same identity has a result already, on record or in the
-    folder that is overwritten, this run will give the same bits: it knows only the claims that the earlier run knew.
+    folder that is overwritten, this run will give the same bits, so it gets only the claims of the earlier run.
     """
     folders = [SWEEPS, *(Path(place.removeprefix("file://")) / "sweep" for place in row.search.places)]
     seen = _known_on_record(home() / "outputs" / "records").get(identity_hash(row.config), [])
     seen = [*seen, *([earlier.claims] if (earlier := folder.completed) else [])]
     on_file = [claim for sweeps in folders for claim in claims_on_file(sweeps)]
-    # Runs frozen before claims were named by their sweep noted bare hashes.
-    return [claim for claim in on_file if all({claim, claim.rpartition("/")[2]} & {*known} for known in seen)]
+    # Older runs noted bare hashes, without the sweep.
+    return [claim for claim in on_file if all({claim, claim.rpartition("/")[2]} & {*claims} for claims in seen)]
 
 
 @cache
 def _known_on_record(records: Path) -> dict[str, list[list[str]]]:
-    """The claims that each run on record knew, by the run's identity. Reading 400 records takes 0.05 s."""
-    known: dict[str, list[list[str]]] = {}
+    """Return the claims that each run on record knew, by the run's identity. Reading 400 records takes 0.05 s."""
+    claims: dict[str, list[list[str]]] = {}
     for folder in run_folders(records):
-        with suppress(Unreadable):  # a report names it
+        with suppress(Unreadable):  # a report names the folder
             if result := folder.result:
-                known.setdefault(result.identity or "", []).append(result.claims)
-    return known
+                claims.setdefault(result.identity or "", []).append(result.claims)
+    return claims

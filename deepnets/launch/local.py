@@ -1,6 +1,6 @@
-"""The launcher `local`: runs in this process, one after the other or several as one batched network.
+"""The launcher `local`: executes runs in this process, one after the other or several as one batched network.
 
-The runs share what is imported and the data that are read.
+The runs share the imported modules and the data in memory.
 """
 
 import traceback
@@ -37,19 +37,19 @@ class Local:
     retry: Retry | None
 
     def check(self, config: Config) -> None:
-        """Check that the device of a run can execute its steps and, if the run wants that, decode its images.
+        """Check that the device of a run can execute its steps and, if the run asks for it, decode its images.
 
         Raises:
-            UserError: it cannot.
+            UserError: the device cannot.
         """
         check_device(config.step, device := find_device(config.device))
         check_decoder(config.dataset.get("decoder", "cpu"), device)
 
     def check_all(self, runs: Mapping[RunFolder, Config]) -> None:
-        """There may be any number of runs."""
+        """Accept any number of runs."""
 
     def execute(self, runs: Mapping[RunFolder, Config]) -> int:
-        """Train the runs that are not complete; returns 1 when one failed.
+        """Train the runs that are not complete; returns 1 if one failed, else 0.
 
         Raises:
             Interrupted: a signal came; the runs in flight are saved and the others do not start.
@@ -81,7 +81,7 @@ class Local:
 
 
 def _alone(folder: RunFolder, config: Config, is_only: bool) -> Ending:
-    """Execute a run; returns its error if there are other runs to execute or another process has it."""
+    """Execute a run; returns its error instead of raising it if there are other runs or another process has it."""
     try:
         return run(folder)
     except Exception as error:

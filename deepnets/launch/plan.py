@@ -1,4 +1,4 @@
-"""`plan=true`: what each row of a sweep is, what it costs on this device and what is finished, before anything runs."""
+"""`plan=true`: prints each row of a sweep, its cost on this device and how much of it is finished, before any runs."""
 
 import csv
 from collections import Counter
@@ -35,13 +35,13 @@ DEVICES = (1, 8, 64)  # the numbers of devices whose time is printed
 
 
 def show_plan(rows: list[Row]) -> int:
-    """Print the plan of these runs; train and write nothing. Returns the exit code: 1 when a run cannot start."""
+    """Print the plan of these runs; train and write nothing. Returns the exit code, 1 if a run cannot start."""
     folders, first = folders_of(rows), rows[0].config
     check_tables(rows, folders)
     launcher: Launcher = build("launcher", first.launcher)
     paces = Paces(first.plan == TIMED)
     planned = []
-    with Console(stderr=True).status("planning") as status:  # shows where there is a terminal
+    with Console(stderr=True).status("planning") as status:  # shown only on a terminal
         for number, (row, folder) in enumerate(zip(rows, folders, strict=True), start=1):
             status.update(as_text(f"planning {number}/{len(rows)} {folder}"))
             planned.append(_plan(row.config, folder, launcher, paces))
@@ -52,27 +52,27 @@ def show_plan(rows: list[Row]) -> int:
 
 @dataclass(frozen=True)
 class Compute:
-    """What a whole run costs: the operations of its training, and the seconds that it is expected to take here."""
+    """The cost of a whole run: the operations of its training, and the seconds that it will probably take here."""
 
     flops: float
     seconds: float
 
 
 def compute_of(rows: Sequence[Row]) -> list[Compute]:
-    """The compute of each row, whatever of it is trained already.
+    """Return the compute of each whole row, even if a part of it is trained already.
 
     Raises:
         UserError: a row cannot start.
     """
     launcher: Launcher = build("launcher", rows[0].config.launcher)
     paces = Paces(measure=False)
-    found = []
+    compute = []
     for row, folder in zip(rows, folders_of(list(rows)), strict=True):
         planned = _plan(replace(row.config, overwrite=True), folder, launcher, paces)
         if planned.problem:
             raise UserError(f"{folder}: {planned.problem}")
-        found.append(Compute(planned.flops, planned.seconds))
-    return found
+        compute.append(Compute(planned.flops, planned.seconds))
+    return compute
 
 
 def _print_twins(twins: Mapping[RunFolder, RunFolder]) -> None:
@@ -83,9 +83,9 @@ def _print_twins(twins: Mapping[RunFolder, RunFolder]) -> None:
 
 
 def makespan(runs: Sequence[tuple[float, int]], devices: int) -> float:
-    """The seconds until the last of `runs` ends, if each starts, in this order, as soon as its devices are free.
+    """Return the seconds until the last of `runs` ends, if each starts, in this order, once its devices are free.
 
-    A run is its seconds on one device and the number of devices that divide it.
+    A run is a pair: its seconds on one device, and the number of devices that share it.
 
     Raises:
         ValueError: a run needs more devices than there are.
@@ -103,9 +103,9 @@ def makespan(runs: Sequence[tuple[float, int]], devices: int) -> float:
 class _Planned:
     """One run of the plan: its state and, if it is legal, its size, its cost and how much of it is left.
 
-    `flops` are those of the training alone; `left` is the share of them that is not trained yet and `seconds` the time
-    that this takes on one device, `spread` a part of it, None where it is estimated. `devices` divide the run among
-    them, and each needs `memory` bytes, 0 where that was never measured.
+    `flops` count the whole training without its evaluations. `left` is the share that is not trained yet, `seconds` the
+    time that this takes on one device, and `spread` its relative error, None if the time is estimated. `devices` share
+    the run; each needs `memory` bytes, 0 if that was never measured.
     """
 
     folder: RunFolder
@@ -121,22 +121,22 @@ class _Planned:
 
 
 def _plan(config: Config, folder: RunFolder, launcher: Launcher, paces: Paces) -> _Planned:
-    """Plan one run; an illegal run has its `problem`."""
+    """Plan one run; if it cannot start, the plan says the `problem`."""
     state, size = _state(config, folder), None
     is_complete = state not in ("new", "resumable")
     try:
         folder.check(config)
-        own = code_of(config)
-        code = own.hash if own else None
-        dataset, iterations = check_settings(config if is_complete else launchable(config, launcher), code)
-        size = size_of(config, dataset, code)
+        code = code_of(config)
+        code_hash = code.hash if code else None
+        dataset, iterations = check_settings(config if is_complete else launchable(config, launcher), code_hash)
+        size = size_of(config, dataset, code_hash)
         epochs, images = _extent(config, dataset, iterations)
         flops = FLOPS_PER_MAC * size.macs * images
         left = 0.0 if is_complete else 1 - (_trained(folder) / iterations if state == "resumable" else 0.0)
         if is_complete:
             return _Planned(folder, state, left, size, flops)
         missing = dataset.source.found.missing
-        if not _is_here(config.device):  # as on a login node, whose processor would tell nothing of the device
+        if not _is_here(config.device):  # as on a login node: its CPU says nothing about the device
             return _Planned(folder, state, left, size, flops, problem=missing)
         config = with_counted_devices(config)
         pace, is_measured = paces.of(config, dataset, size)
@@ -153,7 +153,7 @@ def _plan(config: Config, folder: RunFolder, launcher: Launcher, paces: Paces) -
 
 
 def _state(config: Config, folder: RunFolder) -> str:
-    """`new`, `resumable`, or how a complete run ended: `finished` or `diverged`."""
+    """Return `new`, `resumable`, or how a complete run ended: `finished` or `diverged`."""
     if config.overwrite:
         return "new"
     if result := folder.completed:
@@ -162,14 +162,14 @@ def _state(config: Config, folder: RunFolder) -> str:
 
 
 def _extent(config: Config, dataset: Dataset, iterations: int) -> tuple[int, int]:
-    """The epochs, each of which ends in an evaluation, and the training images that `iterations` take."""
+    """Return how many epochs, each with an evaluation at its end, and how many training images `iterations` take."""
     batches = ceil(dataset.training_size / config.batch_size)
     whole, rest = divmod(iterations, batches)
     return whole + (rest > 0), whole * dataset.training_size + rest * config.batch_size
 
 
 def _trained(folder: RunFolder) -> int:
-    """The iterations that the run has trained up to its last completed epoch."""
+    """Return how many iterations the run has trained up to its last completed epoch."""
     file = folder.path / "metrics.csv"
     try:
         rows = list(csv.DictReader(read_text(file, LONGEST_METRICS).splitlines()))
@@ -211,7 +211,7 @@ def _times(planned: Sequence[_Planned], config: Config) -> list[str]:
         return [f"time left  not measured: device={config.device} is not on this machine"]
     runs = [(run.seconds, run.devices) for run in planned if run.seconds]
     most = max((devices for _, devices in runs), default=1)
-    lengths = {makespan(runs, count): count for count in reversed(DEVICES) if count >= most}  # with the fewest devices
+    lengths = {makespan(runs, count): count for count in reversed(DEVICES) if count >= most}  # the fewest
     times = [f"{_duration(seconds)} on {count}" for seconds, count in reversed(lengths.items())]
     notes = ["devices=N is taken to be N times as fast"] * (most > 1)
     if config.launcher.get("stacked", 1) > 1:
@@ -224,7 +224,7 @@ def _times(planned: Sequence[_Planned], config: Config) -> list[str]:
 
 
 def _cells(planned: list[_Planned]) -> tuple[str, ...]:
-    """The cells of a row behind its name; `planned` are the row's seeds."""
+    """Return a row's cells after its name; `planned` are the row's seeds."""
     states = Counter(run.state for run in planned)
     size = next((run.size for run in planned if run.size), None)
     memory = max(run.memory for run in planned)
@@ -240,7 +240,7 @@ def _cells(planned: list[_Planned]) -> tuple[str, ...]:
 
 
 def _time(seconds: float, spreads: Sequence[float | None]) -> str:
-    """The time with the largest spread of its measurements, or as an estimate."""
+    """Format a time with the largest spread of its measurements, or with ~ as an estimate."""
     if not seconds:
         return ""
     measured = [spread for spread in spreads if spread is not None]
@@ -264,7 +264,7 @@ def _print_problems(console: Console, planned: list[_Planned]) -> None:
 
 
 def _is_here(device: str) -> bool:
-    """Whether this machine has the device."""
+    """Return whether this machine has the device."""
     try:
         find_device(device)
     except UserError:
@@ -285,7 +285,7 @@ def _bytes(count: int) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """The time in its unit, as precise as an estimate is."""
+    """Format a time in a fitting unit, no more precisely than an estimate is."""
     for unit, length in (("days", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= 1.5 * length:
             return f"{seconds / length:,.1f} {unit}"

@@ -1,4 +1,4 @@
-"""The launcher `pool`: each run is a process of its own, and several share the devices of this machine."""
+"""The launcher `pool`: each run has its own process, and the runs share the devices of this machine."""
 
 import os
 import signal
@@ -27,7 +27,7 @@ from deepnets.system.ranges import Size
 from deepnets.training.hardware import find_device, with_counted_devices
 from deepnets.training.step import check_device
 
-LAST_BYTES = 100_000  # of the output, in which the last line is looked for
+LAST_BYTES = 100_000  # at the end of the output; its last line is among them
 POLL_SECONDS = 0.1
 
 
@@ -35,8 +35,8 @@ POLL_SECONDS = 0.1
 class Pool:
     """Trains `runs_per_device` runs at once on each device; one that crashes does not affect the others.
 
-    The devices are the GPUs that CUDA shows, or the CPU as one; `device=cuda:1` is that one alone. None is one run on
-    each GPU, and on a CPU one for each of its threads, which trains most images a second: docs/performance.md.
+    The devices are the GPUs that CUDA shows, or the CPU as one device; `device=cuda:1` means this GPU alone. With None,
+    a GPU trains one run, and a CPU one for each of its threads, which gives most images/s: docs/performance.md.
     """
 
     in_process: ClassVar[bool] = False
@@ -48,7 +48,7 @@ class Pool:
         """Check that this machine has the devices of a run, and that they can execute its steps.
 
         Raises:
-            UserError: says how many devices there are, or that they cannot.
+            UserError: there are too few devices, or they cannot execute the steps.
         """
         device, devices = find_device(config.device), devices_of(config.device)
         check_device(config.step, device)
@@ -56,15 +56,15 @@ class Pool:
             raise UserError(f"devices={config.devices}: device={config.device} offers {len(devices)} on this machine")
 
     def shares(self, name: str) -> "Shares":
-        """The shares of the devices that `device=NAME` offers."""
+        """Return the shares of the devices that `device=NAME` offers."""
         usual = torch.get_num_threads() if find_device(name).type == "cpu" else 1
         return Shares(devices_of(name), self.runs_per_device or usual)
 
     def check_all(self, runs: Mapping[RunFolder, Config]) -> None:
-        """There may be any number of runs."""
+        """Accept any number of runs."""
 
     def execute(self, runs: Mapping[RunFolder, Config]) -> int:
-        """Train the runs that are not complete; returns 1 when one failed or was stopped.
+        """Train the runs that are not complete; returns 1 if one failed or was stopped, else 0.
 
         Raises:
             Interrupted: a signal came; the runs in flight are saved and the others do not start.
@@ -94,14 +94,14 @@ class Pool:
 
 
 class Shares:
-    """The free shares of each device: `per_device` runs take a share at once, and all runs share the CPU's threads."""
+    """Keeps the free shares of each device, `per_device` at first, one for a run. All runs share the CPU's threads."""
 
     def __init__(self, devices: Collection[str | None], per_device: int) -> None:
         self._free = Counter(dict.fromkeys(devices, per_device))
         self._threads = max(1, torch.get_num_threads() // self._free.total())
 
     def take(self, wanted: int) -> list[str | None]:
-        """Take a share of each of `wanted` devices, of those with most shares left; empty if there are too few."""
+        """Take a share of each of the `wanted` devices with most shares left; returns [] if too few have any."""
         taken = [device for device, shares in self._free.most_common() if shares][:wanted]
         if len(taken) < wanted:
             return []
@@ -113,7 +113,7 @@ class Shares:
         self._free.update(taken)
 
     def environment(self, taken: Sequence[str | None]) -> dict[str, str]:
-        """The environment of a run that has taken these devices: its threads and its GPUs."""
+        """Return the environment of a run on these devices, which sets its threads and its GPUs."""
         threads = str(self._threads * len(taken))
         environment = {**os.environ, "OMP_NUM_THREADS": threads, "TORCHINDUCTOR_COMPILE_THREADS": threads}
         if gpus := _gpus_of(taken):
@@ -122,11 +122,11 @@ class Shares:
 
 
 def devices_of(name: str) -> list[str | None]:
-    """A CUDA_VISIBLE_DEVICES for each device that `device=NAME` offers; None, for a CPU or a named GPU, keeps it."""
+    """Return a CUDA_VISIBLE_DEVICES for each device of `device=NAME`; None, for a CPU or a named GPU, changes none."""
     if find_device(name).type == "cpu" or ":" in name:
         return [None]
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
-    available = torch.cuda.device_count()  # CUDA shows the GPUs up to the first name that is none
+    available = torch.cuda.device_count()  # CUDA ignores all names from the first wrong one on
     return [*shown.split(",")[:available]] if shown else [str(index) for index in range(available)]
 
 
@@ -136,7 +136,7 @@ def start_run(folder: RunFolder, environment: Mapping[str, str]) -> subprocess.P
 
 
 def note_crash(folder: RunFolder, code: int) -> str:
-    """Note in the folder that its run failed, which the run itself could not; returns why, from exit code and output.
+    """Note that a run failed if it could not do so itself; returns the reason, from its exit code and output.
 
     Raises:
         Locked: another process has the folder.
@@ -200,17 +200,17 @@ class _Execution:
                 child.process.send_signal(number)
 
     def end(self, number: int) -> None:
-        """Send the signal to all runs in flight and wait for their end."""
+        """Send the signal to all runs in flight and wait until they have ended."""
         for child in self.running:
             child.process.send_signal(number)
         for child in self.running:
             child.process.wait()
 
     def _start(self, folder: RunFolder) -> bool:
-        """Start the run, or find that it is complete or elsewhere; False if it must wait because no device is free."""
+        """Start the run unless it is complete or elsewhere; returns False if it must wait because no device is free."""
         if folder.is_complete:
             return True
-        # On a CPU a run takes one share, whatever the number of its processes: they all share the CPU.
+        # On a CPU a run takes one share, however many processes it has: they all share the CPU.
         devices = self.shares.take(with_counted_devices(folder.config).devices if self.has_gpus else 1)
         if not devices:
             return False
@@ -228,7 +228,7 @@ class _Execution:
         return True
 
     def _end(self, folder: RunFolder, code: int) -> None:
-        """Print and note how the run ended whose process exited with `code`."""
+        """Print and note how a run ended; its process exited with `code`."""
         failed = self.tally.failed
         if folder.result is None and self.stopped_by is None:
             if code - 128 in SIGNALS:
@@ -236,7 +236,7 @@ class _Execution:
             else:
                 try:
                     failed[folder] = note_crash(folder, code)
-                except Locked as error:  # another process took it between our look and the start
+                except Locked as error:  # another process took it between our check and the start
                     self.tally.skip(folder, error)
         if result := folder.completed:
             print_line(f"{folder}: {describe_result(result)}")
@@ -249,5 +249,5 @@ class _Execution:
 
 
 def _gpus_of(devices: Sequence[str | None]) -> list[str]:
-    """The names of the GPUs among the devices, for CUDA_VISIBLE_DEVICES."""
+    """Return the names of the GPUs among the devices, for CUDA_VISIBLE_DEVICES."""
     return sorted(device for device in devices if device is not None)

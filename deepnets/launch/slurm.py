@@ -28,15 +28,15 @@ from deepnets.runs.jobs import LOGS, forget
 from deepnets.runs.status import State, follow, read_states
 from deepnets.system.ranges import Count, Name, Size
 
-POLL_SECONDS = 5  # between two looks at the queue, which all users of a cluster share
+POLL_SECONDS = 5  # between two questions to the queue, which all users of a cluster share
 EARLY_SECONDS = 60  # SLURM signals up to this much earlier than asked
-# What a job asks for as the runs do that writes the report or decides what is trained next; it needs no GPU.
+# Options of runs that also apply to the job that writes the report or decides the next round; it needs no GPU.
 OF_EVERY_JOB = ("partition", "account", "time", "qos", "mem", "mem-per-cpu", "reservation", "constraint", "clusters")
 
 
 @dataclass(frozen=True)
 class Slurm:
-    """`sbatch` with these options, for the runs that are neither complete nor in the queue; see conf/launcher/.
+    """Submits the runs that are neither complete nor in the queue by `sbatch` with these options; see conf/launcher/.
 
     A run that is warned of its time limit saves, is queued again and resumes; so does a preempted one.
     """
@@ -89,22 +89,22 @@ class Slurm:
         """Check that SLURM takes as many jobs as these runs need.
 
         Raises:
-            UserError: says how many it takes, and how many runs a task must execute; or SLURM does not answer.
+            UserError: it takes fewer, and each task must execute more runs; or SLURM does not answer.
         """
         again = [folder for folder, config in runs.items() if config.overwrite and folder.is_complete]
         new = {folder: runs[folder] for folder in [*sort_out(list(runs), self.retry).new, *again]}
         self._per_task(self._alike(new))
 
     def execute(self, runs: Mapping[RunFolder, Config]) -> int:
-        """Submit the runs that are to be trained and return at once, or with `wait` when none is in the queue any more.
+        """Submit the runs that are to be trained; return at once, or with `wait` when none is in the queue any more.
 
-        Returns 1 when a run has failed and is not submitted again, 130 on Ctrl-C while waiting: the jobs continue.
+        Returns 1 if a run has failed and is not submitted again, 130 after Ctrl-C while waiting; the jobs continue.
 
         Raises:
             UserError: SLURM refuses the job, or does not answer.
         """
         folders = list(runs)
-        # Of two commands at once, the second finds the runs of the first in the queue.
+        # If two commands submit at once, the second sees the runs of the first in the queue.
         with filelock.FileLock(Path(runs[folders[0]].output_root) / ".slurm.lock"):
             left = sort_out(folders, self.retry)
             arrays = self._submit({folder: runs[folder] for folder in left.new})
@@ -130,15 +130,15 @@ class Slurm:
         except KeyboardInterrupt:
             print(f"\nThe jobs continue; to cancel them: scancel {' '.join(arrays)}", file=sys.stderr)
             return 130
-        forget()  # what SLURM said while they were in its queue
+        forget()  # SLURM's answers from the time when they were in its queue
         states = read_states([folder for folder in folders if folder not in left.elsewhere])
         reasons = {folder: _why(state) for folder, state in states.items() if not folder.is_complete}
         return Tally(folders, reasons, set(left.elsewhere)).print()
 
     def submit_next(self, folders: Sequence[RunFolder], words: Sequence[str]) -> str:
-        """Submit a job that gives the command `words` again when the runs in `folders` have ended.
+        """Submit a job that executes the command `words` again when the runs in `folders` have ended.
 
-        Returns what to tell about it. Where such a job of the sweep waits already, there is no second one.
+        Returns a line to print about it. If such a job of the sweep waits already, no second one is submitted.
 
         Raises:
             UserError: SLURM refuses it, or does not answer.
@@ -159,9 +159,9 @@ class Slurm:
         return f"next    {number}: takes the next decision when the round has ended; {ended}; log in {log}"
 
     def directives(self, directory: Path, tasks: int, config: Config, after: str | None = None) -> list[str]:
-        """The options of sbatch for an array of `tasks` tasks with runs like this one, whose files are in `directory`.
+        """Return sbatch's options for an array of `tasks` tasks with runs like this one and its files in `directory`.
 
-        It begins when the array `after` has ended.
+        The array begins when the array `after` has ended.
         """
         processes = self._processes(config) // self.nodes
         ranks = processes if self.nodes > 1 else 1  # on one node the run starts its processes itself
@@ -192,20 +192,20 @@ class Slurm:
         return [f"--{name}" if value is True else f"--{name}={value}" for name, value in given.items()]
 
     def _processes(self, config: Config) -> int:
-        """The processes of a run on all nodes; devices=auto is one per GPU that is asked for, at least one per node."""
+        """Count a run's processes on all nodes; devices=auto is one for each requested GPU, or one for each node."""
         return (self.gpus or 1) * self.nodes if config.devices == "auto" else config.devices
 
     def _alike(self, runs: Mapping[RunFolder, Config]) -> list[list[RunFolder]]:
-        """The runs in groups that need the same; each group becomes an array, and mostly there is one."""
+        """Group runs that need equally many processes; each group becomes an array, and mostly there is only one."""
         processes = {folder: self._processes(config) for folder, config in runs.items()}
         groups = groupby(sorted(runs, key=processes.__getitem__), key=processes.__getitem__)
         return [list(group) for _, group in groups]
 
     def _per_task(self, groups: Sequence[Sequence[RunFolder]]) -> int:
-        """How many runs a task executes: as few as SLURM's limits demand, or `runs_per_task`.
+        """Return how many runs a task executes: `runs_per_task`, or as few as SLURM's limits allow.
 
         Raises:
-            UserError: so many tasks would be too many; or SLURM does not answer.
+            UserError: SLURM does not take so many tasks, or does not answer.
         """
         if not groups:
             return 1
@@ -226,12 +226,12 @@ class Slurm:
         return self.runs_per_task or least
 
     def _submit(self, runs: Mapping[RunFolder, Config]) -> list[str]:
-        """Submit runs, an array for all that need the same; returns the numbers of the jobs."""
+        """Submit the runs, an array for each group of `_alike`; returns the numbers of the jobs."""
         groups = self._alike(runs)
         if not groups:
             return []
         per_task = self._per_task(groups)
-        submission, told = Submission(groups[0][0].path.parents[1]), []
+        submission, lines = Submission(groups[0][0].path.parents[1]), []
         directory, arrays = submission.directory, submission.arrays
         try:
             for number, folders in enumerate(groups):
@@ -248,16 +248,16 @@ class Slurm:
                     several_runs=per_task > 1,
                     fail_fast=config.fail_fast,
                 )
-                told.append(submission.submit(str(number), script, tasks))
+                lines.append(submission.submit(str(number), script, tasks))
             if self.report:
-                told.append(submission.submit_report(self._directives_of_other(directory, REPORT), self.setup or ()))
+                lines.append(submission.submit_report(self._directives_of_other(directory, REPORT), self.setup or ()))
         except UserError as error:
             raise UserError(f"{error}{submission.undo()}") from error
-        print("\n".join(told), flush=True)
+        print("\n".join(lines), flush=True)
         return [*arrays, *([submission.report] if submission.report else [])]
 
     def _directives_of_other(self, directory: Path, verb: str) -> list[str]:
-        """The options of sbatch for a job that trains nothing itself: what a cluster may demand of every job."""
+        """Return sbatch's options for a job that trains nothing: those that a cluster may demand of every job."""
         given = {"job-name": f"{directory.parents[1].name}:{verb}", "nodes": 1, "ntasks": 1}
         asked = {"partition": self.partition, "account": self.account, "time": self.time, **(self.options or {})}
         given |= {name: value for name, value in asked.items() if name in OF_EVERY_JOB and value is not None}
@@ -265,7 +265,7 @@ class Slurm:
 
 
 def _why(state: State) -> str:
-    """Why a run has no result that is no longer in the queue."""
+    """Say why a run that is no longer in the queue has no result."""
     if state.name == FAILED and state.reason:
         return state.reason
     return f"{state.name}: {state.reason}" if state.reason else f"{state.name}, and no longer in the queue"

@@ -1,4 +1,4 @@
-"""SLURM's queue: which runs are in it, which are still to be submitted, and how many more jobs it takes."""
+"""Asks SLURM's queue which runs are in it, which are still to be submitted, and how many more jobs it takes."""
 
 import math
 import os
@@ -19,14 +19,14 @@ from deepnets.runs.folder import RunFolder
 from deepnets.runs.status import RUNNING, read_state
 
 FILES = ".slurm"  # in the sweep's folder: a folder for each submission, with its scripts, logs and lists of runs
-# Options that differ between two submissions of the same, and those that scontrol changes in the queue.
+# Options that always differ between two submissions, and scontrol's names of those that it can change in the queue.
 OF_SUBMISSION = ("array", "output", "dependency", "job-name", "hold")
 UPDATES = {"time": "TimeLimit", "partition": "Partition", "account": "Account", "qos": "QOS"}
 
 
 @dataclass(frozen=True)
 class Held:
-    """A job that SLURM holds: its script, whether it has not begun, and those of its options that squeue tells."""
+    """A job in SLURM's queue: its script, whether it has yet to begin, and the options that squeue shows."""
 
     script: Path
     is_pending: bool
@@ -35,9 +35,9 @@ class Held:
 
 @dataclass(frozen=True)
 class Unfinished:
-    """The runs that are not complete: `queued` with their tasks, running `elsewhere`, `failed` and why, and `new`.
+    """The runs that are not complete: `queued` with their tasks, running `elsewhere`, `failed` with reasons, and `new`.
 
-    `pending` has, for each array, a task of it that has not begun and is to execute one of these runs.
+    `pending` has one task of each array: a task that has not begun and will execute one of these runs.
     """
 
     queued: dict[RunFolder, str]
@@ -48,7 +48,7 @@ class Unfinished:
 
 
 def sort_out(folders: list[RunFolder], retry: Retry | None) -> Unfinished:
-    """Sort the runs that are not complete by what is to be done; a failed run is new only if `retry` says so."""
+    """Sort the runs that are not complete by what to do with them; a failed run is new only if `retry` says so."""
     tasks, left = _tasks(), Unfinished({}, [], {}, [], {})
     queue = _runs_of(tasks)
     for folder in folders:
@@ -69,11 +69,11 @@ def sort_out(folders: list[RunFolder], retry: Retry | None) -> Unfinished:
 
 
 def changed_options(array: str, held: Held, wanted: Sequence[str]) -> str | None:
-    """A line that says in which options a pending task differs from `wanted`, and what applies these to its array.
+    """Return a line on the options of a pending task that differ from `wanted`, with the command that applies these.
 
-    None where they do not differ, as the options were the same, or somebody has applied them by scontrol.
+    None if nothing differs: the options are the same, or somebody has applied them by scontrol.
     """
-    directives = [words[1] for line in held.script.read_text().splitlines() if (words := _directive(line))]
+    directives = [pair[1] for line in held.script.read_text().splitlines() if (pair := _directive(line))]
     then, now = _by_name(directives), _by_name(wanted)
     changed = {
         name: (then.get(name), now.get(name))
@@ -82,11 +82,11 @@ def changed_options(array: str, held: Held, wanted: Sequence[str]) -> str | None
     }
     if not changed:
         return None
-    told = "; ".join(f"{name} {was or 'none'}, now {given or 'none'}" for name, (was, given) in changed.items())
+    differences = "; ".join(f"{name} {was or 'none'}, now {given or 'none'}" for name, (was, given) in changed.items())
     updates = [f"{UPDATES[name]}={given}" for name, (_, given) in changed.items() if name in UPDATES and given]
     again = f"scancel --state=PENDING {array} and this command again"
     apply = f"scontrol update jobid={array} {' '.join(updates)}, or {again}" if len(updates) == len(changed) else again
-    return f"queued  {array}: keeps the options it was submitted with ({told}); to apply them: {apply}"
+    return f"queued  {array}: keeps the options it was submitted with ({differences}); to apply them: {apply}"
 
 
 def _is_same(given: str | None, held: str | None, name: str) -> bool:
@@ -96,20 +96,20 @@ def _is_same(given: str | None, held: str | None, name: str) -> bool:
 
 
 def _directive(line: str) -> list[str]:
-    """`#SBATCH --name=value` in its two words; empty for another line."""
+    """Split a line `#SBATCH --name=value` into its two words; returns [] for any other line."""
     return shlex.split(line.removeprefix("#"), posix=True) if line.startswith("#SBATCH ") else []
 
 
 def _by_name(directives: Sequence[str]) -> dict[str, str]:
-    """The values of options of sbatch; those left out follow from the submission itself."""
+    """Return sbatch's options by name, without those that follow from the submission itself."""
     pairs = (word.removeprefix("--").partition("=") for word in directives)
     return {name: value or "given" for name, _, value in pairs if name not in OF_SUBMISSION}
 
 
 def seconds_of(limit: int | str) -> float:
-    """The seconds of SLURM's minutes, minutes:seconds, hours:minutes:seconds or days-hours[:minutes[:seconds]].
+    """Convert minutes, minutes:seconds, hours:minutes:seconds or days-hours[:minutes[:seconds]] of SLURM to seconds.
 
-    Anything else, such as UNLIMITED, is no limit.
+    Anything else, such as UNLIMITED, means no limit: infinity.
     """
     days, _, clock = str(limit).rpartition("-")
     parts = clock.split(":")
@@ -120,7 +120,7 @@ def seconds_of(limit: int | str) -> float:
 
 
 def _tasks() -> dict[str, Held]:
-    """Each job of this user: `123_4` is a task of an array, `123` a job without tasks."""
+    """Return this user's jobs by name: `123_4` is a task of an array, `123` a job without tasks."""
     form = "--format=%F %K %T %l %P %a %o"
     lines = slurm_answer("squeue", "--noheader", "--array", f"--user={os.getuid()}", form).splitlines()
     tasks = {}
@@ -133,9 +133,9 @@ def _tasks() -> dict[str, Held]:
 
 
 def _runs_of(tasks: dict[str, Held]) -> dict[str, str]:
-    """The runs of these tasks that have not ended, by `key_of`, each with its task.
+    """Return the task of each run, by `key_of`, that these tasks have not ended yet.
 
-    They are read beside the scripts, not in the runs' folders: a parent may be killed before it notes a task there.
+    The lists beside the scripts say so, not the runs' folders: a command may be killed before it notes a task there.
     """
     by_script: dict[Path, dict[str, str]] = {}
     for name, task in tasks.items():
@@ -157,7 +157,7 @@ def _runs_of(tasks: dict[str, Held]) -> dict[str, str]:
 
 
 def is_queued(folders: list[RunFolder]) -> bool:
-    """Whether SLURM holds any of the runs, executing or to be executed."""
+    """Return whether any of the runs is in SLURM's queue, executing or still to be executed."""
     try:
         return not _runs_of(_tasks()).keys().isdisjoint(key_of(folder) for folder in folders)
     except UserError:  # the controller is busy for a moment
@@ -165,15 +165,15 @@ def is_queued(folders: list[RunFolder]) -> bool:
 
 
 def key_of(folder: RunFolder) -> str:
-    """The run's name in `ROWS`: its folder, whatever the working directory."""
+    """Return the run's name in `ROWS`: the absolute path of its folder."""
     return str(folder.path.resolve())
 
 
 def slurm_answer(*command: str) -> str:
-    """What a command of SLURM prints.
+    """Execute a command of SLURM and return its output.
 
     Raises:
-        UserError: the command fails; says how.
+        UserError: the command fails; the message is its error output.
     """
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -182,10 +182,10 @@ def slurm_answer(*command: str) -> str:
 
 
 def limits(account: str | None) -> tuple[tuple[int, str], tuple[int, str]]:
-    """How many tasks SLURM takes in an array, and how many more jobs of this user now; each with the limit's name.
+    """Return how many tasks SLURM takes in an array and how many more jobs of this user, each with the limit's name.
 
-    Each task of an array counts as a job. Only what SLURM answers limits them: it may also have rules of which it tells
-    nothing, and refuse the array.
+    Each task of an array counts as a job. SLURM may have other rules that it does not show, and refuse an array within
+    these limits.
 
     Raises:
         UserError: SLURM does not answer.
@@ -207,14 +207,14 @@ def limits(account: str | None) -> tuple[tuple[int, str], tuple[int, str]]:
 
 
 def _most_submitted(account: str | None, cluster: str) -> list[tuple[str, int]]:
-    """The account, None is the user's usual one, with MaxSubmitJobs there; nothing where no limit is known."""
-    words = [f"name={_user()}", f"cluster={cluster}", "withassoc", "format=DefaultAccount,Account,MaxSubmitJobs"]
+    """Return the account (None: the user's usual one) with its MaxSubmitJobs; empty if no limit is known."""
+    query = [f"name={_user()}", f"cluster={cluster}", "withassoc", "format=DefaultAccount,Account,MaxSubmitJobs"]
     try:
-        lines = slurm_answer("sacctmgr", "--noheader", "--parsable2", "show", "user", *words).splitlines()
-    except UserError:  # its database does not answer; then sbatch says what is too much
+        lines = slurm_answer("sacctmgr", "--noheader", "--parsable2", "show", "user", *query).splitlines()
+    except UserError:  # its database does not answer; sbatch itself refuses too many jobs
         return []
-    found = [line.split("|") for line in lines]
-    return [(each, int(most)) for usual, each, most in found if each == (account or usual) and most]
+    associations = [line.split("|") for line in lines]
+    return [(each, int(most)) for usual, each, most in associations if each == (account or usual) and most]
 
 
 def _user() -> str:

@@ -1,6 +1,6 @@
-"""A copy of deepnets' own code beside the runs of a sweep: a queued job executes it, whatever the clone becomes.
+"""Copies deepnets' own code beside the runs of a sweep: a queued job executes the copy, even if the clone changes.
 
-An installed wheel is not copied, nor are the packages of the environment: they are what the job finds when it starts.
+An installed wheel and the environment's packages are not copied: the job uses those that it finds when it starts.
 """
 
 import hashlib
@@ -11,14 +11,14 @@ from deepnets.config.project import CONF, INSTALLED, PACKAGE, git_commit
 from deepnets.runs.code import FOLDER, write_copy
 from deepnets.system.files import BYTE_CODE, cache_folder
 
-SUMS = "SHA256SUMS"  # as the command sha256sum writes and checks it
+SUMS = "SHA256SUMS"  # in the form that the command sha256sum writes and checks
 
 
 def snapshot(sweep: Path) -> Path | None:
-    """Copy the package with its options into `sweep`/.code, once for each content; None for an installed wheel.
+    """Copy the package with conf/ into `sweep`/.code, once for each content; returns None for an installed wheel.
 
-    The copy is laid out as a wheel is, with the commit of the clone noted in it. A job that submits others passes
-    on the copy that it executes.
+    The copy has the layout of a wheel and notes the commit of the clone. A job that submits other jobs passes on the
+    copy that it executes.
     """
     if (PACKAGE.parent / SUMS).is_file():
         return PACKAGE.parent
@@ -36,10 +36,10 @@ def snapshot(sweep: Path) -> Path | None:
 
 
 def lines_of(copy: Path | None) -> str:
-    """The lines of a task's script after which Python imports the copy, if each file in it is as it was copied.
+    """Return the lines of a task's script that verify the files of the copy and let Python import it.
 
-    Otherwise the runs `left` of the task `fail`. What lies in the working directory is found behind all else. Byte code
-    is not read from the copy, as it is in no checksum.
+    If a file has changed, all runs in the script's list `left` `fail`. Python searches the working directory last. It
+    reads no byte code from the copy, because no checksum covers that.
     """
     if copy is None:
         return ""

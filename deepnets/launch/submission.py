@@ -1,4 +1,4 @@
-"""One submission to SLURM: its folder, its arrays, of which all are taken or none is left, and the job that reports."""
+"""One submission to SLURM: its folder, its arrays, all of them or none, and the job that reports."""
 
 import shlex
 import shutil
@@ -20,13 +20,13 @@ from deepnets.runs.jobs import LOGS
 from deepnets.system.files import make_own_folder, write_atomically
 
 SCRIPT = ".sh"
-REPORT = "report"  # the name of its job's script and log
+REPORT = "report"  # names the script and the log of the job that reports
 
 
 class Submission:
-    """What one command submits for a sweep: `directory` is for its files, `copy` the code that its jobs execute.
+    """The jobs that one command submits for a sweep: `directory` holds their files, `copy` the code that they execute.
 
-    `arrays` are the numbers of the arrays, and `report` is that of the job which writes the report.
+    `arrays` are the numbers of the arrays, and `report` is the number of the job that writes the report.
     """
 
     def __init__(self, sweep: Path) -> None:
@@ -36,10 +36,10 @@ class Submission:
         self.arrays: list[str] = []
         self.report: str | None = None
         self._has_new_copy = self.copy is not None and self.copy not in earlier
-        self._before: dict[Path, bytes | None] = {}  # what files of the runs held before
+        self._before: dict[Path, bytes | None] = {}  # files of the runs: their contents before
 
     def submit(self, name: str, script: str, tasks: Mapping[RunFolder, int]) -> str:
-        """Submit an array by its `script`, note its tasks in the runs' folders, and return what to tell about it.
+        """Submit an array by its `script`, note its tasks in the runs' folders, and return a line to print about it.
 
         Raises:
             UserError: SLURM refuses it.
@@ -51,7 +51,7 @@ class Submission:
                 with suppress(Locked), folder.hold():  # another process may have begun to execute it a moment ago
                     self._before[result] = result.read_bytes()
                     folder.retry()
-        submitted = datetime.now(UTC)  # before, as a task may start at once
+        submitted = datetime.now(UTC)  # not after sbatch, because a task may start at once
         array = _number(file, script)
         self.arrays.append(array)
         write_atomically(self.directory / ARRAYS, " ".join(self.arrays))
@@ -62,7 +62,7 @@ class Submission:
         return f"job     {array}: {_counted(tasks)}; logs in {self._link(array)}"
 
     def submit_report(self, directives: Sequence[str], setup: Sequence[str]) -> str:
-        """Submit a job that writes the report of the sweep when all arrays have ended; returns what to tell about it.
+        """Submit a job that writes the report of the sweep when all arrays have ended; returns a line to print.
 
         Raises:
             UserError: SLURM refuses it.
@@ -72,19 +72,19 @@ class Submission:
         return f"report  {self.report}: when these runs have ended, in {RunFolder(self.sweep)}/report; log in {log}"
 
     def undo(self) -> str:
-        """Cancel and remove what has been submitted, and return what became of it, as the end of a sentence.
+        """Cancel the submitted arrays and remove their files; returns the end of a sentence that says so.
 
         Raises:
-            UserError: SLURM does not cancel it; says how to.
+            UserError: SLURM does not cancel them; says how to.
         """
         if self.arrays:
             try:
                 slurm_answer("scancel", *self.arrays)
             except UserError as error:
                 raise UserError(f"{error}; still in the queue: cancel it by scancel {' '.join(self.arrays)}") from error
-        told = f"; cancelled what was submitted before: {', '.join(self.arrays)}" if self.arrays else ""
+        ending = f"; cancelled what was submitted before: {', '.join(self.arrays)}" if self.arrays else ""
         if any(self.directory.glob("*.out")):  # a task has begun, and is about to save
-            return told
+            return ending
         for file, content in self._before.items():
             if content is not None:
                 write_atomically(file, content)
@@ -98,10 +98,10 @@ class Submission:
         for folder in (FILES, LOGS, FOLDER):
             with suppress(OSError):  # another submission's files are in it, or it is not there
                 (self.sweep / folder).rmdir()
-        return told
+        return ending
 
     def _link(self, array: str) -> str:
-        """Let the array's files be found by its number, and return where; a link of an earlier SLURM is replaced."""
+        """Link the array's number to its files and return the link's name; replaces a link of an earlier SLURM."""
         make_own_folder(self.sweep / LOGS)
         link, new = self.sweep / LOGS / array, self.sweep / LOGS / f"{array}.new"
         new.unlink(missing_ok=True)
@@ -121,7 +121,7 @@ def submit_after(
 ) -> str:
     """Submit a job that executes `deepnets VERB WORDS` when the arrays have ended; returns its number.
 
-    Its script and its log are in `directory`, by the name of the verb.
+    Its script and its log are in `directory`, named after the verb.
 
     Raises:
         UserError: SLURM refuses it.
@@ -130,7 +130,7 @@ def submit_after(
     command = shlex.join([sys.executable, "-m", "deepnets", verb, *words])
     after = f"--dependency=afterany:{':'.join(arrays)}"
     head = [f"#SBATCH {shlex.quote(word)}" for word in (*directives, after, f"--output={directory / verb}.out")]
-    # The copy's lines name the runs that fail with it, of which this job has none.
+    # The copy's lines read `left`, the runs that fail if the copy has changed; this job has none.
     script = "\n".join(["#!/bin/bash", *head, "left=()", lines_of(copy), *lines, command, ""])
     return _number(directory / f"{verb}{SCRIPT}", script)
 
@@ -142,7 +142,7 @@ def _number(file: Path, script: str) -> str:
 
 
 def _counted(tasks: Mapping[RunFolder, int]) -> str:
-    """`3 runs`, or `3 runs in 2 tasks`."""
+    """Count the runs and tasks in words: `3 runs`, or `3 runs in 2 tasks`."""
     number = len(set(tasks.values()))
     return f"{len(tasks)} run{'s' * (len(tasks) > 1)}" + (f" in {number} tasks" if number < len(tasks) else "")
 

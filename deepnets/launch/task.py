@@ -1,4 +1,4 @@
-"""A task of SLURM: its script, and the process that executes several runs one after the other.
+"""A task of SLURM: its script, and a process that executes several runs one after the other.
 
 `python -m deepnets.launch.task` is that process: it imports once, and each run's output goes to the run's own file.
 """
@@ -31,16 +31,16 @@ from deepnets.system.files import opened_to_append, write_atomically
 from deepnets.system.printing import print_error
 
 ROWS = ".rows"  # beside the script of an array: a line "TASK FOLDER" for each of its runs
-LEFT = ".left"  # beside it, by the name of a task: the folders of its runs that have not ended; the first one executes
-FAILED = "failed"  # beside it: there after a failure, if no run may start then
+LEFT = ".left"  # beside it, named after a task: the folders of its unfinished runs; the first one executes
+FAILED = "failed"  # beside it: exists after a failure if no other run may start then
 ARRAYS = "arrays"  # beside it: the numbers of all arrays of the submission
 
-# SLURM sends its warning to this shell alone (--signal=B:); the SIGTERM that ends a job it sends to this shell and, on
-# some clusters, to all processes below. The shell passes both on, and a wait that a signal broke off starts again. Exit
-# code 138 is 128 + SIGUSR1: the run is saved and its time limit is near. A process that ends with another code has
-# ended because of the first run that was left, and is started again for the others. If it could not even start, it has
-# written no result, so the shell does. A run that was killed has not failed and is submitted again; nor has a run
-# failed that ended with {locked}, because another process executes its folder.
+# SLURM sends its warning only to this shell (--signal=B:). It sends the SIGTERM that ends a job to this shell and, on
+# some clusters, to all processes below. The shell passes both on, and waits again if a signal has broken off a wait.
+# Exit code 138 is 128 + SIGUSR1: the run is saved and its time limit is near. Any other code is from the first run that
+# was left, and the process starts again for the others. If it could not even start, it has written no result, so the
+# shell writes one. A killed run has not failed and is submitted again; a run that ended with {locked} has not failed
+# either, because another process executes its folder.
 BODY = """
 task=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
 todo={directory}/$task{left}
@@ -106,7 +106,7 @@ SETUP = """broken() {{  # EXIT-CODE
 FAIL_FAST = """: >{failed}
     scancel --state=PENDING "$SLURM_ARRAY_JOB_ID" $(cat {arrays})"""
 KILL = 'kill "-$1" "$child"'
-# srun, the last step of the job, passes SIGUSR1 on, but on SIGTERM it kills what it has started.
+# srun, the last step of the job, passes SIGUSR1 on, but on SIGTERM it kills its processes.
 KILL_RANKS = '{ [ "$1" = TERM ] && scancel --signal=TERM "$SLURM_JOB_ID.$step" || kill "-$1" "$child"; }'
 # One process per device, as torchrun starts them, but each is a task of SLURM, so that signals reach it directly. When
 # one has ended, the others have a minute to end by themselves: one of them may be saving.
@@ -126,13 +126,13 @@ def batch_script(
     several_runs: bool = False,
     fail_fast: bool = False,
 ) -> str:
-    """The script of an array whose tasks execute the folders that the file `array` + `ROWS` in `directory` gives them.
+    """Return the script of an array: each task executes its run folders in the file `array` + `ROWS` in `directory`.
 
-    A task whose run saved because its time limit is near is queued again; any other exit code becomes the task's. The
-    tasks execute the `copy` of deepnets that `snapshot` made, and the copies of code of one's own that the runs note.
+    If a run saves because its time limit is near, its task is queued again; other exit codes become the task's. The
+    tasks execute the `copy` of deepnets that `snapshot` made, and the copies of the user's code that the runs note.
 
     Raises:
-        UserError: a directive holds a line break, and what is behind it would be a command of the script.
+        UserError: a directive holds a line break; the text behind it would become a command of the script.
     """
     if broken := [word for word in (*directives, str(directory)) if "\n" in word]:
         raise UserError(f"launcher=slurm: {broken[0]!r}: a line break cannot be part of it")
@@ -158,21 +158,21 @@ def batch_script(
 
 
 def command_of_task(is_shared: bool, failed: str, ranks: str = "") -> str:
-    """The words of the shell that execute the run `$row`, or all that are left in `$todo` in one process."""
+    """Return the shell command that executes the run `$row`, or if `is_shared` all runs in `$todo` in one process."""
     trust = [*(shlex.quote(f"--trust={name}") for name in trusted()), f"--code={CodeChoice.frozen}"]
     words = ["deepnets.launch.task", '"$todo"', failed] if is_shared else ["deepnets.run", '"$row"']
     return ranks + " ".join([shlex.join([sys.executable, "-m"]), *words, *trust])
 
 
 def main() -> int:
-    """Execute the runs of a task one after the other; those that have ended well go from the file of the runs left.
+    """Execute the runs of a task one after the other, and remove each from the file when it has ended well.
 
-    Ends when none is left or no other may start, and by the first that fails: what it has left of itself on a GPU
-    could make the next fail too.
+    The process ends when no run is left, when no other may start, or with the first failure: a failed run may leave
+    something on a GPU that makes the next one fail too.
     """
     parser = argparse.ArgumentParser(description="Execute the runs of a task of SLURM.")
     parser.add_argument("left", type=Path, help="a file with a run folder in each line")
-    parser.add_argument("failed", type=Path, help="a file; no run starts when it is there")
+    parser.add_argument("failed", type=Path, help="a file; no run starts if it exists")
     add_code_options(parser)
     arguments = parser.parse_args()
     with Interruption() as interruption:
@@ -193,7 +193,7 @@ def main() -> int:
 
 
 def _print_into(file: Path) -> None:
-    """Let this process and those that it starts add what they print to the file."""
+    """Append the output of this process, and of those that it starts, to the file."""
     sys.stdout.flush()
     sys.stderr.flush()
     PROTOCOLS.clear()
