@@ -1,1 +1,1 @@
-"""Measurements of deepnets on this machine: `bench.py WHAT`, whose verbs `commands/bench.py` lists with their files."""
+"""Measures deepnets on this machine: `bench.py WHAT`; `commands/bench.py` lists the verbs and their files."""

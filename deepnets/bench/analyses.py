@@ -1,4 +1,4 @@
-"""`bench.py lesion` and `analyses`: how fast units are deleted, and how long every analysis takes."""
+"""`bench.py lesion` and `analyses` measure how fast units are deleted, and how long each analysis takes."""
 
 import argparse
 import resource
@@ -21,10 +21,10 @@ from deepnets.errors import UserError
 from deepnets.run import build_model
 from deepnets.training.assembly import dataset_of, splits_of
 
-SHARED = 64  # images of a batch whose beginnings are shared
+SHARED = 64  # images of a batch, if deletions share its pass through the first units
 NET = ("model=resnet110",)
 GATED = ("model=resnet110", "model/shortcut=exclusive_gating_b6")
-LIMIT, LANDSCAPE_LIMIT = 300.0, 1200.0  # seconds on two cores that do nothing else
+LIMIT, LANDSCAPE_LIMIT = 300.0, 1200.0  # seconds on two idle cores
 ANALYSES: dict[str, tuple[str, ...]] = {
     "evaluate": NET,  # all 10,000 test images
     "gates": (*GATED, "--images", "1000"),
@@ -61,11 +61,11 @@ def add_lesion_options(parser: argparse.ArgumentParser) -> None:
 def measure_lesion(arguments: argparse.Namespace) -> list[Comparison]:
     """Images/s through a network with one unit deleted, over the deletions of each of its units.
 
-    With shared beginnings by batches of 64, which fit the cache, against an evaluation for each by batches as in
-    training; in the arithmetic of training's evaluation, and in float32.
+    It compares shared beginnings, in batches of 64, which fit the cache, with one evaluation for each deletion, in
+    batches as in training; both in the arithmetic of training's evaluation, and in float32.
 
     Raises:
-        RuntimeError: the two score an error differently.
+        RuntimeError: the two ways give different errors.
     """
     run = chosen_run(arguments)
     model = build_model(list(run.overrides)).eval().to(run.device).to(memory_format=torch.channels_last)
@@ -78,22 +78,22 @@ def measure_lesion(arguments: argparse.Namespace) -> list[Comparison]:
 def add_analyses_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `bench.py analyses`."""
     parser.add_argument("--root", metavar="DIR", help="folder with cifar10, as dataset.root of scripts/train.py")
-    parser.add_argument("--minutes", type=float, default=60, help="after which this command ends (default: 60)")
+    parser.add_argument("--minutes", type=float, default=60, help="this command ends after them (default: 60)")
     parser.add_argument(
-        "--only", type=some_of(list(ANALYSES)), default=list(ANALYSES), metavar="NAMES", help="with commas: these only"
+        "--only", type=some_of(list(ANALYSES)), default=list(ANALYSES), metavar="NAMES", help="only these, with commas"
     )
     parser.set_defaults(json=Path("analyses.json"))
 
 
 def measure_analyses(arguments: argparse.Namespace) -> list[Comparison]:
-    """Seconds of every analysis of ResNet-110 on 1,000 images of CIFAR-10, beside how long it may take on two cores.
+    """Seconds of every analysis of ResNet-110 on 1,000 images of CIFAR-10, beside its limit on two cores.
 
-    Each is a command in a process of its own, on a fresh net, and is written down once it has ended: the same command
-    goes on where the last one ended. A landscape is of 25 x 25 points on 250 images. What takes twice its limit is
-    stopped.
+    Each analysis is a command in its own process, on a fresh net. Its seconds are written down once it has ended, so
+    that the same command resumes where the last one ended. A landscape has 25 x 25 points on 250 images. An analysis
+    that takes twice its limit is stopped.
 
     Raises:
-        UserError: no data are named.
+        UserError: the user named no data.
     """
     if not arguments.root:
         raise UserError("bench.py analyses: needs --root DIR, the folder with cifar10")
@@ -104,13 +104,13 @@ def measure_analyses(arguments: argparse.Namespace) -> list[Comparison]:
 
 
 def analysis_part(name: str, words: Sequence[str]) -> Part:
-    """The part that times the analysis with these words of its command line, for at most twice its limit."""
+    """Make the part that times the analysis with these words of its command line, for at most twice its limit."""
     limit = LANDSCAPE_LIMIT if name == "landscape" else LIMIT
     return Part(name, partial(_timed, name, words, limit), 2 * limit)
 
 
 def _timed(name: str, words: Sequence[str], limit: float, seconds: float) -> PartResult:
-    """The wall-clock and processor seconds of the command, and the seconds that it may take."""
+    """Run the analysis; returns its wall-clock and processor seconds, and the seconds that it may take."""
     with tempfile.TemporaryDirectory() as place:
         began, used = time.monotonic(), _processor_seconds()
         done = finished([*DEEPNETS, "analyze", name, *words, "--output", place], seconds)
@@ -127,7 +127,7 @@ def _timed(name: str, words: Sequence[str], limit: float, seconds: float) -> Par
 
 
 def _processor_seconds() -> float:
-    """The processor seconds of all processes that this one has started and that have ended."""
+    """Return the processor seconds of all ended processes that this process has started."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
@@ -148,7 +148,7 @@ def _lesion_in(
 
     some = variants[::9]
     if [errors(images, [variant])[0] for variant in some] != errors(16, variants)[::9]:
-        raise RuntimeError("shared beginnings score other than evaluations one by one")
+        raise RuntimeError("shared beginnings give other errors than evaluations one by one")
     candidates = {
         "shared beginnings": lambda: speed(images, SHARED, variants),
         "one by one": lambda: speed(whole, whole, [variants[len(variants) // 2]]),
@@ -158,6 +158,6 @@ def _lesion_in(
 
 
 def _batches(splits: Splits, images: int, size: int) -> EvaluationBatches:
-    """The first `images` test images in batches of `size`."""
+    """Return the first `images` test images in batches of `size`."""
     first = splits.test.select(torch.arange(images, device=splits.test.labels.device))
     return EvaluationBatches(first, splits.normalization, batch_size=size)

@@ -1,6 +1,6 @@
-"""How a bench compares: the run that it measures, the candidates that take turns, and a table of their ratios.
+"""The parts of a comparison: the run that a bench measures, candidates that take turns, a table of their ratios.
 
-Candidates take turns so that other load on the machine meets all of them alike.
+Candidates take turns so that other load on the machine slows all of them alike.
 """
 
 import argparse
@@ -23,14 +23,14 @@ from deepnets.training.hardware import choose_precision, find_device, wait
 
 Candidates = dict[str, Callable[[], float]]
 Measurement = dict[str, list[float]]
-SETTLE_SECONDS = 1.0  # a loader's workers go on filling their queue after its turn
+SETTLE_SECONDS = 1.0  # after a loader's turn, its workers still fill their queue
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The `values` of each candidate by its name, one a repeat, all of `unit`.
+    """The `values` of each candidate by its name, one for each repeat, in `unit`.
 
-    `absent` gives the reason for each candidate that could not be measured; `notes` say what the numbers cannot.
+    `absent` gives the reason for each candidate that could not be measured; `notes` explain the numbers.
     """
 
     title: str
@@ -40,7 +40,7 @@ class Comparison:
     notes: Sequence[str] = ()
 
     def summary(self) -> dict[str, dict[str, float]]:
-        """For each candidate: median, lowest and highest of its values, and of the first's ratios to it by repeat."""
+        """Return median, low and high of each candidate's values, and of the first's values / its values by repeat."""
         first = next(iter(self.values.values()), [])
         summary = {}
         for name, values in self.values.items():
@@ -49,7 +49,7 @@ class Comparison:
         return summary
 
     def as_json(self) -> dict[str, Any]:
-        """The summary and what belongs to it, in types that JSON has."""
+        """Return the summary with its unit, the absent candidates and the notes, in JSON's types."""
         return {
             "unit": self.unit,
             "candidates": self.summary(),
@@ -58,7 +58,7 @@ class Comparison:
         }
 
     def table(self) -> Table:
-        """The summary as a table to print."""
+        """Return the summary as a table to print."""
         first = next(iter(self.values), "the first")
         table = Table("", f"median {self.unit}", "range", f"{first} is ... times this", "range", box=None)
         table.title, table.title_justify = as_text(self.title), "left"
@@ -76,13 +76,13 @@ class Comparison:
 
 
 def in_turns(candidates: Mapping[str, Callable[[], float]], repeats: int, settle_seconds: float = 0.0) -> Measurement:
-    """Call each candidate once to warm up, then `repeats` times in turns; returns what they return, by their names.
+    """Call each candidate once to warm up, then `repeats` times in turns; returns their answers by name.
 
     Every second round goes backwards, so that no candidate always follows the same other. If some have workers, each
     turn begins after SETTLE_SECONDS.
     """
     results: Measurement = {name: [] for name in candidates}
-    with Console(stderr=True).status("", refresh_per_second=1) as line:  # on a terminal
+    with Console(stderr=True).status("", refresh_per_second=1) as line:  # shown only on a terminal
         for name, measure in candidates.items():
             line.update(as_text(f"to warm up: {name}"))
             measure()
@@ -96,7 +96,7 @@ def in_turns(candidates: Mapping[str, Callable[[], float]], repeats: int, settle
 
 
 def seconds_of(steps: Iterator, iterations: int, device: torch.device) -> float:
-    """The seconds that `iterations` of the steps take."""
+    """Take `iterations` of the steps and return the seconds."""
     started = time.perf_counter()
     for _ in range(iterations):
         next(steps)
@@ -106,7 +106,7 @@ def seconds_of(steps: Iterator, iterations: int, device: torch.device) -> float:
 
 @dataclass(frozen=True)
 class BenchRun:
-    """The run that a bench measures: its configuration, as `overrides` compose it, its device and its precision."""
+    """The run that a bench measures: its configuration, composed from `overrides`, its device and its precision."""
 
     overrides: tuple[str, ...]
     config: Config
@@ -114,24 +114,24 @@ class BenchRun:
     precision: torch.dtype
 
     def training(self) -> Training:
-        """The run at its beginning."""
+        """Build the run at its beginning."""
         return prepare(self.config, self.device, self.precision)
 
 
 def compose_run(overrides: Sequence[str]) -> BenchRun:
-    """The run that scripts/train.py makes of these overrides."""
+    """Return the run that scripts/train.py makes from these overrides."""
     config = compose(overrides).config
     device = find_device(config.device)
     return BenchRun(tuple(overrides), config, device, choose_precision(config.precision, device))
 
 
 def chosen_run(arguments: argparse.Namespace) -> BenchRun:
-    """The run that the options of `add_run_options` choose."""
+    """Return the run that the options of `add_run_options` choose."""
     return compose_run(overrides_of(arguments))
 
 
 def overrides_of(arguments: argparse.Namespace) -> list[str]:
-    """The overrides that the options of `add_run_options` stand for; a typed OPTION replaces the one of its key."""
+    """Return the options of `add_run_options` as overrides; a typed OPTION replaces the one with the same key."""
     overrides = {"model": arguments.model, "dataset": arguments.dataset}
     if getattr(arguments, "root", None):
         overrides["dataset.root"] = arguments.root
@@ -149,17 +149,17 @@ def add_run_options(parser: argparse.ArgumentParser, model: str, dataset: str = 
 
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:
-    """Let a bench take overrides of scripts/train.py."""
+    """Let a bench accept overrides of scripts/train.py."""
     parser.add_argument("overrides", nargs="*", metavar="OPTION", help="any other option of scripts/train.py")
 
 
 def precision_name(precision: torch.dtype) -> str:
-    """The name of a precision, as in "bfloat16"."""
+    """Return the name of a precision, e.g. "bfloat16"."""
     return str(precision).removeprefix("torch.")
 
 
 def _spread(prefix: str, values: Sequence[float]) -> dict[str, float]:
-    """Median, lowest and highest value."""
+    """Return median, lowest and highest value, with `prefix` before their names."""
     return {
         prefix + "median": statistics.median(values),
         prefix + "low": min(values),

@@ -1,4 +1,4 @@
-"""`bench.py data` and `imagenet`: how fast images become batches, from memory and from photographs on disk."""
+"""`bench.py data` and `imagenet` measure how fast images become batches, from memory and from photographs on disk."""
 
 import argparse
 import tempfile
@@ -30,7 +30,7 @@ from deepnets.data.class_folders import ImageFiles
 from deepnets.data.imagenet import ImageNet, Streams
 from deepnets.training.assembly import dataset_of
 
-WIDTH, HEIGHT, QUALITY = 500, 375, 95  # of the photographs that are made here
+WIDTH, HEIGHT, QUALITY = 500, 375, 95  # of the photographs that this bench makes
 
 
 def add_data_options(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +62,7 @@ def add_imagenet_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `bench.py imagenet`."""
     parser.add_argument("--root", type=Path, metavar="DIR", help="a tree of photographs (default: one made here)")
     parser.add_argument("--classes", type=count, default=2, help="class folders of --root (default: 2)")
-    parser.add_argument("--images", type=count, default=1024, help="to make, without --root (default: 1024)")
+    parser.add_argument("--images", type=count, default=1024, help="images to make, without --root (default: 1024)")
     parser.add_argument("--workers", type=count, default=2, help="processes of each loader (default: 2)")
     parser.add_argument("--batch-size", type=count, default=32, help="images in a batch (default: 32)")
 
@@ -71,7 +71,7 @@ def measure_imagenet(arguments: argparse.Namespace) -> list[Comparison]:
     """Images/s of reading, decoding and cropping photographs: deepnets, torchvision's recipe, and decoding alone.
 
     The files are crops of 500 x 375 pixels of the two photographs that scikit-learn ships, unless --root names a tree.
-    All candidates have as many workers; a turn is an epoch, timed from its first batch to its last.
+    All candidates have equally many workers; a turn is an epoch, timed from its first batch to its last.
     """
     from sklearn.datasets import load_sample_images
     from torchvision.datasets import ImageFolder
@@ -79,9 +79,9 @@ def measure_imagenet(arguments: argparse.Namespace) -> list[Comparison]:
 
     with tempfile.TemporaryDirectory() as place:
         root = arguments.root or _made(Path(place), load_sample_images().images, arguments.images)
-        words = ["crop=aspect_ratio", "lighting=0", "normalization=channel", "incomplete=true"]
-        words += [f"classes={arguments.classes}", f"root={root}", f"workers={arguments.workers}"]
-        dataset = dataset_of(compose(["dataset=imagenet", *(f"dataset.{word}" for word in words)]).config)
+        options = ["crop=aspect_ratio", "lighting=0", "normalization=channel", "incomplete=true"]
+        options += [f"classes={arguments.classes}", f"root={root}", f"workers={arguments.workers}"]
+        dataset = dataset_of(compose(["dataset=imagenet", *(f"dataset.{option}" for option in options)]).config)
         splits = dataset.load(torch.device("cpu"))
         assert isinstance(dataset, ImageNet)
         assert isinstance(splits, Streams)
@@ -118,7 +118,7 @@ def _endless(batches: TrainingBatches) -> Iterator:
 
 
 def _rate(epoch: Callable[[], Iterable], batch_size: int) -> float:
-    """The images/s of an epoch, without its first batch."""
+    """Measure images/s of an epoch, without its first batch."""
     steps = iter(epoch())
     next(steps)
     started, done = time.perf_counter(), sum(1 for _ in steps)
@@ -126,7 +126,7 @@ def _rate(epoch: Callable[[], Iterable], batch_size: int) -> float:
 
 
 class _Decoded(Dataset):
-    """Images that are decoded and then dropped: a loader gets their numbers only."""
+    """Decodes each image and drops it: the loader gets only its number."""
 
     def __init__(self, images: ImageFiles, decode: Callable[[str], Any]) -> None:
         self.images, self.decode = images, decode
@@ -151,7 +151,7 @@ def _by_pillow(name: str) -> Image.Image:
 
 
 def _made(root: Path, photographs: list[np.ndarray], images: int) -> Path:
-    """Make a tree of so many images, random crops of the photographs, each of which is a class."""
+    """Write a tree of `images` random crops from the photographs; each photograph is a class. Returns `root`."""
     generator = np.random.default_rng(0)
     for split, many in (("train", images), ("val", 2)):
         for label, photograph in enumerate(photographs):

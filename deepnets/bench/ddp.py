@@ -1,4 +1,4 @@
-"""`bench.py ddp`: several processes train one network. Each of the processes executes this file's `main`."""
+"""`bench.py ddp` trains one network in several processes. Each of them executes this file's `main`."""
 
 import argparse
 import gc
@@ -40,22 +40,22 @@ OWN = "strong, statistics of each process's part"
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `bench.py ddp`."""
     add_run_options(parser, "resnet20", dataset="synthetic")
-    parser.add_argument("--processes", type=count, default=2, help="of which one or all train (default: 2)")
-    parser.add_argument("--threads", type=count, default=1, help="of each process (default: 1)")
+    parser.add_argument("--processes", type=count, default=2, help="processes; one or all of them train (default: 2)")
+    parser.add_argument("--threads", type=count, default=1, help="threads of each process (default: 1)")
     parser.add_argument("--iterations", type=count, default=10, help="iterations a repeat (default: 10)")
 
 
 def measure(arguments: argparse.Namespace) -> list[Comparison]:
     """Images/s of several processes against one, and how long a step waits for gradients after its backward pass.
 
-    All in the same processes, in turns. One process trains while the others wait. Several divide a batch of the run's
-    size among them (strong scaling) or each take one of that size (weak). A step waits for as long as it takes more
-    than the same step under no_sync(), which leaves out the gradients' all-reduce; what the all-reduce takes alone
-    beyond that is hidden behind the backward pass. What batch statistics over all processes take is the difference to
-    the same step with statistics of each process's part.
+    The same processes measure all in turns. Alone, one process trains while the others wait. Together, they divide a
+    batch of the run's size (strong scaling), or each takes a batch of that size (weak scaling). A step's wait is its
+    time minus the time of the same step under no_sync(), which leaves out the gradients' all-reduce; the rest of the
+    all-reduce's own time is hidden behind the backward pass. The cost of batch statistics over all processes is the
+    difference to the same step with statistics of each process's part.
 
     Raises:
-        Interrupted: a signal came. UserError: fewer than two processes, a batch that cannot be divided, or a process
+        Interrupted: a signal came. UserError: there are fewer than two processes, they cannot divide the batch, or one
             has failed.
     """
     count, batch = arguments.processes, chosen_run(arguments).config.batch_size
@@ -63,8 +63,8 @@ def measure(arguments: argparse.Namespace) -> list[Comparison]:
         raise UserError(f"--processes {count}: must be 2 or more, and a batch of {batch} divisible among them")
     with TemporaryDirectory() as place:
         file = Path(place, "seconds.json")
-        words = [file, arguments.iterations, arguments.repeats, *overrides_of(arguments)]
-        command = [sys.executable, "-m", __name__, *map(str, words)]
+        main_arguments = [file, arguments.iterations, arguments.repeats, *overrides_of(arguments)]
+        command = [sys.executable, "-m", __name__, *map(str, main_arguments)]
         with processes(command, count, arguments.threads) as group:
             failure = group.first_failure()
         if stop := group.stopped_by(failure):
@@ -97,13 +97,13 @@ def _step(title: str, seconds: Measurement, key: str) -> Comparison:
     values = {"step": step, "the same under no_sync()": without, "all-reduce of the gradients alone": alone}
     notes = [
         f"waits for gradients after the backward pass: {_spread(waiting)} of the step",
-        f"the all-reduce alone: {_spread(reducing)} of the step; what is not waited for runs beside the backward pass",
+        f"the all-reduce alone: {_spread(reducing)} of the step; its part without a wait runs beside the backward pass",
     ]
     return Comparison(title, "seconds", values, notes=notes)
 
 
 def _statistics(seconds: Measurement) -> Comparison:
-    share = [100 * (1 - own / whole) for whole, own in zip(seconds["strong"], seconds[OWN], strict=True)]
+    share = [100 * (1 - part / whole) for whole, part in zip(seconds["strong"], seconds[OWN], strict=True)]
     values = {"of the whole batch": seconds["strong"], "of each process's part": seconds[OWN]}
     notes = [f"statistics over all processes: {_spread(share)} of the step"]
     return Comparison("a step with batch statistics", "seconds", values, notes=notes)
@@ -114,7 +114,7 @@ def _spread(percent: Sequence[float]) -> str:
 
 
 def main() -> int:
-    """Train in this process; the first one writes the seconds of an iteration in the slowest process."""
+    """Train in this process; the first process writes the seconds of an iteration in the slowest one. Returns 0."""
     file, iterations, repeats, *overrides = sys.argv[1:]
     world = world_from_env()
     with Interruption(at_once=True):
@@ -123,7 +123,7 @@ def main() -> int:
             seconds = in_turns(
                 _candidates(overrides, world, device, torch.get_num_threads(), int(iterations)), int(repeats)
             )
-            gc.collect()  # networks whose reducers outlive the process group may abort the process as it ends
+            gc.collect()  # a network whose reducer outlives the process group may abort the process at its end
     if world.is_first:
         Path(file).write_text(json.dumps(seconds))
     return 0
@@ -169,8 +169,8 @@ def _candidates(
     }
     if run.config.model.get("batchnorm_images", 0) is None:
         parts = compose_run([*overrides, f"model.batchnorm_images={batch // world.size}"]).config
-        own = endless(prepare(parts, device, run.precision, world))
-        candidates[OWN] = lambda: pace(own)
+        by_part = endless(prepare(parts, device, run.precision, world))
+        candidates[OWN] = lambda: pace(by_part)
     return candidates
 
 

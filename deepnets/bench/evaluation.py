@@ -1,4 +1,4 @@
-"""`bench.py evaluation`: the speed of the evaluation at the end of an epoch."""
+"""`bench.py evaluation` measures the speed of the evaluation at the end of an epoch."""
 
 import argparse
 import time
@@ -25,14 +25,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `bench.py evaluation`."""
     add_run_options(parser, "resnet20")
     parser.add_argument(
-        "--sizes", type=counts, default=SIZES, help=f"of batches, besides evaluation_batch_size (default: {SIZES})"
+        "--sizes", type=counts, default=SIZES, help=f"batch sizes, besides evaluation_batch_size (default: {SIZES})"
     )
-    parser.add_argument("--images", type=count, help="of the test set (default: all)")
+    parser.add_argument("--images", type=count, help="images of the test set (default: all)")
     parser.add_argument("--workers", type=whole, default=2, help="processes of the plain loop's loader (default: 2)")
 
 
 def measure(arguments: argparse.Namespace) -> list[Comparison]:
-    """Images/s of the test set evaluated as at the end of an epoch, by size of batch and against a plain loop."""
+    """Images/s of the test set, evaluated as at the end of an epoch, by batch size and against a plain loop."""
     run = chosen_run(arguments)
     splits = splits_of(dataset_of(run.config), run.device)
     images = min(arguments.images or len(splits.test), len(splits.test))
@@ -61,7 +61,7 @@ def measure(arguments: argparse.Namespace) -> list[Comparison]:
 
 
 def _seconds(training: Training, test: Split, normalization: Normalization, size: int) -> float:
-    """The seconds of what `fit` does with a split when an epoch has ended."""
+    """Evaluate a split as `fit` does at the end of an epoch; returns the seconds."""
     started, sums = time.perf_counter(), Sums(training.device)
     batches = EvaluationBatches(test, normalization, batch_size=size)
     for _ in evaluate(training.model, batches, sums, training.precision):
@@ -71,7 +71,7 @@ def _seconds(training: Training, test: Split, normalization: Normalization, size
 
 
 class _PlainLoop:
-    """The usual script's loop: torchvision's loader, no gradients, right predictions counted batch by batch."""
+    """Evaluates as the usual script does: torchvision's loader, no gradients, right predictions counted by batch."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -79,7 +79,7 @@ class _PlainLoop:
         self.loader = plain.loader(task, plain.normalization(task), trains=False)
 
     def seconds(self) -> float:
-        """The seconds of one pass over the test set."""
+        """Make one pass over the test set; returns the seconds."""
         device, right, started = self.task.device, 0, time.perf_counter()
         enabled = self.task.precision == torch.bfloat16
         with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=enabled):

@@ -1,4 +1,4 @@
-"""`bench.py memory`: what recomputation saves and what it costs. Each measurement is a process of its own."""
+"""`bench.py memory` measures the memory and time that recomputation saves and costs, each in its own process."""
 
 import argparse
 import multiprocessing
@@ -31,23 +31,23 @@ MIB = 2**20
 
 
 class DoesNotFit(Exception):
-    """The iteration takes more memory than there is."""
+    """Raised if an iteration takes more memory than there is."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `bench.py memory`."""
     add_run_options(parser, "resnet110", dataset="synthetic")
     modes = ",".join(MODES)
-    parser.add_argument("--modes", type=some_of(MODES), default=modes, help=f"with commas (default: {modes})")
-    parser.add_argument("--iterations", type=count, default=3, help="that are timed, after a first one (default: 3)")
+    parser.add_argument("--modes", type=some_of(MODES), default=modes, help=f"modes, with commas (default: {modes})")
+    parser.add_argument("--iterations", type=count, default=3, help="timed iterations, after a first one (default: 3)")
 
 
 def measure(arguments: argparse.Namespace) -> list[Comparison]:
-    """Memory and time of an iteration by what is stored for the backward pass: memory=full and the ways to recompute.
+    """Memory and time of an iteration with memory=full, which stores all for the backward pass, and with recomputation.
 
-    MiB at the peak above what the process held with weights and data before its first iteration: gradients, momentum
-    and, on a CPU, code that is loaded on first use and gaps in the heap count. Each measurement is a process of its
-    own. The deepest network takes about 11 GB with memory=full:
+    Memory is the peak in MiB minus all that the process held, with weights and data, before its first iteration. The
+    rest is gradients, momentum and, on a CPU, code that is loaded on first use and gaps in the heap. Each measurement
+    has its own process. The deepest network takes about 11 GB with memory=full:
 
         python scripts/bench.py memory --model preact1001 --iterations 1 --repeats 1
     """
@@ -77,16 +77,16 @@ def measure(arguments: argparse.Namespace) -> list[Comparison]:
 
 
 def _in_a_process(overrides: Sequence[str], iterations: int) -> tuple[float, float]:
-    """Call `_trained` in a fresh process."""
+    """Call `_trained` in a fresh process; raises `DoesNotFit` if the system kills it."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         try:
             return process.submit(_trained, overrides, iterations, torch.get_num_threads()).result()
         except BrokenProcessPool:
-            raise DoesNotFit("its process was killed, as for want of memory") from None
+            raise DoesNotFit("its process was killed, probably for lack of memory") from None
 
 
 def _trained(overrides: Sequence[str], iterations: int, threads: int) -> tuple[float, float]:
-    """The bytes at the peak of 1 + `iterations` iterations above those held before, and the seconds of a later one.
+    """Train 1 + `iterations` iterations; returns the bytes at their peak, less those held before, and seconds of one.
 
     Raises:
         DoesNotFit: there is not enough memory.
@@ -101,31 +101,31 @@ def _trained(overrides: Sequence[str], iterations: int, threads: int) -> tuple[f
         pace = seconds_of(steps, iterations, run.device) / iterations
     except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError; the CPU's has no class
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or "memory" in str(error):
-            raise DoesNotFit("more than the memory that is free") from None
+            raise DoesNotFit("it needs more memory than is free") from None
         raise
     return _peak(run.device) - base, pace
 
 
 def _begin(device: torch.device) -> float:
-    """The bytes held now. From here on peaks count, and more than is free is refused rather than taken from others."""
+    """Start to record the peak, and forbid the process to take more than is free now; returns the bytes held now."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return torch.cuda.memory_allocated(device)
     free = _kib(Path("/proc/meminfo"), "MemAvailable")
     limit = 1024 * (_kib(PROCESS / "status", "VmData") + free)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
-    (PROCESS / "clear_refs").write_text("5")  # VmHWM starts anew; ru_maxrss would keep that of the parent process
+    (PROCESS / "clear_refs").write_text("5")  # VmHWM starts anew; ru_maxrss would keep the parent's peak
     return 1024 * _kib(PROCESS / "status", "VmRSS")
 
 
 def _peak(device: torch.device) -> float:
-    """The most bytes held since `_begin`."""
+    """Return the most bytes held since `_begin`."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return 1024 * _kib(PROCESS / "status", "VmHWM")
 
 
 def _kib(file: Path, name: str) -> int:
-    """The number behind a name in a file of /proc."""
+    """Read the number after a name in a file of /proc."""
     (line,) = (line for line in file.read_text().splitlines() if line.startswith(f"{name}:"))
     return int(line.split()[1])

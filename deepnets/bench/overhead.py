@@ -1,4 +1,4 @@
-"""`bench.py startup`, `rows`, `grid`, `logging` and `checkpoint`: the time that commands take beside training."""
+"""`bench.py startup`, `rows`, `grid`, `logging` and `checkpoint` measure the time of commands beside training."""
 
 import argparse
 import subprocess
@@ -40,7 +40,7 @@ def add_startup_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure_startup(arguments: argparse.Namespace) -> list[Comparison]:
-    """Seconds from the command to the first optimiser step being on disk, and of --help, beside an empty Python."""
+    """Seconds from the command until its first optimiser step is on disk, and of --help, beside an empty Python."""
     overrides = overrides_of(arguments)
     candidates = {
         "first optimiser step": lambda: _until_first_step(overrides),
@@ -63,8 +63,8 @@ def measure_rows(arguments: argparse.Namespace) -> list[Comparison]:
 
 def add_grid_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `bench.py grid`."""
-    parser.add_argument("--rows", type=count, default=200, help="of the grid (default: 200)")
-    parser.add_argument("--iterations", type=count, default=40, help="that each trains (default: 40)")
+    parser.add_argument("--rows", type=count, default=200, help="runs of the sweep (default: 200)")
+    parser.add_argument("--iterations", type=count, default=40, help="iterations that each run trains (default: 40)")
 
 
 def measure_grid(arguments: argparse.Namespace) -> list[Comparison]:
@@ -87,9 +87,9 @@ def add_logging_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure_logging(arguments: argparse.Namespace) -> list[Comparison]:
-    """Seconds an epoch that the log of a gated ResNet-20 adds to its training: every epoch observed, gates too.
+    """Seconds an epoch that the log of a gated ResNet-20 adds to its training; it observes every epoch and the gates.
 
-    The worst case: a short epoch of noise of CIFAR-10's shape (its own has 391 iterations).
+    It is the worst case: a short epoch of noise of CIFAR-10's shape (an epoch of CIFAR-10 has 391 iterations).
     """
     size = [
         f"dataset.source.train={128 * arguments.iterations}",
@@ -119,8 +119,8 @@ def measure_logging(arguments: argparse.Namespace) -> list[Comparison]:
 
 def add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `bench.py checkpoint`."""
-    parser.add_argument("--models", default=SAVED, help=f"as in conf/model, with commas (default: {SAVED})")
-    parser.add_argument("--folder", type=Path, help="on the disk that is to be measured (default: the temporary one)")
+    parser.add_argument("--models", default=SAVED, help=f"networks as in conf/model, with commas (default: {SAVED})")
+    parser.add_argument("--folder", type=Path, help="folder on the disk to measure (default: the temporary folder)")
     add_overrides(parser)
 
 
@@ -130,7 +130,7 @@ def measure_checkpoint(arguments: argparse.Namespace) -> list[Comparison]:
 
 
 def _checkpoints_of(model: str, arguments: argparse.Namespace) -> Comparison:
-    """Write checkpoints of the network, one over the other."""
+    """Write checkpoints of the network, each over the last one, and time them."""
     # A checkpoint does not depend on the size of a batch. Two images make the momentum that it holds.
     overrides = [f"model={model}", "dataset=synthetic", "batch_size=2", "dataset.source.train=4", *arguments.overrides]
     run = compose_run(overrides)
@@ -144,14 +144,14 @@ def _checkpoints_of(model: str, arguments: argparse.Namespace) -> Comparison:
 
 
 def _seconds_to_save(training: Training, folder: Path) -> float:
-    """The seconds to copy the state from the device, write it and have it on the disk, as `execution.train` does."""
+    """Copy the state from the device and write it to the disk, as a run does; returns the seconds."""
     started = time.perf_counter()
     checkpoint.save(folder, {"training": training.state_dict(), "history": [], "observed": [], "seconds": 0.0})
     return time.perf_counter() - started
 
 
 def _until_first_step(overrides: Sequence[str]) -> float:
-    """The seconds from the start of a training command until its first checkpoint is there."""
+    """Start a training command; returns the seconds until its first checkpoint exists, and kills it."""
     with tempfile.TemporaryDirectory() as outputs:
         command = [sys.executable, *TRAIN, *overrides, f"output_root={outputs}", "checkpoint_seconds=0"]
         started = time.perf_counter()
@@ -167,7 +167,7 @@ def _until_first_step(overrides: Sequence[str]) -> float:
 
 
 def _seconds(*words: str) -> float:
-    """The seconds that Python takes with these words."""
+    """Run Python with these arguments; returns the seconds."""
     started = time.perf_counter()
     subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - started

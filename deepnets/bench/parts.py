@@ -1,6 +1,6 @@
-"""A long measurement in parts: each is stored at once, so that the same command resumes where the last one ended.
+"""Measures in parts: each result is stored at once, so that the same command resumes where the last one ended.
 
-Most parts call commands of deepnets as users type them; here are also the functions that do so.
+Most parts call commands of deepnets as users type them, by the functions below.
 """
 
 import json
@@ -22,15 +22,15 @@ DEEPNETS = [sys.executable, "-m", "deepnets"]
 
 
 class Unfinished(Exception):
-    """The next command continues this part."""
+    """Raised by a part that the next command continues."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part: `measure(seconds)` takes at most so many seconds, and never more than `limit`.
+    """A part of a long measurement: `measure(seconds)` takes at most these seconds, which never exceed `limit`.
 
-    It raises `Unfinished` if the next command can continue it, TimeoutExpired if that must start anew. A part that
-    takes longer than its limit is noted as absent, so that it does not use up the time of the parts behind it.
+    It raises `Unfinished` if the next command can continue it, TimeoutExpired if that must start it anew. A part that
+    takes longer than its limit is noted as absent, so that it does not use up the time of later parts.
     """
 
     name: str
@@ -39,15 +39,14 @@ class Part:
 
 
 def stored(file: Path) -> dict[str, PartResult]:
-    """The results of the parts that the file holds, by their names."""
+    """Return the results of the parts that the file holds, by name."""
     return json.loads(file.read_text()) if file.is_file() else {}
 
 
 def follow(parts: Sequence[Part], file: Path, minutes: float) -> bool:
-    """Measure, in their order and until the minutes are over, the parts that `file` lacks; whether it then has all.
+    """Measure the parts that `file` lacks in their order until the minutes are over; returns whether it has all then.
 
-    A part that takes longer than its limit or all the minutes is noted as absent, and so is one that fails, with the
-    reason.
+    A part that fails, or takes longer than its limit or than all the minutes, is noted as absent, with the reason.
     """
     results, begun = stored(file), time.monotonic()
     for part in parts:
@@ -78,13 +77,13 @@ def finished(command: Sequence[str], seconds: float) -> subprocess.CompletedProc
     """Run the command to its end.
 
     Raises:
-        TimeoutExpired: it takes longer than these seconds.
+        TimeoutExpired: the command takes longer than these seconds.
     """
     return subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
 
 
 def results_of(overrides: Sequence[str], keys: Sequence[str], seconds: float) -> PartResult:
-    """Train the runs that these options of scripts/train.py make; returns the values of their results, by key."""
+    """Train the runs that these overrides make; returns the values of their results by key, or why they are absent."""
     with tempfile.TemporaryDirectory() as place:
         done = finished([*DEEPNETS, "train", *overrides, f"output_root={place}"], seconds)
         results = [folder.result for folder in run_folders(Path(place)) if folder.result]
@@ -94,7 +93,7 @@ def results_of(overrides: Sequence[str], keys: Sequence[str], seconds: float) ->
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> str:
-    """The reason why a command failed: the last line that it printed as an error."""
+    """Return why a command failed: the last line that it printed as an error, or its exit code."""
     lines = [line for line in done.stderr.splitlines() if line.strip()]
     return lines[-1] if lines else f"exit code {done.returncode}"
 

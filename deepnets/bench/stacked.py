@@ -1,6 +1,6 @@
-"""`bench.py stacked` and `seeds`: several runs at once on one device, as one batched network, in processes, or in turn.
+"""`bench.py stacked` and `seeds` train runs on one device: as one batched network, in processes, or one by one.
 
-Both measure in the precision that training takes here and in float32, or in both precisions.
+`stacked` measures in float32 and in the precision that training uses here, `seeds` in float32 and in bfloat16.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from deepnets.training.assembly import prepare
 from deepnets.training.fit import fit
 from deepnets.training.stack import Stack, fit_together
 
-# No trial of this search diverges; all have one activation, as the rows of a stack do.
+# No trial of this search diverges. All have the same activation, because a stack needs that.
 SEARCH = ["sweep=srivastava2015_fig1_highway", "model.layer=[linear,relu]", "optimizer.lr=0.01"]
 # ResNet-110 of sweep=he2016_table1 scale=deep, on images that need no download
 NARROW = [
@@ -38,20 +38,20 @@ NARROW = [
     *("dataset=synthetic", "dataset.source.size=16", "dataset.source.test=100", "device=cpu"),
 ]
 STACKED = 3  # seeds in one network
-SECONDS = 600.0  # for one command
+SECONDS = 600.0  # limit for one command
 
 
 def add_stacked_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `bench.py stacked`."""
     add_run_options(parser, "highway_fc50", dataset="mnist")
-    parser.add_argument("--rows", type=counts, default="10,32", help="how many at once (default: 10,32)")
-    parser.add_argument("--iterations", type=count, default=40, help="of all rows together, a repeat (default: 40)")
+    parser.add_argument("--rows", type=counts, default="10,32", help="numbers of rows at once (default: 10,32)")
+    parser.add_argument("--iterations", type=count, default=40, help="iterations of all rows, a repeat (default: 40)")
 
 
 def measure_stacked(arguments: argparse.Namespace) -> list[Comparison]:
     """Images/s, summed over the runs of a random search, trained as one batched network and one by one.
 
-    The ratios of trials per minute are the same. In the precision that training takes here, and in float32.
+    Trials per minute have the same ratios. It measures in the precision that training uses here, and in float32.
     """
     arguments.overrides = [*SEARCH, *arguments.overrides]
     run, overrides = chosen_run(arguments), overrides_of(arguments)
@@ -61,15 +61,15 @@ def measure_stacked(arguments: argparse.Namespace) -> list[Comparison]:
 
 def add_seeds_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `bench.py seeds`."""
-    parser.add_argument("--iterations", type=count, default=30, help="of each run (default: 30)")
+    parser.add_argument("--iterations", type=count, default=30, help="iterations of each run (default: 30)")
     add_overrides(parser)
 
 
 def measure_seeds(arguments: argparse.Namespace) -> list[Comparison]:
     """Images/s of this machine, summed over runs of a narrow, deep network, by how its seeds share the CPU's cores.
 
-    One run on all threads, a run a core by launcher=pool, or three seeds as one batched network by launcher.stacked;
-    and a run a core with torch's own batch normalisation. Each turn is a command of its own. In both precisions.
+    It compares one run on all threads, one run a core by launcher=pool (also with torch's own batch normalisation) and
+    three seeds as one batched network by launcher.stacked, in both precisions. Each turn is a command of its own.
     """
     return [_seeds_in(precision, arguments) for precision in (Precision.fp32, Precision.bf16)]
 
@@ -112,12 +112,12 @@ def _seeds_in(precision: Precision, arguments: argparse.Namespace) -> Comparison
 
 
 def _speed_of(overrides: Sequence[str], seeds: int) -> float:
-    """The images/s of all runs together, which train at the same time."""
+    """Train all runs at the same time; returns the sum of their images/s."""
     command = " ".join(overrides)
     try:
-        found = results_of(["-m", *overrides, f"seed=range({seeds})"], ["images_per_second"], SECONDS)
+        results = results_of(["-m", *overrides, f"seed=range({seeds})"], ["images_per_second"], SECONDS)
     except subprocess.TimeoutExpired:
         raise UserError(f"{command} takes more than {SECONDS:.0f} seconds; choose fewer --iterations") from None
-    if "absent" in found:
-        raise UserError(f"{command}: {found['absent']}")
-    return sum(found["images_per_second"])
+    if "absent" in results:
+        raise UserError(f"{command}: {results['absent']}")
+    return sum(results["images_per_second"])

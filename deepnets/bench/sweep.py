@@ -1,4 +1,4 @@
-"""`bench.py sweep`: what the commands around a large sweep take of the processor, beside training."""
+"""`bench.py sweep` measures the processor time of the commands around a large sweep, without training."""
 
 import argparse
 import csv
@@ -32,25 +32,25 @@ STEPS = ("compose", "freeze", "submit", "status", "report", "again")
 
 @dataclass(frozen=True)
 class Frozen(Local):
-    """A launcher that executes nothing: what a command does before the first run starts."""
+    """A launcher that executes nothing, so that a command ends where the first run would start."""
 
     def execute(self, runs: Mapping[RunFolder, Config]) -> int:
-        """Execute nothing."""
+        """Execute nothing; returns 0."""
         return 0
 
 
 def add_sweep_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `bench.py sweep`."""
-    parser.add_argument("--runs", type=count, default=1000, help="of the sweep, five seeds a row (default: 1000)")
+    parser.add_argument("--runs", type=count, default=1000, help="runs of the sweep, five seeds a row (default: 1000)")
 
 
 def measure_sweep(arguments: argparse.Namespace) -> list[Comparison]:
     """Processor seconds that each command around a sweep of 1,000 runs takes, with its children.
 
-    `compose` makes rows of the words; `freeze` also checks them and writes their folders; `submit` does both for
-    SLURM's queue, and the jobs are cancelled; `status` and `report` read the folders when all runs have finished;
-    `again` is the first command again, which finds nothing to train. Each is a process of its own, with one thread, and
-    imports what it needs. The results are those of one training, with other errors.
+    `compose` makes rows from the words; `freeze` also checks them and writes their folders; `submit` does both for
+    SLURM's queue, then its jobs are cancelled; `status` and `report` read the folders when all runs have finished;
+    `again` repeats the first command, which has nothing left to train. Each command has its own process with one
+    thread, imports included. All results are copies of one training's, with other errors.
     """
     no_slurm, rows = _no_slurm(), max(1, arguments.runs // SEEDS)
     steps = [name for name in STEPS if not (name == "submit" and no_slurm)]
@@ -82,7 +82,7 @@ def measure_sweep(arguments: argparse.Namespace) -> list[Comparison]:
 
 
 def _no_slurm() -> str | None:
-    """Why nothing can be submitted here."""
+    """Return why this machine cannot submit to SLURM; None if it can."""
     if not shutil.which("sbatch"):
         return "no sbatch on this machine"
     try:
@@ -105,13 +105,13 @@ def _finish(folder: RunFolder, trained: RunFolder, number: int) -> None:
         writer.writeheader()
         writer.writerows(rows)
     best = min(float(row["test_error"]) for row in rows)
-    own = {"test_error": error, "last_test_error": error, "best_test_error": best}
-    own |= {"identity": identity_hash(folder.config), "test_right": packed(np.arange(images) >= wrong)}
-    result.model_copy(update=own).write(folder.path)
+    changes = {"test_error": error, "last_test_error": error, "best_test_error": best}
+    changes |= {"identity": identity_hash(folder.config), "test_right": packed(np.arange(images) >= wrong)}
+    result.model_copy(update=changes).write(folder.path)
 
 
 def _seconds(*words: str) -> float:
-    """The processor seconds that Python and the programs that it starts take with these words, with one thread each."""
+    """Run Python with these arguments and one thread; returns processor seconds, those of its child processes too."""
     before = os.times()
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, *words], check=True, env=environment, stdout=subprocess.DEVNULL)

@@ -1,4 +1,4 @@
-"""`bench.py training`: images/s of training beside its floor and beside other ways to train the same network."""
+"""`bench.py training` compares images/s of training with its floor and with other ways to train the same network."""
 
 import argparse
 import tempfile
@@ -41,8 +41,8 @@ from deepnets.training.hardware import choose_precision, wait
 
 PEERS = ("plain", "compiled", "timm", "lightning")
 ENDLESS = 10**9  # iterations: the bench ends the training
-TRIED = 4  # iterations with which a form of the plain script is tried, after as many to warm up
-# The size of the tensor that is copied: far larger than any cache.
+TRIED = 4  # timed iterations of each form of the plain script, after equally many to warm up
+# The size of the tensor to copy: far larger than any cache.
 COPY_BYTES = {"cpu": 2**28, "cuda": 2**31}
 
 
@@ -59,15 +59,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def measure(arguments: argparse.Namespace) -> list[Comparison]:
     """Images/s of the training part of an epoch, against its own arithmetic alone and against other ways to train.
 
-    deepnets (fit) makes batches and sums; with its log it is what scripts/train.py does. The floor does the same
-    forward, backward and optimiser steps on one batch that stays where it is; below it are the network's convolutions
-    alone. The plain script is the usual one for CIFAR, and once more in its best form: before anything is compared,
-    each arithmetic, memory layout and way to feed it is tried, and the fastest one also compiled. timm and Lightning
-    train the same network on the same batches and augmentation where they are installed; --peer FILE adds another (its
-    interface is Task in deepnets/bench/peers/__init__.py).
+    deepnets (fit) makes batches and sums; with its log it does the same as scripts/train.py. The floor does the same
+    forward, backward and optimiser steps on one batch that stays on the device; below it are the network's convolutions
+    alone. The plain script is the usual one for CIFAR; its best form comes too: before the comparison, each arithmetic,
+    memory layout and way to feed it is tried, and the fastest form also compiled. If timm and Lightning are installed,
+    they train the same network on the same batches and augmentation; --peer FILE adds another peer (its interface is
+    Task in deepnets/bench/peers/__init__.py).
 
-    All share the process, so on a CPU the peers too gain from freed memory being kept (`keep_freed_memory`), which they
-    would not do of themselves.
+    All share one process, so on a CPU the peers also profit from `keep_freed_memory`, which they do not call.
     """
     run, iterations = chosen_run(arguments), arguments.iterations
     images = iterations * run.config.batch_size
@@ -87,7 +86,7 @@ def measure(arguments: argparse.Namespace) -> list[Comparison]:
 
 
 def endless(training: Training) -> Iterator[Training]:
-    """The optimiser steps of `fit`, one at a time, epoch after epoch, without the evaluations between them."""
+    """Yield after each optimiser step of `fit`, epoch after epoch, without the evaluations between them."""
     training.evaluated.clear()
     training.iterations, done = ENDLESS, training.iteration
     for state in fit(training):
@@ -97,7 +96,7 @@ def endless(training: Training) -> Iterator[Training]:
 
 
 def floor_steps(training: Training) -> Iterator[None]:
-    """Endless optimiser steps on one batch that stays on the device: no data pipeline, no sums, no schedule, no log."""
+    """Take endless optimiser steps on one batch on the device, without data pipeline, sums, schedule or log."""
     images, labels = next(iter(training.batches.epoch(0)))
     training.model.train()
     while True:
@@ -110,9 +109,9 @@ def floor_steps(training: Training) -> Iterator[None]:
 
 
 def bytes_of(run: BenchRun) -> int:
-    """The bytes that one iteration must move: 2 S + 24 P.
+    """Count the bytes that one iteration must move: 2 S + 24 P.
 
-    S is what autograd keeps of a batch with memory=full: the forward pass writes it and the backward pass reads it. P
+    S is all that autograd keeps of a batch with memory=full: the forward pass writes it, the backward pass reads it. P
     is the number of parameters, 4 bytes each: gradients are written and read, weights and momentum read and written.
     Gradients of activations and second reads are left out, because a perfect fusion of layers could avoid them.
     """
@@ -120,31 +119,31 @@ def bytes_of(run: BenchRun) -> int:
     images, _ = next(iter(training.batches.epoch(0)))
     group = min(len(images) // 2, run.config.model.get("batchnorm_images") or 2)
     one, two = (kept_bytes(training, images[: n * group]) for n in (1, 2))
-    each = (two - one) / group  # what does not grow with the batch (bfloat16 copies of weights) drops out
+    each = (two - one) / group  # without bytes that do not grow with the batch (bfloat16 weights)
     parameters = sum(parameter.numel() for parameter in training.model.parameters())
     return round(2 * each * run.config.batch_size + 24 * parameters)
 
 
 def kept_bytes(training: Training, images: Tensor) -> int:
-    """The bytes that autograd keeps of a forward pass for the backward pass; parameters do not count."""
-    own = {parameter.untyped_storage().data_ptr() for parameter in training.model.parameters()}
+    """Count the bytes that autograd keeps from a forward pass for the backward pass, without parameters."""
+    weights = {parameter.untyped_storage().data_ptr() for parameter in training.model.parameters()}
     kept: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
+        if storage.data_ptr() not in weights:
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     training.model.train()
     with saved_tensors_hooks(keep, lambda tensor: tensor):
-        logits = _forward(training, images)  # alive until all is counted, or memory would be given out twice
+        logits = _forward(training, images)  # kept until all is counted: else memory would be used and counted twice
     del logits
     return sum(kept.values())
 
 
 def _deepnets(run: BenchRun, iterations: int, open_logs: ExitStack) -> Candidates:
-    """Training by `fit` without and with its log, and the floor."""
+    """Prepare training by `fit` without and with its log, and the floor."""
     images = iterations * run.config.batch_size
     bare, logged, floor = endless(run.training()), _logged(run, open_logs), floor_steps(run.training())
 
@@ -166,7 +165,7 @@ def _logged(run: BenchRun, open_logs: ExitStack) -> Iterator[Training]:
 def _peers(
     arguments: argparse.Namespace, run: BenchRun
 ) -> tuple[dict[str, Callable[[int], float]], dict[str, str], list[str]]:
-    """Prepare the peers; returns each by its name, for the others why they are absent, and what was tried before."""
+    """Prepare the peers; returns them by name, why others are absent, and notes on the forms of the script tried."""
     dataset, batches = dataset_of(run.config), run.training().batches
     assert isinstance(batches, TrainingBatches), "dataset= names images that lie on the device"
     task = task_of(run, batches.split, dataset.pad, dataset.flip, arguments.workers)
@@ -197,7 +196,7 @@ def _peers(
 def _best_plain(
     another: Callable[..., Task], run: BenchRun, *, is_compiled: bool
 ) -> tuple[dict[str, Callable[[int], float]], dict[str, str], list[str]]:
-    """Try every form of the plain script, and the fastest one compiled too; returns the best, and what was seen."""
+    """Try all forms of the plain script, the fastest one compiled too; returns the best, the absent and all speeds."""
     speeds: dict[tuple[torch.dtype, torch.memory_format, int | None], float] = {}
     workers = another().workers
     for precision in dict.fromkeys((torch.float32, choose_precision(Precision.auto, run.device))):
@@ -229,7 +228,7 @@ def _fed(workers: int | None) -> str:
 
 
 def _at_best(run: BenchRun) -> tuple[Candidates, list[str]]:
-    """Images/s if only convolutions counted, and if only bytes did, at the rates that this device reaches just now."""
+    """Prepare two bounds on images/s at the rates that this device reaches now: only convolutions, and only bytes."""
     layers, moved, batch = _layers(run), bytes_of(run), run.config.batch_size
     candidates: Candidates = {
         "convolutions alone": lambda: batch / sum(_seconds_of_layer(layer, run) * layers[layer] for layer in layers),
@@ -245,18 +244,18 @@ def _at_best(run: BenchRun) -> tuple[Candidates, list[str]]:
 
 
 class _Layer(NamedTuple):
-    """What decides the time of a convolution or linear layer: the shapes of its input and weight, and its strides."""
+    """The settings on which the time of a convolution or linear layer depends, such as the shape of its input."""
 
     input: tuple[int, ...]
     weight: tuple[int, ...]
     stride: tuple[int, ...]
     padding: tuple[int, ...] | str
     groups: int
-    is_first: bool  # whose input needs no gradient
+    is_first: bool  # its input needs no gradient
 
 
 def _layers(run: BenchRun) -> Counter[_Layer]:
-    """Count the network's convolutions and linear layers on a batch, equal ones together."""
+    """Count the network's convolutions and linear layers on a batch, by their settings."""
     training, layers = run.training(), Counter[_Layer]()
     images, _ = next(iter(training.batches.epoch(0)))
 
@@ -274,7 +273,7 @@ def _layers(run: BenchRun) -> Counter[_Layer]:
 
 
 def _seconds_of_layer(layer: _Layer, run: BenchRun) -> float:
-    """The seconds of a layer's forward and backward pass, in the memory layout in which it is faster."""
+    """Measure the seconds of a layer's forward and backward pass in its faster memory layout."""
     is_convolution = len(layer.weight) == 4
     layouts = (torch.contiguous_format, torch.channels_last) if is_convolution else (torch.contiguous_format,)
     return min(_seconds_in(layer, layout, run) for layout in layouts)
@@ -297,14 +296,14 @@ def _seconds_in(layer: _Layer, layout: torch.memory_format, run: BenchRun) -> fl
 
 
 def _copy_rate(device: torch.device) -> float:
-    """The bytes/s of a large copy; bytes read and bytes written both count."""
+    """Measure the bytes/s of a large copy; bytes read and bytes written both count."""
     source = torch.zeros(COPY_BYTES[device.type], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * source.nbytes / _seconds(lambda: target.copy_(source), device)
 
 
 def _seconds(act: Callable[[], object], device: torch.device) -> float:
-    """The seconds of one `act`: the mean of several after a first."""
+    """Call `act` once to warm up, then four times; returns the mean seconds of the four calls."""
     act()
     wait(device)
     started = time.perf_counter()
@@ -315,7 +314,7 @@ def _seconds(act: Callable[[], object], device: torch.device) -> float:
 
 
 def _forward(training: Training, images: Tensor) -> Tensor:
-    """The logits, computed in the run's arithmetic."""
+    """Compute the logits in the run's arithmetic."""
     enabled = training.precision == torch.bfloat16
     with torch.autocast(training.device.type, torch.bfloat16, enabled=enabled):
         return training.model(images)

@@ -1,4 +1,4 @@
-"""Other ways to train the same network, to compare with: the task that each peer is given, and how a peer is found."""
+"""Peers train the same network in other ways: the task that each peer gets, and the functions that import a peer."""
 
 import importlib
 import importlib.util
@@ -19,13 +19,13 @@ from deepnets.run import build_model
 class Task:
     """The training of `model` by SGD with Nesterov momentum on images that are shifted, mirrored and normalised.
 
-    A peer is a Python file with a function `prepare(task) -> Callable[[int], float]`. The function that it returns
-    trains so many iterations of `batch_size` more each time it is called, and returns the seconds that they took. What
-    a peer does once (starting workers, compiling) belongs before them. Its row of the table has the file's name.
+    A peer is a Python file with a function `prepare(task) -> Callable[[int], float]`. Each call of the returned
+    function with a number trains this many more iterations of `batch_size` and returns the seconds that they took.
+    `prepare` does all that a peer does once (starts workers, compiles). The table names the peer after its file.
 
     `model` is fresh, on the CPU, float32 and NCHW. `images` (N, H, W, C) uint8 and `labels` (N,) int64 are on the CPU;
-    `mean` and `std` are those of the channels, on a scale of 0 to 1. An image is surrounded by `pad` pixels of zeros,
-    and a crop of its size is taken; `flip` mirrors half of the images. deepnets trains in the same `precision` (for
+    `mean` and `std` have a value for each channel, on a scale of 0 to 1. The peer surrounds an image by `pad` pixels of
+    zeros and takes a crop of its size; `flip` mirrors half of the images. deepnets trains in the same `precision` (for
     bfloat16 by autocast) and `layout`.
     """
 
@@ -47,7 +47,7 @@ class Task:
 
 
 def task_of(run: BenchRun, split: Split, pad: int, flip: bool, workers: int) -> Task:
-    """The task to train the network of a run on these images of 0..255."""
+    """Make the task to train the network of a run on these images, which have values 0..255."""
     images = split.images.cpu()
     scaled = images.float().div_(255)
     return Task(
@@ -66,7 +66,7 @@ def task_of(run: BenchRun, split: Split, pad: int, flip: bool, workers: int) -> 
 
 
 def bundled_peer(name: str) -> ModuleType:
-    """The peer in the file of that name beside this one.
+    """Import the peer in the file `name`.py beside this one.
 
     Raises:
         ModuleNotFoundError: the library that it uses is not installed.
@@ -75,7 +75,7 @@ def bundled_peer(name: str) -> ModuleType:
 
 
 def peer_in(path: Path) -> ModuleType:
-    """The peer in a file of the user's.
+    """Import the peer in a user's file.
 
     Raises:
         UserError: there is no such file, or it is not a peer.
@@ -95,5 +95,5 @@ def peer_in(path: Path) -> ModuleType:
 
 
 def arithmetic_name(precision: torch.dtype, layout: torch.memory_format) -> str:
-    """The name of an arithmetic, as in "bfloat16 channels_last"."""
+    """Return the name of an arithmetic, e.g. "bfloat16 channels_last"."""
     return f"{precision_name(precision)} {'channels_last' if layout == torch.channels_last else 'NCHW'}"

@@ -1,4 +1,4 @@
-"""Lightning: the network in a minimal LightningModule, the plain script's loader, and a Trainer that logs nothing."""
+"""Trains by Lightning: a minimal LightningModule, the plain script's loader, and a Trainer that logs nothing."""
 
 import logging
 import time
@@ -18,7 +18,7 @@ STARTING = 2  # iterations before the clock: a Trainer starts anew each time, an
 
 
 class Module(LightningModule):
-    """The network, its loss and its optimiser; notes when each iteration ended."""
+    """Computes the network's loss, makes its optimiser, and notes the time when each iteration ends."""
 
     def __init__(self, task: Task) -> None:
         super().__init__()
@@ -42,13 +42,13 @@ class Module(LightningModule):
 
 
 def prepare(task: Task) -> Callable[[int], float]:
-    """Train by a Trainer without logger, checkpoints and progress bar, so that it is as fast as it can be."""
+    """Prepare a Trainer without logger, checkpoints and progress bar, so that it is as fast as it can be."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     batches, module = plain.loader(task), Module(task)
 
     def seconds(iterations: int) -> float:
         module.ends.clear()
-        with warnings.catch_warnings(action="ignore"):  # it advises on workers, loggers and clusters
+        with warnings.catch_warnings(action="ignore"):  # Lightning advises on workers, loggers and clusters
             trainer = Trainer(
                 max_epochs=-1,
                 max_steps=STARTING + 1 + iterations,

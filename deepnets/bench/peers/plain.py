@@ -1,4 +1,4 @@
-"""The usual PyTorch script for CIFAR, and each form of it that may be faster: layout, arithmetic, data, compiled."""
+"""The usual PyTorch script for CIFAR, and forms that may be faster: in layout, arithmetic and data, or compiled."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -12,7 +12,7 @@ from deepnets.bench.peers import Task
 
 
 class PlainImages(Dataset):
-    """Images (N, H, W, C) uint8 in memory; each goes through PIL and torchvision's transforms when it is asked for."""
+    """Images (N, H, W, C) uint8 in memory; PIL and torchvision's transforms process an image when it is requested."""
 
     def __init__(self, images: Tensor, labels: Tensor, transforms: Sequence[Callable]) -> None:
         from torchvision.transforms import Compose, ToPILImage
@@ -28,7 +28,7 @@ class PlainImages(Dataset):
 
 
 def augmentation(task: Task) -> list[Callable]:
-    """The transforms that crop and mirror PIL images."""
+    """Return the transforms that crop and mirror PIL images."""
     from torchvision.transforms import RandomCrop, RandomHorizontalFlip
 
     crop = [RandomCrop(task.images.shape[1:3], padding=task.pad)] if task.pad else []
@@ -36,7 +36,7 @@ def augmentation(task: Task) -> list[Callable]:
 
 
 def normalization(task: Task) -> list[Callable]:
-    """The transforms that make normalised tensors of PIL images."""
+    """Return the transforms that turn PIL images into normalised tensors."""
     from torchvision.transforms import Normalize, ToTensor
 
     return [ToTensor(), Normalize(task.mean, task.std)]
@@ -45,7 +45,7 @@ def normalization(task: Task) -> list[Callable]:
 def loader(
     task: Task, transforms: Sequence[Callable] | None = None, *, trains: bool = True, collate: Callable | None = None
 ) -> DataLoader:
-    """Batches as the usual script makes them; training leaves out the last, short one, so that iterations are equal."""
+    """Return a loader as in the usual script; for training it drops the last, short batch: all iterations are equal."""
     return DataLoader(
         PlainImages(task.images, task.labels, transforms or [*augmentation(task), *normalization(task)]),
         task.batch_size,
@@ -59,15 +59,15 @@ def loader(
 
 
 def forever(batches: DataLoader) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches of a loader, epoch after epoch."""
+    """Yield the batches of a loader, epoch after epoch."""
     while True:
         yield from batches
 
 
 def tensor_batches(task: Task) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches, epoch after epoch, of a data set that lies on the device as one tensor, as scripts written for speed do.
+    """Yield batches, epoch after epoch, from one tensor on the device, as scripts written for speed do.
 
-    A crop and a mirroring of each image by indexing, then the normalisation; no processes.
+    Indexing crops and mirrors each image, then the batch is normalised; no other processes take part.
     """
     count, height, width, _ = task.images.shape
     padded = torch.nn.functional.pad(task.images.to(task.device).permute(0, 3, 1, 2), [task.pad] * 4)
@@ -81,12 +81,12 @@ def tensor_batches(task: Task) -> Iterator[tuple[Tensor, Tensor]]:
             if task.flip:
                 across = torch.where(torch.rand(len(chosen), 1, device=task.device) < 0.5, across, across.flip(1))
             place = (chosen[:, None, None], slice(None), (top + rows)[:, :, None], (left + across)[:, None, :])
-            images = padded[place].permute(0, 3, 1, 2)  # indices on both sides of a slice go in front
+            images = padded[place].permute(0, 3, 1, 2)  # indices on both sides of a slice come first
             yield (images - mean) / std, labels[chosen]
 
 
 def steps(task: Task, *, as_tensor: bool = False, compiled: bool = False) -> Iterator[None]:
-    """The usual loop, which reads no loss; in float32 autocast is off, as in a script that does not know it."""
+    """Train by the usual loop, which reads no loss; in float32 autocast is off, as in scripts that do not use it."""
     batches = tensor_batches(task) if as_tensor else forever(loader(task))
     model = task.model.to(task.device).to(memory_format=task.layout).train()
     optimizer = torch.optim.SGD(
@@ -106,6 +106,6 @@ def steps(task: Task, *, as_tensor: bool = False, compiled: bool = False) -> Ite
 
 
 def prepare(task: Task, *, as_tensor: bool = False, compiled: bool = False) -> Callable[[int], float]:
-    """Train by the usual loop, in the task's precision and layout; those of the usual script are float32 and NCHW."""
+    """Prepare the usual loop in the task's precision and layout; the usual script has float32 and NCHW."""
     training = steps(task, as_tensor=as_tensor, compiled=compiled)
     return lambda iterations: seconds_of(training, iterations, task.device)

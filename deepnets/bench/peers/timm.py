@@ -1,6 +1,6 @@
-"""timm: its loader, optimiser and meters in the loop of its train.py, which its package leaves out.
+"""Trains by timm: its loader, optimiser and meters in the loop of its train.py, which its package leaves out.
 
-timm has no network for CIFAR, so it trains the same one. Its own augmentation is ImageNet's; this is the task's.
+timm has no network for CIFAR, so it trains the task's. Its own augmentation is for ImageNet, so the task's replaces it.
 """
 
 import time
@@ -18,13 +18,13 @@ from deepnets.bench.peers import Task, plain
 
 
 def loader(task: Task) -> PrefetchLoader:
-    """Batches of uint8 that the device normalises, one ahead of the loop."""
+    """Return a loader that has uint8 batches normalised on the device, one ahead of the loop."""
     batches = plain.loader(task, [*plain.augmentation(task), ToNumpy()], collate=fast_collate)
     return PrefetchLoader(batches, task.mean, task.std, channels=task.images.shape[3], device=task.device)
 
 
 def steps(task: Task) -> Iterator[None]:
-    """train.py's loop for one process, with --amp in bfloat16 and --channels-last; it reads the loss every time."""
+    """Train by train.py's loop for one process, with --amp in bfloat16 and --channels-last; it reads each loss."""
     model = task.model.to(task.device).to(memory_format=task.layout).train()
     optimizer = create_optimizer_v2(
         model, opt="sgd", lr=task.lr, weight_decay=task.weight_decay, momentum=task.momentum, filter_bias_and_bn=False
@@ -47,6 +47,6 @@ def steps(task: Task) -> Iterator[None]:
 
 
 def prepare(task: Task) -> Callable[[int], float]:
-    """Train by timm's loop."""
+    """Prepare timm's loop."""
     training = steps(task)
     return lambda iterations: seconds_of(training, iterations, task.device)
