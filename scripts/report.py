@@ -1,4 +1,4 @@
-"""Results beside the paper's: `python scripts/report.py` is `deepnets report`."""
+"""Show results beside the paper's: `python scripts/report.py` is `deepnets report`."""
 
 from deepnets.system import begin
 
