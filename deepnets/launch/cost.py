@@ -30,6 +30,7 @@ from deepnets.training.size import Size
 
 TIMED_SECONDS, TIMED_STEPS = 0.4, 3  # after a first step, which is slower; both must be reached
 REMEMBERED = "paces.json"  # in the user's cache
+FARTHEST = 5.0  # how many times the multiply-adds may differ in an estimate; farther, layers' overheads decide
 NOISE = f"{__name__}.noise"
 CPU_MACS = 8e9  # in a timed forward pass on a CPU: from a few images on, its time is proportional to their number
 
@@ -57,7 +58,7 @@ class Paces:
 
     With `measure`, each requested network is measured once more. Without it, the pace of an unmeasured network is
     estimated, in proportion to multiply-adds, from the measured network of nearest cost on the same device and in the
-    same arithmetic. If there is none, the network is measured.
+    same arithmetic. If none has between a fifth and five times the multiply-adds, the network is measured.
     """
 
     def __init__(self, measure: bool) -> None:
@@ -76,14 +77,15 @@ class Paces:
         place, network = _place_of(config), _network_of(config, dataset, size)
         alike = {key: pace for key, pace in self.known.items() if json.loads(key)[0] == place and pace.macs}
         key = json.dumps([place, network])
-        if key not in self.measured and (self.measure or (key not in alike and not alike)):
+        near = [pace for pace in alike.values() if 1 / FARTHEST <= size.macs / pace.macs <= FARTHEST]
+        if key not in self.measured and (self.measure or (key not in alike and not near)):
             torch.set_num_threads(threads_of(config))
             self.known[key] = alike[key] = _measured_pace(config, dataset, size)
             self.measured.add(key)
             write_atomically(own_cache() / REMEMBERED, json.dumps({k: asdict(pace) for k, pace in self.known.items()}))
         if key in alike:
             return alike[key], True
-        nearest = min(alike.values(), key=lambda pace: abs(math.log(pace.macs / max(size.macs, 1))))
+        nearest = min(near, key=lambda pace: abs(math.log(pace.macs / max(size.macs, 1))))
         ratio = size.macs / nearest.macs
         return replace(
             nearest, training=nearest.training * ratio, evaluation=nearest.evaluation * ratio, memory=0

@@ -19,7 +19,7 @@ from typing import ClassVar, Literal, Protocol
 from rich.table import Column, Table
 
 from deepnets.config.build import build
-from deepnets.config.claim import claims_of, claims_on_file
+from deepnets.config.claim import check_claims, claims_of, claims_on_file
 from deepnets.config.identity import identity_hash
 from deepnets.config.project import git_commit, home
 from deepnets.config.schema import CodeChoice, Config, Row
@@ -104,19 +104,28 @@ def launch(rows: list[Row]) -> int:
 
 
 def check_tables(rows: Sequence[Row], folders: Sequence[RunFolder]) -> None:
-    """Check that the folder of each table holds runs of this sweep only, as far as its first run tells.
+    """Check that the folder of each table holds runs of this sweep only, and that the sweep's claims name its rows.
 
     Raises:
-        UserError: a folder holds runs of another sweep.
+        UserError: a folder holds runs of another sweep, as far as its first run tells, or as `check_claims`.
     """
     tables = {folder.path.parents[1]: row for row, folder in zip(rows, folders, strict=True)}
     for place, row in tables.items():
+        if row.config.sweep and (sweep_file := file_of_sweep(row)).is_file():
+            check_claims(sweep_file)
         file = next(place.glob(f"*/*/{Origin.FILE}"), None)
         with suppress(Unreadable):  # reading that run reports it
             origin = Origin.read(file.parent) if file else None
             if origin and origin.choices and (sweep := origin.choices.get("sweep")) != row.choices.get("sweep"):
                 runs = f"runs of sweep={sweep}" if sweep else "runs without a sweep"
                 raise UserError(f"{RunFolder(place)}: holds {runs}; choose another name=NAME")
+
+
+def file_of_sweep(row: Row) -> Path:
+    """Return the file of the row's sweep: the user's own, or else the one that deepnets has."""
+    name = f"{row.choices.get('sweep')}.yaml"
+    places = (Path(place.removeprefix("file://")) / "sweep" for place in row.search.places)
+    return next((place / name for place in places if (place / name).is_file()), SWEEPS / name)
 
 
 class Launcher(Protocol):

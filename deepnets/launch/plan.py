@@ -20,7 +20,7 @@ from deepnets.launch.reuse import twins_of
 from deepnets.runs.checkpoint import LAST
 from deepnets.runs.code import code_of
 from deepnets.runs.contents import Unreadable
-from deepnets.runs.folder import RunFolder, folders_of
+from deepnets.runs.folder import OtherSettings, RunFolder, folders_of
 from deepnets.runs.status import UNREADABLE
 from deepnets.system.files import LONGEST_METRICS, read_text
 from deepnets.system.printing import as_text, console_for, print_line
@@ -147,7 +147,7 @@ def _plan(config: Config, folder: RunFolder, launcher: Launcher, paces: Paces) -
         spread = pace.spread if is_measured else None
         return _Planned(folder, state, left, size, flops, seconds, config.devices, pace.memory, spread, missing)
     except UserError as error:
-        if is_complete and (folder.path / "config.yaml").is_file():
+        if is_complete and not isinstance(error, OtherSettings) and (folder.path / "config.yaml").is_file():
             return _Planned(folder, state, 0.0, size)
         return _Planned(folder, ILLEGAL, 1.0, size, problem=error.summary)
 

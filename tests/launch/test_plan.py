@@ -16,6 +16,7 @@ from deepnets.config.project import CONF
 from deepnets.config.schema import Config
 from deepnets.data.dataset import Dataset
 from deepnets.launch.cost import Pace, Paces
+from deepnets.launch.grid import launch
 from deepnets.launch.plan import makespan, show_plan
 from deepnets.training.assembly import prepare
 from deepnets.training.checks import check_settings
@@ -100,6 +101,16 @@ def test_what_was_never_measured_is_estimated_by_its_multiply_adds() -> None:
     assert second.training == pytest.approx(first.training * more / macs)
 
 
+def test_a_network_of_many_more_multiply_adds_is_measured_itself() -> None:
+    paces = Paces(measure=False)
+    measured = []
+    for widths in ("[2,2,2]", "[16,16,16]"):
+        row = config(*SMALL, f"model.widths={widths}")
+        dataset, _ = check_settings(row)
+        measured.append(paces.of(row, dataset, size_of(row, dataset))[1])
+    assert measured == [True, True]
+
+
 def test_a_network_is_counted_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _remembered.cache_clear()
     row = config(*SMALL)
@@ -163,6 +174,20 @@ def test_an_illegal_row_is_given_with_its_reason_beside_the_legal_ones(tmp_path:
     assert "1 of 3 runs cannot start" in done.stdout
     assert "depth=9/seed0: model: depth is 9" in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_finished_run_with_other_settings_cannot_start_as_the_command_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [row(tmp_path, *SMALL, "epochs=1")]
+    assert launch(rows) == 0
+    (frozen,) = tmp_path.rglob("config.yaml")
+    frozen.write_text(frozen.read_text().replace("epochs: 1\n", "epochs: 3\n"))
+    capsys.readouterr()
+    assert show_plan(rows) == 1
+    said = capsys.readouterr().out
+    assert "1 illegal" in said
+    assert "other settings: epochs 3 there, 1 here" in said
 
 
 def test_rows_of_several_folders_are_told_apart_and_the_seeds_of_each_put_together(
