@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterable
+from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
 
@@ -11,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from deepnets.config.project import CONF
+from deepnets.config.schema import Sweep
 
 HYDRA_ERRORS = (HydraException, OmegaConfBaseException)
 SHORT = 160  # characters: a longer list of names is not printed
@@ -21,7 +23,9 @@ VALUES = {  # OmegaConf's messages about a value, and this project's
     r".* is not a valid bool .*": "must be true or false",
     r"Invalid value .*, expected one of \[(.*)\]": r"must be one of \1",
     r"field .* is not Optional|Incompatible value 'None' .*": "needs a value",
-    r"Key .* not in 'Sweep'|Key 'protocol' not in .*": "no such key here; " + PACKAGE,
+    r"Key .* not in 'Sweep'": f"no such key here; sweep has {', '.join(key.name for key in fields(Sweep))}; {PACKAGE}",
+    r"Key 'protocol' not in .*": "no such key here; " + PACKAGE,
+    r"Invalid value assigned: str is not a ListConfig.*": "must be a list; zip is a list of lists, as [[a, b]]",
 }
 
 

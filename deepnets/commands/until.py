@@ -8,9 +8,8 @@ from pathlib import Path
 from deepnets.config.build import build
 from deepnets.config.claim import decidable_of
 from deepnets.config.schema import Config, Row
-from deepnets.config.sweep import SWEEPS
 from deepnets.errors import UserError
-from deepnets.launch.grid import check_tables, launch
+from deepnets.launch.grid import check_tables, file_of_sweep, launch
 from deepnets.launch.plan import compute_of, show_plan
 from deepnets.launch.slurm import Slurm
 from deepnets.results.claims import OTHER_DEPTH, are_of_other_depth
@@ -81,9 +80,7 @@ class _Grid:
             raise UserError(
                 f"until=decided: one grid at a time, not {len(grids)}: {', '.join(map(str, sorted(grids)))}"
             )
-        places = [Path(place.removeprefix("file://")) / "sweep" for place in rows[0].search.places]
-        name = f"{rows[0].choices['sweep']}.yaml"
-        file = next((place / name for place in (*places, SWEEPS) if (place / name).is_file()), SWEEPS / name)
+        file = file_of_sweep(rows[0])
         if are_of_other_depth((row.config.model for row in rows), file):
             raise UserError(f"until=decided: {OTHER_DEPTH}, on which its claims are not tested")
         named = {folder.path.parent.name: row for row, folder in reversed(list(zip(rows, folders, strict=True)))}

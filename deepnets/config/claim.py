@@ -6,13 +6,15 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from deepnets.config.sweep import sweep_of
+from deepnets.config.project import CONF
+from deepnets.config.sweep import SWEEPS, names_at, sweep_of
 from deepnets.errors import UserError
 
 EXAMPLE = "{claim: identity is lower than none, error: test, place: Table 1}"
@@ -186,6 +188,38 @@ def claims_on_file(folder: Path) -> tuple[str, ...]:
         except UserError as error:
             raise UserError(str(error) if str(file) in str(error) else f"{file}: {error}") from error
     return tuple(claims)
+
+
+def check_claims(file: Path) -> None:
+    """Check that the rows of a sweep file's claims and the scales of its margins exist, or a misspelt one costs seeds.
+
+    A row may be left out at some scales. A file that has to be composed to know its rows is not checked.
+
+    Raises:
+        UserError: names what does not exist, and the nearest that does.
+    """
+    sweep = sweep_of(file)
+    scales = sorted({option.stem for folder in (CONF, file.parents[1]) for option in folder.glob("scale/*.yaml")})
+    for scale in margins_of(sweep):
+        _check_name(scale, scales, f"{file}: sweep.margins: no scale")
+    for claim in decidable_of(sweep):
+        names = (claim.first, claim.second) if isinstance(claim, Claim) else claim.test.rows if claim.test else ()
+        for name in names:
+            other, _, row = name.rpartition("/")
+            of_rows = file.with_name(f"{other}.yaml") if other else file
+            if not of_rows.is_file():
+                of_rows = SWEEPS / of_rows.name
+            rows = {each for scale in scales for each in names_at(of_rows, scale)} if of_rows.is_file() else set()
+            parts = {part for each in rows for part in each.split(",")}
+            if rows or not of_rows.is_file():
+                said = claim.text if isinstance(claim, Claim) else claim.sentence
+                _check_name(row, [*rows, *parts], f"{file}: sweep.claims: {said}: no row")
+
+
+def _check_name(name: str, names: Sequence[str], wrong: str) -> None:
+    if name not in names:
+        near = get_close_matches(name, names, 1)
+        raise UserError(f"{wrong} {name}" + (f"; the nearest: {near[0]}" if near else ""))
 
 
 def _claims(sweep: Any) -> list[Claim | Registered]:

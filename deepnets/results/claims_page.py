@@ -213,11 +213,8 @@ def _next_look(finding: AnyFinding) -> str:
     if finding.lacking is None:
         return ""
     chance = f" ({100 * finding.chance:.0f}%)" if finding.chance is not None else ""
-    seeds = [" ".join(map(str, lacking)) or "none" for lacking in finding.lacking]
-    if len({*seeds}) == 1:
-        return f"seeds {seeds[0]}{chance}"
-    if len(seeds) == 2:
-        return f"seeds {' and '.join(seeds)}{chance}"
+    if all(lacking == finding.lacking[0] for lacking in finding.lacking):
+        return f"seeds {' '.join(map(str, finding.lacking[0]))}{chance}"
     by_row = zip(finding.sides, finding.lacking, strict=True)
     return "; ".join(f"{side.row}: seeds {' '.join(map(str, lacking))}" for side, lacking in by_row if lacking) + chance
 

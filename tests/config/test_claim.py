@@ -11,6 +11,7 @@ from deepnets.config.claim import (
     Measured,
     Registered,
     Relation,
+    check_claims,
     claims_of,
     claims_on_file,
     decidable_of,
@@ -167,6 +168,41 @@ def test_a_claim_that_cannot_be_read_is_refused_with_its_file(tmp_path: Path) ->
     (tmp_path / "mine.yaml").write_text("sweep: {claims: [{claim: a beats b, place: here}]}")
     with pytest.raises(UserError, match=r"mine\.yaml: sweep\.claims"):
         claims_on_file(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("node", "said"),
+    [
+        ({"claims": [{"claim": "identity is lower than none", "place": "1"}]}, None),
+        ({"claims": [{"claim": "identiy is lower than none", "place": "1"}]}, "no row identiy; the nearest: identity"),
+        (
+            {"claims": [{"claim": "identity is lower than he2015_fig6/plain21", "place": "1"}]},
+            "no row plain21;",
+        ),
+        ({"claims": [{"claim": "identity is lower than nowhere/none", "place": "1"}]}, "no row none"),
+        ({"claims": [{"claim": "identity is lower than he2015_fig6/plain20", "place": "1"}]}, None),
+        ({"margins": {"fulll": 1}}, "no scale fulll; the nearest: full"),
+        ({"margins": {"full": 1, "deep": 2}}, None),
+        (
+            {"claims": [REGISTERED | {"place": "1", "quantity": "must lie above the margin", "test": {"each": ["b"]}}]},
+            "the gain grows: no row b",
+        ),
+    ],
+)
+def test_a_claim_about_a_row_that_does_not_exist_is_refused(tmp_path: Path, node: dict, said: str | None) -> None:
+    (tmp_path / "sweep").mkdir()
+    file = tmp_path / "sweep" / "mine.yaml"
+    file.write_text(yaml.safe_dump({"sweep": {"rows": {"model/shortcut": ["identity", "none"]}, "seeds": 2} | node}))
+    if said is None:
+        check_claims(file)
+        return
+    with pytest.raises(UserError, match=f"mine.yaml: sweep.*{said}"):
+        check_claims(file)
+
+
+@pytest.mark.parametrize("sweep", CLAIMED)
+def test_the_claims_of_every_sweep_are_about_rows_that_exist(sweep: str) -> None:
+    check_claims(CONF / "sweep" / f"{sweep}.yaml")
 
 
 def test_what_a_claim_says() -> None:

@@ -10,7 +10,7 @@ from tests.command import train
 SWEEP = """# @package _global_
 sweep:
   rows:
-    model/shortcut: [identity, none, projection]
+    model/shortcut: [identity, none, projection, scaled_0.5_1]
   seeds: 2
   margins: {full: 90}
   claims:
@@ -29,7 +29,8 @@ def lab(tmp_path: Path) -> list[str]:
         lines = [line for line in text.splitlines() if name == "small" or "- {claim" not in line]
         (tmp_path / "conf" / "sweep").mkdir(parents=True, exist_ok=True)
         (tmp_path / "conf" / "sweep" / f"{name}.yaml").write_text("\n".join(lines))
-    return ["--config-dir", str(tmp_path / "conf"), "sweep=small", f"output_root={tmp_path}/outputs"]
+    rows = "model/shortcut=identity,none,projection"
+    return ["--config-dir", str(tmp_path / "conf"), "sweep=small", rows, f"output_root={tmp_path}/outputs"]
 
 
 @pytest.mark.slow
