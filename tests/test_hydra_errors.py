@@ -96,7 +96,7 @@ def test_a_file_without_its_package_is_named(tmp_path: Path, group: str, text: s
         ("model=null", "model=null: model needs the name of an option; --help lists all"),
         ("scale=1e30", "scale=1e30: scale needs the name of an option; --help lists all"),
         ("optimizer=[sgd]", "optimizer=[sgd]: optimizer needs the name of an option; --help lists all"),
-        ("=3", "=3: needs a key in front of the ="),
+        ("=3", "=3: needs a key in front of the =, without a space"),
         ("model/shorcut=none", "model/shorcut: no such group of options; the nearest: model/shortcut"),
         ("nope/nope=none", "nope/nope: no such group of options; --help lists all"),
     ],

@@ -329,7 +329,7 @@ def check_words(words: Iterable[str]) -> None:
     for word in words:
         group, equals, _ = word.lstrip("+").partition("=")
         if equals and not group:
-            raise UserError(f"{word}: needs a key in front of the =")
+            raise UserError(f"{word}: needs a key in front of the =, without a space")
         if equals and (CONF / group).is_dir():
             override = parsed(word)
             if not override.is_sweep_override() and not isinstance(override.value(), str):

@@ -98,7 +98,8 @@ class RunFolder:
         """
         file = self.path / "config.yaml"
         if not file.is_file():
-            raise UserError(f"{self}: not a run folder (no config.yaml in it)")
+            reason = "no config.yaml in it" if self.path.is_dir() else "there is no such folder"
+            raise UserError(f"{self}: not a run folder ({reason})")
         try:
             frozen = read_frozen(read_text(file, LONGEST))
             # OmegaConf would only copy these, and take three times as long for them as for all the rest.

@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import IO, Any
 
@@ -199,7 +200,11 @@ def check_folder(folder: Path) -> None:
     """Check that a folder of runs is there.
 
     Raises:
-        UserError: it is not.
+        UserError: it is not; names the one beside it whose name is nearest.
     """
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; name a sweep's folder, as in outputs/<sweep>, or a run's")
+        beside = [each.name for each in folder.parent.iterdir() if each.is_dir()] if folder.parent.is_dir() else []
+        longer = [name for name in beside if name.startswith(folder.name)]  # as a sweep with overrides is called
+        near = [*sorted(longer, key=len), *get_close_matches(folder.name, beside, 1)][:1]
+        hint = f"the nearest: {folder.with_name(near[0])}" if near else "as in outputs/<sweep>, or a run's"
+        raise UserError(f"{folder}: no such folder; name a sweep's folder, {hint}")

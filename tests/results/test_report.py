@@ -72,6 +72,13 @@ def test_what_cannot_be_done_is_said_in_a_line() -> None:
     assert done.stderr == ("error: nowhere: no such folder; name a sweep's folder, as in outputs/<sweep>, or a run's\n")
 
 
+def test_a_folder_that_is_not_there_is_answered_with_the_nearest(tmp_path: Path) -> None:
+    (tmp_path / "digits+epochs=1").mkdir()
+    for missing in ("digits", "digit+epochs=1"):
+        done = command(str(tmp_path / missing))
+        assert done.stderr.endswith(f"name a sweep's folder, the nearest: {tmp_path / 'digits+epochs=1'}\n")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
