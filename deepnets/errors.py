@@ -1,4 +1,4 @@
-"""Errors that are no bugs: what the user asked for cannot be done, or the system refused."""
+"""Errors that are not bugs: the user asked for what cannot be done, or the system refused something."""
 
 import errno
 import re
@@ -26,7 +26,7 @@ class UserError(ValueError):
 
     @property
     def summary(self) -> str:
-        """The message for a line that already names the folder."""
+        """The message, for a line that already names the folder; subclasses leave the folder out."""
         return str(self)
 
 
@@ -41,7 +41,7 @@ def of_system(error: BaseException) -> str | None:
 
 
 def of_own_code(error: BaseException) -> str | None:
-    """Say in one line what went wrong in a user's own file that deepnets called, and where; None if not there."""
+    """Say in one line what went wrong, and where, in a user's own file that deepnets called; None for other errors."""
     frames = [(Path(frame.filename), frame) for frame in traceback.extract_tb(error.__traceback__)]
     in_package = [index for index, (file, _) in enumerate(frames) if file.is_relative_to(PACKAGE)]
     for file, frame in reversed(frames[min(in_package, default=len(frames)) :]):

@@ -1,4 +1,4 @@
-"""Paths: the gradient at the input by the number of branches it came through (Veit et al. 2016, Fig. 6).
+"""Splits the gradient at the input by the number of branches that it came through (Veit et al. 2016, Fig. 6).
 
 Every unit adds two terms, y = h(x) + F(x). So the gradient of n units is the sum over 2^n paths; in each unit a path
 goes through either h or F. A path's length is the number of F's on it. For gated units h(x) is (1 - g(x)) x and F is
@@ -23,7 +23,7 @@ from deepnets.models.unit import Unit
 AT_ONCE = 32  # images of one backward pass
 PATHS = 256  # paths whose gradients are held at once
 FAR = 40  # a gradient that is so many powers of two away from 1 is scaled
-APART = (Identity, Scaled, Projected, Dropped)  # r's term does not depend on x, whose gradient would drown a small one
+APART = (Identity, Scaled, Projected, Dropped)  # r's term ignores x, and x's gradient would drown a small one
 
 
 def path_gradients(walk: Walk, x: Tensor, labels: Tensor, through: Tensor) -> Tensor:
@@ -51,14 +51,14 @@ def norms_by_length(
 def drawn(
     units: int, lengths: Sequence[int], draws: int, images: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Draw `draws` random paths of each length, (paths, units), and the image that takes each, in turn, (paths,)."""
+    """Draw `draws` random paths of each length, (paths, units), and for each, in turn, an image, (paths,)."""
     ranks = torch.rand(len(lengths) * draws, units, generator=generator).argsort(1).argsort(1)
     through = ranks < torch.tensor(lengths).repeat_interleave(draws)[:, None]
     return through, (torch.arange(draws) % images).repeat(len(lengths))
 
 
 def norms_along(walk: Walk, x: Tensor, labels: Tensor, through: Tensor, image: Tensor) -> Tensor:
-    """Compute the norms, (paths,) float64, of gradients along paths (paths, units) of these images (paths,) of x."""
+    """Compute the gradient's norm, (paths,) float64, along each path of `through` (paths, units) for its `image`."""
     norms = torch.empty(len(image), dtype=torch.float64)
     for some in image.argsort().split(PATHS):
         chosen, places = image[some].to(x.device).unique(return_inverse=True)
@@ -69,7 +69,7 @@ def norms_along(walk: Walk, x: Tensor, labels: Tensor, through: Tensor, image: T
 
 
 def _along(walk: Walk, x: Tensor, labels: Tensor, through: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute gradients g (paths, C, H, W) and exponents e (paths,) of g 2^e, along paths of images (paths,) of x.
+    """Compute the gradient along each path, for its `image` (paths,): g 2^e with g (paths, C, H, W) and e (paths,).
 
     All paths of an image share one forward pass; a path through h needs no F. The longest paths carry too little for
     float32, so g is scaled on its way.
@@ -168,7 +168,7 @@ def _sums(walk: Walk, x: Tensor, labels: Tensor) -> Tensor:
 
 
 def _added(parts: list[tuple[Tensor, int]]) -> tuple[Tensor, int]:
-    """Add up all g 2^e to one such pair, with the greatest value far from the ends of float32."""
+    """Add up all g 2^e to one such pair, in which the greatest value of g is far from the ends of float32."""
     exponent = max(exponent for _, exponent in parts)
     total, *others = (part if power == exponent else part * 2.0 ** (power - exponent) for part, power in parts)
     for other in others:
@@ -186,7 +186,7 @@ def _pulled_back(function: Callable[[Tensor], Tensor], x: Tensor, gradient: Tens
 def _pulled_back_by_term(
     unit: Unit, before: Callable[[Tensor], Tensor], b: float, source: Tensor, y: Tensor, gradients: Sequence[Tensor]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield for each gradient (N, ...) behind the unit the parts that arrive in front of it: through h, through F."""
+    """Yield, for each gradient (N, ...) behind the unit, what arrives in front of it through h, and through F."""
     source, y = source.detach().requires_grad_(), y.detach().requires_grad_()
     with torch.enable_grad():
         after = unit.after(y)
@@ -209,7 +209,7 @@ def path_share(units: int, lengths: Sequence[int] | np.ndarray) -> np.ndarray:
 
 
 def surviving_paths(units: int, deleted: int, lengths: tuple[int, int] | None = None) -> int:
-    """Count the paths of 2^units that are left without `deleted` branches: 2^(units - deleted).
+    """Count how many of 2^units paths are left after `deleted` branches are deleted: 2^(units - deleted).
 
     With `lengths`, a range that includes both ends, only paths of these lengths count. Veit et al. 2016, section 4.2.
     """

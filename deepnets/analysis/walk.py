@@ -81,7 +81,7 @@ def walk_of(model: nn.Module) -> Walk:
 
 
 def check_parts(model: nn.Module, shape: tuple[int, int, int]) -> None:
-    """Check that the `parts` of a network give the logits of its forward, for two images of noise (C, H, W) on the CPU.
+    """Check on two images of noise (C, H, W), on the CPU, that a network's `parts` give the same logits as its forward.
 
     Raises:
         UserError: they give other logits.
@@ -120,8 +120,8 @@ def with_batch_statistics(model: nn.Module) -> nn.Module:
 def recalibrate_batchnorm(model: nn.Module, x: Tensor) -> None:
     """Set the running statistics of every batch normalisation to those of the images x (N, C, H, W), all together.
 
-    Before training they are 0 and 1, so a fresh network in evaluation mode does not normalise. Expects
-    evaluation mode; dropout stays off, and branches that may be dropped count by their probability.
+    Before training they are 0 and 1, so a fresh network in evaluation mode does not normalise. `model` must be
+    in evaluation mode, so that dropout stays off and branches that may be dropped count by their probability.
     """
     layers = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     momenta = [layer.momentum for layer in layers]

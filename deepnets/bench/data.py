@@ -1,4 +1,4 @@
-"""`bench.py data` and `imagenet` measure how fast images become batches, from memory and from photographs on disk."""
+"""`bench.py data` measures how fast images in memory become batches; `bench.py imagenet`, photographs on disk."""
 
 import argparse
 import tempfile
@@ -36,15 +36,15 @@ WIDTH, HEIGHT, QUALITY = 500, 375, 95  # of the photographs that this bench make
 def add_data_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `bench.py data`."""
     add_run_options(parser, "resnet20")
-    parser.add_argument("--iterations", type=count, default=40, help="batches a repeat (default: 40)")
+    parser.add_argument("--iterations", type=count, default=40, help="batches in each repeat (default: 40)")
     parser.add_argument("--workers", type=whole, default=2, help="processes of torchvision's loader (default: 2)")
 
 
 def measure_data(arguments: argparse.Namespace) -> list[Comparison]:
-    """Images/s of the data pipeline alone: shuffle, crop, flip, normalise."""
+    """Measure images/s of the data pipeline alone, which shuffles, crops, flips and normalises."""
     run, iterations = chosen_run(arguments), arguments.iterations
     batches, dataset, host = run.training().batches, dataset_of(run.config), torch.device("cpu")
-    assert isinstance(batches, TrainingBatches), "dataset= names images that lie on the device"
+    assert isinstance(batches, TrainingBatches), "dataset= must name a data set whose images lie on the device"
     images = iterations * run.config.batch_size
 
     def rate(endless: Iterator, device: torch.device) -> float:
@@ -60,7 +60,7 @@ def measure_data(arguments: argparse.Namespace) -> list[Comparison]:
 
 def add_imagenet_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `bench.py imagenet`."""
-    parser.add_argument("--root", type=Path, metavar="DIR", help="a tree of photographs (default: one made here)")
+    parser.add_argument("--root", type=Path, metavar="DIR", help="tree of photographs (default: this bench makes one)")
     parser.add_argument("--classes", type=count, default=2, help="class folders of --root (default: 2)")
     parser.add_argument("--images", type=count, default=1024, help="images to make, without --root (default: 1024)")
     parser.add_argument("--workers", type=count, default=2, help="processes of each loader (default: 2)")
@@ -68,7 +68,7 @@ def add_imagenet_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure_imagenet(arguments: argparse.Namespace) -> list[Comparison]:
-    """Images/s of reading, decoding and cropping photographs: deepnets, torchvision's recipe, and decoding alone.
+    """Measure images/s of deepnets and torchvision, which read, decode and crop photographs, and of decoding alone.
 
     The files are crops of 500 x 375 pixels of the two photographs that scikit-learn ships, unless --root names a tree.
     All candidates have equally many workers; a turn is an epoch, timed from its first batch to its last.

@@ -28,7 +28,7 @@ def uniform(setting: int | None, name: str, low: float, high: float) -> float | 
 
 
 def log_uniform(setting: int | None, name: str, low: float, high: float) -> float | None:
-    """`${log_uniform:${setting},lr,1e-3,1.0}`: as `uniform`, with the logarithm drawn evenly."""
+    """`${log_uniform:${setting},lr,1e-3,1.0}`: like `uniform`, but the number's logarithm is drawn evenly."""
     return None if setting is None else _rounded(low * math.exp(math.log(high / low) * _draw(setting, name)))
 
 

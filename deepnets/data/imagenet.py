@@ -1,6 +1,6 @@
-"""ImageNet, and other trees of photographs: read and decoded while a network trains on them.
+"""Reads and decodes ImageNet, or another tree of photographs, while a network trains on it.
 
-They lie in class folders or shards of train/ and val/, or in ImageNet's official archives.
+The photographs lie in class folders or shards, in train/ and val/, or in ImageNet's official archives.
 """
 
 import io
@@ -52,7 +52,7 @@ TIMED_IMAGES = 32  # images that a plan reads to predict the time
 
 @dataclass(frozen=True)
 class Streams:
-    """The photographs, not read yet, that a run trains, selects and tests on; as `dataset.Splits`."""
+    """The photographs, not read yet, that a run trains, selects and tests on; used like `dataset.Splits`."""
 
     train: ImageFiles
     validation: ImageFiles | None
@@ -83,10 +83,10 @@ class Streams:
 class ImageNet:
     """The photographs under `root`: class folders in train/ and val/, shards of both, or ImageNet's official archives.
 
-    There are `classes` class folders, and every `every_class`-th is used. All thousand classes must have the published
-    numbers of images, unless `incomplete` allows others. `size` is the side of a crop in training; `crop`, `jitter`,
-    `flip` and `lighting` are the augmentation (see the module `augmentation`). Each epoch is tested on centre crops,
-    the last one also on the images as `view` shows them, whose error is the result. `validation` training images are
+    Of `classes` class folders, every `every_class`-th is used. If all thousand are, they must hold as many images as
+    published, unless `incomplete` allows others. `size` is the side of a crop in training; `crop`, `jitter`, `flip`
+    and `lighting` are the augmentation (see the module `augmentation`). Each epoch ends with a test on centre
+    crops; the last has another on what `view` shows, whose error is the result. `validation` training images are
     held out. `workers` processes read and decode, by default one per core; with decoder=gpu they only read.
     """
 
@@ -152,7 +152,7 @@ class ImageNet:
 
     @cached_property
     def reading_seconds(self) -> float:
-        """Seconds per image in which a device's workers read, decode and crop, measured on a few; 0 without images.
+        """The seconds that a device's workers take to read, decode and crop an image, by a few images; 0 without any.
 
         With decoder=gpu, one process reads and the GPU decodes.
         """
@@ -178,7 +178,7 @@ class ImageNet:
 
     @property
     def final_passes(self) -> float:
-        """Extra passes over the test set after the last epoch: the area that `view` shows, in centre crops."""
+        """How many tests on centre crops the extra test by `view` costs, in proportion to the area that it shows."""
         seen = {"center": 0.0, "center_320": (320 / 224) ** 2, "ten_crop": 10.0}
         whole = 4 / 3 * 2 * sum((scale / 224) ** 2 for scale in SCALES)  # usual photographs are 4:3; each is mirrored
         return seen.get(self.view, whole)
@@ -186,7 +186,7 @@ class ImageNet:
     def training_batches(
         self, splits: Streams, *, batch_size: int, seed: int, world: World = ALONE
     ) -> StreamedTraining:
-        """Return batches of random crops of the training images; raises `UserError` as `check_decoder`."""
+        """Return batches of random crops of the training images; raises `UserError` as `check_decoder` does."""
         check_decoder(self.decoder, splits.loading.device)
         return StreamedTraining(
             splits.train,
@@ -201,7 +201,7 @@ class ImageNet:
         )
 
     def evaluated(self, splits: Streams, *, batch_size: int, world: World = ALONE) -> dict[str, StreamedEvaluation]:
-        """Return the batches to evaluate by name: centre crops after each epoch, at the end `view` too."""
+        """Return, by name, the batches to evaluate: centre crops after each epoch, and at the end what `view` shows."""
         parts = {"validation": splits.validation, "test": splits.test}
         batches = {
             name: splits.evaluation_batches(images, batch_size=batch_size, world=world)
@@ -248,7 +248,7 @@ class Photographs:
         self.classes, self.every, self.incomplete = classes, every, incomplete
 
     def find(self) -> DataFiles:
-        """Count the images; raises `UserError` if the number is wrong, or if others than ImageNet's are absent."""
+        """Count the images; raises `UserError` if ImageNet's number is wrong or another data set has none."""
         if self.splits:
             sizes = len(self.splits[0]), len(self.splits[1])
             whole = self.classes == CLASSES and self.every == 1

@@ -1,7 +1,7 @@
 """`bench.py gpu` measures everything that needs a GPU, part by part, and writes it into one file.
 
-`parts_of` lists the parts in their order. The functions below it measure them: they run tests, trainings by commands
-that users type, iterations in processes of their own, which execute this file's `main`, and other benches.
+`parts_of` lists the parts in their order. The functions below it measure them: they run tests, other benches,
+trainings by commands that users type, and iterations in processes of their own, which execute this file's `main`.
 """
 
 import argparse
@@ -40,7 +40,7 @@ SHARING = (1, 2, 5)  # numbers of runs at once
 PUBLISHED = "he2016_table3_cifar10"  # the sweep whose rows of ResNet-110 are trained
 COMPILED = (StepKind.compiled, StepKind.compiled_graphed)
 LAYOUTS = {"channels_last": torch.channels_last, "NCHW": torch.contiguous_format}
-COMPILING_SECONDS = 180.0  # a longer part is absent: else the deepest networks could use up all the minutes
+COMPILING_SECONDS = 180.0  # a longer part is stopped: else the deepest networks could use up all the minutes
 TESTS_SECONDS = 300.0
 SAVING_SECONDS = 60.0  # for a stopped training to save its state
 
@@ -48,7 +48,7 @@ SAVING_SECONDS = 60.0  # for a stopped training to save its state
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `bench.py gpu`."""
     parser.add_argument("--root", metavar="DIR", help="folder with cifar10, as dataset.root of scripts/train.py")
-    parser.add_argument("--minutes", type=float, default=10, help="after which this command ends (default: 10)")
+    parser.add_argument("--minutes", type=float, default=10, help="this command ends after so many (default: 10)")
     parser.set_defaults(json=Path("gpu.json"))
 
 
@@ -58,7 +58,7 @@ def measure(arguments: argparse.Namespace) -> list[Comparison]:
     The order is: the GPU's tests; the default run; images/s by `step` and memory layout beside the floor; waits for
     the device within an epoch; memory of the deepest network; several runs on the GPU; stochastic depth, stopping, both
     arithmetics, data and peers, several GPUs; then ResNet-110 in both forms by the full protocol. Each part runs in a
-    process of its own; its result is written at once, or the reason why it has none. The working directory must be the
+    process of its own; its result, or the reason why it has none, is written at once. The working directory must be the
     clone with the tests.
 
     Raises:
@@ -121,7 +121,7 @@ def environment() -> PartResult:
 
 
 def gpu_tests(which: str, seconds: float) -> PartResult:
-    """Run the tests marked `gpu` that pytest's -k chooses; other files may import packages that are not installed."""
+    """Run the tests marked `gpu` that pytest's -k chooses; skip other files, which may import absent packages."""
     files = [str(file) for file in sorted(Path("tests").rglob("test_*.py")) if "pytest.mark.gpu" in file.read_text()]
     if not files:
         return {"absent": "no tests in the working directory; type the command in a clone"}
@@ -131,7 +131,7 @@ def gpu_tests(which: str, seconds: float) -> PartResult:
 
 
 def fastest(file: Path) -> str:
-    """Return the step that trained the most images/s of ResNet-110 in bfloat16, by the results in the file."""
+    """Return the step by which ResNet-110 trained the most images/s in bfloat16, by the results in the file."""
     rates = {"eager": 0.0}
     for name, result in stored(file).items():
         if name.startswith("training resnet110 bf16"):
@@ -142,7 +142,7 @@ def fastest(file: Path) -> str:
 
 
 def at_once(overrides: Sequence[str], count: int, seconds: float, *, stacked: bool) -> PartResult:
-    """Measure images/s of each of `count` short runs that share the device, or train as one batched network."""
+    """Measure images/s of each of `count` short runs, which share the device or, if `stacked`, a batched network."""
     launcher = [f"launcher.stacked={count}"] if stacked else ["launcher=pool", f"launcher.runs_per_device={count}"]
     seeds = f"seed={','.join(map(str, range(count)))}"
     return results_of(["-m", *overrides, *launcher, seeds], ["images_per_second"], seconds)
@@ -237,7 +237,7 @@ def waits(overrides: Sequence[str]) -> PartResult:
     run = compose_run(overrides)
     training = run.training()
     states = fit(training)
-    while not next(states).completed:  # code is compiled and graphs are captured
+    while not next(states).completed:  # the first epoch compiles code and captures graphs
         pass
     yields = len(training.batches) + sum(map(len, training.evaluated.values()))
     if run.device.type == "cuda":
@@ -262,7 +262,7 @@ def main() -> int:
 
 
 def _throughputs(overrides: Sequence[str], repeats: int) -> list[Part]:
-    """List the parts for images/s by `step` and layout; compiled code has own parts, as compiling may never end."""
+    """List the parts for images/s by `step` and layout; compiled code has separate parts, as it may never end."""
     parts = []
     for model, iterations in MODELS.items():
         for precision in ("bf16", "fp32"):
@@ -318,7 +318,7 @@ def _bench(what: str, *arguments: Any) -> PartResult:
 
 
 def _steps(what: str, *arguments: Any) -> PartResult:
-    """Return the result of `throughput` or `waits` in a process of its own; the last argument is its seconds."""
+    """Run `throughput` or `waits` in a process of its own; the last argument is the seconds that it may take."""
     *options, seconds = arguments
     done = finished([sys.executable, "-m", __name__, what, *map(str, options)], seconds)
     return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"absent": last_line(done)}

@@ -28,11 +28,11 @@ from deepnets.training.hardware import choose_precision, describe, find_device, 
 from deepnets.training.metrics import Sums
 from deepnets.training.size import Size
 
-TIMED_SECONDS, TIMED_STEPS = 0.4, 3  # after a first step, which is slower; both must be reached
+TIMED_SECONDS, TIMED_STEPS = 0.4, 3  # the least of each that is timed, after a slower first step
 REMEMBERED = "paces.json"  # in the user's cache
-FARTHEST = 5.0  # how many times the multiply-adds may differ in an estimate; farther, layers' overheads decide
+FARTHEST = 5.0  # an estimate is from at most so many times the multiply-adds; beyond, layers' overheads decide
 NOISE = f"{__name__}.noise"
-CPU_MACS = 8e9  # in a timed forward pass on a CPU: from a few images on, its time is proportional to their number
+CPU_MACS = 8e9  # for a timed forward pass on a CPU: its few images suffice, as time is proportional to their number
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ PACES = TypeAdapter(dict[str, Pace])
 
 
 class Paces:
-    """Keeps the paces of networks that were measured on machines like this one in the user's cache.
+    """Keeps, in the user's cache, the paces of networks that were measured on machines like this one.
 
     With `measure`, each requested network is measured once more. Without it, the pace of an unmeasured network is
     estimated, in proportion to multiply-adds, from the measured network of nearest cost on the same device and in the
@@ -131,7 +131,7 @@ def _measured_pace(config: Config, dataset: Dataset, size: Size) -> Pace:
 
         def train() -> None:
             done = training.iteration
-            while training.iteration == done:  # the end of an epoch yields too
+            while training.iteration == done:  # `fit` yields at the end of an epoch too
                 next(steps)
 
         def test() -> None:
@@ -140,7 +140,7 @@ def _measured_pace(config: Config, dataset: Dataset, size: Size) -> Pace:
 
         # The first iteration makes the optimiser's state, compiles and captures; later ones replay without allocating.
         memory: float = _held(training) + _peak(train, device)
-        if "graphed" in training.step:  # the short last batch runs outside the graphs, whose pool stays
+        if "graphed" in training.step:  # the short last batch runs outside the graphs, which keep their memory
             graphs, training.forward = training.forward, training.replica
             memory += _peak(train, device)
             training.forward = graphs
@@ -162,7 +162,7 @@ def _held(training: Training) -> int:
 
 
 def _peak(act: Callable[[], None], device: torch.device) -> int:
-    """Call `act`; returns the most bytes that it takes beyond those in use before."""
+    """Call `act` and return the most bytes that it holds at once, beyond those in use before."""
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -188,7 +188,7 @@ def _seconds(act: Callable[[], None], device: torch.device) -> tuple[float, floa
 
 
 def noise(root: Path, *, shape: list[int], classes: int, train: int, test: int) -> Source:
-    """Make random images of `shape` (C, H, W), square or not, equally many of each class; ignores `root`."""
+    """Make random images of `shape` (C, H, W), square or not, equally many of each class; `root` is not used."""
     channels, height, width = shape
 
     def split(count: int) -> Split:
@@ -202,7 +202,7 @@ def noise(root: Path, *, shape: list[int], classes: int, train: int, test: int) 
 
 
 def _noise(dataset: Dataset, images: int) -> dict:
-    """Return the node of a data set like `dataset` with four batches of noise, so that the timing needs no files."""
+    """Return the node of a data set like `dataset`, but of noise, four batches for training: timing needs no files."""
     source = {"shape": list(dataset.shape), "classes": dataset.classes, "train": 4 * images, "test": images}
     return {
         "_target_": "deepnets.data.dataset.Dataset",
@@ -216,7 +216,7 @@ def _noise(dataset: Dataset, images: int) -> dict:
 
 
 class _PeakMemory(TorchDispatchMode):
-    """Counts memory while it is entered: `bytes` is the most that tensors made inside it have held at once.
+    """Counts memory within its context: `bytes` is the most that tensors made there have held at once.
 
     It counts the storages that an operation returns and did not receive. It sees neither the memory that an operation
     uses internally nor the memory that an allocator keeps.

@@ -1,4 +1,4 @@
-"""Asks SLURM's queue which runs are in it, which are still to be submitted, and how many more jobs it takes."""
+"""Asks SLURM which runs are in its queue, so which are still to be submitted, and how many more jobs it takes."""
 
 import math
 import os
@@ -19,7 +19,7 @@ from deepnets.runs.folder import RunFolder
 from deepnets.runs.status import RUNNING, read_state
 
 FILES = ".slurm"  # in the sweep's folder: a folder for each submission, with its scripts, logs and lists of runs
-# Options that always differ between two submissions, and scontrol's names of those that it can change in the queue.
+# Options that always differ between two submissions; others that scontrol can change in the queue, by its own names.
 OF_SUBMISSION = ("array", "output", "dependency", "job-name", "hold")
 UPDATES = {"time": "TimeLimit", "partition": "Partition", "account": "Account", "qos": "QOS"}
 
@@ -69,7 +69,7 @@ def sort_out(folders: list[RunFolder], retry: Retry | None) -> Unfinished:
 
 
 def changed_options(array: str, held: Held, wanted: Sequence[str]) -> str | None:
-    """Return a line on the options of a pending task that differ from `wanted`, with the command that applies these.
+    """Say in a line which options of a pending task are not those in `wanted`, and which command applies the latter.
 
     None if nothing differs: the options are the same, or somebody has applied them by scontrol.
     """
@@ -107,7 +107,7 @@ def _by_name(directives: Sequence[str]) -> dict[str, str]:
 
 
 def seconds_of(limit: int | str) -> float:
-    """Convert minutes, minutes:seconds, hours:minutes:seconds or days-hours[:minutes[:seconds]] of SLURM to seconds.
+    """Convert SLURM's minutes, minutes:seconds, hours:minutes:seconds or days-hours[:minutes[:seconds]] to seconds.
 
     Anything else, such as UNLIMITED, means no limit: infinity.
     """
@@ -133,7 +133,7 @@ def _tasks() -> dict[str, Held]:
 
 
 def _runs_of(tasks: dict[str, Held]) -> dict[str, str]:
-    """Return the task of each run, by `key_of`, that these tasks have not ended yet.
+    """Return, by `key_of`, each run that one of these tasks executes or has yet to execute, with the task's name.
 
     The lists beside the scripts say so, not the runs' folders: a command may be killed before it notes a task there.
     """

@@ -1,4 +1,4 @@
-"""One submission to SLURM: its folder, its arrays, all of them or none, and the job that reports."""
+"""One submission to SLURM: its folder, its arrays, which SLURM takes all or none, and the job that reports."""
 
 import shlex
 import shutil
@@ -36,7 +36,7 @@ class Submission:
         self.arrays: list[str] = []
         self.report: str | None = None
         self._has_new_copy = self.copy is not None and self.copy not in earlier
-        self._before: dict[Path, bytes | None] = {}  # files of the runs: their contents before
+        self._before: dict[Path, bytes | None] = {}  # the runs' files as they were: contents, or None
 
     def submit(self, name: str, script: str, tasks: Mapping[RunFolder, int]) -> str:
         """Submit an array by its `script`, note its tasks in the runs' folders, and return a line to print about it.
@@ -51,7 +51,7 @@ class Submission:
                 with suppress(Locked), folder.hold():  # another process may have begun to execute it a moment ago
                     self._before[result] = result.read_bytes()
                     folder.retry()
-        submitted = datetime.now(UTC)  # not after sbatch, because a task may start at once
+        submitted = datetime.now(UTC)  # the time before sbatch, as a task may start at once
         array = _number(file, script)
         self.arrays.append(array)
         write_atomically(self.directory / ARRAYS, " ".join(self.arrays))
@@ -75,7 +75,7 @@ class Submission:
         """Cancel the submitted arrays and remove their files; returns the end of a sentence that says so.
 
         Raises:
-            UserError: SLURM does not cancel them; says how to.
+            UserError: SLURM does not cancel them; the message says how to.
         """
         if self.arrays:
             try:
@@ -101,7 +101,7 @@ class Submission:
         return ending
 
     def _link(self, array: str) -> str:
-        """Link the array's number to its files and return the link's name; replaces a link of an earlier SLURM."""
+        """Link the array's number to its files and return the link's name; an earlier SLURM's link is replaced."""
         make_own_folder(self.sweep / LOGS)
         link, new = self.sweep / LOGS / array, self.sweep / LOGS / f"{array}.new"
         new.unlink(missing_ok=True)
@@ -130,7 +130,7 @@ def submit_after(
     command = shlex.join([sys.executable, "-m", "deepnets", verb, *words])
     after = f"--dependency=afterany:{':'.join(arrays)}"
     head = [f"#SBATCH {shlex.quote(word)}" for word in (*directives, after, f"--output={directory / verb}.out")]
-    # The copy's lines read `left`, the runs that fail if the copy has changed; this job has none.
+    # If the copy has changed, its lines fail the runs in `left`; this job executes no runs.
     script = "\n".join(["#!/bin/bash", *head, "left=()", lines_of(copy), *lines, command, ""])
     return _number(directory / f"{verb}{SCRIPT}", script)
 

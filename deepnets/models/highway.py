@@ -17,10 +17,10 @@ from deepnets.system.ranges import Count, Kernel, NotNegative, Rate, Size, Units
 class Highway(nn.Module):
     """Stages of highway layers, each behind a plain layer that sets its width, and a linear head.
 
-    Stage i is a plain convolution of (kernel, padding) `entries[i]`, then `units[i]` units at constant shape whose
-    kernels are `kernels` in turn, max pooling of (kernel, stride) `pools[i]`, which keeps incomplete windows, and
-    dropout; where entry or pooling is None, there is none. `first_std` and `head_std` replace the initialisation of the
-    first convolution and the head. Maps images (N, C, H, W) to logits (N, classes). Srivastava et al. 2015, 3.2, 3.3.
+    Stage i has a plain convolution of (kernel, padding) `entries[i]`; `units[i]` units, which keep the shape and take
+    `kernels` in turn; max pooling of (kernel, stride) `pools[i]`, which keeps incomplete windows; and dropout. None
+    omits the convolution or the pooling. `first_std` and `head_std`, if given, replace the initialisation of the first
+    convolution and the head. Maps images (N, C, H, W) to logits (N, classes). Srivastava et al. 2015, 3.2, 3.3.
 
     Raises ValueError for lists of unequal length, even kernels, too small images, and for what Ordering refuses.
     """

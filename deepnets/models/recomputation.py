@@ -1,4 +1,4 @@
-"""Deep networks in little memory: the backward pass computes activations again that were not stored."""
+"""Deep networks in little memory: the backward pass computes again the activations that were not stored."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -19,7 +19,7 @@ class Branch(nn.Sequential):
     """A sequence of layers; with `recompute`, only the convolutions' outputs are kept for the backward pass.
 
     The batch normalisation and ReLU in front of each convolution are computed again. The convolution itself is not:
-    recomputation stops as soon as the last tensor that the backward pass needs, the convolution's input, is there.
+    recomputation stops as soon as it has the convolution's input, the last tensor that the backward pass needs.
     """
 
     recompute = False
@@ -48,12 +48,12 @@ def recomputed(function: Callable[..., Tensor], *arguments: Any, within: nn.Modu
 
 
 def through(units: Sequence[nn.Module], survival: Sequence[float | None], x: Tensor, memory: Memory) -> Tensor:
-    """Pass x through `units`, each with its b from `survival`, None for other layers. "recompute_units" keeps the input
-    of each, "recompute_segments" of some: Chen et al. 2016, "Training deep nets with sublinear memory cost".
+    """Pass x through `units`; `survival` has the b of each, or None for another layer. "recompute_units" stores each
+    input, "recompute_segments" only some of them: Chen et al. 2016, "Training deep nets with sublinear memory cost".
     """
     if memory not in (Memory.recompute_units, Memory.recompute_segments) or not torch.is_grad_enabled():
         return _plainly(units, survival, x)
-    # A unit keeps about three times the size of its input, which makes sqrt(L / 3) the segment of least memory.
+    # A unit stores about three times the size of its input, so segments of sqrt(L / 3) units take the least memory.
     length = 1 if memory == Memory.recompute_units else max(1, round(sqrt(len(units) / 3)))
     for first in range(0, len(units), length):
         segment = units[first : first + length]

@@ -25,10 +25,10 @@ AnyFinding = Finding | RegisteredFinding
 
 
 def findings_of(table: Table, index: int, sweeps: Path) -> list[AnyFinding]:
-    """Test every claim of the table's sweep file in `sweeps` on a column; registered ones that have a test come last.
+    """Test every claim of the table's sweep file, which lies in `sweeps`, on one column of the table.
 
-    A claim about an axis is tested on each pair. Nets of another depth than at the file's full scale are not tested, as
-    the claims are about depth.
+    A claim about an axis is tested on each pair. Registered claims that have a test come last. As claims are about
+    depth, none is tested on nets of another depth than at the file's full scale.
     """
     column, sweep = table.columns[index], sweep_of(sweeps / f"{table.name}.yaml")
     if not decidable_of(sweep) or is_of_other_depth(table, index, sweeps):
@@ -53,9 +53,9 @@ def are_of_other_depth(models: Iterable[Mapping[str, Any]], file: Path) -> bool:
 
 
 def pairs_of(claim: Claim, rows: Sequence[str], axes: int) -> list[tuple[str, str]]:
-    """Return the pairs of rows that a claim is about: values of an axis stand for all pairs that differ only in it.
+    """Return the pairs of rows that a claim compares: for two values of an axis, all pairs that differ only there.
 
-    A name with a word for each of the `axes` is a row, whether it has runs or not.
+    A claim that names a word for each of the `axes` means that one row, whether the row has runs or not.
     """
     if claim.first in rows or claim.second in rows or claim.first.count(",") + 1 >= axes:
         return [(claim.first, claim.second)]
@@ -69,7 +69,7 @@ def pairs_of(claim: Claim, rows: Sequence[str], axes: int) -> list[tuple[str, st
 
 
 def _compared(table: Table, index: int, sweep: Any) -> list[Finding]:
-    """Test the claims about two rows each."""
+    """Test each claim that compares two rows, or two values of an axis."""
     column = table.columns[index]
     paper = min((cell.fail_above for cell in table.column(index).values()), default=math.inf)
     is_papers = column.is_published_protocol and not math.isinf(paper)
@@ -98,9 +98,9 @@ def trained_as(column: Column) -> set[str]:
 
 
 def _fails_here(column: Column, row: str) -> float:
-    """Return the error in percent above which a row fails here: `FAIL_MARGIN` below the plain net's mean.
+    """Return the error in percent above which a row fails here: the plain net's mean minus `FAIL_MARGIN`.
 
-    If no plain net of the column has ended, or the row is the plain net, it is `FAIL_MARGIN` below guessing.
+    If no plain net of the column has ended, or the row is the plain net, guessing takes the place of that mean.
     """
     plain = [run.error for run in column.runs if run.row != row and run.error is not None and is_plain(run)]
     return (fmean(min(error, WORST_ERROR) for error in plain) if plain else CHANCE) - FAIL_MARGIN
@@ -128,7 +128,7 @@ def _pair(finding: Finding) -> tuple[Measured, frozenset[frozenset[str]]]:
 
 
 def _sibling(column: Column, other: str) -> dict[str, list[Run]]:
-    """Read the rows of another sweep, trained as the column was, from the folder beside it."""
+    """Read the rows of the sweep `other` in the folder beside the column's, if they were trained as the column was."""
     folders: list[Path] = []
     for grid in sorted({run.grid for run in column.runs}):
         folder = grid.with_name("+".join([other, *grid.name.split("+")[1:]]))
@@ -151,7 +151,7 @@ def _sides(claim: Registered, table: Table, column: Column) -> tuple[Side, ...]:
 
 
 def _side(claim: Claim | Registered, name: str, row: str, runs: Sequence[Run], numbers: Sequence[float | None]) -> Side:
-    """Gather the runs of a row that have a number; none if its seeds ran under different code."""
+    """Gather the runs of a row that have a number, but no run if the row's seeds ran under different code."""
     measured = zip(runs, numbers, strict=True)
     ended = [] if mixes_code(runs) else [(run, number) for run, number in measured if number is not None]
     return Side(

@@ -42,7 +42,7 @@ def print_error(line: str) -> None:
 
 
 def shown(parts: Sequence[Part], what: str) -> Iterator[Part]:
-    """Yield the parts; after two seconds, a bar on stderr (in a log a line a minute) shows how many are done."""
+    """Yield the parts; after two seconds, a bar on stderr (in a log, a line each minute) shows how many are done."""
     begun = time.monotonic()
     due = begun + PATIENCE_SECONDS
     console = Console(stderr=True)
@@ -57,7 +57,7 @@ def shown(parts: Sequence[Part], what: str) -> Iterator[Part]:
 
 
 def console_for(exporting: bool = False) -> Console:
-    """Return the console that people read: standard output, or standard error while an export goes to the former."""
+    """Return the console that people read: standard output, or standard error if an export goes to standard output."""
     console = Console(highlight=False, stderr=exporting)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPE_WIDTH

@@ -21,29 +21,29 @@ from deepnets.training.hardware import find_device, with_counted_devices
 from deepnets.training.size import has_own_classes, key_of, passed, remember_passed, size_of, without_numbers
 from deepnets.training.step import check_network, check_step
 
-LARGEST_TRIAL = 30_000_000  # parameters of a network that is tried on a CPU
+LARGEST_TRIAL = 30_000_000  # a network with more parameters is not tried on a CPU
 NO_VALIDATION = "needs a validation split; add dataset.validation=IMAGES, e.g. 5000 of CIFAR-10's 50000"
 
 
 def check(config: Config, code: str | None = None) -> None:
-    """Check that a run can be executed, short of training it. Its data are read and stay in memory.
+    """Check all of a run that can be checked without training it. Its data are read and stay in memory.
 
-    `code` as `check_settings`.
+    `code` has the meaning that it has in `check_settings`.
 
     Raises:
         UserError: names the first thing that is wrong.
     """
     config = with_counted_devices(config)
     dataset, _ = check_settings(config, code)
-    # Several devices belong to the processes that train; these read the data themselves.
+    # With several devices, the processes that train use them, and read the data onto them themselves.
     splits_of(dataset, find_device(config.device if config.devices == 1 else "cpu"))
 
 
 def check_settings(config: Config, code: str | None = None) -> tuple[Dataset, int]:
     """Check that a run can be executed, without reading its data; returns the data set and the budget in iterations.
 
-    A network with classes of the user's own is tried, and not again if it passed before, in this command or an earlier
-    one, by the same `code`, which is a hash of all that the run uses of the user's; None tries it once a process.
+    A network with classes of the user's own is tried out. `code` is a hash of all the user's code that the run uses:
+    a network that passed with the same hash, even in an earlier command, is not tried again. None: once a process.
 
     Raises:
         UserError: names the first thing that is wrong.
@@ -57,14 +57,14 @@ def check_settings(config: Config, code: str | None = None) -> tuple[Dataset, in
     tried = key_of(config, dataset, code) if is_own and code else None
     size = passed().get(tried) if tried else None
     if size:
-        check_node("model", config.model, ["shape", "classes"])  # whether its classes are trusted now
+        check_node("model", config.model, ["shape", "classes"])  # this command must trust its classes, too
         check_memory(size)
     elif is_own:
         size = sum(parameter.nbytes for parameter in without_numbers(config, dataset).parameters())
         check_memory(size)
     else:
         check_memory(size_of(config, dataset).bytes)
-    # After the model, so that its errors come sooner: torch's first optimiser imports a compiler, for a second.
+    # The model's errors shall come first: building torch's first optimiser imports a compiler, which takes a second.
     build("optimizer", config.optimizer, model=nn.Linear(1, 1))
     if is_own and not (tried and tried in passed()):
         is_tried = _try_out_own(json.dumps(config.model, sort_keys=True), dataset.shape, dataset.classes)
@@ -131,7 +131,7 @@ def check_batches(config: Config, dataset: Dataset) -> int:
 
 
 def _batch_sizes(config: Config, dataset: Dataset) -> tuple[int, int]:
-    """Return how many images a batch has, and an epoch's last batch."""
+    """Return how many images a batch has, and how many an epoch's last batch has."""
     return config.batch_size, dataset.training_size % config.batch_size or config.batch_size
 
 
@@ -160,10 +160,10 @@ def check_memory(parameters: int) -> None:
 
 @lru_cache(maxsize=256)
 def _try_out_own(model: str, shape: tuple[int, int, int], classes: int) -> bool:
-    """Compute logits and gradients of two images by a network with classes of the user's own, once for each network.
+    """Let a network with the user's own classes compute logits and gradients for two images, once for each network.
 
-    The meta device comes first, which has no numbers and takes no memory. If a class fails there, a small network is
-    tried on the CPU; for a large one, a line says that it is not tried. Returns whether it was tried.
+    It is first tried on the meta device, which has no numbers and takes no memory. If it fails there, it is
+    tried on the CPU, unless it is large: then a line says that it is not tried. Returns whether it was tried.
 
     Raises:
         UserError: names the class's file and line, or what does not fit together.
@@ -201,7 +201,7 @@ def _try_out_operation(where: str, operation: Operation, dataset: Dataset) -> No
     try:
         draws = operation.draw(np.random.default_rng(0), 2)
         if not isinstance(draws, np.ndarray) or draws.ndim != 2 or len(draws) != 2:
-            raise UserError(f"{where}: draw must return an array (images, k), for 2 images a row for each")
+            raise UserError(f"{where}: draw must return an array (images, k): a row for each image, here 2 rows")
         x_changed, targets_changed = operation(x, targets, torch.from_numpy(draws))
         if x_changed.shape != x.shape or targets_changed.shape != targets.shape:
             raise UserError(
@@ -225,7 +225,7 @@ def _try_out_loss(loss: str, classes: int, is_mixed: bool) -> None:
     if not has_own_classes(settings):
         return
     if not callable(criterion):
-        raise UserError(f"loss: {settings['_target_']} makes no function of logits and targets")
+        raise UserError(f"loss: {settings['_target_']} does not make a function of logits and targets")
     logits = torch.linspace(-1, 1, classes).expand(2, classes).clone().requires_grad_()
     targets = torch.eye(classes)[[0, 0]] if is_mixed else torch.zeros(2, dtype=torch.int64)
     sums = []
@@ -248,7 +248,7 @@ def _try_out_loss(loss: str, classes: int, is_mixed: bool) -> None:
 
 
 def _try_out_single(model: nn.Module, shape: tuple[int, int, int], images: int) -> None:
-    """Normalise a single image without numbers, as a batch of `images` leaves one group a single image."""
+    """Try the network on one image, without numbers: a batch of `images` leaves one image to one of its groups."""
     for module in model.modules():
         if isinstance(module, _BatchNorm | GhostBatchNorm):
             module.train()

@@ -1,4 +1,4 @@
-"""Loss and error of a set of images, summed on the device and read once."""
+"""Sums the loss and the error of a set of images on the device, and reads the sums once."""
 
 from dataclasses import dataclass, field
 
@@ -11,8 +11,8 @@ from deepnets.distributed.world import ALONE, World
 class Sums:
     """Running sums of the loss, wrong predictions and images; adding never waits for the device.
 
-    `values` is a float64 tensor (3,); with `top`, a fourth value counts the images whose `top` best guesses are wrong.
-    With `by_image`, it also keeps which images were predicted rightly.
+    `values` is a float64 tensor (3,); with `top`, a fourth value counts the images whose `top` best guesses are all
+    wrong. With `by_image`, it also keeps which images were predicted rightly.
     """
 
     def __init__(self, device: torch.device, by_image: bool = False, top: int | None = None) -> None:
@@ -46,7 +46,7 @@ class Sums:
 
 
 def _gathered(right: Tensor, images: int, world: World) -> Tensor:
-    """Join `right` of all processes, which have the shards of `World.shards`, in the images' order, on the host."""
+    """Join on the host, in the images' order, the `right` of all processes, each of a shard of `World.shards`."""
     if world.size == 1:
         return right.cpu()
     shards = world.shards(images)
@@ -58,10 +58,10 @@ def _gathered(right: Tensor, images: int, world: World) -> Tensor:
 
 @dataclass(frozen=True)
 class Mean:
-    """Mean loss, in evaluation cross-entropy in nats; error in percent of the images.
+    """The mean loss, which in evaluation is the cross-entropy in nats, and the error in percent of the images.
 
-    `right` (N,) says which images were predicted rightly. `top_error` is the error of the five best predictions, for
-    data sets that ask for it.
+    `right` (N,) says which images were predicted rightly. `top_error` is the percentage of images whose
+    best guesses, as many as the `top` of `Sums`, are all wrong.
     """
 
     loss: float

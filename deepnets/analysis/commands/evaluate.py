@@ -1,4 +1,4 @@
-"""Test error of a run, of a record with weights or of a state dict, by any view; predictions for ImageNet's server."""
+"""The test error of a run, a record with weights or a state dict, by any view, or guesses for ImageNet's server."""
 
 import argparse
 from pathlib import Path
@@ -20,15 +20,15 @@ from deepnets.training.fit import Evaluated, autocast, evaluate, logits_of
 from deepnets.training.hardware import choose_precision
 from deepnets.training.metrics import Sums
 
-GUESSES = 5  # in a line of the server's form
+GUESSES = 5  # at each image, as the server asks
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options besides the subject."""
+    """Add the options that this analysis has besides its subject."""
     parser.add_argument("--weights", type=Path, metavar="FILE", help="state dict of deepnets, torchvision or timm")
-    parser.add_argument("--view", choices=get_args(ViewName), help="of ImageNet's images (default: the run's)")
+    parser.add_argument("--view", choices=get_args(ViewName), help="view of ImageNet's images (default: the run's)")
     parser.add_argument("--precision", choices=list(Precision), help="arithmetic (default: the run's, else fp32)")
-    parser.add_argument("--predict", type=Path, metavar="DIR", help="unlabelled images, to guess at for the server")
+    parser.add_argument("--predict", type=Path, metavar="DIR", help="unlabelled images that the server asks about")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _batches(subject: Subject, view: ViewName | None) -> tuple[ViewName, Evaluated]:
-    """Return the test images as `view` shows them; the default is the view with which the run was tested."""
+    """Return the view and the test images as it shows them; None stands for the view by which the run was tested."""
     dataset, size = dataset_of(subject.config), subject.config.evaluation_batch_size
     splits = splits_of(dataset, subject.device)
     if isinstance(splits, Streams) and isinstance(dataset, ImageNet):
@@ -84,7 +84,7 @@ def _batches(subject: Subject, view: ViewName | None) -> tuple[ViewName, Evaluat
 
 
 def _predict(subject: Subject, arguments: argparse.Namespace, precision: torch.dtype, file: Path) -> int:
-    """Write the server's form: a line per image, in the order of names, with the numbers of its five best guesses."""
+    """Write what the server reads: a line per image, in the order of names, with the numbers of its best guesses."""
     dataset = dataset_of(subject.config)
     if not isinstance(dataset, ImageNet):
         raise UserError("--predict: writes the format of ImageNet's test server; add dataset=imagenet")
