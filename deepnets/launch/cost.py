@@ -75,9 +75,9 @@ class Paces:
             UserError: the network does not fit into the memory of the GPU.
         """
         place, network = _place_of(config), _network_of(config, dataset, size)
-        alike = {key: pace for key, pace in self.known.items() if json.loads(key)[0] == place and pace.macs}
+        alike = {key: pace for key, pace in self.known.items() if json.loads(key)[0] == place}
         key = json.dumps([place, network])
-        near = [pace for pace in alike.values() if 1 / FARTHEST <= size.macs / pace.macs <= FARTHEST]
+        near = [pace for pace in alike.values() if pace.macs and 1 / FARTHEST <= size.macs / pace.macs <= FARTHEST]
         if key not in self.measured and (self.measure or (key not in alike and not near)):
             torch.set_num_threads(threads_of(config))
             self.known[key] = alike[key] = _measured_pace(config, dataset, size)
