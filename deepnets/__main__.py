@@ -1,4 +1,4 @@
-"""`deepnets VERB`: what the scripts of a clone do, from wherever deepnets is installed."""
+"""`deepnets VERB` does what the scripts of a clone do, wherever deepnets is installed."""
 
 import sys
 from importlib import import_module
@@ -22,7 +22,7 @@ HELP = "usage: deepnets VERB ...\n\n" + "".join(f"  {verb:<8} {what}\n" for verb
 
 
 def main() -> int:
-    """Run the verb, which is the first argument, with the others."""
+    """Run the verb, which is the first argument, and hand it the other arguments."""
     verb, *arguments = sys.argv[1:] or ["--help"]
     if verb in ("-h", "--help"):
         print(f"{HELP}\ndeepnets VERB --help says more, deepnets --version which version this is.")

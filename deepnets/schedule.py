@@ -1,9 +1,9 @@
 """Learning-rate schedules: the factor on the optimiser's learning rate at each iteration.
 
-Each maps the number of iterations done to the factor, for `torch.optim.lr_scheduler.LambdaLR`, which saves and restores
-its state. `total` is the budget in iterations. A schedule that depends on the training has a method `observe`, which
-`fit` calls at the end of each epoch with the iterations done and the mean training loss, or `observe_errors`, which it
-calls with the iterations done and the errors in percent, by the name of the split.
+Each maps the number of iterations done to the factor. `torch.optim.lr_scheduler.LambdaLR` calls it, and saves and
+restores its state. `total` is the budget in iterations. A schedule may depend on the training: at the end of each
+epoch, `fit` calls its method `observe`, if there is one, with the iterations done and the mean training loss, and its
+`observe_errors` with the iterations done and each split's error in percent, by the split's name.
 """
 
 import math
@@ -17,9 +17,9 @@ from deepnets.system.ranges import Count, Factor, Natural, PositiveFactor, Rate,
 class Step:
     """Multiplies the rate by `factor` at each milestone, and by `warmup_factor` in the first `warmup_iterations`.
 
-    Milestones count any unit, out of `of`: `[32000, 48000]` of 64000 iterations (He et al. 2015, section 4.2) or
-    `[80, 121]` of 164 epochs (fb.resnet.torch). They scale with the budget, to whole iterations. The warm-up ends in a
-    jump (He et al. 2015, section 4.2, for 110 layers) and does not scale.
+    Milestones count any unit, and `of` is the budget in it: `[32000, 48000]` of 64000 iterations (He et al. 2015,
+    section 4.2) or `[80, 121]` of 164 epochs (fb.resnet.torch). They scale with the budget, to whole iterations.
+    The warm-up ends in a jump (He et al. 2015, section 4.2, for 110 layers) and does not scale.
 
     Raises:
         ValueError: milestones do not rise or lie beyond `of`.
@@ -53,7 +53,7 @@ class Step:
 
 
 class Cosine:
-    """Half a cosine from the full learning rate to zero (Loshchilov and Hutter 2017)."""
+    """Falls in half a cosine from the full learning rate to zero (Loshchilov and Hutter 2017)."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -66,10 +66,10 @@ class Cosine:
 
 
 class WarmupCosine:
-    """Rises linearly for `warmup` out of `of`, then falls to x `final_factor` in half a cosine.
+    """Rises linearly for `warmup` of `of` units, then falls in half a cosine to `final_factor` times the full rate.
 
-    Both count any unit, such as epochs, and scale with the budget; with `warmup` 0 there is no rise. The rise begins
-    one step above 0 and ends at the full learning rate.
+    The unit is any, such as an epoch; both numbers scale with the budget. With `warmup` 0 there is no rise. The rise
+    begins one step above 0 and ends at the full learning rate.
 
     Raises:
         ValueError: the warm-up is as long as the budget.
@@ -94,7 +94,7 @@ class WarmupCosine:
 
 
 class Exponential:
-    """exp(-k t), with k such that the learning rate ends at x `final_factor` (Srivastava et al. 2015, section 3.1)."""
+    """Falls as exp(-k t), where k makes it end at `final_factor` (Srivastava et al. 2015, section 3.1)."""
 
     def __init__(self, total: int, final_factor: PositiveFactor) -> None:
         self.total = total
@@ -108,10 +108,10 @@ class Exponential:
 
 
 class Plateau:
-    """Multiplies by `factor` if the loss has fallen too little `patience` epochs in a row (Balduzzi et al. 2017, A4).
+    """Multiplies by `factor` if the loss falls too little `patience` epochs in a row (Balduzzi et al. 2017, A4).
 
-    Too little is less than the share `threshold` of the loss `window` epochs ago. After a change, epochs are counted
-    anew. A change acts from the second iteration of the next epoch on: the first one's learning rate was set before.
+    It falls too little if it loses less than the share `threshold` of its value `window` epochs ago. After a change,
+    epochs are counted anew. It acts from the next epoch's second iteration on: the first one's rate was set before.
     """
 
     def __init__(self, total: int, window: Count, patience: Count, threshold: Share, factor: Share) -> None:
@@ -138,10 +138,10 @@ class Plateau:
 
 
 class ErrorPlateau:
-    """Multiplies by `factor` when an error has reached no new low for `patience` epochs.
+    """Multiplies the rate by `factor` when an error has reached no new low for `patience` epochs.
 
-    `watched` names the error: train, validation or test. A new low must be below the lowest error by the share
-    `threshold` of it. He et al. 2015 only say "when the error plateaus". A change acts as in `Plateau`.
+    `watched` names the error: train, validation or test. A new low is below the lowest error so far by more than the
+    share `threshold` of that. He et al. 2015 only say "when the error plateaus". A change acts as in `Plateau`.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""Signals on their way through the units: channel statistics, correlation of inputs, the Jacobian's singular values.
+"""Measures signals on their way through units: channel statistics, correlation of inputs, singular values of Jacobians.
 
 Mean-field theory predicts lengths and correlations for random networks (Poole et al. 2016; Schoenholz et al. 2017). In
 a wide net with weights of variance sigma_w^2 / fan_in and biases of variance sigma_b^2, u = W x + b is Gaussian, and
-phi acts on it; q = <u^2>, and c is its correlation at two inputs. In a layer the square of a perturbation grows by
-chi = sigma_w^2 <phi'(u)^2>: below 1 in the ordered phase, above 1 in the chaotic one.
+phi acts on it; q is <u^2>, and c is the correlation of u at two inputs. In a layer the square of a perturbation grows
+by chi = sigma_w^2 <phi'(u)^2>, which is below 1 in the ordered phase and above 1 in the chaotic one.
 """
 
 from dataclasses import dataclass
@@ -16,18 +16,18 @@ from torch import Tensor, nn
 from deepnets.analysis.walk import Walk, terms, unchanged
 from deepnets.errors import UserError
 
-ROWS_AT_ONCE = 64  # of the Jacobian, in one backward pass
+ROWS_AT_ONCE = 64  # of the Jacobian, which one backward pass computes
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(101)
 WEIGHTS = WEIGHTS / WEIGHTS.sum()
 Phi = type[nn.ReLU] | type[nn.Tanh]
-GREATEST_LENGTH = 1e3  # of q; tanh acts like a sign long before
+GREATEST_LENGTH = 1e3  # the largest q that is tried; tanh acts like a sign long before
 
 
 @dataclass(frozen=True)
 class Moments:
-    """A signal's mean square at an input, `length`, and its mean product at two inputs, `product`.
+    """`length` is a signal's mean square at one input, and `product` is its mean product at two inputs.
 
-    `growth` tells by how much the square of a small perturbation has grown on its way: it is the mean squared singular
+    `growth` says how much the square of a small perturbation has grown on its way. It is the mean squared singular
     value of the Jacobian.
     """
 
@@ -44,9 +44,9 @@ class Moments:
 class Propagation:
     """Statistics of each unit's output on a batch of images, (units,).
 
-    Brock et al. 2021: `squared_mean` and `variance` of a channel over images and pixels, averaged over channels, and
-    `branch_variance`, the variance of what F(x) adds to the sum. `moments` holds the mean square and the mean product
-    at two different images; `start` holds the same for the first unit's input.
+    `squared_mean` and `variance` are those of a channel over images and pixels, averaged over channels (Brock et al.
+    2021), and `branch_variance` is the variance of what F(x) adds to the sum. `moments` holds the mean square and the
+    mean product at two different images; `start` holds the same for the first unit's input.
     """
 
     squared_mean: np.ndarray
@@ -57,7 +57,7 @@ class Propagation:
 
 
 def propagation(walk: Walk, x: Tensor) -> Propagation:
-    """Measure the propagation of the images x (N, C, H, W), N at least 2."""
+    """Measure how the images x (N, C, H, W), of which there are at least 2, change from unit to unit."""
     rows, moments = [], []
     with torch.inference_mode():
         x = walk.before[0](x)
@@ -169,7 +169,7 @@ def _chained(parts: nn.Module, x: Moments) -> Moments:
 
 
 def variances(weight: Tensor, bias: Tensor | None) -> tuple[float, float]:
-    """Return sigma_w^2, fan_in times the mean square of the weights, and sigma_b^2, the mean square of the biases."""
+    """Return sigma_w^2 (fan_in times the mean square of the weights) and sigma_b^2 (the mean square of the biases)."""
     fan_in = weight[0].numel()
     square = 0.0 if bias is None else bias.double().square().mean().item()
     return fan_in * weight.double().square().mean().item(), square
@@ -182,7 +182,7 @@ def weighted(x: Moments, weight_variance: float, bias_variance: float) -> Moment
 
 
 def activated(phi: Phi, u: Moments) -> Moments:
-    """Return the moments of phi(u), for ReLU q / 2 and the arc-cosine kernel (Cho, Saul 2009), tanh by quadrature."""
+    """Return the moments of phi(u): ReLU's by q / 2 and the arc-cosine kernel (Cho, Saul 2009), tanh by quadrature."""
     q, c, growth = u.length, min(max(u.correlation, -1.0), 1.0), u.growth * slope(phi, u.length)
     if phi is nn.ReLU:
         return Moments(q / 2, q / (2 * np.pi) * (np.sqrt(1 - c * c) + c * (np.pi - np.arccos(c))), growth)
@@ -200,7 +200,7 @@ def slope(phi: Phi, q: float) -> float:
 def critical_weight_variance(phi: Phi, bias_variance: float) -> float:
     """Return sigma_w^2 at which chi = 1 for the length q* that layers keep: 2 for ReLU, 1 for tanh without biases.
 
-    On that line both sigmas are functions of q*: sigma_w^2 = 1 / <phi'^2>, sigma_b^2 = q* - sigma_w^2 <phi^2>.
+    Where chi = 1, both sigmas are functions of q*: sigma_w^2 = 1 / <phi'^2>, sigma_b^2 = q* - sigma_w^2 <phi^2>.
     """
     if phi is nn.ReLU:
         return 2.0

@@ -46,13 +46,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> list[Comparison]:
-    """Images/s of several processes against one, and how long a step waits for gradients after its backward pass.
+    """Measure images/s of one process and several, and how long a step waits for gradients after its backward pass.
 
-    The same processes measure all in turns. Alone, one process trains while the others wait. Together, they divide a
-    batch of the run's size (strong scaling), or each takes a batch of that size (weak scaling). A step's wait is its
-    time minus the time of the same step under no_sync(), which leaves out the gradients' all-reduce; the rest of the
-    all-reduce's own time is hidden behind the backward pass. The cost of batch statistics over all processes is the
-    difference to the same step with statistics of each process's part.
+    The same processes measure all cases in turns. Either one process trains and the others wait, or all train: they
+    divide a batch of the run's size (strong scaling), or each takes a batch of that size (weak scaling). no_sync()
+    leaves out the all-reduce of the gradients, so a step's wait is its time minus its time under no_sync(); the rest of
+    the all-reduce runs during the backward pass. To see what batch statistics over all processes cost, the same step
+    is measured with statistics of each process's part, too.
 
     Raises:
         Interrupted: a signal came. UserError: there are fewer than two processes, they cannot divide the batch, or one
@@ -60,7 +60,7 @@ def measure(arguments: argparse.Namespace) -> list[Comparison]:
     """
     count, batch = arguments.processes, chosen_run(arguments).config.batch_size
     if not 2 <= count <= batch:
-        raise UserError(f"--processes {count}: must be 2 or more, and a batch of {batch} divisible among them")
+        raise UserError(f"--processes {count}: must be 2 or more, and no more than the {batch} images of a batch")
     with TemporaryDirectory() as place:
         file = Path(place, "seconds.json")
         main_arguments = [file, arguments.iterations, arguments.repeats, *overrides_of(arguments)]
@@ -97,7 +97,7 @@ def _step(title: str, seconds: Measurement, key: str) -> Comparison:
     values = {"step": step, "the same under no_sync()": without, "all-reduce of the gradients alone": alone}
     notes = [
         f"waits for gradients after the backward pass: {_spread(waiting)} of the step",
-        f"the all-reduce alone: {_spread(reducing)} of the step; its part without a wait runs beside the backward pass",
+        f"the all-reduce alone: {_spread(reducing)} of the step; what no step waits for runs during the backward pass",
     ]
     return Comparison(title, "seconds", values, notes=notes)
 
@@ -114,7 +114,7 @@ def _spread(percent: Sequence[float]) -> str:
 
 
 def main() -> int:
-    """Train in this process; the first process writes the seconds of an iteration in the slowest one. Returns 0."""
+    """Train in this process; the first process writes how long the slowest one takes for an iteration. Returns 0."""
     file, iterations, repeats, *overrides = sys.argv[1:]
     world = world_from_env()
     with Interruption(at_once=True):

@@ -1,4 +1,4 @@
-"""`bench.py memory` measures the memory and time that recomputation saves and costs, each in its own process."""
+"""`bench.py memory` measures in fresh processes how much memory recomputation saves, and how much time it costs."""
 
 import argparse
 import multiprocessing
@@ -43,11 +43,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> list[Comparison]:
-    """Memory and time of an iteration with memory=full, which stores all for the backward pass, and with recomputation.
+    """Measure an iteration's memory and time with recomputation and with memory=full, which stores all for backward.
 
-    Memory is the peak in MiB minus all that the process held, with weights and data, before its first iteration. The
-    rest is gradients, momentum and, on a CPU, code that is loaded on first use and gaps in the heap. Each measurement
-    has its own process. The deepest network takes about 11 GB with memory=full:
+    Memory is the peak in MiB minus all that the process held, with weights and data, before its first iteration. So it
+    also counts gradients, momentum and, on a CPU, code that is loaded on first use and gaps in the heap. Each
+    measurement has its own process. The deepest network takes about 11 GB with memory=full:
 
         python scripts/bench.py memory --model preact1001 --iterations 1 --repeats 1
     """
@@ -86,7 +86,7 @@ def _in_a_process(overrides: Sequence[str], iterations: int) -> tuple[float, flo
 
 
 def _trained(overrides: Sequence[str], iterations: int, threads: int) -> tuple[float, float]:
-    """Train 1 + `iterations` iterations; returns the bytes at their peak, less those held before, and seconds of one.
+    """Train 1 + `iterations` iterations; returns by how many bytes the peak exceeds the start, and seconds of one.
 
     Raises:
         DoesNotFit: there is not enough memory.
@@ -99,7 +99,7 @@ def _trained(overrides: Sequence[str], iterations: int, threads: int) -> tuple[f
         next(steps)
         wait(run.device)
         pace = seconds_of(steps, iterations, run.device) / iterations
-    except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError; the CPU's has no class
+    except (MemoryError, RuntimeError) as error:  # torch.OutOfMemoryError is a RuntimeError; the CPU's is a plain one
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or "memory" in str(error):
             raise DoesNotFit("it needs more memory than is free") from None
         raise

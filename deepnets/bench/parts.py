@@ -1,6 +1,6 @@
 """Measures in parts: each result is stored at once, so that the same command resumes where the last one ended.
 
-Most parts call commands of deepnets as users type them, by the functions below.
+Most parts use the functions below to run deepnets' commands as users type them.
 """
 
 import json
@@ -22,15 +22,15 @@ DEEPNETS = [sys.executable, "-m", "deepnets"]
 
 
 class Unfinished(Exception):
-    """Raised by a part that the next command continues."""
+    """A part raises this if its time is over and the next command can continue it."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a long measurement: `measure(seconds)` takes at most these seconds, which never exceed `limit`.
+    """A part of a long measurement: `measure(seconds)` may take so many seconds, `limit` at most.
 
-    It raises `Unfinished` if the next command can continue it, TimeoutExpired if that must start it anew. A part that
-    takes longer than its limit is noted as absent, so that it does not use up the time of later parts.
+    When its time is over, `measure` raises `Unfinished` (the next command continues the part) or TimeoutExpired (it
+    starts the part anew). A part that takes longer than its limit is noted as absent, to leave time for later parts.
     """
 
     name: str
@@ -44,7 +44,7 @@ def stored(file: Path) -> dict[str, PartResult]:
 
 
 def follow(parts: Sequence[Part], file: Path, minutes: float) -> bool:
-    """Measure the parts that `file` lacks in their order until the minutes are over; returns whether it has all then.
+    """Measure the parts that `file` lacks, in order, until the minutes are over; returns whether it then has them all.
 
     A part that fails, or takes longer than its limit or than all the minutes, is noted as absent, with the reason.
     """
@@ -83,7 +83,7 @@ def finished(command: Sequence[str], seconds: float) -> subprocess.CompletedProc
 
 
 def results_of(overrides: Sequence[str], keys: Sequence[str], seconds: float) -> PartResult:
-    """Train the runs that these overrides make; returns the values of their results by key, or why they are absent."""
+    """Train the runs of these overrides; returns the values of each key in their results, or why there are none."""
     with tempfile.TemporaryDirectory() as place:
         done = finished([*DEEPNETS, "train", *overrides, f"output_root={place}"], seconds)
         results = [folder.result for folder in run_folders(Path(place)) if folder.result]

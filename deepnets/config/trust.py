@@ -1,4 +1,4 @@
-"""The classes besides deepnets' own that a configuration may name, and their version: both are states of the process.
+"""Knows, for this process, which classes besides deepnets' own a configuration may name, and in which version.
 
 Trust is never written to a file: the user states it in each command, which passes it to the processes that it starts.
 """
@@ -20,7 +20,7 @@ from deepnets.errors import UserError, brief
 from deepnets.system.files import BYTE_CODE, own_cache
 
 _trusted: list[str] = []
-_copies: list[Path] = []  # of trusted modules, which are imported from there
+_copies: list[Path] = []  # folders with copies of trusted modules, which are imported from there
 _choice: str | None = None  # which version of trusted modules a run executes
 
 Trust = str | Path | Iterable[str | Path]
@@ -29,8 +29,8 @@ Trust = str | Path | Iterable[str | Path]
 def trust(names: Trust) -> None:
     """Trust classes from here on: a class or a module by name, a file of Python, or a project's file.
 
-    To name a module or a Python file is to trust the classes and functions defined in it; a project's file, all modules
-    beside it. The folder of a file becomes importable, behind all others.
+    To name a module or a Python file is to trust the classes and functions defined in it; to name a project's file is
+    to trust all modules beside it. Python then also imports from the file's folder, and looks there last.
 
     Raises:
         UserError: a file cannot be read, or a name belongs to no module that can be imported here.
@@ -70,12 +70,12 @@ def trusting(names: Trust) -> Iterator[None]:
 
 
 def trusted() -> tuple[str, ...]:
-    """Return what this process trusts, as --trust of another process takes it: files are absolute."""
+    """Return what this process trusts, in words for --trust of another process: the paths of files are absolute."""
     return tuple(_trusted)
 
 
 def trusted_search() -> Search:
-    """Return where the project that this process trusts has its options; only conf/ if there is none."""
+    """Return where the project that this process trusts keeps its options; if it trusts none, that is only conf/."""
     projects = (name for name in _trusted if is_file(name) and not _is_python(name))
     return next((read_project(project).search for project in projects), Search())
 
@@ -90,7 +90,7 @@ def is_trusted(target: str) -> bool:
 
 
 def lacking(target: str) -> str | None:
-    """Return an error's message if this process trusts the target's module and that does not define it, else None."""
+    """Return an error's message if the target's module is trusted but does not define the target, else None."""
     file = next(_trusted_files(target.rpartition(".")[0]), None)
     return _only_others(file, target) if file else None
 
@@ -109,7 +109,7 @@ def choose_code(choice: str | None) -> None:
 
 @contextmanager
 def choosing_code(choice: str | None) -> Iterator[None]:
-    """Choose within the context only; raises as `choose_code`. Modules that are already imported stay."""
+    """Choose a version within the context only; raises as `choose_code`. Modules imported before stay as they are."""
     before = _choice
     try:
         choose_code(choice or before)
@@ -161,7 +161,7 @@ def _trusted_files(module: str) -> Iterator[Path]:
             continue
         top = _spec(parts[0]) if parts[0] else None
         if top and top.origin and Path(top.origin).resolve().is_relative_to(folder.resolve()):
-            # else it is a library, which is imported in place of a file of the same name
+            # otherwise Python imports a library, which hides the project's file of the same name
             yield from filter(Path.is_file, _files(folder, parts))
 
 
@@ -171,11 +171,11 @@ def _files(folder: Path, parts: list[str]) -> Iterator[Path]:
 
 
 def _misspelt(name: str) -> Path | None:
-    """Return the file of the name's module if it never mentions the class; imports only the packages around it."""
+    """Return the file of the name's module if it never mentions the class; imports only packages around it."""
     module, _, last = name.rpartition(".")
     spec = _spec(module) if module else None
     if spec is None or spec.submodule_search_locations or not _is_python(spec.origin or ""):
-        return None  # a package has modules too
+        return None  # the name may be that of a module in the package
     file = Path(str(spec.origin))
     is_mentioned = re.search(rf"\b{last}\b|import \*|__getattr__", file.read_text(errors="replace"))
     return None if is_mentioned else file
@@ -197,7 +197,7 @@ def _spec(module: str) -> ModuleSpec | None:
 def _definitions(file: Path) -> set[str] | None:
     """Return the names of the classes and functions that a file defines and does not merely import.
 
-    It is None if the file is no Python: importing it will say what is wrong.
+    It returns None if the file is not valid Python; an import of the file then says what is wrong.
     """
     try:
         body = ast.parse(file.read_bytes()).body

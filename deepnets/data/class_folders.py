@@ -1,7 +1,7 @@
 """Images in class folders, FOLDER/<class>/<image files>: they are listed here, and read later.
 
-`tree` makes a data set of FOLDER/{train,test}/, which is read into memory. Photographs, which are decoded while a
-network trains, are `ImageFiles`.
+`tree` makes a data set of FOLDER/{train,test}/, which is read into memory. Photographs stay files, which `ImageFiles`
+lists, and are decoded while a network trains.
 """
 
 import os
@@ -25,9 +25,9 @@ STREAMED_SUFFIXES = (".jpeg", ".jpg", ".png", ".webp")  # of files that torchvis
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """The images FOLDER/<class>/<name>: `names` (N,) as bytes, as a million of Python's strings take too much memory.
+    """The images FOLDER/<class>/<name>: `names` (N,) are bytes, as a million Python strings take too much memory.
 
-    `labels` (N,) int64 number `classes`; both are in the order of the class folders' names, then of the files'.
+    `labels` (N,) int64 are indices of `classes`. Images are sorted by their class folder's name, then by their own.
     """
 
     folder: Path
@@ -45,12 +45,12 @@ class ImageFiles:
 
     @property
     def fingerprint(self) -> bytes:
-        """The names of the images, as bytes that tell one list from another."""
+        """Return the names of the images as bytes, which tell one list from another."""
         return self.names.tobytes()
 
     @property
     def paths(self) -> list[str]:
-        """The paths of the images."""
+        """Return the path of each image."""
         folders = [os.path.join(self.folder, name) for name in self.classes]
         pairs = zip(self.labels.tolist(), self.names.tolist(), strict=True)
         return [os.path.join(folders[label], os.fsdecode(name)) for label, name in pairs]
@@ -82,10 +82,10 @@ class ImageFiles:
 def list_images(
     folder: Path, classes: int | None = None, every: int = 1, *, suffixes: tuple[str, ...] = STREAMED_SUFFIXES
 ) -> ImageFiles:
-    """List the images in every `every`-th class folder of `folder`; if given, it must have `classes` such folders.
+    """List the images in every `every`-th class folder of `folder`, which must have `classes` of them if given.
 
     Raises:
-        UserError: there is no such folder, or another number of classes; a class has no images, or a folder among them.
+        UserError: there is no such folder, or another number of classes; or a class has no images, or a folder in it.
     """
     try:
         names = sorted(entry.name for entry in os.scandir(folder) if entry.name[0] != "." and entry.is_dir())
@@ -116,7 +116,7 @@ def images_in(folder: Path, suffixes: tuple[str, ...] = STREAMED_SUFFIXES) -> np
             f"{folder / inner[0]} is a folder among the images of a class: move its images up, or remove it"
         )
     images = [entry for entry in entries if entry.name.lower().endswith(suffixes)]
-    # `stat` raises OSError for a link to nothing. Few files need it: a million on a network would take minutes.
+    # `stat` raises OSError for a link to nothing. Few files need it, since a million on a network would take minutes.
     if odd := sorted(entry.name for entry in images if not entry.is_file() and entry.stat()):
         raise UserError(f"{folder / odd[0]} is not a file: replace or remove it")
     if not images:

@@ -37,7 +37,7 @@ from deepnets.system.files import write_atomically
 from deepnets.system.printing import as_text, print_error, print_line, print_rich, shown
 from deepnets.training.checks import check
 
-Retry = Literal["failed"]  # which runs that ended without a result to execute again
+Retry = Literal["failed"]  # which of the runs that ended without a result are executed again
 OUTPUT = "output.txt"  # in a run's folder: the output of its process, if the run has its own process
 
 
@@ -54,7 +54,7 @@ def launch(rows: list[Row]) -> int:
     launcher: Launcher = build("launcher", first.launcher)
     choose_code(first.code)
     errors = {}
-    if first.code == CodeChoice.frozen:  # before a class is imported, because its frozen version is to be checked
+    if first.code == CodeChoice.frozen:  # before any class is imported, so that checks use its frozen version
         for folder in folders:
             if folder.has_begun and not folder.is_complete and (code := noted(folder)):
                 execute_copy(folder, code.hash)
@@ -89,8 +89,8 @@ def launch(rows: list[Row]) -> int:
                     print_line(line)
                 if code and (before := noted(folder)) and (changed := changed_files(folder, before, code)):
                     trained_otherwise[", ".join(changed)] += 1
-        except Locked as error:  # another process runs it: with the same settings, as the check showed,
-            if row.config.overwrite:  # unless it is overwritten: then the other's settings may differ
+        except Locked as error:  # another process trains this run, with the same settings, as was checked;
+            if row.config.overwrite:  # but where a run is overwritten, the other's settings may differ
                 print_line(f"{error}; skipped")
                 continue
         to_execute[folder] = row.config
@@ -107,14 +107,14 @@ def check_tables(rows: Sequence[Row], folders: Sequence[RunFolder]) -> None:
     """Check that the folder of each table holds runs of this sweep only, and that the sweep's claims name its rows.
 
     Raises:
-        UserError: a folder holds runs of another sweep, as far as its first run tells, or as `check_claims`.
+        UserError: the first run found in a folder is of another sweep, or `check_claims` raises it.
     """
     tables = {folder.path.parents[1]: row for row, folder in zip(rows, folders, strict=True)}
     for place, row in tables.items():
         if row.config.sweep and (sweep_file := file_of_sweep(row)).is_file():
             check_claims(sweep_file)
         file = next(place.glob(f"*/*/{Origin.FILE}"), None)
-        with suppress(Unreadable):  # reading that run reports it
+        with suppress(Unreadable):  # any command that reads that run reports it
             origin = Origin.read(file.parent) if file else None
             if origin and origin.choices and (sweep := origin.choices.get("sweep")) != row.choices.get("sweep"):
                 runs = f"runs of sweep={sweep}" if sweep else "runs without a sweep"
@@ -129,7 +129,7 @@ def file_of_sweep(row: Row) -> Path:
 
 
 class Launcher(Protocol):
-    """The launcher that `launcher=` chooses: it executes `python -m deepnets.run FOLDER`, or calls the same function.
+    """The launcher that `launcher=` chooses: it executes `python -m deepnets.run FOLDER` or calls its function.
 
     `in_process` says that runs execute in this process, so that they can use the data that their checks have read.
     """
@@ -164,13 +164,13 @@ def launchable(config: Config, launcher: Launcher) -> Config:
         UserError: the launcher does not execute such a run.
     """
     launcher.check(config)
-    # A run that executes elsewhere needs neither the devices of this process nor its data on one of them.
+    # If the run executes elsewhere, its check needs no device of this process, and puts no data on one.
     return config if launcher.in_process else replace(config, device="cpu")
 
 
 @dataclass
 class Tally:
-    """Counts the runs of a sweep: those that `failed` and why, and those `elsewhere`, in another process.
+    """Counts the runs of a sweep: `failed` says why runs failed, `elsewhere` holds those that another process trains.
 
     When the command began, `left` runs were to be trained; `ended` of them have ended since. Runs that failed `before`
     the command are skipped.
@@ -199,7 +199,7 @@ class Tally:
         self.ended += count
 
     def heading(self, folder: RunFolder) -> str:
-        """Return the run's folder; if there are several runs, with its number and the time left for all of them."""
+        """Return the run's folder and, if there are several runs, its number and the time left for all of them."""
         if len(self.folders) == 1:
             return str(folder)
         seconds = (time.monotonic() - self.begun) / max(self.ended, 1) * (self.left - self.ended)
@@ -334,10 +334,10 @@ def _claims_known(row: Row, folder: RunFolder) -> list[str]:
 
 @cache
 def _known_on_record(records: Path) -> dict[str, list[list[str]]]:
-    """Return the claims that each run on record knew, by the run's identity. Reading 400 records takes 0.05 s."""
+    """Return the claims noted in each run on record, by the run's identity. Reading 400 records takes 0.05 s."""
     claims: dict[str, list[list[str]]] = {}
     for folder in run_folders(records):
-        with suppress(Unreadable):  # a report names the folder
+        with suppress(Unreadable):  # reports name a folder that cannot be read
             if result := folder.result:
                 claims.setdefault(result.identity or "", []).append(result.claims)
     return claims

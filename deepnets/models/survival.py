@@ -1,4 +1,4 @@
-"""Stochastic depth: which branches survive, b in x' = f(h(x) + b F(x)), for each unit of a net."""
+"""Stochastic depth draws, for each unit of a net, whether its branch survives: b in x' = f(h(x) + b F(x))."""
 
 from dataclasses import dataclass
 
@@ -9,51 +9,51 @@ from deepnets.system.ranges import PositiveFactor, Size
 
 @dataclass(frozen=True)
 class LinearDecay:
-    """p_l = 1 - (l / L) (1 - p_L) for unit l of L, with p_L = `last`: Huang et al. 2016, Eq. 4."""
+    """Unit l of L survives with p_l = 1 - (l / L) (1 - p_L), where p_L is `last` (Huang et al. 2016, Eq. 4)."""
 
     last: PositiveFactor
 
     def drawn(self, units: int, generator: torch.Generator | None = None) -> list[float]:
-        """b of each unit for one mini-batch in training: 1 with probability p_l, else 0."""
+        """Draw b of each unit for one mini-batch in training: 1 with probability p_l, else 0."""
         return _bernoulli(self.expected(units), generator)
 
     def expected(self, units: int) -> list[float]:
-        """b of each unit at test: p_l."""
+        """Return b of each unit at test: p_l."""
         return [1 - unit / units * (1 - self.last) for unit in range(1, units + 1)]
 
 
 @dataclass(frozen=True)
 class Uniform:
-    """The same p for all units: Huang et al. 2016, Fig. 8."""
+    """All units survive with the same probability p (Huang et al. 2016, Fig. 8)."""
 
     probability: PositiveFactor
 
     def drawn(self, units: int, generator: torch.Generator | None = None) -> list[float]:
-        """b of each unit for one mini-batch in training: 1 with probability p, else 0."""
+        """Draw b of each unit for one mini-batch in training: 1 with probability p, else 0."""
         return _bernoulli(self.expected(units), generator)
 
     def expected(self, units: int) -> list[float]:
-        """b of each unit at test: p."""
+        """Return b of each unit at test: p."""
         return [self.probability] * units
 
 
 @dataclass(frozen=True)
 class RandomSubset:
-    """Exactly `size` units survive in each mini-batch, all subsets being equally likely: Veit et al. 2016, 5.
+    """Exactly `size` units survive in each mini-batch, and all subsets are equally likely (Veit et al. 2016, sec. 5).
 
     The paper leaves two things open. Here units that open a stage are drawn like all others, and at test no unit is
-    left out, each F(x) scaled by its share of mini-batches, as by Huang et al. Raises ValueError unless 1 <= size <= L.
+    left out: F(x) is scaled by its share of mini-batches, as in Huang et al. Raises ValueError unless 1 <= size <= L.
     """
 
     size: Size
 
     def drawn(self, units: int, generator: torch.Generator | None = None) -> list[float]:
-        """b of each unit for one mini-batch in training: 1 for `size` of them, else 0."""
+        """Draw b of each unit for one mini-batch in training: 1 for `size` of them, else 0."""
         survivors = set(torch.randperm(units, generator=generator, device="cpu")[: self.size].tolist())
         return [float(unit in survivors) for unit in range(units)]
 
     def expected(self, units: int) -> list[float]:
-        """b of each unit at test: size / L."""
+        """Return b of each unit at test: size / L."""
         if not 1 <= self.size <= units:
             raise ValueError(f"size is {self.size}; of {units} units, 1 to {units} can survive")
         return [self.size / units] * units

@@ -1,4 +1,4 @@
-"""Measurements and pictures of a network's units while it trains, without any effect on the training.
+"""Measures and draws a network's units while it trains, without any effect on the training.
 
 Pictures are small and fast enough to be made while a network trains: uint8 arrays (H, W, 3).
 """
@@ -19,24 +19,24 @@ from deepnets.models.shortcuts import Gated
 from deepnets.models.unit import Unit
 from deepnets.monitor.style import styled
 
-PROBE_IMAGES = 32  # for the gates' activity; spread over the whole split, which may be sorted by class
+PROBE_IMAGES = 32  # that measure the gates; they are spread over the whole split, as it may be sorted by class
 # TensorBoard shows a picture about 350 pixels wide by repeating or leaving out pixels: a larger one would lose strokes
 # of its letters.
 SIZE, DPI = (3.4, 2.3), 100  # inches, dots per inch
-DOTTED_UNITS = 60  # more have no room for a dot each
+DOTTED_UNITS = 60  # with more units there is no room for a dot each
 SHOWN_FILTERS = 64
 PIXELS_ACROSS = 320  # of the picture of the first filters
 
 
 def units_of(model: nn.Module) -> list[Unit]:
-    """Return all units from the images to the head; none for a net that is not made of units."""
+    """Return all units in order, from the images to the head; none for a net that is not made of units."""
     return [module for module in model.modules() if isinstance(module, Unit)]
 
 
 def gradient_norms(model: nn.Module) -> list[float]:
     """Return ||dL/dw|| of each unit from the images to the head; w are its parameters, L the last batch's mean loss.
 
-    Reads the gradients of the last iteration, clipped if the run clips them; empty before the first iteration. A unit
+    Reads gradients that the last iteration left, clipped if the run clips them; empty before the first one. A unit
     whose branch was dropped in that iteration (stochastic depth) has norm 0.
     """
     gradients = [[p.grad for p in unit.parameters() if p.grad is not None] for unit in units_of(model)]
@@ -47,7 +47,7 @@ def gradient_norms(model: nn.Module) -> list[float]:
 def gate_activity(model: nn.Module, images: Tensor, precision: torch.dtype) -> list[float]:
     """Return the mean transform gate g(x), over images, channels and pixels, of each gated unit from images to head.
 
-    Images (N, C, H, W) are as in evaluation; empty for a net without gates. Srivastava et al. 2015, section 4.
+    Images (N, C, H, W) are as in evaluation; a net without gates has no means. See Srivastava et al. 2015, section 4.
     """
     gates = [unit.shortcut.gate for unit in units_of(model) if isinstance(unit.shortcut, Gated)]
     if not gates:
@@ -72,7 +72,7 @@ def gate_activity(model: nn.Module, images: Tensor, precision: torch.dtype) -> l
 
 
 def first_filters(model: nn.Module, shape: tuple[int, int, int]) -> Tensor | None:
-    """Return the first layer's weights as pictures (n, H, W, C); None unless they have 1 or 3 channels and an extent.
+    """Return the first layer's weights as pictures (n, H, W, C); None unless C is 1 or 3 and H W is more than 1.
 
     They are a convolution's filters or, for a net on flattened images of `shape` (C, H, W), an image per output.
     """
@@ -116,7 +116,7 @@ def profile(title: str, curves: Sequence[Sequence[float]], names: tuple[str, str
 
 
 def pixels(figure: Figure) -> np.ndarray:
-    """Draw the figure to pixels."""
+    """Draw the figure and return its pixels (H, W, 3), uint8."""
     with styled():
         canvas = FigureCanvasAgg(figure)
         canvas.draw()
@@ -124,7 +124,7 @@ def pixels(figure: Figure) -> np.ndarray:
 
 
 def tiles(filters: Tensor) -> np.ndarray:
-    """Draw the first 64 filters (n, H, W, C), C 1 or 3, each scaled by its largest weight; grey is 0."""
+    """Draw the first 64 filters (n, H, W, C), where C is 1 or 3; each is scaled by its largest weight, grey is 0."""
     weights = filters[:SHOWN_FILTERS].float().cpu().numpy()
     count, height, width, channels = weights.shape
     largest = np.abs(weights).max((1, 2, 3), keepdims=True)

@@ -48,8 +48,8 @@ class Picture:
         return files
 
     def inline(self) -> str:
-        """Return an SVG element in the page's width and colours; its ids are unique on the page."""
-        svg = self._drawn("none")  # text stays text: drawn letters would be half of the page
+        """Return an SVG element that takes the page's width and colours; its ids are unique on the page."""
+        svg = self._drawn("none")  # text stays text, because drawn letters would make up half of the page
         svg = svg[svg.index("<svg") :]
         height, width = self.figure.get_figheight(), self.figure.get_figwidth()
         svg = re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', f'style="max-width:{width * 110:.0f}px"', svg, count=1)
@@ -63,7 +63,7 @@ class Picture:
         return svg.replace(INK, "currentColor").replace(FAINT, "var(--line)").replace(PAPER, "none")
 
     def _drawn(self, letters: str) -> str:
-        text = io.StringIO()  # with the salt, the same figure is the same file
+        text = io.StringIO()  # the salt below makes the same figure the same file
         with styled(), matplotlib.rc_context({"svg.hashsalt": self.name, "svg.fonttype": letters}):
             self.figure.savefig(text, format="svg", metadata={"Date": None})
         return text.getvalue()

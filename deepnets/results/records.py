@@ -1,4 +1,4 @@
-"""Keeps records, the small files of ended runs, which are committed beside the code, and writes their page."""
+"""Keeps records, which are the small files of ended runs, committed beside the code, and writes pages about them."""
 
 import csv
 from collections import Counter
@@ -29,19 +29,19 @@ from deepnets.runs.folder import RunFolder, run_folders
 from deepnets.system.files import LONGEST_METRICS, read_text, write_atomically, writing
 
 ABOUT = "about.md"  # a person's text about a table; its numbers replace {{ table }}
-ENTRIES = {"protocol", "device", "threads", "seconds"}  # of a result.json that the page shows
+ENTRIES = {"protocol", "device", "threads", "seconds"}  # what the page shows of a result.json
 
 
 def keep(paths: Sequence[Path], into: Path) -> int:
     """Copy config.yaml, metrics.csv and result.json of the ended runs in `paths` to into/<table>/<row>/<seed>.
 
     A record does not name the folders of the machine. Reports read records as they read runs, and a run whose record
-    is put into an output root counts as finished there. A run with a file that is a link, or cannot be read, is named
-    and not kept. Returns 0, or 1 if that happened.
+    is put into an output root counts as finished there. A run with a file that is a link or
+    cannot be read is not kept but named, and this returns 1, else 0.
 
     Raises:
-        UserError: a folder has no runs, or files that contradict each other, a record would replace another run's, or a
-            file cannot be written.
+        UserError: a folder has no runs, the files of a run contradict each other, a record would replace another run's,
+            or a file cannot be written.
     """
     runs = read_runs(paths)
     for run in runs:
@@ -94,9 +94,9 @@ def records_pages(folder: Path, own: Path | None = None) -> dict[str, str]:
     """Return the texts of README.md and of claims.md (`claims_page`), by file name.
 
     README.md has the text of `folder`/about.md, how to read the tables, and a section for each table, sorted by name. A
-    section is the table's about.md, a Jinja template with the functions of `numbers_of`, or a heading without it. The
-    last section counts the facts that nothing in the records confirms. The claims are in the sweep files of `own`, a
-    project's folder, if it is given.
+    section is the text of the table's about.md, a Jinja template that may call the functions of `numbers_of`, or else a
+    heading and the table. The last section counts the facts that nothing in the records confirms. If `own`, a
+    project's folder, is given, the claims are those of its sweep files.
 
     Raises:
         UserError: there are no records, or an about.md names something that is not there.
@@ -123,11 +123,11 @@ def records_pages(folder: Path, own: Path | None = None) -> dict[str, str]:
 
 
 def numbers_of(records: Path, here: str) -> SandboxedEnvironment:
-    """Make an environment of templates whose functions read numbers from the records; `here` is the default `table`.
+    """Make a template environment with functions that read numbers from the records; `here` is the default `table`.
 
-    `cell(row, column, table)` is a text of the table as printed; `result(row, key, seed, table)` a value of
-    result.json; `column(file, name, table, **where)` the numbers of a CSV file, in the lines that have these values.
-    Filters: `median`, `mean`, and `number(digits)`.
+    `cell(row, column, table)` returns a cell's text as the table prints it, `result(row, key, seed, table)` a value of
+    result.json, and `column(file, name, table, **where)` the numbers in a column of a CSV file, from the lines that
+    have the values in `where`. The filters are `median`, `mean` and `number(digits)`.
     """
     environment = SandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
 
@@ -185,7 +185,7 @@ def _table(place: Path) -> Table:
 
 
 def _beside(place: Path) -> list[Path]:
-    """Find the table's folders with `precision=` typed, without those that have an about.md and so a section."""
+    """Find the folders of the same table with `precision=` typed; one that has an about.md has a section of its own."""
     return [other for other in in_other_arithmetic([place]) if not (other / ABOUT).is_file()]
 
 
@@ -205,7 +205,7 @@ def _about(folder: Path, name: str, **values: str) -> str:
 
 
 def _table_text(table: Table) -> str:
-    """Write a table's sweep file, protocol, seeds, hardware, warnings and numbers."""
+    """Return Markdown with a table's sweep file, protocol, seeds, hardware, warnings and numbers."""
     # Runs with a file that cannot be read, or an incomplete result, are left out; a warning below says so.
     runs = [run for column in table.columns for run in column.runs if run.config and run.result.keys() >= ENTRIES]
     file = SWEEPS / f"{table.name}.yaml"
@@ -223,7 +223,7 @@ def _table_text(table: Table) -> str:
 
 
 def _several(protocols: Iterable[str]) -> str:
-    """Name the protocol of most runs, and count the others; earlier versions wrote fewer facts of the same protocol."""
+    """Name the protocol of most runs and count all, but none with only some facts of another, as old versions wrote."""
     counts = Counter(protocols)
     facts = {protocol: set(protocol.split(", ")) for protocol in counts}
     whole = [protocol for protocol in counts if not any(facts[protocol] < other for other in facts.values())]

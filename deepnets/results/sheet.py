@@ -1,4 +1,4 @@
-"""Sheets: tables of text, which the terminal, the page, Markdown and LaTeX show."""
+"""Sheets are tables of text; a terminal or a page shows them, or they are written as Markdown or LaTeX."""
 
 import json
 import math
@@ -39,12 +39,12 @@ class Sheet:
     note: str = ""
 
     def without_empty_columns(self) -> "Sheet":
-        """Return the sheet with only the columns that hold a word or a number."""
+        """Return the sheet with its first column and all others that hold a word or a number."""
         texts = [{line[index] for line in self.lines} - {"", NOTHING} for index in range(len(self.header))]
         return self._only([index for index, words in enumerate(texts) if not index or words])
 
     def of(self, columns: Sequence[str]) -> "Sheet":
-        """Return the sheet with only these columns, in its own order, without its note."""
+        """Return the sheet with only these columns, in the sheet's own order, and without its note."""
         return replace(self._only([index for index, name in enumerate(self.header) if name in columns]), note="")
 
     def _only(self, shown: Sequence[int]) -> "Sheet":
@@ -77,7 +77,7 @@ def print_sheet(console: Console, sheet: Sheet, most: int | None = None) -> None
 
 
 def markdown_table(sheet: Sheet) -> str:
-    """Return header and lines as a table of Markdown, without title and note."""
+    """Return the header and the lines as a Markdown table; the title and the note are left out."""
 
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cell.replace("|", r"\|").replace("\n", " ") for cell in cells) + " |"
@@ -87,7 +87,7 @@ def markdown_table(sheet: Sheet) -> str:
 
 
 def latex_table(sheet: Sheet) -> str:
-    """Return a tabular with booktabs' rules, under its title and note as a comment."""
+    """Return a LaTeX tabular with booktabs' rules; a comment above it holds the title and the note."""
 
     def line(cells: Sequence[str]) -> str:
         return (
@@ -109,7 +109,7 @@ def latex_table(sheet: Sheet) -> str:
 
 
 def percent(value: float | None) -> str:
-    """Write two digits; a dash for None, `∞` after a divergence."""
+    """Write a number with two decimals, None as a dash, and infinity, which stands for a divergence, as `∞`."""
     return NOTHING if value is None else "∞" if math.isinf(value) else f"{value:.2f}"
 
 
@@ -119,12 +119,12 @@ def signed(value: float | None) -> str:
 
 
 def short_commit(name: str | None) -> str:
-    """Write the first ten digits of a commit, and `-dirty` if there were uncommitted changes; `unknown` without one."""
+    """Write a commit's first ten digits, and `-dirty` if there were uncommitted changes; None becomes `unknown`."""
     if not name:
         return "unknown"
     return name.removesuffix("-dirty")[:10] + "-dirty" * name.endswith("-dirty")
 
 
 def setting_text(value: Any) -> str:
-    """Write the value of a setting as it would be typed."""
+    """Write the value of a setting as a user would type it."""
     return value if isinstance(value, str) else json.dumps(value)

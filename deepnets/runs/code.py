@@ -1,6 +1,6 @@
 """A researcher's own code in a run: finds the modules that a run uses, copies them, and notices when they change.
 
-These modules define the classes of a configuration, or are imported by such modules from the same project. Here their
+They are modules with classes that a configuration names, and modules of the same project that these import. Here their
 sources are read, and nothing is imported. A copy is executed only if somebody asks for it.
 """
 
@@ -32,19 +32,19 @@ NODES = ("model", "dataset", "optimizer", "schedule", "loss")
 
 
 class OtherCode(UserError):
-    """A run began under other code; the arguments are its folder, the files that differ, and how to name a choice."""
+    """A run began under other code; the arguments are its folder, the files that differ, and how to type a choice."""
 
     def __str__(self) -> str:
         return f"{self.args[0]}: {self.summary}.\n{self.remedy}"
 
     @property
     def summary(self) -> str:
-        """The files that differ, in a line without the folder."""
+        """Name the files that differ, in a line without the folder."""
         return f"your code has changed since: {', '.join(self.args[1])}"
 
     @property
     def remedy(self) -> str:
-        """How to go on with either version of the code."""
+        """Say how to go on with either version of the code."""
         frozen, current = (self.args[2].replace("{}", choice) for choice in CodeChoice)
         return f"To go on with the code as it was, add {frozen}; with today's code, {current}."
 
@@ -62,7 +62,7 @@ def code_of(config: Config) -> Code | None:
 
 
 def sources_of(config: Config) -> dict[str, Path | str]:
-    """Return, by name, the file of each module that a run uses besides deepnets, or the version if it is installed."""
+    """Return, by name, each module besides deepnets that a run uses: its file or, if it is installed, its version."""
     targets = {target for node in NODES for target in targets_in(getattr(config, node))} - TARGETS
     waiting = sorted({target.rpartition(".")[0] for target in targets})
     sources: dict[str, Path | str] = {}
@@ -99,7 +99,7 @@ def store(folder: RunFolder, config: Config, code: Code) -> Path:
 
 
 def write_copy(copy: Path, contents: Mapping[Path, bytes]) -> None:
-    """Write the folder `copy` with `contents`, by path in it; it appears as a whole, and the first writer wins.
+    """Write `contents`, by their paths in it, to the folder `copy`; it appears as a whole, and the first writer wins.
 
     Raises:
         OSError: the folder cannot be written, or the folder above it is a link.
@@ -120,7 +120,7 @@ def changed_files(folder: RunFolder, before: Code, now: Code) -> list[str]:
     """Return the files of the modules whose code has changed; changes of comments and docstrings do not count."""
     if before.hash == now.hash:
         return []
-    # The hash depends on the version of Python, so this one computes it again from the copy, if that is there.
+    # Hashes depend on Python's version, so this Python computes them again from the copy, if there is one.
     copied = _modules_in(folder.path.parents[1] / FOLDER / before.hash)
     then = {name: copied.get(name, value) for name, value in before.modules.items()}
     names = sorted({*then, *now.modules})
@@ -156,7 +156,7 @@ def code_to_execute(folder: RunFolder, config: Config, words: str = "--code {}")
 
 
 def execute_copy(folder: RunFolder, name: str) -> None:
-    """Let this process import modules from the copy beside the run with the hash `name`, instead of today's.
+    """Let this process import modules from the copy beside the run whose hash is `name`, not today's.
 
     Raises:
         UserError: there is no copy, its code has another hash, or this process has imported another version.
@@ -178,8 +178,8 @@ def execute_copy(folder: RunFolder, name: str) -> None:
         others = [file for other in executed_from() if (file := _file(other, module))]
         if any(_hash(_read(Path(file))) != value for file in [*others, *([loaded] if loaded else [])]):
             raise UserError(
-                f"{folder}: began under another version of {module} than this process executes already, and a process "
-                "has one version; give this run a command of its own"
+                f"{folder}: began under another version of {module} than this process has imported, and a process "
+                "keeps to one version; train this run by a command of its own"
             )
     execute_from(copy)
 
@@ -233,7 +233,7 @@ def _read(file: Path) -> str:
 
 @cache
 def _parsed(source: str) -> ast.Module:
-    """Parse a module and drop its docstrings; empty if it is not valid Python, as importing it says what is wrong."""
+    """Parse a module and drop its docstrings; empty if it is not valid Python, which its import reports."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -272,7 +272,7 @@ def _modules_in(copy: Path) -> dict[str, str]:
 
 
 def _read_in(copy: Path, file: Path) -> str:
-    """Read a file of a copy without following links, as a copy is data of a run folder."""
+    """Read a file of a copy, but follow no links, because a copy is data that comes with a run folder."""
     try:
         return read_text(file, LONGEST_SOURCE)
     except (OSError, ValueError) as error:

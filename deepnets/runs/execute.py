@@ -30,11 +30,11 @@ from deepnets.training.fit import fit
 from deepnets.training.hardware import with_counted_devices
 
 METRICS = "metrics.csv"
-LOCKED = 75  # exit code of `python -m deepnets.run FOLDER` where another process is running the folder
+LOCKED = 75  # exit code of `python -m deepnets.run FOLDER` if another process is running the folder
 
 
 def command_of(folder: RunFolder) -> list[str]:
-    """Return the command that starts or continues the folder's run in another process, with the trust of this one.
+    """Return the command by which another process, which trusts what this one does, starts or continues the run.
 
     That process executes the copy of the code that the folder notes, even if the files change meanwhile.
     """
@@ -49,8 +49,8 @@ def _words(folder: RunFolder) -> list[str]:
 def run(folder: RunFolder) -> Result:
     """Train the folder's run to its end, from its last checkpoint if it has one, and return its result.
 
-    With devices=N this starts N processes, unless torchrun or SLURM has started this process as one of several: then
-    their number counts, and not the `devices` of the run's configuration.
+    With devices=N this starts N processes. But if torchrun or SLURM has started this process as one of several, the run
+    uses these, whatever `devices` its configuration names.
 
     Raises:
         Interrupted: a signal came; the state is saved, or the run is complete.
@@ -129,7 +129,7 @@ def _run_in_processes(folder: RunFolder, config: Config, code: Code | None) -> R
 def inspect(folder: RunFolder) -> Iterator[str]:
     """Yield a line about each missing or damaged file of a finished run; restores metrics.csv from a checkpoint.
 
-    A record has no checkpoint, so that a missing one is not reported there.
+    A record never has a checkpoint, so this does not report it as missing there.
     """
     result = folder.completed
     if not result or result.status != FINISHED:
@@ -171,7 +171,7 @@ def _metrics_wrong(folder: RunFolder, result: Result) -> str | None:
 
 
 def _restored(folder: RunFolder, result: Result) -> str:
-    """Write metrics.csv from a checkpoint of the run's end; returns whether that worked, in words."""
+    """Write metrics.csv from a checkpoint made at the run's end; returns a phrase that says whether that worked."""
     state, _ = checkpoint.load(folder.path, malformed)
     is_last = state and state["training"]["iteration"] == result.iterations
     if not state or not is_last or difference(state.get("run", {}), folder.config):

@@ -15,15 +15,15 @@ from deepnets.runs.contents import Status, Unreadable
 from deepnets.system.files import fresh, new_name, read_object, read_text, write_atomically
 from deepnets.system.printing import print_line
 
-LATE_SECONDS = 60.0  # until a machine sees what another has written, as NFS caches names and contents
-GONE_SECONDS = 180.0  # without a heartbeat, which may be seen LATE_SECONDS late; the rest is to be sure
+LATE_SECONDS = 60.0  # after which a machine sees what another has written: NFS caches names and contents
+GONE_SECONDS = 180.0  # of silence: then an owner is gone. A heartbeat may be seen LATE_SECONDS late, the rest is spare
 OLD_SECONDS = 600.0
 OWNER = ".owner."
-BOOT = Path("/proc/sys/kernel/random/boot_id")  # of the kernel, so that all containers of a machine share it
+BOOT = Path("/proc/sys/kernel/random/boot_id")  # identifies the kernel, so that all containers of a machine share it
 
 
 class TakenOver(UserError):
-    """Another machine trains the run, as this one seemed to be gone."""
+    """Another machine trains the run now, because this one seemed to be gone."""
 
 
 class Owner:
@@ -82,14 +82,14 @@ def owner_elsewhere(folder: Path) -> str | None:
 
 
 def is_left_behind(folder: Path) -> bool:
-    """Return whether a process killed on another machine has left `.lock`, on a file system without locks.
+    """Return whether `.lock` was left by a process killed on another machine, on a file system without locks.
 
     On such a file system the file itself is the lock, and its lines name its maker; elsewhere it is empty.
     """
     try:
         maker = read_text(folder / ".lock", 1000).split()
         silent = time.time() - (folder / ".lock").stat().st_mtime
-    except (OSError, ValueError):  # there is no file, or it cannot be locked either
+    except (OSError, ValueError):  # there is no file, or one that cannot be read and so not be locked
         return False
     is_elsewhere = bool(maker) and socket.gethostname() not in maker
     return is_elsewhere and silent > GONE_SECONDS and owner_elsewhere(folder) is None
@@ -101,7 +101,7 @@ def _me() -> dict[str, Any]:
 
 
 def _created(file: Path, content: dict[str, Any]) -> bool:
-    """Create the file; returns False if it was there. It appears as a whole if the file system has links."""
+    """Create the file; returns False if there already is one. It appears as a whole if the file system has links."""
     draft = file.with_name(f"{file.name}.{content['host']}.{content['pid']}")
     with fresh(draft) as new:
         new.write(json.dumps(content).encode())
@@ -151,9 +151,9 @@ def _last(folder: Path) -> int:
 
 
 def _content(folder: Path, number: int) -> dict[str, Any]:
-    """Return what the owner has written; empty if a crash or a full disk left no valid content: then nobody owns it."""
+    """Return what the owner has written; nothing, so that nobody owns the run, if a crash or a full disk spoilt it."""
     file = _file(folder, number)
-    # Listed before the file is read: without links, the owner fills the file while its draft is there.
+    # Drafts are listed first: on a file system without links, the owner fills the file while its draft is there.
     drafts = sorted(folder.glob(f"{file.name}.*.new"))
     for path in (file, *drafts):
         try:

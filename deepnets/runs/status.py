@@ -29,14 +29,14 @@ from deepnets.runs.folder import RunFolder, folders_in
 from deepnets.system.printing import as_text, console_for
 
 BEAT_SECONDS = 10.0
-DEAD_SECONDS = 60.0  # without a beat: six were missed
-STALLED_SECONDS = 600.0  # without an iteration: the thread beats on even if NCCL or a kernel hangs
+DEAD_SECONDS = 60.0  # without a beat a run is dead: it has missed six
+STALLED_SECONDS = 600.0  # without an iteration a run is stalled: its thread beats on even if NCCL or a kernel hangs
 
 WAITING, QUEUED, RUNNING, PREEMPTED, DEAD = "waiting", "queued", "running", "preempted", "dead"
 CANCELLED = "cancelled"
 # In the order of a run's life.
 STATES = (WAITING, QUEUED, RUNNING, PREEMPTED, CANCELLED, DEAD, FAILED, DIVERGED, FINISHED)
-OF_SLURM = (QUEUED, RUNNING, PREEMPTED, DEAD)  # of a run with a job, SLURM may know more than its files
+OF_SLURM = (QUEUED, RUNNING, PREEMPTED, DEAD)  # in these, SLURM may know more about a run with a job than its files say
 
 REFRESH_SECONDS = 2.0
 STYLES = {FINISHED: "green", RUNNING: "cyan", PREEMPTED: "yellow", DIVERGED: "yellow", FAILED: "red", DEAD: "bold red"}
@@ -52,9 +52,9 @@ COLUMNS: dict[str, dict[str, Any]] = {
     "heartbeat": {"justify": "right", "no_wrap": True},
     "remark": {"overflow": "fold", "min_width": 16},
 }
-AROUND_TABLE = 4  # lines of the screen for its header, its caption, and what stands below it
+AROUND_TABLE = 4  # lines of the screen that its header, its caption and the text below it take
 
-# The errors to which a file may lead that is cut off, or that another program wrote.
+# Reading a file that is cut off, or that another program wrote, may raise any of these errors.
 UNREADABLE = (yaml.YAMLError, csv.Error, KeyError, AttributeError, ValueError, TypeError, OSError)
 
 
@@ -112,7 +112,7 @@ def read_state(folder: RunFolder) -> State:
 
 
 def read_states(folders: Sequence[RunFolder]) -> dict[RunFolder, State]:
-    """Return `read_state` of each folder; if a run has not ended, SLURM or a log says what became of its task."""
+    """Return `read_state` of each folder; of runs that have not ended, SLURM or a log says what became of them."""
     states = {folder: read_state(folder) for folder in folders}
     asked = {folder: state for folder, state in states.items() if state.job and state.name in OF_SLURM}
     if not asked:
@@ -136,7 +136,7 @@ def _with_task(folder: RunFolder, state: State, answer: jobs.Known | None) -> St
     cause = task if task and is_over and task.state in jobs.CAUSES else in_log
     reason = jobs.CAUSES.get(cause.state) or signal
     if cause.state == jobs.CANCELLED:
-        return replace(state, name=CANCELLED, reason=cause.reason or None)  # the accounting says by whom
+        return replace(state, name=CANCELLED, reason=cause.reason or None)  # SLURM's accounting says who did that
     if state.name == QUEUED:
         if not reason and (answer is None or jobs.is_newer(folder, answer.asked)):
             return state
@@ -155,8 +155,8 @@ def in_a_line(error: Exception) -> str:
 class Heartbeat:
     """Writes status.json while a run lives: at once when its state changes, and by a thread every `BEAT_SECONDS`.
 
-    A thread writes, because reading data, compiling or one long evaluation must not look like death, and because it
-    costs the training loop nothing. It reads what the loop counts, never a device.
+    A thread writes, so that a run which reads data, compiles or evaluates for long does not look dead, and so that the
+    training loop loses no time. It reads what the loop counts, never a device.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -194,7 +194,7 @@ class Heartbeat:
             job=slurm_task(),
             progress=progress,
         )
-        with self._writing, suppress(OSError):  # a full disk must not end a run for the sake of its status
+        with self._writing, suppress(OSError):  # a run must not end because a full disk has no room for its status
             status.write(self._folder.path)
 
 
@@ -213,7 +213,7 @@ def show(paths: list[Path], watch: bool) -> int:
 
 
 def show_json(paths: list[Path]) -> int:
-    """Print the states of all run folders below `paths` for programs: docs/launchers.md says what each entry is.
+    """Print the states of all run folders below `paths` as JSON; docs/launchers.md says what each entry is.
 
     Raises:
         UserError: a folder is not there, or has no run in it.
@@ -224,7 +224,7 @@ def show_json(paths: list[Path]) -> int:
 
 
 def follow(folders: list[RunFolder], is_over: Callable[[], bool], seconds: float = REFRESH_SECONDS) -> None:
-    """Show the runs until it is over: a table on a terminal, elsewhere a line whenever the counts of states change."""
+    """Show runs until `is_over()`: in a table on a terminal, else in a line whenever the counts of states change."""
     shown, over = "", False
     with live_table(folders) as is_live:
         while not over:
@@ -252,7 +252,7 @@ def live_table(folders: list[RunFolder]) -> Iterator[bool]:
 
 
 def table_of(folders: list[RunFolder], most: int | None = None) -> Table:
-    """Make a table with a line for each run or, of more than `most`, the most urgent; the caption counts all states."""
+    """Make a table with a line for each run; of more than `most`, the most urgent are shown. Its caption counts all."""
     states = read_states(folders)
     shown = folders
     if most is not None and len(folders) > most:
