@@ -291,11 +291,8 @@ def _check(row: Row, folder: RunFolder, launcher: Launcher) -> None:
 
 def _copy_sweep(row: Row, folder: RunFolder) -> None:
     """Copy the file of the user's own sweep beside its runs, because it holds the numbers to compare them with."""
-    name = f"{row.choices.get('sweep')}.yaml"
-    for place in row.search.places:
-        file = Path(place.removeprefix("file://")) / "sweep" / name
-        if row.config.sweep and file.is_file():
-            write_atomically(folder.path.parents[1] / name, file.read_bytes())
+    if row.config.sweep and (file := file_of_sweep(row)).parent != SWEEPS and file.is_file():
+        write_atomically(folder.path.parents[1] / file.name, file.read_bytes())
 
 
 def _origin(row: Row, folder: RunFolder, code: Code | None) -> Origin:
