@@ -96,7 +96,7 @@ def singular_values(walk: Walk, x: Tensor, most: int) -> tuple[np.ndarray, int]:
     Raises:
         UserError: the output has too many values even for the smallest crop.
     """
-    size = x.shape[-1]
+    size = min(x.shape[-2:])
     while size >= 1:
         top, left = ((side - size) // 2 for side in x.shape[-2:])
         cropped = x[..., top : top + size, left : left + size]
