@@ -188,7 +188,7 @@ def test_a_peer_in_a_file_is_measured_and_absent_ones_are_named(
     [
         (["training", *TINY, "--peers", "none", "--peer", "nowhere.py"], "--peer nowhere.py: no such file"),
         (["training", *TINY, "--peers", "none", "--peer", __file__], "defines no prepare"),
-        (["ddp", *TINY, "--processes", "1"], "--processes 1: must be 2 or more, and a batch of 16"),
+        (["ddp", *TINY, "--processes", "1"], "--processes 1: must be 2 or more, and no more than the 16 images"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(
