@@ -238,7 +238,7 @@ class RunFolder:
 
 
 def _is_plain_node(node: Any) -> bool:
-    """Whether OmegaConf takes a node as it is: in it and below, all keys are names, and no value is missing."""
+    """Return whether OmegaConf would copy the node unchanged: all its keys are texts, and no value is missing."""
     return isinstance(node, dict) and _is_plain(node)
 
 
@@ -249,7 +249,7 @@ def _is_plain(values: Any) -> bool:
 
 
 def _yaml_of(config: Config) -> str:
-    """What OmegaConf.to_yaml makes of the configuration, without typing it anew, which takes four times as long."""
+    """Write the configuration as OmegaConf.to_yaml does, without typing every value again, which is slow."""
     dumper = get_omega_conf_dumper()  # which puts texts that look like numbers in quotes
     return yaml.dump(plain_values(config), Dumper=dumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
 

@@ -64,7 +64,7 @@ def size_of(config: Config, dataset: Dataset, code: str | None = None) -> Size:
 
 
 def key_of(config: Config, dataset: Dataset, code: str | None = None) -> str:
-    """A hash of all that the run's network depends on; `code` is one of the user's own classes, if there are any."""
+    """Return a hash of all that the network depends on; `code` is the hash of the user's own classes, if it has any."""
     shapes = [dataset.shape, *dataset.final_shapes]
     about = [config.model, config.memory, shapes, dataset.classes, torch.__version__, _version()]
     about += [code] if code else []
@@ -73,7 +73,7 @@ def key_of(config: Config, dataset: Dataset, code: str | None = None) -> str:
 
 @cache
 def passed() -> dict[str, int]:
-    """By `key_of`, the bytes of the parameters of each network with classes of the user's own that passed its trial."""
+    """Return the bytes of the parameters of each network of own classes that passed its trial, by `key_of`."""
     try:
         return TypeAdapter(dict[str, int]).validate_python(read_object(own_cache() / PASSED))
     except (ValueError, OSError):  # damaged: they are tried again
@@ -81,7 +81,7 @@ def passed() -> dict[str, int]:
 
 
 def remember_passed(key: str, size: int) -> None:
-    """Add a network to those that `passed`."""
+    """Remember, for later commands too, that a network passed its trial."""
     networks = passed()
     networks[key] = size
     for old in [*networks][:-MOST]:
