@@ -21,7 +21,7 @@ from deepnets.command import count
 from deepnets.extra import bench_gpu
 from deepnets.system.files import check_writable
 from deepnets.system.printing import as_text
-from deepnets.training.hardware import describe, find_device
+from deepnets.training.hardware import describe, describe_processor, find_device
 
 
 class Bench(NamedTuple):
@@ -79,11 +79,12 @@ def main(words: Sequence[str] | None = None) -> int:
     device = chosen[-1].removeprefix("device=") if chosen else "auto"
     machine = {
         "device": describe(find_device(device)),
+        "processor": describe_processor(),
         "threads": torch.get_num_threads(),
         "torch": str(torch.__version__),
     }
     console = Console(highlight=False, width=120)
-    console.print(f"{machine['device']}, {machine['threads']} threads, torch {machine['torch']}")
+    console.print(", ".join(f"{key} {value}" for key, value in machine.items() if value))
     for comparison in comparisons:
         console.print(comparison.table())
         for note in comparison.notes:

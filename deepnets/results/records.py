@@ -1,6 +1,7 @@
 """Keeps records, which are the small files of ended runs, committed beside the code, and writes pages about them."""
 
 import csv
+import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -29,6 +30,7 @@ from deepnets.runs.folder import RunFolder, run_folders
 from deepnets.system.files import LONGEST_METRICS, read_text, write_atomically, writing
 
 ABOUT = "about.md"  # a person's text about a table; its numbers replace {{ table }}
+BENCH = "bench.json"  # the figures of scripts/bench.py, by what it measured
 ENTRIES = {"protocol", "device", "threads", "seconds"}  # what the page shows of a result.json
 
 
@@ -91,7 +93,7 @@ def write_records(folder: Path, own: Path | None = None) -> int:
 
 
 def records_pages(folder: Path, own: Path | None = None) -> dict[str, str]:
-    """Return the texts of README.md and of claims.md (`claims_page`), by file name.
+    """Return the texts of README.md, claims.md (`claims_page`) and, with a bench.json, bench.md, by file name.
 
     README.md has the text of `folder`/about.md, how to read the tables, and a section for each table, sorted by name. A
     section is the text of the table's about.md, a Jinja template that may call the functions of `numbers_of`, or else a
@@ -119,7 +121,43 @@ def records_pages(folder: Path, own: Path | None = None) -> dict[str, str]:
     if lines := unchecked(runs):
         sections.append("\n".join(["## What cannot be checked", "", *(f"* {line}" for line in lines)]))
     page = "\n\n".join(section.strip() for section in sections if section.strip()) + "\n"
-    return {"README.md": page, "claims.md": claims_page(folder, list(tables.values()), own or SWEEPS)}
+    pages = {"README.md": page, "claims.md": claims_page(folder, list(tables.values()), own or SWEEPS)}
+    return pages | ({"bench.md": bench_page(folder / BENCH)} if (folder / BENCH).is_file() else {})
+
+
+def bench_page(file: Path) -> str:
+    """Return Markdown with every figure in `file`, which holds what `scripts/bench.py WHAT --json` wrote, by WHAT.
+
+    Raises:
+        UserError: the file cannot be read, or lacks an entry.
+    """
+    lines = [
+        "# Measured speed and memory",
+        "",
+        "Written by `python scripts/report.py outputs/records --records` from `bench.json`, which holds what",
+        "`python scripts/bench.py WHAT --json FILE` measured. The candidates of a table took turns in one run on one",
+        "machine, so compare them within a table only. A ratio is the first candidate's value divided by this one's,",
+        "and ranges are over the repeats.",
+    ]
+    try:
+        for what, measured in json.loads(read_text(file, LONGEST)).items():
+            facts = (measured["device"], measured.get("processor"), f"{measured['threads']} threads")
+            lines += ["", f"## {what}", "", ", ".join([*filter(None, facts), f"torch {measured['torch']}"]) + "."]
+            for title, table in measured["tables"].items():
+                lines += ["", f"### {title}", "", f"| | {table['unit']} | range | ratio | range |"]
+                lines += ["| :-- | --: | --: | --: | --: |"]
+                lines += [_bench_row(name, row) for name, row in table["candidates"].items()]
+                remarks = [*(f"{name} is absent: {why}" for name, why in table["absent"].items()), *table["notes"]]
+                lines += [*[""][: len(remarks)], *(f"* {remark[:1].upper()}{remark[1:]}." for remark in remarks)]
+    except (OSError, KeyError, ValueError) as error:
+        raise UserError(f"{file}: {type(error).__name__}: {error}; measure again with scripts/bench.py") from error
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _bench_row(name: str, row: dict[str, float]) -> str:
+    values = (row[key] for key in ("median", "low", "high", "ratio_median", "ratio_low", "ratio_high"))
+    value, low, high, ratio, lowest, highest = (f"{x:,.0f}" if x >= 1000 else f"{x:.4g}" for x in values)
+    return f"| {name} | {value} | {low} to {high} | {ratio} | {lowest} to {highest} |"
 
 
 def numbers_of(records: Path, here: str) -> SandboxedEnvironment:

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -120,6 +121,23 @@ def describe(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return torch.cpu.get_capabilities().get("cpu_name", "cpu")
+
+
+def describe_processor() -> str:
+    """Return maker, family, model and clock of the first processor, which `describe` leaves out; empty if unknown.
+
+    On Linux, e.g. "AuthenticAMD family 25 model 17, 2600 MHz". A clock that varies is the one of this moment.
+    """
+    try:
+        first, *_ = Path("/proc/cpuinfo").read_text().split("\n\n")
+    except OSError:
+        return ""
+    facts = dict(re.findall(r"^(.+?)\s*: (.*)$", first, re.MULTILINE))
+    names = ("vendor_id", "cpu family", "model", "cpu MHz")
+    if not facts.keys() >= {*names}:
+        return ""
+    maker, family, model, clock = (facts[name] for name in names)
+    return f"{maker} family {family} model {model}, {float(clock):.0f} MHz"
 
 
 def wait(device: torch.device) -> None:
