@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from deepnets.config.trust import choose_code, trust
 from deepnets.distributed.signals import RESUME, Interrupted
-from deepnets.errors import UserError, of_system, readable
+from deepnets.errors import UserError, shortened, system_message
 from deepnets.hydra_errors import HYDRA_ERRORS, explain
 from deepnets.system.printing import print_error
 
@@ -56,7 +56,7 @@ def run_command(command: Callable[[], int]) -> NoReturn:
         message = _message_of(error)
         if message is None or os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
-        print_error(f"error: {readable(message)}")
+        print_error(f"error: {shortened(message)}")
         _end_quietly(1)
 
 
@@ -149,7 +149,7 @@ def _message_of(error: Exception) -> str | None:
     """The message for the user if the error is not a bug, otherwise None."""
     if isinstance(error, UserError):
         return str(error)
-    return explain(error) if isinstance(error, HYDRA_ERRORS) else of_system(error)
+    return explain(error) if isinstance(error, HYDRA_ERRORS) else system_message(error)
 
 
 def _end_stopped() -> NoReturn:

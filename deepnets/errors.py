@@ -21,7 +21,7 @@ class UserError(ValueError):
     """A message for the user: what was given, what is allowed, what to do.
 
     A command catches it once, at the top, prints it without traceback, and exits with 1. Every other exception is a
-    bug, unless it is `of_system`.
+    bug, unless it is `system_message`.
     """
 
     @property
@@ -30,7 +30,7 @@ class UserError(ValueError):
         return str(self)
 
 
-def of_system(error: BaseException) -> str | None:
+def system_message(error: BaseException) -> str | None:
     """Say in one line what the system refused: a file, a folder or memory. None for every other error."""
     is_memory = isinstance(error, MemoryError | RuntimeError | ImportError | OSError) and NO_MEMORY.search(str(error))
     if is_memory or isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
@@ -40,7 +40,7 @@ def of_system(error: BaseException) -> str | None:
     return None
 
 
-def of_own_code(error: BaseException) -> str | None:
+def own_code_message(error: BaseException) -> str | None:
     """Say in one line what went wrong, and where, in a user's own file that deepnets called; None for other errors."""
     frames = [(Path(frame.filename), frame) for frame in traceback.extract_tb(error.__traceback__)]
     in_package = [index for index, (file, _) in enumerate(frames) if file.is_relative_to(PACKAGE)]
@@ -61,7 +61,7 @@ def brief(value: object) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
 
 
-def readable(message: str) -> str:
+def shortened(message: str) -> str:
     """Cut off very long values in a message, which nobody would read to their ends."""
     return re.sub(rf"(\S{{{LONGEST}}})\S{{{LONGEST},}}", r"\1...", message)
 

@@ -5,12 +5,12 @@ import os
 import sys
 from pathlib import Path
 
-from deepnets.distributed.signals import Interrupted, hold_back
+from deepnets.distributed.signals import Interrupted, block_signals
 from deepnets.system import begin
 
 if __name__ == "__main__":
     begin()
-    hold_back()  # importing torch takes seconds; a signal meanwhile waits for `run`
+    block_signals()  # importing torch takes seconds; a signal meanwhile waits for `run`
 
 import torch
 from torch import nn

@@ -23,7 +23,7 @@ from deepnets.launch.local import Local
 from deepnets.launch.slurm_queue import slurm_answer
 from deepnets.runs.contents import Result, packed
 from deepnets.runs.folder import RunFolder, run_folders
-from deepnets.system.printing import shown
+from deepnets.system.printing import with_progress
 
 SEEDS = 5  # of each row
 TINY = ["model.depth=8", "model.widths=[2,2,2]", "epochs=30", "device=cpu", "threads=1"]
@@ -60,7 +60,8 @@ def measure_sweep(arguments: argparse.Namespace) -> list[Comparison]:
     with tempfile.TemporaryDirectory() as one:
         _seconds(*TRAIN, *TINY, f"output_root={one}")
         (trained,) = run_folders(Path(one))
-        for name, outputs in shown([(name, repeat) for repeat in range(arguments.repeats) for name in steps], "steps"):
+        turns = [(name, repeat) for repeat in range(arguments.repeats) for name in steps]
+        for name, outputs in with_progress(turns, "steps"):
             place = Path(one, f"outputs{outputs}")
             train = [*TINY, *grid, f"output_root={place}"]
             words = {

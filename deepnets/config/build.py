@@ -12,7 +12,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from deepnets.config.schema import Config, Row
 from deepnets.config.trust import is_trusted, lacking
-from deepnets.errors import UserError, brief, of_own_code
+from deepnets.errors import UserError, brief, own_code_message
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -71,7 +71,7 @@ def build(where: str, node: dict[str, Any], **runtime: Any) -> Any:
     except UserError:
         raise
     except Exception as error:
-        reason = of_own_code(error) or (str(error) if isinstance(error, ValueError) else None)
+        reason = own_code_message(error) or (str(error) if isinstance(error, ValueError) else None)
         if reason is None:
             raise
         raise UserError(f"{where}: {reason}") from error

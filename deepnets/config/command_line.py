@@ -41,7 +41,7 @@ from deepnets.config.schema import DEFAULTS, Row, Search, Sweep, axes_of
 from deepnets.config.sweep import check_file, params_of, rows_of
 from deepnets.config.trust import trust
 from deepnets.errors import UserError, brief
-from deepnets.system.printing import shown
+from deepnets.system.printing import with_progress
 
 PLUGINS = {  # Hydra's defaults; others would change nothing
     "sweeper": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper",
@@ -202,7 +202,7 @@ def _rows(words: Sequence[str], multirun: bool, search: Search) -> list[Row]:
         settings = OmegaConf.to_container(composed((*of_hydra, *chosen), search).config, resolve=False)
         task = [_with_commas(word, settings) for word in task]
     rows = rows_of(params, sweep, task, search)
-    return [compose([*of_hydra, *row], search) for row in shown(rows, "rows composed")]
+    return [compose([*of_hydra, *row], search) for row in with_progress(rows, "rows composed")]
 
 
 def _check_root(words: Sequence[str]) -> None:

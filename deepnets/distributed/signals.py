@@ -27,13 +27,13 @@ class Interruption:
     """Notes the first signal in `received`; the handler does nothing else.
 
     While `at_once` is set, as long as there is nothing to save, it raises `Interrupted` too. A second Ctrl-C acts as
-    usual. Other repeated signals change nothing, as SLURM sends several. `among_others` is for a process that another
+    usual. Other repeated signals change nothing, as SLURM sends several. `has_parent` is for a process that another
     one looks after: there no repeated signal changes anything, even after this context has ended.
     """
 
-    def __init__(self, *, at_once: bool = False, among_others: bool = False) -> None:
+    def __init__(self, *, at_once: bool = False, has_parent: bool = False) -> None:
         self.received: int | None = None
-        self.at_once, self.among_others = at_once, among_others
+        self.at_once, self.has_parent = at_once, has_parent
 
     def __enter__(self) -> Self:
         # nohup makes a process ignore the end of the terminal.
@@ -47,27 +47,27 @@ class Interruption:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if not self.among_others:
+        if not self.has_parent:
             for number, handler in self._before.items():
                 signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.received is None:
             self.received = number
-        if not self.among_others:
+        if not self.has_parent:
             signal.signal(signal.SIGINT, self._before[signal.SIGINT])
         if self.at_once:
             self.at_once = False
             raise Interrupted(number)
 
 
-def hold_back() -> None:
+def block_signals() -> None:
     """Let signals to this process wait until an `Interruption` can note them."""
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
+def signals_blocked() -> Iterator[None]:
     """Let signals to processes that are started in this context wait until an `Interruption` in them can note them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from deepnets.distributed.signals import SIGNALS, Interruption, held_back
+from deepnets.distributed.signals import SIGNALS, Interruption, signals_blocked
 from deepnets.distributed.world import STORE
 from deepnets.errors import UserError
 from deepnets.system.files import opened_to_append
@@ -38,7 +38,7 @@ def start(
     the main thread: for the kernel, the parent dies when the thread that forked ends.
     """
     bound = [sys.executable, "-I", "-S", "-c", BOUND, str(os.getpid()), str(int(at_parents_death)), *command]
-    with held_back():
+    with signals_blocked():
         if output is None:
             return subprocess.Popen(bound, stdin=subprocess.DEVNULL, env=environment, pass_fds=descriptors)
         with opened_to_append(output) as file:

@@ -27,14 +27,14 @@ from deepnets.config.sweep import SWEEPS
 from deepnets.config.trust import choose_code
 from deepnets.errors import UserError
 from deepnets.launch.reuse import reuse, twins_of
-from deepnets.runs.code import OtherCode, changed_files, code_of, code_to_execute, execute_copy, noted, store
+from deepnets.runs.code import OtherCode, changed_files, code_of, code_to_execute, execute_copy, noted_code, store
 from deepnets.runs.contents import FAILED, Code, Origin, Unreadable
 from deepnets.runs.execute import inspect
 from deepnets.runs.folder import BESIDE, Locked, OtherSettings, RunFolder, folders_of, run_folders
 from deepnets.runs.record import describe_result, duration
 from deepnets.runs.status import read_state, read_states
 from deepnets.system.files import write_atomically
-from deepnets.system.printing import as_text, print_error, print_line, print_rich, shown
+from deepnets.system.printing import as_text, print_error, print_line, print_rich, with_progress
 from deepnets.training.checks import check
 
 Retry = Literal["failed"]  # which of the runs that ended without a result are executed again
@@ -56,10 +56,10 @@ def launch(rows: list[Row]) -> int:
     errors = {}
     if first.code == CodeChoice.frozen:  # before any class is imported, so that checks use its frozen version
         for folder in folders:
-            if folder.has_begun and not folder.is_complete and (code := noted(folder)):
+            if folder.has_begun and not folder.is_complete and (code := noted_code(folder)):
                 execute_copy(folder, code.hash)
     pairs = list(zip(rows, folders, strict=True))
-    for row, folder in shown(pairs, "runs checked"):
+    for row, folder in with_progress(pairs, "runs checked"):
         try:
             _check(row, folder, launcher)
         except UserError as error:
@@ -77,7 +77,7 @@ def launch(rows: list[Row]) -> int:
     if first.reuse:
         _reuse(rows, folders)
     to_execute, trained_otherwise = {}, Counter[str]()
-    for row, folder in shown(pairs, "runs frozen"):
+    for row, folder in with_progress(pairs, "runs frozen"):
         try:
             code = code_of(row.config)
             if row.config.overwrite or not folder.is_complete:
@@ -87,7 +87,7 @@ def launch(rows: list[Row]) -> int:
             else:
                 for line in inspect(folder):
                     print_line(line)
-                if code and (before := noted(folder)) and (changed := changed_files(folder, before, code)):
+                if code and (before := noted_code(folder)) and (changed := changed_files(folder, before, code)):
                     trained_otherwise[", ".join(changed)] += 1
         except Locked as error:  # another process trains this run, with the same settings, as was checked;
             if row.config.overwrite:  # but where a run is overwritten, the other's settings may differ

@@ -24,7 +24,7 @@ from deepnets.launch.submission import REPORT, Submission, submit_after
 from deepnets.launch.task import batch_script
 from deepnets.runs.contents import FAILED
 from deepnets.runs.folder import RunFolder
-from deepnets.runs.jobs import LOGS, forget
+from deepnets.runs.jobs import LOGS, forget_answers
 from deepnets.runs.status import State, follow, read_states
 from deepnets.system.ranges import Count, Name, Size
 
@@ -130,7 +130,7 @@ class Slurm:
         except KeyboardInterrupt:
             print(f"\nThe jobs continue; to cancel them: scancel {' '.join(arrays)}", file=sys.stderr)
             return 130
-        forget()  # SLURM's answers from the time when they were in its queue
+        forget_answers()  # SLURM's answers from the time when they were in its queue
         states = read_states([folder for folder in folders if folder not in left.elsewhere])
         reasons = {folder: _why(state) for folder, state in states.items() if not folder.is_complete}
         return Tally(folders, reasons, set(left.elsewhere)).print()

@@ -10,12 +10,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from deepnets.distributed.signals import Interrupted, Interruption, hold_back
+from deepnets.distributed.signals import Interrupted, Interruption, block_signals
 from deepnets.system import begin
 
 if __name__ == "__main__":
     begin()
-    hold_back()  # importing torch takes seconds; a signal meanwhile waits for `main`
+    block_signals()  # importing torch takes seconds; a signal meanwhile waits for `main`
 
 from deepnets.command import add_code_options, run_command
 from deepnets.config.schema import CodeChoice

@@ -127,7 +127,7 @@ def changed_files(folder: RunFolder, before: Code, now: Code) -> list[str]:
     return [f"{name.replace('.', '/')}.py" for name in names if then.get(name) != now.modules.get(name)]
 
 
-def noted(folder: RunFolder) -> Code | None:
+def noted_code(folder: RunFolder) -> Code | None:
     """Return the user's own code that the run executes, or last executed; None if the folder notes none."""
     if code := folder.origin.code:
         return code
@@ -143,7 +143,7 @@ def code_to_execute(folder: RunFolder, config: Config, words: str = "--code {}")
     Raises:
         OtherCode: the code has changed since, and nothing was chosen. UserError: as `execute_copy`.
     """
-    before, choice = noted(folder), chosen_code()
+    before, choice = noted_code(folder), chosen_code()
     if before and choice not in (None, CodeChoice.current):
         execute_copy(folder, before.hash if choice == CodeChoice.frozen else str(choice))
     now = code_of(config)
@@ -170,7 +170,7 @@ def execute_copy(folder: RunFolder, name: str) -> None:
             "was trained, or choose `current` to go on with today's"
         )
     modules = _modules_in(copy)
-    noted_modules = (noted(folder) or Code(hash=name)).modules
+    noted_modules = (noted_code(folder) or Code(hash=name)).modules
     if _joined(modules | {key: value for key, value in noted_modules.items() if key not in modules}) != name:
         raise UserError(f"{RunFolder(copy)}: is not the code that its name says, and is not executed")
     for module, value in modules.items():

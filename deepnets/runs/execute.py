@@ -13,7 +13,7 @@ from deepnets.config.trust import trusted
 from deepnets.distributed.signals import RESUME, SIGNALS, Interrupted, Interruption
 from deepnets.distributed.spawn import how_it_ended, processes
 from deepnets.distributed.world import world_from_env
-from deepnets.errors import UserError, of_system
+from deepnets.errors import UserError, system_message
 from deepnets.runs import checkpoint
 from deepnets.runs.checkpoint import LAST, malformed
 from deepnets.runs.code import code_to_execute, store
@@ -67,7 +67,7 @@ def run(folder: RunFolder) -> Result:
     if world.size < config.devices:
         return _run_in_processes(folder, config, code)
     is_alone = world.size == 1
-    interruption = Interruption(at_once=is_alone, among_others=not is_alone)
+    interruption = Interruption(at_once=is_alone, has_parent=not is_alone)
     with ExitStack() as held:
         try:
             held.enter_context(interruption)
@@ -89,7 +89,7 @@ def run(folder: RunFolder) -> Result:
             if interruption.received and is_alone:  # saving failed, but the signal stops the next run
                 print_error(f"{folder}: {error}")
                 raise Interrupted(interruption.received) from error
-            if refused := of_system(error):
+            if refused := system_message(error):
                 raise UserError(f"{folder}: {refused}") from error
             raise
 

@@ -83,7 +83,7 @@ def known(jobs: Collection[str]) -> Known | None:
     return Known(accounts | queue.tasks, queue.asked)
 
 
-def forget() -> None:
+def forget_answers() -> None:
     """Forget what SLURM answered some seconds ago, so that `known` asks it again."""
     _queue.cache_clear()
     _accounts.cache_clear()

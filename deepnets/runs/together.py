@@ -11,7 +11,7 @@ from deepnets.config.identity import PLAIN_LOSS, flat, identity
 from deepnets.config.schema import Config, StepKind
 from deepnets.distributed.signals import RESUME, Interrupted, Interruption
 from deepnets.distributed.world import ALONE
-from deepnets.errors import UserError, of_system
+from deepnets.errors import UserError, system_message
 from deepnets.models.settings import Memory
 from deepnets.runs import checkpoint
 from deepnets.runs.checkpoint import malformed
@@ -150,7 +150,7 @@ def _ended_by(error: Exception, folder: RunFolder, held: ExitStack) -> Exception
     """End the folder's session by the error, which it notes; returns the error to show."""
     with suppress(Exception):  # the error itself, or another one: if writing has failed, closing fails too
         held.__exit__(type(error), error, error.__traceback__)
-    return UserError(f"{folder}: {refused}") if (refused := of_system(error)) else error
+    return UserError(f"{folder}: {refused}") if (refused := system_message(error)) else error
 
 
 def _in_step(executions: list[Execution]) -> list[Execution]:

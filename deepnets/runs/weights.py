@@ -20,7 +20,7 @@ from deepnets.config.schema import Config
 from deepnets.errors import UserError, first_line
 from deepnets.models.resnet import ResNet
 from deepnets.runs.checkpoint import LAST, PREVIOUS, described, is_state, load_checked
-from deepnets.runs.code import changed_files, code_to_execute, noted
+from deepnets.runs.code import changed_files, code_to_execute, noted_code
 from deepnets.runs.contents import FINISHED, Input
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.record import state_checksum
@@ -87,7 +87,7 @@ def read_weights(folder: str | Path, allow_previous: bool = False) -> Weights:
     """
     run_folder = RunFolder(folder)
     config = run_folder.config
-    code, trained_by = code_to_execute(run_folder, config, CODE_WORDS), noted(run_folder)
+    code, trained_by = code_to_execute(run_folder, config, CODE_WORDS), noted_code(run_folder)
     state, damaged = load_checked(run_folder, config)
     if state is not None:
         frozen, training = state["frozen"], state["training"]

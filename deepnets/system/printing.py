@@ -41,7 +41,7 @@ def print_error(line: str) -> None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)
 
 
-def shown(parts: Sequence[Part], what: str) -> Iterator[Part]:
+def with_progress(parts: Sequence[Part], what: str) -> Iterator[Part]:
     """Yield the parts; after two seconds, a bar on stderr (in a log, a line each minute) shows how many are done."""
     begun = time.monotonic()
     due = begun + PATIENCE_SECONDS

@@ -13,7 +13,7 @@ from deepnets.config.build import build, check_node, check_plain_settings
 from deepnets.config.schema import Config, Selection, StepKind
 from deepnets.data.augmentation import Operation
 from deepnets.data.dataset import Dataset, memory_size
-from deepnets.errors import UserError, first_line, of_own_code
+from deepnets.errors import UserError, first_line, own_code_message
 from deepnets.models.batchnorm import GhostBatchNorm, group_sizes
 from deepnets.system.printing import print_line
 from deepnets.training.assembly import dataset_of, iterations_of, splits_of
@@ -186,8 +186,8 @@ def _try_out_own(model: str, shape: tuple[int, int, int], classes: int) -> bool:
                 continue
             if isinstance(error, UserError):
                 raise
-            reason = of_own_code(error) or f"its layers, shortcuts and widths do not fit together: {first_line(error)}"
-            raise UserError(f"model: {reason}") from error
+            unfit = f"its layers, shortcuts and widths do not fit together: {first_line(error)}"
+            raise UserError(f"model: {own_code_message(error) or unfit}") from error
     raise AssertionError
 
 
@@ -211,7 +211,7 @@ def _try_out_operation(where: str, operation: Operation, dataset: Dataset) -> No
     except UserError:
         raise
     except Exception as error:
-        raise UserError(f"{where}: {of_own_code(error) or first_line(error)}") from error
+        raise UserError(f"{where}: {own_code_message(error) or first_line(error)}") from error
 
 
 @lru_cache(maxsize=256)
@@ -238,7 +238,7 @@ def _try_out_loss(loss: str, classes: int, is_mixed: bool) -> None:
         except UserError:
             raise
         except Exception as error:
-            raise UserError(f"loss: {of_own_code(error) or first_line(error)}") from error
+            raise UserError(f"loss: {own_code_message(error) or first_line(error)}") from error
         sums.append(loss_of_images.item())
     if not math.isclose(sums[1], 2 * sums[0], rel_tol=1e-3, abs_tol=1e-6):
         raise UserError(

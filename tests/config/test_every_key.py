@@ -19,7 +19,7 @@ from deepnets.config.build import build
 from deepnets.config.compose import compose, composed
 from deepnets.config.identity import flat
 from deepnets.config.project import CONF
-from deepnets.errors import UserError, readable
+from deepnets.errors import UserError, shortened
 from deepnets.runs.contents import Origin
 from deepnets.runs.folder import RunFolder, folder_of
 from deepnets.training.checks import check_settings
@@ -95,7 +95,7 @@ def attack(bases: Sequence[int], folder: Path, data: st.DataObject) -> None:
             check_settings(read)
             build("launcher", read.launcher).check(read)
     except UserError as error:
-        message = readable(str(error))
+        message = shortened(str(error))
         assert message.count("\n") <= 1
         assert len(message) < 1000
         named = (*way, value, "training set", "sbatch", "DictConfig", "GiB")

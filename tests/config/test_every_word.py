@@ -13,7 +13,7 @@ from deepnets.config.compose import compose, composed
 from deepnets.config.identity import flat
 from deepnets.config.project import CONF
 from deepnets.config.schema import Row
-from deepnets.errors import UserError, readable
+from deepnets.errors import UserError, shortened
 from deepnets.hydra_errors import explain
 from deepnets.runs.folder import folder_of
 from deepnets.training.checks import check_settings
@@ -186,9 +186,9 @@ def said_by(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str | None:
             folder_of(row)
             check_settings(row.config)
     except UserError as error:
-        return readable(str(error))
+        return shortened(str(error))
     except (HydraException, OmegaConfBaseException) as error:
-        return readable(explain(error))
+        return shortened(explain(error))
     return None
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from deepnets.distributed.signals import SIGNALS, Interrupted, Interruption, hold_back
+from deepnets.distributed.signals import SIGNALS, Interrupted, Interruption, block_signals
 from deepnets.runs.contents import Origin
 from deepnets.runs.folder import RunFolder
 from tests.command import ENVIRONMENT, ROOT, row
@@ -41,7 +41,7 @@ def test_a_second_ctrl_c_acts_as_always_except_among_others() -> None:
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     before = [signal.getsignal(each) for each in SIGNALS]
-    with Interruption(among_others=True) as interruption:
+    with Interruption(has_parent=True) as interruption:
         for _ in range(3):
             signal.raise_signal(signal.SIGINT)
     signal.raise_signal(signal.SIGTERM)  # after it has ended, too
@@ -61,7 +61,7 @@ def test_while_there_is_nothing_to_save_a_signal_ends_the_run_at_once() -> None:
 
 
 def test_what_was_held_back_is_noted() -> None:
-    hold_back()
+    block_signals()
     signal.raise_signal(signal.SIGTERM)
     with Interruption() as interruption:
         assert interruption.received == signal.SIGTERM

@@ -129,7 +129,7 @@ def six_rows(root: Path, pace: Path) -> dict[str, Any]:
     first = job(unreadable)
     answer("scancel", first)
     until(lambda: first not in queue(), "it is cancelled")
-    jobs.forget()
+    jobs.forget_answers()
     (cancelled,) = read_states([RunFolder(unreadable)]).values()
     facts["cancelled"] = [cancelled.name, cancelled.reason]
     Result(status=FAILED, reason="of an earlier attempt", job=first).write(unreadable)

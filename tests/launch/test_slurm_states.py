@@ -40,7 +40,7 @@ def ended_in_many_ways(root: Path, pace: Path) -> dict[str, Any]:
     task = {name: job(folder.path) for name, folder in folders.items()}
 
     def told() -> dict[str, list[str | None]]:
-        jobs.forget()
+        jobs.forget_answers()
         states = read_states(list(folders.values()))
         return {name: [states[folder].name, states[folder].reason] for name, folder in folders.items()}
 

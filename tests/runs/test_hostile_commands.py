@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deepnets.errors import UserError, of_system
+from deepnets.errors import UserError, system_message
 from deepnets.extra.trackers import Entry
 from deepnets.results.export import load_results
 from deepnets.results.read import read_runs
@@ -68,7 +68,7 @@ def said_by(words: list[str]) -> str | None:
     except UserError as error:
         return str(error)
     except OSError as error:
-        if line := of_system(error):  # as `run_command` prints it
+        if line := system_message(error):  # as `run_command` prints it
             return line
         raise
     return None

@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> RunFolder:
     earlier = datetime.now(UTC) - timedelta(hours=1)
     Job(job="7_3", submitted=earlier).write(folder.path)
     Status(state="running", heartbeat=earlier, host="n1", job="7_3").write(folder.path)
-    jobs.forget()
+    jobs.forget_answers()
     return folder
 
 
@@ -37,7 +37,7 @@ def log(folder: RunFolder, *lines: str) -> None:
 
 
 def told(folder: RunFolder) -> tuple[str, str | None]:
-    jobs.forget()
+    jobs.forget_answers()
     (state,) = read_states([folder]).values()
     return state.name, state.reason
 
