@@ -1,4 +1,4 @@
-"""Measures a network's training pace and memory on this device once and remembers them, or estimates them."""
+"""Measures the pace and the memory of a network's training once on each device, remembers both, or estimates them."""
 
 import json
 import math
@@ -28,19 +28,19 @@ from deepnets.training.hardware import choose_precision, describe, find_device, 
 from deepnets.training.metrics import Sums
 from deepnets.training.size import Size
 
-TIMED_SECONDS, TIMED_STEPS = 0.4, 3  # the least of each that is timed, after a slower first step
+TIMED_SECONDS, TIMED_STEPS = 0.4, 3  # timing takes at least this long and this many steps, after a slower first one
 REMEMBERED = "paces.json"  # in the user's cache
-FARTHEST = 5.0  # an estimate is from at most so many times the multiply-adds; beyond, layers' overheads decide
+FARTHEST = 5.0  # largest ratio of multiply-adds for which an estimate holds; beyond it, layers' overheads decide
 NOISE = f"{__name__}.noise"
-CPU_MACS = 8e9  # for a timed forward pass on a CPU: its few images suffice, as time is proportional to their number
+CPU_MACS = 8e9  # in a timed forward pass on a CPU, where time is proportional to images, so that a few are enough
 
 
 @dataclass(frozen=True)
 class Pace:
     """Seconds per image in training and in evaluation, for one device's share of the batch, and bytes of memory.
 
-    `memory` counts the weights, the optimiser's state and all that a step on the share adds. `spread` is half the
-    range of the timed training steps, divided by their mean. `macs` are the multiply-adds for one image.
+    `memory` is that of the weights, of the optimiser's state and of a step on the share. `spread` is half the range of
+    the timed training steps, divided by their mean. `macs` are the multiply-adds for one image.
     """
 
     training: float
@@ -54,19 +54,19 @@ PACES = TypeAdapter(dict[str, Pace])
 
 
 class Paces:
-    """Keeps, in the user's cache, the paces of networks that were measured on machines like this one.
+    """Remembers the measured paces of networks in the user's cache, with the machine that each was measured on.
 
-    With `measure`, each requested network is measured once more. Without it, the pace of an unmeasured network is
-    estimated, in proportion to multiply-adds, from the measured network of nearest cost on the same device and in the
-    same arithmetic. If none has between a fifth and five times the multiply-adds, the network is measured.
+    With `measure`, it measures every network again. Otherwise it estimates the pace of a new network: it takes the
+    network with the nearest multiply-adds that was measured on this device in this arithmetic, and scales its pace by
+    their ratio. It measures a new network if no other has between a fifth and five times its multiply-adds.
     """
 
     def __init__(self, measure: bool) -> None:
         self.measure, self.measured = measure, set[str]()
         try:
-            self.known = PACES.validate_python(read_object(own_cache() / REMEMBERED))
+            self.stored = PACES.validate_python(read_object(own_cache() / REMEMBERED))
         except (ValueError, OSError):  # another version wrote it, or it is damaged
-            self.known = {}
+            self.stored = {}
 
     def of(self, config: Config, dataset: Dataset, size: Size) -> tuple[Pace, bool]:
         """Return the run's pace, and whether it was measured on exactly this network.
@@ -74,17 +74,18 @@ class Paces:
         Raises:
             UserError: the network does not fit into the memory of the GPU.
         """
-        place, network = _place_of(config), _network_of(config, dataset, size)
-        alike = {key: pace for key, pace in self.known.items() if json.loads(key)[0] == place}
-        key = json.dumps([place, network])
-        near = [pace for pace in alike.values() if pace.macs and 1 / FARTHEST <= size.macs / pace.macs <= FARTHEST]
-        if key not in self.measured and (self.measure or (key not in alike and not near)):
+        machine, network = _machine_of(config), _network_of(config, dataset, size)
+        measured_here = {key: pace for key, pace in self.stored.items() if json.loads(key)[0] == machine}
+        key = json.dumps([machine, network])
+        others = measured_here.values()
+        near = [pace for pace in others if pace.macs and 1 / FARTHEST <= size.macs / pace.macs <= FARTHEST]
+        if key not in self.measured and (self.measure or (key not in measured_here and not near)):
             torch.set_num_threads(threads_of(config))
-            self.known[key] = alike[key] = _measured_pace(config, dataset, size)
+            self.stored[key] = measured_here[key] = _measured_pace(config, dataset, size)
             self.measured.add(key)
-            write_atomically(own_cache() / REMEMBERED, json.dumps({k: asdict(pace) for k, pace in self.known.items()}))
-        if key in alike:
-            return alike[key], True
+            write_atomically(own_cache() / REMEMBERED, json.dumps({k: asdict(pace) for k, pace in self.stored.items()}))
+        if key in measured_here:
+            return measured_here[key], True
         nearest = min(near, key=lambda pace: abs(math.log(pace.macs / max(size.macs, 1))))
         ratio = size.macs / nearest.macs
         return replace(
@@ -92,8 +93,8 @@ class Paces:
         ), False
 
 
-def _place_of(config: Config) -> list[Any]:
-    """List all that decides how fast a machine multiplies and adds."""
+def _machine_of(config: Config) -> list[Any]:
+    """List the hardware and the settings that decide how fast this machine multiplies and adds."""
     device = find_device(config.device)
     precision = str(choose_precision(config.precision, device))
     return [describe(device), precision, threads_of(config), config.step.value, torch.__version__]
@@ -114,9 +115,9 @@ def _measured_pace(config: Config, dataset: Dataset, size: Size) -> Pace:
     share = images = _share(config)
     if device.type == "cpu":
         images = min(images, max(16, int(CPU_MACS / max(size.macs, 1))))
-    noise = replace(
+    noise_config = replace(
         config,
-        dataset={**_noise(dataset, images), "augmentation": config.dataset.get("augmentation", [])},
+        dataset={**_noise_node(dataset, images), "augmentation": config.dataset.get("augmentation", [])},
         batch_size=images,
         evaluation_batch_size=images,
         epochs=1,
@@ -124,7 +125,7 @@ def _measured_pace(config: Config, dataset: Dataset, size: Size) -> Pace:
     )
     try:
         with trusting([NOISE]):
-            training = prepare(noise, device, choose_precision(config.precision, device))
+            training = prepare(noise_config, device, choose_precision(config.precision, device))
         batches = training.evaluated.pop("test")
         training.iterations = 10**9  # the timing stops it
         steps = fit(training)
@@ -139,13 +140,13 @@ def _measured_pace(config: Config, dataset: Dataset, size: Size) -> Pace:
                 pass
 
         # The first iteration makes the optimiser's state, compiles and captures; later ones replay without allocating.
-        memory: float = _held(training) + _peak(train, device)
+        memory: float = _state_bytes(training) + _peak(train, device)
         if "graphed" in training.step:  # the short last batch runs outside the graphs, which keep their memory
             graphs, training.forward = training.forward, training.replica
             memory += _peak(train, device)
             training.forward = graphs
         else:
-            memory = _held(training) + _peak(train, device) * share / images
+            memory = _state_bytes(training) + _peak(train, device) * share / images
         (training_seconds, spread), (test_seconds, _) = _seconds(train, device), _seconds(test, device)
         return Pace(training_seconds / images, test_seconds / images, round(memory), round(spread, 3), size.macs)
     except torch.OutOfMemoryError as error:
@@ -154,7 +155,7 @@ def _measured_pace(config: Config, dataset: Dataset, size: Size) -> Pace:
         ) from error
 
 
-def _held(training: Training) -> int:
+def _state_bytes(training: Training) -> int:
     """Return the bytes of the weights, the batch statistics and the optimiser's state."""
     state = (value for values in training.optimizer.state.values() for value in values.values())
     tensors = [*training.model.state_dict().values(), *(value for value in state if isinstance(value, torch.Tensor))]
@@ -162,7 +163,7 @@ def _held(training: Training) -> int:
 
 
 def _peak(act: Callable[[], None], device: torch.device) -> int:
-    """Call `act` and return the most bytes that it holds at once, beyond those in use before."""
+    """Call `act` and return the most bytes that it used at once, without those in use before."""
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -174,7 +175,7 @@ def _peak(act: Callable[[], None], device: torch.device) -> int:
 
 
 def _seconds(act: Callable[[], None], device: torch.device) -> tuple[float, float]:
-    """Return the mean seconds of `act` over a short while, and half of their range divided by the mean."""
+    """Call `act` several times; return its mean seconds, and half the range of its times divided by the mean."""
     act()
     wait(device)
     times: list[float] = []
@@ -188,7 +189,7 @@ def _seconds(act: Callable[[], None], device: torch.device) -> tuple[float, floa
 
 
 def noise(root: Path, *, shape: list[int], classes: int, train: int, test: int) -> Source:
-    """Make random images of `shape` (C, H, W), square or not, equally many of each class; `root` is not used."""
+    """Make random images of `shape` (C, H, W), equally many of each class; `root` is not used."""
     channels, height, width = shape
 
     def split(count: int) -> Split:
@@ -201,8 +202,8 @@ def noise(root: Path, *, shape: list[int], classes: int, train: int, test: int) 
     return Source("noise", (channels, height, width), tuple(map(str, range(classes))), find)
 
 
-def _noise(dataset: Dataset, images: int) -> dict:
-    """Return the node of a data set like `dataset`, but of noise, four batches for training: timing needs no files."""
+def _noise_node(dataset: Dataset, images: int) -> dict:
+    """Configure a data set of noise with the shape of `dataset` and four training batches: timing needs no files."""
     source = {"shape": list(dataset.shape), "classes": dataset.classes, "train": 4 * images, "test": images}
     return {
         "_target_": "deepnets.data.dataset.Dataset",
@@ -216,7 +217,7 @@ def _noise(dataset: Dataset, images: int) -> dict:
 
 
 class _PeakMemory(TorchDispatchMode):
-    """Counts memory within its context: `bytes` is the most that tensors made there have held at once.
+    """Counts the memory of the tensors that are made within its context: `bytes` is the most they used at once.
 
     It counts the storages that an operation returns and did not receive. It sees neither the memory that an operation
     uses internally nor the memory that an allocator keeps.
@@ -224,7 +225,7 @@ class _PeakMemory(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.bytes = self._held = 0
+        self.bytes = self._current = 0
         self._alive: set[int] = set()
 
     def __torch_dispatch__(
@@ -240,13 +241,13 @@ class _PeakMemory(TorchDispatchMode):
 
     def _add(self, storage: UntypedStorage) -> None:
         self._alive.add(id(storage))
-        self._held += storage.nbytes()
-        self.bytes = max(self.bytes, self._held)
+        self._current += storage.nbytes()
+        self.bytes = max(self.bytes, self._current)
         weakref.finalize(storage, self._drop, id(storage), storage.nbytes())
 
     def _drop(self, number: int, size: int) -> None:
         self._alive.remove(number)
-        self._held -= size
+        self._current -= size
 
 
 def _storages(tree: Any) -> list[UntypedStorage]:

@@ -1,6 +1,6 @@
-"""Turns a command's rows into runs: checks all, freezes each into its folder, and lets a launcher execute them.
+"""Turns a command's rows into runs: checks them, freezes each into its folder, and lets a launcher execute them.
 
-The launchers are in `local.py`, `pool.py` and `slurm.py`; the code that they share is here, too.
+The launchers are in `local.py`, `pool.py` and `slurm.py`; the code that they share is here too.
 """
 
 import os
@@ -37,12 +37,12 @@ from deepnets.system.files import write_atomically
 from deepnets.system.printing import as_text, print_error, print_line, print_rich, with_progress
 from deepnets.training.checks import check
 
-Retry = Literal["failed"]  # which of the runs that ended without a result are executed again
-OUTPUT = "output.txt"  # in a run's folder: the output of its process, if the run has its own process
+Retry = Literal["failed"]  # "failed" executes failed runs again; None skips them
+OUTPUT = "output.txt"  # in a run's folder: the output of the process, if the run has one of its own
 
 
 def launch(rows: list[Row]) -> int:
-    """Train every unfinished run by the launcher that the rows choose; returns the exit code, 1 if a run failed.
+    """Train every unfinished run with the launcher that the rows choose; returns the exit code, 1 if a run failed.
 
     All runs are checked before the first is frozen, and all are frozen before the first trains.
 
@@ -76,7 +76,7 @@ def launch(rows: list[Row]) -> int:
     launcher.check_all({folder: row.config for row, folder in zip(rows, folders, strict=True)})
     if first.reuse:
         _reuse(rows, folders)
-    to_execute, trained_otherwise = {}, Counter[str]()
+    to_execute, trained_before_change = {}, Counter[str]()
     for row, folder in with_progress(pairs, "runs frozen"):
         try:
             code = code_of(row.config)
@@ -88,15 +88,15 @@ def launch(rows: list[Row]) -> int:
                 for line in inspect(folder):
                     print_line(line)
                 if code and (before := noted_code(folder)) and (changed := changed_files(folder, before, code)):
-                    trained_otherwise[", ".join(changed)] += 1
-        except Locked as error:  # another process trains this run, with the same settings, as was checked;
-            if row.config.overwrite:  # but where a run is overwritten, the other's settings may differ
+                    trained_before_change[", ".join(changed)] += 1
+        except Locked as error:  # another process trains this run; `_check` found the same settings in the folder,
+            if row.config.overwrite:  # but it does not look at them if the run is to be overwritten
                 print_line(f"{error}; skipped")
                 continue
         to_execute[folder] = row.config
-    for files, count in trained_otherwise.items():
+    for files, count in trained_before_change.items():
         runs = f"{count} finished runs were" if count > 1 else "1 finished run was"
-        print_line(f"{runs} trained by other code of yours ({files} changed since); to train beside them, {BESIDE}")
+        print_line(f"{runs} trained before your code changed ({files}); to train in another folder, add {BESIDE}")
     _copy_sweep(rows[0], folders[0])
     # One seed of every row first, so that all rows can be compared after the first round.
     to_execute = dict(sorted(to_execute.items(), key=lambda item: item[1].seed))
@@ -107,7 +107,7 @@ def check_tables(rows: Sequence[Row], folders: Sequence[RunFolder]) -> None:
     """Check that the folder of each table holds runs of this sweep only, and that the sweep's claims name its rows.
 
     Raises:
-        UserError: the first run found in a folder is of another sweep, or `check_claims` raises it.
+        UserError: the first run in a folder belongs to another sweep, or as `check_claims`.
     """
     tables = {folder.path.parents[1]: row for row, folder in zip(rows, folders, strict=True)}
     for place, row in tables.items():
@@ -122,16 +122,16 @@ def check_tables(rows: Sequence[Row], folders: Sequence[RunFolder]) -> None:
 
 
 def file_of_sweep(row: Row) -> Path:
-    """Return the file of the row's sweep: the user's own, or else the one that deepnets has."""
+    """Return the file of the row's sweep: the user's own file if there is one, else that of deepnets."""
     name = f"{row.choices.get('sweep')}.yaml"
     places = (Path(place.removeprefix("file://")) / "sweep" for place in row.search.places)
     return next((place / name for place in places if (place / name).is_file()), SWEEPS / name)
 
 
 class Launcher(Protocol):
-    """The launcher that `launcher=` chooses: it executes `python -m deepnets.run FOLDER` or calls its function.
+    """The launcher that `launcher=` chooses: it executes run folders here or by `python -m deepnets.run FOLDER`.
 
-    `in_process` says that runs execute in this process, so that they can use the data that their checks have read.
+    If `in_process`, the runs execute in this process and can use the data that their checks have read.
     """
 
     in_process: ClassVar[bool]
@@ -158,22 +158,21 @@ class Launcher(Protocol):
 
 
 def launchable(config: Config, launcher: Launcher) -> Config:
-    """Return the configuration in a form that `deepnets.training.checks` can check in this process.
+    """Return the configuration to check here: on the CPU if the run executes elsewhere, to keep its data off a GPU.
 
     Raises:
-        UserError: the launcher does not execute such a run.
+        UserError: the launcher cannot execute the run.
     """
     launcher.check(config)
-    # If the run executes elsewhere, its check needs no device of this process, and puts no data on one.
     return config if launcher.in_process else replace(config, device="cpu")
 
 
 @dataclass
 class Tally:
-    """Counts the runs of a sweep: `failed` says why runs failed, `elsewhere` holds those that another process trains.
+    """Counts the runs of a sweep: `failed` says why runs failed; another process trains the runs in `elsewhere`.
 
-    When the command began, `left` runs were to be trained; `ended` of them have ended since. Runs that failed `before`
-    the command are skipped.
+    The command began with `left` runs to train, and `ended` of them have ended. It skips the runs in `before`, which
+    failed in an earlier command.
     """
 
     folders: list[RunFolder]
@@ -251,7 +250,8 @@ def failed_before(folders: Sequence[RunFolder], retry: Retry | None) -> dict[Run
 def print_failed_before(failed: Mapping[RunFolder, str]) -> None:
     """Print which runs are skipped because they failed in an earlier command, why, and how to execute them again."""
     if failed:
-        print_error("\n".join(["launcher.retry=failed executes again what failed before:", *lines_by_reason(failed)]))
+        heading = "runs that failed before are skipped (launcher.retry=failed trains them again):"
+        print_error("\n".join([heading, *lines_by_reason(failed)]))
 
 
 def lines_by_reason(reasons: Mapping[RunFolder, str]) -> list[str]:
@@ -264,7 +264,7 @@ def lines_by_reason(reasons: Mapping[RunFolder, str]) -> list[str]:
 
 
 def _reuse(rows: list[Row], folders: list[RunFolder]) -> None:
-    """Copy the runs that other sweeps have trained already, and print from where."""
+    """Copy the runs that other sweeps have trained already, and print where they come from."""
     by_folder = dict(zip(folders, rows, strict=True))
     copied = Counter[str]()
     for folder, twin in twins_of(rows, folders).items():
@@ -290,7 +290,7 @@ def _check(row: Row, folder: RunFolder, launcher: Launcher) -> None:
 
 
 def _copy_sweep(row: Row, folder: RunFolder) -> None:
-    """Copy the file of the user's own sweep beside its runs, because it holds the numbers to compare them with."""
+    """Copy the file of a user's own sweep beside its runs: reports compare the runs with the numbers in it."""
     if row.config.sweep and (file := file_of_sweep(row)).parent != SWEEPS and file.is_file():
         write_atomically(folder.path.parents[1] / file.name, file.read_bytes())
 
@@ -316,10 +316,10 @@ def _typed_command() -> str:
 
 
 def _claims_known(row: Row, folder: RunFolder) -> list[str]:
-    """Return the claims, as SWEEP/HASH, that were in a sweep file before anybody can have seen this run's result.
+    """Return the claims, as SWEEP/HASH, that were in a sweep file before anybody could see this run's result.
 
     The result counts for these claims only. If a run of the same identity has a result already, on record or in the
-    folder that is overwritten, this run will give the same bits, so it gets only the claims of the earlier run.
+    folder to overwrite, this run will repeat its bits, so it gets only the claims of that earlier run.
     """
     folders = [SWEEPS, *(Path(place.removeprefix("file://")) / "sweep" for place in row.search.places)]
     seen = _known_on_record(home() / "outputs" / "records").get(identity_hash(row.config), [])

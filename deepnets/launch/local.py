@@ -26,7 +26,7 @@ from deepnets.training.step import check_device
 
 @dataclass(frozen=True)
 class Local:
-    """Trains the runs in their order, up to `stacked` at once where their networks allow it.
+    """Trains the runs in order, up to `stacked` at once if their networks allow it.
 
     A run that fails does not stop the others unless `fail_fast` is set.
     """
@@ -81,7 +81,7 @@ class Local:
 
 
 def _alone(folder: RunFolder, config: Config, is_only: bool) -> Ending:
-    """Execute a run; returns its error instead of raising it if there are other runs or another process has it."""
+    """Execute a run; returns its error, so that others go on. If the run is the only one, raises it unless `Locked`."""
     try:
         return run(folder)
     except Exception as error:

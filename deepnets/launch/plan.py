@@ -52,14 +52,14 @@ def show_plan(rows: list[Row]) -> int:
 
 @dataclass(frozen=True)
 class Compute:
-    """The cost of a whole run: the operations of its training, and the seconds that it will probably take here."""
+    """The cost of a whole run: the operations of its training, and an estimate of its seconds on this device."""
 
     flops: float
     seconds: float
 
 
 def compute_of(rows: Sequence[Row]) -> list[Compute]:
-    """Return the compute of each whole row, even if a part of it is trained already.
+    """Return the compute of each row from its start, even if a part of it is trained already.
 
     Raises:
         UserError: a row cannot start.
@@ -76,10 +76,10 @@ def compute_of(rows: Sequence[Row]) -> list[Compute]:
 
 
 def _print_twins(twins: Mapping[RunFolder, RunFolder]) -> None:
-    held = Counter((folder.path.parent.name, str(RunFolder(twin.path.parent))) for folder, twin in twins.items())
-    for (row, other), count in held.items():
+    counts = Counter((folder.path.parent.name, str(RunFolder(twin.path.parent))) for folder, twin in twins.items())
+    for (row, other), count in counts.items():
         seeds = f"{count} seed{'s' * (count > 1)}"
-        print_line(f"{row}: {seeds} finished in {other}, under the same identity; reuse=true copies them")
+        print_line(f"{row}: {seeds} finished in {other}, with the same identity; reuse=true copies them")
 
 
 def makespan(runs: Sequence[tuple[float, int]], devices: int) -> float:
@@ -103,9 +103,9 @@ def makespan(runs: Sequence[tuple[float, int]], devices: int) -> float:
 class _Planned:
     """One run of the plan: its state and, if it is legal, its size, its cost and how much of it is left.
 
-    `flops` count the whole training without its evaluations. `left` is the share that is not trained yet, `seconds` the
-    time that this takes on one device, and `spread` its relative error, None if the time is estimated. `devices` share
-    the run; each needs `memory` bytes, 0 if that was never measured.
+    `flops` count the whole training, without evaluations. `left` is the fraction that is not trained yet. It takes
+    `seconds` on one device; `spread` is the relative error of that time, None if the time is an estimate. The run uses
+    `devices` devices, each with `memory` bytes, 0 if the memory was never measured.
     """
 
     folder: RunFolder
@@ -121,7 +121,7 @@ class _Planned:
 
 
 def _plan(config: Config, folder: RunFolder, launcher: Launcher, paces: Paces) -> _Planned:
-    """Plan one run; if it cannot start, the plan says the `problem`."""
+    """Plan one run; if it cannot start, `problem` says why."""
     state, size = _state(config, folder), None
     is_complete = state not in ("new", "resumable")
     try:
@@ -136,7 +136,7 @@ def _plan(config: Config, folder: RunFolder, launcher: Launcher, paces: Paces) -
         if is_complete:
             return _Planned(folder, state, left, size, flops)
         missing = dataset.source.found.missing
-        if not _is_here(config.device):  # as on a login node: its CPU says nothing about the device
+        if not _is_here(config.device):  # e.g. on a login node, whose CPU says nothing about the device
             return _Planned(folder, state, left, size, flops, problem=missing)
         config = with_counted_devices(config)
         pace, is_measured = paces.of(config, dataset, size)
@@ -162,7 +162,7 @@ def _state(config: Config, folder: RunFolder) -> str:
 
 
 def _extent(config: Config, dataset: Dataset, iterations: int) -> tuple[int, int]:
-    """Return how many epochs, each with an evaluation at its end, and how many training images `iterations` take."""
+    """Return how many epochs `iterations` begin, each with an evaluation, and how many training images they take."""
     batches = ceil(dataset.training_size / config.batch_size)
     whole, rest = divmod(iterations, batches)
     return whole + (rest > 0), whole * dataset.training_size + rest * config.batch_size
@@ -211,9 +211,10 @@ def _times(planned: Sequence[_Planned], config: Config) -> list[str]:
         return [f"time left  not measured: device={config.device} is not on this machine"]
     runs = [(run.seconds, run.devices) for run in planned if run.seconds]
     most = max((devices for _, devices in runs), default=1)
-    lengths = {makespan(runs, count): count for count in reversed(DEVICES) if count >= most}  # the fewest
+    # Of equal times, this keeps the one with the fewest devices.
+    lengths = {makespan(runs, count): count for count in reversed(DEVICES) if count >= most}
     times = [f"{_duration(seconds)} on {count}" for seconds, count in reversed(lengths.items())]
-    notes = ["devices=N is taken to be N times as fast"] * (most > 1)
+    notes = ["assumes that devices=N is N times as fast"] * (most > 1)
     if config.launcher.get("stacked", 1) > 1:
         notes.append(f"one by one, not launcher.stacked={config.launcher['stacked']}")
     if any(run.seconds and run.spread is None for run in planned):
@@ -256,9 +257,9 @@ def _counted(states: Counter[str]) -> str:
 def _print_problems(console: Console, planned: list[_Planned]) -> None:
     illegal = {run.folder: run.problem for run in planned if run.problem and run.state == ILLEGAL}
     lacking = {run.folder: run.problem for run in planned if run.problem and run.folder not in illegal}
-    for problems, what in ((illegal, "cannot start"), (lacking, "lack their data")):
+    for problems, verb in ((illegal, "cannot start"), (lacking, "lack their data")):
         if problems:
-            console.print(f"\n{len(problems)} of {len(planned)} runs {what}:")
+            console.print(f"\n{len(problems)} of {len(planned)} runs {verb}:")
         for line in lines_by_reason(problems):
             console.print(as_text(line), soft_wrap=True)
 
@@ -285,7 +286,7 @@ def _bytes(count: int) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """Format a time in a fitting unit, no more precisely than an estimate is."""
+    """Format an estimated time in the largest unit that fits, with few digits."""
     for unit, length in (("days", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= 1.5 * length:
             return f"{seconds / length:,.1f} {unit}"

@@ -27,7 +27,7 @@ from deepnets.system.ranges import Size
 from deepnets.training.hardware import find_device, with_counted_devices
 from deepnets.training.step import check_device
 
-LAST_BYTES = 100_000  # at the end of the output; its last line is among them
+LAST_BYTES = 100_000  # read from the end of the output, to find its last line
 POLL_SECONDS = 0.1
 
 
@@ -35,8 +35,8 @@ POLL_SECONDS = 0.1
 class Pool:
     """Trains `runs_per_device` runs at once on each device; one that crashes does not affect the others.
 
-    The devices are the GPUs that CUDA shows, or the CPU as one device; `device=cuda:1` means this GPU alone. With None,
-    a GPU trains one run, and a CPU one for each of its threads, which gives most images/s: docs/performance.md.
+    The devices are the GPUs that CUDA shows, or the CPU as one device; `device=cuda:1` means this GPU alone.
+    By default, a GPU trains one run, and a CPU one per thread, which gives the most images/s: docs/performance.md.
     """
 
     in_process: ClassVar[bool] = False
@@ -55,10 +55,10 @@ class Pool:
         if with_counted_devices(config).devices > len(devices) and device.type == "cuda":
             raise UserError(f"devices={config.devices}: device={config.device} offers {len(devices)} on this machine")
 
-    def shares(self, name: str) -> "Shares":
-        """Return the shares of the devices that `device=NAME` offers."""
+    def slots(self, name: str) -> "Slots":
+        """Return the slots of the devices that `device=NAME` offers."""
         usual = torch.get_num_threads() if find_device(name).type == "cpu" else 1
-        return Shares(devices_of(name), self.runs_per_device or usual)
+        return Slots(devices_of(name), self.runs_per_device or usual)
 
     def check_all(self, runs: Mapping[RunFolder, Config]) -> None:
         """Accept any number of runs."""
@@ -72,7 +72,7 @@ class Pool:
         folders = list(runs)
         config = runs[folders[0]]
         tally = Tally(folders, before=failed_before(folders, self.retry))
-        pool = _Execution(tally, config, self.shares(config.device))
+        pool = _Scheduler(tally, config, self.slots(config.device))
         pool.tally.begin()
         with Interruption() as interruption:
             try:
@@ -83,7 +83,7 @@ class Pool:
                             pool.stop(interruption.received)
                         time.sleep(POLL_SECONDS)
             except BaseException as error:  # a second Ctrl-C kills them; SIGTERM lets them save
-                pool.end(signal.SIGKILL if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
+                pool.stop_and_wait(signal.SIGKILL if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
                 raise
         exit_code = pool.tally.print()
         if interruption.received:
@@ -93,23 +93,23 @@ class Pool:
         return exit_code
 
 
-class Shares:
-    """Keeps the free shares of each device, `per_device` at first, one for a run. All runs share the CPU's threads."""
+class Slots:
+    """Counts the free slots of each device: it has `per_device`, one for each run. All runs share the CPU's threads."""
 
     def __init__(self, devices: Collection[str | None], per_device: int) -> None:
         self._free = Counter(dict.fromkeys(devices, per_device))
         self._threads = max(1, torch.get_num_threads() // self._free.total())
 
     def take(self, wanted: int) -> list[str | None]:
-        """Take a share of each of the `wanted` devices with most shares left; returns [] if too few have any."""
-        taken = [device for device, shares in self._free.most_common() if shares][:wanted]
+        """Take a slot of each of the `wanted` devices with the most free slots; returns [] if too few have any."""
+        taken = [device for device, slots in self._free.most_common() if slots][:wanted]
         if len(taken) < wanted:
             return []
         self._free.subtract(taken)
         return taken
 
     def release(self, taken: Sequence[str | None]) -> None:
-        """Give the shares of these devices back."""
+        """Give the slots on these devices back."""
         self._free.update(taken)
 
     def environment(self, taken: Sequence[str | None]) -> dict[str, str]:
@@ -122,7 +122,7 @@ class Shares:
 
 
 def devices_of(name: str) -> list[str | None]:
-    """Return a CUDA_VISIBLE_DEVICES for each device of `device=NAME`; None, for a CPU or a named GPU, changes none."""
+    """Return CUDA_VISIBLE_DEVICES for each device of `device=NAME`, or None to leave it (for a CPU or a named GPU)."""
     if find_device(name).type == "cpu" or ":" in name:
         return [None]
     shown = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -136,7 +136,7 @@ def start_run(folder: RunFolder, environment: Mapping[str, str]) -> subprocess.P
 
 
 def note_crash(folder: RunFolder, code: int) -> str:
-    """Note that a run failed if it could not do so itself; returns the reason, from its exit code and output.
+    """Record that a run failed if it died before it could; returns the reason, from its exit code and output.
 
     Raises:
         Locked: another process has the folder.
@@ -163,12 +163,12 @@ class _Child:
 
 
 @dataclass
-class _Execution:
-    """The runs that wait, the runs in flight, and the shares of devices that are free."""
+class _Scheduler:
+    """Starts the waiting runs while devices have free slots, and notes how the runs in flight end."""
 
     tally: Tally
     config: Config
-    shares: Shares
+    slots: Slots
 
     def __post_init__(self) -> None:
         self.waiting = deque(folder for folder in self.tally.folders if folder not in self.tally.before)
@@ -185,8 +185,8 @@ class _Execution:
         """Note which runs have ended, and start others, in their order, while devices are free."""
         for child in [child for child in self.running if child.process.poll() is not None]:
             self.running.remove(child)
-            self.shares.release(child.devices)
-            self._end(child.folder, child.process.returncode)
+            self.slots.release(child.devices)
+            self._note_end(child.folder, child.process.returncode)
             self.tally.end()
         while self.waiting and self._start(self.waiting[0]):
             self.waiting.popleft()
@@ -199,7 +199,7 @@ class _Execution:
             for child in self.running:
                 child.process.send_signal(number)
 
-    def end(self, number: int) -> None:
+    def stop_and_wait(self, number: int) -> None:
         """Send the signal to all runs in flight and wait until they have ended."""
         for child in self.running:
             child.process.send_signal(number)
@@ -207,27 +207,27 @@ class _Execution:
             child.process.wait()
 
     def _start(self, folder: RunFolder) -> bool:
-        """Start the run unless it is complete or elsewhere; returns False if it must wait because no device is free."""
+        """Start the run unless it is complete or elsewhere; returns False if it must wait for a free slot."""
         if folder.is_complete:
             return True
-        # On a CPU a run takes one share, however many processes it has: they all share the CPU.
-        devices = self.shares.take(with_counted_devices(folder.config).devices if self.has_gpus else 1)
+        # On a CPU a run takes one slot, however many processes it has.
+        devices = self.slots.take(with_counted_devices(folder.config).devices if self.has_gpus else 1)
         if not devices:
             return False
         try:
             with folder.hold():
                 folder.retry()
         except Locked as error:
-            self.shares.release(devices)
+            self.slots.release(devices)
             self.tally.skip(folder, error)
             return True
-        process = start_run(folder, self.shares.environment(devices))
+        process = start_run(folder, self.slots.environment(devices))
         self.running.append(_Child(folder, process, devices))
         gpus = _gpus_of(devices)
         print_line(self.tally.heading(folder) + (f" on GPU {', '.join(gpus)}" if gpus else ""))
         return True
 
-    def _end(self, folder: RunFolder, code: int) -> None:
+    def _note_end(self, folder: RunFolder, code: int) -> None:
         """Print and note how a run ended; its process exited with `code`."""
         failed = self.tally.failed
         if folder.result is None and self.stopped_by is None:

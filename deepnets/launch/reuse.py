@@ -1,4 +1,4 @@
-"""Copies runs that another sweep has trained: equal identity is the same experiment, under any row name."""
+"""Copies runs that another sweep has trained: one identity is one experiment, even if the rows' names differ."""
 
 import shutil
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from deepnets.runs.folder import Locked, RunFolder, run_folders
 from deepnets.runs.owner import OWNER
 from deepnets.system.files import write_atomically
 
-OWN_FILES = ("config.yaml", Origin.FILE, Result.FILE, ".lock")  # not copied, except the result, last
+OWN_FILES = ("config.yaml", Origin.FILE, Result.FILE, ".lock")  # a copy has its own, except the result, copied last
 
 
 def twins_of(rows: Sequence[Row], folders: Sequence[RunFolder]) -> dict[RunFolder, RunFolder]:
     """Find, for each folder without a result, a finished run of the same identity under the same `output_root`.
 
-    If there are several, the first by name is taken. Folders without such a run are not in the answer.
+    Of several such runs, it takes the first by name. Folders without such a run are left out.
     """
     twins = {}
     for row, folder in zip(rows, folders, strict=True):
@@ -33,7 +33,7 @@ def twins_of(rows: Sequence[Row], folders: Sequence[RunFolder]) -> dict[RunFolde
 
 
 def reuse(row: Row, folder: RunFolder, twin: RunFolder) -> None:
-    """Copy the finished run `twin` into the folder of a row of the same identity, and note there where it comes from.
+    """Copy the finished run `twin` into the folder of a row of the same identity, and note where it comes from.
 
     The copy keeps the claims of `twin`, which were registered before it was trained.
 

@@ -36,9 +36,9 @@ OF_EVERY_JOB = ("partition", "account", "time", "qos", "mem", "mem-per-cpu", "re
 
 @dataclass(frozen=True)
 class Slurm:
-    """Submits the runs that are neither complete nor in the queue by `sbatch` with these options; see conf/launcher/.
+    """Submits the runs that are neither complete nor queued, by `sbatch` with these options; see conf/launcher/.
 
-    A run that is warned of its time limit saves, is queued again and resumes; so does a preempted one.
+    A run that SLURM warns of its time limit saves, is queued again and resumes; so does a preempted run.
     """
 
     in_process: ClassVar[bool] = False
@@ -51,7 +51,7 @@ class Slurm:
     cpus: Size | None
     runs_per_task: Size | None
     at_once: Size | None
-    warning: Annotated[int, Ge(1), Le(65_535)]  # as sbatch takes it
+    warning: Annotated[int, Ge(1), Le(65_535)]  # the range of sbatch
     setup: list[Name] | None
     options: dict[str, bool | int | str] | None
     wait: bool
@@ -89,14 +89,14 @@ class Slurm:
         """Check that SLURM takes as many jobs as these runs need.
 
         Raises:
-            UserError: it takes fewer, and each task must execute more runs; or SLURM does not answer.
+            UserError: SLURM takes fewer, so each task must execute more runs; or it does not answer.
         """
         again = [folder for folder, config in runs.items() if config.overwrite and folder.is_complete]
         new = {folder: runs[folder] for folder in [*sort_out(list(runs), self.retry).new, *again]}
-        self._per_task(self._alike(new))
+        self._per_task(self._groups(new))
 
     def execute(self, runs: Mapping[RunFolder, Config]) -> int:
-        """Submit the runs that are to be trained; return at once, or with `wait` when none is in the queue any more.
+        """Submit the runs to train; return at once or, with `wait`, when none of them is in the queue any more.
 
         Returns 1 if a run has failed and is not submitted again, 130 after Ctrl-C while waiting; the jobs continue.
 
@@ -111,12 +111,12 @@ class Slurm:
         arrays += sorted({task.split("_")[0] for task in left.queued.values()}, key=int)
         complete = sum(folder.is_complete for folder in folders)
         print(
-            f"{len(left.new)} of {len(folders)} runs submitted; {len(left.queued)} in the queue before, "
+            f"{len(left.new)} of {len(folders)} runs submitted; {len(left.queued)} already in the queue, "
             f"{len(left.elsewhere)} running elsewhere, {len(left.failed)} failed before, {complete} complete"
         )
-        for array, held in left.pending.items():
+        for array, queued_task in left.pending.items():
             config = next(runs[folder] for folder, task in left.queued.items() if task.partition("_")[0] == array)
-            if line := changed_options(array, held, self.directives(held.script.parent, 1, config)):
+            if line := changed_options(array, queued_task, self.directives(queued_task.script.parent, 1, config)):
                 print(printable(line))
         print_failed_before(left.failed)
         if arrays:
@@ -130,7 +130,7 @@ class Slurm:
         except KeyboardInterrupt:
             print(f"\nThe jobs continue; to cancel them: scancel {' '.join(arrays)}", file=sys.stderr)
             return 130
-        forget_answers()  # SLURM's answers from the time when they were in its queue
+        forget_answers()  # they are from before the runs left the queue
         states = read_states([folder for folder in folders if folder not in left.elsewhere])
         reasons = {folder: _why(state) for folder, state in states.items() if not folder.is_complete}
         return Tally(folders, reasons, set(left.elsewhere)).print()
@@ -138,7 +138,7 @@ class Slurm:
     def submit_next(self, folders: Sequence[RunFolder], words: Sequence[str]) -> str:
         """Submit a job that executes the command `words` again when the runs in `folders` have ended.
 
-        Returns a line to print about it. If such a job of the sweep waits already, no second one is submitted.
+        Returns a line to print about it. If such a job already waits, no second one is submitted.
 
         Raises:
             UserError: SLURM refuses it, or does not answer.
@@ -152,16 +152,16 @@ class Slurm:
         if earlier := [number for number in waiting if number != this]:
             return f"next    {earlier[0]}: takes the next decision when the round has ended"
         directory = (sweep / LOGS / arrays[-1]).resolve()
-        asked = self._directives_of_other(directory, "train")
-        number = submit_after(arrays, directory, "train", words, asked, self.setup or (), snapshot(sweep))
+        directives = self._cpu_directives(directory, "train")
+        number = submit_after(arrays, directory, "train", words, directives, self.setup or (), snapshot(sweep))
         log = f"{RunFolder(sweep)}/{LOGS}/{arrays[-1]}/train.out"
-        ended = f"to end both: scancel {' '.join([*arrays, number])}"
-        return f"next    {number}: takes the next decision when the round has ended; {ended}; log in {log}"
+        cancel = f"to cancel both: scancel {' '.join([*arrays, number])}"
+        return f"next    {number}: takes the next decision when the round has ended; {cancel}; log in {log}"
 
     def directives(self, directory: Path, tasks: int, config: Config, after: str | None = None) -> list[str]:
-        """Return sbatch's options for an array of `tasks` tasks with runs like this one and its files in `directory`.
+        """Return sbatch's options for an array of `tasks` tasks that execute runs like this one.
 
-        The array begins when the array `after` has ended.
+        Its files are in `directory`. It begins when the array `after` has ended.
         """
         processes = self._processes(config) // self.nodes
         ranks = processes if self.nodes > 1 else 1  # on one node the run starts its processes itself
@@ -192,11 +192,11 @@ class Slurm:
         return [f"--{name}" if value is True else f"--{name}={value}" for name, value in given.items()]
 
     def _processes(self, config: Config) -> int:
-        """Count a run's processes on all nodes; devices=auto is one for each requested GPU, or one for each node."""
+        """Count a run's processes on all nodes; devices=auto means one for each requested GPU, or one for each node."""
         return (self.gpus or 1) * self.nodes if config.devices == "auto" else config.devices
 
-    def _alike(self, runs: Mapping[RunFolder, Config]) -> list[list[RunFolder]]:
-        """Group runs that need equally many processes; each group becomes an array, and mostly there is only one."""
+    def _groups(self, runs: Mapping[RunFolder, Config]) -> list[list[RunFolder]]:
+        """Group runs by their number of processes; each group becomes an array, and usually there is only one."""
         processes = {folder: self._processes(config) for folder, config in runs.items()}
         groups = groupby(sorted(runs, key=processes.__getitem__), key=processes.__getitem__)
         return [list(group) for _, group in groups]
@@ -226,8 +226,8 @@ class Slurm:
         return self.runs_per_task or least
 
     def _submit(self, runs: Mapping[RunFolder, Config]) -> list[str]:
-        """Submit the runs, an array for each group of `_alike`; returns the numbers of the jobs."""
-        groups = self._alike(runs)
+        """Submit the runs, an array for each group of `_groups`; returns the numbers of the jobs."""
+        groups = self._groups(runs)
         if not groups:
             return []
         per_task = self._per_task(groups)
@@ -250,22 +250,22 @@ class Slurm:
                 )
                 lines.append(submission.submit(str(number), script, tasks))
             if self.report:
-                lines.append(submission.submit_report(self._directives_of_other(directory, REPORT), self.setup or ()))
+                lines.append(submission.submit_report(self._cpu_directives(directory, REPORT), self.setup or ()))
         except UserError as error:
             raise UserError(f"{error}{submission.undo()}") from error
         print("\n".join(lines), flush=True)
         return [*arrays, *([submission.report] if submission.report else [])]
 
-    def _directives_of_other(self, directory: Path, verb: str) -> list[str]:
-        """Return sbatch's options for a job that trains nothing: those that a cluster may demand of every job."""
+    def _cpu_directives(self, directory: Path, verb: str) -> list[str]:
+        """Return sbatch's options for a job that trains nothing: the options that a cluster may demand of every job."""
         given = {"job-name": f"{directory.parents[1].name}:{verb}", "nodes": 1, "ntasks": 1}
-        asked = {"partition": self.partition, "account": self.account, "time": self.time, **(self.options or {})}
-        given |= {name: value for name, value in asked.items() if name in OF_EVERY_JOB and value is not None}
+        options = {"partition": self.partition, "account": self.account, "time": self.time, **(self.options or {})}
+        given |= {name: value for name, value in options.items() if name in OF_EVERY_JOB and value is not None}
         return [f"--{name}={value}" for name, value in given.items()]
 
 
 def _why(state: State) -> str:
-    """Say why a run that is no longer in the queue has no result."""
+    """Say why a run that has left the queue has no result."""
     if state.name == FAILED and state.reason:
         return state.reason
     return f"{state.name}: {state.reason}" if state.reason else f"{state.name}, and no longer in the queue"

@@ -1,4 +1,4 @@
-"""Asks SLURM which runs are in its queue, so which are still to be submitted, and how many more jobs it takes."""
+"""Asks SLURM which runs are in its queue, to find those to submit, and how many more jobs it takes."""
 
 import math
 import os
@@ -19,14 +19,14 @@ from deepnets.runs.folder import RunFolder
 from deepnets.runs.status import RUNNING, read_state
 
 FILES = ".slurm"  # in the sweep's folder: a folder for each submission, with its scripts, logs and lists of runs
-# Options that always differ between two submissions; others that scontrol can change in the queue, by its own names.
+# Options that differ between any two submissions; options that scontrol can change in the queue, with its names.
 OF_SUBMISSION = ("array", "output", "dependency", "job-name", "hold")
 UPDATES = {"time": "TimeLimit", "partition": "Partition", "account": "Account", "qos": "QOS"}
 
 
 @dataclass(frozen=True)
-class Held:
-    """A job in SLURM's queue: its script, whether it has yet to begin, and the options that squeue shows."""
+class QueuedTask:
+    """A task in SLURM's queue: its script, whether it has yet to begin, and the options that squeue shows."""
 
     script: Path
     is_pending: bool
@@ -37,14 +37,14 @@ class Held:
 class Unfinished:
     """The runs that are not complete: `queued` with their tasks, running `elsewhere`, `failed` with reasons, and `new`.
 
-    `pending` has one task of each array: a task that has not begun and will execute one of these runs.
+    `pending` has, for each array, one task that has not begun and will execute one of these runs.
     """
 
     queued: dict[RunFolder, str]
     elsewhere: list[RunFolder]
     failed: dict[RunFolder, str]
     new: list[RunFolder]
-    pending: dict[str, Held]
+    pending: dict[str, QueuedTask]
 
 
 def sort_out(folders: list[RunFolder], retry: Retry | None) -> Unfinished:
@@ -68,17 +68,17 @@ def sort_out(folders: list[RunFolder], retry: Retry | None) -> Unfinished:
     return left
 
 
-def changed_options(array: str, held: Held, wanted: Sequence[str]) -> str | None:
-    """Say in a line which options of a pending task are not those in `wanted`, and which command applies the latter.
+def changed_options(array: str, task: QueuedTask, wanted: Sequence[str]) -> str | None:
+    """Say in a line which options of a pending task differ from `wanted`, and which command changes them.
 
-    None if nothing differs: the options are the same, or somebody has applied them by scontrol.
+    None if no option differs, or if somebody has changed them by scontrol already.
     """
-    directives = [pair[1] for line in held.script.read_text().splitlines() if (pair := _directive(line))]
+    directives = [pair[1] for line in task.script.read_text().splitlines() if (pair := _directive(line))]
     then, now = _by_name(directives), _by_name(wanted)
     changed = {
         name: (then.get(name), now.get(name))
         for name in then | now
-        if then.get(name) != now.get(name) and not _is_same(now.get(name), held.options.get(name), name)
+        if then.get(name) != now.get(name) and not _is_same(now.get(name), task.options.get(name), name)
     }
     if not changed:
         return None
@@ -89,10 +89,10 @@ def changed_options(array: str, held: Held, wanted: Sequence[str]) -> str | None
     return f"queued  {array}: keeps the options it was submitted with ({differences}); to apply them: {apply}"
 
 
-def _is_same(given: str | None, held: str | None, name: str) -> bool:
-    if not given or not held:
+def _is_same(given: str | None, queued: str | None, name: str) -> bool:
+    if not given or not queued:
         return False
-    return seconds_of(given) == seconds_of(held) if name == "time" else given == held
+    return seconds_of(given) == seconds_of(queued) if name == "time" else given == queued
 
 
 def _directive(line: str) -> list[str]:
@@ -101,7 +101,7 @@ def _directive(line: str) -> list[str]:
 
 
 def _by_name(directives: Sequence[str]) -> dict[str, str]:
-    """Return sbatch's options by name, without those that follow from the submission itself."""
+    """Return sbatch's options by name, without those in `OF_SUBMISSION`."""
     pairs = (word.removeprefix("--").partition("=") for word in directives)
     return {name: value or "given" for name, _, value in pairs if name not in OF_SUBMISSION}
 
@@ -119,8 +119,8 @@ def seconds_of(limit: int | str) -> float:
     return 86400 * int(days or 0) + sum(unit * int(part) for unit, part in zip(units, parts, strict=False))
 
 
-def _tasks() -> dict[str, Held]:
-    """Return this user's jobs by name: `123_4` is a task of an array, `123` a job without tasks."""
+def _tasks() -> dict[str, QueuedTask]:
+    """Return this user's tasks by name: `123_4` is a task of an array, `123` a job without an array."""
     form = "--format=%F %K %T %l %P %a %o"
     lines = slurm_answer("squeue", "--noheader", "--array", f"--user={os.getuid()}", form).splitlines()
     tasks = {}
@@ -128,14 +128,14 @@ def _tasks() -> dict[str, Held]:
         job, task, state, time, partition, account, script = line.split(" ", 6)
         options = {"time": time, "partition": partition, "account": account}
         name = job if task == "N/A" else f"{job}_{task}"
-        tasks[name] = Held(Path(script.strip()), state == "PENDING", options)
+        tasks[name] = QueuedTask(Path(script.strip()), state == "PENDING", options)
     return tasks
 
 
-def _runs_of(tasks: dict[str, Held]) -> dict[str, str]:
-    """Return, by `key_of`, each run that one of these tasks executes or has yet to execute, with the task's name.
+def _runs_of(tasks: dict[str, QueuedTask]) -> dict[str, str]:
+    """Return the task that executes each run, or has yet to execute it: the task's name, by the run's `key_of`.
 
-    The lists beside the scripts say so, not the runs' folders: a command may be killed before it notes a task there.
+    This reads the lists beside the scripts, not the runs' folders: a command may die before it notes a task there.
     """
     by_script: dict[Path, dict[str, str]] = {}
     for name, task in tasks.items():
@@ -157,7 +157,7 @@ def _runs_of(tasks: dict[str, Held]) -> dict[str, str]:
 
 
 def is_queued(folders: list[RunFolder]) -> bool:
-    """Return whether any of the runs is in SLURM's queue, executing or still to be executed."""
+    """Return whether a task in SLURM's queue executes any of the runs, or has yet to."""
     try:
         return not _runs_of(_tasks()).keys().isdisjoint(key_of(folder) for folder in folders)
     except UserError:  # the controller is busy for a moment
@@ -184,8 +184,7 @@ def slurm_answer(*command: str) -> str:
 def limits(account: str | None) -> tuple[tuple[int, str], tuple[int, str]]:
     """Return how many tasks SLURM takes in an array and how many more jobs of this user, each with the limit's name.
 
-    Each task of an array counts as a job. SLURM may have other rules that it does not show, and refuse an array within
-    these limits.
+    Each task of an array counts as a job. SLURM may have rules that it does not show, and still refuse such an array.
 
     Raises:
         UserError: SLURM does not answer.
@@ -207,7 +206,7 @@ def limits(account: str | None) -> tuple[tuple[int, str], tuple[int, str]]:
 
 
 def _most_submitted(account: str | None, cluster: str) -> list[tuple[str, int]]:
-    """Return the account (None: the user's usual one) with its MaxSubmitJobs; empty if no limit is known."""
+    """Return the account (None: the user's default account) and its MaxSubmitJobs; empty if no limit is known."""
     query = [f"name={_user()}", f"cluster={cluster}", "withassoc", "format=DefaultAccount,Account,MaxSubmitJobs"]
     try:
         lines = slurm_answer("sacctmgr", "--noheader", "--parsable2", "show", "user", *query).splitlines()

@@ -1,6 +1,6 @@
 """Copies deepnets' own code beside the runs of a sweep: a queued job executes the copy, even if the clone changes.
 
-An installed wheel and the environment's packages are not copied: the job uses those that it finds when it starts.
+It does not copy an installed wheel or other packages: the job uses the versions that are there when it starts.
 """
 
 import hashlib
@@ -15,10 +15,10 @@ SUMS = "SHA256SUMS"  # in the form that the command sha256sum writes and checks
 
 
 def snapshot(sweep: Path) -> Path | None:
-    """Copy the package with conf/ into `sweep`/.code, once for each content; returns None for an installed wheel.
+    """Copy the package and conf/ into `sweep`/.code unless that copy exists; returns None for an installed wheel.
 
-    The copy has the layout of a wheel and notes the commit of the clone. A job that submits other jobs passes on the
-    copy that it executes.
+    The copy has the layout of a wheel and notes the commit of the clone. If a job that executes a copy submits another
+    job, that one gets the same copy.
     """
     if (PACKAGE.parent / SUMS).is_file():
         return PACKAGE.parent
@@ -35,11 +35,11 @@ def snapshot(sweep: Path) -> Path | None:
     return copy
 
 
-def lines_of(copy: Path | None) -> str:
+def verifying_lines(copy: Path | None) -> str:
     """Return the lines of a task's script that verify the files of the copy and let Python import it.
 
-    If a file has changed, all runs in the script's list `left` `fail`. Python searches the working directory last. It
-    reads no byte code from the copy, because no checksum covers that.
+    If a file has changed, they call `fail` for each run in the script's list `left`. Python searches the working
+    directory last, and reads no byte code from the copy, because no checksum covers that.
     """
     if copy is None:
         return ""
@@ -47,7 +47,7 @@ def lines_of(copy: Path | None) -> str:
     return f"""code={folder}
 if ! (cd "$code" && echo {sums}  {SUMS} | sha256sum --check --quiet && sha256sum --check --quiet {SUMS}); then
     for row in "${{left[@]}}"; do
-        fail "$row" "the copy of deepnets in {FOLDER}/{copy.name} is not as it was when the job was submitted"
+        fail "$row" "the copy of deepnets in {FOLDER}/{copy.name} has changed since the job was submitted"
     done
     exit 1
 fi

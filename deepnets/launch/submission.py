@@ -1,4 +1,4 @@
-"""One submission to SLURM: its folder, its arrays, which SLURM takes all or none, and the job that reports."""
+"""One submission to SLURM: a folder, arrays, which are all submitted or none, and the job that writes the report."""
 
 import shlex
 import shutil
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from deepnets.errors import UserError
 from deepnets.launch.slurm_queue import FILES, key_of, slurm_answer
-from deepnets.launch.snapshot import lines_of, snapshot
+from deepnets.launch.snapshot import snapshot, verifying_lines
 from deepnets.launch.task import ARRAYS, ROWS
 from deepnets.runs.code import FOLDER
 from deepnets.runs.contents import Job, Result
@@ -20,7 +20,7 @@ from deepnets.runs.jobs import LOGS
 from deepnets.system.files import make_own_folder, write_atomically
 
 SCRIPT = ".sh"
-REPORT = "report"  # names the script and the log of the job that reports
+REPORT = "report"  # names the script and the log of the job that writes the report
 
 
 class Submission:
@@ -36,10 +36,10 @@ class Submission:
         self.arrays: list[str] = []
         self.report: str | None = None
         self._has_new_copy = self.copy is not None and self.copy not in earlier
-        self._before: dict[Path, bytes | None] = {}  # the runs' files as they were: contents, or None
+        self._before: dict[Path, bytes | None] = {}  # contents of the runs' files before; None: no file
 
     def submit(self, name: str, script: str, tasks: Mapping[RunFolder, int]) -> str:
-        """Submit an array by its `script`, note its tasks in the runs' folders, and return a line to print about it.
+        """Submit an array with this script, note its tasks in the runs' folders, and return a line to print about it.
 
         Raises:
             UserError: SLURM refuses it.
@@ -69,13 +69,13 @@ class Submission:
         """
         self.report = submit_after(self.arrays, self.directory, REPORT, [str(self.sweep)], directives, setup, self.copy)
         log = f"{RunFolder(self.sweep)}/{LOGS}/{self.arrays[-1]}/{REPORT}.out"
-        return f"report  {self.report}: when these runs have ended, in {RunFolder(self.sweep)}/report; log in {log}"
+        return f"report  {self.report}: goes to {RunFolder(self.sweep)}/report when these runs have ended; log in {log}"
 
     def undo(self) -> str:
-        """Cancel the submitted arrays and remove their files; returns the end of a sentence that says so.
+        """Cancel the submitted arrays and remove their files; returns text that says so, to end a message.
 
         Raises:
-            UserError: SLURM does not cancel them; the message says how to.
+            UserError: SLURM does not cancel them; says how to do it by hand.
         """
         if self.arrays:
             try:
@@ -96,12 +96,12 @@ class Submission:
         if self.copy and self._has_new_copy:
             shutil.rmtree(self.copy)
         for folder in (FILES, LOGS, FOLDER):
-            with suppress(OSError):  # another submission's files are in it, or it is not there
+            with suppress(OSError):  # it has files of another submission, or does not exist
                 (self.sweep / folder).rmdir()
         return ending
 
     def _link(self, array: str) -> str:
-        """Link the array's number to its files and return the link's name; an earlier SLURM's link is replaced."""
+        """Link the array's number to its files and return the link's name; an older link is replaced."""
         make_own_folder(self.sweep / LOGS)
         link, new = self.sweep / LOGS / array, self.sweep / LOGS / f"{array}.new"
         new.unlink(missing_ok=True)
@@ -130,8 +130,8 @@ def submit_after(
     command = shlex.join([sys.executable, "-m", "deepnets", verb, *words])
     after = f"--dependency=afterany:{':'.join(arrays)}"
     head = [f"#SBATCH {shlex.quote(word)}" for word in (*directives, after, f"--output={directory / verb}.out")]
-    # If the copy has changed, its lines fail the runs in `left`; this job executes no runs.
-    script = "\n".join(["#!/bin/bash", *head, "left=()", lines_of(copy), *lines, command, ""])
+    # `verifying_lines` would fail the runs in `left`, but this job executes no runs.
+    script = "\n".join(["#!/bin/bash", *head, "left=()", verifying_lines(copy), *lines, command, ""])
     return _number(directory / f"{verb}{SCRIPT}", script)
 
 
@@ -148,7 +148,7 @@ def _counted(tasks: Mapping[RunFolder, int]) -> str:
 
 
 def _new_directory(parent: Path) -> Path:
-    """Create the directory of a submission: its name is the next free number."""
+    """Create the directory of a submission, named by the next free number."""
     make_own_folder(parent)
     for number in count(1):
         with suppress(FileExistsError):

@@ -22,7 +22,7 @@ from deepnets.config.schema import CodeChoice
 from deepnets.config.trust import trusted
 from deepnets.errors import UserError, printable
 from deepnets.launch.grid import OUTPUT
-from deepnets.launch.snapshot import lines_of
+from deepnets.launch.snapshot import verifying_lines
 from deepnets.runs.execute import LOCKED, run
 from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.log import PROTOCOLS
@@ -31,16 +31,16 @@ from deepnets.system.files import opened_to_append, write_atomically
 from deepnets.system.printing import print_error
 
 ROWS = ".rows"  # beside the script of an array: a line "TASK FOLDER" for each of its runs
-LEFT = ".left"  # beside it, named after a task: the folders of its unfinished runs; the first one executes
-FAILED = "failed"  # beside it: exists after a failure if no other run may start then
+LEFT = ".left"  # beside it, named after a task: the folders of its unfinished runs; the first is executing
+FAILED = "failed"  # beside it: with fail_fast, exists after a failure, and then no other run starts
 ARRAYS = "arrays"  # beside it: the numbers of all arrays of the submission
 
 # SLURM sends its warning only to this shell (--signal=B:). It sends the SIGTERM that ends a job to this shell and, on
-# some clusters, to all processes below. The shell passes both on, and waits again if a signal has broken off a wait.
-# Exit code 138 is 128 + SIGUSR1: the run is saved and its time limit is near. Any other code is from the first run that
-# was left, and the process starts again for the others. If it could not even start, it has written no result, so the
-# shell writes one. A killed run has not failed and is submitted again; a run that ended with {locked} has not failed
-# either, because another process executes its folder.
+# some clusters, to all processes below. The shell passes both signals on; if one interrupts its `wait`, it waits again.
+# Exit code 138 is 128 + SIGUSR1: the run is saved, because its time limit is near. Any other code belongs to the first
+# run in the list `left`; the shell then starts the process again for the others, and writes a result for a run that
+# could not even start. A killed run has not failed and is submitted again. A run that ends with {locked} has not
+# failed either: another process executes it.
 BODY = """
 task=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
 todo={directory}/$task{left}
@@ -126,13 +126,13 @@ def batch_script(
     several_runs: bool = False,
     fail_fast: bool = False,
 ) -> str:
-    """Return the script of an array: each task executes its run folders in the file `array` + `ROWS` in `directory`.
+    """Return the script of an array; the file `array` + `ROWS` in `directory` lists the run folders of each task.
 
     If a run saves because its time limit is near, its task is queued again; other exit codes become the task's. The
     tasks execute the `copy` of deepnets that `snapshot` made, and the copies of the user's code that the runs note.
 
     Raises:
-        UserError: a directive holds a line break; the text behind it would become a command of the script.
+        UserError: a directive has a line break; the text after it would become a command of the script.
     """
     if broken := [word for word in (*directives, str(directory)) if "\n" in word]:
         raise UserError(f"launcher=slurm: {broken[0]!r}: a line break cannot be part of it")
@@ -145,7 +145,7 @@ def batch_script(
         left=LEFT,
         rows=quoted[array + ROWS],
         failed=quoted[FAILED],
-        code=lines_of(copy),
+        code=verifying_lines(copy),
         setup=SETUP.format(lines="\n".join(steps)) if steps else "",
         run=command_of_task(is_shared, quoted[FAILED], RANKS if several_nodes else ""),
         kill=KILL_RANKS if several_nodes else KILL,
@@ -165,7 +165,7 @@ def command_of_task(is_shared: bool, failed: str, ranks: str = "") -> str:
 
 
 def main() -> int:
-    """Execute the runs of a task one after the other, and remove each from the file when it has ended well.
+    """Execute the runs of a task one after the other; each is removed from the file when it has ended well.
 
     The process ends when no run is left, when no other may start, or with the first failure: a failed run may leave
     something on a GPU that makes the next one fail too.
@@ -193,7 +193,7 @@ def main() -> int:
 
 
 def _print_into(file: Path) -> None:
-    """Append the output of this process, and of those that it starts, to the file."""
+    """Append the output of this process and of its children to the file."""
     sys.stdout.flush()
     sys.stderr.flush()
     PROTOCOLS.clear()

@@ -225,7 +225,7 @@ def test_a_failed_run_is_left_alone_or_executed_again_as_retry_says_by_each_laun
         code, printed = ended("null")
         assert code == 1
         assert printed.count(f"{failed}: RuntimeError: before") == 2  # at once, and at the end
-        assert "launcher.retry=failed executes again what failed before" in printed
+        assert "runs that failed before are skipped (launcher.retry=failed trains them again)" in printed
         assert (failed.result.status, other.result.status) == ("failed", "finished")
         assert not (failed.path / "metrics.csv").exists()
         assert ended("failed")[0] == 0

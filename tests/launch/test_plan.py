@@ -80,10 +80,10 @@ def test_equal_architectures_are_timed_once_and_others_anew(cache: Path) -> None
         pace, is_measured = paces.of(row, dataset, size_of(row, dataset))
         assert is_measured
         assert 0 < pace.evaluation < pace.training
-    assert len(paces.known) == 2
-    assert Paces(measure=False).known == paces.known
+    assert len(paces.stored) == 2
+    assert Paces(measure=False).stored == paces.stored
     (cache / "paces.json").write_text('{"a": 1}')
-    assert Paces(measure=False).known == {}
+    assert Paces(measure=False).stored == {}
 
 
 def test_what_was_never_measured_is_estimated_by_its_multiply_adds() -> None:
@@ -273,7 +273,7 @@ def test_a_run_divided_among_devices_needs_less_on_each(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert " on 8 x " in done.stdout
     assert " on 1" not in done.stdout
-    assert "devices=N is taken to be N times as fast" in done.stdout
+    assert "assumes that devices=N is N times as fast" in done.stdout
     one, two = (config("model=resnet20", "dataset=synthetic", f"devices={count}") for count in (1, 2))
     dataset, _ = check_settings(one)
     size = size_of(one, dataset)

@@ -17,7 +17,7 @@ import torch
 from deepnets.config.trust import trusting
 from deepnets.errors import UserError
 from deepnets.launch.grid import launch
-from deepnets.launch.pool import Pool, Shares, devices_of, note_crash, start_run
+from deepnets.launch.pool import Pool, Slots, devices_of, note_crash, start_run
 from deepnets.results.read import read_runs
 from deepnets.results.table import tables_of
 from deepnets.runs import checkpoint
@@ -247,15 +247,15 @@ def epochs_of(folder: Path) -> int:
 
 
 def test_a_run_of_several_gpus_takes_a_share_of_each() -> None:
-    shares = Shares(["3", "5", "7"], per_device=1)
-    first, second = shares.take(2), shares.take(1)
+    slots = Slots(["3", "5", "7"], per_device=1)
+    first, second = slots.take(2), slots.take(1)
     assert (first, second) == (["3", "5"], ["7"])
-    assert shares.environment(first)["CUDA_VISIBLE_DEVICES"] == "3,5"
-    assert shares.take(1) == shares.take(3) == []
-    shares.release(second)
-    assert shares.take(2) == []
-    shares.release(first)
-    assert sorted(shares.take(3)) == ["3", "5", "7"]
+    assert slots.environment(first)["CUDA_VISIBLE_DEVICES"] == "3,5"
+    assert slots.take(1) == slots.take(3) == []
+    slots.release(second)
+    assert slots.take(2) == []
+    slots.release(first)
+    assert sorted(slots.take(3)) == ["3", "5", "7"]
 
 
 def test_only_gpus_that_cuda_shows_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,24 +270,24 @@ def test_only_gpus_that_cuda_shows_are_shared(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_code_is_compiled_with_the_threads_of_the_run() -> None:
-    shares = Shares(["0", "1"], per_device=1)
-    environment = shares.environment(shares.take(1))
+    slots = Slots(["0", "1"], per_device=1)
+    environment = slots.environment(slots.take(1))
     assert environment["TORCHINDUCTOR_COMPILE_THREADS"] == environment["OMP_NUM_THREADS"]
 
 
 def test_several_runs_share_a_device_and_the_least_used_comes_first() -> None:
-    shares = Shares(["0", "1"], per_device=2)
-    assert [shares.take(1) for _ in range(4)] == [["0"], ["1"], ["0"], ["1"]]
-    assert shares.take(1) == []
+    slots = Slots(["0", "1"], per_device=2)
+    assert [slots.take(1) for _ in range(4)] == [["0"], ["1"], ["0"], ["1"]]
+    assert slots.take(1) == []
 
 
 def test_a_cpu_trains_a_run_for_each_of_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    shares = Pool(runs_per_device=None, retry=None).shares("cpu")
-    taken = [shares.take(1) for _ in range(4)]
+    slots = Pool(runs_per_device=None, retry=None).slots("cpu")
+    taken = [slots.take(1) for _ in range(4)]
     assert taken == [[None], [None], [None], []]
-    assert shares.environment(taken[0])["OMP_NUM_THREADS"] == "1"
-    few = Pool(runs_per_device=2, retry=None).shares("cpu")
+    assert slots.environment(taken[0])["OMP_NUM_THREADS"] == "1"
+    few = Pool(runs_per_device=2, retry=None).slots("cpu")
     assert [few.take(1) for _ in range(3)] == [[None], [None], []]
 
 

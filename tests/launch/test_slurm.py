@@ -208,7 +208,7 @@ def stops(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_a_grid_becomes_one_array_and_ctrl_c_leaves_it(grid: dict[str, Any]) -> None:
     assert grid["waiting_code"] == 130
     array = next(iter(grid["held"])).split("_")[0]
-    assert "6 of 6 runs submitted; 0 in the queue before" in grid["waiting"]
+    assert "6 of 6 runs submitted; 0 already in the queue" in grid["waiting"]
     assert f"cancel  scancel {array}\n" in grid["waiting"]
     assert f"cancel them: scancel {array}\n" in grid["waiting"]
     assert grid["held"] == {f"{array}_{task}": "PENDING JobHeldUser" for task in range(6)}
@@ -241,16 +241,16 @@ def test_a_row_that_fails_fails_in_slurm_and_only_it(grid: dict[str, Any]) -> No
 def test_the_same_command_again_leaves_alone_what_is_queued_complete_or_failed(grid: dict[str, Any]) -> None:
     code, printed = grid["again"]
     assert code == 0
-    assert "0 of 6 runs submitted; 6 in the queue before" in printed
+    assert "0 of 6 runs submitted; 6 already in the queue" in printed
     code, printed = grid["failed"]
     assert code == 1
-    assert "0 of 6 runs submitted; 0 in the queue before, 0 running elsewhere, 1 failed before, 5 complete" in printed
+    assert "0 of 6 runs submitted; 0 already in the queue, 0 running elsewhere, 1 failed before, 5 complete" in printed
 
 
 def test_of_two_parents_at_once_one_submits_what_failed(grid: dict[str, Any]) -> None:
     assert grid["two_codes"] == [0, 0]
-    assert grid["two_parents"].count("1 of 6 runs submitted; 0 in the queue before") == 1
-    assert grid["two_parents"].count("0 of 6 runs submitted; 1 in the queue before") == 1
+    assert grid["two_parents"].count("1 of 6 runs submitted; 0 already in the queue") == 1
+    assert grid["two_parents"].count("0 of 6 runs submitted; 1 already in the queue") == 1
     assert grid["retried"][0] == 0
     assert len(metrics(folder_of(grid["root"] / "outputs", "f"))) == 2
 
@@ -288,14 +288,12 @@ def test_a_row_that_was_stopped_ends_bit_by_bit_as_undisturbed(stops: dict[str, 
 
 def test_a_row_that_is_queued_again_goes_on_with_fewer_devices(stops: dict[str, Any]) -> None:
     """As the same command with devices=auto, one on a CPU, says while it is queued; it ends as undisturbed."""
-    assert "0 of 1 runs submitted; 1 in the queue before" in stops["reduced"][1]
+    assert "0 of 1 runs submitted; 1 already in the queue" in stops["reduced"][1]
     folder, twin = RunFolder(folder_of(stops["root"], "r")), folder_of(stops["root"], TWINS[1])
     processes = folder.result.processes
     assert list(processes.values()) == [2, 1]
     _, since = processes
-    assert (
-        f"trained by processes: 2 from iteration 0, 1 from iteration {since}" in (folder.path / "log.txt").read_text()
-    )
+    assert f"trained by processes: 2 from iteration 0, 1 from iteration {since}" in (folder.path / "log.txt").read_text()
     for epoch, expected in zip(metrics(folder.path), metrics(twin), strict=True):
         assert float(epoch["train_loss"]) == pytest.approx(float(expected["train_loss"]), rel=0.02)
 

@@ -56,4 +56,4 @@ def test_code_that_is_edited_after_submission_does_not_reach_the_job(tmp_path: P
         until(lambda: not any(task.startswith(jobs[1]) for task in queue()), "the second job has ended")
         result = json.loads((folders[1] / "result.json").read_text())
         assert result["status"] == "failed"
-        assert "is not as it was when the job was submitted" in result["reason"]
+        assert "has changed since the job was submitted" in result["reason"]

@@ -152,7 +152,7 @@ def test_more_runs_than_an_array_has_tasks_are_several_a_task(many: dict[str, An
     assert many["jobs"] == [f"{array}_{place // 3}" for place in range(10)]
     assert "ArrayTaskId=0-3%2" in many["shown"]
     assert "JobName=runs:deepnets" in many["shown"]
-    assert "0 of 10 runs submitted; 10 in the queue before" in many["again"][1]
+    assert "0 of 10 runs submitted; 10 already in the queue" in many["again"][1]
     assert many["endings"] == ["COMPLETED 0:0 0"]
     for name in "abcdefghij":
         assert len(metrics(folder_of(many["root"] / "outputs", name))) == 3
@@ -208,10 +208,10 @@ def test_runs_of_a_task_fail_and_go_on_each_on_its_own(several: dict[str, Any]) 
         assert output.count("protocol: ") == {"b": 0, "d": 2}.get(name, 1)
     # The run in progress is one of the task's until its process has told that it ended.
     counts = re.search(
-        r"(\d) in the queue before, (\d) running elsewhere, 1 failed before, 1 complete", several["in_queue"][1]
+        r"(\d) already in the queue, (\d) running elsewhere, 1 failed before, 1 complete", several["in_queue"][1]
     )
     assert sum(map(int, counts.groups())) == 3
-    assert "1 of 5 runs submitted; 0 in the queue before, 0 running elsewhere, 1 failed before" in several["after"][1]
+    assert "1 of 5 runs submitted; 0 already in the queue, 0 running elsewhere, 1 failed before" in several["after"][1]
 
 
 @pytest.mark.parametrize(
