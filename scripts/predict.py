@@ -1,4 +1,4 @@
-"""Name the classes of images by a trained run: `python scripts/predict.py` is `deepnets predict`."""
+"""Classify image files with a trained run: `python scripts/predict.py` is `deepnets predict`."""
 
 from deepnets.system import begin
 

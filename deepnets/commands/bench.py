@@ -1,8 +1,8 @@
 """Measure deepnets on this machine.
 
-Every figure is a ratio of things measured in turn in one run, given as median and range over the repeats.
+One run measures both terms of each ratio in turn, and prints the ratio's median and range over the repeats.
 WHAT --help lists its options. Most take `--root DIR`, a folder with CIFAR-10 (for stacked:
-MNIST) in any form that `dataset=cifar10` reads; the others make their images.
+MNIST) in any form that `dataset=cifar10` reads; the others generate their images.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from deepnets.training.hardware import describe, describe_processor, find_device
 
 
 class Bench(NamedTuple):
-    """A verb: functions that add its options and measure. The docstring of `measure`, up to Raises, is the help."""
+    """A bench: one function adds its options, one measures. The docstring of `measure`, up to Raises, is the help."""
 
     add_options: Callable[[argparse.ArgumentParser], None]
     measure: Callable[[argparse.Namespace], list[Comparison]]
@@ -56,27 +56,27 @@ BENCHES = {
 }
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Run the bench that the command line, or `words`, names; print its ratios. Returns 0."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the bench that `argv` (None: the command line) names, and print its ratios. Returns 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    kinds = parser.add_subparsers(metavar="WHAT", required=True)
+    benches = parser.add_subparsers(metavar="WHAT", required=True)
     for name, bench in BENCHES.items():
-        kind = kinds.add_parser(
+        subparser = benches.add_parser(
             name,
             help=bench.description.partition("\n")[0],
             description=bench.description,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        kind.set_defaults(measure=bench.measure)
-        bench.add_options(kind)
-        kind.add_argument("--repeats", type=count, default=5, help="how often each is measured (default: 5)")
-        kind.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
-    arguments = parser.parse_args(words)
+        subparser.set_defaults(measure=bench.measure)
+        bench.add_options(subparser)
+        subparser.add_argument("--repeats", type=count, default=5, help="number of measurements of each (default: 5)")
+        subparser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    arguments = parser.parse_args(argv)
     if arguments.json:
         check_writable(arguments.json.parent)
     comparisons = arguments.measure(arguments)
-    chosen = [word for word in getattr(arguments, "overrides", []) if word.startswith("device=")]
-    device = chosen[-1].removeprefix("device=") if chosen else "auto"
+    devices = [override for override in getattr(arguments, "overrides", []) if override.startswith("device=")]
+    device = devices[-1].removeprefix("device=") if devices else "auto"
     machine = {
         "device": describe(find_device(device)),
         "processor": describe_processor(),
@@ -89,7 +89,7 @@ def main(words: Sequence[str] | None = None) -> int:
         console.print(comparison.table())
         for note in comparison.notes:
             console.print(as_text(note))
-    if arguments.json and comparisons:  # a bench of many parts writes the file itself
+    if arguments.json and comparisons:  # a bench with many parts writes the file itself
         tables = {comparison.title: comparison.as_json() for comparison in comparisons}
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps({**machine, "tables": tables}, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""List, and with --yes remove, what nobody needs any more: checkpoints of finished runs, unused code, damaged files."""
+"""List, and with --yes remove, files that nobody needs: checkpoints of finished runs, unused code, damaged files."""
 
 import argparse
 from pathlib import Path
@@ -10,7 +10,7 @@ def main() -> int:
     """Clean the folders that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="folders of sweeps, or of single runs")
-    parser.add_argument("--yes", action="store_true", help="remove what is listed")
+    parser.add_argument("--yes", action="store_true", help="remove the listed files")
     parser.add_argument("--keep-weights", action="store_true", help="keep each run's last weights, as safetensors")
     arguments = parser.parse_args()
     return clean(arguments.folders, remove=arguments.yes, keep_weights=arguments.keep_weights)

@@ -1,4 +1,4 @@
-"""Write a run's weights, with all that is needed to use them, to a folder for deepnets and for other programs."""
+"""Write a run's weights, and everything that is needed to use them in deepnets and elsewhere, to a folder."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -14,32 +14,32 @@ from deepnets.runs.weights import NoSuchNetwork, read_weights, write_for_torchvi
 FOR_TORCHVISION = "torchvision.safetensors"
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Export the run that the command line, or `words`, names; 1 if a file could not be written."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Export the run that `argv` (None: the command line) names; returns 1 if a file could not be written."""
     parser = argparse.ArgumentParser(
         description="Write a run's weights and configuration, which load_run and predict read; a program of "
-        f"torch.export, {PROGRAM}, which needs only torch; and a model card, {card.FILE}. Residual networks that "
-        f"torchvision and timm have too are also written in their names, as {FOR_TORCHVISION}."
+        f"torch.export, {PROGRAM}, which needs only torch; and a model card, {card.FILE}. If torchvision and timm "
+        f"have the network too, {FOR_TORCHVISION} has the weights under their names."
     )
     parser.add_argument("run", metavar="RUN", help="a run folder, or a record with weights")
-    parser.add_argument("--to", type=Path, metavar="DIR", required=True, help="where the files go")
+    parser.add_argument("--to", type=Path, metavar="DIR", required=True, help="the folder to write to")
     add_data_option(parser)
     add_weights_options(parser)
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args(argv)
     weights = with_input(read_weights(arguments.run, arguments.allow_previous), arguments.run, arguments.data)
     print(printable(f"weights      {RunFolder(write_weights(weights, arguments.to))}"))
     print(printable(f"settings     {RunFolder(arguments.to / 'config.yaml')}"))
     failed: list[str] = []
 
-    def write(what: str, writer: Callable[[], Path]) -> Path | None:
+    def write(name: str, writer: Callable[[], Path]) -> Path | None:
         try:
             file = writer()
         except UserError as error:
-            if not isinstance(error, NoSuchNetwork):  # torchvision lacks the network: no failure
-                failed.append(what)
-            print(printable(f"{what:<12} not written: {' '.join(str(error).split())}"))
+            if not isinstance(error, NoSuchNetwork):  # that is no failure
+                failed.append(name)
+            print(printable(f"{name:<12} not written: {' '.join(str(error).split())}"))
             return None
-        print(printable(f"{what:<12} {RunFolder(file)}"))
+        print(printable(f"{name:<12} {RunFolder(file)}"))
         return file
 
     write("torchvision", lambda: write_for_torchvision(weights, arguments.to / FOR_TORCHVISION))

@@ -8,22 +8,21 @@ from pathlib import Path
 from deepnets.config.project import SCHEMAS
 from deepnets.errors import UserError, printable
 
-FILES = Path(__file__).parent / "project"  # the files to write, with .in behind their names; NAME is the project
-
+FILES = Path(__file__).parent / "project"  # templates NAME.in of the files to write; NAME stands for the project
 UNTRACKED = ("/data/", "/outputs/", "__pycache__/")
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Write the project that the command line, or `words`, names.
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the project that `argv` (None: the command line) names.
 
     Raises:
         UserError: the folder exists already, or Python cannot import its name.
     """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="a new folder; its name is the project's")
-    folder = parser.parse_args(words).folder
+    folder = parser.parse_args(argv).folder
     if not folder.name.isidentifier():
-        raise UserError(f"{folder}: the name must be one that Python can import, as my_project")
+        raise UserError(f"{folder}: the name must be one that Python can import, such as my_project")
     if folder.exists():
         raise UserError(f"{folder}: is there already; choose another name")
     for template in FILES.rglob("*.in"):

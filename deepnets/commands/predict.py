@@ -1,4 +1,4 @@
-"""Name the classes of image files by a trained run, in a CSV file."""
+"""Classify image files with a trained run, and write a CSV file."""
 
 import argparse
 import os
@@ -22,21 +22,21 @@ from deepnets.training.hardware import find_device
 COLUMNS = ("file", "class", "probability")
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Predict as the command line, or `words`, asks; 1 if an image could not be read."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Classify the images that `argv` (None: the command line) names; returns 1 if one could not be read."""
     parser = argparse.ArgumentParser(
-        description="Name the class of each image, and its probability, by a trained run. Images are scaled, cut and "
-        "normalised as the run's test images were."
+        description="Write the most probable class of each image, and its probability, according to a trained run. "
+        "Images are scaled, cut and normalised like the run's test images."
     )
-    parser.add_argument("run", metavar="RUN", help="a run folder, a record with weights, or what export wrote")
+    parser.add_argument("run", metavar="RUN", help="a run folder, a record with weights, or an exported folder")
     parser.add_argument("images", nargs="+", type=Path, metavar="IMAGES", help="image files, or folders of them")
     parser.add_argument(
-        "--to", type=Path, metavar="FILE", default=Path("predictions.csv"), help="where they go (predictions.csv)"
+        "--to", type=Path, metavar="FILE", default=Path("predictions.csv"), help="the file to write (predictions.csv)"
     )
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 or auto (default)")
     add_data_option(parser)
     add_weights_options(parser)
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args(argv)
     check_writable(arguments.to.parent)
     weights = with_input(read_weights(arguments.run, arguments.allow_previous), arguments.run, arguments.data)
     classifier = classifier_of(weights).to(find_device(arguments.device))
@@ -48,13 +48,13 @@ def main(words: Sequence[str] | None = None) -> int:
     table = pd.DataFrame(lines, columns=COLUMNS).to_csv(index=False)
     with writing(arguments.to):
         arguments.to.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(arguments.to, table.encode(errors="surrogateescape"))  # file names may be no text
+        write_atomically(arguments.to, table.encode(errors="surrogateescape"))  # a file name may not be UTF-8
     print(printable(f"predictions  {RunFolder(arguments.to)}: {len(lines)} image{'s' * (len(lines) != 1)}"))
     return 1 if problems else 0
 
 
 def _files(places: Sequence[Path], problems: list[str]) -> Iterator[Path]:
-    """Yield the image files in the order given, a folder's by name; reports folders without images."""
+    """Yield the image files in the given order, those in a folder by name; reports folders without images."""
     for place in places:
         if not place.is_dir():
             yield place
@@ -63,7 +63,7 @@ def _files(places: Sequence[Path], problems: list[str]) -> Iterator[Path]:
         images = sorted(file for file in within if file.suffix.lower() in SUFFIXES and file.name[0] != ".")
         yield from images
         if not images:
-            _say(problems, f"{place}: no images in it ({' '.join(SUFFIXES)})")
+            _report(problems, f"{place}: no images in it ({' '.join(SUFFIXES)})")
 
 
 def _lines(classifier: Classifier, files: Sequence[Path], problems: list[str]) -> list[tuple[str, str, str]]:
@@ -74,7 +74,7 @@ def _lines(classifier: Classifier, files: Sequence[Path], problems: list[str]) -
             images.append(classifier.read(file))
             readable.append(file)
         except UserError as error:
-            _say(problems, str(error))
+            _report(problems, str(error))
     if not images:
         return []
     best, labels = classifier.predict(torch.stack(images)).max(1)
@@ -84,6 +84,6 @@ def _lines(classifier: Classifier, files: Sequence[Path], problems: list[str]) -
     ]
 
 
-def _say(problems: list[str], problem: str) -> None:
+def _report(problems: list[str], problem: str) -> None:
     problems.append(" ".join(problem.split()))
     print_error(f"error: {problems[-1]}")

@@ -12,13 +12,13 @@ EXAMPLES = """examples:
   COMMAND outputs/he2016_table1                            the table, its page and its figures
   COMMAND outputs/he2016_table1 outputs/he2016_table1+scale=mini   with two columns
   COMMAND outputs/he2016_table1 --markdown -               only the table, as Markdown
-  COMMAND outputs/he2016_table1 --watch                    what its runs are doing
-  COMMAND outputs/he2016_table1 --keep outputs/records     its small files, to commit
-  COMMAND outputs/records --records                        README.md of a folder of records
-  COMMAND outputs/records/he2016_table1+scale=deep --verify data   do these configurations still train so?
-  COMMAND outputs/records/digits_shortcuts --verify data --whole --scratch again   to the end, resumable
-  COMMAND outputs/he2016_table1 --export mlflow            its runs, to the server at MLFLOW_TRACKING_URI
-  COMMAND --compare RECORD MINE                            why my run got something else than a record
+  COMMAND outputs/he2016_table1 --watch                    the states of its runs
+  COMMAND outputs/he2016_table1 --keep outputs/records     copy its small files, to commit them
+  COMMAND outputs/records --records                        write README.md of a folder of records
+  COMMAND outputs/records/he2016_table1+scale=deep --verify data   do they still train the same way?
+  COMMAND outputs/records/digits_shortcuts --verify data --whole --scratch again   the same, to their end
+  COMMAND outputs/he2016_table1 --export mlflow            send its runs to the server at MLFLOW_TRACKING_URI
+  COMMAND --compare RECORD MINE                            why my result differs from a record
 """.replace("COMMAND", program("report"))
 EXPORTS = ("csv", "latex", "markdown")
 # Requests that take none of a report's options.
@@ -26,36 +26,36 @@ NO_REPORT = ("status", "watch", "keep", "records", "screenshots", "verify", "exp
 
 
 def main() -> int:
-    """Do what the command line asks for; returns the exit code."""
+    """Report as the command line asks; returns the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "folders", nargs="*", type=Path, help="folders of sweeps, finished or running, or of single runs"
     )
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--status", action="store_true", help="show what each run is doing")
-    parser.add_argument("--watch", action="store_true", help="refresh it until Ctrl-C")
-    parser.add_argument("--json", action="store_true", help="with --status: as JSON, for programs")
-    what.add_argument("--keep", type=Path, metavar="DIR", help="copy the small files of ended runs to DIR, as records")
-    what.add_argument("--records", action="store_true", help="write FOLDER/README.md from the records in FOLDER")
-    what.add_argument(
+    request = parser.add_mutually_exclusive_group()
+    request.add_argument("--status", action="store_true", help="show the state of each run")
+    parser.add_argument("--watch", action="store_true", help="show the states and refresh them until Ctrl-C")
+    parser.add_argument("--json", action="store_true", help="with --status: print JSON, for programs")
+    request.add_argument("--keep", type=Path, metavar="DIR", help="copy small files of ended runs to DIR, as records")
+    request.add_argument("--records", action="store_true", help="write FOLDER/README.md from the records in FOLDER")
+    request.add_argument(
         "--verify", metavar="DATA", help="train the first iterations of records again, on the data in DATA, and compare"
     )
-    parser.add_argument("--note", action="store_true", help="add each verdict to verifications.json beside the record")
-    parser.add_argument("--whole", action="store_true", help="train the records to their end, and compare that")
-    parser.add_argument("--scratch", type=Path, metavar="DIR", help="where --whole trains, to go on later")
-    what.add_argument("--export", choices=("mlflow", "wandb"), help="add ended runs to a tracker, each once")
-    what.add_argument(
-        "--compare", nargs=2, type=Path, metavar=("RECORD", "MINE"), help="what differs, and whether seeds explain it"
+    parser.add_argument("--note", action="store_true", help="with --verify: add each verdict to verifications.json")
+    parser.add_argument("--whole", action="store_true", help="with --verify: train the records to their end")
+    parser.add_argument("--scratch", type=Path, metavar="DIR", help="with --whole: train in DIR, so that it can resume")
+    request.add_argument("--export", choices=("mlflow", "wandb"), help="send ended runs to a tracker, each once")
+    request.add_argument(
+        "--compare", nargs=2, type=Path, metavar=("RECORD", "MINE"), help="list differences; can seeds explain them?"
     )
-    what.add_argument("--screenshots", type=Path, metavar="DIR", help="TensorBoard's pages and the report's as PNG")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="where page and figures go (FOLDER/report)")
-    own = parser.add_mutually_exclusive_group()
-    own.add_argument("--project", metavar="FILE", help="your project, whose sweeps have published numbers and claims")
-    own.add_argument("--config-dir", type=Path, metavar="DIR", help="your folder of options, as for train")
-    parser.add_argument("--full", action="store_true", help="print all sheets and rules of the page, too")
-    parser.add_argument("--log", action="store_true", help="errors of curves on a logarithmic scale")
+    request.add_argument("--screenshots", type=Path, metavar="DIR", help="save TensorBoard and the page as PNG")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="the folder for page and figures (FOLDER/report)")
+    places = parser.add_mutually_exclusive_group()
+    places.add_argument("--project", metavar="FILE", help="your project; its sweeps have published numbers and claims")
+    places.add_argument("--config-dir", type=Path, metavar="DIR", help="your folder of options, as for train")
+    parser.add_argument("--full", action="store_true", help="also print all sheets and rules of the page")
+    parser.add_argument("--log", action="store_true", help="draw the curves' errors on a logarithmic scale")
     for kind in EXPORTS:
         parser.add_argument(f"--{kind}", type=Path, metavar="FILE", help=f"write the table as {kind} (- prints it)")
     given = parser.parse_args()
@@ -99,8 +99,8 @@ def _check(given: argparse.Namespace, exports: dict[str, Path]) -> None:
 
 
 def _answer(given: argparse.Namespace, exports: dict[str, Path]) -> int:
-    """Do what is asked for; returns the exit code."""
-    # Here, because they import torch and pandas, for which --help and a missing folder need not wait.
+    """Carry out the request; returns the exit code."""
+    # Imported here, as torch and pandas take seconds, which --help and an error about a folder need not wait for.
     if given.json or given.status or given.watch:  # these need neither statistics nor figures
         from deepnets.runs.clean import disk_line
         from deepnets.runs.status import show, show_json
@@ -123,9 +123,9 @@ def _answer(given: argparse.Namespace, exports: dict[str, Path]) -> int:
     if given.keep:
         return keep(given.folders, given.keep)
     options = read_project(given.project).options if given.project else given.config_dir
-    own = options and options / "sweep"
+    own_sweeps = options and options / "sweep"
     if given.records:
-        return write_records(given.folders[0], own)
+        return write_records(given.folders[0], own_sweeps)
     if given.verify:
         with TemporaryDirectory() as scratch:
             whole = (given.scratch or Path(scratch)) if given.whole else None
@@ -134,4 +134,4 @@ def _answer(given: argparse.Namespace, exports: dict[str, Path]) -> int:
         return export(given.folders, given.export)
     if given.screenshots:
         return take_screenshots(given.folders[0], given.screenshots)
-    return report(given.folders, given.output, exports, given.log, own, given.full)
+    return report(given.folders, given.output, exports, given.log, own_sweeps, given.full)

@@ -1,4 +1,4 @@
-"""Train one run or a whole sweep; `--help` lists what can be chosen."""
+"""Train one run or a whole sweep; `--help` lists the options."""
 
 from deepnets.config.command_line import rows_of_command
 from deepnets.errors import UserError
@@ -9,7 +9,7 @@ def main() -> int:
     rows = rows_of_command()
     if not rows:
         return 0
-    # Here, because they import torch, for which --help and a mistyped option need not wait.
+    # Imported here, as torch takes seconds, which --help and an error about an option need not wait for.
     from deepnets.runs.start import with_weights
 
     rows = with_weights(rows)
