@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Self
 
-# Ctrl-C; the end of a job; a warning ahead of it, which SLURM can be asked for; the end of the terminal.
+# Ctrl-C; the end of a job; SLURM's warning before that, if it is asked for one; the end of the terminal.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 RESUME = "Run the same command again to resume"
 
@@ -24,11 +24,11 @@ class Interrupted(BaseException):
 
 
 class Interruption:
-    """Notes the first signal in `received`; the handler does nothing else.
+    """Notes the first signal in `received`; the training loop looks there.
 
-    While `at_once` is set, as long as there is nothing to save, it raises `Interrupted` too. A second Ctrl-C acts as
-    usual. Other repeated signals change nothing, as SLURM sends several. `has_parent` is for a process that another
-    one looks after: there no repeated signal changes anything, even after this context has ended.
+    Before there is anything to save, `at_once` is set, and the handler also raises `Interrupted`. A second Ctrl-C acts
+    as usual. Other repeated signals change nothing, because SLURM sends several. If a parent looks after this process
+    (`has_parent`), no repeated signal changes anything, even after this context has ended.
     """
 
     def __init__(self, *, at_once: bool = False, has_parent: bool = False) -> None:
@@ -41,7 +41,7 @@ class Interruption:
         self._before = {number: signal.signal(number, self._note) for number in caught}
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        except Interrupted:  # raised by a signal that was held back
+        except Interrupted:  # raised by a signal that was blocked
             self.__exit__()
             raise
         return self
@@ -68,7 +68,7 @@ def block_signals() -> None:
 
 @contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Let signals to processes that are started in this context wait until an `Interruption` in them can note them."""
+    """Block signals, also in the processes that this context starts, until their own `Interruption` can note them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Processes of this machine that end with the one that started them: a single one, or several of one `World`."""
+"""Starts processes on this machine that end when their parent ends: a single one, or the several of one `World`."""
 
 import os
 import signal
@@ -16,9 +16,9 @@ from deepnets.system.files import opened_to_append
 
 LOOPBACK = "lo"
 WATCH_SECONDS = 0.1
-GRACE_SECONDS = 30.0  # that the others have to end after one has failed: one of them may be saving
+GRACE_SECONDS = 30.0  # for the others to end after one has failed, as one of them may be saving
 # A process runs this before it becomes its command. It asks the kernel (Linux's prctl, option 1) for a signal when its
-# parent dies, in whatever way; if the parent is dead already, the process ends.
+# parent dies, however it dies; if the parent is dead already, the process ends.
 BOUND = (
     "import ctypes, os, sys; getattr(ctypes.CDLL(None), 'prctl', lambda *_: 0)(1, int(sys.argv[2])); "
     "os.getppid() == int(sys.argv[1]) or os._exit(1); os.execv(sys.argv[3], sys.argv[3:])"
@@ -34,8 +34,8 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """Start `command` in a process that gets the signal `at_parents_death`; its output is appended to `output`.
 
-    It inherits the open `descriptors`. Signals to it wait until an `Interruption` in it can note them. Call this from
-    the main thread: for the kernel, the parent dies when the thread that forked ends.
+    It inherits the open `descriptors`. Signals to it wait until its own `Interruption` can note them. Call this from
+    the main thread: to the kernel, the parent dies when the thread that forked ends.
     """
     bound = [sys.executable, "-I", "-S", "-c", BOUND, str(os.getpid()), str(int(at_parents_death)), *command]
     with signals_blocked():
@@ -57,7 +57,7 @@ def how_it_ended(code: int) -> str:
 
 
 class Processes:
-    """Several processes, by rank; each gets the first signal that reaches this one."""
+    """Several processes, by rank; passes the first signal that reaches this process on to each of them."""
 
     def __init__(self, interruption: Interruption) -> None:
         self.started: list[subprocess.Popen[bytes]] = []
@@ -68,20 +68,20 @@ class Processes:
         while True:
             codes = self._codes()
             if failed := [(code, rank) for rank, code in enumerate(codes) if code]:
-                code, rank = min(failed)  # a process that was killed, rather than one that lost contact with it
+                code, rank = min(failed)  # killed processes first, then those that lost contact with them
                 return rank, code
             if None not in codes:
                 return None
             time.sleep(WATCH_SECONDS)
 
     def stopped_by(self, failure: tuple[int, int] | None) -> int | None:
-        """Return the signal that reached this process, or that ended one of the others as `Interrupted`."""
+        """Return the signal that reached this process, or that made one of the others end as `Interrupted`."""
         if failure and failure[1] - 128 in SIGNALS:
             return failure[1] - 128
         return self._interruption.received
 
     def wait(self) -> None:
-        """Wait until all have ended, `GRACE_SECONDS` at most."""
+        """Wait until all have ended, but at most `GRACE_SECONDS`."""
         end = time.monotonic() + GRACE_SECONDS
         while None in self._codes() and time.monotonic() < end:
             time.sleep(WATCH_SECONDS)
@@ -102,9 +102,9 @@ class Processes:
 
 @contextmanager
 def processes(command: Sequence[str], count: int, threads: int) -> Iterator[Processes]:
-    """Start `command` in `count` processes of one `World`; when the context is left, all of them have ended.
+    """Start `command` in `count` processes of one `World`; when the context ends, they have ended.
 
-    A second Ctrl-C kills them. `threads` is OMP_NUM_THREADS of each.
+    A second Ctrl-C kills them. `threads` sets OMP_NUM_THREADS in each.
 
     Raises:
         UserError: the system is not Linux.
@@ -126,7 +126,7 @@ def processes(command: Sequence[str], count: int, threads: int) -> Iterator[Proc
         group = Processes(interruption)
         try:
             for rank in map(str, range(count)):
-                # SIGKILL, because one that hangs notices nothing else.
+                # SIGKILL, because a process that hangs notices nothing else.
                 environment = {**common, "RANK": rank, "LOCAL_RANK": rank}
                 group.started.append(start(command, environment, signal.SIGKILL, descriptors=[store]))
             yield group

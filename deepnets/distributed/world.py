@@ -23,13 +23,13 @@ from deepnets.distributed.signals import Interruption
 from deepnets.errors import UserError
 
 T = TypeVar("T")
-STORE = "DEEPNETS_STORE"  # the file in which processes of one machine meet; torchrun and SLURM name an address instead
+STORE = "DEEPNETS_STORE"  # names a file where processes of one machine meet; torchrun and SLURM set an address
 DECISION_SECONDS = 0.5  # between two decisions of several processes
 LONGEST_INTERVAL = 100  # yields between two decisions at most
 ESTABLISHED = "01"
 LOOPBACK = "[0-9A-F]{6}7F:|0{24}01000000:"  # 127.0.0.0/8 or ::1, as a little-endian Linux writes them
-ATTEMPTS = 4  # a list that changes while it is read can lack a line
-GPU_TIMEOUT = timedelta(minutes=10)  # NCCL's own default, which the mixed backend would replace by gloo's 30
+ATTEMPTS = 4  # /proc/net/tcp can lack a line if it changes while it is read
+GPU_TIMEOUT = timedelta(minutes=10)  # NCCL's default; the mixed backend would use gloo's 30
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class World:
         return values
 
     def all_reduce_max(self, values: list[float]) -> list[float]:
-        """Return the largest of each value over all processes; waits for these, but not for the device."""
+        """Return the largest of each value over all processes; waits for the processes, but not for the device."""
         if self.size == 1:
             return values
         together = torch.tensor(values, dtype=torch.float64)
@@ -82,10 +82,10 @@ class World:
         return torch.stack(parts)
 
     def broadcast_value(self, value: T) -> T:
-        """Return the first process's `value`: what JSON can express, tuples, and tensors on the CPU, nested in any way.
+        """Return the first process's `value`, which may nest JSON values, tuples, and tensors on the CPU.
 
         Raises:
-            TypeError: `value` holds something else. No pickle is sent, as reading one can execute anything.
+            TypeError: `value` holds something else. Nothing is pickled, because unpickling can execute anything.
         """
         if self.size == 1:
             return value
@@ -104,14 +104,14 @@ class World:
         return value
 
     def barrier(self) -> None:
-        """Wait until all processes are here."""
+        """Wait until all processes have called this."""
         self.all_reduce_max([0])
 
     def replica(self, model: nn.Module, device: torch.device) -> nn.Module:
         """Return the module that training calls, so that gradients of `model` become means over all processes."""
         if self.size == 1:
             return model
-        warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")  # torch 2.11 has no other name
+        warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")  # torch 2.11 has no new name
         on_gpu = device.type == "cuda"
         replica = DistributedDataParallel(
             model, device_ids=[device] if on_gpu else None, broadcast_buffers=False, gradient_as_bucket_view=True
@@ -134,7 +134,7 @@ def world_from_env() -> World:
 def joined(world: World, device: torch.device) -> Iterator[None]:
     """Connect this process to the others while the context lasts: gloo sends tensors on the CPU, NCCL on GPUs."""
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # or a process on its own would open a context on the first GPU too
+        torch.cuda.set_device(device)  # otherwise a single process would also open a context on the first GPU
     if world.size == 1:
         yield
         return
@@ -155,14 +155,14 @@ def joined(world: World, device: torch.device) -> Iterator[None]:
     if file:
         check_peers()  # before anything is sent; all have connected
     yield
-    dist.destroy_process_group()  # not after an exception: this process's end tells the others, once all is noted
+    dist.destroy_process_group()  # not after an exception: the end of this process tells the others
 
 
 class Decisions:
     """Decides whether to stop, on which signal, and whether to save: the same in all processes at the same yield.
 
-    Several processes ask each other after a number of yields that follows from the slowest one's pace, and whenever
-    they turn from training to evaluation or back, as the two have different paces.
+    Several processes ask each other every few yields; how many depends on the pace of the slowest process. They also
+    ask when they turn from training to evaluation or back, because the two have different paces.
     """
 
     def __init__(self, world: World, interruption: Interruption, checkpoint_seconds: float) -> None:
@@ -172,7 +172,7 @@ class Decisions:
         self.trains, self.left = True, 1
 
     def __call__(self, *, trains: bool) -> tuple[int | None, bool]:
-        """Decide at a yield, which ends an iteration of training if `trains`, else of evaluation."""
+        """Decide at a yield of `fit` after an iteration of training (`trains`) or of evaluation."""
         has_turned, self.trains = trains != self.trains, trains
         self.left -= 1
         if self.left and not has_turned:
@@ -188,7 +188,7 @@ class Decisions:
 
 
 def check_own_gpu(store: dist.Store, world: World, uuid: str) -> None:
-    """Check that no two processes, which share `store`, are on one GPU; NCCL would refuse it without naming them.
+    """Check that no two processes of this `store` use one GPU; NCCL would refuse that without naming them.
 
     Raises:
         UserError: another process is on this one's GPU.
@@ -205,10 +205,10 @@ def check_own_gpu(store: dist.Store, world: World, uuid: str) -> None:
 def check_peers() -> None:
     """Check that each connection of this process over loopback is with a process of the same user.
 
-    Gloo takes the first process that connects to its port for the one that it waits for.
+    Gloo accepts any process that connects to its port first.
 
     Raises:
-        UserError: a connection is not, or its other end has gone.
+        UserError: one is with another user's process, or with a process that has ended.
     """
     for attempt in range(ATTEMPTS):
         time.sleep(0.1 * attempt)
@@ -221,7 +221,7 @@ def check_peers() -> None:
 
 
 def lost_another(error: BaseException) -> bool:
-    """Return whether the error only says that another process is gone, whose end is the cause."""
+    """Return whether the error only says that another process has gone; the cause is why that one ended."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
@@ -234,7 +234,7 @@ def slurm_task() -> str | None:
 def _mean_in_order(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
     """Average a bucket of gradients over all processes, and add them in the order of their ranks.
 
-    Gloo adds three or more in an order that depends on the place in the bucket, and DDP groups its buckets anew after
+    Gloo adds three or more in an order that depends on the place in the bucket, and DDP rearranges its buckets after
     the first iteration: a resumed run would differ from an uninterrupted one in the last bits.
     """
     parts = [torch.empty_like(bucket.buffer()) for _ in range(dist.get_world_size())]
@@ -279,15 +279,15 @@ def _users() -> set[str]:
     connections = {(row[1], row[2]): (row[7], row[9]) for row in rows if row[3] == ESTABLISHED}
     links = _links()
     other_ends = [
-        (there, here)
-        for (here, there), (_, inode) in connections.items()
-        if f"socket:[{inode}]" in links and re.match(LOOPBACK, here)
+        (remote, local)
+        for (local, remote), (_, inode) in connections.items()
+        if f"socket:[{inode}]" in links and re.match(LOOPBACK, local)
     ]
     return {connections.get(other_end, ("unknown", ""))[0] for other_end in other_ends}
 
 
 def _links() -> set[str]:
-    """Return what the file descriptors of this process refer to."""
+    """Return the files and sockets behind this process's file descriptors."""
     links = set()
     for descriptor in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):  # the descriptor of this listing

@@ -1,4 +1,4 @@
-"""The system below a command and a run: how a command begins, files, lines on the console, ranges of numbers."""
+"""The parts of the system that every command uses: its beginning, files, printed lines and ranges of numbers."""
 
 import os
 import signal
@@ -11,15 +11,15 @@ STOPPED = b"Stopped. Nothing was begun.\n"
 def begin() -> None:
     """Prepare the process of a command: each command calls this before it imports anything that takes time.
 
-    From here on Ctrl-C ends the command with one line. A standard stream that is closed is opened on /dev/null;
-    otherwise the next file would get its number, and a library could print into that file. A working directory that
-    is gone ends the command.
+    From here on Ctrl-C ends the command with one line. A closed standard stream is opened on /dev/null; otherwise the
+    next file would get its number, and a library could print into that file. If the working directory is gone, the
+    command ends.
     """
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # otherwise a shell made this process ignore it
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # unless a shell made this process ignore it
         signal.signal(signal.SIGINT, _stop)
     for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
         if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))  # takes the lowest number, its own
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))  # it gets the lowest free number
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -27,7 +27,7 @@ def begin() -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    """End the process at once: an import that is broken off may turn the interruption into another error."""
+    """End the process at once: an exception that interrupts an import may turn into another error."""
     try:
         os.write(2, STOPPED)
     finally:

@@ -1,4 +1,4 @@
-"""How files that matter are written and read: whole or not at all, on disk before the next, never by a link."""
+"""Writes and reads files so that a crash leaves each whole or absent, in order, and so that no link is followed."""
 
 import errno
 import json
@@ -14,7 +14,7 @@ from typing import IO, Any
 from deepnets.errors import UserError
 
 LONGEST = 10_000_000  # characters of a JSON file; a result has a few thousand
-BYTE_CODE = "bytecode"  # in the user's cache, of copied sources
+BYTE_CODE = "bytecode"  # in the user's cache: byte code of copied sources
 LONGEST_METRICS = 10_000_000  # bytes of a metrics.csv; a hundred thousand epochs
 
 
@@ -22,7 +22,7 @@ LONGEST_METRICS = 10_000_000  # bytes of a metrics.csv; a hundred thousand epoch
 def fresh(path: Path, durable: bool = True) -> Iterator[IO[bytes]]:
     """Open a new file beside `path`, for the caller to rename; if `durable`, it is on disk when the block ends.
 
-    An older file of its name is removed first: a kill may have left it, or it may be a link that would be followed.
+    An older file of the new file's name is removed first: a killed process may have left it, or it may be a link.
     """
     new = new_name(path)
     new.unlink(missing_ok=True)
@@ -44,7 +44,7 @@ def new_name(path: Path) -> Path:
 def write_atomically(path: Path, content: str | bytes, durable: bool = True) -> None:
     """Replace the file in one step, so that a kill at any instant leaves the old or the new one.
 
-    If `durable`, a loss of power does so too; that takes some milliseconds.
+    If `durable`, that also holds if the power fails; it takes some milliseconds.
     """
     with fresh(path, durable) as file:
         file.write(content.encode() if isinstance(content, str) else content)
@@ -54,7 +54,7 @@ def write_atomically(path: Path, content: str | bytes, durable: bool = True) -> 
 
 
 def flush_folder(folder: Path) -> None:
-    """Make what was created, renamed and removed in a folder durable."""
+    """Make it durable which files a folder has: those created, renamed and removed so far."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -63,7 +63,7 @@ def flush_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder and those above it that are not there, durably."""
+    """Create a folder and its missing parents, durably."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for each in missing:
@@ -71,7 +71,7 @@ def make_folder(folder: Path) -> None:
 
 
 def make_own_folder(folder: Path) -> None:
-    """Create a folder that is inside a run's or a sweep's folder, and whose name the user did not choose.
+    """Create a folder in a run's or a sweep's folder, with a name that deepnets chose and not the user.
 
     Raises:
         OSError: it is a link, which is not followed, or cannot be created.
@@ -82,12 +82,12 @@ def make_own_folder(folder: Path) -> None:
 
 
 def cache_folder() -> Path:
-    """Return the folder for what later commands use again; `own_cache` ensures that it is there, and the user's."""
+    """Return the path of the user's cache; `own_cache` also creates the folder and checks that it is the user's."""
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")).absolute() / "deepnets"
 
 
 def own_cache() -> Path:
-    """Return the user's own cache folder, created if it is not there; nobody else can write or read in it.
+    """Return the user's own cache folder, and create it if it is missing; nobody else can read or write in it.
 
     Raises:
         UserError: it cannot be created, or somebody else could have put something into it.
@@ -119,13 +119,13 @@ def opened_to_append(path: Path) -> IO[bytes]:
 
 
 def opened(path: Path) -> IO[bytes]:
-    """Open a regular file to read it, without following a link in the last place of its path.
+    """Open a regular file to read it; does not follow a link at the end of its path.
 
     Raises:
         ValueError: it is a link, a folder, a pipe or a device. OSError: it cannot be read.
     """
     try:
-        # O_NONBLOCK, as opening a pipe waits for somebody who writes to it.
+        # O_NONBLOCK, because opening a pipe would wait until somebody writes to it.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError as error:
         if error.errno == errno.ELOOP:
@@ -174,7 +174,7 @@ def read_text(path: Path, longest: int) -> str:
 
 @contextmanager
 def writing(place: Path) -> Iterator[None]:
-    """Wrap a block that writes to a place that the user named.
+    """Report as a UserError that the block cannot write to a place that the user named.
 
     Raises:
         UserError: the system refused; names the place.
@@ -200,11 +200,11 @@ def check_folder(folder: Path) -> None:
     """Check that a folder of runs is there.
 
     Raises:
-        UserError: it is not; names the one beside it whose name is nearest.
+        UserError: it is missing; names the folder beside it with the nearest name.
     """
     if not folder.is_dir():
         beside = [each.name for each in folder.parent.iterdir() if each.is_dir()] if folder.parent.is_dir() else []
-        longer = [name for name in beside if name.startswith(folder.name)]  # as a sweep with overrides is called
+        longer = [name for name in beside if name.startswith(folder.name)]  # the sweep with overrides
         near = [*sorted(longer, key=len), *get_close_matches(folder.name, beside, 1)][:1]
         hint = f"the nearest: {folder.with_name(near[0])}" if near else "as in outputs/<sweep>, or a run's"
         raise UserError(f"{folder}: no such folder; name a sweep's folder, {hint}")

@@ -1,4 +1,4 @@
-"""Printing that cannot stop a training; names are printed as text, so none moves the cursor or changes the colour."""
+"""Prints without ever stopping a training; prints names as text, so that none moves the cursor or sets a colour."""
 
 import os
 import sys
@@ -14,9 +14,9 @@ from deepnets.errors import printable
 
 Part = TypeVar("Part")
 
-PATIENCE_SECONDS = 2.0  # before a loop shows how far it is
-LINE_SECONDS = 60.0  # between two lines about it in a log
-PIPE_WIDTH = 200  # columns if the output is not a terminal, so that names are not broken in a log
+PATIENCE_SECONDS = 2.0  # before a loop shows its progress
+LINE_SECONDS = 60.0  # between two lines about progress in a log
+PIPE_WIDTH = 200  # columns if the output is not a terminal, so that names in a log stay on one line
 
 
 def print_line(line: str) -> None:
@@ -41,23 +41,23 @@ def print_error(line: str) -> None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)
 
 
-def with_progress(parts: Sequence[Part], what: str) -> Iterator[Part]:
+def with_progress(parts: Sequence[Part], title: str) -> Iterator[Part]:
     """Yield the parts; after two seconds, a bar on stderr (in a log, a line each minute) shows how many are done."""
     begun = time.monotonic()
     due = begun + PATIENCE_SECONDS
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(what, total=len(parts), visible=False)
+        task = progress.add_task(title, total=len(parts), visible=False)
         for done, part in enumerate(parts):
             progress.update(task, completed=done, visible=time.monotonic() - begun > PATIENCE_SECONDS)
             if progress.disable and time.monotonic() > due:
-                print_error(f"{what}: {done:,} of {len(parts):,}")
+                print_error(f"{title}: {done:,} of {len(parts):,}")
                 due = time.monotonic() + LINE_SECONDS
             yield part
 
 
 def console_for(exporting: bool = False) -> Console:
-    """Return the console that people read: standard output, or standard error if an export goes to standard output."""
+    """Return the console for people: standard output, or standard error if an export goes to standard output."""
     console = Console(highlight=False, stderr=exporting)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPE_WIDTH

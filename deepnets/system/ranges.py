@@ -14,7 +14,7 @@ Kernel = Annotated[int, Ge(1), Le(255)]  # kernels, strides
 # More cores than a machine with two sockets has. The limit is not the number of cores here: a run's last bits depend
 # on its threads, and a smaller machine may repeat them.
 Threads = Annotated[int, Ge(1), Le(512)]
-Seed = Annotated[int, Ge(0), Lt(2**63)]  # what torch takes
+Seed = Annotated[int, Ge(0), Lt(2**63)]  # torch's limits
 Real = Annotated[float, Ge(-1e30), Le(1e30)]  # float32 holds up to 3e38
 Positive = Annotated[float, Gt(0), Le(1e30)]
 NotNegative = Annotated[float, Ge(0), Le(1e30)]

@@ -35,7 +35,7 @@ def test_the_first_signal_is_noted_and_handlers_come_back(number: signal.Signals
     assert [signal.getsignal(each) for each in SIGNALS] == before
 
 
-def test_a_second_ctrl_c_acts_as_always_except_among_others() -> None:
+def test_a_second_ctrl_c_acts_as_always_except_with_a_parent() -> None:
     with Interruption():
         signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
