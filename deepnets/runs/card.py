@@ -16,9 +16,9 @@ from deepnets.runs.weights import Weights
 from deepnets.system.files import read_text, write_atomically, writing
 
 FILE = "README.md"
-OURS = "library_name: deepnets"  # every card that deepnets writes has this line
+OURS = "library_name: deepnets"  # a line of every card that deepnets writes
 LONGEST = 1_000_000  # bytes of a README.md
-MOST_CLASSES = 20  # a card names at most so many classes
+MOST_CLASSES = 20  # the most that a card lists
 FOR_DEEPNETS = """
 deepnets reads `weights.safetensors` and `config.yaml`; `FOLDER` is this folder:
 
@@ -42,10 +42,10 @@ probabilities = program(images)
 
 
 def write_card(folder: RunFolder, weights: Weights, into: Path, program: str | None = None) -> Path:
-    """Write the card of the run in `folder` into the folder `into`, beside its `weights` and, if any, its `program`.
+    """Write the card of the run in `folder` into the folder `into`, beside its `weights` and its `program`, if any.
 
     Raises:
-        UserError: the run has no result of these weights, or deepnets has not written the README.md that is there.
+        UserError: the run has no result for these weights, or `into` has a README.md that deepnets did not write.
     """
     file = into / FILE
     text = card_of(folder, weights, program)
@@ -67,7 +67,7 @@ def card_of(folder: RunFolder, weights: Weights, program: str | None = None) -> 
     """Return the text of the card: YAML between lines of dashes, then Markdown.
 
     Raises:
-        UserError: the run has no result of these weights.
+        UserError: the run has no result for these weights.
     """
     result, config = folder.completed, weights.config
     if result is None or result.status != FINISHED:
@@ -83,14 +83,14 @@ def card_of(folder: RunFolder, weights: Weights, program: str | None = None) -> 
     }
     facts = {
         "metric": f"{metric}: {error:.2f} %",
-        "data set": f"{data}: " + ", ".join(f"{images} {split}" for split, images in _splits(result).items()),
+        "data set": f"{data}: " + ", ".join(f"{images} {split}" for split, images in _split_sizes(result).items()),
         "protocol": result.protocol.removeprefix("protocol: "),
         "seeds": f"these weights are of seed {config.seed}; test errors of the row, in percent: "
         + ", ".join(f"seed {seed}: {ended}" for seed, ended in _errors_by_seed(folder, config).items()),
         "parameters": str(result.parameters),
         "trained by": f"commit {result.commit}, torch {result.versions.get('torch')}, {result.device}",
         "exported by": f"deepnets {version('deepnets')}",
-        **(_given(weights.input) if weights.input else {}),
+        **(_input_facts(weights.input) if weights.input else {}),
     }
     rows = "".join(f"| {name} | {_cell(text)} |\n" for name, text in facts.items())
     usage = FOR_DEEPNETS
@@ -122,7 +122,7 @@ def _entry(folder: RunFolder, config: Config, result: Result, data: str) -> dict
 def _measured(result: Result) -> tuple[str, float]:
     """Return the name of the test error of the last epoch's weights, which are exported, and its value in percent.
 
-    If validation selected another epoch, the run's result is that epoch's test error, which is not of these weights.
+    If validation selected another epoch, the run's result is the test error of that epoch, not of these weights.
     """
     is_last = result.selected_epoch in (None, result.epochs)
     error = result.test_error if is_last else result.last_test_error
@@ -140,13 +140,13 @@ def _data_name(config: Config) -> str:
     return source.get("name") or source["_target_"].rpartition(".")[2]
 
 
-def _splits(result: Result) -> dict[str, Any]:
+def _split_sizes(result: Result) -> dict[str, Any]:
     names = {"train": "training images", "validation": "held out", "test": "test images"}
     return {name: result.data[key] for key, name in names.items() if key in result.data}
 
 
 def _errors_by_seed(folder: RunFolder, config: Config) -> dict[int, float | str]:
-    """Return by seed the test error, or the ending, of this run and of the runs beside it that differ only in seed."""
+    """Return, by seed, the test errors (or statuses) of this run and of the runs beside it that differ only in seed."""
     settings, errors = identity(config), {}
     for beside in map(RunFolder, folder.path.resolve().parent.glob("seed*")):
         if (beside.path / "config.yaml").is_file() and (result := beside.completed):
@@ -156,7 +156,7 @@ def _errors_by_seed(folder: RunFolder, config: Config) -> dict[int, float | str]
     return dict(sorted(errors.items()))
 
 
-def _given(about: Input) -> dict[str, str]:
+def _input_facts(about: Input) -> dict[str, str]:
     channels, height, width = about.shape
     mean = "the mean image of the training images" if about.mean is None else about.mean
     more = len(about.classes) - MOST_CLASSES

@@ -19,14 +19,14 @@ from deepnets.runs.weights import Weights
 from deepnets.system.files import fresh, new_name, writing
 
 BATCH = 64
-TOLERANCE = 1e-5  # of a probability; the program computes the same operations, but perhaps in another order
+TOLERANCE = 1e-5  # of a probability; the program may compute the same operations in another order
 PROGRAM = "model.pt2"
 
 
 class Classifier(nn.Module):
     """A network that maps raw images (N, H, W, C) uint8 to probabilities (N, classes); `classes` are their names.
 
-    It normalises as the run did, and computes in float32, on the device that it is moved to.
+    It normalises like the run, and computes in float32 on the device that it is moved to.
 
     Raises:
         UserError: `about` does not say how images are normalised.
@@ -113,12 +113,12 @@ def classifier_of(weights: Weights) -> Classifier:
 
 
 def with_input(weights: Weights, folder: str | Path, data: str | Path | None) -> Weights:
-    """Add a description of the network's input to the weights of `folder`; it is computed from the images in `data`.
+    """Add a description of the network's input, which it computes from the images in `data`, to the weights.
 
-    Runs of earlier versions need this, as they did not store it.
+    Runs of earlier versions, in `folder`, need this: they did not store the description.
 
     Raises:
-        UserError: `data` has no images, or others than the run was trained on.
+        UserError: `data` has no images, or not those that the run was trained on.
     """
     if weights.input or data is None:
         return weights
@@ -132,15 +132,15 @@ def with_input(weights: Weights, folder: str | Path, data: str | Path | None) ->
 def write_program(classifier: Classifier, file: Path) -> Path:
     """Write the classifier as a program of `torch.export`, for any number of images; returns the file.
 
-    The program needs torch, but not deepnets. Before its file gets its name, it is read and compared with `classifier`.
+    The program needs torch, but not deepnets. It is read back and compared with `classifier` before it replaces `file`.
 
     Raises:
-        UserError: torch cannot export this network, the program computes something else, or cannot be written.
+        UserError: torch cannot export this network, or the program computes something else or cannot be written.
     """
     channels, height, width = classifier.shape
     draw = torch.Generator().manual_seed(0)
     images = torch.randint(256, (3, height, width, channels), generator=draw, dtype=torch.uint8)
-    classifier.to(memory_format=torch.contiguous_format)  # a program's only format; a checkpoint's is channels_last
+    classifier.to(memory_format=torch.contiguous_format)  # a program knows no other; a checkpoint has channels_last
     try:
         number = torch.export.Dim("images", min=1)
         program = torch.export.export(classifier, (images,), dynamic_shapes=({0: number},))

@@ -1,4 +1,4 @@
-"""Measures the files of sweeps, and removes those that nobody needs any more."""
+"""Measures the files of sweeps, and removes those that nobody needs."""
 
 import os
 import shutil
@@ -15,12 +15,12 @@ from deepnets.runs.weights import FILE, read_weights, write_weights
 from deepnets.system.printing import print_line
 
 CHECKPOINTS_KIND = "checkpoints of finished runs"
-LEFT_BEHIND = ("*.damaged", "*.new")  # a run sets the first aside, a kill leaves the second
+LEFT_BEHIND = ("*.damaged", "*.new")  # a run sets damaged files aside; a killed process leaves new ones
 
 
 @dataclass(frozen=True)
-class Needless:
-    """Files or folders of one kind that can go, and the run they belong to, if they belong to one."""
+class Removable:
+    """Files or folders of one kind that nobody needs, and the run that they belong to, if any."""
 
     kind: str
     paths: tuple[Path, ...]
@@ -38,25 +38,25 @@ def clean(paths: Sequence[Path], *, remove: bool, keep_weights: bool) -> int:
     `keep_weights` writes the last weights of each run as `weights.safetensors` before its checkpoints go.
 
     Raises:
-        UserError: a folder is not there, or has no run in it.
+        UserError: a folder is missing, or has no run in it.
     """
     folders = folders_in(paths)
-    needless = list(_needless(folders))
-    for kind in dict.fromkeys(each.kind for each in needless):
-        same = [each for each in needless if each.kind == kind]
+    removables = list(_removables(folders))
+    for kind in dict.fromkeys(each.kind for each in removables):
+        same = [each for each in removables if each.kind == kind]
         print_line(f"{in_bytes(sum(each.size for each in same)):>10}  {kind} ({sum(len(x.paths) for x in same)})")
-    total = sum(each.size for each in needless)
-    if not needless:
+    total = sum(each.size for each in removables)
+    if not removables:
         print_line(f"nothing to remove; {in_bytes(size_of(folders))} in {len(folders)} runs")
         return 0
     if not remove:
-        what = f"{in_bytes(total)} of {in_bytes(size_of(folders))} can be removed; add --yes to do it"
-        print_line(f"{what}, and --keep-weights to keep each run's last weights")
+        line = f"{in_bytes(total)} of {in_bytes(size_of(folders))} can be removed; add --yes to do it"
+        print_line(f"{line}, and --keep-weights to keep each run's last weights")
         return 0
-    kept = [error for each in needless if (error := _removed(each, keep_weights))]
+    kept = [error for each in removables if (error := _remove(each, keep_weights))]
     for error in kept:
         print_line(f"kept: {error}")
-    print_line(f"removed {in_bytes(total - sum(each.size for each in needless))}")
+    print_line(f"removed {in_bytes(total - sum(each.size for each in removables))}")
     return 1 if kept else 0
 
 
@@ -67,15 +67,16 @@ def size_of(folders: Sequence[RunFolder]) -> int:
 
 
 def disk_line(paths: Sequence[Path]) -> str:
-    """Return a line with the bytes of the runs below `paths`, and of checkpoints of finished runs among them."""
+    """Return a line with the bytes of the runs below `paths`, and of their checkpoints that nobody needs."""
     folders = folders_in(paths)
-    checkpoints = sum(each.size for folder in folders for each in _of_run(folder) if each.kind == CHECKPOINTS_KIND)
+    removables = [each for folder in folders for each in _removables_of(folder)]
+    checkpoints = sum(each.size for each in removables if each.kind == CHECKPOINTS_KIND)
     line = f"on disk  {in_bytes(size_of(folders))}"
     return f"{line}, of which {in_bytes(checkpoints)} {CHECKPOINTS_KIND} (deepnets clean)" if checkpoints else line
 
 
 def in_bytes(size: float) -> str:
-    """The size in the largest unit in which it is 1 or more, such as 1.2 GB."""
+    """Format a size in the largest unit in which it is at least 1, such as 1.2 GB."""
     units = ("B", "kB", "MB", "GB")
     for unit in units:
         if size < 1000:
@@ -84,28 +85,28 @@ def in_bytes(size: float) -> str:
     return f"{size:.1f} TB"
 
 
-def _needless(folders: Sequence[RunFolder]) -> Iterator[Needless]:
+def _removables(folders: Sequence[RunFolder]) -> Iterator[Removable]:
     for folder in folders:
-        yield from _of_run(folder)
+        yield from _removables_of(folder)
     for sweep in sorted({folder.path.parents[1] for folder in folders}):
         copies = sorted((sweep / FOLDER).glob("*")) if not (sweep / FOLDER).is_symlink() else []
         runs = folders_in([sweep])
-        unused = [copy for copy in copies if copy.name not in _codes(runs) and not _is_awaited(copy, runs)]
+        unused = [copy for copy in copies if copy.name not in _code_hashes(runs) and not _is_awaited(copy, runs)]
         if unused:
-            yield Needless("copies of code that no run names", tuple(unused))
+            yield Removable("copies of code that no run names", tuple(unused))
 
 
-def _of_run(folder: RunFolder) -> Iterator[Needless]:
+def _removables_of(folder: RunFolder) -> Iterator[Removable]:
     with suppress(Unreadable):
         result = folder.result
         checkpoints = tuple(path for name in CHECKPOINTS if (path := folder.path / name).is_file())
         if result and result.status == FINISHED and checkpoints:
-            yield Needless(CHECKPOINTS_KIND, checkpoints, folder)
+            yield Removable(CHECKPOINTS_KIND, checkpoints, folder)
     if left := tuple(path for pattern in LEFT_BEHIND for path in sorted(folder.path.glob(pattern))):
-        yield Needless("damaged or incomplete files", left, folder)
+        yield Removable("damaged or incomplete files", left, folder)
 
 
-def _codes(runs: Sequence[RunFolder]) -> set[str]:
+def _code_hashes(runs: Sequence[RunFolder]) -> set[str]:
     codes: set[str] = set()
     for run in runs:
         with suppress(Unreadable):
@@ -116,24 +117,24 @@ def _codes(runs: Sequence[RunFolder]) -> set[str]:
 
 
 def _is_awaited(copy: Path, runs: Sequence[RunFolder]) -> bool:
-    """Return whether a queued job may still execute this copy of deepnets."""
+    """Return whether a queued job may yet execute this copy of deepnets."""
     return copy.name.startswith("deepnets-") and not all(run.is_complete for run in runs)
 
 
-def _removed(needless: Needless, keep_weights: bool) -> str | None:
-    """Remove the files; returns why not, if one of them cannot be removed."""
+def _remove(removable: Removable, keep_weights: bool) -> str | None:
+    """Remove the files; returns the reason if one of them cannot be removed, else None."""
     try:
-        if needless.run is None:
-            for path in needless.paths:
+        if removable.run is None:
+            for path in removable.paths:
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
             return None
-        with needless.run.hold():
-            if needless.kind == CHECKPOINTS_KIND:
-                if keep_weights and not (needless.run.path / FILE).exists():
-                    write_weights(read_weights(needless.run.path), needless.run.path)
-                if origin := Origin.read(needless.run.path):  # `inspect` then expects none
-                    origin.model_copy(update={"cleaned": True}).write(needless.run.path)
-            for path in needless.paths:
+        with removable.run.hold():
+            if removable.kind == CHECKPOINTS_KIND:
+                if keep_weights and not (removable.run.path / FILE).exists():
+                    write_weights(read_weights(removable.run.path), removable.run.path)
+                if origin := Origin.read(removable.run.path):  # `inspect` then does not report them
+                    origin.model_copy(update={"cleaned": True}).write(removable.run.path)
+            for path in removable.paths:
                 path.unlink()
     except (Locked, UserError, OSError) as error:
         return str(error)

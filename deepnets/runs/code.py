@@ -1,7 +1,7 @@
 """A researcher's own code in a run: finds the modules that a run uses, copies them, and notices when they change.
 
-They are modules with classes that a configuration names, and modules of the same project that these import. Here their
-sources are read, and nothing is imported. A copy is executed only if somebody asks for it.
+These are the modules whose classes a configuration names, and the modules of the same project that those import. This
+module reads their sources and imports nothing. A copy is executed only if somebody asks for it.
 """
 
 import ast
@@ -26,13 +26,13 @@ from deepnets.runs.contents import Code
 from deepnets.runs.folder import RunFolder
 from deepnets.system.files import make_own_folder, read_text
 
-FOLDER = ".code"  # beside the rows of a sweep; it has a folder for each version of the code, named by its hash
+FOLDER = ".code"  # beside the rows of a sweep: a folder for each version of the code, named by its hash
 LONGEST_SOURCE = 10_000_000  # bytes
 NODES = ("model", "dataset", "optimizer", "schedule", "loss")
 
 
 class OtherCode(UserError):
-    """A run began under other code; the arguments are its folder, the files that differ, and how to type a choice."""
+    """A run began with other code; the arguments are its folder, the files that differ, and how to type a choice."""
 
     def __str__(self) -> str:
         return f"{self.args[0]}: {self.summary}.\n{self.remedy}"
@@ -40,7 +40,7 @@ class OtherCode(UserError):
     @property
     def summary(self) -> str:
         """Name the files that differ, in a line without the folder."""
-        return f"your code has changed since: {', '.join(self.args[1])}"
+        return f"your code has changed since the run began: {', '.join(self.args[1])}"
 
     @property
     def remedy(self) -> str:
@@ -62,7 +62,7 @@ def code_of(config: Config) -> Code | None:
 
 
 def sources_of(config: Config) -> dict[str, Path | str]:
-    """Return, by name, each module besides deepnets that a run uses: its file or, if it is installed, its version."""
+    """Return, by name, each module outside deepnets that a run uses: its file or, if it is installed, its version."""
     targets = {target for node in NODES for target in targets_in(getattr(config, node))} - TARGETS
     waiting = sorted({target.rpartition(".")[0] for target in targets})
     sources: dict[str, Path | str] = {}
@@ -84,7 +84,7 @@ def sources_of(config: Config) -> dict[str, Path | str]:
 
 
 def store(folder: RunFolder, config: Config, code: Code) -> Path:
-    """Copy the sources beside the rows of the run's sweep, once for each hash; returns the copy's folder."""
+    """Copy the sources beside the rows of the run's sweep unless that copy exists; returns the copy's folder."""
     copy = folder.path.parents[1] / FOLDER / code.hash
     if copy.is_dir():
         return copy
@@ -99,7 +99,7 @@ def store(folder: RunFolder, config: Config, code: Code) -> Path:
 
 
 def write_copy(copy: Path, contents: Mapping[Path, bytes]) -> None:
-    """Write `contents`, by their paths in it, to the folder `copy`; it appears as a whole, and the first writer wins.
+    """Write `contents`, by path, into a new folder `copy`; it appears as a whole, and the first writer wins.
 
     Raises:
         OSError: the folder cannot be written, or the folder above it is a link.
@@ -117,7 +117,7 @@ def write_copy(copy: Path, contents: Mapping[Path, bytes]) -> None:
 
 
 def changed_files(folder: RunFolder, before: Code, now: Code) -> list[str]:
-    """Return the files of the modules whose code has changed; changes of comments and docstrings do not count."""
+    """Return the files of the modules whose code has changed; comments and docstrings do not count."""
     if before.hash == now.hash:
         return []
     # Hashes depend on Python's version, so this Python computes them again from the copy, if there is one.
@@ -135,10 +135,10 @@ def noted_code(folder: RunFolder) -> Code | None:
     return list(result.code.values())[-1] if result and result.code else None
 
 
-def code_to_execute(folder: RunFolder, config: Config, words: str = "--code {}") -> Code | None:
+def code_to_execute(folder: RunFolder, config: Config, option: str = "--code {}") -> Code | None:
     """Return the user's own code with which this process executes the run: the noted code or, if chosen, today's.
 
-    `words` shows in messages how a user makes a choice, with {} in place of the choice.
+    `option` shows in messages how a user chooses, with {} for the choice.
 
     Raises:
         OtherCode: the code has changed since, and nothing was chosen. UserError: as `execute_copy`.
@@ -151,35 +151,35 @@ def code_to_execute(folder: RunFolder, config: Config, words: str = "--code {}")
         return now
     changed = changed_files(folder, before, now)
     if changed and choice is None:
-        raise OtherCode(folder, changed, words)
+        raise OtherCode(folder, changed, option)
     return now if changed else before
 
 
 def execute_copy(folder: RunFolder, name: str) -> None:
-    """Let this process import modules from the copy beside the run whose hash is `name`, not today's.
+    """Let this process import the run's modules from the copy with the hash `name`, not from today's files.
 
     Raises:
-        UserError: there is no copy, its code has another hash, or this process has imported another version.
+        UserError: there is no such copy, its code has another hash, or this process has imported another version.
     """
     copy = (folder.path.parents[1] / FOLDER / name).absolute()
     if copy in executed_from():
         return
     if not copy.is_dir():
         raise UserError(
-            f"{folder}: the code that it began under is not here (no {RunFolder(copy)}); copy that from where the run "
+            f"{folder}: the code that the run began with is missing ({RunFolder(copy)}); copy it from where the run "
             "was trained, or choose `current` to go on with today's"
         )
     modules = _modules_in(copy)
     noted_modules = (noted_code(folder) or Code(hash=name)).modules
     if _joined(modules | {key: value for key, value in noted_modules.items() if key not in modules}) != name:
-        raise UserError(f"{RunFolder(copy)}: is not the code that its name says, and is not executed")
+        raise UserError(f"{RunFolder(copy)}: its code does not have the hash in its name, and is not executed")
     for module, value in modules.items():
         loaded = getattr(sys.modules.get(module), "__file__", None)
         others = [file for other in executed_from() if (file := _file(other, module))]
         if any(_hash(_read(Path(file))) != value for file in [*others, *([loaded] if loaded else [])]):
             raise UserError(
-                f"{folder}: began under another version of {module} than this process has imported, and a process "
-                "keeps to one version; train this run by a command of its own"
+                f"{folder}: began with another version of {module} than this process has imported, and a process "
+                "can use only one; train this run with a command of its own"
             )
     execute_from(copy)
 
@@ -187,7 +187,7 @@ def execute_copy(folder: RunFolder, name: str) -> None:
 def _place(top: str) -> Path | str | None:
     """Return the folder that a top-level module or package is imported from, or the version of an installed package.
 
-    Returns None if it is not there, or belongs to Python.
+    Returns None if it does not exist, or belongs to Python.
     """
     try:
         spec = find_spec(top)  # this imports nothing, as the name has no dots
@@ -212,7 +212,7 @@ def _file(place: Path, name: str) -> Path | None:
 
 
 def _imports(name: str, file: Path) -> Iterator[str]:
-    """Yield each name in a file's imports that may be a module; some turn out not to be one."""
+    """Yield each name in a file's imports that may be a module; some are none."""
     package = name.split(".") if file.name == "__init__.py" else name.split(".")[:-1]
     for node in ast.walk(_parsed(_read(file))):
         if isinstance(node, ast.Import):
@@ -233,7 +233,7 @@ def _read(file: Path) -> str:
 
 @cache
 def _parsed(source: str) -> ast.Module:
-    """Parse a module and drop its docstrings; empty if it is not valid Python, which its import reports."""
+    """Parse a module and drop its docstrings; empty if it is not valid Python, as its import will report that."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -248,7 +248,7 @@ def _parsed(source: str) -> ast.Module:
 
 @cache
 def _hash(source: str) -> str:
-    """Return a hash of sixteen hexadecimal digits, which comments, docstrings and layout do not change."""
+    """Return a hash of sixteen hexadecimal digits that does not depend on comments, docstrings and layout."""
     try:
         code = ast.unparse(_parsed(source)) or source
     except RecursionError:

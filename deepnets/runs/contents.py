@@ -79,7 +79,7 @@ class RunFile(BaseModel):
 class Progress(BaseModel):
     """How far a run is; `test_error` is in percent, and None until the first epoch ends.
 
-    `seconds_idle` is the time from the last iteration or evaluated batch to the last heartbeat.
+    `seconds_idle` is the time between the last iteration or evaluated batch and the last heartbeat.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -119,7 +119,7 @@ class Job(RunFile):
 class Code(BaseModel):
     """A researcher's own code: `modules` by name with a hash of each, or the version of an installed package.
 
-    `commit` is the commit of the clone that they lie in. See `deepnets.runs.code`.
+    `commit` is the commit of their clone. See `deepnets.runs.code`.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -161,8 +161,8 @@ class Input(BaseModel):
     None and `mean_image` holds (H, W, C) float32, little-endian, in base 64: 16 kB for CIFAR-10. Checkpoints and
     exports hold that image, result.json does not. `normalization` names g: see `deepnets.data.normalization`.
 
-    An image file is scaled until its shorter side is `shorter_side` (None: until it just covers the shape), and its
-    centre is cut out. Squares of `reduce` x `reduce` pixels are averaged to one pixel.
+    An image file is scaled until its shorter side is `shorter_side` (None: it just covers `shape`), and its centre is
+    cut out. Squares of `reduce` x `reduce` pixels are averaged to one pixel.
     """
 
     model_config = ConfigDict(strict=True, frozen=True)
@@ -194,7 +194,7 @@ class Input(BaseModel):
 class Result(RunFile):
     """result.json: how the run ended, errors in percent; a run that failed has only status, reason and job.
 
-    `test_right` has a bit for each test image, see `packed`; `weights_sha256` is a checksum of the final weights;
+    `test_right` has a bit for each test image (see `packed`); `weights_sha256` is a checksum of the final weights;
     `code` is the researcher's own code, by the iteration at which the run began to execute it.
     """
 
@@ -262,7 +262,7 @@ def unpacked(text: str, images: int) -> np.ndarray:
     """Return the array (images,) bool that `packed` has packed.
 
     Raises:
-        ValueError: the text does not hold a bit for each of so many images.
+        ValueError: the text does not hold a bit for each image.
     """
     packed_bits = np.frombuffer(base64.b64decode(text, validate=True), np.uint8)
     if len(packed_bits) != ceil(images / 8):

@@ -1,4 +1,4 @@
-"""Execute one run folder, in this process or in several, or inspect the files of one that has finished."""
+"""Executes a run folder, in this process or in several, or inspects the files of a finished run."""
 
 import csv
 import shlex
@@ -30,19 +30,19 @@ from deepnets.training.fit import fit
 from deepnets.training.hardware import with_counted_devices
 
 METRICS = "metrics.csv"
-LOCKED = 75  # exit code of `python -m deepnets.run FOLDER` if another process is running the folder
+LOCKED = 75  # exit code of `python -m deepnets.run FOLDER` if another process executes the folder
 
 
 def command_of(folder: RunFolder) -> list[str]:
-    """Return the command by which another process, which trusts what this one does, starts or continues the run.
+    """Return the command for another process to start or continue the run, with this process's trust.
 
-    That process executes the copy of the code that the folder notes, even if the files change meanwhile.
+    It executes the copy of the code that the folder notes, even if the files change meanwhile.
     """
     code = folder.origin.code
-    return [sys.executable, *_words(folder), *([f"--code={code.hash}"] if code else [])]
+    return [sys.executable, *_arguments(folder), *([f"--code={code.hash}"] if code else [])]
 
 
-def _words(folder: RunFolder) -> list[str]:
+def _arguments(folder: RunFolder) -> list[str]:
     return ["-m", "deepnets.run", str(folder), *(f"--trust={name}" for name in trusted())]
 
 
@@ -50,13 +50,13 @@ def run(folder: RunFolder) -> Result:
     """Train the folder's run to its end, from its last checkpoint if it has one, and return its result.
 
     With devices=N this starts N processes. But if torchrun or SLURM has started this process as one of several, the run
-    uses these, whatever `devices` its configuration names.
+    uses these, and ignores `devices`.
 
     Raises:
         Interrupted: a signal came; the state is saved, or the run is complete.
-        Locked: another process is running the folder.
+        Locked: another process executes the folder.
         AnotherFailed: this is one of several processes, and another one failed first.
-        OtherCode: the run began under another version of the user's own code.
+        OtherCode: the run began with another version of the user's own code.
         UserError: the run cannot go on; this and any other failure is also noted in result.json.
     """
     if result := folder.completed:
@@ -71,9 +71,9 @@ def run(folder: RunFolder) -> Result:
     with ExitStack() as held:
         try:
             held.enter_context(interruption)
-            with ExitStack() as of_run:
-                if opened := of_run.enter_context(session(folder, config, world)):
-                    execution = Execution(folder, config, world, opened, of_run, code)
+            with ExitStack() as held_by_run:
+                if opened := held_by_run.enter_context(session(folder, config, world)):
+                    execution = Execution(folder, config, world, opened, held_by_run, code)
                     train([execution], fit(execution.training), interruption)
                 result = execution.result if opened else folder.completed
             if interruption.received and is_alone:  # too late for this run, but the signal stops the next
@@ -82,7 +82,7 @@ def run(folder: RunFolder) -> Result:
             return result
         except Interrupted as stop:
             if world.is_first:
-                again = shlex.join(["python", *_words(folder)])
+                again = shlex.join(["python", *_arguments(folder)])
                 print_error(f"\nStopped by {stop}; {folder} is saved. {RESUME}, or\n{again}")
             raise
         except Exception as error:
@@ -96,7 +96,7 @@ def run(folder: RunFolder) -> Result:
 
 def _run_in_processes(folder: RunFolder, config: Config, code: Code | None) -> Result:
     with folder.hold(STARTING_SECONDS):
-        if not folder.retry() and (result := folder.completed):  # another process has trained it a moment ago
+        if not folder.retry() and (result := folder.completed):  # another process has just trained it
             return result
         try:
             check_processes(config)
@@ -112,39 +112,39 @@ def _run_in_processes(folder: RunFolder, config: Config, code: Code | None) -> R
         failure = group.first_failure()
         if failure and failure[1] != LOCKED and failure[1] - 128 not in SIGNALS:
             rank, exit_code = failure
-            reason = f"process {rank} of {config.devices}: {how_it_ended(exit_code)}"
-            note_failure(folder, reason, f"{reason}\n")  # unless the process did so itself
-    noted = folder.result and folder.result.reason
+            ending = f"process {rank} of {config.devices}: {how_it_ended(exit_code)}"
+            note_failure(folder, ending, f"{ending}\n")  # if the process did not do so itself
+    reason = folder.result.reason if folder.result else None
     if stop := group.stopped_by(failure):
-        if noted:  # saving failed, but the signal stops the next run
-            print_error(f"{folder}: {noted}")
+        if reason:  # saving failed, but the signal stops the next run
+            print_error(f"{folder}: {reason}")
         raise Interrupted(stop)
     if result := folder.completed:  # even if a process died after the result was written
         return result
-    if not noted:
+    if not reason:
         raise Locked(folder)
-    raise UserError(noted.removeprefix(f"{UserError.__name__}: "))
+    raise UserError(reason.removeprefix(f"{UserError.__name__}: "))
 
 
 def inspect(folder: RunFolder) -> Iterator[str]:
     """Yield a line about each missing or damaged file of a finished run; restores metrics.csv from a checkpoint.
 
-    A record never has a checkpoint, so this does not report it as missing there.
+    A record has no checkpoint, and this does not report that one is missing there.
     """
     result = folder.completed
     if not result or result.status != FINISHED:
         return
-    if wrong := _checkpoint_wrong(folder):
-        yield f"{folder}: finished, but {LAST} {wrong}; overwrite=true trains the run again"
-    if wrong := _metrics_wrong(folder, result):
+    if problem := _checkpoint_problem(folder):
+        yield f"{folder}: finished, but {LAST} {problem}; overwrite=true trains the run again"
+    if problem := _metrics_problem(folder, result):
         try:
             restored = _restored(folder, result)
         except (UserError, OSError) as error:
             restored = f"cannot be restored ({in_a_line(error)})"
-        yield f"{folder}: finished, but {METRICS} {wrong}; {restored}"
+        yield f"{folder}: finished, but {METRICS} {problem}; {restored}"
 
 
-def _checkpoint_wrong(folder: RunFolder) -> str | None:
+def _checkpoint_problem(folder: RunFolder) -> str | None:
     try:
         damage = checkpoint.damage_of(folder.path / LAST)
     except FileNotFoundError:
@@ -155,7 +155,7 @@ def _checkpoint_wrong(folder: RunFolder) -> str | None:
     return f"is damaged ({damage})" if damage else None
 
 
-def _metrics_wrong(folder: RunFolder, result: Result) -> str | None:
+def _metrics_problem(folder: RunFolder, result: Result) -> str | None:
     try:
         text = read_text(folder.path / METRICS, LONGEST_METRICS)
         rows = list(csv.DictReader(text.splitlines()))
@@ -171,7 +171,7 @@ def _metrics_wrong(folder: RunFolder, result: Result) -> str | None:
 
 
 def _restored(folder: RunFolder, result: Result) -> str:
-    """Write metrics.csv from a checkpoint made at the run's end; returns a phrase that says whether that worked."""
+    """Write metrics.csv from the checkpoint of the run's end, if there is one; returns a phrase about that."""
     state, _ = checkpoint.load(folder.path, malformed)
     is_last = state and state["training"]["iteration"] == result.iterations
     if not state or not is_last or difference(state.get("run", {}), folder.config):

@@ -1,4 +1,4 @@
-"""The folder of a run: its name, which follows from the configuration, and its frozen settings, lock and result."""
+"""The folder of a run: its name, which the configuration decides, and its frozen settings, lock and result."""
 
 import json
 import os
@@ -31,15 +31,15 @@ from deepnets.runs.owner import OWNER, Owner, is_left_behind, owned, owner_elsew
 from deepnets.system.files import check_folder, flush_folder, make_folder, read_text, write_atomically
 
 RUNS = "runs"  # the folder of runs without a sweep
-BUDGETS = ("epochs", "iterations")  # one is null, and the other names the budget
+BUDGETS = ("epochs", "iterations")  # one is null, the other is the budget
 CHECKPOINTS = ("checkpoint.pt", "checkpoint.previous.pt")  # the last one, and the one before
 BESIDE = "name=NAME"  # the override that trains the same runs in another folder
 SCHEMA = OmegaConf.structured(Config)
-FREEZING_SECONDS = 10.0  # more than writing a configuration takes anywhere
+FREEZING_SECONDS = 10.0  # longer than any process takes to write a configuration
 
 
 class Locked(UserError):
-    """Another process is running a folder; the arguments are the folder and, if it is known, that process."""
+    """Another process executes a folder; the arguments are the folder and, if known, that process."""
 
     def __str__(self) -> str:
         who = f" ({self.args[1]})" if len(self.args) > 1 else ""
@@ -47,7 +47,7 @@ class Locked(UserError):
 
 
 class OtherSettings(UserError):
-    """A folder holds a run with other settings; the arguments are the folder and, by key, the values there and here."""
+    """A folder holds a run with other settings; the arguments are the folder and, by key, its value and the new one."""
 
     def __str__(self) -> str:
         lines = [f"  {key}: {there!r} there, {here!r} here" for key, (there, here) in self.args[1].items()]
@@ -55,13 +55,13 @@ class OtherSettings(UserError):
 
     @property
     def summary(self) -> str:
-        """How the settings differ, in a line without the folder."""
+        """Say in a line, without the folder, how the settings differ."""
         values = (f"{key} {there!r} there, {here!r} here" for key, (there, here) in self.args[1].items())
         return f"other settings: {'; '.join(values)}"
 
     @property
     def remedy(self) -> str:
-        """How to continue that run, to train beside it, or to delete it."""
+        """Say how to continue that run, to train beside it, or to delete it."""
         settings = {key: there for key, (there, _) in self.args[1].items() if there != "absent"}
         overrides = [f"{key}={json.dumps(value, separators=(',', ':'))}" for key, value in settings.items()]
         return (
@@ -73,9 +73,9 @@ class OtherSettings(UserError):
 class RunFolder:
     """One run on disk. Its existence, `config.yaml` and `result.json` are the only memory between commands.
 
-    config.yaml   what the run is, frozen before training starts
+    config.yaml   the run's settings, frozen before training starts
     origin.json   the command and the code version that froze it
-    the others    see docs/run-folder.md
+    other files   see docs/run-folder.md
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -85,7 +85,7 @@ class RunFolder:
         """The path as a user would type it: relative when it lies below the working directory."""
         try:
             path, here = self.path.resolve(), Path.cwd()
-        except OSError:  # the working directory has gone
+        except OSError:  # the working directory is gone
             return str(self.path)
         return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
@@ -102,7 +102,7 @@ class RunFolder:
             raise UserError(f"{self}: not a run folder ({reason})")
         try:
             frozen = read_frozen(read_text(file, LONGEST))
-            # OmegaConf would only copy these, and take three times as long for them as for all the rest.
+            # OmegaConf would copy these unchanged, and take three times as long for them as for the rest.
             nodes: dict[str, Any] = {name: frozen[name] for name in NODES if _is_plain_node(frozen.get(name))}
             config = OmegaConf.to_object(OmegaConf.merge(SCHEMA, frozen | {name: {} for name in nodes}))
             assert isinstance(config, Config)
@@ -120,12 +120,12 @@ class RunFolder:
 
     @property
     def result(self) -> Result | None:
-        """How the run ended; None while it has not ended, or if a crash of the machine left the file empty."""
+        """How the run ended; None before that, or if a crash of the machine left the file empty."""
         return Result.read(self.path)
 
     @property
     def status(self) -> Status | None:
-        """The last status that the training process wrote; None before the first."""
+        """The last status that the training process wrote; None if it has written none."""
         return Status.read(self.path)
 
     @property
@@ -146,7 +146,7 @@ class RunFolder:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the code that the folder notes has trained anything, or was submitted as a job."""
+        """Whether the run has a checkpoint or a job, so that the code that the folder notes may have trained it."""
         return any(os.path.lexists(self.path / name) for name in (*CHECKPOINTS, Job.FILE))
 
     def check(self, config: Config) -> Config | None:
@@ -169,16 +169,16 @@ class RunFolder:
         return kept
 
     def freeze(self, config: Config, origin: Origin) -> None:
-        """Write the run's configuration, with the settings of its execution; `overwrite` first deletes what is there.
+        """Write the run's configuration, with the settings of its execution; `overwrite` first deletes all other files.
 
-        Trust is not frozen: it must be given anew wherever the folder is executed. From the sweep, only the axes, which
-        name the run, and their pairs are frozen; reports read what a paper prints and claims from the sweep's file.
+        Trust is not frozen: every command that executes the folder needs it again. Of the sweep, only the axes, which
+        name the run, and their pairs are frozen; reports read published numbers and claims from the sweep's file.
 
         Raises:
-            Locked: another process is running the folder.
+            Locked: another process executes the folder.
         """
         make_folder(self.path)
-        # If there is no configuration yet, the process that holds the lock is only about to write it.
+        # If there is no configuration yet, the process that holds the lock is just writing it.
         with self.hold(0 if (self.path / "config.yaml").is_file() else FREEZING_SECONDS):
             if config.overwrite:
                 self._clear()
@@ -191,7 +191,7 @@ class RunFolder:
             write_atomically(self.path / "config.yaml", _yaml_of(config))
 
     def _clear(self) -> None:
-        # The configuration last: a kill in between must not leave a checkpoint that another run would continue.
+        # The configuration goes last: a kill in between must not leave a checkpoint that another run would continue.
         for item in sorted(self.path.iterdir(), key=lambda item: item.name == "config.yaml"):
             if item.name != ".lock" and not item.name.startswith(OWNER):
                 shutil.rmtree(item) if item.is_dir() and not item.is_symlink() else item.unlink()
@@ -206,14 +206,14 @@ class RunFolder:
 
     @contextmanager
     def hold(self, patience: float = 0, *, to_train: bool = False) -> Iterator[Owner | None]:
-        """Hold the lock, with which only one process of this machine writes here; a process that dies frees it.
+        """Hold the folder's lock, so that no other process of this machine writes here; a process that dies frees it.
 
-        `to_train` also makes this machine the run's only `Owner`, and yields that; yields None if nothing is left to
-        train. Waits at most `patience` seconds for the lock.
+        With `to_train`, this machine also becomes the run's only `Owner`; this yields the owner, or None if nothing is
+        left to train. It waits at most `patience` seconds for the lock.
 
         Raises:
             Locked: another process, here or on another machine, holds the folder.
-            UserError: the file system gives no lock.
+            UserError: the file system cannot lock.
         """
         lock = filelock.FileLock(self.path / ".lock", timeout=patience)
         try:
@@ -234,11 +234,11 @@ class RunFolder:
             owner = held.enter_context(owned(self.path))
             if owner is None:
                 raise Locked(self, *filter(None, [owner_elsewhere(self.path)]))
-            yield None if self.is_complete else owner  # another machine may have trained it to its end
+            yield None if self.is_complete else owner  # another machine may have just finished it
 
 
 def _is_plain_node(node: Any) -> bool:
-    """Return whether OmegaConf would copy the node unchanged: all its keys are texts, and no value is missing."""
+    """Return whether OmegaConf would copy the node unchanged: all keys are texts, and no value is missing."""
     return isinstance(node, dict) and _is_plain(node)
 
 
@@ -249,8 +249,8 @@ def _is_plain(values: Any) -> bool:
 
 
 def _yaml_of(config: Config) -> str:
-    """Write the configuration as OmegaConf.to_yaml does, without typing every value again, which is slow."""
-    dumper = get_omega_conf_dumper()  # which puts texts that look like numbers in quotes
+    """Write the configuration like OmegaConf.to_yaml, but without its slow check of the type of every value."""
+    dumper = get_omega_conf_dumper()  # it puts texts that look like numbers in quotes
     return yaml.dump(plain_values(config), Dumper=dumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
 
 
@@ -279,8 +279,8 @@ def folders_of(rows: list[Row]) -> list[RunFolder]:
 def folder_of(row: Row) -> RunFolder:
     """Return `runs/<model>,<dataset>,<changes>/seed<seed>`, or `<sweep>+<changes>/<row>/seed<seed>` in a sweep.
 
-    With `name=NAME`, NAME replaces `runs` or the sweep's name. A change is a setting that differs from the options, or
-    the sweep, that name the run: `epochs=164` is not a change if they say 164 anyway.
+    With `name=NAME`, NAME replaces `runs` or the sweep's name. A change is a setting that differs from the value that
+    the options or the sweep in the name give it: `epochs=164` is no change if they say 164 anyway.
 
     Raises:
         UserError: `sweep.axes` is empty, or has a name that is neither a group nor a key.
@@ -298,7 +298,7 @@ def folder_of(row: Row) -> RunFolder:
         source = row.config.dataset.get("source")
         data, option = source.get("name") if isinstance(source, dict) else None, row.choices["dataset"]
         naming = {"model", "dataset", *(["dataset.source.name"] if data else [])}
-        if data and plain(data) != option and _is_dataset(plain(data), row):  # as images in a folder called cifar10
+        if data and plain(data) != option and _is_dataset(plain(data), row):  # e.g. images in a folder called cifar10
             data = f"{option}={data}"
         name = ",".join([row.choices["model"], data or option, *_changes(row, naming)])
     return RunFolder(Path(row.config.output_root) / plain(grid) / plain(name) / f"seed{row.config.seed}")
@@ -307,11 +307,11 @@ def folder_of(row: Row) -> RunFolder:
 def run_folders(below: Path) -> list[RunFolder]:
     """Return all run folders below a folder, or the folder itself, in the order of their names: seed2 before seed10."""
     folders = []
-    for path, below_it, files in os.walk(below):
-        below_it.sort(key=lambda name: [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)])
+    for path, names, files in os.walk(below):
+        names.sort(key=lambda name: [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)])
         if "config.yaml" in files:
             folders.append(RunFolder(path))
-            below_it.clear()
+            names.clear()
     return folders
 
 
@@ -319,7 +319,7 @@ def folders_in(paths: Sequence[Path]) -> list[RunFolder]:
     """Return the run folders in and below these folders, each once.
 
     Raises:
-        UserError: a folder is not there, or has no run in it.
+        UserError: a folder is missing, or has no run in it.
     """
     folders: dict[Path, RunFolder] = {}
     for path in paths:
@@ -332,7 +332,7 @@ def folders_in(paths: Sequence[Path]) -> list[RunFolder]:
 
 
 def _changes(row: Row, naming: set[str]) -> list[str]:
-    """Return `key=value` for each typed choice or value that makes this another run than `naming` alone does."""
+    """Return `key=value` for each choice or value that makes this another run than the one `naming` describes."""
     overrides = {override.partition("=")[0].lstrip("+~"): override for override in row.overrides}
     typed = [key for key in overrides if key == "sweep" or not is_execution(key)]
     groups = {key: row.choices[key] for key in typed if key in row.choices}

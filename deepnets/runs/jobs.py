@@ -16,14 +16,14 @@ from deepnets.runs.contents import Job
 from deepnets.runs.folder import RunFolder
 from deepnets.system.files import opened
 
-LOGS = "slurm"  # in the sweep's folder: a link for each array, named by its number, to the folder of its files
-ANSWER_SECONDS = 10.0  # for SLURM to answer, and between two questions, as all users of a cluster share it
-LAST_BYTES = 100_000  # of a log
+LOGS = "slurm"  # in the sweep's folder: for each array, a link named by its number to the folder of its files
+ANSWER_SECONDS = 10.0  # SLURM's time to answer, and the time between questions, as all users of a cluster share it
+LAST_BYTES = 100_000  # read from the end of a log
 TASK = re.compile(r"[1-9]\d*(_\d+)?", re.ASCII)
 
 CANCELLED = "CANCELLED"
 PENDING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT")
-# Why a task did not end by itself: SLURM's state, and the message for it.
+# Why a task did not end by itself: SLURM's state, and our message for it.
 CAUSES = {
     CANCELLED: "cancelled",
     "OUT_OF_MEMORY": "out of memory: give more by launcher.options={mem:...}",
@@ -34,7 +34,7 @@ CAUSES = {
     "PREEMPTED": "preempted, and not queued again",
 }
 ENDED = ("COMPLETED", "FAILED", *CAUSES)
-# slurmstepd writes such a line into a log, and its ending stands for a state; scancel's line has another ending.
+# slurmstepd writes such a line into a log. Its ending names the state; after scancel, the line has another ending.
 STOPPED = re.compile(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+))?")
 STOPPED_BY = {
     "": CANCELLED,
@@ -48,7 +48,7 @@ OUT_OF_MEMORY = re.compile(r"oom.kill|OOM Killed|exceeded (?:job|step) memory li
 
 @dataclass(frozen=True)
 class Task:
-    """A task's `state` in SLURM's word, empty if unknown; `reason` says why it is pending, or who has cancelled it."""
+    """A task's `state` in SLURM's word, empty if unknown; `reason` says why it is pending, or who cancelled it."""
 
     state: str
     reason: str = ""
@@ -63,15 +63,15 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Known:
-    """The tasks that SLURM knew when it was asked, at `asked` seconds since 1970."""
+class Answer:
+    """SLURM's answer: the tasks that it knew when it was `asked` (seconds since 1970)."""
 
     tasks: dict[str, Task]
     asked: float
 
 
-def known(jobs: Collection[str]) -> Known | None:
-    """Ask SLURM about these tasks, e.g. 123_4: first its queue, then its accounting for those that are not there.
+def ask(jobs: Collection[str]) -> Answer | None:
+    """Ask SLURM about these tasks, e.g. 123_4: first its queue, then its accounting for those missing there.
 
     Returns None if there is no SLURM, or if it does not answer.
     """
@@ -80,17 +80,17 @@ def known(jobs: Collection[str]) -> Known | None:
         return None
     arrays = {job.partition("_")[0] for job in jobs if job not in queue.tasks and TASK.fullmatch(job)}
     accounts = _accounts(",".join(sorted(arrays)), period) if arrays else {}
-    return Known(accounts | queue.tasks, queue.asked)
+    return Answer(accounts | queue.tasks, queue.asked)
 
 
 def forget_answers() -> None:
-    """Forget what SLURM answered some seconds ago, so that `known` asks it again."""
+    """Forget the recent answers of SLURM, so that `ask` asks it again."""
     _queue.cache_clear()
     _accounts.cache_clear()
 
 
-def in_log(folder: RunFolder, job: str) -> tuple[Task, str | None]:
-    """Read in a task's log how it ended; returns that and, in words, the signal that killed the folder's run."""
+def read_log(folder: RunFolder, job: str) -> tuple[Task, str | None]:
+    """Return how a task ended according to its log and, in words, the signal that killed the folder's run."""
     if not TASK.fullmatch(job):
         return Task(""), None
     file = _log(folder, job)
@@ -111,13 +111,13 @@ def in_log(folder: RunFolder, job: str) -> tuple[Task, str | None]:
 
 
 def never_began(folder: RunFolder, job: str) -> bool:
-    """Return whether a task that SLURM no longer has was cancelled in the queue: then it left no log in its folder."""
+    """Return whether a task that SLURM has forgotten was cancelled in the queue: then it has no log in its folder."""
     file = _log(folder, job) if TASK.fullmatch(job) else None
     return file is not None and file.parent.is_dir() and not os.path.lexists(file)
 
 
-def is_newer(folder: RunFolder, asked: float) -> bool:
-    """Return whether the folder's run was submitted after SLURM was asked, so that its answer lacks the task."""
+def was_submitted_after(asked: float, folder: RunFolder) -> bool:
+    """Return whether the folder's run was submitted after SLURM was asked, so that the answer lacks its task."""
     return (folder.path / Job.FILE).stat().st_mtime >= asked
 
 
@@ -126,28 +126,28 @@ def _log(folder: RunFolder, job: str) -> Path:
 
 
 @lru_cache(maxsize=1)
-def _queue(_period: int) -> Known | None:
-    """Return all tasks that SLURM holds, and those that have ended in the last minutes (its MinJobAge)."""
+def _queue(_period: int) -> Answer | None:
+    """Return all tasks in SLURM's queue, and those that ended in the last minutes (its MinJobAge)."""
     asked = time.time()
-    lines = _answer("squeue", "--noheader", "--array", "--states=all", "--format=%F_%K|%T|%r")
+    lines = _output_lines("squeue", "--noheader", "--array", "--states=all", "--format=%F_%K|%T|%r")
     if lines is None:
         return None
     rows = [line.strip().split("|", 2) for line in lines]
-    held = {job.removesuffix("_N/A"): Task(state, reason) for job, state, reason in rows}
-    tasks = {job: task if task.is_pending and task.reason != "None" else Task(task.state) for job, task in held.items()}
-    return Known(tasks, asked)
+    queued = {job.removesuffix("_N/A"): Task(state, reason) for job, state, reason in rows}
+    pending = {job: task for job, task in queued.items() if task.is_pending and task.reason != "None"}
+    return Answer({job: Task(task.state) for job, task in queued.items()} | pending, asked)
 
 
 @lru_cache(maxsize=16)
 def _accounts(arrays: str, _period: int) -> dict[str, Task]:
-    """Return all tasks of these arrays that the accounting knows; empty if there is none, or it does not answer."""
+    """Return all tasks of these arrays that the accounting knows; empty if there is no accounting or no answer."""
     options = ["--noheader", "--parsable2", "--allocations", f"--jobs={arrays}", "--format=JobID,State"]
-    pairs = [line.split("|", 1) for line in _answer("sacct", *options) or () if "|" in line]
+    pairs = [line.split("|", 1) for line in _output_lines("sacct", *options) or () if "|" in line]
     states = {job: state.split() for job, state in pairs}
     return {job: Task(state[0], " ".join(state[1:])) for job, state in states.items() if state}
 
 
-def _answer(*command: str) -> list[str] | None:
+def _output_lines(*command: str) -> list[str] | None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=ANSWER_SECONDS)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""Writes metrics.csv, log.txt and the console's lines while a run trains; the dashboard writes for TensorBoard."""
+"""Writes metrics.csv, log.txt and lines on the console while a run trains; the dashboard writes for TensorBoard."""
 
 import csv
 import io
@@ -22,18 +22,18 @@ from deepnets.training.hardware import wait
 # Columns of metrics.csv that differ from one execution to the next; all others are a function of the run.
 TIME_COLUMNS = ("images_per_second", "seconds")
 REFRESH_SECONDS = 1.0  # between two reads of the device for the display
-FIRST_LINES, LINE_SECONDS = 3, 60.0  # without a terminal, a process prints the first epochs, then one now and then
+FIRST_LINES, LINE_SECONDS = 3, 60.0  # without a terminal, a process prints the first epochs, then one a minute
 
-PROTOCOLS: list[str] = []  # those that this process has printed; emptied when its output goes to another file
-_printed: list[float] = []  # when an epoch was printed
+PROTOCOLS: list[str] = []  # printed by this process; emptied when its output moves to another file
+_printed: list[float] = []  # the times when epochs were printed
 
 
 class Log:
     """Follows one run; call `iteration` at every yield of `fit`, and `epoch` when an epoch is completed.
 
-    `history` holds one dict an epoch, as in metrics.csv, and `observed` what the dashboard has seen of the units; the
-    log adds to both, and checkpoints store them. `seconds` is the wall time spent in earlier executions. If the run
-    trains at once with others, its `name` stands before its lines on the console, and no progress is displayed.
+    `history` holds one dict an epoch, as in metrics.csv, and `observed` the dashboard's measurements of the units; the
+    log adds to both, and checkpoints store them. `seconds` is the wall time of earlier executions. If other runs train
+    at the same time, the run's `name` stands before its lines on the console, and no progress is displayed.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Log:
         self.noted = training.iteration
         self.refreshed = 0.0
         self.begun = self.yielded = time.monotonic()
-        if training.iteration == 0:  # an execution logged it, but left no checkpoint
+        if training.iteration == 0:  # an earlier execution wrote it, but left no checkpoint
             (folder.path / "log.txt").unlink(missing_ok=True)
         self.dashboard = Dashboard(folder.path, folder.origin.model_dump(), training, config, observed)
         console = Console(highlight=False)
@@ -75,16 +75,16 @@ class Log:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with suppress(OSError):  # the terminal has gone
+        with suppress(OSError):  # the terminal is gone
             self.progress.stop()
-        # If writing has failed, closing fails too; the first error is the one to show.
+        # If writing has failed, closing fails too; the user should see the first error.
         with nullcontext() if kind is None else suppress(OSError):
             self._write_losses()
             self.dashboard.close()
 
     @property
     def seconds(self) -> float:
-        """Seconds of wall time that the run took, over all executions."""
+        """Seconds of wall time over all executions of the run."""
         return time.monotonic() - self.started
 
     @property
@@ -119,7 +119,7 @@ class Log:
         row |= {"images_per_second": round(self.clock.images_per_second(), 1), "seconds": round(self.seconds, 2)}
         self.clock = _Clock(training)
         self.history.append(row)
-        self.write_metrics(durable=False)  # it can be written anew from the checkpoint
+        self.write_metrics(durable=False)  # the checkpoint has all rows
         self.dashboard.epoch(training, self.history)
         line = f"epoch {training.epoch}/{training.epochs}" + "".join(
             f"  {split} {mean.loss:.4f} {mean.error:.2f}%" for split, mean in training.completed.items()
@@ -130,7 +130,7 @@ class Log:
             self._print(line)
 
     def flush(self) -> None:
-        """Write to disk all that was noted so far; call this before each checkpoint."""
+        """Write everything noted so far to disk; call this before each checkpoint."""
         self._write_losses()
         self.dashboard.flush()
 
@@ -149,7 +149,7 @@ class Log:
         self._print(line)
 
     def protocol(self, line: str) -> None:
-        """Write what is trained; the console shows it once for runs in a row with the same protocol."""
+        """Write the protocol line; the console shows it once for successive runs with the same protocol."""
         self._record(line)
         if PROTOCOLS[-1:] != [line]:
             self._print(line)
@@ -205,7 +205,7 @@ def as_csv(history: list[dict[str, Any]]) -> str:
 
 
 class _Clock:
-    """Measures training images a second, without the time of evaluations."""
+    """Measures training images per second, without the time of evaluations."""
 
     def __init__(self, training: Training) -> None:
         self.first = self.images = training.images
@@ -215,7 +215,7 @@ class _Clock:
     def tick(self, training: Training) -> None:
         ends_epoch = training.batch == len(training.batches) or training.iteration == training.iterations
         if ends_epoch and training.images > self.images:
-            wait(training.device)  # the rest of its work is training, not evaluation
+            wait(training.device)  # so that its unfinished work counts as training, not as evaluation
         now = time.monotonic()
         if training.images > self.images:
             self.seconds += now - self.last

@@ -1,4 +1,4 @@
-"""Lets only one machine train a run if several share its folder: `flock` may act on one machine only, or not at all."""
+"""Lets only one machine train a run in a shared folder, where `flock` may act on one machine only, or not at all."""
 
 import json
 import os
@@ -15,8 +15,8 @@ from deepnets.runs.contents import Status, Unreadable
 from deepnets.system.files import fresh, new_name, read_object, read_text, write_atomically
 from deepnets.system.printing import print_line
 
-LATE_SECONDS = 60.0  # after which a machine sees what another has written: NFS caches names and contents
-GONE_SECONDS = 180.0  # of silence: then an owner is gone. A heartbeat may be seen LATE_SECONDS late, the rest is spare
+LATE_SECONDS = 60.0  # a machine sees files of another after at most this: NFS caches names and contents
+GONE_SECONDS = 180.0  # an owner that is silent for so long is gone: LATE_SECONDS for NFS, the rest is spare
 OLD_SECONDS = 600.0
 OWNER = ".owner."
 BOOT = Path("/proc/sys/kernel/random/boot_id")  # identifies the kernel, so that all containers of a machine share it
@@ -29,8 +29,8 @@ class TakenOver(UserError):
 class Owner:
     """This machine's right to train the run in a folder; the file `.owner.N` stands for the Nth owner.
 
-    The code relies only on this: if two machines create a file, one of them fails. Numbers only grow, so a machine that
-    still sees the files of a minute ago fails to create the next one.
+    The code relies only on this: if two machines create the same file, one of them fails. Numbers only grow, so a
+    machine that still sees the files of a minute ago fails to create the next one.
     """
 
     def __init__(self, folder: Path, number: int) -> None:
@@ -38,17 +38,17 @@ class Owner:
 
     def check(self) -> None:
         """Raise TakenOver if there is a later owner."""
-        if _last(self.folder) > self.number:
-            raise TakenOver(f"{self.folder}: taken over by {_who(_content(self.folder, _last(self.folder)))}")
+        if _last_number(self.folder) > self.number:
+            raise TakenOver(f"{self.folder}: taken over by {_who(_content(self.folder, _last_number(self.folder)))}")
 
 
 @contextmanager
 def owned(folder: Path) -> Iterator[Owner | None]:
     """Make this machine the owner; yields None if another machine is. The caller must hold the folder's lock."""
-    number, me = _last(folder) + 1, _me()
+    number, me = _last_number(folder) + 1, _me()
     if number > 1:
         before = _content(folder, number - 1)
-        if seconds := _late(before, me):
+        if seconds := _seconds_late(before, me):
             print_line(f"{folder}: waiting {seconds:.0f} s until the files of {_who(before)} can be seen here")
             time.sleep(seconds)
         elif owner_elsewhere(folder):
@@ -65,13 +65,13 @@ def owned(folder: Path) -> Iterator[Owner | None]:
     try:
         yield Owner(folder, number)
     finally:
-        with suppress(OSError):  # the folder has gone
+        with suppress(OSError):  # the folder is gone
             write_atomically(file, json.dumps(me | {"released": time.time()}))
 
 
 def owner_elsewhere(folder: Path) -> str | None:
     """Return which process on another machine trains the run, and its last sign of life; None if none does."""
-    number, me = _last(folder), _me()
+    number, me = _last_number(folder), _me()
     if not number:
         return None
     content = _content(folder, number)
@@ -84,12 +84,12 @@ def owner_elsewhere(folder: Path) -> str | None:
 def is_left_behind(folder: Path) -> bool:
     """Return whether `.lock` was left by a process killed on another machine, on a file system without locks.
 
-    On such a file system the file itself is the lock, and its lines name its maker; elsewhere it is empty.
+    There the existence of the file is the lock, and its lines name the process that made it; elsewhere it is empty.
     """
     try:
         maker = read_text(folder / ".lock", 1000).split()
         silent = time.time() - (folder / ".lock").stat().st_mtime
-    except (OSError, ValueError):  # there is no file, or one that cannot be read and so not be locked
+    except (OSError, ValueError):  # there is no file, or one that can be neither read nor locked
         return False
     is_elsewhere = bool(maker) and socket.gethostname() not in maker
     return is_elsewhere and silent > GONE_SECONDS and owner_elsewhere(folder) is None
@@ -101,7 +101,7 @@ def _me() -> dict[str, Any]:
 
 
 def _created(file: Path, content: dict[str, Any]) -> bool:
-    """Create the file; returns False if there already is one. It appears as a whole if the file system has links."""
+    """Create the file; returns False if it exists already. It appears as a whole if the file system has links."""
     draft = file.with_name(f"{file.name}.{content['host']}.{content['pid']}")
     with fresh(draft) as new:
         new.write(json.dumps(content).encode())
@@ -124,13 +124,13 @@ def _who(owner: dict[str, Any]) -> str:
 
 
 def _is_gone(owner: dict[str, Any], me: dict[str, Any]) -> bool:
-    """Return whether the owner must have ended: it was on this machine, whose lock we hold, or in this SLURM job."""
+    """Return whether the owner must have ended: it ran on this machine, whose lock we hold, or in this SLURM job."""
     same_host = owner.get("host") == me["host"] != "localhost"
     same_job = owner.get("job") is not None and owner["job"] == me["job"]
     return owner.get("boot") == me["boot"] or same_host or same_job
 
 
-def _late(owner: dict[str, Any], me: dict[str, Any]) -> float:
+def _seconds_late(owner: dict[str, Any], me: dict[str, Any]) -> float:
     """Return how many seconds to wait until NFS shows all files of an owner that has stopped on another machine."""
     if "released" not in owner or owner.get("boot") == me["boot"]:
         return 0.0
@@ -145,13 +145,13 @@ def _last_sign(folder: Path, owner: dict[str, Any]) -> float:
     return since
 
 
-def _last(folder: Path) -> int:
+def _last_number(folder: Path) -> int:
     numbers = [path.name.removeprefix(OWNER) for path in folder.glob(f"{OWNER}*")]
     return max((int(number) for number in numbers if number.isdecimal()), default=0)
 
 
 def _content(folder: Path, number: int) -> dict[str, Any]:
-    """Return what the owner has written; nothing, so that nobody owns the run, if a crash or a full disk spoilt it."""
+    """Return the content of an owner's file; {} if a crash or a full disk spoilt it, so that nobody owns the run."""
     file = _file(folder, number)
     # Drafts are listed first: on a file system without links, the owner fills the file while its draft is there.
     drafts = sorted(folder.glob(f"{file.name}.*.new"))

@@ -1,4 +1,4 @@
-"""The result of a run: what it depended on, how it ended, and the evidence by which it can be checked later."""
+"""The result of a run: its environment, its errors, and the evidence that lets anybody check it later."""
 
 import base64
 import hashlib
@@ -29,7 +29,7 @@ THREADS = torch.get_num_threads()  # read when this process starts, before a run
 
 
 def environment_of(config: Config, device: torch.device) -> dict[str, Any]:
-    """Return what must stay the same for a resumed run to be bit-identical; checkpoints store it."""
+    """Return the environment, which must stay the same for a resumed run to be bit-identical; checkpoints store it."""
     dataset = dataset_of(config)
     precision = choose_precision(config.precision, device)
     return {
@@ -46,12 +46,12 @@ def environment_of(config: Config, device: torch.device) -> dict[str, Any]:
 
 
 def threads_of(config: Config) -> int:
-    """Return the CPU threads of a process: its part of the run's `threads`, or else torch's number."""
+    """Return the CPU threads of a process: its part of the run's `threads` or, without those, torch's default."""
     return max(1, config.threads // config.devices) if config.threads else THREADS
 
 
-def continued_by(frozen: dict[str, Any], processes: int, iteration: int, config: Config) -> dict[str, Any]:
-    """Add this number of processes to `frozen`, whose "processes" holds each number by its first iteration.
+def with_processes(frozen: dict[str, Any], processes: int, iteration: int, config: Config) -> dict[str, Any]:
+    """Return `frozen` with this number added to its "processes", under the iteration where it begins.
 
     If the number changes, the number of threads of each process changes too.
     """
@@ -62,35 +62,35 @@ def continued_by(frozen: dict[str, Any], processes: int, iteration: int, config:
 
 
 def check_arithmetic(folder: RunFolder, began: str, config: Config, device: torch.device) -> None:
-    """Check that a run that began in this arithmetic, e.g. "float32", resumes in the same one on this device.
+    """Check that a run that began in an arithmetic, e.g. "float32", resumes in the same one on this device.
 
     Raises:
-        UserError: `precision=auto` means another arithmetic here, and the user typed no other precision.
+        UserError: `precision=auto` means another arithmetic here.
     """
     here = str(choose_precision(config.precision, device)).removeprefix("torch.")
     if here != began:
         name = {"float32": "fp32", "bfloat16": "bf16"}.get(began, began)
         raise UserError(
-            f"{folder}: began in {began}, and precision={config.precision} is {here} on {describe(device)}: resume it "
+            f"{folder}: began in {began}, but precision={config.precision} is {here} on {describe(device)}: resume it "
             f"on a device like the one it began on, or start again, in a separate folder, with precision={name}, "
             "which is the same on any device"
         )
 
 
 def protocol_of(config: Config, training: Training) -> str:
-    """Describe in a line what is trained; a reader of the result first compares this with a paper's protocol."""
+    """Describe the training in a line; a reader of the result first compares this with a paper's protocol."""
     images = f"batches of {config.batch_size}"
     if together := config.model.get("batchnorm_images"):
         images += f", normalised over {group_sizes(config.batch_size, together)[0]} images"
     clip = f", gradient norm at most {training.clip_gradient_norm:g}" if training.clip_gradient_norm else ""
     schedule = training.schedule.lr_lambdas[0]
-    is_described = type(schedule).__str__ is not object.__str__  # a user's own class may have no text
-    loss = f", loss {_said(config.loss)}" if config.loss != PLAIN_LOSS else ""
+    is_described = type(schedule).__str__ is not object.__str__  # a user's own class may have no `__str__`
+    loss = f", loss {_described(config.loss)}" if config.loss != PLAIN_LOSS else ""
     operations = [node for node in config.dataset.get("augmentation") or [] if isinstance(node, dict)]
     epochs = f"{training.iterations / len(training.batches):.4g}"
-    images += "".join(f", {_said(node)}" for node in operations)
+    images += "".join(f", {_described(node)}" for node in operations)
     return (
-        f"protocol: {_said(config.optimizer)}{clip}{loss}, "
+        f"protocol: {_described(config.optimizer)}{clip}{loss}, "
         f"{schedule if is_described else type(schedule).__name__}, {images}, "
         f"{training.iterations} iterations ({epochs} epoch{'s' * (epochs != '1')}), "
         f"scale {config.scale.name}, result by {config.selection.value} epoch, "
@@ -98,7 +98,7 @@ def protocol_of(config: Config, training: Training) -> str:
     )
 
 
-def _said(node: dict[str, Any]) -> str:
+def _described(node: dict[str, Any]) -> str:
     """Return a node's class and its plain settings, e.g. `sgd (lr 0.1, momentum 0.9)`."""
     settings = ", ".join(
         f"{key} {value}" for key, value in node.items() if isinstance(value, int | float | str) and key[0] != "_"
@@ -107,7 +107,7 @@ def _said(node: dict[str, Any]) -> str:
 
 
 def changes_since(folder: RunFolder, config: Config, frozen: dict[str, Any], device: torch.device) -> list[str]:
-    """Return a line about each thing that has changed since the run started."""
+    """Return a line about each change since the run started."""
     now = {"torch": str(torch.__version__), "device": describe(device), "step": config.step}
     remarks = [
         f"started with {name} {frozen[name]}, resumes with {now[name]}" for name in now if frozen[name] != now[name]
@@ -117,7 +117,7 @@ def changes_since(folder: RunFolder, config: Config, frozen: dict[str, Any], dev
         remarks.append(f"threads={config.threads} is not used; the run began with {frozen['threads']}{each}")
     processes = [f"{count} from iteration {iteration}" for iteration, count in frozen["processes"].items()]
     if len(processes) > 1 or config.devices > 1:
-        remarks.append(f"trained by processes: {', '.join(processes)}")
+        remarks.append(f"number of processes: {', '.join(processes)}")
     commit, frozen_commit = git_commit(), folder.origin.commit
     if commit != frozen_commit:
         remarks.append(f"the code is at commit {commit}, the run was set up at {frozen_commit}")
@@ -133,9 +133,9 @@ def result_of(
     frozen: dict[str, Any],
     facts: dict[str, Any],
 ) -> Result:
-    """Return the content of result.json, `facts` included: errors in percent, `seconds` of all executions' wall time.
+    """Return the content of result.json, with `facts`; errors in percent, `seconds` of wall time over all executions.
 
-    `test_error` is the selected epoch's, and null if the run diverged; `best_test_error` is for information.
+    `test_error` is that of the selected epoch, null if the run diverged; `best_test_error` is only information.
     """
     speeds = sorted(row["images_per_second"] for row in history)
     return Result(
@@ -160,7 +160,7 @@ def result_of(
 
 
 def errors_of(config: Config, history: list[dict[str, Any]], status: str) -> dict[str, Any]:
-    """Return the entries of result.json that follow from metrics.csv and the configuration; errors are in percent."""
+    """Compute the entries of result.json that follow from metrics.csv and the configuration; errors in percent."""
     last = history[-1] if history else {}
     selected = last
     if config.selection == Selection.best_validation and history:
@@ -183,14 +183,14 @@ def errors_of(config: Config, history: list[dict[str, Any]], status: str) -> dic
 
 
 def data_of(config: Config, device: torch.device) -> dict[str, Any]:
-    """Return the `contents` of the run's data, which differ between data sets of one name."""
+    """Return the `contents` of the run's data, which tell data sets of the same name apart."""
     return splits_of(dataset_of(config), device).contents()
 
 
 def input_of(config: Config, device: torch.device) -> Input:
-    """Return the input of the run's network and the names of its classes; reads the images, once in a process.
+    """Describe the input of the run's network and its classes; a process reads the images only once.
 
-    The mean is an image if pixels of one channel have different means.
+    The mean is an image if the pixels of a channel have different means.
     """
     dataset = dataset_of(config)
     splits = splits_of(dataset, device)
@@ -219,7 +219,7 @@ def _shortest(numbers: Tensor) -> list[float]:
 
 
 def differing(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """Return the entries of `before` that have another value now, with both values; empty if none has."""
+    """List the entries of `before` that have another value now, with both values; empty if there are none."""
     keys = [key for key in before if before[key] != now.get(key)]
     return ", ".join(f"{key} {before[key]} then, {now.get(key)} now" for key in keys)
 
@@ -247,7 +247,7 @@ class Evidence:
     """The evidence of a run that trains; its checkpoints hold `state`, and its result holds `facts`.
 
     `losses` are those of the first `FIRST` iterations, on the device until they are read; `weights` is the checksum of
-    the weights after them. `right` (N,) says which test images were right after the last completed epoch.
+    the weights after these. `right` (N,) says which test images were right after the last completed epoch.
     """
 
     def __init__(self, state: dict[str, Any] | None = None) -> None:
@@ -269,12 +269,12 @@ class Evidence:
     @property
     def state(self) -> dict[str, Any]:
         """The evidence as tensors and text."""
-        # Losses from before a resume are not on the device.
+        # Losses from before a resume are on the CPU.
         losses = torch.stack([loss.cpu() for loss in self.losses]) if self.losses else torch.zeros(0)
         return {"losses": losses, "weights": self.weights, "right": self.right}
 
     def facts(self) -> dict[str, Any]:
-        """Return for result.json `beginning`, with losses in nats (null if not finite), and `test_right`, `packed`."""
+        """Return, for result.json, `beginning` (losses in nats, null if not finite) and `test_right` (`packed`)."""
         facts: dict[str, Any] = {}
         if self.weights:
             losses = [float(f"{loss:.9g}") if isfinite(loss) else None for loss in self.state["losses"].tolist()]

@@ -1,4 +1,4 @@
-"""A run begins or resumes: a process holds its folder, trains from the last checkpoint, and writes down how it ends."""
+"""Begins or resumes a run: a process holds its folder, trains from the last checkpoint, and records how it ends."""
 
 import math
 import socket
@@ -29,7 +29,6 @@ from deepnets.runs.record import (
     Evidence,
     changes_since,
     check_arithmetic,
-    continued_by,
     data_of,
     differing,
     environment_of,
@@ -37,6 +36,7 @@ from deepnets.runs.record import (
     protocol_of,
     result_of,
     state_checksum,
+    with_processes,
 )
 from deepnets.runs.start import start_from_weights
 from deepnets.runs.status import Heartbeat
@@ -50,7 +50,7 @@ from deepnets.training.hardware import device_of_process, find_device, scarce_co
 STARTING_SECONDS = 2.0  # a parent that writes into the folder holds its lock for much less
 LOST_SECONDS = 2.0  # the parent of several processes checks every 0.1 s which of them ended
 FINITE_CHECK_ITERATIONS = 50
-SILENT_SECONDS = 30.0  # then a process says that it waits for another one to read data
+SILENT_SECONDS = 30.0  # then a process prints that it waits for another one to read data
 
 
 class AnotherFailed(Exception):
@@ -59,7 +59,7 @@ class AnotherFailed(Exception):
 
 @dataclass(frozen=True)
 class Session:
-    """What a process needs to train a run in a folder that it holds; only the first process has a heartbeat."""
+    """The device, owner and heartbeat of a process that trains a run; only the first process has a heartbeat."""
 
     device: torch.device
     heartbeat: Heartbeat | None
@@ -68,17 +68,17 @@ class Session:
 
 @contextmanager
 def session(folder: RunFolder, config: Config, world: World = ALONE) -> Iterator[Session | None]:
-    """Hold the folder while this process of `world` trains its run; yields None if the run is complete by now.
+    """Hold the folder while this process of `world` trains its run; yields None if the run is already complete.
 
-    An exception that is raised meanwhile is noted as the run's failure; a signal is not a failure.
+    An exception in the context is recorded as the run's failure; a signal is not a failure.
 
     Raises:
-        Locked: another process is running the folder.
-        TakenOver: another machine is running it by now, as this one seemed to be gone.
+        Locked: another process executes the folder.
+        TakenOver: another machine executes it by now, because this one seemed to be gone.
         AnotherFailed: another process of `world` failed first.
     """
     with ExitStack() as held:
-        # A single process holds the folder before anything may fail, as only its holder notes a failure in it.
+        # A single process holds the folder before anything can fail: only the holder records a failure in it.
         owner = held.enter_context(folder.hold(STARTING_SECONDS, to_train=True)) if world.size == 1 else None
         try:
             device = find_device(config.device)
@@ -86,7 +86,7 @@ def session(folder: RunFolder, config: Config, world: World = ALONE) -> Iterator
                 device = device_of_process(config.device, world.local_rank)
             held.enter_context(joined(world, device))
             if world.size > 1:
-                owner = _held_by_first(folder, world, held)
+                owner = _hold_in_first(folder, world, held)
             heartbeat = held.enter_context(Heartbeat(folder)) if owner and world.is_first else None
             yield Session(device, heartbeat, owner) if owner else None
         except (Locked, TakenOver, AnotherFailed):
@@ -94,12 +94,12 @@ def session(folder: RunFolder, config: Config, world: World = ALONE) -> Iterator
         except Exception as error:
             is_lost = world.size > 1 and lost_another(error)
             if is_lost:
-                time.sleep(LOST_SECONDS)  # so that the other one, or the parent, notes its failure first
+                time.sleep(LOST_SECONDS)  # so that the other one, or the parent, first records its failure
             reason = f"{type(error).__name__}: {error}"
             if world.size > 1:
                 reason += f" (process {world.rank} of {world.size})"
-            is_users = isinstance(error, UserError)
-            details = f"{error}\n" if is_users else "".join(traceback.format_exception(error))
+            is_user_error = isinstance(error, UserError)
+            details = f"{error}\n" if is_user_error else "".join(traceback.format_exception(error))
             is_first = note_failure(folder, reason, details)
             if is_lost or not is_first:
                 raise AnotherFailed from error
@@ -109,8 +109,8 @@ def session(folder: RunFolder, config: Config, world: World = ALONE) -> Iterator
 class Execution:
     """Trains the run in a folder from its last checkpoint to its end, as one process of `world`.
 
-    Only the first process reads and writes the folder. `held` is closed as soon as `result` is written. If several
-    runs train at once, `name` stands before this run's lines on the console.
+    Only the first process reads and writes the folder, which `held` holds until `result` is written. If several runs
+    train at once, `name` stands before this run's lines on the console.
 
     Raises:
         UserError: the run cannot go on.
@@ -137,7 +137,7 @@ class Execution:
         self.frozen = saved["frozen"] if saved else world.broadcast_value(environment_of(config, device))
         if saved and (difference := differing(self.frozen["data"], data_of(config, device))):
             raise UserError(f"{folder}: began on other data than those in {config.dataset.get('root')}: {difference}")
-        self.frozen = continued_by(self.frozen, world.size, saved["training"]["iteration"] if saved else 0, config)
+        self.frozen = with_processes(self.frozen, world.size, saved["training"]["iteration"] if saved else 0, config)
         changed = self._continue_code(code, saved["training"]["iteration"] if saved else 0)
         check_arithmetic(folder, self.frozen["precision"], config, device)
         torch.set_num_threads(self.frozen["threads"])
@@ -151,7 +151,7 @@ class Execution:
             self.remarks.append(resume(folder, saved, self.training))
             self.history, self.observed, self.seconds = saved["history"], saved["observed"], saved["seconds"]
         self.remarks += changes_since(folder, config, self.frozen, device)
-        self.remarks += [f"your code has changed since: {', '.join(changed)}"] * bool(changed)
+        self.remarks += [f"your code has changed since the run began: {', '.join(changed)}"] * bool(changed)
         self.remarks += filter(None, [scarce_cores(device)])
         self.logging = held.enter_context(ExitStack())
         self.log: Log | None = None
@@ -159,7 +159,7 @@ class Execution:
         self.result: Result | None = None
 
     def _continue_code(self, code: Code | None, iteration: int) -> list[str]:
-        """Note at which iteration the run begins to execute the code; returns the files that have changed."""
+        """Note from which iteration on the run executes the code; returns the files that have changed."""
         before = {key: Code.model_validate(value) for key, value in self.frozen.get("code", {}).items()}
         last = list(before.values())[-1] if before else None
         if not code or (last and last.hash == code.hash):
@@ -170,7 +170,7 @@ class Execution:
         return changed_files(self.folder, last, code) if last else []
 
     def begin(self) -> None:
-        """Open the log and let the heartbeat write how far the run is."""
+        """Open the log, and let the heartbeat report progress."""
         if not self.heartbeat:  # not the first process
             return
         log = Log(self.folder, self.training, self.config, self.history, self.observed, self.seconds, self.name)
@@ -181,7 +181,7 @@ class Execution:
         self.heartbeat.follow(lambda: _progress(self.training, log))
 
     def note(self) -> bool:
-        """Record the last iteration or epoch; returns whether the training goes on: if it has diverged, it does not."""
+        """Record the last iteration or epoch; returns False if the training has diverged, and so ends."""
         if self.log:
             self.log.iteration(self.training)
             self.evidence.note(self.training)
@@ -193,7 +193,7 @@ class Execution:
         return True
 
     def save(self) -> None:
-        """Write a checkpoint; every process must call it."""
+        """Write a checkpoint; every process must call this."""
         state: dict[str, Any] = {
             "training": self.training.state_dict(),
             "history": self.history,
@@ -208,7 +208,7 @@ class Execution:
         self.saved = state["training"]["model"]
 
     def finish(self) -> None:
-        """Save the run and write its result, as its budget is used up."""
+        """Save the run and write its result when its budget is used up."""
         self.save()
         self._end(FINISHED)
 
@@ -237,7 +237,7 @@ def train(
 ) -> None:
     """Train all executions to their end; `steps` is `fit` of a single training, or `fit_together` of several.
 
-    If one of several cannot be written, `failed` is called for it, and the others go on.
+    If an execution raises an error, `failed` is called with it, and the others go on.
 
     Raises:
         Interrupted: a signal came to one of the processes; the state is saved.
@@ -271,14 +271,15 @@ def train(
             each(Execution.save)
             decide.saved_at = time.monotonic()
         if stop:
-            world.barrier()  # until the first has saved: if one process ends, all may be ended
+            world.barrier()  # wait until the first has saved: when one process ends, the others may be killed
             raise Interrupted(stop)
     each(Execution.finish)
 
 
 def note_failure(folder: RunFolder, reason: str, details: str) -> bool:
-    """Write the reason into result.json and the details into log.txt; returns False, and writes neither, if the run
-    has a result. Of several processes the first one to fail writes: the others only fail because it is gone.
+    """Write the reason into result.json and the details into log.txt, unless the run has a result; then returns False.
+
+    So the first of several processes to fail writes: the others fail because it is gone.
     """
     try:
         (folder.path / Result.FILE).open("x").close()
@@ -290,12 +291,12 @@ def note_failure(folder: RunFolder, reason: str, details: str) -> bool:
         result.write(folder.path)
     except FileExistsError:
         return False
-    except OSError as unwritable:  # a full disk may have been the failure: the first error is the one to show
+    except OSError as unwritable:  # a full disk may be the failure itself: the user should see the first error
         print_error(f"{folder}: the failure could not be noted there ({unwritable})")
     return True
 
 
-def _held_by_first(folder: RunFolder, world: World, held: ExitStack) -> Owner | None:
+def _hold_in_first(folder: RunFolder, world: World, held: ExitStack) -> Owner | None:
     """Let the first process hold the folder; returns the owner in every process, None if nothing is left to train."""
     owner, lines = None, None
     if world.is_first:
@@ -318,14 +319,14 @@ def _loaded(folder: RunFolder, config: Config) -> tuple[dict[str, Any] | None, d
 
 @contextmanager
 def _reading() -> Iterator[None]:
-    """Hold a lock while data are read: one process of this machine downloads and decodes, and the next finds it done.
+    """Hold a lock while data are read: one process of this machine downloads and decodes, so the next need not.
 
-    This wait may take any time; a wait among the processes of a run would end at gloo's time limit.
+    A process may wait here for any time; if the processes of a run waited for each other, gloo's limit would end it.
 
     Raises:
         UserError: as `own_cache`.
     """
-    path = own_cache() / f"reading.{socket.gethostname()}.lock"  # machines may share the folder
+    path = own_cache() / f"reading.{socket.gethostname()}.lock"  # machines may share the cache
     lock = filelock.FileLock(path)
     try:
         lock.acquire(SILENT_SECONDS)
@@ -339,7 +340,7 @@ def _reading() -> Iterator[None]:
 
 
 def _is_non_finite(state: Training) -> bool:
-    """Return whether a loss is not finite; read at fixed iterations, so that a diverged run always ends at the same."""
+    """Return whether a loss is not finite; checked at fixed iterations, so that a run always ends at the same one."""
     if state.completed:
         return not all(math.isfinite(mean.loss) for mean in state.completed.values())
     if state.iteration % FINITE_CHECK_ITERATIONS:
@@ -348,7 +349,7 @@ def _is_non_finite(state: Training) -> bool:
 
 
 def _progress(training: Training, log: Log) -> Progress:
-    """Return how far the run is; the pace is the last epoch's until this epoch has one."""
+    """Return the run's progress; until this epoch has a pace, that of the last epoch counts."""
     last = log.history[-1] if log.history else {}
     return Progress(
         epoch=training.epoch,

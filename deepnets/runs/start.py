@@ -23,7 +23,7 @@ def with_weights(rows: Sequence[Row]) -> list[Row]:
     """Return the rows; those that start from weights get the weights' hash, which is part of their identity.
 
     Raises:
-        UserError: the weights are not there, are of a run that has not finished, or have another hash than was typed.
+        UserError: the weights are missing, are of an unfinished run, or do not have the hash that was typed.
     """
     return [replace(row, config=_with_hash(row.config)) for row in rows]
 
@@ -43,7 +43,7 @@ def _with_hash(config: Config) -> Config:
 
 @cache
 def hash_of(path: Path) -> str:
-    """Return twelve digits of a checksum: of a finished run's weights, by its result, or of the bytes of a file.
+    """Return twelve digits of a checksum: of a finished run's weights, from its result, or of a file's bytes.
 
     Raises:
         UserError: the path is neither a finished run with a checksum nor a file.
@@ -81,8 +81,8 @@ def start_from_weights(model: nn.Module, config: Config, classes: int) -> str | 
         and initial[name].shape[1:] == state[name].shape[1:]
     )
     model.load_state_dict(fitting(model, state | {name: initial[name] for name in fresh}))
-    but = f"; for another number of classes, fresh: {', '.join(fresh)}" if fresh else ""
-    return f"starts from the weights in {RunFolder(path)}{but}"
+    kept = f"; fresh: {', '.join(fresh)}, as the number of classes differs" if fresh else ""
+    return f"starts from the weights in {RunFolder(path)}{kept}"
 
 
 def _read(path: Path, expected: str | None) -> dict[str, Tensor]:

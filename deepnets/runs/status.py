@@ -1,4 +1,4 @@
-"""What runs are doing: a training process writes its heartbeat, and commands read and show the states of folders."""
+"""The states of runs: a training process writes its heartbeat, and commands read and show the states of folders."""
 
 import csv
 import json
@@ -29,19 +29,19 @@ from deepnets.runs.folder import RunFolder, folders_in
 from deepnets.system.printing import as_text, console_for
 
 BEAT_SECONDS = 10.0
-DEAD_SECONDS = 60.0  # without a beat a run is dead: it has missed six
-STALLED_SECONDS = 600.0  # without an iteration a run is stalled: its thread beats on even if NCCL or a kernel hangs
+DEAD_SECONDS = 60.0  # a run without a heartbeat for so long is dead: it has missed six
+STALLED_SECONDS = 600.0  # a run without an iteration for so long is stalled; its heartbeat goes on even if NCCL hangs
 
 WAITING, QUEUED, RUNNING, PREEMPTED, DEAD = "waiting", "queued", "running", "preempted", "dead"
 CANCELLED = "cancelled"
 # In the order of a run's life.
 STATES = (WAITING, QUEUED, RUNNING, PREEMPTED, CANCELLED, DEAD, FAILED, DIVERGED, FINISHED)
-OF_SLURM = (QUEUED, RUNNING, PREEMPTED, DEAD)  # in these, SLURM may know more about a run with a job than its files say
+OF_SLURM = (QUEUED, RUNNING, PREEMPTED, DEAD)  # in these states, SLURM may know more than a run's files
 
 REFRESH_SECONDS = 2.0
 STYLES = {FINISHED: "green", RUNNING: "cyan", PREEMPTED: "yellow", DIVERGED: "yellow", FAILED: "red", DEAD: "bold red"}
 STYLES |= {CANCELLED: "yellow"}
-# If not all runs fit on the screen, those come first on which somebody may want to act.
+# If not all runs fit on the screen, those that may need somebody come first.
 URGENCY = (RUNNING, DEAD, FAILED, CANCELLED, PREEMPTED, QUEUED, WAITING, DIVERGED, FINISHED)
 COLUMNS: dict[str, dict[str, Any]] = {
     "state": {"no_wrap": True},
@@ -52,7 +52,7 @@ COLUMNS: dict[str, dict[str, Any]] = {
     "heartbeat": {"justify": "right", "no_wrap": True},
     "remark": {"overflow": "fold", "min_width": 16},
 }
-AROUND_TABLE = 4  # lines of the screen that its header, its caption and the text below it take
+AROUND_TABLE = 4  # lines of the screen for the table's header, its caption and the text below it
 
 # Reading a file that is cut off, or that another program wrote, may raise any of these errors.
 UNREADABLE = (yaml.YAMLError, csv.Error, KeyError, AttributeError, ValueError, TypeError, OSError)
@@ -60,10 +60,10 @@ UNREADABLE = (yaml.YAMLError, csv.Error, KeyError, AttributeError, ValueError, T
 
 @dataclass(frozen=True)
 class State:
-    """What a run is doing: `name` is one of `STATES`.
+    """The state of a run: `name` is one of `STATES`.
 
-    `progress` is the last progress that was written, None while a run starts. `silent` counts the seconds since the
-    last heartbeat, and `job` is SLURM's name of the task that runs, ran or will run it. `reason` says in a line why it
+    `progress` is the last that was written, None while a run starts. `silent` counts the seconds since the last
+    heartbeat, and `job` is SLURM's name of the task that runs, ran or will run it. `reason` says in a line why the run
     failed, died or waits, or that it stalls.
     """
 
@@ -76,7 +76,7 @@ class State:
 
 
 def state_of(folder: RunFolder, dead_after: float = DEAD_SECONDS) -> State:
-    """Return the state of the folder's run by its files alone; a run without a beat for `dead_after` seconds is dead.
+    """Return the state of the folder's run from its files alone; a run silent for `dead_after` seconds is dead.
 
     A run is queued if its job.json is newer than its last execution.
     """
@@ -112,16 +112,16 @@ def read_state(folder: RunFolder) -> State:
 
 
 def read_states(folders: Sequence[RunFolder]) -> dict[RunFolder, State]:
-    """Return `read_state` of each folder; of runs that have not ended, SLURM or a log says what became of them."""
+    """Return `read_state` of each folder, corrected by SLURM or by its logs if the run has not ended."""
     states = {folder: read_state(folder) for folder in folders}
     asked = {folder: state for folder, state in states.items() if state.job and state.name in OF_SLURM}
     if not asked:
         return states
-    answer = jobs.known({state.job for state in asked.values() if state.job})
+    answer = jobs.ask({state.job for state in asked.values() if state.job})
     return states | {folder: _with_task(folder, state, answer) for folder, state in asked.items()}
 
 
-def _with_task(folder: RunFolder, state: State, answer: jobs.Known | None) -> State:
+def _with_task(folder: RunFolder, state: State, answer: jobs.Answer | None) -> State:
     job = state.job or ""
     task = answer.tasks.get(job) if answer else None
     if task and task.is_pending:
@@ -132,13 +132,13 @@ def _with_task(folder: RunFolder, state: State, answer: jobs.Known | None) -> St
     is_over = task is not None and task.has_ended
     if not is_over and (state.name == RUNNING or (task and state.name == QUEUED)):
         return state
-    in_log, signal = jobs.in_log(folder, job)
-    cause = task if task and is_over and task.state in jobs.CAUSES else in_log
+    logged, signal = jobs.read_log(folder, job)
+    cause = task if task and is_over and task.state in jobs.CAUSES else logged
     reason = jobs.CAUSES.get(cause.state) or signal
     if cause.state == jobs.CANCELLED:
         return replace(state, name=CANCELLED, reason=cause.reason or None)  # SLURM's accounting says who did that
     if state.name == QUEUED:
-        if not reason and (answer is None or jobs.is_newer(folder, answer.asked)):
+        if not reason and (answer is None or jobs.was_submitted_after(answer.asked, folder)):
             return state
         if not reason and jobs.never_began(folder, job):
             return replace(state, name=CANCELLED, reason="in the queue")
@@ -155,8 +155,8 @@ def in_a_line(error: Exception) -> str:
 class Heartbeat:
     """Writes status.json while a run lives: at once when its state changes, and by a thread every `BEAT_SECONDS`.
 
-    A thread writes, so that a run which reads data, compiles or evaluates for long does not look dead, and so that the
-    training loop loses no time. It reads what the loop counts, never a device.
+    A thread writes, so that a run that reads data, compiles or evaluates for long does not look dead, and so that the
+    training loop loses no time. It reads the loop's counters, never a device.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -194,7 +194,7 @@ class Heartbeat:
             job=slurm_task(),
             progress=progress,
         )
-        with self._writing, suppress(OSError):  # a run must not end because a full disk has no room for its status
+        with self._writing, suppress(OSError):  # a full disk must not end a run
             status.write(self._folder.path)
 
 
@@ -202,7 +202,7 @@ def show(paths: list[Path], watch: bool) -> int:
     """Print the states of all run folders below `paths`; `watch` refreshes them until every run has ended, or Ctrl-C.
 
     Raises:
-        UserError: a folder is not there, or has no run in it.
+        UserError: a folder is missing, or has no run in it.
     """
     folders = folders_in(paths)
     if watch:
@@ -213,10 +213,10 @@ def show(paths: list[Path], watch: bool) -> int:
 
 
 def show_json(paths: list[Path]) -> int:
-    """Print the states of all run folders below `paths` as JSON; docs/launchers.md says what each entry is.
+    """Print the states of all run folders below `paths` as JSON; docs/launchers.md explains each entry.
 
     Raises:
-        UserError: a folder is not there, or has no run in it.
+        UserError: a folder is missing, or has no run in it.
     """
     states = read_states(folders_in(paths))
     print(json.dumps({"runs": [_entry(folder, state) for folder, state in states.items()]}, indent=1))
@@ -224,7 +224,7 @@ def show_json(paths: list[Path]) -> int:
 
 
 def follow(folders: list[RunFolder], is_over: Callable[[], bool], seconds: float = REFRESH_SECONDS) -> None:
-    """Show runs until `is_over()`: in a table on a terminal, else in a line whenever the counts of states change."""
+    """Show runs until `is_over()`: a table on a terminal, else a line whenever the counts of states change."""
     shown, over = "", False
     with live_table(folders) as is_live:
         while not over:
@@ -237,7 +237,7 @@ def follow(folders: list[RunFolder], is_over: Callable[[], bool], seconds: float
 
 @contextmanager
 def live_table(folders: list[RunFolder]) -> Iterator[bool]:
-    """Show the table below all that is printed meanwhile, and refresh it; yields False if there is no terminal."""
+    """Show a table that is refreshed, below other output; yields False if there is no terminal."""
     console = Console(highlight=False)
     if not console.is_terminal or console.is_dumb_terminal:
         yield False
@@ -252,7 +252,7 @@ def live_table(folders: list[RunFolder]) -> Iterator[bool]:
 
 
 def table_of(folders: list[RunFolder], most: int | None = None) -> Table:
-    """Make a table with a line for each run; of more than `most`, the most urgent are shown. Its caption counts all."""
+    """Make a table with a line for each run, but only for the `most` urgent ones; its caption counts all."""
     states = read_states(folders)
     shown = folders
     if most is not None and len(folders) > most:
@@ -303,7 +303,7 @@ def _cells(folder: RunFolder, state: State) -> dict[str, str]:
     is_running, is_silent = state.name == RUNNING, state.name == DEAD
     result = folder.result if state.name == FINISHED else None
     error = result.test_error if result else progress and progress.test_error
-    place = [f"job {state.job}" if state.job else "", f"on {state.host}" if is_silent else "", state.reason or ""]
+    remarks = [f"job {state.job}" if state.job else "", f"on {state.host}" if is_silent else "", state.reason or ""]
     return {
         "state": state.name,
         "epoch": f"{progress.epoch}/{progress.epochs}" if progress else "starting" if is_running else "",
@@ -311,5 +311,5 @@ def _cells(folder: RunFolder, state: State) -> dict[str, str]:
         "images/s": f"{progress.images_per_second:,.0f}" if is_running and progress else "",
         "left": str(timedelta(seconds=round(progress.seconds_left))) if is_running and progress else "",
         "heartbeat": f"{timedelta(seconds=round(state.silent or 0))} ago" if is_running or is_silent else "",
-        "remark": " ".join(filter(None, place)),
+        "remark": " ".join(filter(None, remarks)),
     }

@@ -1,4 +1,4 @@
-"""Executes several run folders at once, as one batched network, and says which folders allow that."""
+"""Executes several run folders at once, as one batched network, and finds the folders that can be grouped."""
 
 import json
 from collections.abc import Sequence
@@ -26,8 +26,8 @@ from deepnets.training.hardware import with_counted_devices
 
 Ending = Result | Exception
 OPTIMIZERS = ("deepnets.optimizer.sgd", "deepnets.optimizer.scalar_sgd", "deepnets.optimizer.caffe_sgd")
-# Settings that may differ in a group: each row has its own start, order of images, rates and schedule.
-OWN = (
+# Settings that may differ in a group: each run has its own start, order of images, rates and schedule.
+MAY_DIFFER = (
     "seed",
     "setting",
     "schedule",
@@ -38,11 +38,11 @@ OWN = (
     "model.initialization",
     "model.shortcut.bias",
 )
-SHARED = ("device", "threads")  # settings of the execution that all rows of a group must share
+MUST_AGREE = ("device", "threads")  # settings of the execution that all runs of a group share
 
 
 def groups_of(folders: Sequence[RunFolder], most: int) -> tuple[list[list[RunFolder]], dict[RunFolder, str]]:
-    """Return groups of up to `most` folders to train at once, in the order of their first; and why others are alone."""
+    """Group up to `most` folders to train at once, in the order of their first; also say why the others train alone."""
     by_key: dict[Any, list[RunFolder]] = {}
     alone: dict[RunFolder, str] = {}
     for number, folder in enumerate(folders):
@@ -52,7 +52,7 @@ def groups_of(folders: Sequence[RunFolder], most: int) -> tuple[list[list[RunFol
             if reason := obstacle(config):
                 alone[folder] = reason
             else:
-                key = (_shared(config), _position(folder))
+                key = (_shared_settings(config), _position(folder))
         by_key.setdefault(key, []).append(folder)
     groups = [same[first : first + most] for same in by_key.values() for first in range(0, len(same), most)]
     for group in groups:
@@ -63,7 +63,7 @@ def groups_of(folders: Sequence[RunFolder], most: int) -> tuple[list[list[RunFol
 
 
 def obstacle(config: Config) -> str | None:
-    """Return why the run cannot be trained at once with others of its kind; None if it can."""
+    """Return why the run cannot be trained at once with similar ones; None if it can."""
     config = with_counted_devices(config)
     if config.devices > 1:
         return f"devices={config.devices}: only runs of one process can be stacked"
@@ -88,9 +88,9 @@ def obstacle(config: Config) -> str | None:
 def run_together(folders: Sequence[RunFolder]) -> dict[RunFolder, Ending]:
     """Train the folders of a group of `groups_of`, and return the result of each, or the error that made it fail.
 
-    A run that fails or diverges does not change a bit of the others: it is still computed, but not recorded. If the
-    same group resumes after an interruption, it goes on bit by bit; in another group, or alone, a run goes on up to
-    rounding. A run that was trained elsewhere meanwhile, to another iteration, is left out.
+    A run that fails or diverges does not change a bit of the others: it is still computed, but not recorded. The same
+    group resumes with the same bits; alone or in another group, a run resumes with differences of rounding. A run that
+    another process has meanwhile trained to another iteration is left out.
 
     Raises:
         Interrupted: a signal came; the state of each is saved.
@@ -99,7 +99,7 @@ def run_together(folders: Sequence[RunFolder]) -> dict[RunFolder, Ending]:
     going: list[Execution] = []
 
     def fail(execution: Execution, error: Exception) -> None:
-        endings[execution.folder] = _ended_by(error, execution.folder, execution.held)
+        endings[execution.folder] = _close_with(error, execution.folder, execution.held)
 
     def unfinished() -> list[Execution]:
         return [each for each in going if each.result is None and each.folder not in endings]
@@ -108,7 +108,7 @@ def run_together(folders: Sequence[RunFolder]) -> dict[RunFolder, Ending]:
         interruption = held.enter_context(Interruption(at_once=True))
         try:
             for folder in folders:
-                opened = _opened(folder, held)
+                opened = _open(folder, held)
                 if isinstance(opened, Execution):
                     going.append(opened)
                 else:
@@ -120,7 +120,7 @@ def run_together(folders: Sequence[RunFolder]) -> dict[RunFolder, Ending]:
         except Interrupted as stop:
             print_error(f"\nStopped by {stop}; {len(unfinished())} runs trained at once are saved. {RESUME}.")
             raise
-        except Exception as error:  # in the network that they share
+        except Exception as error:  # in the batched network
             for execution in unfinished():
                 fail(execution, error)
         endings |= {execution.folder: execution.result for execution in going if execution.result}
@@ -129,32 +129,32 @@ def run_together(folders: Sequence[RunFolder]) -> dict[RunFolder, Ending]:
     return endings
 
 
-def _opened(folder: RunFolder, held: ExitStack) -> Execution | Ending:
-    """Lock and read the folder; returns its result if it has one by now, or the error if it cannot be trained."""
-    of_run = held.enter_context(ExitStack())
+def _open(folder: RunFolder, held: ExitStack) -> Execution | Ending:
+    """Lock and read the folder; returns its result if it is already complete, or the error if it cannot be trained."""
+    held_by_run = held.enter_context(ExitStack())
     try:
         config = folder.config
         code = code_to_execute(folder, config)
-        opened = of_run.enter_context(session(folder, config))
+        opened = held_by_run.enter_context(session(folder, config))
         if result := folder.completed:
-            of_run.close()
+            held_by_run.close()
             return result
         assert opened
         name = f"{folder.path.parent.name}/{folder.path.name}"
-        return Execution(folder, config, ALONE, opened, of_run, code, name)
+        return Execution(folder, config, ALONE, opened, held_by_run, code, name)
     except Exception as error:
-        return _ended_by(error, folder, of_run)
+        return _close_with(error, folder, held_by_run)
 
 
-def _ended_by(error: Exception, folder: RunFolder, held: ExitStack) -> Exception:
-    """End the folder's session by the error, which it notes; returns the error to show."""
-    with suppress(Exception):  # the error itself, or another one: if writing has failed, closing fails too
+def _close_with(error: Exception, folder: RunFolder, held: ExitStack) -> Exception:
+    """Close the folder's session with the error, which it records; returns the error to show."""
+    with suppress(Exception):  # the session raises it again, or another one if it cannot write it
         held.__exit__(type(error), error, error.__traceback__)
     return UserError(f"{folder}: {refused}") if (refused := system_message(error)) else error
 
 
 def _in_step(executions: list[Execution]) -> list[Execution]:
-    """Return the executions that are as far as the first one; closes the others."""
+    """Return the executions at the position of the first one; closes the others."""
 
     def position(execution: Execution) -> tuple:
         training = execution.training
@@ -166,16 +166,16 @@ def _in_step(executions: list[Execution]) -> list[Execution]:
     return [execution for execution in executions if position(execution) == position(executions[0])]
 
 
-def _shared(config: Config) -> str:
-    """Return, as text, the settings that must be equal in all rows of a group."""
-    values = flat(identity(config)) | {key: getattr(config, key) for key in SHARED}
+def _shared_settings(config: Config) -> str:
+    """Return, as text, the settings that all runs of a group share."""
+    values = flat(identity(config)) | {key: getattr(config, key) for key in MUST_AGREE}
     values["dataset.root"] = config.dataset.get("root")
-    kept = {key: value for key, value in values.items() if not any(f"{key}.".startswith(f"{free}.") for free in OWN)}
-    return json.dumps(kept, sort_keys=True)
+    free = tuple(f"{key}." for key in MAY_DIFFER)
+    return json.dumps({key: value for key, value in values.items() if not f"{key}.".startswith(free)}, sort_keys=True)
 
 
 def _position(folder: RunFolder) -> tuple | None:
-    """Return iteration and batch of the last intact checkpoint, its threads and its precision; None without one."""
+    """Return iteration, batch, threads and precision of the last intact checkpoint; None if there is none."""
     saved, _ = checkpoint.load(folder.path, malformed)
     if saved is None:
         return None

@@ -39,21 +39,21 @@ class NoSuchNetwork(UserError):
 
 
 class _Metadata(BaseModel):
-    """What `write_weights` notes in a file besides the weights."""
+    """The metadata that `write_weights` writes beside the weights."""
 
     run: Json[dict[str, Any]]
     shape: Json[tuple[Size, Size, Size]]
     classes: Size
-    iteration: int | None = None  # earlier versions did not note it
+    iteration: int | None = None  # earlier versions wrote neither this
     input: Json[Input] | None = None  # nor this
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of a network by name (parameters and buffers), its run's configuration, the shape of its images.
+    """A network's weights by name (parameters and buffers), its run's configuration, and the shape of its images.
 
     `iteration` is the number of training steps behind the weights, and `input` describes the network's input; both are
-    None if an earlier version did not note them.
+    None if an earlier version wrote the file.
     """
 
     state: Mapping[str, Tensor]
@@ -81,9 +81,9 @@ def read_weights(folder: str | Path, allow_previous: bool = False) -> Weights:
     Prints their iteration. `allow_previous` accepts weights of an earlier iteration than the result's.
 
     Raises:
-        OtherCode: the user's own code has changed since, and neither version was chosen.
-        UserError: the folder is no run folder or holds no weights, or these are damaged, of another run, or not those
-            of the run's result.
+        OtherCode: the user's own code has changed since the run began, and neither version was chosen.
+        UserError: the folder is no run folder, or its weights are missing, damaged, of another run, or not those of the
+            run's result.
     """
     run_folder = RunFolder(folder)
     config = run_folder.config
@@ -102,22 +102,22 @@ def read_weights(folder: str | Path, allow_previous: bool = False) -> Weights:
             _input_in(state, run_folder.path / name),
         )
     elif damaged or not os.path.lexists(run_folder.path / FILE):
-        what_to_do = "train it again with overwrite=true" if run_folder.is_complete else "train the run first"
-        raise UserError("\n".join([f"{run_folder}: no checkpoint to load; {what_to_do}", *described(damaged)]))
+        remedy = "train it again with overwrite=true" if run_folder.is_complete else "train the run first"
+        raise UserError("\n".join([f"{run_folder}: no checkpoint to load; {remedy}", *described(damaged)]))
     else:
         weights, name = _read_record(run_folder, config), FILE
     about = weights.input
     if about and (tuple(about.shape), len(about.classes)) != (weights.shape, weights.classes):
-        raise UserError(f"{run_folder.path / name}: its input is of another network than its weights; restore the file")
-    line = _of_which_iteration(run_folder, weights, name, damaged, allow_previous)
+        raise UserError(f"{run_folder.path / name}: its input and weights are of different networks; restore the file")
+    line = _iteration_line(run_folder, weights, name, damaged, allow_previous)
     changed = changed_files(run_folder, trained_by, code) if code and trained_by else []
-    remarks = [f"your code has changed since: {', '.join(changed)}"] * bool(changed)
+    remarks = [f"your code has changed since the run began: {', '.join(changed)}"] * bool(changed)
     print_line("\n".join([f"{run_folder}: {line}", *remarks, *described(damaged)]))
     return weights
 
 
 def _input_in(state: Mapping[str, Any], file: Path) -> Input | None:
-    """Return the network's input by the checkpoint `state`, read from `file`; earlier versions did not store it."""
+    """Return the network's input in the checkpoint `state` of `file`; None if an earlier version wrote it."""
     try:
         return Input.model_validate(state["input"]) if "input" in state else None
     except ValidationError as error:
@@ -125,12 +125,12 @@ def _input_in(state: Mapping[str, Any], file: Path) -> Input | None:
 
 
 def _reason(error: ValidationError, *place: str) -> str:
-    """Return the first wrong entry and what is wrong with it, in one line."""
+    """Say in one line which entry is wrong first, and why."""
     first = error.errors()[0]
     return f"{'.'.join(map(str, (*place, *first['loc'])))}: {first['msg']}"
 
 
-def _of_which_iteration(
+def _iteration_line(
     folder: RunFolder, weights: Weights, name: str, damaged: dict[str, str], allow_previous: bool
 ) -> str:
     """Say which iteration the weights in the file `name` are of; raises UserError if they are not the result's."""
@@ -172,18 +172,18 @@ def _read_record(folder: RunFolder, config: Config) -> Weights:
         raise UserError(f"{file}: cannot be read as weights: {error}") from error
     state, about = _read_safetensors(file)
     try:
-        made = _Metadata.model_validate(about)
+        metadata = _Metadata.model_validate(about)
     except ValidationError as error:
         raise UserError(f"{file}: was not written by deepnets: in its metadata, {_reason(error)}") from error
-    if differing := difference(made.run, config):
+    if differing := difference(metadata.run, config):
         raise UserError(f"{file}: weights of another run than its config.yaml: {', '.join(differing)} differ")
-    return Weights(state, config, made.shape, made.classes, made.iteration, made.input)
+    return Weights(state, config, metadata.shape, metadata.classes, metadata.iteration, metadata.input)
 
 
 def write_weights(weights: Weights, folder: Path) -> Path:
     """Write `weights.safetensors` into `folder`, and `config.yaml` where there is none; returns the file.
 
-    Paths of this machine and trust are left out of both.
+    Neither holds paths of this machine or trust.
 
     Raises:
         UserError: they cannot be written, or the folder holds another run.
@@ -214,7 +214,7 @@ def write_weights(weights: Weights, folder: Path) -> Path:
 def write_for_torchvision(weights: Weights, file: Path) -> Path:
     """Write the weights with the names of torchvision's residual networks, which timm uses too; returns the file.
 
-    First the logits of both networks are compared, with torchvision's fresh weights in both.
+    Before, it loads torchvision's fresh weights into both networks, and compares their logits.
 
     Raises:
         NoSuchNetwork: torchvision has no such network.
@@ -244,7 +244,7 @@ def write_for_torchvision(weights: Weights, file: Path) -> Path:
 
 
 def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Make the tensors of `state`, under the model's own names or torchvision's, the weights of `model`.
+    """Load the tensors of `state` into `model`; they have the model's names or torchvision's.
 
     Counts of batches, which no network here reads, may be missing, as in torchvision's older files.
 
@@ -255,7 +255,7 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 def by_own_names(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return `state` with the names of `own`, the state of a deepnets network, if it has torchvision's names."""
+    """Return `state` with the names of `own`, a deepnets network's state; translates torchvision's names."""
     if own.keys() & state.keys():
         return dict(state)
     return {name: state[renamed] for name, renamed in torchvision_names(own).items() if renamed in state}
@@ -267,16 +267,16 @@ def fitting(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     Raises:
         UserError: as `load_state`.
     """
-    present = model.state_dict()
-    state = by_own_names(state, present)
-    counts = {name: tensor.new_zeros((), device="cpu") for name, tensor in present.items() if name.endswith("_tracked")}
+    own = model.state_dict()
+    state = by_own_names(state, own)
+    counts = {name: tensor.new_zeros((), device="cpu") for name, tensor in own.items() if name.endswith("_tracked")}
     state = {**counts, **state}
-    wrong = [f"{name} is missing" for name in present.keys() - state.keys()]
-    wrong += [f"{name} is unknown" for name in state.keys() - present.keys()]
+    wrong = [f"{name} is missing" for name in own.keys() - state.keys()]
+    wrong += [f"{name} is unknown" for name in state.keys() - own.keys()]
     wrong += [
-        f"{name} is {list(state[name].shape)}, not {list(present[name].shape)}"
-        for name in present.keys() & state.keys()
-        if present[name].shape != state[name].shape
+        f"{name} is {list(state[name].shape)}, not {list(own[name].shape)}"
+        for name in own.keys() & state.keys()
+        if own[name].shape != state[name].shape
     ]
     wrong += [
         f"{name} holds {str(tensor.dtype).removeprefix('torch.')}, not real numbers in memory"
@@ -285,11 +285,11 @@ def fitting(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     ]
     if wrong:
         raise UserError(f"the weights are of another network: {min(wrong)} ({len(wrong)} differences)")
-    return {name: tensor.to(present[name].dtype) for name, tensor in state.items()}
+    return {name: tensor.to(own[name].dtype) for name, tensor in state.items()}
 
 
 def read_state(file: Path) -> dict[str, Tensor]:
-    """Read a state dictionary that `safetensors` or `torch.save` wrote, onto the CPU; nothing in it is called.
+    """Read a state dictionary that `safetensors` or `torch.save` wrote, onto the CPU; calls nothing in it.
 
     Raises:
         UserError: the file cannot be read as a state dictionary.
@@ -324,11 +324,11 @@ def _write_safetensors(state: Mapping[str, Tensor], file: Path, about: dict[str,
 
 
 def torchvision_network(model: ResNet) -> nn.Module:
-    """Build torchvision's network with as many units, freshly initialised.
+    """Build torchvision's network with as many units as `model`, freshly initialised.
 
-    Raises ValueError if torchvision has none: with other than 4 stages, or other than 2 or 3 convolutions in a branch.
+    Raises ValueError if torchvision has none: it needs 4 stages, and 2 or 3 convolutions in a branch.
     """
-    from torchvision.models import resnet  # takes half a second, which others need not wait for
+    from torchvision.models import resnet  # takes half a second, so only where it is needed
 
     kernels = sum(isinstance(layer, nn.Conv2d) for layer in model.units[0].branch)
     units = [len(list(stage.children())) for stage in model.stages]
@@ -342,7 +342,7 @@ def torchvision_names(names: Iterable[str]) -> dict[str, str]:
     """Return torchvision's name of each weight, by its name in a ResNet with the original ordering."""
 
     def renamed(name: str) -> str:
-        name = re.sub(r"(?<=\d)\.bn\.", ".", name)  # ghost batch normalisation holds torch's as `bn`
+        name = re.sub(r"(?<=\d)\.bn\.", ".", name)  # ghost batch normalisation keeps torch's layer as `bn`
         name = re.sub(r"^stem\.([01])", lambda match: ("conv1", "bn1")[int(match[1])], name)
         name = re.sub(r"^head", "fc", name)
         name = re.sub(r"^stages\.(\d+)", lambda match: f"layer{int(match[1]) + 1}", name)
@@ -353,5 +353,5 @@ def torchvision_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def _in_branch(place: int) -> str:
-    """Return torchvision's name of a branch's layer at this place; the layers are conv, bn, relu, conv, ..."""
+    """Return torchvision's name for the layer at this place of a branch: conv, bn, relu, conv, ..."""
     return f"{('conv', 'bn', 'relu')[place % 3]}{place // 3 + 1}"

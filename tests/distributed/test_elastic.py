@@ -100,7 +100,7 @@ def test_ten_commands_resume_a_run_with_other_numbers_of_devices(tmp_path: Path)
             changes[str(at)] = devices  # in the place of one that has not trained an iteration
     assert RunFolder(folder).result.processes == changes
     told = ", ".join(f"{devices} from iteration {at}" for at, devices in changes.items())
-    assert f"trained by processes: {told}\n" in (folder / "log.txt").read_text()
+    assert f"number of processes: {told}\n" in (folder / "log.txt").read_text()
     assert len(metrics(folder)) == 60
     pairs = list(zip(metrics(folder), metrics(expected), strict=True))
     apart = [

@@ -293,7 +293,7 @@ def test_a_row_that_is_queued_again_goes_on_with_fewer_devices(stops: dict[str, 
     processes = folder.result.processes
     assert list(processes.values()) == [2, 1]
     _, since = processes
-    assert f"trained by processes: 2 from iteration 0, 1 from iteration {since}" in (folder.path / "log.txt").read_text()
+    assert f"number of processes: 2 from iteration 0, 1 from iteration {since}" in (folder.path / "log.txt").read_text()
     for epoch, expected in zip(metrics(folder.path), metrics(twin), strict=True):
         assert float(epoch["train_loss"]) == pytest.approx(float(expected["train_loss"]), rel=0.02)
 

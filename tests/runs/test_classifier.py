@@ -236,7 +236,7 @@ def test_images_of_another_shape_are_refused(on_digits: Path) -> None:
         ({"mean_image": "AAAA"}, "input: Value error, mean_image is not of the shape"),
         ({"mean_image": "?"}, "input: Value error, Incorrect padding|input: Value error"),
         ({"shape": [1, 8]}, r"input\.shape: "),
-        ({"classes": ["0"]}, "its input is of another network"),
+        ({"classes": ["0"]}, "its input and weights are of different networks"),
         ({"normalization": "os.system"}, "normalization=os.system: this version knows"),
         ({"mean": None}, "the mean image is not there"),
     ],

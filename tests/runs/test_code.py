@@ -185,7 +185,7 @@ def test_code_that_changes_while_a_run_is_unfinished(project: Path, tmp_path: Pa
     before = (folder / "checkpoint.pt").read_bytes()
     refused = train(*words(project, root, "epochs=5"))
     assert refused.returncode == 1
-    assert "your code has changed since: own_scales.py" in refused.stderr
+    assert "your code has changed since the run began: own_scales.py" in refused.stderr
     assert "add code=frozen; with today's code, code=current." in refused.stderr
     assert "Traceback" not in refused.stderr
     again = [sys.executable, "-m", "deepnets.run", str(folder), f"--trust={project / 'own_shortcuts.py'}"]
@@ -206,7 +206,7 @@ def test_code_that_changes_while_a_run_is_unfinished(project: Path, tmp_path: Pa
 
     done = train(*words(project, tmp_path / "current", "epochs=5", "code=current"))
     assert done.returncode == 0, done.stderr
-    assert "your code has changed since: own_scales.py" in done.stdout
+    assert "your code has changed since the run began: own_scales.py" in done.stdout
     by_iteration = result_of(tmp_path / "current" / name)["code"]
     iterations = [int(iteration) for iteration in by_iteration]
     assert len(iterations) == 2
@@ -222,7 +222,7 @@ def test_code_that_changes_while_a_run_is_unfinished(project: Path, tmp_path: Pa
     for choice, exit_code in (([], 1), (["--code", "frozen"], 0), (["--code", "current"], 0)):
         done = subprocess.run([*export, *choice], capture_output=True, text=True, cwd=ROOT, check=False)
         assert done.returncode == exit_code, done.stderr
-    assert "your code has changed since: own_scales.py" in done.stdout
+    assert "your code has changed since the run began: own_scales.py" in done.stdout
 
     # A copied folder may lack the code, and a copy of the code may have been edited.
     shutil.copytree(folder, tmp_path / "elsewhere" / name)
@@ -230,8 +230,8 @@ def test_code_that_changes_while_a_run_is_unfinished(project: Path, tmp_path: Pa
     (copied,) = (root / "runs" / ".code" / by_iteration["0"]["hash"]).glob("own_scales.py")
     copied.write_text(SCALES.replace("1.0", "__import__('os').getpid()"))
     for place, reason in (
-        (tmp_path / "elsewhere" / name, "is not here"),
-        (folder, "is not the code that its name says, and is not executed"),
+        (tmp_path / "elsewhere" / name, "is missing"),
+        (folder, "its code does not have the hash in its name, and is not executed"),
     ):
         done = subprocess.run(
             [*export[:4], str(place), *export[5:], "--code", "frozen"],

@@ -154,6 +154,6 @@ def test_a_run_resumes_in_the_arithmetic_it_began_in(first: RunFolder, tmp_path:
         copy(first, tmp_path / "other", "epochs=2").path, state | {"frozen": state["frozen"] | {"precision": other}}
     )
     with pytest.raises(
-        UserError, match=rf"began in {other}, and precision=auto is {began} on .* with precision={name}"
+        UserError, match=rf"began in {other}, but precision=auto is {began} on .* with precision={name}"
     ):
         run(RunFolder(tmp_path / "other"))
