@@ -1,4 +1,4 @@
-"""`deepnets VERB` does what the scripts of a clone do, wherever deepnets is installed."""
+"""`deepnets VERB` does the same as the scripts of a clone, wherever deepnets is installed."""
 
 import sys
 from importlib import import_module
@@ -10,22 +10,22 @@ from deepnets.system import begin
 
 VERBS = {
     "train": "train one run or a sweep",
-    "report": "set results beside the published numbers",
+    "report": "show results beside the published numbers",
     "analyze": "measure why depth works",
     "bench": "measure deepnets on this machine",
-    "predict": "name the classes of images by a trained run",
+    "predict": "classify image files with a trained run",
     "export": "write a run's weights for other programs",
-    "clean": "remove what nobody needs from the folders of runs",
+    "clean": "remove files that nobody needs from run folders",
     "new": "write a small project of your own",
 }
-HELP = "usage: deepnets VERB ...\n\n" + "".join(f"  {verb:<8} {what}\n" for verb, what in VERBS.items())
+HELP = "usage: deepnets VERB ...\n\n" + "".join(f"  {verb:<8} {summary}\n" for verb, summary in VERBS.items())
 
 
 def main() -> int:
-    """Run the verb, which is the first argument, and hand it the other arguments."""
+    """Run the verb in the first argument, and pass it the others."""
     verb, *arguments = sys.argv[1:] or ["--help"]
     if verb in ("-h", "--help"):
-        print(f"{HELP}\ndeepnets VERB --help says more, deepnets --version which version this is.")
+        print(f"{HELP}\ndeepnets VERB --help explains a verb; deepnets --version prints the version.")
         return 0
     if verb == "--version":
         print(f"deepnets {version('deepnets')}, commit {git_commit() or 'unknown'}")

@@ -1,4 +1,4 @@
-"""The common part of all commands: how a command ends, and the types of numbers and names in its options."""
+"""The common part of all commands: how a command ends, options, and the types of their numbers and names."""
 
 import argparse
 import atexit
@@ -19,11 +19,11 @@ from deepnets.errors import UserError, shortened, system_message
 from deepnets.hydra_errors import HYDRA_ERRORS, explain
 from deepnets.system.printing import print_error
 
-MOST = 10**9  # for an option that takes a whole number: no library's integers overflow at it
+MOST = 10**9  # the largest whole number that an option takes; it overflows no library's integers
 
 
 def run_command(command: Callable[[], int]) -> NoReturn:
-    """Call `command` and exit with the code it returns; 1 with a message for a user's error, 128 + n after signal n.
+    """Call `command` and exit with its code; with 1 and a message after a user's error, with 128 + n after signal n.
 
     If Hydra refuses to compose, or the system refuses a file or memory, that is a user's error too. A bug is printed
     with its traceback; with HYDRA_FULL_ERROR=1 so is a user's error.
@@ -51,7 +51,7 @@ def run_command(command: Callable[[], int]) -> NoReturn:
     except KeyboardInterrupt:
         _end_stopped()
     except Exception as error:
-        if stopped:  # an import that Ctrl-C breaks off may end in another error
+        if stopped:  # an import that Ctrl-C interrupts may end in another error
             _end_stopped()
         message = _message_of(error)
         if message is None or os.environ.get("HYDRA_FULL_ERROR") == "1":
@@ -108,18 +108,18 @@ class _ChoosesCode(argparse.Action):
 
 
 def add_trust_option(parser: argparse.ArgumentParser) -> None:
-    """Add --trust, which trusts for the rest of the process; --project is the same, for a project's file."""
+    """Add --trust, which acts until the process ends; --project is another name for it."""
     parser.add_argument(
         *("--trust", "--project"),
         action=_Trusts,
         default=argparse.SUPPRESS,
         metavar="NAME",
-        help="a class or a module of yours, its file, or a project's file",
+        help="your own class or module, its file, or a project's file",
     )
 
 
 def add_code_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of every command that executes code of a user's own: what is trusted, and which version."""
+    """Add the options of every command that executes a user's own code: what to trust, and which version."""
     add_trust_option(parser)
     parser.add_argument(
         "--code",
@@ -134,26 +134,26 @@ def add_weights_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of every command that loads the weights of a run."""
     add_code_options(parser)
     parser.add_argument(
-        "--allow-previous", action="store_true", help="take weights of an earlier iteration than a finished run's last"
+        "--allow-previous", action="store_true", help="accept weights of an earlier iteration of a finished run"
     )
 
 
 def add_data_option(parser: argparse.ArgumentParser) -> None:
     """Add the option of the commands that need to know the input of a run's network."""
     parser.add_argument(
-        "--data", metavar="DIR", help="the data of a run of an earlier version, which did not store its normalisation"
+        "--data", metavar="DIR", help="the run's data, for runs of earlier versions, which stored no normalisation"
     )
 
 
 def _message_of(error: Exception) -> str | None:
-    """The message for the user if the error is not a bug, otherwise None."""
+    """Return the message for the user, or None if the error is a bug."""
     if isinstance(error, UserError):
         return str(error)
     return explain(error) if isinstance(error, HYDRA_ERRORS) else system_message(error)
 
 
 def _end_stopped() -> NoReturn:
-    """End after Ctrl-C without sys.exit, which ends in a signal if Ctrl-C broke off code made from text (dataclass)."""
+    """End after Ctrl-C, but not by sys.exit: after generated code (dataclasses), that may end in a signal."""
     print_error(f"Stopped. {RESUME}.")
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -163,7 +163,7 @@ def _end_stopped() -> NoReturn:
 
 
 def _end_quietly(code: int) -> NoReturn:
-    """Exit without an error from the interpreter, which prints what is left even if the output is full or closed."""
+    """Exit quietly: the interpreter would flush the output again, and report an error if it is full or closed."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -172,6 +172,6 @@ def _end_quietly(code: int) -> NoReturn:
 
 
 def _thread_failed(arguments: threading.ExceptHookArgs) -> None:
-    """Say nothing of a file that a thread cannot write: TensorBoard's writer raises the error again at its next use."""
+    """Ignore here that a thread cannot write a file: TensorBoard's writer raises the error again at its next use."""
     if not isinstance(arguments.exc_value, OSError):
         threading.__excepthook__(arguments)

@@ -1,4 +1,4 @@
-"""Errors that are not bugs: the user asked for what cannot be done, or the system refused something."""
+"""Errors that are not bugs: the user asked for something impossible, or the system refused something."""
 
 import errno
 import re
@@ -13,7 +13,6 @@ LONGEST = 200  # characters of a value in a message
 UNPRINTABLE = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 NO_MEMORY = re.compile(r"[Cc]an(not|'t) allocate memory|out of memory|can't start new thread")
 
-
 PACKAGE = Path(__file__).resolve().parent
 
 
@@ -21,7 +20,7 @@ class UserError(ValueError):
     """A message for the user: what was given, what is allowed, what to do.
 
     A command catches it once, at the top, prints it without traceback, and exits with 1. Every other exception is a
-    bug, unless it is `system_message`.
+    bug, unless `system_message` explains it.
     """
 
     @property
@@ -31,7 +30,7 @@ class UserError(ValueError):
 
 
 def system_message(error: BaseException) -> str | None:
-    """Say in one line what the system refused: a file, a folder or memory. None for every other error."""
+    """Say in one line that the system refused a file, a folder or memory; None for every other error."""
     is_memory = isinstance(error, MemoryError | RuntimeError | ImportError | OSError) and NO_MEMORY.search(str(error))
     if is_memory or isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
         return f"too little memory: {first_line(error)}"
@@ -41,7 +40,7 @@ def system_message(error: BaseException) -> str | None:
 
 
 def own_code_message(error: BaseException) -> str | None:
-    """Say in one line what went wrong, and where, in a user's own file that deepnets called; None for other errors."""
+    """Say in one line which error a user's own file raised, and where; None if the error arose elsewhere."""
     frames = [(Path(frame.filename), frame) for frame in traceback.extract_tb(error.__traceback__)]
     in_package = [index for index, (file, _) in enumerate(frames) if file.is_relative_to(PACKAGE)]
     for file, frame in reversed(frames[min(in_package, default=len(frames)) :]):

@@ -59,8 +59,8 @@ def explain(error: Exception) -> str:
     if match := re.match(r"Could not append to config. An item is already at '(.+)'", line):
         return f"+{match[1]}: it is there already; leave out the +"
     if match := re.match(r"(?:Multiple values for )?(\S+?)(?:\. | appears more than once in the final )", line):
-        written = f"a list of defaults names another as `override /{match[1]}: NAME`"
-        return f"{match[1]}: an option is chosen already; {written}, a command without the +"
+        how = f"write `override /{match[1]}: NAME` in a list of defaults, or leave out the + in a command"
+        return f"{match[1]}: an option is chosen already; to choose another, {how}"
     if match := re.match(r"Could not delete from config. '(.+)' does not exist", line):
         return f"~{match[1]}: no such key"
     if match := re.match(r"Ambiguous value for argument '(.+)'", line):
@@ -75,19 +75,19 @@ def explain(error: Exception) -> str:
 
 
 def _why_illegal(line: str) -> str:
-    """Say OmegaConf's message about a value in this project's words; an unknown message stays as it is."""
+    """Translate OmegaConf's message about a value into this project's words; an unknown message stays as it is."""
     matches = (match.expand(plainer) for wording, plainer in VALUES.items() if (match := re.fullmatch(wording, line)))
     return next(matches, line)
 
 
 def _why_unreadable(override: str, reason: str) -> str:
-    """Say why Hydra cannot parse an override, or how to write it so that Hydra can."""
+    """Say why Hydra cannot parse an override, or how to write it correctly."""
     key, equals, value = override.partition("=")
     if not equals:
         return "must be key=value"
     if value.endswith(","):
         return "ends in a comma; leave out the space behind it, or put the word in quotes"
-    if value.startswith(("/", ".", "~")):  # a path with a character that has a meaning in Hydra's grammar
+    if value.startswith(("/", ".", "~")):  # a path; these characters mean something to Hydra
         return f"""put its value in quotes: {shlex.quote(f'{key}="{value}"')}"""
     lines = reason.splitlines()
     return lines[lines[0].startswith("Error parsing override")]
@@ -115,7 +115,7 @@ def _nearest_key(name: str, node: Any) -> str:
 
 
 def _nearest(name: str, names: Iterable[str], listing: str) -> str:
-    """End a sentence with the nearest names, or all names, or the option `listing`, which prints all."""
+    """End a sentence with the nearest names, with all names, or with the option `listing`, which prints all."""
     names = list(names)
     within = [each for each in names if len(name) > 2 and name in each]
     near = within if len(", ".join(within)) <= SHORT else []

@@ -1,8 +1,8 @@
 """The loss that training minimises. Evaluation reports plain cross-entropy, whatever the loss is.
 
 A loss maps logits (N, classes) float32 and targets to one number, a tensor without dimensions. It is the sum over the N
-images, so that processes may divide a batch. Targets are labels (N,) int64 or, where images are augmented by operations
-that may mix them, probabilities (N, classes).
+images, so that processes may divide a batch. Targets are labels (N,) int64 or, if an augmentation may mix images,
+probabilities (N, classes).
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""torch's optimisers for a model; weight decay acts on all parameters or only on weights, as the papers differ."""
+"""torch's optimisers for a model; weight decay acts on all parameters or only on weights, as papers do either."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -16,7 +16,7 @@ def parameter_groups(model: nn.Module, weight_decay: float, decayed: Decayed) ->
     """Group the model's parameters by their weight decay.
 
     With `all`, it acts on every parameter (fb.resnet.torch); with `weights`, on those of two or more dimensions: the
-    weights of convolutions (He et al. 2015, by fb.resnet.torch's README) and, by our choice, of linear layers.
+    weights of convolutions (He et al. 2015, according to fb.resnet.torch's README) and, our choice, of linear layers.
     """
     weights = [parameter for parameter in model.parameters() if decayed == "all" or parameter.ndim > 1]
     others = [parameter for parameter in model.parameters() if decayed == "weights" and parameter.ndim <= 1]
@@ -60,9 +60,9 @@ def caffe_sgd(
     bias_lr_factor: NotNegative,
     head_decay_factor: NotNegative,
 ) -> torch.optim.SGD:
-    """`sgd` with Caffe's multipliers: on the weight decay of the last linear layer, on the learning rate of biases.
+    """`sgd` with Caffe's factors on the weight decay of the last linear layer and on the learning rate of biases.
 
-    Biases, and all other parameters of one dimension, have no decay (Srivastava et al. 2015, their network files).
+    Biases, like all other parameters of one dimension, have no decay (Srivastava et al. 2015, their network files).
 
     Raises:
         ValueError: the model has no linear layer.

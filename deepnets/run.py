@@ -34,12 +34,12 @@ from deepnets.training.assembly import dataset_of, model_of
 def build_model(overrides: list[str], trust: Trust = ()) -> nn.Module:
     """Build a freshly initialised network from overrides of `scripts/train.py`, e.g. `["model=resnet110", "seed=1"]`.
 
-    The network maps images (N, C, H, W) to logits (N, classes), with C, H, W and classes of the data set, whose files
-    need not be there. A run with these overrides starts from the same weights. `trust` names what --trust names: your
+    The network maps images (N, C, H, W) to logits (N, classes); the data set decides C, H, W and classes, but its files
+    need not exist. A run with these overrides starts from the same weights. `trust` names what --trust names: your
     own classes, modules, files of Python, or your project's file, whose options are found too.
 
     Raises:
-        UserError: an illegal value, or as `deepnets.config.trust.trust`.
+        UserError: a value is illegal, or as `deepnets.config.trust.trust`.
         hydra.errors.HydraException: an unknown option or key.
     """
     with trusting(trust):
@@ -60,7 +60,7 @@ def load_run(
 
     `trust` names what --trust names: your own classes, modules, files of Python, or your project's file. If they have
     changed since the run was trained, `code="frozen"` executes the copy of them beside the run, which must be what was
-    trained, and `code="current"` executes today's. The data need not be there.
+    trained, and `code="current"` executes today's. The data need not exist.
 
     Raises:
         OtherCode: your code has changed, and `code` is None.
@@ -74,7 +74,7 @@ def load_run(
 def load_classifier(
     folder: str | Path, trust: Trust = (), allow_previous: bool = False, data: str | Path | None = None
 ) -> Classifier:
-    """Load the network of `load_run`, on the CPU, with all that turns an image file into a class.
+    """Load the network of `load_run`, on the CPU, with everything that turns an image file into a class.
 
     `classifier.read(file)` gives an image (H, W, C) uint8, and `classifier.predict(images)` the probabilities
     (N, classes) of images (N, H, W, C) uint8, in the order of `classifier.classes`. `data` is the folder of the run's
@@ -93,7 +93,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Start or continue a run folder.")
     parser.add_argument("folder", help="a folder that scripts/train.py has set up")
     add_code_options(parser)
-    parser.add_argument("--quiet", action="store_true", help="print neither the result nor why it cannot go on")
+    parser.add_argument("--quiet", action="store_true", help="print neither the result nor an error")
     arguments = parser.parse_args()
     folder, world, code = RunFolder(arguments.folder), world_from_env(), 0
     try:
@@ -113,7 +113,7 @@ def main() -> int:
             raise
         code = 1
     if world.size > 1:
-        # As the interpreter ends, a thread of gloo's that still holds a tensor would now and then abort the process.
+        # At the interpreter's end, a thread of gloo that still holds a tensor would sometimes abort the process.
         sys.stdout.flush()
         os._exit(code)
     return code

@@ -17,8 +17,8 @@ from deepnets.system.ranges import Count, Factor, Natural, PositiveFactor, Rate,
 class Step:
     """Multiplies the rate by `factor` at each milestone, and by `warmup_factor` in the first `warmup_iterations`.
 
-    Milestones count any unit, and `of` is the budget in it: `[32000, 48000]` of 64000 iterations (He et al. 2015,
-    section 4.2) or `[80, 121]` of 164 epochs (fb.resnet.torch). They scale with the budget, to whole iterations.
+    Milestones may be in any unit; `of` is the budget in that unit: `[32000, 48000]` of 64000 iterations (He et al.
+    2015, section 4.2) or `[80, 121]` of 164 epochs (fb.resnet.torch). They scale with the budget, to whole iterations.
     The warm-up ends in a jump (He et al. 2015, section 4.2, for 110 layers) and does not scale.
 
     Raises:
@@ -68,7 +68,7 @@ class Cosine:
 class WarmupCosine:
     """Rises linearly for `warmup` of `of` units, then falls in half a cosine to `final_factor` times the full rate.
 
-    The unit is any, such as an epoch; both numbers scale with the budget. With `warmup` 0 there is no rise. The rise
+    Any unit will do, such as an epoch; both numbers scale with the budget. With `warmup` 0 there is no rise. The rise
     begins one step above 0 and ends at the full learning rate.
 
     Raises:
@@ -111,7 +111,7 @@ class Plateau:
     """Multiplies by `factor` if the loss falls too little `patience` epochs in a row (Balduzzi et al. 2017, A4).
 
     It falls too little if it loses less than the share `threshold` of its value `window` epochs ago. After a change,
-    epochs are counted anew. It acts from the next epoch's second iteration on: the first one's rate was set before.
+    epochs are counted anew. A change acts from the next epoch's second iteration on; the first has its rate already.
     """
 
     def __init__(self, total: int, window: Count, patience: Count, threshold: Share, factor: Share) -> None:
@@ -141,7 +141,7 @@ class ErrorPlateau:
     """Multiplies the rate by `factor` when an error has reached no new low for `patience` epochs.
 
     `watched` names the error: train, validation or test. A new low is below the lowest error so far by more than the
-    share `threshold` of that. He et al. 2015 only say "when the error plateaus". A change acts as in `Plateau`.
+    share `threshold` of it. He et al. 2015 only say "when the error plateaus". A change acts as in `Plateau`.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class ErrorPlateau:
         return f"learning rate x {self.factor:g} where the {self.watched} error plateaus"
 
     def observe_errors(self, iteration: int, errors: dict[str, float]) -> None:
-        """Take note of the errors of an epoch; an epoch that is only timed evaluates nothing, and has none."""
+        """Take note of the errors of an epoch; an epoch that is only timed has none."""
         if self.watched not in errors:
             return
         is_lower = errors[self.watched] < self.lowest * (1 - self.threshold)

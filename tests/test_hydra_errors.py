@@ -40,8 +40,8 @@ from deepnets.hydra_errors import explain
         ("+epochs=3", "+epochs: it is there already; leave out the +"),
         (
             "+model=resnet20",
-            "model: an option is chosen already; a list of defaults names another as `override /model: NAME`, "
-            "a command without the +",
+            "model: an option is chosen already; to choose another, write `override /model: NAME` in a list of defaults"
+            ", or leave out the + in a command",
         ),
         ("~foo", "~foo: no such key"),
         ("seed=1,2", "seed=1,2: add -m to train a run with each value"),
