@@ -47,7 +47,7 @@ TARGETS = frozenset(
 
 LARGEST = 2**63  # torch's integers are smaller
 LONGEST_TARGET = 200  # characters
-WORDS = {
+PLAINER_WORDS = {  # for those of pydantic's messages
     "Input should be": "must be",
     "an instance of Sequence": "a list, as in [1,2]",
     "String should match pattern '^[^\\x00-\\x1f\\x7f]+$'": "must be a text of one line, and not empty",
@@ -63,7 +63,7 @@ def build(where: str, node: dict[str, Any], **runtime: Any) -> Any:
     """Build the object that `node` describes; `runtime` are further arguments.
 
     Raises:
-        UserError: as `check_node`; or the target refuses its values, or a class of the user's own fails.
+        UserError: as `check_node`; or the target refuses its values, or the user's own class fails.
     """
     check_node(where, node, runtime)
     try:
@@ -171,7 +171,7 @@ def targets_in(node: Any) -> Iterator[str]:
 def takes(settings: Any, key: str, value: Any) -> bool:
     """Return whether the dotted key of a configuration takes values of this type.
 
-    True if that is unknown: there is no such key, or a configuration may not name its class.
+    True if that cannot be known: there is no such key, or its class is not trusted.
     """
     *path, last = key.split(".")
     annotations = annotations_of(Config)
@@ -278,8 +278,8 @@ def _check_type(where: str, value: Any, annotation: Any, strict: bool = True) ->
 
 
 def _plainer(message: str) -> str:
-    """Say pydantic's message about a value in this project's words."""
-    for word, plainer in WORDS.items():
+    """Rewrite pydantic's message about a value in this project's words."""
+    for word, plainer in PLAINER_WORDS.items():
         message = message.replace(word, plainer)
     return message[0].lower() + message[1:]
 

@@ -51,8 +51,8 @@ HYDRA_KEYS = ("hydra.mode", "hydra.searchpath", "hydra.sweeper.params")  # deepn
 HARMLESS = ("hydra.job.name", "hydra.verbose")  # for Hydra's users, who may type them by habit
 NODES = ("model", "dataset", "optimizer", "schedule", "loss")
 WIDTHS = ([16, 32, 64], [64, 128, 256, 512])  # scale=deep trains a quarter of these
-OTHER_FOLDERS = {"runs": "the runs without a sweep", "records": "the records"}
-PAGES = ("sweep", "protocol")  # the groups whose files set values of other groups' options
+RESERVED_FOLDERS = {"runs": "the runs without a sweep", "records": "the records"}
+FIXING_GROUPS = ("sweep", "protocol")  # their files set values of other groups' options
 
 
 def rows_of_command() -> list[Row]:
@@ -105,28 +105,28 @@ def check_options(row: Row) -> None:
     Raises:
         UserError: names the values, ready to paste.
     """
-    pages = [f"{group}={row.choices[group]}" for group in PAGES if row.choices.get(group)]
-    if not pages:
+    fixing = [f"{group}={row.choices[group]}" for group in FIXING_GROUPS if row.choices.get(group)]
+    if not fixing:
         return
     scale = f"scale={row.choices['scale']}"
-    page = composed(tuple(word for word in row.overrides if key_of(word) in {*PAGES, "scale"}), row.search)
-    axes, defaults = _options_on_axes(page), page.choices
+    fixed = composed(tuple(word for word in row.overrides if key_of(word) in {*FIXING_GROUPS, "scale"}), row.search)
+    axes, defaults = _options_on_axes(fixed), fixed.choices
     typed = {word.partition("=")[0].lstrip("+~") for word in row.overrides}
-    for group in sorted(typed & defaults.keys() - {*PAGES, "scale"}):
+    for group in sorted(typed & defaults.keys() - {*FIXING_GROUPS, "scale"}):
         option = row.choices[group]
         if is_execution(group) or option in (defaults[group], *axes.get(group, [])):
             continue
-        replaced, chosen = _words({**row.choices, **defaults}), _words(row.choices)
-        alternatives = (replaced, chosen, (*chosen, *pages))
-        alike, alone, here = (composed((*words, scale), row.search).config for words in alternatives)
+        replaced, chosen = _option_words({**row.choices, **defaults}), _option_words(row.choices)
+        alternatives = (replaced, chosen, (*chosen, *fixing))
+        configs = [composed((*words, scale), row.search).config for words in alternatives]
         others = tuple(f"{key.replace('/', '.')}." for key in typed - {group} if not group.startswith(f"{key}/"))
         overruled = {
-            key: (value_at(row.config, key), selected(alone, key, ABSENT))
-            for key in _differing(group.replace("/", "."), alike, alone, here)
+            key: (value_at(row.config, key), selected(configs[1], key, ABSENT))
+            for key in _differing(group.replace("/", "."), *configs)
             if not f"{key}.".startswith(others)
         }
         if overruled := {key: values for key, values in overruled.items() if values[0] != values[1]}:
-            raise UserError(_message(f"{group}={option}", " and ".join(pages), overruled))
+            raise UserError(_message(f"{group}={option}", " and ".join(fixing), overruled))
 
 
 def check_widths(row: Row) -> None:
@@ -151,7 +151,7 @@ def check_name(row: Row) -> None:
     """Refuse a `name` that cannot name a folder, or names the folder of another sweep.
 
     Raises:
-        UserError: `name` is such a name.
+        UserError: says which of the two it is.
     """
     name, sweep = row.config.name, row.choices.get("sweep")
     if name is None or name == sweep:
@@ -159,13 +159,13 @@ def check_name(row: Row) -> None:
     if not re.fullmatch(r"\w[\w.-]*", name):
         raise UserError(f"name={brief(name)}: must be a folder's name, of letters, digits, '_', '.' and '-'")
     folders = [CONF, *(Path(place.removeprefix("file://")) for place in row.search.places)]
-    if name in OTHER_FOLDERS or any((folder / "sweep" / f"{name}.yaml").is_file() for folder in folders):
-        owner = OTHER_FOLDERS.get(name, f"the runs of sweep={name}")
+    if name in RESERVED_FOLDERS or any((folder / "sweep" / f"{name}.yaml").is_file() for folder in folders):
+        owner = RESERVED_FOLDERS.get(name, f"the runs of sweep={name}")
         raise UserError(f"name={name}: is the folder of {owner}; choose another name")
 
 
 def _rows(words: Sequence[str], multirun: bool, search: Search) -> list[Row]:
-    """Compose every run of the grid, or a single run if no grid is asked for."""
+    """Compose every run of the grid, or the single run if the words ask for no grid."""
     words = [_with_commas(word, {}) if "=[" in word and "." not in key_of(word) else word for word in words]
     check_words(words)
     _check_root(words)
@@ -173,29 +173,29 @@ def _rows(words: Sequence[str], multirun: bool, search: Search) -> list[Row]:
     if swept := [word for word in of_hydra if parsed(word).is_sweep_override()]:
         raise UserError(f"{swept[0]}: Hydra's own settings have one value for all runs")
     task = [word for word in words if word not in of_hydra]
-    page = _page(of_hydra, task, search)
+    shared = _composed_for_all(of_hydra, task, search)
     for plugin, target in PLUGINS.items():
-        if page.hydra[plugin]["_target_"] != target:
+        if shared.hydra[plugin]["_target_"] != target:
             raise UserError(f"hydra/{plugin}: deepnets multiplies and launches rows itself; leave it out")
     for word in of_hydra:
         if not f"{key_of(word)}.".startswith(tuple(f"{key}." for key in (*HYDRA_KEYS, *HARMLESS))):
             raise UserError(f"{word}: changes nothing here; of Hydra's settings deepnets reads {', '.join(HYDRA_KEYS)}")
-    sweep: Any = OmegaConf.to_object(page.config.sweep) if page.config.sweep else Sweep()
+    sweep: Any = OmegaConf.to_object(shared.config.sweep) if shared.config.sweep else Sweep()
     sweep.axes = axes_of(vars(sweep))
     check_ranges(sweep, "sweep.")
-    params: Any = OmegaConf.to_container(page.hydra.sweeper.params or OmegaConf.create({}), resolve=True)
+    params: Any = OmegaConf.to_container(shared.hydra.sweeper.params or OmegaConf.create({}), resolve=True)
     is_table = sweep.seeds is not None or sweep.rows
-    is_grid = multirun or page.hydra.mode == RunMode.MULTIRUN or (is_table and page.hydra.mode is None)
+    is_grid = multirun or shared.hydra.mode == RunMode.MULTIRUN or (is_table and shared.hydra.mode is None)
     if not (is_grid or sweep.zip or sweep.exclude or sweep.union):
-        if page.config.sweep and params and not is_table:
-            name = f"sweep={page.choices['sweep']}"
+        if shared.config.sweep and params and not is_table:
+            name = f"sweep={shared.choices['sweep']}"
             raise UserError(f"{name}: its hydra.sweeper.params make no rows; add `mode: MULTIRUN` below its `hydra:`")
         return [compose(words, search)]
     # This search includes the folders that hydra.searchpath names.
-    search = search_of(page.hydra, search.defaults)
+    search = search_of(shared.hydra, search.defaults)
     of_hydra = [word for word in of_hydra if key_of(word) != "hydra.searchpath"]
     if any(key_of(word) == "sweep.seeds" for word in task):
-        params.pop("seed", None)  # set by the scale
+        params.pop("seed", None)  # the scale may set it, and the command comes first
     params = params_of(sweep.rows, sweep.seeds, params)
     if any("." in key_of(word) and isinstance(parsed(word).value(), list) for word in task):
         chosen = [word for word in task if "." not in key_of(word) and not parsed(word).is_sweep_override()]
@@ -211,8 +211,8 @@ def _check_root(words: Sequence[str]) -> None:
     root = typed.get("dataset.root")
     if typed.get("launcher") == "slurm" and isinstance(root, str) and "${" not in root and not Path(root).is_dir():
         raise UserError(
-            f"dataset.root={brief(root)}: no such folder; name the one that holds the data, or create it, and they are "
-            "downloaded into it"
+            f"dataset.root={brief(root)}: no such folder; name the one that holds the data, or create it for the "
+            "download"
         )
 
 
@@ -237,33 +237,33 @@ def _sweep_files(words: Iterable[str], places: Iterable[str]) -> list[Path]:
     return [file for file in files if file.is_file()]
 
 
-def _page(of_hydra: Sequence[str], task: Sequence[str], search: Search) -> Composed:
+def _composed_for_all(of_hydra: Sequence[str], task: Sequence[str], search: Search) -> Composed:
     """Compose the sweep, its axes and Hydra's own node from the words that all rows share."""
-    shared = [
+    words = [
         word
         for word in task
         if not parsed(word).is_sweep_override() and re.fullmatch(r"(sweep|scale)\..*|[^./]+", key_of(word))
     ]
-    page = composed((*of_hydra, *(word for word in shared if not plain_value(word))), search)
-    sweep: Any = OmegaConf.to_container(page.config, resolve=False)["sweep"] or {}  # type: ignore[call-overload,index]
-    axes = str([OmegaConf.to_container(page.hydra.sweeper, resolve=False), sweep.get("rows"), sweep.get("seeds")])
-    if any(plain_value(word) and re.search(rf"\b{key_of(word)}\b", axes) for word in shared):
-        return composed((*of_hydra, *shared), search)
-    return page
+    shared = composed((*of_hydra, *(word for word in words if not plain_value(word))), search)
+    sweep: Any = OmegaConf.to_container(shared.config, resolve=False)["sweep"] or {}  # type: ignore[call-overload,index]
+    axes = str([OmegaConf.to_container(shared.hydra.sweeper, resolve=False), sweep.get("rows"), sweep.get("seeds")])
+    if any(plain_value(word) and re.search(rf"\b{key_of(word)}\b", axes) for word in words):
+        return composed((*of_hydra, *words), search)
+    return shared
 
 
-def _options_on_axes(page: Composed) -> dict[str, list[str]]:
+def _options_on_axes(composition: Composed) -> dict[str, list[str]]:
     """Return the values of each axis of the sweep, and of the entries of its union."""
     options: dict[str, list[str]] = {}
-    sweep = page.config.sweep or {"rows": {}, "union": []}
-    for axes in (sweep["rows"], page.hydra.sweeper.params or {}, *sweep["union"]):
+    sweep = composition.config.sweep or {"rows": {}, "union": []}
+    for axes in (sweep["rows"], composition.hydra.sweeper.params or {}, *sweep["union"]):
         for axis, values in axes.items():
             words = re.split(r"[,\s]+", values) if isinstance(values, str) else values
             options.setdefault(axis, []).extend(words if isinstance(words, Sequence) else [words])
     return options
 
 
-def _words(choices: dict[str, str]) -> list[str]:
+def _option_words(choices: dict[str, str]) -> list[str]:
     return sorted(f"{group}={option}" for group, option in choices.items() if option and group.split("/")[0] in NODES)
 
 
@@ -273,7 +273,7 @@ def _differing(node: str, *configs: DictConfig) -> list[str]:
     return [key for key in after if after[key] != usual.get(key, ABSENT) != before.get(key, ABSENT)]
 
 
-def _message(option: str, pages: str, overruled: dict[str, tuple[Any, Any]]) -> str:
+def _message(option: str, fixing: str, overruled: dict[str, tuple[Any, Any]]) -> str:
     fixed = [
         f"{key} ({'' if of_option is ABSENT else f'{json.dumps(of_option)} of the option, '}{json.dumps(value)} here)"
         for key, (value, of_option) in overruled.items()
@@ -283,7 +283,7 @@ def _message(option: str, pages: str, overruled: dict[str, tuple[Any, Any]]) -> 
         for key, (_, of_option) in overruled.items()
     ]
     remedies = f"Add {' '.join(remedy)}, or other values, or leave {option} out"
-    return f"{option}: fixed by {pages}: {', '.join(fixed)}. {remedies}"
+    return f"{option}: fixed by {fixing}: {', '.join(fixed)}. {remedies}"
 
 
 def _own_flags(words: Sequence[str]) -> tuple[list[str], Search]:
@@ -340,7 +340,7 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _show(words: Sequence[str], overrides: Sequence[str], search: Search) -> None:
-    """Let Hydra print what its flags among the words ask for, such as --help or --cfg."""
+    """Let Hydra answer its own flags among the words, such as --help or --cfg."""
 
     @hydra.main(version_base="1.3", config_path=str(CONF), config_name=search.defaults)
     def nothing(config: DictConfig) -> None:
@@ -357,9 +357,9 @@ def _show(words: Sequence[str], overrides: Sequence[str], search: Search) -> Non
 
 
 def _help_page(overrides: Sequence[str], search: Search) -> str | None:
-    """The page of --help; None where Hydra has to fill in more than the groups, as in a template of one's own.
+    """Return the page of --help; None if its template has more to fill in than the groups, as a user's own may have.
 
-    Hydra would copy all that it knows of each source of options, once for each group, which takes half a second.
+    Hydra itself takes half a second: it copies all that it knows of each source of options, once for each group.
     """
     before, groups, after = composed(tuple(overrides), search).hydra.help.template.partition("$APP_CONFIG_GROUPS")
     if not groups or "$" in before + after:
@@ -371,7 +371,7 @@ def _help_page(overrides: Sequence[str], search: Search) -> str | None:
 
 
 def _groups(repository: Any, parent: str = "") -> Iterator[tuple[str, list[str]]]:
-    """The groups of options below `parent` that are not Hydra's own, each with its options."""
+    """Yield the groups of options below `parent` that are not Hydra's own, each with its options."""
     for name in repository.get_group_options(parent, ObjectType.GROUP):
         group = f"{parent}/{name}".lstrip("/")
         if group != "hydra":

@@ -40,7 +40,7 @@ ABSENT = object()  # in place of the value, if there is no such key
 CONF_ALONE = Search()
 CALLBACKS = {"callbacks": None}  # an entry of Hydra's defaults
 NODES = ("model", "dataset", "optimizer", "schedule", "loss", "launcher")  # the chosen option decides their keys
-COMPOSED_KEYS = ("scale", "setting", "sweep")  # other values, or which rows there are, depend on them
+COMPOSED_KEYS = ("scale", "setting", "sweep")  # they decide other values or the rows, so Hydra composes them
 SET_KEYS = {key.name for key in fields(Config)} - {*COMPOSED_KEYS}
 
 
@@ -58,12 +58,12 @@ class WithoutCallbacks(HydraConf):
 
 
 class OptionFolders(SearchPathPlugin):
-    """Tells Hydra where to find options besides conf/: in `places` of the `Search` with which it composes."""
+    """Tells Hydra to look for options also in `places`, which `searching` sets."""
 
     places: ClassVar[tuple[str, ...]] = ()
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Add the places behind conf/; Hydra calls this."""
+        """Add the places after conf/; Hydra calls this."""
         for place in self.places:
             search_path.append("deepnets", place)
 
@@ -96,7 +96,7 @@ def compose(overrides: Sequence[str], search: Search = CONF_ALONE) -> Row:
     """Compose a run from conf/train.yaml and these overrides.
 
     Hydra composes the overrides that choose options, add or delete keys, or have keys that an interpolation reads. The
-    others are set on a copy of the result, if the schema accepts them.
+    others are set on a copy of the result, if their type is right.
 
     Raises:
         HydraException: an unknown option or key. OmegaConfBaseException, UserError: as `typed`.
@@ -142,7 +142,7 @@ def typed(composed: DictConfig) -> Config:
     """Turn what Hydra composed into a `Config` with every interpolation resolved and every folder absolute.
 
     Raises:
-        OmegaConfBaseException: a value is missing, or an interpolation leads nowhere.
+        OmegaConfBaseException: a value is missing, or an interpolation names no key.
         UserError: a key is unknown, a key has no value, or values contradict each other.
     """
     config = OmegaConf.to_object(composed)
@@ -156,7 +156,7 @@ def typed(composed: DictConfig) -> Config:
     for place, schema in (("", config), ("scale.", config.scale), ("sweep.", config.sweep)):
         if schema is None:
             continue
-        # A + in front may have added keys and a ~ deleted some, which no class checks here.
+        # Overrides with + add keys and overrides with ~ delete keys; no class checks that.
         keys, values = {key.name for key in fields(schema)}, vars(schema)
         unknown, missing = values.keys() - keys, {key for key in keys if values.get(key) == MISSING}
         if unknown:
@@ -185,8 +185,8 @@ Plain = dict[str, tuple[str, Any]]  # key and value of each override
 def _plain_values(overrides: Sequence[str]) -> Plain:
     """Return the overrides that set one value each, at a key that no other override touches."""
     plain = {word: value for word in overrides if (value := plain_value(word))}
-    keys = [key for word in overrides if (key := key_of(word)) not in NODES]
-    return {word: (key, value) for word, (key, value) in plain.items() if sum(_overlap(key, it) for it in keys) == 1}
+    used = [key for word in overrides if (key := key_of(word)) not in NODES]
+    return {word: (key, value) for word, (key, value) in plain.items() if sum(_overlap(key, k) for k in used) == 1}
 
 
 @cache
@@ -212,16 +212,16 @@ class _Base:
     """A composed choice of options; plain values are set on copies of it.
 
     Attributes:
-        config: the run; or the error why it is none, which an override may mend.
+        config: the run, or the error that its values cause, which an override may correct.
         open_keys: the keys whose value is missing or an interpolation.
-        read: the keys that interpolations mention.
+        mentioned_keys: the keys that interpolations mention.
     """
 
     config: Config | UserError | OmegaConfBaseException
     choices: dict[str, str]
     search: Search
     open_keys: frozenset[str]
-    read: frozenset[str]
+    mentioned_keys: frozenset[str]
 
     def copy(self) -> Config:
         """Copy the run; the copy shares only the sweep, which nobody changes.
@@ -242,7 +242,7 @@ class _Base:
 
     def _takes(self, key: str, value: Any) -> bool:
         """Return whether setting the value on a copy gives the same configuration as composing it with Hydra."""
-        if key in self.choices or any(_overlap(key, mentioned) for mentioned in self.read):
+        if key in self.choices or any(_overlap(key, mentioned) for mentioned in self.mentioned_keys):
             return False
         node, _, last = key.rpartition(".")
         if not node:
@@ -259,7 +259,7 @@ def _base(overrides: tuple[str, ...], search: Search) -> _Base:
         for key, value in flat(OmegaConf.to_container(composition.config, resolve=False)).items()
         if value == MISSING or "${" in str(value)
     }
-    read = frozenset(
+    mentioned_keys = frozenset(
         mention for value in open_values.values() for mention in re.findall(r"\.*\w+(?:\.\w+)*", str(value))
     )
     run: Config | UserError | OmegaConfBaseException
@@ -267,7 +267,8 @@ def _base(overrides: tuple[str, ...], search: Search) -> _Base:
         run = typed(composition.config)
     except (UserError, OmegaConfBaseException) as error:
         run = error
-    return _Base(run, composition.choices, search_of(composition.hydra, search.defaults), frozenset(open_values), read)
+    search = search_of(composition.hydra, search.defaults)
+    return _Base(run, composition.choices, search, frozenset(open_values), mentioned_keys)
 
 
 def _overlap(key: str, other: str) -> bool:
@@ -320,7 +321,7 @@ def parsed(word: str) -> Override:
 
 
 def check_words(words: Iterable[str]) -> None:
-    """Refuse a word that gives a group a value that is no option's name, which Hydra would accept.
+    """Refuse a group whose value cannot be the name of an option; Hydra would accept it.
 
     Raises:
         UserError: a word is such as `model=null` or `scale=0.5`, or has no key.
@@ -338,7 +339,7 @@ def check_words(words: Iterable[str]) -> None:
 
 @contextmanager
 def explained(words: Iterable[str]) -> Iterator[None]:
-    """Explain Hydra's errors within the context. Only Hydra works there: a word or a file of options is the cause.
+    """Explain Hydra's errors in the context. Only Hydra may work there, so a word or a file of options is the cause.
 
     Raises:
         UserError: Hydra fails an assertion or a look-up, or there is no such group of options.
@@ -355,7 +356,7 @@ def explained(words: Iterable[str]) -> Iterator[None]:
             raise UserError(f"{match[1]}: no such group of options; {listed}") from error
         raise
     except Exception as error:
-        if isinstance(error, OSError) and error.errno is not None:  # OmegaConf's own have no errno
+        if isinstance(error, OSError) and error.errno is not None:  # OmegaConf raises some without errno
             raise
         reason = f"Hydra cannot compose this: {' '.join(str(error).split()) or type(error).__name__}"
         if isinstance(error, AssertionError):
@@ -372,7 +373,7 @@ def search_of(hydra_node: Any, defaults: str) -> Search:
 
 
 def selected(config: DictConfig, key: str, otherwise: Any = None, resolve: bool = True) -> Any:
-    """Return the plain value of a dotted key; `otherwise` if the key is missing, or depends on one without value."""
+    """Return the plain value of a dotted key; `otherwise` if the key, or one that it depends on, is missing."""
     value = OmegaConf.select(config, key, default=otherwise, throw_on_resolution_failure=False)
     if OmegaConf.is_config(value):
         return OmegaConf.to_container(value, resolve=resolve)

@@ -18,7 +18,7 @@ LONGEST_NAME = 160  # bytes; file systems allow 255
 RESNET = "deepnets.models.resnet.ResNet"
 PLAIN_LOSS = {"_target_": "deepnets.loss.CrossEntropy", "smoothing": 0.0}
 
-# What may change without making it another run: where it executes, reads and writes. All other keys are its identity.
+# These keys say where a run executes, reads and writes, and may change. All other keys are the run's identity.
 EXECUTION_KEYS = frozenset(
     {
         "dataset.root",
@@ -57,7 +57,7 @@ def is_execution(key: str) -> bool:
 def identity(config: Config) -> dict[str, Any]:
     """Return the settings that make the run what it is: all but `EXECUTION_KEYS`.
 
-    The numbers of units replace a depth, so that one net has one identity.
+    The number of units in each stage replaces a depth, so that one net has one identity.
     """
     return _canonical(plain_values(config))
 
@@ -74,7 +74,7 @@ def plain_values(node: Any) -> Any:
 
 
 def _canonical(settings: dict[str, Any]) -> dict[str, Any]:
-    """Change `settings`: remove `EXECUTION_KEYS`, and replace a depth by the numbers of units."""
+    """Change `settings`: remove `EXECUTION_KEYS`, and replace a depth by each stage's number of units."""
     for key in EXECUTION_KEYS:
         *path, last = key.split(".")
         node: Any = settings
@@ -91,7 +91,7 @@ def _canonical(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def difference(settings: dict[str, Any], config: Config) -> dict[str, tuple[Any, Any]]:
-    """Return where other `settings` differ from `config`: by dotted key, the two values."""
+    """Return the dotted keys in which `settings` differ from `config`, each with both values."""
     # Both are upgraded: an option of the user's own may lack a key that was added later.
     others, values = (flat(_canonical(upgrade(each))) for each in (settings, plain_values(config)))
     keys = sorted(key for key in {*others, *values} if others.get(key, "absent") != values.get(key, "absent"))
@@ -101,7 +101,7 @@ def difference(settings: dict[str, Any], config: Config) -> dict[str, tuple[Any,
 def identity_hash(config: Config) -> str:
     """Twelve hexadecimal digits that are equal exactly when two runs are the same.
 
-    A key that a later version adds does not change them while it has its neutral value.
+    They stay the same if a later version adds a key, as long as the key has its neutral value.
     """
     settings = identity(config)
     for step in STEPS:
@@ -145,11 +145,11 @@ def upgrade(frozen: Frozen) -> Frozen:
 
 @dataclass(frozen=True)
 class Added:
-    """A step for a key that older versions lack: in place, it sets the value with which a run does what it did before.
+    """A step for a key that older versions lack: sets it, in place, to the value with which a run behaves as before.
 
     Attributes:
         key: the dotted key.
-        neutral: that value.
+        neutral: the value.
         target: the `_target_` that the node must have; None for any.
     """
 

@@ -30,7 +30,7 @@ class _Content(BaseModel):
 
 @dataclass(frozen=True)
 class Project:
-    """A user's project: its file, its folder of `options`, laid out as conf/, and the file in it for train.yaml.
+    """A user's project: its file, its folder of `options`, laid out like conf/, and `defaults`, its own train.yaml.
 
     Modules beside the file are the project's own; a configuration may name them if the project is trusted.
     """
@@ -48,7 +48,7 @@ def read_project(file: str | Path) -> Project:
     """Read a project's file.
 
     Raises:
-        UserError: the file is missing or no project's file, or as `check_options_folder`.
+        UserError: the file is missing or is not a project's file, or as `check_options_folder`.
     """
     path = Path(file).expanduser().absolute()
     try:

@@ -1,4 +1,4 @@
-"""Reads YAML that somebody else may have written as data: plain values, bounded in size, nothing resolved or called."""
+"""Reads YAML that a stranger may have written: only plain values of bounded size; nothing is resolved or called."""
 
 from typing import Any
 
@@ -9,14 +9,14 @@ from deepnets.config.identity import upgrade
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, ten times as fast, where PyYAML has it
 LONGEST = 1_000_000  # characters; a configuration has a few thousand
 DEEPEST = 20  # nested nodes; a configuration has five
-ALIASES = 20  # in a file of options, which a person writes; nine levels of nine could fill any memory
+ALIASES = 20  # allowed in a file of options; nine levels of nine aliases could fill any memory
 
 
 def read_frozen(text: str) -> dict[str, Any]:
     """Read the settings in a frozen `config.yaml`, and upgrade them to this version.
 
     Raises:
-        ValueError: as `plain_yaml`, or it holds no settings. yaml.YAMLError: as `plain_yaml`.
+        ValueError: as `plain_yaml`, or the text holds no settings. yaml.YAMLError: as `plain_yaml`.
     """
     frozen = plain_yaml(text)
     if not isinstance(frozen, dict) or not all(isinstance(key, str) for key in frozen):
@@ -28,9 +28,9 @@ def plain_yaml(text: str) -> Any:
     """Read the values of a YAML text.
 
     Raises:
-        ValueError: it is longer or nested deeper than any configuration, has aliases, which can make a small text
+        ValueError: the text is longer or nested deeper than any configuration, has aliases, which can make a small text
             large, or holds a date, bytes, or an interpolation (`${...}`), which somebody may resolve.
-        yaml.YAMLError: it is not YAML of plain values.
+        yaml.YAMLError: the text is not YAML of plain values.
     """
     check_bounds(text)
     values = yaml.load(text, LOADER)
@@ -42,7 +42,7 @@ def plain_yaml(text: str) -> Any:
 def check_bounds(text: str, aliases: int = 0) -> None:
     """Raise ValueError if a YAML text is too long, nested too deep, or has more than `aliases` aliases.
 
-    An alias repeats a part of the text. If it is inside the part that it repeats, it is refused: it would never end.
+    An alias repeats a part of the text. One inside the part that it repeats would never end, and is refused too.
     """
     if len(text) > LONGEST:
         raise ValueError(f"{len(text)} characters, at most {LONGEST} are read")

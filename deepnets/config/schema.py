@@ -50,21 +50,21 @@ class StepKind(StrEnum):
 
 
 class CodeChoice(StrEnum):
-    """The user's code that a run executes if it began with other code: the copy of that code, or today's."""
+    """Which version of the user's changed code a run executes: the copy from when it began, or today's."""
 
     frozen = "frozen"
     current = "current"
 
 
 class Until(StrEnum):
-    """The end of a sweep that chooses its seeds itself: it trains until its claims are decided."""
+    """When a sweep that chooses its seeds itself ends: as soon as its claims are decided."""
 
     decided = "decided"
 
 
 @dataclass(frozen=True)
 class Typed:
-    """In an annotation, the type of a value that is `Any` to OmegaConf, which knows neither these unions nor ranges."""
+    """The type that pydantic checks where OmegaConf gets `Any`, because it knows neither these unions nor ranges."""
 
     type: Any
 
@@ -79,13 +79,13 @@ Seeds = Annotated[Any, Typed(Count | list[Seed] | None)]
 
 @dataclass
 class Published:
-    """The paper's numbers, in percent, by row; rows are named as folders are: the values of `Sweep.rows` with commas.
+    """The paper's numbers, in percent, by row. A row is named like its folder: its values of `Sweep.rows`, with commas.
 
     `statistic` says what `test_error` is, as in "median of 5" or "single". An error is a number, `fail` (non-finite or
     above 20), or null if the paper draws it without a number. `mean`, `std` and `best` are further statistics of the
     same rows, `top5_error` their top-5 errors; `view` says how the test images are shown. `literature` names rows that
-    the paper prints and no run trains. With `best_epochs`, a run's number is the mean of so many of its lowest test
-    errors; with null, the last epoch's. If the paper prints nothing, all is empty.
+    the paper prints and no run trains. With `best_epochs: N`, a run's number is the mean of its N lowest test errors;
+    with null, the last epoch's error. If the paper prints nothing, all is empty.
     """
 
     statistic: Optional[str] = None
@@ -101,12 +101,12 @@ class Published:
 
 @dataclass
 class Sweep:
-    """A sweep: `rows` are the choices that name a row, each with its values; `reported` are the paper's numbers.
+    """A sweep: `rows` maps each choice that names a row to its values; `reported` are the paper's numbers.
 
-    `seeds` is how many seeds each row has, from 0 on, or a list of them. `axes` names the choices without their values:
-    in a frozen run, and in a file that gives the values in `hydra.sweeper.params`. `claims` are the paper's statements
-    about rows, which `deepnets.config.claim` reads; `margins` are percent points, by scale: a smaller difference of two
-    rows counts as none. `deep` states that scale=deep suits its networks. `zip` pairs axes instead of multiplying them,
+    `seeds` is how many seeds each row has, from 0 on, or a list of them. `axes` lists the choices without their values,
+    in a frozen run and in a file that gives the values in `hydra.sweeper.params`. `claims` are the paper's statements
+    about rows, which `deepnets.config.claim` reads; `margins` says for each scale below how many percent points two
+    rows count as equal. `deep` states that scale=deep suits its networks. `zip` pairs axes instead of multiplying them,
     `exclude` leaves out the rows with all these values, `union` joins blocks of rows, each with axes of its own: see
     `deepnets.config.sweep`.
     """
@@ -124,7 +124,7 @@ class Sweep:
 
 
 def axes_of(sweep: Mapping[str, Any]) -> list[str]:
-    """Return the choices that name a row of a sweep's node: its `axes`, or the keys of `rows`, then of `union`."""
+    """Return which choices name a sweep's rows: its `axes`, or if it has none, the keys of `rows` and of `union`."""
     axes, rows, union = (sweep.get(key) for key in ("axes", "rows", "union"))
     if axes and isinstance(axes, list):
         return axes
@@ -165,7 +165,7 @@ class Config:
     step: StepKind = MISSING
     selection: Selection = MISSING
     evaluation_batch_size: Count = MISSING
-    devices: Any = MISSING  # a number, or auto; omegaconf would read it as a word in Union[int, str]
+    devices: Any = MISSING  # a number, or auto; omegaconf would read a number as text in Union[int, str]
     launcher: dict[str, Any] = MISSING
     deterministic: bool = MISSING
     fail_fast: bool = MISSING
@@ -186,7 +186,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Search:
-    """The places of options besides conf/ (`file://FOLDER`, `pkg://PACKAGE`), and the file that composes one run."""
+    """Where options lie besides conf/ (`file://FOLDER`, `pkg://PACKAGE`), and the name of the file that is one run."""
 
     places: tuple[str, ...] = ()
     defaults: str = DEFAULTS
@@ -194,7 +194,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Row:
-    """One composed run of a grid, with the option chosen in each group, the overrides typed, and the search."""
+    """One composed run of a grid, the option chosen in each group, the typed overrides, and where options lie."""
 
     config: Config
     choices: dict[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Reads sweep files and makes their rows: all combinations of the axes' values, but for `zip`, `exclude`, `union`."""
+"""Reads sweep files and makes their rows: all combinations of values, as `zip`, `exclude` and `union` change them."""
 
 import json
 from collections import Counter
@@ -40,37 +40,37 @@ def rows_of(
 ) -> list[list[str]]:
     """Return the overrides of each row: `params` are the axes of the file, `typed` the words of the command.
 
-    A word that sets an axis narrows it; words that set all axes of a pairing pair their own values.
+    A word that sets an axis narrows it; words that set all axes of a pair in `zip` are paired with each other.
 
     Raises:
         OverrideParseException: a word cannot be read.
-        UserError: a rule names no axis or pairs lists of different lengths, two entries of a union give the same row, a
-            typed value has no row left, or there are more than `LARGEST_GRID` rows; the message names the rule.
+        UserError: a rule names an unknown axis or pairs lists of different lengths, two entries of a union give the
+            same row, a typed value has no row left, or there are over `LARGEST_GRID` rows; the message names the rule.
     """
     words = _axes(typed, search)
     entries = [_values(entry, search) for entry in sweep.union or [{}]]
-    joining = {key for entry in entries for key in entry}
+    union_axes = {key for entry in entries for key in entry}
     blocks = [_values(params, search) | entry for entry in entries]
-    known = {key for block in blocks for key in block}
+    all_axes = {key for block in blocks for key in block}
     for rule, groups in (("zip", sweep.zip), ("exclude", sweep.exclude)):
-        if unknown := [key for group in groups for key in group if key not in known]:
+        if unknown := [key for group in groups for key in group if key not in all_axes]:
             raise UserError(
-                f"sweep.{rule}: {unknown[0]} is not an axis of this sweep; it has {', '.join(sorted(known))}"
+                f"sweep.{rule}: {unknown[0]} is not an axis of this sweep; it has {', '.join(sorted(all_axes))}"
             )
-    joined = _bounded(row for block in blocks for row in _rows(block, known, joining, sweep.zip, words))
+    joined = _bounded(row for block in blocks for row in _rows(block, all_axes, union_axes, sweep.zip, words))
     rows = [row for row in joined if not any(_matches(row, _values(entry, search)) for entry in sweep.exclude)]
-    for key in [key for key in words if key in known]:
-        left = {row.get(key) for row in rows}
-        for value in [value for value in words[key] if value not in left]:
+    for key in [key for key in words if key in all_axes]:
+        remaining = {row.get(key) for row in rows}
+        for value in [value for value in words[key] if value not in remaining]:
             left_out = any(row.get(key) == value for row in joined)
             rule = "exclude" if left_out else "union" if sweep.union else "zip"
             raise UserError(f"sweep.{rule}: leaves no row with {key}={value}")
     if not rows:
         raise UserError("sweep.exclude: leaves no row of this sweep")
-    equal = [row for row, count in Counter(" ".join(sorted(_typed(row))) for row in rows).items() if count > 1]
-    if equal and sweep.union:
-        raise UserError(f"sweep.union: two of its entries produce the row {equal[0]}")
-    constant = {key: values for key, values in words.items() if key not in known}
+    duplicates = [row for row, count in Counter(" ".join(sorted(_typed(row))) for row in rows).items() if count > 1]
+    if duplicates and sweep.union:
+        raise UserError(f"sweep.union: two of its entries produce the row {duplicates[0]}")
+    constant = {key: values for key, values in words.items() if key not in all_axes}
     return _bounded(_typed(row) + _typed(more) for row in rows for more in _products(constant))
 
 
@@ -176,15 +176,17 @@ def _bounded(rows: Iterable[R]) -> list[R]:
     return listed
 
 
-def _rows(block: Axes, known: set[str], joining: set[str], zips: Sequence[Sequence[str]], words: Axes) -> Iterator[Row]:
+def _rows(
+    block: Axes, all_axes: set[str], union_axes: set[str], zips: Sequence[Sequence[str]], words: Axes
+) -> Iterator[Row]:
     """Yield the rows of one block; none if a word sets an axis that only other blocks have."""
-    if any(key in words for key in known - block.keys()):
+    if any(key in words for key in all_axes - block.keys()):
         return
     groups = [group for group in zips if set(group) <= block.keys()]
     paired = {key for group in groups for key in group}
     factors = [
         # A word selects among the values of a union's axis; it replaces those of an axis that all blocks share.
-        [{key: value} for value in words.get(key, values) if key not in joining or value in values]
+        [{key: value} for value in words.get(key, values) if key not in union_axes or value in values]
         for key, values in block.items()
         if key not in paired
     ]
@@ -198,7 +200,7 @@ def _pairs(group: Sequence[str], block: Axes, words: Axes) -> list[Row]:
     lengths = {key: len(values[key]) for key in group}
     if len(set(lengths.values())) > 1:
         sizes = ", ".join(f"{key} has {length}" for key, length in lengths.items())
-        raise UserError(f"sweep.zip: pairs lists of one length; {sizes}")
+        raise UserError(f"sweep.zip: can only pair lists of equal length; {sizes}")
     pairs = [dict(zip(group, row, strict=True)) for row in zip(*(values[key] for key in group), strict=True)]
     return [row for row in pairs if all(row[key] in words.get(key, [row[key]]) for key in group)]
 
@@ -274,8 +276,8 @@ def _parsed(words: Sequence[str], search: Search) -> list[Override]:
 
 def _check_size(overrides: Iterable[Override]) -> None:
     """Raise a UserError if the values of these words make more runs than `LARGEST_GRID`."""
-    runs = 1.0
-    for override in {override.get_key_element(): override for override in overrides}.values():  # the last word of a key
+    runs = 1.0  # of several words for one key, the last counts
+    for override in {override.get_key_element(): override for override in overrides}.values():
         runs *= _number_of_values(override.value())
         if not runs <= LARGEST_GRID:  # also if it is NaN
             raise UserError(f"{override.input_line}: {TOO_LARGE}")

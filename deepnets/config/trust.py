@@ -1,4 +1,4 @@
-"""Knows, for this process, which classes besides deepnets' own a configuration may name, and in which version.
+"""Keeps which classes besides deepnets' own this process trusts a configuration to name, and in which version.
 
 Trust is never written to a file: the user states it in each command, which passes it to the processes that it starts.
 """
@@ -29,8 +29,8 @@ Trust = str | Path | Iterable[str | Path]
 def trust(names: Trust) -> None:
     """Trust classes from here on: a class or a module by name, a file of Python, or a project's file.
 
-    To name a module or a Python file is to trust the classes and functions defined in it; to name a project's file is
-    to trust all modules beside it. Python then also imports from the file's folder, and looks there last.
+    The name of a module or Python file covers the classes and functions that it defines; a project's file covers all
+    modules beside it. Python then also imports from the file's folder, and looks there last.
 
     Raises:
         UserError: a file cannot be read, or a name belongs to no module that can be imported here.
@@ -70,7 +70,7 @@ def trusting(names: Trust) -> Iterator[None]:
 
 
 def trusted() -> tuple[str, ...]:
-    """Return what this process trusts, in words for --trust of another process: the paths of files are absolute."""
+    """Return the names that this process trusts, for --trust of another process: the paths of files are absolute."""
     return tuple(_trusted)
 
 
@@ -171,7 +171,7 @@ def _files(folder: Path, parts: list[str]) -> Iterator[Path]:
 
 
 def _misspelt(name: str) -> Path | None:
-    """Return the file of the name's module if it never mentions the class; imports only packages around it."""
+    """Return the module's file if it never mentions the class; imports only the packages around the module."""
     module, _, last = name.rpartition(".")
     spec = _spec(module) if module else None
     if spec is None or spec.submodule_search_locations or not _is_python(spec.origin or ""):
@@ -190,14 +190,14 @@ def _spec(module: str) -> ModuleSpec | None:
     """Find where the module would be imported from; None if it is missing or cannot be imported."""
     try:
         return find_spec(module)
-    except Exception:  # a package around it may raise anything; the target is then refused
+    except Exception:  # a package around the module may raise anything; the target is then refused
         return None
 
 
 def _definitions(file: Path) -> set[str] | None:
     """Return the names of the classes and functions that a file defines and does not merely import.
 
-    It returns None if the file is not valid Python; an import of the file then says what is wrong.
+    It returns None if the file is not valid Python; an import of the file then raises the error.
     """
     try:
         body = ast.parse(file.read_bytes()).body
