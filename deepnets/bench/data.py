@@ -78,7 +78,7 @@ def measure_imagenet(arguments: argparse.Namespace) -> list[Comparison]:
     from torchvision.transforms import v2
 
     with tempfile.TemporaryDirectory() as place:
-        root = arguments.root or _made(Path(place), load_sample_images().images, arguments.images)
+        root = arguments.root or _write_tree(Path(place), load_sample_images().images, arguments.images)
         options = ["crop=aspect_ratio", "lighting=0", "normalization=channel", "incomplete=true"]
         options += [f"classes={arguments.classes}", f"root={root}", f"workers={arguments.workers}"]
         dataset = dataset_of(compose(["dataset=imagenet", *(f"dataset.{option}" for option in options)]).config)
@@ -126,7 +126,7 @@ def _rate(epoch: Callable[[], Iterable], batch_size: int) -> float:
 
 
 class _Decoded(Dataset):
-    """Decodes each image and drops it: the loader gets only its number."""
+    """Decodes each image and drops it: the loader gets only the image's number."""
 
     def __init__(self, images: ImageFiles, decode: Callable[[str], Any]) -> None:
         self.images, self.decode = images, decode
@@ -135,7 +135,7 @@ class _Decoded(Dataset):
         return len(self.images)
 
     def __getitem__(self, image: int) -> int:
-        self.decode(self.images.name(image))
+        self.decode(self.images.location(image))
         return image
 
 
@@ -150,7 +150,7 @@ def _by_pillow(name: str) -> Image.Image:
         return image.convert("RGB")
 
 
-def _made(root: Path, photographs: list[np.ndarray], images: int) -> Path:
+def _write_tree(root: Path, photographs: list[np.ndarray], images: int) -> Path:
     """Write a tree of `images` random crops from the photographs; each photograph is a class. Returns `root`."""
     generator = np.random.default_rng(0)
     for split, many in (("train", images), ("val", 2)):

@@ -1,4 +1,4 @@
-"""The files in which known data sets are published: archives, found in a data folder or downloaded; MNIST's idx files.
+"""Finds or downloads the archives of known data sets, and reads MNIST's idx files.
 
 torchvision downloads the archives and compares their checksums.
 """
@@ -77,7 +77,7 @@ def obtain(archive: Archive, root: Path) -> None:
 
 
 def official(archive: Archive, root: Path, sizes: tuple[int, int]) -> DataFiles:
-    """Return an official archive of 32x32 colour images in `root`; `read` obtains it and verifies its checksums."""
+    """Return the data files of an archive of 32x32 colour images in `root`; their `read` obtains and verifies it."""
 
     def read() -> tuple[Split, Split]:
         obtain(archive, root)
@@ -105,7 +105,7 @@ def find_idx(folder: Path, name: str) -> Path | None:
 
 
 def idx_shape(path: Path) -> tuple[int, ...]:
-    """Return the sizes of the array in an idx file, which are big-endian numbers in its header."""
+    """Return the shape of the array in an idx file, read from the big-endian numbers in its header."""
     head = _bytes(path, 4)
     if len(head) < 4 or head[:3] != b"\x00\x00\x08":
         raise UserError(f"{path} is not an idx file of bytes (it starts with {head.hex(' ')}): replace or delete it")

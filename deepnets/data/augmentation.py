@@ -1,7 +1,7 @@
 """How images are cropped, mirrored, coloured and mixed: at random in training, and as fixed views in evaluation.
 
-Batches of small images are padded and cropped on the device, where further operations follow. Photographs, uint8
-(3, H, W), are cropped one by one.
+Batches of small images are padded and cropped on the device, and then changed by operations such as Cutout.
+Photographs, uint8 (3, H, W), are cropped one by one.
 """
 
 from collections.abc import Callable
@@ -123,7 +123,7 @@ def random_crop(crop: Crop, size: int, flip: bool) -> Callable[[Image], Image]:
 
 
 def _resized_part(crop: Any, image: Image) -> Image:
-    """Do the same as torchvision's RandomResizedCrop in two thirds of its time, as the part is channels_last."""
+    """Do the same as torchvision's RandomResizedCrop in two thirds of its time, because the part is channels_last."""
     if image.device.type != "cpu":  # only the CPU can interpolate bytes
         return crop(image)
     box = crop.make_params([image])
@@ -154,9 +154,9 @@ def views(name: ViewName, size: int) -> Callable[[Image], list[Tensor]]:
     """Return a function that makes the views (k, 3, h, w) of an image for evaluation, one tensor for each size.
 
     `center` scales the shorter side to 8/7 of `size` and crops the centre (224 of 256). `center_320` scales it to 10/7
-    of `size` and crops a square as wide as it (320 of 320; He et al. 2016, Table 5). `ten_crop` takes four corners and
+    of `size` and crops a square of that side (320 of 320; He et al. 2016, Table 5). `ten_crop` takes four corners and
     the centre, 224 of 256, and their mirror images. `multi_scale` takes the whole image at five scales, and mirrored
-    (He et al. 2015, section 3.4, after Simonyan and Zisserman; to count mirror images is our choice).
+    (He et al. 2015, section 3.4, after Simonyan and Zisserman; the mirror images are our choice).
     """
     return partial(_seen, name, size)
 
@@ -171,7 +171,7 @@ def _seen(name: ViewName, size: int, image: Image) -> list[Tensor]:
     from torchvision.transforms.v2 import functional as F
 
     def centre(shorter: int, side: int) -> list[Tensor]:
-        """Crop the centre; both sizes are in pixels of crops of 224."""
+        """Crop the centre; both sizes are in pixels as if `size` were 224."""
         side = round(size * side / 224)
         return [F.center_crop(at(shorter), [side, side])[None]]
 

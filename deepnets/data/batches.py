@@ -1,7 +1,7 @@
-"""Batches of normalised images: how processes share them, and the batches of images that are held in memory.
+"""Batches of normalised images: how processes share them, and the batches of data sets in memory.
 
-Images in memory lie on the device, where their batches are made. `loading` has the batches of photographs, which are
-decoded while the network trains.
+Images in memory lie on the device, where their batches are made. `loading` makes the batches of photographs,
+which are decoded while the network trains.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ from deepnets.models.parallel import Share
 
 
 class ShuffledBatches:
-    """The base of batches for training: `images` images in batches of `batch_size`; the last one may be shorter.
+    """The base class of training batches: `images` images in batches of `batch_size`; the last one may be shorter.
 
     `share` says which part of the current batch this process has.
     """
@@ -38,10 +38,10 @@ class ShuffledBatches:
 
 
 class OrderedBatches:
-    """The base of batches for evaluation: this process's share of `images` images, in order.
+    """The base class of evaluation batches: this process's share of `images` images, in order.
 
-    All processes have equally many batches, so the last one of some may be empty. If `top` is a number, the error of so
-    many best guesses is computed too. If `is_final`, the batches are evaluated only once, when the budget ends.
+    All processes have the same number of batches, so a process's last batch may be empty. If `top` is a number, the
+    top-`top` error is computed too. If `is_final`, the batches are evaluated only once, when the budget ends.
     """
 
     top: int | None = None
@@ -64,7 +64,7 @@ class TrainingBatches(ShuffledBatches):
 
     After the normalisation zero is the mean colour, so the border carries no signal (fb.resnet.torch,
     datasets/cifar10.lua). Order, mirroring and shifts depend only on (seed, epoch), not on batch size, device or number
-    of processes: they are drawn at once on the host. Then `operations` change whole batches, with draws that depend
+    of processes: all are drawn together on the host. Then `operations` change whole batches, with draws that depend
     only on (seed, epoch, place in the list), and labels become probabilities of `classes` classes.
     """
 
@@ -96,7 +96,7 @@ class TrainingBatches(ShuffledBatches):
 
         y is (n,) int64 or, with operations, (n, classes) float32.
         """
-        draws = _moved(self._draws(epoch), self.split.labels.device)  # without operations the only copy from the host
+        draws = _moved(self._draws(epoch), self.split.labels.device)  # the only copy from the host but for operations
         whole_batches = draws.split(self.batch_size, dim=1)[start:]
         shards = [self.world.shards(whole.shape[1]) for whole in whole_batches]
         changed = self._changed(epoch, whole_batches, start) if self.operations else None
@@ -123,16 +123,16 @@ class TrainingBatches(ShuffledBatches):
         for place, operation in enumerate(self.operations, 1):  # from 1: (seed, epoch, 0) is the stream (seed, epoch)
             rows = operation.draw(np.random.default_rng((self.seed, epoch, place)), self.images)
             drawn.append(_moved(torch.from_numpy(rows), device).split(self.batch_size)[start:])
-        certain = torch.eye(self.classes, device=device)
+        one_hot = torch.eye(self.classes, device=device)
         for whole, *of_operations in zip(whole_batches, *drawn, strict=True):
             x, labels = self._batch(whole)
-            targets = certain.index_select(0, labels)
+            targets = one_hot.index_select(0, labels)
             for operation, rows in zip(self.operations, of_operations, strict=True):
                 x, targets = operation(x, targets, rows)
             yield x.contiguous(memory_format=torch.channels_last), targets
 
     def _draws(self, epoch: int) -> Tensor:
-        """Draw the order of the images, mirrored or not, top and left of each cut: (4, N) int64."""
+        """Draw the order of the images, whether each is mirrored, and its crop's top and left: (4, N) int64."""
         n = self.images
         generator = np.random.default_rng((self.seed, epoch))
         order, mirrored = generator.permutation(n), generator.integers(2, size=n) * self.flip

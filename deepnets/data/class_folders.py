@@ -1,7 +1,7 @@
-"""Images in class folders, FOLDER/<class>/<image files>: they are listed here, and read later.
+"""Lists images in class folders, FOLDER/<class>/<image files>; they are read later.
 
-`tree` makes a data set of FOLDER/{train,test}/, which is read into memory. Photographs stay files, which `ImageFiles`
-lists, and are decoded while a network trains.
+`tree` makes a data set of FOLDER/{train,test}/, which is read into memory. `ImageFiles` lists photographs, which are
+decoded while a network trains.
 """
 
 import os
@@ -55,27 +55,27 @@ class ImageFiles:
         pairs = zip(self.labels.tolist(), self.names.tolist(), strict=True)
         return [os.path.join(folders[label], os.fsdecode(name)) for label, name in pairs]
 
-    def name(self, image: int) -> str:
+    def location(self, image: int) -> str:
         """Return the path of an image."""
         return os.path.join(self.folder, self.classes[int(self.labels[image])], os.fsdecode(self.names[image]))
 
     def read(self, image: int) -> Tensor:
         """Return the bytes of an image's file, uint8; raises OSError if it cannot be read."""
-        return torch.from_numpy(np.fromfile(self.name(image), np.uint8))
+        return torch.from_numpy(np.fromfile(self.location(image), np.uint8))
 
     def decoded(self, image: int) -> Tensor:
         """Decode an image by `decode_bytes`: (3, H, W) uint8.
 
         Raises:
-            UserError: it cannot be read.
+            UserError: the image cannot be read.
         """
         try:
             return decode_bytes(self.read(image))
         except (OSError, RuntimeError) as error:
-            reason = str(error).rpartition(", ")[2]  # torchvision puts a place in its source in front
+            reason = str(error).rpartition(", ")[2]  # torchvision begins with a line of its source
             raise UserError(
-                f"{self.name(image)} is not a readable image ({reason}): replace or remove it, or leave such images "
-                "out by dataset.skip_unreadable=true"
+                f"{self.location(image)} is not a readable image ({reason}): replace or remove it, or leave such "
+                "images out by dataset.skip_unreadable=true"
             ) from error
 
 
@@ -155,7 +155,7 @@ def tree(
     if classes is not None:
         _check_names(name, folder, names, classes)
     if shape is None:
-        shape = shape_of(Path(train[0].name(0)))
+        shape = shape_of(Path(train[0].location(0)))
     if size is not None:
         shape = (shape[0], size, size)
     key = _fingerprint(folder, [*train, test], f"uint8 upright {shape} fit={size is not None}")

@@ -21,7 +21,7 @@ from deepnets.distributed.world import ALONE, World
 from deepnets.errors import UserError, brief
 from deepnets.system.ranges import Count, Name, Natural
 
-CHECKED_IMAGES = 1000  # of each split at most, evenly spread, in the checksum of older versions
+CHECKED_IMAGES = 1000  # of each split at most, evenly spread, in the checksum that older versions wrote
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Splits:
     def contents(self) -> dict[str, Any]:
         """Return how many images each split has, and checksums of them in their order.
 
-        `content` covers all images and labels. `labels`, and `images` for some of them, are what older versions noted.
+        `content` covers all images and labels. Older versions wrote `labels`, and `images`, which covers some images.
         """
         parts = {"train": self.train, "validation": self.validation, "test": self.test}
         splits = {name: split for name, split in parts.items() if split is not None}
@@ -66,7 +66,7 @@ class Dataset:
 
     is_streamed = False
     reading_seconds = 0.0  # per image, while a network trains; here all images are in memory
-    final_shapes: tuple[tuple[int, int, int], ...] = ()  # (C, H, W) of the images after the last epoch, if not `shape`
+    final_shapes: tuple[tuple[int, int, int], ...] = ()  # (C, H, W) of images in the last test, if not `shape`
     final_passes = 0.0  # extra passes over the test set after the last epoch
 
     def __init__(
@@ -141,7 +141,7 @@ class Dataset:
             UserError: the images cannot be read, or do not fit into the memory of the GPU.
         """
         splits = self.source.found.read()
-        self._refuse_incomplete((len(splits[0]), len(splits[1])))  # what an archive holds is only known now
+        self._refuse_incomplete((len(splits[0]), len(splits[1])))  # an archive's contents are known only now
         for split in splits:
             self._refuse_unfit(split)
         # Each process reduces them anew, which takes less time than reading a second cache would save.
@@ -195,7 +195,7 @@ class Dataset:
         )
 
     def _refuse_unfit(self, split: Split) -> None:
-        """Raise `UserError` if images or labels are not what the source states, as in a cache of other images."""
+        """Raise `UserError` if images or labels contradict the source, as a cache of other images would."""
         channels, height, width = self.source.shape
         shape, labels = tuple(split.images.shape[1:]), split.labels
         if len(labels) and (shape != (height, width, channels) or not 0 <= labels.min() <= labels.max() < self.classes):
@@ -209,8 +209,8 @@ class Dataset:
 def hold_out(labels: Tensor, count: int, classes: int) -> tuple[Tensor, Tensor]:
     """Hold out `count` images in the classes' proportions: (training, validation) indices of `labels` (N,), ascending.
 
-    The classes' shares are rounded by the largest remainder. There is no seed, so that all runs of a table are selected
-    by the same images. Raises `UserError` if a class would lose all its training images.
+    The classes' shares are rounded by the largest remainder. There is no seed, so that all runs of a table hold
+    out the same images. Raises `UserError` if a class would lose all its training images.
     """
     of_class = labels.cpu().numpy()
     sizes = np.bincount(of_class, minlength=classes)

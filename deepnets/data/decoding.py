@@ -1,4 +1,4 @@
-"""Image files are decoded to pixels here, and kept in one file, so that the second start does not decode them again.
+"""Decodes image files and keeps their pixels in one file, so that the next start need not decode them again.
 
 Pillow decodes the files of a data set that is held in memory; torchvision decodes photographs one by one, while a
 network trains on them.
@@ -34,7 +34,7 @@ warnings.filterwarnings("ignore", "The image decoding and encoding capabilities 
 
 GREY = ("1", "L", "LA")
 DEEP = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
-CHUNK = 100  # files per task: small images decode faster than a task is handed over
+CHUNK = 100  # files per task: handing over a task takes longer than decoding a small image
 
 
 def shape_of(path: Path) -> tuple[int, int, int]:
@@ -57,7 +57,7 @@ def decode(paths: Sequence[Path], shape: tuple[int, int, int], fit: bool) -> np.
     channels, height, width = shape
     images = np.empty((len(paths), height, width, channels), np.uint8)
     chunks = [paths[first : first + CHUNK] for first in range(0, len(paths), CHUNK)]
-    # Processes, as Pillow decodes small files under the interpreter's lock; forked where safe, to import nothing again.
+    # Threads would wait for the interpreter's lock in Pillow. On Linux processes are forked, and import nothing again.
     count = min(8, os.cpu_count() or 1, len(chunks))
     start = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     animated: list[Path] = []
@@ -81,7 +81,7 @@ def decode_one(path: Path, shape: tuple[int, int, int]) -> np.ndarray:
     """Decode one image as `decode` does, to fit the shape (H, W, C) uint8; if C = 1, colours become grey.
 
     Raises:
-        UserError: it cannot be read, or has more than 8 bits per channel.
+        UserError: the image cannot be read, or has more than 8 bits per channel.
     """
     return _decode(path, shape, fit=True, make_grey=True)[0].copy()  # Pillow's array is read-only
 
@@ -89,7 +89,7 @@ def decode_one(path: Path, shape: tuple[int, int, int]) -> np.ndarray:
 def decode_bytes(content: Tensor) -> Tensor:
     """Decode the bytes of an image file by torchvision: (3, H, W) uint8.
 
-    Grey and CMYK files become RGB, and EXIF tags are not applied. Raises OSError or RuntimeError if it cannot be read.
+    Grey and CMYK files become RGB, and EXIF tags are not applied. Raises OSError or RuntimeError on failure.
     """
     from torchvision.io import ImageReadMode, decode_image
 
@@ -106,7 +106,7 @@ def cached(folder: Path, name: str, key: str, build: Callable[[], tuple[Split, S
     checksums) is built again. Whole files are renamed into place, so several processes may build at once.
     """
     places = [folder / name]
-    with suppress(UserError):  # without a cache folder, only `folder` can spare the next start the work
+    with suppress(UserError):  # the user may have no cache folder
         mine = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
         places.append(own_cache() / f"{mine}-{name}")
     for place in places:
@@ -133,7 +133,7 @@ def _end_with(parent: int) -> None:
 
 
 def _decode_all(paths: Sequence[Path], shape: tuple[int, int, int], fit: bool) -> tuple[np.ndarray, list[Path]]:
-    """Decode files; return the images, and which of the files are animated."""
+    """Decode files; return the images, and the paths of animated files."""
     decoded = [_decode(path, shape, fit) for path in paths]
     return np.stack([image for image, _ in decoded]), [
         path for path, (_, moves) in zip(paths, decoded, strict=True) if moves

@@ -83,10 +83,10 @@ class Streams:
 class ImageNet:
     """The photographs under `root`: class folders in train/ and val/, shards of both, or ImageNet's official archives.
 
-    Of `classes` class folders, every `every_class`-th is used. If all thousand are, they must hold as many images as
+    Of `classes` class folders, every `every_class`-th is used. All thousand together must hold as many images as
     published, unless `incomplete` allows others. `size` is the side of a crop in training; `crop`, `jitter`, `flip`
     and `lighting` are the augmentation (see the module `augmentation`). Each epoch ends with a test on centre
-    crops; the last has another on what `view` shows, whose error is the result. `validation` training images are
+    crops; the last one adds a test by `view`, whose error is the result. `validation` training images are
     held out. `workers` processes read and decode, by default one per core; with decoder=gpu they only read.
     """
 
@@ -152,7 +152,7 @@ class ImageNet:
 
     @cached_property
     def reading_seconds(self) -> float:
-        """The seconds that a device's workers take to read, decode and crop an image, by a few images; 0 without any.
+        """The seconds that a device's workers take per image to read, decode and crop, timed on a few; 0 if none.
 
         With decoder=gpu, one process reads and the GPU decodes.
         """
@@ -178,7 +178,7 @@ class ImageNet:
 
     @property
     def final_passes(self) -> float:
-        """How many tests on centre crops the extra test by `view` costs, in proportion to the area that it shows."""
+        """The cost of the extra test by `view`, as a number of tests on centre crops: the area it shows / theirs."""
         seen = {"center": 0.0, "center_320": (320 / 224) ** 2, "ten_crop": 10.0}
         whole = 4 / 3 * 2 * sum((scale / 224) ** 2 for scale in SCALES)  # usual photographs are 4:3; each is mirrored
         return seen.get(self.view, whole)
@@ -201,7 +201,7 @@ class ImageNet:
         )
 
     def evaluated(self, splits: Streams, *, batch_size: int, world: World = ALONE) -> dict[str, StreamedEvaluation]:
-        """Return, by name, the batches to evaluate: centre crops after each epoch, and at the end what `view` shows."""
+        """Return the batches to evaluate by name: centre crops after each epoch, those of `view` only at the end."""
         parts = {"validation": splits.validation, "test": splits.test}
         batches = {
             name: splits.evaluation_batches(images, batch_size=batch_size, world=world)
@@ -298,12 +298,12 @@ class Photographs:
 
 
 def numbers_of(root: Path, classes: Sequence[str]) -> list[int]:
-    """Return the numbers that ImageNet's test server gives to `classes`, which are WordNet names.
+    """Return the numbers by which ImageNet's test server knows `classes`, which are WordNet names.
 
     A number is the ILSVRC2012_ID in the development kit in `root`, packed or not.
 
     Raises:
-        UserError: there is no such kit, or it does not know a class.
+        UserError: there is no such kit, or it lacks a class.
     """
     try:
         if (file := root / META).is_file():
@@ -315,7 +315,7 @@ def numbers_of(root: Path, classes: Sequence[str]) -> list[int]:
         synsets = scipy.io.loadmat(io.BytesIO(content), squeeze_me=True)["synsets"]
         pairs = zip(synsets["WNID"], synsets["ILSVRC2012_ID"], strict=True)
         numbers = {str(name): int(number) for name, number in pairs}
-    except Exception as error:  # on damage the library raises nearly anything
+    except Exception as error:  # scipy may raise anything for a damaged file
         raise UserError(
             f"{root}: the server's numbers of the classes are in {KIT}.tar.gz, put it there ({error})"
         ) from error

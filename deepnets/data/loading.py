@@ -1,6 +1,6 @@
-"""Photographs that workers read, decode and crop while a network trains, and the batches of them on the device.
+"""Lets workers read, decode and crop photographs while a network trains, and makes batches of them on the device.
 
-Pixels are uint8 until they are on the device, where they are normalised.
+Pixels stay uint8 until the device normalises them.
 """
 
 import os
@@ -56,8 +56,8 @@ class StreamedTraining(ShuffledBatches):
     """This process's share of shuffled batches of random crops, each image once an epoch.
 
     As in `TrainingBatches`, the order depends only on (seed, epoch); an image's crop and colours depend only on (seed,
-    epoch, image). So they are the same for any number of processes and workers, and from any batch on. `lights` is the
-    deviation of the draws of lighting noise (fb.resnet.torch: 0.1; 0 for none), `jitter` how far the factors of
+    epoch, image). So they are the same for any number of processes and workers, and after resuming. `lights` is the
+    standard deviation of lighting noise (fb.resnet.torch: 0.1; 0 for none), `jitter` how far the factors of
     brightness, contrast and saturation may lie from 1 (0.4).
     """
 
@@ -128,7 +128,7 @@ class StreamedEvaluation(OrderedBatches):
     def __iter__(self) -> Iterator[tuple[Tensor | tuple[Tensor, ...], Tensor]]:
         """Yield x (n, C, H, W) float32 with channels_last strides, and y (n,) int64.
 
-        If an image has several views, x is a tuple with a tensor (n * k, C, h, w) per size; an image's k are adjacent.
+        If an image has several views, x is a tuple of a tensor (n * k, C, h, w) per size; each image's k are adjacent.
         """
         chunks = [self.numbers[these] for these in self.slices()]
         for pixels, labels in loaded(Views(self.source, self.views, self.loading), chunks):
@@ -173,7 +173,7 @@ def default_workers() -> int:
 
 @dataclass(frozen=True)
 class Crops(Dataset):
-    """Training images by their numbers: crops (n, H, W, 3) uint8, labels (n,), and random numbers for their colours.
+    """Gives for n image numbers: crops (n, H, W, 3) uint8, labels (n,), and random numbers for the colours.
 
     The random numbers are normal for lighting (n, 3), and uniform in [-1, 1) for jitter (n, 3).
     """
@@ -187,7 +187,7 @@ class Crops(Dataset):
         return self.batch(numbers, self.images.decoded)
 
     def batch(self, numbers: np.ndarray, decode: Callable[[int], Tensor]) -> tuple[Any, list[str]]:
-        """The tensors of these images, or None, and what is wrong with some of them."""
+        """Return the images' tensors, or None if one cannot be read or replaced, and the errors of unreadable ones."""
         problems: list[str] = []
         readable, pixels = numbers.copy(), []
         lights, jitters = torch.empty(2, len(numbers), 3)
@@ -207,7 +207,7 @@ class Crops(Dataset):
 
 @dataclass(frozen=True)
 class Views(Dataset):
-    """Images by their numbers: a tensor (n * k, h, w, 3) uint8 for each size of view, labels (n,)."""
+    """Gives for n image numbers: a tensor (n * k, h, w, 3) uint8 for each size of view, and labels (n,)."""
 
     images: ImageFiles
     views: Callable[[Tensor], list[Tensor]]
@@ -217,7 +217,7 @@ class Views(Dataset):
         return self.batch(numbers, self.images.decoded)
 
     def batch(self, numbers: np.ndarray, decode: Callable[[int], Tensor]) -> tuple[Any, list[str]]:
-        """The tensors of these images, or None, and what is wrong with some of them."""
+        """Return the images' tensors, or None if one cannot be read or replaced, and the errors of unreadable ones."""
         problems: list[str] = []
         readable, seen = numbers.copy(), []
         for place, number in enumerate(numbers.tolist()):
@@ -261,13 +261,13 @@ def loaded(dataset: Crops | Views, batches: Sequence[np.ndarray]) -> Iterator[An
         batch_size=None,
         sampler=batches,  # type: ignore[arg-type]
         num_workers=workers,
-        # Workers watch for this process's end, so it must fork them; from Python 3.14 on a server would do so.
+        # Workers watch for their parent's end, so this process must fork them; Python 3.14 would let a server do so.
         multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
         pin_memory=loading.device.type == "cuda" and loading.decoder == "cpu",
         worker_init_fn=partial(_leave_signals_to_the_parent, os.getpid()),
         generator=torch.Generator(),  # draws the workers' seeds, which nothing uses; the run's generator must not move
     )
-    results = loader if loading.decoder == "cpu" else map(partial(_decoded_there, dataset), batches, loader)
+    results = loader if loading.decoder == "cpu" else map(partial(_decoded_on_device, dataset), batches, loader)
     for tensors, problems in results:
         if tensors is None:
             raise UserError(problems[0])
@@ -283,19 +283,19 @@ def loaded(dataset: Crops | Views, batches: Sequence[np.ndarray]) -> Iterator[An
 
 @dataclass(frozen=True)
 class _Bytes(Dataset):
-    """Images by their numbers: the bytes of their files, uint8, by number; an unreadable file is left out."""
+    """Gives for image numbers: the bytes, uint8, of each file that can be read, by number."""
 
     images: ImageFiles
 
     def __getitem__(self, numbers: np.ndarray) -> dict[int, Tensor]:
         read = {}
         for number in numbers.tolist():
-            with suppress(OSError):  # reported when it is decoded
+            with suppress(OSError):  # decoding reports the error
                 read[number] = self.images.read(number)
         return read
 
 
-def _decoded_there(dataset: Crops | Views, numbers: np.ndarray, read: dict[int, Tensor]) -> tuple[Any, list[str]]:
+def _decoded_on_device(dataset: Crops | Views, numbers: np.ndarray, read: dict[int, Tensor]) -> tuple[Any, list[str]]:
     """Decode images together on the device; if one is no readable JPEG, decode one by one in this process."""
     from torchvision.io import ImageReadMode, decode_jpeg
 
@@ -317,7 +317,7 @@ def _moved(value: Any, device: torch.device) -> Any:
 
 
 def _leave_signals_to_the_parent(parent: int, worker: int) -> None:
-    """Block signals in a worker: a scheduler signals all processes, but the parent needs it until the run is saved."""
+    """Block signals in a worker: a scheduler signals all processes, but the run needs workers until it is saved."""
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     if hasattr(signal, "sigtimedwait"):
         threading.Thread(target=_end_for_the_parent, args=(parent,), daemon=True).start()

@@ -34,7 +34,7 @@ def global_contrast(x: Tensor) -> Tensor:
 class Normalization:
     """`mean` and `scale` (H, W, C) float32 on the device of the images, and g, `of_each`, which acts on single images.
 
-    They are whole images even if only channels differ, because rows of three numbers broadcast slowly.
+    `mean` and `scale` are whole images even if only channels differ: rows of three numbers broadcast slowly.
     """
 
     mean: Tensor
@@ -57,7 +57,7 @@ def fit(kind: str, images: Tensor) -> Normalization:
 
 
 def channel(images: Tensor) -> Normalization:
-    """Zero mean and unit variance per channel (fb.resnet.torch, datasets/cifar10.lua)."""
+    """Give each channel zero mean and unit variance (fb.resnet.torch, datasets/cifar10.lua)."""
     sums, squares = (power.sum((0, 1)) for power in _power_sums(images))
     moments = [_moments(*sums_of_one, images[..., 0].numel()) for sums_of_one in zip(sums, squares, strict=True)]
     mean, std = torch.tensor(moments, dtype=torch.float64).T
@@ -65,14 +65,14 @@ def channel(images: Tensor) -> Normalization:
 
 
 def pixel_mean(images: Tensor) -> Normalization:
-    """The mean image is subtracted, on a 0..1 scale (He et al. 2015, section 4.2)."""
+    """Subtract the mean image, on a 0..1 scale (He et al. 2015, section 4.2)."""
     return Normalization(_power_sums(images)[0] / len(images), torch.tensor(1 / 255))
 
 
 def pixel_mean_scalar_std(images: Tensor) -> Normalization:
-    """The mean image is subtracted, then all is divided by one number, the standard deviation of all pixel values.
+    """Subtract the mean image, then divide by one number, the standard deviation of all pixel values.
 
-    That deviation is of the raw values about their one mean, not about the mean image (Huang et al. 2016,
+    It is the deviation of the raw values from their overall mean, not from the mean image (Huang et al. 2016,
     cifar-dataset.lua of the released code).
     """
     sums, squares = _power_sums(images)
@@ -81,7 +81,7 @@ def pixel_mean_scalar_std(images: Tensor) -> Normalization:
 
 
 def contrast_mean(images: Tensor) -> Normalization:
-    """Global contrast normalisation of each image, then the mean image is subtracted (Srivastava et al., 19 layers)."""
+    """Apply `global_contrast`, then subtract the mean image (Srivastava et al., 19 layers)."""
     sums = torch.zeros(images.shape[1:], dtype=torch.float64, device=images.device)
     for chunk in images.split(CHUNK):
         sums += global_contrast(chunk.to(torch.float32)).sum(0, dtype=torch.float64)
@@ -89,12 +89,12 @@ def contrast_mean(images: Tensor) -> Normalization:
 
 
 def unit_interval(images: Tensor) -> Normalization:
-    """0..255 becomes 0..1, nothing else."""
+    """Map 0..255 to 0..1, nothing else."""
     return Normalization(torch.tensor(0.0), torch.tensor(1 / 255))
 
 
 def scaled_256(images: Tensor) -> Normalization:
-    """u / 256, nothing else (Srivastava et al., mnist_network.prototxt of the released code)."""
+    """Map u to u / 256, nothing else (Srivastava et al., mnist_network.prototxt of the released code)."""
     return Normalization(torch.tensor(0.0), torch.tensor(1 / 256))
 
 
@@ -114,7 +114,7 @@ KINDS: dict[str, Callable[[Tensor], Normalization]] = {
 
 
 def _moments(values: Tensor, squares: Tensor, count: int) -> tuple[float, float]:
-    """Return mean and standard deviation from exact sums of u and u²; a constant gets 1: there is nothing to scale."""
+    """Return mean and standard deviation from exact sums of u and u²; the deviation of a constant is set to 1."""
     s, q = int(values), int(squares)  # Python's integers: n q - s² of a large data set would round in float64
     variance = (count * q - s * s) / count**2
     return s / count, math.sqrt(variance) if variance > 0 else 1.0

@@ -1,8 +1,8 @@
 """Shards of image files, as the library litdata writes them: few large files in place of a million small ones.
 
 `python -m deepnets.data.shards TREE OUT` writes shards of a tree; `pip install 'deepnets[shards]'` installs litdata.
-It is the streaming library with releases every month, and reads any sample by its number: so deepnets decides the order
-of images and where a run resumes, as it does for files.
+litdata is released every month and reads any sample by its number, so deepnets decides the order of images and where a
+run resumes, as it does for files.
 """
 
 import argparse
@@ -28,7 +28,7 @@ ABOUT = "images.npz"  # lies beside the shards: `labels`, `names` and `classes` 
 
 @dataclass(frozen=True)
 class Shards(ImageFiles):
-    """Images by their `places` (N,) in the shards of `folder`."""
+    """Images in the shards of `folder`; `places` (N,) are their numbers there."""
 
     places: np.ndarray
 
@@ -36,8 +36,8 @@ class Shards(ImageFiles):
         """Return the images at `index` (n,) int64, in that order."""
         return replace(super().select(index), places=self.places[index.cpu().numpy()])
 
-    def name(self, image: int) -> str:
-        """Return where an image lies, and the file that it was written from."""
+    def location(self, image: int) -> str:
+        """Return the folder of the shards, and the file that the image was written from."""
         return f"{self.folder}, {self.classes[int(self.labels[image])]}/{os.fsdecode(self.names[image])}"
 
     def read(self, image: int) -> Tensor:
@@ -45,7 +45,7 @@ class Shards(ImageFiles):
         opened, place = _opened(self.folder, os.getpid()), int(self.places[image])
         try:
             return torch.frombuffer(bytearray(opened[place]), dtype=torch.uint8)
-        except Exception as error:  # on damage the library raises nearly anything
+        except Exception as error:  # litdata may raise anything for a damaged file
             raise OSError(f"{type(error).__name__}, {first_line(error)}") from error
 
 
@@ -64,10 +64,10 @@ def sharded(folder: Path, classes: int, every: int = 1) -> Shards:
         if not (texts and names_of_classes.ndim == names.ndim == 1):
             raise ValueError("its names are not strings")
         if not (labels.dtype == np.int64 and labels.shape == names.shape):
-            raise ValueError("it has not a label for each name")
+            raise ValueError("its labels do not match its names")
         if not np.array_equal(np.unique(labels), np.arange(len(class_names))):
             raise ValueError(f"its labels do not number its {len(class_names)} classes")
-    except Exception as error:  # a damaged zip raises nearly anything
+    except Exception as error:  # numpy may raise anything for a damaged file
         raise UserError(
             f"{folder / ABOUT}: does not describe shards ({first_line(error)}): write them again"
         ) from error
@@ -75,7 +75,7 @@ def sharded(folder: Path, classes: int, every: int = 1) -> Shards:
         raise UserError(f"{folder} has {count} classes, but {classes} are expected: set dataset.classes={count}")
     places = np.flatnonzero(labels % every == 0)
     chosen = names[places]
-    chosen = chosen.astype(f"S{np.char.str_len(chosen).max()}")  # as long as in `list_images`: one data set
+    chosen = chosen.astype(f"S{np.char.str_len(chosen).max()}")  # as in `list_images`, for the same fingerprint
     return Shards(folder, tuple(class_names[::every]), chosen, torch.from_numpy(labels[places] // every), places)
 
 
@@ -85,10 +85,10 @@ def _opened(folder: Path, process: int) -> Any:
     try:
         from litdata import StreamingDataset
     except ImportError as error:
-        raise UserError(f"{folder} holds shards: install what reads them by pip install 'deepnets[shards]'") from error
+        raise UserError(f"{folder} holds shards: install their reader by pip install 'deepnets[shards]'") from error
     try:
         return StreamingDataset(str(folder), shuffle=False)
-    except Exception as error:  # on damage the library raises nearly anything
+    except Exception as error:  # litdata may raise anything for a damaged file
         raise UserError(f"{folder}: holds no readable shards ({first_line(error)}): write them again") from error
 
 
@@ -132,7 +132,7 @@ def main() -> int:
     """Write the shards that the command line asks for."""
     parser = argparse.ArgumentParser(description="Write shards of a tree of images.")
     parser.add_argument("tree", type=Path, help="a folder with train/<class>/ and val/<class>/")
-    parser.add_argument("out", type=Path, help="where the shards go")
+    parser.add_argument("out", type=Path, help="folder to write the shards to")
     arguments = parser.parse_args()
     write(arguments.tree, arguments.out)
     return 0

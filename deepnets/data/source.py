@@ -48,7 +48,7 @@ def reduced(images: Tensor, factor: int) -> Tensor:
 class DataFiles:
     """The number of images in (train, test), and `read`, which reads both or raises `UserError`.
 
-    If a published set is not there, `missing` says so, and `read` downloads it first.
+    If a published set is not in the data folder, `missing` says so, and `read` downloads it first.
     """
 
     sizes: tuple[int, int]

@@ -33,7 +33,7 @@ def test_a_tree_of_class_folders_is_read(tree: Path) -> None:
     assert (images.training_size, images.classes, images.shape) == (12, 4, (3, 32, 32))
     splits = images.load(CPU)
     assert splits.train.labels.tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
-    assert splits.train.name(3).endswith("train/n00000001/train_0000.JPEG")
+    assert splits.train.location(3).endswith("train/n00000001/train_0000.JPEG")
     assert splits.contents() == {**splits.contents(), "train": 12, "test": 8}
     grey = torch.full((1, 32, 32, 3), 128, dtype=torch.uint8)
     wanted = (128 / 255 - torch.tensor([0.485, 0.456, 0.406])) / torch.tensor([0.229, 0.224, 0.225])

@@ -48,7 +48,7 @@ def test_shards_hold_the_bytes_of_the_files_in_their_order(trees: tuple[Path, Pa
         assert all(torch.equal(here.read(i), there.read(i)) for i in range(len(there)))
         chosen = torch.tensor([5, 0, 7])
         assert torch.equal(here.select(chosen).read(2), there.read(7))
-        assert here.name(0).endswith("train_0000.JPEG")
+        assert here.location(0).endswith("train_0000.JPEG")
 
 
 @pytest.mark.nightly  # litdata takes a minute or two to write

@@ -119,7 +119,7 @@ def test_resnet18_memorises_photographs(tmp_path: Path) -> None:
     tree = photograph_tree(tmp_path / "tree", classes=4, train=400, val=2, largest=4, mixed=True)
     images = list_images(tree / "train")
     for number in range(len(images)):
-        with Image.open(images.name(number)) as file:
+        with Image.open(images.location(number)) as file:
             assert np.array_equal(images.decoded(number).permute(1, 2, 0), file.convert("RGB"))
     words = ["model.widths=[16,32,64,128]", "dataset.classes=4", "dataset.crop=none", "dataset.flip=false"]
     words += ["dataset.lighting=0", "dataset.normalization=channel", "dataset.workers=2", "batch_size=40", "epochs=16"]
