@@ -20,7 +20,7 @@ from deepnets.training.metrics import Sums
 
 
 def prepare(config: Config, device: torch.device, precision: torch.dtype, world: World = ALONE) -> Training:
-    """Build a run at its beginning for this process of `world`; every process has the same weights."""
+    """Build a run in its initial state for this process of `world`; every process has the same weights."""
     if device.type == "cpu":
         keep_freed_memory()
     set_arithmetic(deterministic=config.deterministic)
@@ -93,12 +93,12 @@ _on_gpu: dict[tuple[Dataset, torch.device], Splits] = {}
 def _on_cpu(dataset: Dataset, device: torch.device) -> Splits | UserError:
     try:
         return dataset.load(device)
-    except UserError as error:  # kept, so that a sweep does not look again for each of its rows
+    except UserError as error:  # keep the error, so that a sweep does not look for the data again for each row
         return error
 
 
 def iterations_of(config: Config, epoch_iterations: int) -> int:
-    """Return the budget in iterations, if an epoch has `epoch_iterations`.
+    """Return the budget in iterations; an epoch has `epoch_iterations` of them.
 
     Raises:
         UserError: as `check_budget`.

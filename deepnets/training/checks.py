@@ -18,32 +18,32 @@ from deepnets.models.batchnorm import GhostBatchNorm, group_sizes
 from deepnets.system.printing import print_line
 from deepnets.training.assembly import dataset_of, iterations_of, splits_of
 from deepnets.training.hardware import find_device, with_counted_devices
-from deepnets.training.size import has_own_classes, key_of, passed, remember_passed, size_of, without_numbers
+from deepnets.training.size import has_own_classes, key_of, meta_network, passed, remember_passed, size_of
 from deepnets.training.step import check_network, check_step
 
-LARGEST_TRIAL = 30_000_000  # a network with more parameters is not tried on a CPU
+LARGEST_TRIED = 30_000_000  # a network with more parameters is not tried on a CPU
 NO_VALIDATION = "needs a validation split; add dataset.validation=IMAGES, e.g. 5000 of CIFAR-10's 50000"
 
 
 def check(config: Config, code: str | None = None) -> None:
-    """Check all of a run that can be checked without training it. Its data are read and stay in memory.
+    """Check everything about a run except its training. The run's data are read and stay in memory.
 
-    `code` has the meaning that it has in `check_settings`.
+    For `code` see `check_settings`.
 
     Raises:
         UserError: names the first thing that is wrong.
     """
     config = with_counted_devices(config)
     dataset, _ = check_settings(config, code)
-    # With several devices, the processes that train use them, and read the data onto them themselves.
+    # With several devices, each training process reads the data onto its own device.
     splits_of(dataset, find_device(config.device if config.devices == 1 else "cpu"))
 
 
 def check_settings(config: Config, code: str | None = None) -> tuple[Dataset, int]:
     """Check that a run can be executed, without reading its data; returns the data set and the budget in iterations.
 
-    A network with classes of the user's own is tried out. `code` is a hash of all the user's code that the run uses:
-    a network that passed with the same hash, even in an earlier command, is not tried again. None: once a process.
+    A network with classes of the user's own is tried out. If it passed with the same `code`, a hash of all the user's
+    code that the run uses, it is not tried again, even by a later command; without `code`, each process tries it once.
 
     Raises:
         UserError: names the first thing that is wrong.
@@ -60,11 +60,11 @@ def check_settings(config: Config, code: str | None = None) -> tuple[Dataset, in
         check_node("model", config.model, ["shape", "classes"])  # this command must trust its classes, too
         check_memory(size)
     elif is_own:
-        size = sum(parameter.nbytes for parameter in without_numbers(config, dataset).parameters())
+        size = sum(parameter.nbytes for parameter in meta_network(config, dataset).parameters())
         check_memory(size)
     else:
         check_memory(size_of(config, dataset).bytes)
-    # The model's errors shall come first: building torch's first optimiser imports a compiler, which takes a second.
+    # The optimiser comes after the model: building torch's first optimiser imports a compiler, which takes a second.
     build("optimizer", config.optimizer, model=nn.Linear(1, 1))
     if is_own and not (tried and tried in passed()):
         is_tried = _try_out_own(json.dumps(config.model, sort_keys=True), dataset.shape, dataset.classes)
@@ -76,13 +76,13 @@ def check_settings(config: Config, code: str | None = None) -> tuple[Dataset, in
             _try_out_operation(f"dataset.augmentation[{place}]", operation, dataset)
     _try_out_loss(json.dumps(config.loss, sort_keys=True), dataset.classes, bool(operations))
     if config.step is not StepKind.eager:
-        check_network(config.step, without_numbers(config, dataset), dataset.is_streamed)
+        check_network(config.step, meta_network(config, dataset), dataset.is_streamed)
     # The data come last: looking for them may mean a download.
     iterations = check_batches(config, dataset)
     for images in _batch_sizes(config, dataset):
         groups = group_sizes(images, config.model.get("batchnorm_images") or images)
         if groups[-1] == 1 and not is_own:
-            _try_out_single(without_numbers(config, dataset), dataset.shape, images)
+            _try_out_single(meta_network(config, dataset), dataset.shape, images)
     return dataset, iterations
 
 
@@ -145,10 +145,10 @@ def _check_devices(config: Config) -> None:
 
 
 def check_memory(parameters: int) -> None:
-    """Check that parameters of so many bytes, and their gradients, fit into this machine's memory.
+    """Check that parameters of this many bytes, and their gradients, fit into this machine's memory.
 
     Raises:
-        UserError: they do not.
+        UserError: they do not fit.
     """
     size, memory = 2 * parameters, memory_size()
     if size > memory:
@@ -173,7 +173,7 @@ def _try_out_own(model: str, shape: tuple[int, int, int], classes: int) -> bool:
         try:
             with torch.device(device), torch.random.fork_rng(devices=[]):
                 network = build("model", settings, shape=shape, classes=classes)
-                if device == "cpu" and sum(parameter.numel() for parameter in network.parameters()) > LARGEST_TRIAL:
+                if device == "cpu" and sum(parameter.numel() for parameter in network.parameters()) > LARGEST_TRIED:
                     print_line("model: too large to be tried on two images before it is trained")
                     return False
                 logits = network.train()(torch.zeros(2, *shape))
@@ -195,7 +195,7 @@ def _try_out_operation(where: str, operation: Operation, dataset: Dataset) -> No
     """Let an operation of the user's own change two images.
 
     Raises:
-        UserError: names the operation's file and line, or what it returns in place of draws, images and targets.
+        UserError: names the operation's file and line, or which of its return values is wrong.
     """
     x, targets = torch.zeros(2, *dataset.shape), torch.eye(dataset.classes)[:2]
     try:
@@ -219,7 +219,7 @@ def _try_out_loss(loss: str, classes: int, is_mixed: bool) -> None:
     """Compute a loss of the user's own, and its gradients, for an image and for the same image twice.
 
     Raises:
-        UserError: names the class's file and line, or what it returns in place of the sum over the images.
+        UserError: names the class's file and line, or that the value is not the sum over the images.
     """
     criterion = build("loss", settings := json.loads(loss))
     if not has_own_classes(settings):
@@ -248,7 +248,7 @@ def _try_out_loss(loss: str, classes: int, is_mixed: bool) -> None:
 
 
 def _try_out_single(model: nn.Module, shape: tuple[int, int, int], images: int) -> None:
-    """Try the network on one image, without numbers: a batch of `images` leaves one image to one of its groups."""
+    """Try a network on the meta device on one image: a batch of `images` leaves one image alone in a group."""
     for module in model.modules():
         if isinstance(module, _BatchNorm | GhostBatchNorm):
             module.train()

@@ -21,7 +21,7 @@ from deepnets.training.metrics import Mean, Sums
 from deepnets.training.step import Forward, check_device, check_network, check_step, forward_of
 
 Evaluated = EvaluationBatches | StreamedEvaluation
-FIRST = 20  # iterations whose loss is always known, so that another training of the run can be compared with it
+FIRST = 20  # iterations whose loss is always computed, to compare it with another training of the same run
 
 
 @dataclass
@@ -115,7 +115,7 @@ class Training:
         return self.iteration < self.iterations or self.batch > 0
 
     def gather_statistics(self) -> None:
-        """Average running statistics of batch normalisation over processes: then they are the whole batch's."""
+        """Average running statistics of batch normalisation over processes, which gives those of the whole batch."""
         if self.world.size > 1:
             set_statistics(self.model, mean_statistics(self.world.all_gather(statistics_of(self.model))))
 
@@ -124,9 +124,9 @@ class Training:
         return getattr(self.model, "draws", None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that is needed to go on from here; equally many processes get the same weights, bit by bit.
+        """Return all that is needed to resume here; the same number of processes then gets bit-identical weights.
 
-        Every process of `world` must call this. Sums and running statistics, which differ between them, are by rank.
+        Every process of `world` must call this. Sums and running statistics differ between processes: one per rank.
         """
         on_gpu = self.device.type == "cuda"
         model, statistics = self.model.state_dict(), None
@@ -149,18 +149,18 @@ class Training:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to the iteration at which any number of processes took `state_dict`."""
-        rank, is_alike = self.world.rank, len(state["sums"]) == self.world.size
+        """Go to the iteration of a `state_dict`, which any number of processes may have made."""
+        rank, is_same_size = self.world.rank, len(state["sums"]) == self.world.size
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
         self.iteration, self.epoch = state["iteration"], state["epoch"]
         self.batch, self.images = state["batch"], state["images"]
-        if is_alike:
+        if is_same_size:
             self.sums.values.copy_(state["sums"][rank])
         else:
             self.sums.values.copy_(state["sums"].sum(0) if self.world.is_first else torch.zeros(3))
-        if is_alike and state["statistics"] is not None:
+        if is_same_size and state["statistics"] is not None:
             set_statistics(self.model, state["statistics"][rank])
         if self._survival:
             self._survival.set_state(state["survival"])

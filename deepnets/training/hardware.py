@@ -47,7 +47,7 @@ def find_device(name: str) -> torch.device:
 
 
 def device_of_process(name: str, local_rank: int) -> torch.device:
-    """Return the device called `name` for one of several processes of this machine: each has a GPU of its own.
+    """Return the device called `name` for one of several processes of this machine, each of which has its own GPU.
 
     If a scheduler shows each process only one GPU, that is `cuda:0` in all of them.
     """
@@ -57,7 +57,7 @@ def device_of_process(name: str, local_rank: int) -> torch.device:
 
 def scarce_cores(device: torch.device) -> str | None:
     """Return a warning if the processes of a run have too few cores to feed their GPUs, else None."""
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # those that share this one's cores
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))  # they share the cores
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if device.type != "cuda" or cores >= CORES_PER_GPU * processes:
         return None
@@ -92,7 +92,7 @@ def with_counted_devices(config: Config) -> Config:
 def _why_cuda_fails() -> str:
     try:
         torch.cuda.init()
-    except Exception as error:  # torch raises several kinds, by what is wrong
+    except Exception as error:  # torch raises several kinds of error
         return " ".join(str(error).split())
     return "it shows no device"
 
@@ -106,7 +106,7 @@ def choose_precision(precision: Precision, device: torch.device) -> torch.dtype:
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep what it frees, instead of giving the pages of large tensors back and mapping them anew.
+    """Let this process keep the memory that it frees, instead of giving back and mapping the pages of large tensors.
 
     Training on a CPU allocates the same tensors at each step. Does nothing where the C library is not glibc.
     """

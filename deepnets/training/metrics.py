@@ -12,7 +12,7 @@ class Sums:
     """Running sums of the loss, wrong predictions and images; adding never waits for the device.
 
     `values` is a float64 tensor (3,); with `top`, a fourth value counts the images whose `top` best guesses are all
-    wrong. With `by_image`, it also keeps which images were predicted rightly.
+    wrong. With `by_image`, it also keeps which images were predicted correctly.
     """
 
     def __init__(self, device: torch.device, by_image: bool = False, top: int | None = None) -> None:
@@ -46,7 +46,7 @@ class Sums:
 
 
 def _gathered(right: Tensor, images: int, world: World) -> Tensor:
-    """Join on the host, in the images' order, the `right` of all processes, each of a shard of `World.shards`."""
+    """Join the `right` of all processes, one for each of `World.shards`, in the images' order; on the host."""
     if world.size == 1:
         return right.cpu()
     shards = world.shards(images)
@@ -60,8 +60,8 @@ def _gathered(right: Tensor, images: int, world: World) -> Tensor:
 class Mean:
     """The mean loss, which in evaluation is the cross-entropy in nats, and the error in percent of the images.
 
-    `right` (N,) says which images were predicted rightly. `top_error` is the percentage of images whose
-    best guesses, as many as the `top` of `Sums`, are all wrong.
+    `right` (N,) says which images were predicted correctly. `top_error` is the percentage of images
+    whose `top` best guesses (see `Sums`) are all wrong.
     """
 
     loss: float

@@ -1,4 +1,4 @@
-"""The size of a network, counted without memory for its weights: once for each architecture, and remembered."""
+"""Counts a network's parameters and multiply-adds without memory for its weights, and remembers the counts."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ from deepnets.system.files import own_cache, read_object, write_atomically
 from deepnets.training.assembly import model_of
 
 REMEMBERED = "networks.json"  # in the user's cache
-PASSED = "passed.json"  # beside it: networks with classes of the user's own that were tried without an error
+PASSED = "passed.json"  # beside it: networks with the user's own classes that were tried without an error
 MOST = 2_000  # networks that are remembered
 
 
@@ -31,8 +31,8 @@ class Size:
     """A network's parameters and the bytes that they take, and `macs` for one image.
 
     `macs` are the multiply-adds of convolutions and linear layers if every branch is taken. `architecture` is equal for
-    networks that take the same time: a hash of torch's description of the modules, without decimals, so that gates that
-    differ in their bias are alike.
+    networks that take the same time: a hash of torch's description of the modules, without decimal numbers such as the
+    bias of a gate.
     """
 
     parameters: int
@@ -47,8 +47,8 @@ SIZES = TypeAdapter(dict[str, Size])
 def size_of(config: Config, dataset: Dataset, code: str | None = None) -> Size:
     """Return the size of the run's network, and check that its layers fit together for each shape of its images.
 
-    It is remembered in the user's cache, for this version of deepnets' and torch's code; with classes of the user's
-    own only for this `code`, a hash of theirs.
+    The user's cache remembers it for this version of deepnets and torch. For a network with the user's own classes it
+    needs `code`, a hash of their code.
 
     Raises:
         UserError: the network is illegal.
@@ -56,7 +56,7 @@ def size_of(config: Config, dataset: Dataset, code: str | None = None) -> Size:
     key, sizes = key_of(config, dataset, code), _remembered()
     if key in sizes:
         return sizes[key]
-    size = _counted(without_numbers(config, dataset), [dataset.shape, *dataset.final_shapes])
+    size = _counted(meta_network(config, dataset), [dataset.shape, *dataset.final_shapes])
     if code or not has_own_classes(config.model):
         sizes[key] = size
         _remember(sizes)
@@ -73,15 +73,15 @@ def key_of(config: Config, dataset: Dataset, code: str | None = None) -> str:
 
 @cache
 def passed() -> dict[str, int]:
-    """Return the bytes of the parameters of each network of own classes that passed its trial, by `key_of`."""
+    """Return the parameters' bytes of each network with the user's own classes that was tried, by `key_of`."""
     try:
         return TypeAdapter(dict[str, int]).validate_python(read_object(own_cache() / PASSED))
-    except (ValueError, OSError):  # damaged: they are tried again
+    except (ValueError, OSError):  # the file is damaged: networks are tried again
         return {}
 
 
 def remember_passed(key: str, size: int) -> None:
-    """Remember, for later commands too, that a network passed its trial."""
+    """Remember, for later commands too, that a network was tried without an error."""
     networks = passed()
     networks[key] = size
     for old in [*networks][:-MOST]:
@@ -94,7 +94,7 @@ def has_own_classes(node: Any) -> bool:
     return any(target not in TARGETS for target in targets_in(node))
 
 
-def without_numbers(config: Config, dataset: Dataset) -> nn.Module:
+def meta_network(config: Config, dataset: Dataset) -> nn.Module:
     """Build the network on the meta device, or on the CPU if a user's own class cannot be built there.
 
     Raises:
@@ -105,14 +105,14 @@ def without_numbers(config: Config, dataset: Dataset) -> nn.Module:
             return model_of(config, dataset.shape, dataset.classes)
     except Exception as error:
         if has_own_classes(config.model):
-            return model_of(config, dataset.shape, dataset.classes)  # raises what is wrong, if it is wrong here too
+            return model_of(config, dataset.shape, dataset.classes)  # raises the class's error if it fails here too
         if isinstance(error, RuntimeError):  # a tensor would have more numbers than can be counted
             raise UserError(f"model: cannot be built: {first_line(error)}") from error
         raise
 
 
 def try_out(model: nn.Module, shape: tuple[int, int, int]) -> None:
-    """Compute the logits of one image by a model on the meta device, without numbers; leaves it in evaluation mode.
+    """Compute the logits of one image by a model on the meta device; leaves the model in evaluation mode.
 
     Raises:
         UserError: its parts do not fit together.
@@ -142,7 +142,7 @@ def _counted(model: nn.Module, shapes: list[tuple[int, int, int]]) -> Size:
 def _remembered() -> dict[str, Size]:
     try:
         return SIZES.validate_python(read_object(own_cache() / REMEMBERED))
-    except (ValueError, ValidationError, OSError):  # of another version, or damaged: it is counted again
+    except (ValueError, ValidationError, OSError):  # the file has another version or is damaged: count again
         return {}
 
 

@@ -1,4 +1,4 @@
-"""Trainings of equal networks that step together: small networks spend their time on calls, which they then share."""
+"""Trains equal networks together: small networks spend most of their time on calls, which a stack makes only once."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -24,8 +24,8 @@ class Stack:
 
     Each has its own order of images, schedule, learning rate, momentum and weight decay. From now on their weights,
     gradients and momenta lie in three tensors (K, parameters), and each buffer in one (K, *shape); the tensors of each
-    training become views of these. Its `state_dict` is the same as if it trained alone, and either can resume from the
-    other.
+    training become views of these. A training's `state_dict` is the same as if it trained alone, so that stacked and
+    single trainings can resume each other.
     """
 
     def __init__(self, trainings: Sequence[Training]) -> None:
@@ -36,7 +36,7 @@ class Stack:
         rows = self.weights, torch.zeros_like(self.weights), momenta
         for training, *tensors in zip(self.trainings, *rows, strict=True):
             training.optimizer.zero_grad()
-            training.optimizer.step()  # without gradients: the schedule warns if the optimiser never stepped
+            training.optimizer.step()  # changes nothing without gradients; the schedule warns if no step was taken
             _move(training, *tensors)
         self.optimizer = self._optimizer(*rows)
 
@@ -55,7 +55,7 @@ class Stack:
         self.buffers = _stacked_buffers([training.model for training in self.trainings])
 
     def step(self, batches: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """An iteration of each training, on its own batch of images (N, C, H, W) and targets (N,) or (N, classes)."""
+        """Train each network once, on its own batch of images (N, C, H, W) and targets (N,) or (N, classes)."""
         images, targets = map(torch.stack, zip(*batches, strict=True))
         losses, logits = self._losses(images, targets)
         # No term of the sum depends on the weights of two networks.

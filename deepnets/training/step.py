@@ -14,11 +14,11 @@ from deepnets.models.settings import Memory
 from deepnets.system.files import own_cache
 
 Forward = Callable[[Tensor], Tensor]  # images (N, C, H, W) -> logits (N, classes)
-BATCH_SIZES = 2  # of a run, as an epoch's last batch may be shorter; code is compiled for each
+BATCH_SIZES = 2  # a run has two, as an epoch's last batch may be shorter; code is compiled for each
 
 
 def forward_of(kind: StepKind, model: nn.Module, batch_size: int) -> Forward:
-    """Return a function that executes the forward pass of `model` as `kind` says; the backward pass is executed alike.
+    """Return a function that executes the forward pass of `model` as `kind` says; the backward pass likewise.
 
     With CUDA graphs, an epoch's shorter last batch is executed operation by operation.
 
@@ -54,14 +54,14 @@ class Captured:
         statistics = [buffer.clone() for buffer in self.model.buffers()]
         network = nn.Sequential(self.model)  # torch replaces its `forward`; the model's own is still needed
         with torch.cuda.device_of(images), torch.random.fork_rng([images.device] if images.is_cuda else []):
-            graphs = torch.cuda.make_graphed_callables(network, (images,), allow_unused_input=True, **_of_this_thread())
+            graphs = torch.cuda.make_graphed_callables(network, (images,), allow_unused_input=True, **_thread_local())
         for buffer, before in zip(self.model.buffers(), statistics, strict=True):
             buffer.copy_(before)
         return cast(Forward, graphs)
 
 
-def _of_this_thread() -> dict[str, Any]:
-    """Return the option by which other threads may call CUDA in a capture, e.g. to pin images; older torch has none."""
+def _thread_local() -> dict[str, Any]:
+    """Return the option that lets other threads call CUDA in a capture, e.g. to pin images; older torch lacks it."""
     options = signature(torch.cuda.make_graphed_callables).parameters
     return {"capture_error_mode": "thread_local"} if "capture_error_mode" in options else {}
 
@@ -73,7 +73,7 @@ def compiled(model: nn.Module, *, graphed: bool = False) -> Forward:
     or, with `graphed`, out of its CUDA graphs is an error.
 
     Raises:
-        UserError: compilation is switched off; when called, `model` cannot be compiled; or as `own_cache`.
+        UserError: compilation is switched off; at the first call: `model` cannot be compiled; or as `own_cache`.
     """
     own_cache()  # torch loads code from it, so it must be the user's own
     torch.compiler.reset()
@@ -101,10 +101,10 @@ def compiled(model: nn.Module, *, graphed: bool = False) -> Forward:
 
 
 def check_step(kind: StepKind, processes: int) -> None:
-    """Check that so many processes can execute iterations as `kind` says.
+    """Check that this number of processes can execute iterations as `kind` says.
 
     Raises:
-        UserError: there are several, and `kind` is not eager.
+        UserError: there are several processes, and `kind` is not eager.
     """
     if processes > 1 and kind != StepKind.eager:
         raise UserError(f"step={kind} devices={processes}: supports one process only; use step=eager or devices=1")
@@ -114,7 +114,7 @@ def check_network(kind: StepKind, model: nn.Module, is_streamed: bool = False) -
     """Check that iterations of a network, on streamed images or images in memory, can be executed as `kind` says.
 
     Raises:
-        UserError: something, which it names, cannot be compiled or captured.
+        UserError: names the part that cannot be compiled or captured.
     """
     memory = getattr(model, "memory", Memory.full)
     if kind == StepKind.eager:
@@ -124,7 +124,7 @@ def check_network(kind: StepKind, model: nn.Module, is_streamed: bool = False) -
             f"step={kind}: stochastic depth draws anew which units each batch passes, which no compiled code or graph "
             "can follow; use step=eager"
         )
-    if kind == StepKind.graphed and is_streamed and not _of_this_thread():
+    if kind == StepKind.graphed and is_streamed and not _thread_local():
         raise UserError(
             f"step={kind}: a thread pins images, beside which torch {torch.__version__} cannot capture a graph; "
             "use a newer torch, step=compiled_graphed or step=eager"

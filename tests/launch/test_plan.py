@@ -117,7 +117,7 @@ def test_a_network_is_counted_once(cache: Path, monkeypatch: pytest.MonkeyPatch)
     dataset, _ = check_settings(row)
     (remembered,) = json.loads((cache / "networks.json").read_text()).values()
     assert remembered["parameters"] == size_of(row, dataset).parameters
-    monkeypatch.setattr("deepnets.training.size.without_numbers", None)
+    monkeypatch.setattr("deepnets.training.size.meta_network", None)
     _remembered.cache_clear()
     assert size_of(row, dataset).macs == remembered["macs"]
     _remembered.cache_clear()
