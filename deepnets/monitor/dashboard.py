@@ -28,9 +28,9 @@ from deepnets.training.fit import Training
 
 OBSERVATIONS = 20  # of the units, spread over a run; the first and last epoch are always observed
 PICTURE_SHARE = 0.01  # the share of a run's time for drawing, apart from the last epoch's pictures
-PICTURE_SECONDS = 0.1  # how long drawing takes at most, on one core
+PICTURE_SECONDS = 0.1  # drawing takes at most this long, on one core
 SEARCHED = ("optimizer", "schedule", "model.shortcut")  # nodes whose numbers a random search draws
-ALSO_SEARCHED = ("model.depth", "model.layer", "epochs", "batch_size")  # keys that it draws too
+ALSO_SEARCHED = ("model.depth", "model.layer", "epochs", "batch_size")  # further keys that a random search draws
 USUAL = (
     "model",
     "dataset",
@@ -60,7 +60,7 @@ OVERLAYS = {
 class Dashboard:
     """Writes one run's events; `tensorboard --logdir` on the sweep then shows its rows beside each other.
 
-    `observed` holds all observations of the units so far; it belongs to the run's checkpoint.
+    `observed` holds all observations of the units so far; the run's checkpoint saves it.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Dashboard:
         self.observed = observed
         self.first_iteration = training.iteration
         self.begun, self.drawing_seconds = time.monotonic(), 0.0
-        if training.iteration == 0:  # logged by an execution that left no checkpoint
+        if training.iteration == 0:  # an execution that left no checkpoint wrote these files
             for file in folder.glob("events.out.tfevents.*"):
                 file.unlink(missing_ok=True)
         # Hide what an interrupted execution logged beyond the checkpoint, or curves would double. An epoch's evaluation
@@ -113,7 +113,7 @@ class Dashboard:
         self.writer.flush()
 
     def end(self, finished: bool) -> None:
-        """Note in the table of runs that nothing is left to train: the run finished or, if not, diverged."""
+        """Note in the table of runs that nothing is left to train: the run finished or diverged."""
         _, _, ending = hparams({}, {})
         plugin_data = ending.value[0].metadata.plugin_data
         content = HParamsPluginData.FromString(plugin_data.content)
@@ -149,7 +149,7 @@ class Dashboard:
         self.writer.add_scalar(tag, value, training.iteration)
 
     def _observe(self, training: Training) -> None:
-        # There are none if the run was resumed when only the evaluation of an epoch was left.
+        # A run that resumes within the evaluation of an epoch has no gradients yet.
         gradients = gradient_norms(training.model) if training.iteration > self.first_iteration else []
         gates = gate_activity(training.model, training.evaluated["test"].some(PROBE_IMAGES), training.precision)
         self.observed.append({"epoch": training.epoch, "gradients": gradients, "gates": gates})
@@ -163,18 +163,18 @@ class Dashboard:
 
     def _draw(self, training: Training) -> None:
         first, last = (f"epoch {self.observed[index]['epoch']}" for index in (0, -1))
-        for what, title in TITLES.items():
-            curves = [observation[what] for observation in self.observed]
+        for quantity, title in TITLES.items():
+            curves = [observation[quantity] for observation in self.observed]
             if any(curves):
                 picture = pixels(profile(title, curves, (first, last)))
-                self.writer.add_image(f"{what}/by_unit", picture, training.iteration, dataformats="HWC")
+                self.writer.add_image(f"{quantity}/by_unit", picture, training.iteration, dataformats="HWC")
         filters = first_filters(training.model, training.batches.shape)
         if filters is not None:
             self.writer.add_image("weights/first_layer", tiles(filters), training.iteration, dataformats="HWC")
 
 
 def event_writer(folder: Path, **options: Any) -> SummaryWriter:
-    """Make a writer to a new file in `folder`. Nobody can guess its name: TensorBoard would follow a link there."""
+    """Make a writer to a new file in `folder`, whose name nobody can guess: TensorBoard would follow a link there."""
     return SummaryWriter(str(folder), filename_suffix=f".{secrets.token_hex(8)}", **options)
 
 
@@ -184,7 +184,7 @@ def choices_of(config: Config, origin: dict[str, Any]) -> dict[str, str | float 
     A column is a group, whose value is the chosen option, a key of the configuration, or the seed. A sweep of
     conf/sweep/ has its axes and, in a random search, the keys that are drawn. Runs without a sweep have the keys that
     were typed, and the few that often differ. All runs of a sweep have the same keys and types: numbers are floats,
-    None stands for no value, all else is text.
+    None stands for no value, everything else is text.
     """
     options, values = origin.get("choices", {}), OmegaConf.structured(config)
     typed = [override.partition("=")[0].lstrip("+~") for override in origin.get("overrides", [])]

@@ -1,6 +1,6 @@
 """The style of all figures, in reports, analyses and TensorBoard; colour-blind people can tell its colours apart.
 
-It lies here because `monitor`, which draws while a net trains, may not import reports and analyses.
+It lies in `monitor`, which draws while a net trains, because `monitor` may not import reports and analyses.
 """
 
 import textwrap
@@ -21,14 +21,14 @@ from deepnets.errors import printable
 # Okabe and Ito 2008, without black and yellow, which vanish on one of the two backgrounds.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 DASHES = ("solid", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
-# A page replaces these three by the colours of its text, lines and background, light or dark.
+# An HTML page replaces these three by the colours of its text, lines and background, light or dark.
 INK, FAINT, PAPER = "#1b1c1d", "#c3c4c5", "#fefefe"
 GREY = "#777777"  # reference lines, on both backgrounds
 DOTS: dict[str, Any] = {
     "marker": "o",
     "markersize": 3,
     "linewidth": 1,
-}  # a line whose points are units, layers or numbers of them
+}  # for a line whose points are units or layers, or counts of them
 WIDTH = 6.4  # inches
 NAME_WIDTH = 30  # characters over one of three panels, or beside a bar
 STYLE: dict[Any, Any] = {
@@ -56,7 +56,7 @@ Values = Sequence[float] | np.ndarray
 
 
 def styled() -> AbstractContextManager[None]:
-    """Let matplotlib draw in this style in a context, which must include writing the figure, as ticks are made then."""
+    """Let matplotlib draw in this style in the context; also write figures there, as ticks are made only then."""
     return matplotlib.rc_context(STYLE)
 
 

@@ -19,13 +19,13 @@ from deepnets.models.shortcuts import Gated
 from deepnets.models.unit import Unit
 from deepnets.monitor.style import styled
 
-PROBE_IMAGES = 32  # that measure the gates; they are spread over the whole split, as it may be sorted by class
+PROBE_IMAGES = 32  # gates are measured on them; spread over the whole split, which may be sorted by class
 # TensorBoard shows a picture about 350 pixels wide by repeating or leaving out pixels: a larger one would lose strokes
 # of its letters.
 SIZE, DPI = (3.4, 2.3), 100  # inches, dots per inch
 DOTTED_UNITS = 60  # with more units there is no room for a dot each
 SHOWN_FILTERS = 64
-PIXELS_ACROSS = 320  # of the picture of the first filters
+PIXELS_ACROSS = 320  # width of the picture of the first filters
 
 
 def units_of(model: nn.Module) -> list[Unit]:
@@ -36,7 +36,7 @@ def units_of(model: nn.Module) -> list[Unit]:
 def gradient_norms(model: nn.Module) -> list[float]:
     """Return ||dL/dw|| of each unit from the images to the head; w are its parameters, L the last batch's mean loss.
 
-    Reads gradients that the last iteration left, clipped if the run clips them; empty before the first one. A unit
+    Reads gradients that the last iteration left, clipped if the run clips them; none before the first one. A unit
     whose branch was dropped in that iteration (stochastic depth) has norm 0.
     """
     gradients = [[p.grad for p in unit.parameters() if p.grad is not None] for unit in units_of(model)]
