@@ -21,7 +21,7 @@ from deepnets.errors import UserError
 from deepnets.run import build_model
 from deepnets.training.assembly import dataset_of, splits_of
 
-SHARED = 64  # images of a batch, if deletions share its pass through the first units
+SHARED = 64  # images in a batch, if deletions share its pass through the first units
 NET = ("model=resnet110",)
 GATED = ("model=resnet110", "model/shortcut=exclusive_gating_b6")
 LIMIT, LANDSCAPE_LIMIT = 300.0, 1200.0  # seconds on two idle cores
@@ -55,14 +55,14 @@ ANALYSES: dict[str, tuple[str, ...]] = {
 def add_lesion_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `bench.py lesion`."""
     add_run_options(parser, "preact110")
-    parser.add_argument("--images", type=count, default=64, help="test images, scored with shared beginnings (64)")
+    parser.add_argument("--images", type=count, default=64, help="test images for shared beginnings (default: 64)")
 
 
 def measure_lesion(arguments: argparse.Namespace) -> list[Comparison]:
-    """Images/s through a network with one unit deleted, over the deletions of each of its units.
+    """Measure images/s of a network with one unit deleted, for each of its units in turn.
 
-    It compares shared beginnings, in batches of 64, which fit the cache, with one evaluation for each deletion, in
-    batches as in training; both in the arithmetic of training's evaluation, and in float32.
+    "Shared beginnings" pass the units before the deleted ones once, in batches of 64, which fit the cache; "one by one"
+    evaluates each deletion alone, in batches as in training. Both run in the arithmetic of evaluation and in float32.
 
     Raises:
         RuntimeError: the two ways give different errors.
@@ -78,7 +78,7 @@ def measure_lesion(arguments: argparse.Namespace) -> list[Comparison]:
 def add_analyses_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `bench.py analyses`."""
     parser.add_argument("--root", metavar="DIR", help="folder with cifar10, as dataset.root of scripts/train.py")
-    parser.add_argument("--minutes", type=float, default=60, help="this command ends after them (default: 60)")
+    parser.add_argument("--minutes", type=float, default=60, help="this command ends after so many (default: 60)")
     parser.add_argument(
         "--only", type=some_of(list(ANALYSES)), default=list(ANALYSES), metavar="NAMES", help="only these, with commas"
     )
@@ -86,7 +86,7 @@ def add_analyses_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure_analyses(arguments: argparse.Namespace) -> list[Comparison]:
-    """Seconds of every analysis of ResNet-110 on 1,000 images of CIFAR-10, beside its limit on two cores.
+    """Measure the seconds of every analysis of ResNet-110 on 1,000 images of CIFAR-10, beside its limit on two cores.
 
     Each analysis is a command in its own process, on a fresh net. Its seconds are written down once it has ended, so
     that the same command resumes where the last one ended. A landscape has 25 x 25 points on 250 images. An analysis

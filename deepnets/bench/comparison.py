@@ -1,4 +1,4 @@
-"""The parts of a comparison: the run that a bench measures, candidates that take turns, a table of their ratios.
+"""Builds comparisons: the run that a bench measures, candidates that take turns, and a table of their ratios.
 
 Candidates take turns so that other load on the machine slows all of them alike.
 """
@@ -23,7 +23,7 @@ from deepnets.training.hardware import choose_precision, find_device, wait
 
 Candidates = dict[str, Callable[[], float]]
 Measurement = dict[str, list[float]]
-SETTLE_SECONDS = 1.0  # after a loader's turn, its workers still fill their queue
+SETTLE_SECONDS = 1.0  # after the turn of a loader, its workers still fill their queue
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Comparison:
     notes: Sequence[str] = ()
 
     def summary(self) -> dict[str, dict[str, float]]:
-        """Return median, low and high of each candidate's values, and of the first's values / its values by repeat."""
+        """Return median, low and high of each candidate's values and of its ratios: the first's values / its own."""
         first = next(iter(self.values.values()), [])
         summary = {}
         for name, values in self.values.items():
@@ -76,15 +76,15 @@ class Comparison:
 
 
 def in_turns(candidates: Mapping[str, Callable[[], float]], repeats: int, settle_seconds: float = 0.0) -> Measurement:
-    """Call each candidate once to warm up, then `repeats` times in turns; returns their answers by name.
+    """Call each candidate once to warm up, then `repeats` times in turns; returns their values by name.
 
-    Every second round goes backwards, so that no candidate always follows the same other. If some have workers, each
-    turn begins after SETTLE_SECONDS.
+    Every second round goes backwards, so that no candidate always follows the same other. Each turn begins after
+    `settle_seconds`, in which the workers of the last candidate come to rest.
     """
     results: Measurement = {name: [] for name in candidates}
     with Console(stderr=True).status("", refresh_per_second=1) as line:  # shown only on a terminal
         for name, measure in candidates.items():
-            line.update(as_text(f"to warm up: {name}"))
+            line.update(as_text(f"warming up: {name}"))
             measure()
         for repeat in range(repeats):
             names = list(candidates)

@@ -51,8 +51,8 @@ def measure(arguments: argparse.Namespace) -> list[Comparison]:
     The same processes measure all cases in turns. Either one process trains and the others wait, or all train: they
     divide a batch of the run's size (strong scaling), or each takes a batch of that size (weak scaling). no_sync()
     leaves out the all-reduce of the gradients, so a step's wait is its time minus its time under no_sync(); the rest of
-    the all-reduce runs during the backward pass. To see what batch statistics over all processes cost, the same step
-    is measured with statistics of each process's part, too.
+    the all-reduce runs during the backward pass. The same step with statistics of each process's
+    part shows the cost of batch statistics over all processes.
 
     Raises:
         Interrupted: a signal came. UserError: there are fewer than two processes, they cannot divide the batch, or one
@@ -97,7 +97,7 @@ def _step(title: str, seconds: Measurement, key: str) -> Comparison:
     values = {"step": step, "the same under no_sync()": without, "all-reduce of the gradients alone": alone}
     notes = [
         f"waits for gradients after the backward pass: {_spread(waiting)} of the step",
-        f"the all-reduce alone: {_spread(reducing)} of the step; what no step waits for runs during the backward pass",
+        f"the all-reduce alone: {_spread(reducing)} of the step; its rest runs during the backward pass",
     ]
     return Comparison(title, "seconds", values, notes=notes)
 
@@ -114,7 +114,7 @@ def _spread(percent: Sequence[float]) -> str:
 
 
 def main() -> int:
-    """Train in this process; the first process writes how long the slowest one takes for an iteration. Returns 0."""
+    """Train in this process; the first one writes the seconds that the slowest takes for an iteration. Returns 0."""
     file, iterations, repeats, *overrides = sys.argv[1:]
     world = world_from_env()
     with Interruption(at_once=True):

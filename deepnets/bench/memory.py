@@ -86,7 +86,7 @@ def _in_a_process(overrides: Sequence[str], iterations: int) -> tuple[float, flo
 
 
 def _trained(overrides: Sequence[str], iterations: int, threads: int) -> tuple[float, float]:
-    """Train 1 + `iterations` iterations; returns by how many bytes the peak exceeds the start, and seconds of one.
+    """Train 1 + `iterations` iterations; returns the bytes of the peak above the start, and the seconds of one.
 
     Raises:
         DoesNotFit: there is not enough memory.

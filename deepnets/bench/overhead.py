@@ -40,7 +40,7 @@ def add_startup_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure_startup(arguments: argparse.Namespace) -> list[Comparison]:
-    """Seconds from the command until its first optimiser step is on disk, and of --help, beside an empty Python."""
+    """Measure the seconds until a command's first optimiser step is on disk, and of --help and an empty Python."""
     overrides = overrides_of(arguments)
     candidates = {
         "first optimiser step": lambda: _until_first_step(overrides),
@@ -56,7 +56,7 @@ def add_rows_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure_rows(arguments: argparse.Namespace) -> list[Comparison]:
-    """Seconds from a command's words to its composed runs, the start of Python included."""
+    """Measure the seconds from a command's words to its composed runs, the start of Python included."""
     candidates = {name: lambda words=words: _seconds("-c", COMPOSE, *words) for name, words in COMPOSED.items()}
     return [Comparison("from words to rows", "seconds", in_turns(candidates, arguments.repeats))]
 
@@ -68,7 +68,7 @@ def add_grid_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure_grid(arguments: argparse.Namespace) -> list[Comparison]:
-    """Seconds that each run of a sweep of tiny runs on digits takes beyond its training: start and composition."""
+    """Measure the seconds that a tiny run in a sweep on digits takes beyond its training: start and composition."""
     values: Measurement = {"beyond training": [], "training": []}
     for _ in range(arguments.repeats):
         with tempfile.TemporaryDirectory() as outputs:
@@ -87,9 +87,9 @@ def add_logging_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure_logging(arguments: argparse.Namespace) -> list[Comparison]:
-    """Seconds an epoch that the log of a gated ResNet-20 adds to its training; it observes every epoch and the gates.
+    """Measure the seconds that the log adds to an epoch of a gated ResNet-20, whose units it observes every epoch.
 
-    It is the worst case: a short epoch of noise of CIFAR-10's shape (an epoch of CIFAR-10 has 391 iterations).
+    This is the worst case: a short epoch of noise of CIFAR-10's shape (an epoch of CIFAR-10 has 391 iterations).
     """
     size = [
         f"dataset.source.train={128 * arguments.iterations}",
@@ -125,13 +125,13 @@ def add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure_checkpoint(arguments: argparse.Namespace) -> list[Comparison]:
-    """Seconds that a checkpoint takes, against the training between two of them (checkpoint_seconds, 60 by default)."""
+    """Measure the seconds of a checkpoint, against the training between two (checkpoint_seconds, by default 60)."""
     return [_checkpoints_of(model, arguments) for model in arguments.models.split(",")]
 
 
 def _checkpoints_of(model: str, arguments: argparse.Namespace) -> Comparison:
     """Write checkpoints of the network, each over the last one, and time them."""
-    # A checkpoint does not depend on the size of a batch. Two images make the momentum that it holds.
+    # A checkpoint does not depend on the batch size. One step on two images creates the momentum in it.
     overrides = [f"model={model}", "dataset=synthetic", "batch_size=2", "dataset.source.train=4", *arguments.overrides]
     run = compose_run(overrides)
     training = run.training()

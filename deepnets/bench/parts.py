@@ -22,7 +22,7 @@ DEEPNETS = [sys.executable, "-m", "deepnets"]
 
 
 class Unfinished(Exception):
-    """A part raises this if its time is over and the next command can continue it."""
+    """Raised by a part whose time is over and that the next command can continue."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def stored(file: Path) -> dict[str, PartResult]:
 
 
 def follow(parts: Sequence[Part], file: Path, minutes: float) -> bool:
-    """Measure the parts that `file` lacks, in order, until the minutes are over; returns whether it then has them all.
+    """Measure the parts that `file` lacks, in order, until the minutes are over; returns whether the file then has all.
 
     A part that fails, or takes longer than its limit or than all the minutes, is noted as absent, with the reason.
     """

@@ -49,9 +49,9 @@ def add_stacked_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure_stacked(arguments: argparse.Namespace) -> list[Comparison]:
-    """Images/s, summed over the runs of a random search, trained as one batched network and one by one.
+    """Measure images/s, summed over the runs of a random search, trained as one batched network and one by one.
 
-    Trials per minute have the same ratios. It measures in the precision that training uses here, and in float32.
+    Trials per minute have the same ratios. Both precisions are measured: the one that training uses here, and float32.
     """
     arguments.overrides = [*SEARCH, *arguments.overrides]
     run, overrides = chosen_run(arguments), overrides_of(arguments)
@@ -66,7 +66,7 @@ def add_seeds_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure_seeds(arguments: argparse.Namespace) -> list[Comparison]:
-    """Images/s of this machine, summed over runs of a narrow, deep network, by how its seeds share the CPU's cores.
+    """Measure images/s, summed over runs of a narrow, deep network, by how its seeds share the CPU's cores.
 
     It compares one run on all threads, one run a core by launcher=pool (also with torch's own batch normalisation) and
     three seeds as one batched network by launcher.stacked, in both precisions. Each turn is a command of its own.

@@ -45,7 +45,7 @@ def add_sweep_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure_sweep(arguments: argparse.Namespace) -> list[Comparison]:
-    """Processor seconds that each command around a sweep of 1,000 runs takes, with its children.
+    """Measure the processor seconds of each command around a sweep of 1,000 runs, with its child processes.
 
     `compose` makes rows from the words; `freeze` also checks them and writes their folders; `submit` does both for
     SLURM's queue, then its jobs are cancelled; `status` and `report` read the folders when all runs have finished;
@@ -55,7 +55,7 @@ def measure_sweep(arguments: argparse.Namespace) -> list[Comparison]:
     no_slurm, rows = _no_slurm(), max(1, arguments.runs // SEEDS)
     steps = [name for name in STEPS if not (name == "submit" and no_slurm)]
     values: Measurement = {name: [] for name in steps}
-    decays = ",".join(f"{row + 1}e-6" for row in range(rows))  # an axis that changes neither a size nor a rate
+    decays = ",".join(f"{row + 1}e-6" for row in range(rows))  # an axis that changes no size and no learning rate
     grid = ["-m", f"seed=range({SEEDS})", f"optimizer.weight_decay={decays}"]
     with tempfile.TemporaryDirectory() as one:
         _seconds(*TRAIN, *TINY, f"output_root={one}")

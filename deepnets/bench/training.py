@@ -57,13 +57,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> list[Comparison]:
-    """Images/s of the training part of an epoch, against its own arithmetic alone and against other ways to train.
+    """Measure images/s of the training part of an epoch, against its bare arithmetic and against other ways to train.
 
     deepnets (fit) makes batches and sums; with its log it does the same as scripts/train.py. The floor does the same
     forward, backward and optimiser steps on one batch that stays on the device; below it are the network's convolutions
-    alone. The plain script is the usual one for CIFAR; its best form comes too: before the comparison, each arithmetic,
-    memory layout and way to feed it is tried, and the fastest form also compiled. If timm and Lightning are installed,
-    they train the same network on the same batches and augmentation; --peer FILE adds another peer (its interface is
+    alone. The plain script is the usual one for CIFAR. Its arithmetics, memory layouts and ways to feed it are tried
+    beforehand, and the fastest form is compared too, as it is and compiled. If timm and Lightning are installed, they
+    train the same network on the same batches and augmentation; --peer FILE adds another peer (its interface is
     Task in deepnets/bench/peers/__init__.py).
 
     All share one process, so on a CPU the peers also profit from `keep_freed_memory`, which they do not call.
@@ -78,7 +78,7 @@ def measure(arguments: argparse.Namespace) -> list[Comparison]:
         candidates = _deepnets(run, iterations, open_logs)
         peers, absent, tried = _peers(arguments, run)
         candidates |= {name: partial(rate, seconds) for name, seconds in peers.items()}
-        best, notes = _at_best(run)
+        best, notes = _bounds(run)
         values = in_turns(candidates | best, arguments.repeats, SETTLE_SECONDS if peers and arguments.workers else 0)
     notes = [f"where no arithmetic is named: {arithmetic_name(run.precision, torch.channels_last)}", *notes, *tried]
     title = f"training {arguments.model}, batches of {run.config.batch_size}"
@@ -196,7 +196,7 @@ def _peers(
 def _best_plain(
     another: Callable[..., Task], run: BenchRun, *, is_compiled: bool
 ) -> tuple[dict[str, Callable[[int], float]], dict[str, str], list[str]]:
-    """Try all forms of the plain script, the fastest one compiled too; returns the best, the absent and all speeds."""
+    """Try all forms of the plain script; returns the best, also compiled, why one is absent, and all speeds."""
     speeds: dict[tuple[torch.dtype, torch.memory_format, int | None], float] = {}
     workers = another().workers
     for precision in dict.fromkeys((torch.float32, choose_precision(Precision.auto, run.device))):
@@ -227,7 +227,7 @@ def _fed(workers: int | None) -> str:
     return "data as one tensor" if workers is None else f"{workers} workers"
 
 
-def _at_best(run: BenchRun) -> tuple[Candidates, list[str]]:
+def _bounds(run: BenchRun) -> tuple[Candidates, list[str]]:
     """Prepare two bounds on images/s at the rates that this device reaches now: only convolutions, and only bytes."""
     layers, moved, batch = _layers(run), bytes_of(run), run.config.batch_size
     candidates: Candidates = {

@@ -1,4 +1,4 @@
-"""Peers train the same network in other ways: the task that each peer gets, and the functions that import a peer."""
+"""Peers train the same network in other ways; this file has the task that each peer gets, and imports peers."""
 
 import importlib
 import importlib.util

@@ -18,7 +18,7 @@ from deepnets.bench.peers import Task, plain
 
 
 def loader(task: Task) -> PrefetchLoader:
-    """Return a loader that has uint8 batches normalised on the device, one ahead of the loop."""
+    """Return a loader that normalises uint8 batches on the device, one batch ahead of the loop."""
     batches = plain.loader(task, [*plain.augmentation(task), ToNumpy()], collate=fast_collate)
     return PrefetchLoader(batches, task.mean, task.std, channels=task.images.shape[3], device=task.device)
 
