@@ -1,1 +1,1 @@
-"""Features beside the story: each is kept where a user meets it, and only commands import it."""
+"""Features that training and analysing do not need; only commands import them."""

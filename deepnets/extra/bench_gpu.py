@@ -107,7 +107,7 @@ def parts_of(where: Sequence[str], file: Path, repeats: int, device: str) -> lis
 
 
 def environment() -> PartResult:
-    """Return the versions, the GPUs, and the variables of the environment that change their arithmetic."""
+    """Return the versions, the GPUs, and the environment variables that hide GPUs or change their arithmetic."""
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {
         "python": sys.version.split()[0],
@@ -131,7 +131,7 @@ def gpu_tests(which: str, seconds: float) -> PartResult:
 
 
 def fastest(file: Path) -> str:
-    """Return the step by which ResNet-110 trained the most images/s in bfloat16, by the results in the file."""
+    """Return the `step` with the most images/s for ResNet-110 in bfloat16, by the results in the file."""
     rates = {"eager": 0.0}
     for name, result in stored(file).items():
         if name.startswith("training resnet110 bf16"):
@@ -201,7 +201,7 @@ def trained(overrides: Sequence[str], folder: RunFolder, seconds: float) -> Part
         try:
             process.wait(SAVING_SECONDS)
         except subprocess.TimeoutExpired:
-            process.kill()  # its last checkpoint is there
+            process.kill()  # its last checkpoint remains
         raise Unfinished from None
     if result := folder.completed:
         return result.model_dump(mode="json", exclude_unset=True)
@@ -224,7 +224,7 @@ def throughput(ways: Sequence[str], repeats: int, iterations: int, overrides: Se
             changed = replace(run, config=replace(run.config, step=StepKind(step)))
             steps = endless(_laid_out(changed, layout))
             next(steps)  # compiles, or captures
-        except Exception as error:  # CUDA, a compiler and a graph may raise any kind
+        except Exception as error:  # CUDA, a compiler and a graph may raise any kind of error
             absent[way] = str(error).partition("\n")[0]
         else:
             candidates[way] = partial(pace, steps)

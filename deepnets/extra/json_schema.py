@@ -27,7 +27,7 @@ COMPOSED = TEXT | {"pattern": r"\$\{|^\?\?\?$"}  # an interpolation, or ??? wher
 OWN = TEXT | {"not": {"pattern": r"^deepnets\."}}  # the user's own class, whose arguments are unknown here
 LIST_OF_DEFAULTS = {"type": "array", "items": {"type": ["string", "object"]}}
 
-# By the key of the node, the arguments that only the program may set.
+# The arguments that only the program may set, by the key of the node.
 PASSED = {"model": ["shape", "classes"], "optimizer": ["model"], "schedule": ["total"], "shortcut": ["ends"]}
 PASSED |= {"source": ["root"]}
 
@@ -83,12 +83,12 @@ def _node(key: str, targets: Targets) -> dict[str, Schema]:
     every: dict[str, Schema] = {}
     for target in sorted(targets[key]):
         parameters, annotations = signature_of(target)
-        open_ones = {name: annotations[name] for name in parameters if name not in PASSED.get(key, ())}
-        arguments = _values(open_ones, targets)
+        settable = {name: annotations[name] for name in parameters if name not in PASSED.get(key, ())}
+        arguments = _values(settable, targets)
         every |= {name: _any_of([every.get(name, value), value]) for name, value in arguments.items()}
         definitions[target] = _object(control | arguments)
-        is_it = {"required": ["_target_"], "properties": {"_target_": {"const": target}}}
-        cases.append({"if": is_it, "then": _reference(target)})
+        has_target = {"required": ["_target_"], "properties": {"_target_": {"const": target}}}
+        cases.append({"if": has_target, "then": _reference(target)})
     definitions[f"any {key}"] = _object(control | every)
     named = {"anyOf": [{"enum": sorted(targets[key])}, OWN]}
     return {key: {"type": "object", "properties": {"_target_": named}, "allOf": cases}} | definitions
@@ -134,7 +134,7 @@ def _with_composed(schema: Schema) -> Schema:
 
 
 def _any_of(options: Sequence[Schema]) -> Schema:
-    """Return the schema that allows each of the options, and lists each once."""
+    """Return the schema that allows each of the options and lists none twice."""
     flat: list[Schema] = []
     for option in options:
         flat += [each for each in option.get("anyOf", [option]) if each not in flat]

@@ -18,7 +18,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 WINDOW = (1400, 1600)  # CSS pixels
 REPORTS = {"desktop": (1400, 12000), "phone": (390, 24000)}  # longer than any page; the rest is cropped
 SCHEMES = {"light": 1, "dark": 0}
-FETCH_MILLISECONDS = 20000  # of the page's own clock, which stands still while the page fetches something
+FETCH_MILLISECONDS = 20000  # on the page's own clock, which stands still while the page fetches something
 LONGEST_SECONDS = 120
 
 

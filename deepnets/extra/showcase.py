@@ -1,7 +1,7 @@
-"""One page with knobs: signals and gradients per unit, post- above pre-activation, of networks measured beforehand.
+"""Makes a page with knobs that shows signals and gradients per unit, post-activation above pre-activation.
 
-The networks are residual ones with one stage of equal units, and transformers of as many units, post-norm and pre-norm,
-on digits, at initialisation or after some epochs.
+It measures all networks beforehand: residual ones with one stage of equal units, and transformers of as many units,
+post-norm and pre-norm, on digits, at initialisation or after some epochs.
 """
 
 import argparse
@@ -47,8 +47,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, default=where, help="folder for showcase.html (default: %(default)s)")
     parser.add_argument("--depths", default="10,20,30,40", help="numbers of units (default: %(default)s)")
     parser.add_argument("--images", type=count, default=128, help="training images of the one batch (default: 128)")
-    parser.add_argument("--draws", type=count, default=2, help="networks each number is the mean of (default: 2)")
-    parser.add_argument("--epochs", type=whole, default=0, help="train each network so long first (default: 0)")
+    parser.add_argument("--draws", type=count, default=2, help="networks that each number averages (default: 2)")
+    parser.add_argument("--epochs", type=whole, default=0, help="epochs to train each network first (default: 0)")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 or auto (default)")
 
 
@@ -100,9 +100,9 @@ def _depths(arguments: argparse.Namespace) -> list[int]:
 
 @dataclass(frozen=True)
 class Bars:
-    """The numbers of one network by unit: gradient norm; 10th percentile, mean and 90th percentile of the signal.
+    """A network's numbers for each unit: gradient norm; 10th percentile, mean and 90th percentile of the signal.
 
-    For a network that diverged they are not finite.
+    They are not finite for a network that diverged.
     """
 
     gradient: Sequence[float]
@@ -190,7 +190,7 @@ def _shortcut(scale: float, bias: float | None) -> dict[str, Any]:
 
 
 def _networks(config: Config, changes: dict[str, Any], arguments: argparse.Namespace) -> Iterator[nn.Module]:
-    """Yield each draw of a network as a run of that seed starts or, with --epochs, as the run ends."""
+    """Yield the network of each seed as its run starts or, with --epochs, as its run ends."""
     device = find_device(arguments.device)
     for seed in range(arguments.draws):
         if not arguments.epochs:

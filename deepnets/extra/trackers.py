@@ -35,13 +35,13 @@ class Entry:
 
     @cached_property
     def key(self) -> str:
-        """A copy of the folder has the same key, a run trained again another one, by the seconds in metrics.csv."""
+        """Identifies the run: a copy of its folder has the same key, a run trained again another, by its seconds."""
         lines = [self.experiment, self.name, self.run.result.get("seconds"), *self.run.history]
         return hashlib.sha256("\n".join(map(str, lines)).encode()).hexdigest()[:16]
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The option chosen in each group, if the run noted it, and every setting of the run's identity."""
+        """The option chosen in each group, if the run recorded it, and every setting of the run's identity."""
         return self.run.options | self.run.settings | {"seed": self.run.seed}
 
     @property
@@ -51,7 +51,7 @@ class Entry:
 
     @property
     def curves(self) -> dict[int, dict[str, float]]:
-        """metrics.csv by epoch."""
+        """The values of metrics.csv by epoch."""
         return {
             int(epoch["epoch"]): {f"curves/{name}": value for name, value in epoch.items() if name != "epoch"}
             for epoch in self.run.history
@@ -64,7 +64,7 @@ class Entry:
         return {name: str(value) for name, value in tags.items() if value is not None}
 
     def figures(self, folder: Path) -> list[Path]:
-        """Return its curves, drawn into `folder`, and the figures of its analyses; links are not followed."""
+        """Draw the run's curves into `folder`; return them and the figures of its analyses. Links are not followed."""
         curves = folder / "curves.png"
         if self.run.history:
             with styled():
@@ -88,11 +88,11 @@ class MlflowTracker:
 
     def has(self, entry: Entry) -> bool:
         """Return whether the tracker holds this run as a whole."""
-        return any(run.info.status != "RUNNING" for run in self._found(entry))
+        return any(run.info.status != "RUNNING" for run in self._runs_of(entry))
 
     def add(self, entry: Entry, figures: Sequence[Path]) -> None:
-        """Write the run; delete first what an interrupted export has left of it."""
-        for run in self._found(entry):
+        """Write the run, after deleting the remains of an interrupted export."""
+        for run in self._runs_of(entry):
             self._client.delete_run(run.info.run_id)
         end = os.path.getmtime(entry.run.folder.path / "result.json")
         start = end - entry.run.result.get("seconds", 0)
@@ -115,7 +115,7 @@ class MlflowTracker:
         experiment = self._client.get_experiment_by_name(entry.experiment)
         return experiment.experiment_id if experiment else self._client.create_experiment(entry.experiment)
 
-    def _found(self, entry: Entry) -> list[Any]:
+    def _runs_of(self, entry: Entry) -> list[Any]:
         return list(self._client.search_runs([self._experiment(entry)], f"tags.`{KEY}` = '{entry.key}'"))
 
 
