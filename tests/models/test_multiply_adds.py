@@ -15,6 +15,7 @@ from deepnets.models.resnet import ResNet
         (["resnet20"], 40.55),
         (["plain56"], 125.49),
         (["resnet110"], 252.89),
+        (["highway_a"], 31.13),
         (["preact164"], 244.5),
         (["preact164", "model.strided_kernel=1"], 247.6),
         (["imagenet_resnet18"], 1814),

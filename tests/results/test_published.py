@@ -108,3 +108,22 @@ def test_a_verdict_needs_a_margin_to_agree() -> None:
 )
 def test_what_a_row_is_compared_with(sweep: str, row: str, printed: Printed | None) -> None:
     assert printed_of(published_of(sweep).rows[row]) == printed
+
+
+@pytest.mark.parametrize(
+    ("sweep", "accuracies"),
+    [
+        ("srivastava2015_table1", {"Maxout": 99.55, "DSN": 99.61}),
+        ("srivastava2015_table2", {"Teacher": 90.18, "FitnetA": 89.01, "FitnetB": 91.61}),
+        ("srivastava2015_table3", {"cifar10,Maxout": 90.62, "cifar10,dasNet": 90.78, "cifar10,NiN": 91.19}),
+        ("srivastava2015_table3", {"cifar10,DSN": 92.03, "cifar10,All-CNN": 92.75, "cifar100,Maxout": 61.42}),
+        ("srivastava2015_table3", {"cifar100,dasNet": 66.22, "cifar100,NiN": 64.32, "cifar100,DSN": 65.43}),
+        ("srivastava2015_table3", {"cifar100,All-CNN": 66.29}),
+    ],
+)
+def test_rows_of_other_papers_are_their_accuracies(sweep: str, accuracies: dict[str, float]) -> None:
+    rows = published_of(sweep).rows
+    assert {name: rows[name].test_error for name in accuracies} == pytest.approx(
+        {name: 100 - accuracy for name, accuracy in accuracies.items()}, abs=1e-9
+    )
+    assert all(rows[name].is_literature for name in accuracies)
