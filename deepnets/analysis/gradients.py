@@ -23,6 +23,7 @@ from deepnets.models.transformer import MLP, Attention
 from deepnets.models.unit import Unit
 
 BATCH = 128  # images that the papers train at once; a backward pass holds all their activations
+CANCELLED = 0.1  # of the gradient through shortcuts; if the whole gradient is smaller, branches cancel it
 CHANGED = 0.01  # relative: units are named if their factor differs by more than this from their shortcut's factor
 MOST_NAMED = 5  # more units than these are only counted, and not named by their numbers
 
@@ -276,22 +277,109 @@ def _past_branch(unit: Unit, x: Tensor, b: float, gradient: Tensor) -> tuple[Ten
     """Return the gradient's direction in front of a unit, and its norm over that behind the change of shape alone."""
     if unit.is_plain:
         return torch.zeros_like(x), 0.0
+    pulled = _pulled_past_branch(unit, x, b, gradient)
+    resize = getattr(unit.shortcut, "resize", None)
+    with torch.no_grad():
+        split = unit.before(x)
+    with torch.enable_grad():
+        reference = gradient if resize is None else _through(resize, split.detach().requires_grad_(), gradient)
+    norm = reference.double().norm().item()
+    size = pulled.double().norm().item()
+    return pulled / (size or 1.0), size / norm if norm else 0.0  # unit length, as many units leave little for float32
+
+
+def _pulled_past_branch(unit: Unit, x: Tensor, b: float, gradient: Tensor) -> Tensor:
+    """Pull the gradient behind a unit of input x back to x, past its branch; it is 0 for a plain unit."""
+    if unit.is_plain:
+        return torch.zeros_like(x)
     with torch.no_grad():
         split = unit.before(x)
         y = unit.shortcut(split, b * unit.branch(split))
-    x, split, y = (state.detach().requires_grad_() for state in (x, split, y))
+    x, y = (state.detach().requires_grad_() for state in (x, y))
     with torch.enable_grad():
         (at_y,) = torch.autograd.grad(unit.after(y), y, gradient)
         h = unit.shortcut(unit.before(x), x.new_zeros(()))  # without r: what a gate adds to it belongs to the branch
         (pulled,) = torch.autograd.grad(h, x, at_y)
-        resize = getattr(unit.shortcut, "resize", None)
-        reference = gradient if resize is None else _through(resize, split, gradient)
-    norm = reference.double().norm().item()
-    size = pulled.double().norm().item()
-    return pulled / (size or 1.0), size / norm if norm else 0.0  # unit length, as many units leave little for float32
+    return pulled
 
 
 def _through(resize: nn.Module, x: Tensor, v: Tensor) -> Tensor:
     """Pull v back through the change of shape; for a concatenation, through its first channels, which are x."""
     resized = resize(x)
     return torch.autograd.grad(resized, x, v[:, : resized.shape[1]])[0]
+
+
+@dataclass(frozen=True)
+class Cancelled:
+    """The shares in which branches cancel the gradient that passes shortcuts, (units,); NaN without such a gradient.
+
+    `values` and `images` are the shares of coordinates and of images in which a unit's own branch does so, `values_all`
+    and `images_all` those in which the branches of this unit and all later ones do so together.
+    """
+
+    values: np.ndarray
+    images: np.ndarray
+    values_all: np.ndarray
+    images_all: np.ndarray
+
+    @property
+    def most(self) -> dict[str, float]:
+        """The largest of each of these shares over the units, NaN if all are, for a finding."""
+        shares = vars(self).items()
+        return {name: float("nan") if np.isnan(array).all() else float(np.nanmax(array)) for name, array in shares}
+
+    def sentence(self, when: str) -> str:
+        """Say in which share of coordinates and images branches cancel the gradient, at most over the units."""
+        values, images, values_all, images_all = (f"{100 * share:.2g}%" for share in self.most.values())
+        text = f"{values} of coordinates and {images} of images {when}"
+        return f"{text} (with all later branches {values_all}, {images_all})"
+
+
+def cancelled(walk: Walk, x: Tensor, labels: Tensor) -> Cancelled:
+    """Measure where branches cancel the gradient through shortcuts, on images x (N, C, H, W).
+
+    He et al. 2016, Eq. 5: dL/dx_l = dL/dx_L (1 + d/dx_l sum_{i=l}^{L-1} F(x_i)) is not cancelled out, since the second
+    term cannot be -1 for all samples of a mini-batch. Here x_l is the input of unit l, and the first term is dL/dx_L
+    pulled back past the branches (`bypass_factors`). The term cancels it in a coordinate if the whole gradient is there
+    smaller than CANCELLED times the first term, and in an image if its L2 norm is. Coordinates whose first term is 0
+    are not counted. For a unit's own branch, x_L is the unit's output.
+    """
+    count = ceil(len(x) / BATCH)
+    batches = zip(x.tensor_split(count), labels.tensor_split(count), strict=True)
+    counts = np.sum([_count_cancelled(walk, *batch) for batch in batches], axis=0)  # (units, 4, 2)
+    shares = np.where(counts[..., 1] > 0, counts[..., 0] / np.maximum(counts[..., 1], 1), np.nan)
+    return Cancelled(*shares.T)
+
+
+def _count_cancelled(walk: Walk, x: Tensor, labels: Tensor) -> np.ndarray:
+    """Count cancelled ones, and all with a gradient through shortcuts, in the order of `Cancelled`: (units, 4, 2)."""
+    inputs, outputs = [], []
+    x = x.detach().requires_grad_()
+    with torch.enable_grad():
+        for unit, before, b in zip(walk.units, walk.before, walk.b, strict=True):
+            inputs.append(before(x))
+            x = unit(inputs[-1], b)
+            outputs.append(x)
+        loss = cross_entropy(walk.end(x), labels, reduction="sum")
+    gradients = torch.autograd.grad(loss, [*inputs, *outputs])
+    at_inputs, at_outputs = gradients[: len(walk)], gradients[len(walk) :]
+    counts = []
+    direct = at_outputs[-1]  # past the branches of all units behind
+    for index in reversed(range(len(walk))):
+        unit, state, b = walk.units[index], inputs[index].detach(), walk.b[index]
+        own = _pulled_past_branch(unit, state, b, at_outputs[index])
+        direct = _pulled_past_branch(unit, state, b, direct)
+        whole = at_inputs[index]
+        counts.append([*_smaller(whole, own), *_smaller(whole, direct)])
+        if index and walk.before[index] is not unchanged:
+            previous = outputs[index - 1].detach().requires_grad_()
+            with torch.enable_grad():
+                (direct,) = torch.autograd.grad(walk.before[index](previous), previous, direct)
+    return np.array(counts[::-1])
+
+
+def _smaller(whole: Tensor, direct: Tensor) -> list[tuple[int, int]]:
+    """Count the coordinates, then the images, in which `whole` is smaller than CANCELLED times `direct`; and all."""
+    whole, direct = whole.double().abs(), direct.double().abs()
+    pairs = ((whole, direct), (whole.flatten(1).norm(dim=1), direct.flatten(1).norm(dim=1)))
+    return [(int((a < CANCELLED * d).sum()), int((d > 0).sum())) for a, d in pairs]

@@ -168,6 +168,59 @@ def test_the_way_past_all_branches_is_what_autograd_finds_with_branches_detached
     torch.testing.assert_close(gradient, pulled)
 
 
+@pytest.mark.parametrize("shortcut", ["identity", "exclusive_gating_b0"])
+def test_a_branch_cancels_where_little_is_left_of_the_gradient_past_it(shortcut: str) -> None:
+    """By autograd through the rest of the net, whole and with the branches detached."""
+    walk = walk_of(small_network("model.depth=8", "model.widths=[4]", f"model/shortcut={shortcut}"))
+    x, labels = small_batch(6)
+    found = gradients.cancelled(walk, x, labels)
+    for index, state in enumerate(walk.inputs(x)[:-1]):
+        state.requires_grad_()
+        whole = past = state
+        for unit in walk.units[index:]:
+            whole, past = unit(whole), past_branch(unit, past)
+        gradient, first_term = (
+            torch.autograd.grad(cross_entropy(walk.end(y), labels, reduction="sum"), state)[0] for y in (whole, past)
+        )
+        share = (gradient.abs() < 0.1 * first_term.abs())[first_term != 0].double().mean().item()
+        assert found.values_all[index] == pytest.approx(share, abs=1e-9)
+    assert found.values_all.max() > 0.01
+    assert found.values[-1] == found.values_all[-1], "behind the last unit there is no other branch"
+    assert found.images.tolist() == found.images_all.tolist() == [0, 0, 0]
+
+
+class Against(nn.Module):
+    """F(x) = -c x, with a c of its own for each image."""
+
+    def __init__(self, c: list[float]) -> None:
+        super().__init__()
+        self.c = torch.tensor(c, dtype=torch.float64)[:, None, None, None]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return -self.c * x
+
+
+def test_a_branch_of_factor_minus_one_cancels_the_gradient_of_its_images_alone() -> None:
+    model = small_network("model.depth=8", "model.widths=[4]", "model/ordering=full_preactivation")
+    model.units[1].branch = Against([1.0, 0.95, 0.85, 1.15])
+    x, labels = small_batch(4)
+    found = gradients.cancelled(walk_of(model), x, labels)
+    assert found.images.tolist() == [0, 0.5, 0]
+    assert 0.2 < found.values[1] < 0.8
+    model.units[1].branch = Against([0.999] * 4)
+    found = gradients.cancelled(walk_of(model), x, labels)
+    assert found.images.tolist() == [0, 1, 0]
+    assert found.values[1] == 1
+    assert found.images_all.tolist() == [1, 1, 0], "a gradient that one branch cancels reaches no earlier unit"
+
+
+def test_a_plain_net_has_no_gradient_through_shortcuts_to_cancel() -> None:
+    x, labels = small_batch(2)
+    found = gradients.cancelled(walk_of(small_network("model.depth=8", "model/shortcut=none")), x, labels)
+    assert all(np.isnan(shares).all() for shares in vars(found).values())
+    assert np.isnan(list(found.most.values())).all()
+
+
 def test_only_stage_openings_break_the_way_of_a_preactivated_net() -> None:
     walk = walk_of(with_batch_statistics(small_network("model.depth=26", "model/ordering=full_preactivation")))
     found = gradients.bypass_factors(walk, small_batch(8)[0], generator())
@@ -250,6 +303,8 @@ def test_the_command_measures_a_fresh_net_and_depths(tmp_path: Path, capsys: pyt
     with (tmp_path / "gradients_units.csv").open() as file:
         first, *_ = rows = list(csv.DictReader(file))
     assert [row["unit"] for row in rows] == ["1", "2", "3"]
+    most = 100 * max(float(row["cancelled_values"]) for row in rows)
+    assert f"to less than 0.1 of it, in at most {most:.2g}% of coordinates and 0% of images at initialisation" in told
     shares = [100 * float(row["clipped_share"]) for row in rows]
     weighted = np.average(shares, weights=[16, 4, 1])  # pixels quarter from stage to stage
     assert abs(weighted - np.mean(shares)) > 0.2, "the two means must differ for a test of which it is"

@@ -24,9 +24,12 @@ from deepnets.analysis.commands.subject import (
     subjects_of,
 )
 from deepnets.analysis.gradients import (
+    CANCELLED,
     Bypass,
+    Cancelled,
     Signals,
     bypass_of,
+    cancelled,
     clipped,
     first_to_last,
     gradient_norms,
@@ -77,6 +80,8 @@ def run(arguments: argparse.Namespace) -> None:
             of_subject = [each for each in snapshots if each.run == subject.name]
             ratios = {f"ratio_{each.time}": first_to_last(each.norms) for each in of_subject}
             output.finding(_finding(subject, of_subject), **ratios, **of_subject[0].bypass.numbers)
+            if not any(np.isnan(each.cancelled.values).all() for each in of_subject):
+                _find_cancelled(subject, of_subject, output)
         if arguments.epochs > 0:
             _follow(subjects[0], arguments, output)
         if orderings:
@@ -97,6 +102,7 @@ class Snapshot:
     norms: np.ndarray
     signals: Signals
     bypass: Bypass
+    cancelled: Cancelled
     below: np.ndarray
     values: np.ndarray
     responses: dict[str, float]
@@ -132,6 +138,7 @@ def _snapshots(subject: Subject, label: str, arguments: argparse.Namespace) -> l
                 norms=gradient_norms(walk, x, labels),
                 signals=signals(walk, x),
                 bypass=bypass_of(walk, x, arguments.seed),
+                cancelled=cancelled(walk, x, labels),
                 below=below,
                 values=values,
                 responses=responses(tested, tracked(batches, f"responses of {subject.name}")),
@@ -155,6 +162,7 @@ def _write_snapshots(snapshots: list[Snapshot], output: Output) -> None:
             "bypass_factor": snapshot.bypass.whole,
             "clipped_share": snapshot.clipped,
         }
+        values |= {f"cancelled_{name}": array for name, array in vars(snapshot.cancelled).items()}
         values |= {f"signal_{name}": array for name, array in vars(snapshot.signals).items()}
         for name, column in values.items():
             columns.setdefault(name, []).extend(column)
@@ -183,6 +191,16 @@ def _finding(subject: Subject, snapshots: list[Snapshot]) -> str:
     else:
         text += "; no ReLU behind the additions clips anything"
     return text
+
+
+def _find_cancelled(subject: Subject, snapshots: list[Snapshot], output: Output) -> None:
+    shares = " and ".join(each.cancelled.sentence(_when(each)) for each in snapshots)
+    numbers = {f"{name}_{each.time}": share for each in snapshots for name, share in each.cancelled.most.items()}
+    text = f"a branch cancels its shortcut's gradient, to less than {CANCELLED:g} of it, in at most {shares}"
+    output.finding(
+        f"{subject.name}: {text}",
+        **{f"cancelled_{name}": share for name, share in numbers.items()},
+    )
 
 
 def _when(snapshot: Snapshot) -> str:
