@@ -50,13 +50,18 @@ def build_model(overrides: list[str], trust: Trust = ()) -> nn.Module:
 
 
 def load_run(
-    folder: str | Path, trust: Trust = (), allow_previous: bool = False, code: str | None = None
+    folder: str | Path,
+    trust: Trust = (),
+    allow_previous: bool = False,
+    code: str | None = None,
+    iteration: int | None = None,
 ) -> tuple[nn.Module, Config]:
     """Load a run's network from its last checkpoint, in evaluation mode on the CPU, and the run's configuration.
 
     If there is no checkpoint, it reads `weights.safetensors`, which records and `deepnets export` have. It prints the
     iteration of the weights. A finished run must have the weights of its last iteration; if its last checkpoint is
-    damaged or missing, `allow_previous` accepts earlier ones.
+    damaged or missing, `allow_previous` accepts earlier ones. With `iteration` it loads the weights that
+    keep_checkpoints=N kept of it.
 
     `trust` names what --trust names: your own classes, modules, files of Python, or your project's file. If they have
     changed since the run was trained, `code="frozen"` executes the copy of them beside the run, which must be what was
@@ -64,10 +69,10 @@ def load_run(
 
     Raises:
         OtherCode: your code has changed, and `code` is None.
-        UserError: the folder is no run folder, or holds no intact weights, or no weights of its result.
+        UserError: the folder is no run folder, or holds no intact weights, or none of its result or of `iteration`.
     """
     with trusting(trust), choosing_code(code):
-        weights = read_weights(folder, allow_previous)
+        weights = read_weights(folder, allow_previous, iteration)
         return weights.model(), weights.config
 
 

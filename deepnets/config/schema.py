@@ -175,6 +175,7 @@ class Config:
     name: Optional[Name] = MISSING
     checkpoint_seconds: NotNegative = MISSING
     log_iterations: Count = MISSING
+    keep_checkpoints: Optional[Count] = MISSING
     overwrite: bool = MISSING
     code: Optional[CodeChoice] = MISSING
     reuse: bool = MISSING

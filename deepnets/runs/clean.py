@@ -11,10 +11,11 @@ from deepnets.errors import UserError
 from deepnets.runs.code import FOLDER
 from deepnets.runs.contents import FINISHED, Origin, Unreadable
 from deepnets.runs.folder import CHECKPOINTS, Locked, RunFolder, folders_in
-from deepnets.runs.weights import FILE, read_weights, write_weights
+from deepnets.runs.weights import FILE, kept_files, read_weights, write_weights
 from deepnets.system.printing import print_line
 
 CHECKPOINTS_KIND = "checkpoints of finished runs"
+KEPT_KIND = "weights that keep_checkpoints kept in finished runs"
 LEFT_BEHIND = ("*.damaged", "*.new")  # a run sets damaged files aside; a killed process leaves new ones
 
 
@@ -35,13 +36,14 @@ class Removable:
 def clean(paths: Sequence[Path], *, remove: bool, keep_weights: bool) -> int:
     """List what can be removed below `paths`; with `remove`, remove it. Returns the exit code: 1 if something stays.
 
-    `keep_weights` writes the last weights of each run as `weights.safetensors` before its checkpoints go.
+    `keep_weights` writes the last weights of each run as `weights.safetensors` before its checkpoints go, and leaves
+    the weights that keep_checkpoints=N kept.
 
     Raises:
         UserError: a folder is missing, or has no run in it.
     """
     folders = folders_in(paths)
-    removables = list(_removables(folders))
+    removables = [each for each in _removables(folders) if not (keep_weights and each.kind == KEPT_KIND)]
     for kind in dict.fromkeys(each.kind for each in removables):
         same = [each for each in removables if each.kind == kind]
         print_line(f"{in_bytes(sum(each.size for each in same)):>10}  {kind} ({sum(len(x.paths) for x in same)})")
@@ -51,7 +53,7 @@ def clean(paths: Sequence[Path], *, remove: bool, keep_weights: bool) -> int:
         return 0
     if not remove:
         line = f"{in_bytes(total)} of {in_bytes(size_of(folders))} can be removed; add --yes to do it"
-        print_line(f"{line}, and --keep-weights to keep each run's last weights")
+        print_line(f"{line}, and --keep-weights to keep weights as safetensors")
         return 0
     kept = [error for each in removables if (error := _remove(each, keep_weights))]
     for error in kept:
@@ -102,6 +104,8 @@ def _removables_of(folder: RunFolder) -> Iterator[Removable]:
         checkpoints = tuple(path for name in CHECKPOINTS if (path := folder.path / name).is_file())
         if result and result.status == FINISHED and checkpoints:
             yield Removable(CHECKPOINTS_KIND, checkpoints, folder)
+        if result and result.status == FINISHED and (kept := tuple(kept_files(folder.path).values())):
+            yield Removable(KEPT_KIND, kept, folder)
     if left := tuple(path for pattern in LEFT_BEHIND for path in sorted(folder.path.glob(pattern))):
         yield Removable("damaged or incomplete files", left, folder)
 

@@ -40,6 +40,7 @@ from deepnets.runs.record import (
 )
 from deepnets.runs.start import start_from_weights
 from deepnets.runs.status import Heartbeat
+from deepnets.runs.weights import KEPT, Weights, kept_iterations, write_weights
 from deepnets.system.files import opened_to_append, own_cache
 from deepnets.system.printing import print_error, print_line
 from deepnets.training.assembly import dataset_of, prepare, splits_of
@@ -156,6 +157,8 @@ class Execution:
         self.logging = held.enter_context(ExitStack())
         self.log: Log | None = None
         self.saved: Mapping[str, Tensor] = {}
+        kept = kept_iterations(config.keep_checkpoints, self.training.iterations) if config.keep_checkpoints else []
+        self.to_keep = {iteration for iteration in kept if iteration > self.training.iteration}
         self.result: Result | None = None
 
     def _continue_code(self, code: Code | None, iteration: int) -> list[str]:
@@ -188,9 +191,22 @@ class Execution:
         if _is_non_finite(self.training):
             self._end(DIVERGED)
             return False
+        if self.training.iteration in self.to_keep:
+            self._keep_weights()
         if self.log and self.training.completed:
             self.log.epoch(self.training)
         return True
+
+    def _keep_weights(self) -> None:
+        """Write the weights of this iteration into a file of their own, once; every process must call it."""
+        iteration = self.training.iteration
+        self.to_keep.remove(iteration)
+        state = self.training.state_dict()["model"]
+        if self.log:
+            self.owner.check()
+            shape, classes = self.frozen["shape"], self.frozen["classes"]
+            weights = Weights(state, self.config, tuple(shape), classes, iteration, self.input)
+            write_weights(weights, self.folder.path, KEPT.format(iteration))
 
     def save(self) -> None:
         """Write a checkpoint; every process must call this."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from omegaconf import OmegaConf
 from pydantic import BaseModel, Json, ValidationError
@@ -30,6 +31,7 @@ from deepnets.system.ranges import Size
 from deepnets.training.assembly import model_of
 
 FILE = "weights.safetensors"
+KEPT = "weights.{}.safetensors"  # of an iteration, with keep_checkpoints=N
 CODE_WORDS = '--code {} (in Python, code="{}")'
 TOLERANCE = 1e-4  # of the largest logit: two orders of operations differ by rounding
 
@@ -75,21 +77,24 @@ class Weights:
         return model.eval()
 
 
-def read_weights(folder: str | Path, allow_previous: bool = False) -> Weights:
+def read_weights(folder: str | Path, allow_previous: bool = False, iteration: int | None = None) -> Weights:
     """Read the weights of a run's last checkpoint or, if there is none, from `weights.safetensors` of a record.
 
-    Prints their iteration. `allow_previous` accepts weights of an earlier iteration than the result's.
+    Prints their iteration. `allow_previous` accepts weights of an earlier iteration than the result's. With `iteration`
+    it reads the weights that keep_checkpoints=N kept of it instead.
 
     Raises:
         OtherCode: the user's own code has changed since the run began, and neither version was chosen.
         UserError: the folder is no run folder, or its weights are missing, damaged, of another run, or not those of the
-            run's result.
+            run's result or of `iteration`.
     """
     run_folder = RunFolder(folder)
     config = run_folder.config
     code, trained_by = code_to_execute(run_folder, config, CODE_WORDS), noted_code(run_folder)
-    state, damaged = load_checked(run_folder, config)
-    if state is not None:
+    state, damaged = load_checked(run_folder, config) if iteration is None else (None, {})
+    if iteration is not None:
+        weights, name = _read_kept(run_folder, config, iteration), KEPT.format(iteration)
+    elif state is not None:
         frozen, training = state["frozen"], state["training"]
         is_last = LAST not in damaged and (run_folder.path / LAST).exists()
         name = LAST if is_last else PREVIOUS
@@ -109,7 +114,9 @@ def read_weights(folder: str | Path, allow_previous: bool = False) -> Weights:
     about = weights.input
     if about and (tuple(about.shape), len(about.classes)) != (weights.shape, weights.classes):
         raise UserError(f"{run_folder.path / name}: its input and weights are of different networks; restore the file")
-    line = _iteration_line(run_folder, weights, name, damaged, allow_previous)
+    line = f"weights of iteration {iteration}"
+    if iteration is None:
+        line = _iteration_line(run_folder, weights, name, damaged, allow_previous)
     changed = changed_files(run_folder, trained_by, code) if code and trained_by else []
     remarks = [f"your code has changed since the run began: {', '.join(changed)}"] * bool(changed)
     print_line("\n".join([f"{run_folder}: {line}", *remarks, *described(damaged)]))
@@ -163,9 +170,36 @@ def _iteration_line(
     return f"weights of iteration {last}, the last"
 
 
-def _read_record(folder: RunFolder, config: Config) -> Weights:
-    """Read the weights in `weights.safetensors`, which must be of this configuration."""
-    file = folder.path / FILE
+def kept_iterations(count: int, iterations: int) -> list[int]:
+    """Return `count` different iterations, log-spaced from 1 to the last, rounded; all of them if there are no more."""
+    kept = [0]
+    for exact in np.geomspace(1, iterations, count) if count > 1 else [iterations]:
+        kept.append(min(max(round(exact), kept[-1] + 1), iterations))
+    return sorted(set(kept[1:]))
+
+
+def kept_files(folder: Path) -> dict[int, Path]:
+    """Return the files of weights that keep_checkpoints=N has kept in a run's folder, by iteration."""
+    numbers = {file: file.name.split(".")[1] for file in folder.glob(KEPT.format("*"))}
+    return dict(sorted((int(number), file) for file, number in numbers.items() if number.isdecimal()))
+
+
+def _read_kept(folder: RunFolder, config: Config, iteration: int) -> Weights:
+    """Read the weights that were kept of this iteration; raises UserError if there are none, or they are of another."""
+    file = folder.path / KEPT.format(iteration)
+    if not os.path.lexists(file):
+        kept = ", ".join(map(str, kept_files(folder.path)))
+        what_to_do = f"choose from {kept}" if kept else "train it with keep_checkpoints=N, which keeps those of N"
+        raise UserError(f"{folder}: no weights of iteration {iteration} are kept; {what_to_do}")
+    weights = _read_record(folder, config, file.name)
+    if weights.iteration != iteration:
+        raise UserError(f"{file}: holds weights of iteration {weights.iteration}; restore the run's own file")
+    return weights
+
+
+def _read_record(folder: RunFolder, config: Config, name: str = FILE) -> Weights:
+    """Read the weights in the file `name`, which must be of this configuration."""
+    file = folder.path / name
     try:
         opened(file).close()
     except ValueError as error:
@@ -180,8 +214,8 @@ def _read_record(folder: RunFolder, config: Config) -> Weights:
     return Weights(state, config, metadata.shape, metadata.classes, metadata.iteration, metadata.input)
 
 
-def write_weights(weights: Weights, folder: Path) -> Path:
-    """Write `weights.safetensors` into `folder`, and `config.yaml` where there is none; returns the file.
+def write_weights(weights: Weights, folder: Path, name: str = FILE) -> Path:
+    """Write the weights as `name` into `folder`, and `config.yaml` where there is none; returns the file.
 
     Neither holds paths of this machine or trust.
 
@@ -206,7 +240,7 @@ def write_weights(weights: Weights, folder: Path) -> Path:
             write_atomically(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(config)))
         elif differing := difference(identity(weights.config), run.config):
             raise UserError(f"{run}: holds another run: {', '.join(differing)} differ; name another folder")
-        return _write_safetensors(weights.state, folder / FILE, about)
+        return _write_safetensors(weights.state, folder / name, about)
     except OSError as error:
         raise UserError(f"{run}: cannot be written: {error}") from error
 

@@ -31,7 +31,13 @@ def tree(tmp_path: Path) -> Path:
 def subject(*words: str, root: Path | None = None) -> Subject:
     return subject_of(
         Namespace(
-            subject=list(words), trust=[], allow_previous=False, root=root and str(root), device="cpu", output=None
+            subject=list(words),
+            trust=[],
+            allow_previous=False,
+            iteration=None,
+            root=root and str(root),
+            device="cpu",
+            output=None,
         )
     )
 

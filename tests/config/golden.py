@@ -38,6 +38,7 @@ LATER = (
     "weights",
     "until",
     "hours",
+    "keep_checkpoints",
     "weights_hash",
     "dataset/augmentation",
     "augmentation",

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from torch import nn
 
 from deepnets.analysis.commands.output import Output, tracked, whole_numbers
 from deepnets.analysis.commands.subject import (
@@ -38,6 +39,7 @@ from deepnets.analysis.gradients import (
 )
 from deepnets.analysis.walk import Walk, walk_of, with_batch_statistics
 from deepnets.command import count, number, whole
+from deepnets.config.schema import Config
 from deepnets.errors import UserError
 from deepnets.models.resnet import ResNet
 from deepnets.monitor.style import COLOURS, GREY, line, mark_stages, mean_and_range, new_figure, show_array
@@ -74,7 +76,11 @@ def run(arguments: argparse.Namespace) -> None:
     with Output("gradients", subjects[0].folder, arguments) as output:
         labels = names_apart([subject.name for subject in subjects])
         pairs = zip(subjects, labels, strict=True)
-        snapshots = [each for subject, label in pairs for each in _snapshots(subject, label, arguments)]
+        snapshots: list[Snapshot] = []
+        measured: list[Config] = []  # several iterations of a run share its fresh network
+        for subject, label in pairs:
+            snapshots += _snapshots(subject, label, arguments, fresh=subject.config not in measured)
+            measured.append(subject.config)
         _write_snapshots(snapshots, output)
         for subject in subjects:
             of_subject = [each for each in snapshots if each.run == subject.name]
@@ -113,9 +119,12 @@ class Snapshot:
         return np.where(self.values > 0, self.below / np.maximum(self.values, 1), np.nan)
 
 
-def _snapshots(subject: Subject, label: str, arguments: argparse.Namespace) -> list[Snapshot]:
+def _snapshots(subject: Subject, label: str, arguments: argparse.Namespace, fresh: bool) -> list[Snapshot]:
     x, labels = one_batch(subject, arguments.images)
-    times = {"initial": fresh_network(subject.config, {}, subject.config.seed).to(subject.device).requires_grad_(False)}
+    times: dict[str, nn.Module] = {}
+    if fresh:
+        initial = fresh_network(subject.config, {}, subject.config.seed)
+        times["initial"] = initial.to(subject.device).requires_grad_(False)
     if subject.trained:
         times["trained"] = subject.model
     snapshots = []
@@ -182,7 +191,7 @@ def _finding(subject: Subject, snapshots: list[Snapshot]) -> str:
     ratios = " and ".join(f"{first_to_last(snapshot.norms):.3g} {_when(snapshot)}" for snapshot in snapshots)
     first, last = snapshots[0], snapshots[-1]
     text = f"{subject.name}: gradient of the first of {len(last.walk)} units over that of the last {ratios}; "
-    text += first.bypass.sentence(_when(first))
+    text += first.bypass.sentence(_when(first), fresh=first.time == "initial")
     if last.values.any():
         share = 100 * last.clipped
         total = 100 * last.below.sum() / last.values.sum()

@@ -12,6 +12,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
+from deepnets.analysis.commands.output import whole_numbers
 from deepnets.analysis.walk import check_parts, recalibrate_batchnorm
 from deepnets.command import add_weights_options
 from deepnets.config.compose import compose
@@ -80,6 +81,9 @@ def add_subject(parser: argparse.ArgumentParser, optional: bool = False) -> None
     parser.add_argument("--root", metavar="DIR", help="where the data lie (default: where the run found them)")
     parser.add_argument("--output", type=Path, help="folder for the results (default: analysis/ in the run folder)")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 or auto (default)")
+    parser.add_argument(
+        "--iteration", metavar="I,J,...", help="take the weights of these iterations, which keep_checkpoints=N kept"
+    )
     add_weights_options(parser)
 
 
@@ -97,20 +101,28 @@ def subject_of(arguments: argparse.Namespace) -> Subject:
     """
     subjects = subjects_of(arguments)
     if len(subjects) > 1:
-        raise UserError(f"{' '.join(arguments.subject)}: {len(subjects)} run folders; this takes one")
+        raise UserError(f"{' '.join(arguments.subject)}: {len(subjects)} networks; this takes one")
     return subjects[0]
 
 
 def subjects_of(arguments: argparse.Namespace) -> list[Subject]:
     """Return a subject for each run folder named, or for the options' network; results go to the first one's folder.
 
+    With --iteration there is a subject for each of the iterations in each folder.
+
     Raises:
         UserError: folders and options are mixed, or load_run or build refuses them.
     """
     words = arguments.subject
     folders = [word for word in words if _is_folder(word)]
+    iterations: list[int | None] = [None]
+    if arguments.iteration is not None:
+        iterations = [*sorted(set(whole_numbers("--iteration", arguments.iteration)))]
     if folders == words:
-        return [_trained(Path(word), name, arguments) for word, name in zip(words, _names(words), strict=True)]
+        named = zip(words, _names(words), strict=True)
+        return [_trained(Path(word), name, arguments, each) for word, name in named for each in iterations]
+    if arguments.iteration is not None:
+        raise UserError(f"--iteration {arguments.iteration}: only run folders have kept weights, not options")
     if folders:
         raise UserError(f"{' '.join(words)}: name run folders, or options such as model=preact110 dataset=cifar10")
     return [_fresh(words, arguments)]
@@ -187,12 +199,13 @@ def _names(folders: Sequence[str]) -> list[str]:
     return ["/".join(path[-parts:]).removeprefix("//") for path in paths]
 
 
-def _trained(path: Path, name: str, arguments: argparse.Namespace) -> Subject:
+def _trained(path: Path, name: str, arguments: argparse.Namespace, iteration: int | None = None) -> Subject:
     folder = RunFolder(path)
-    model, config = load_run(path, allow_previous=arguments.allow_previous)
+    model, config = load_run(path, allow_previous=arguments.allow_previous, iteration=iteration)
     _check_own(model, config)
+    name += "" if iteration is None else f",iteration {iteration}"
     result = folder.completed
-    if result and result.selected_epoch not in (None, result.epochs):
+    if iteration is None and result and result.selected_epoch not in (None, result.epochs):
         print(
             printable(f"{folder}: its result is that of epoch {result.selected_epoch}; this is the last epoch's net"),
             flush=True,

@@ -1,0 +1,180 @@
+"""Weights of log-spaced iterations, which `keep_checkpoints=N` keeps in the run folder."""
+
+import csv
+import shutil
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from deepnets.config.identity import identity
+from deepnets.distributed.world import ALONE
+from deepnets.errors import UserError
+from deepnets.run import load_run
+from deepnets.runs import checkpoint
+from deepnets.runs.clean import clean
+from deepnets.runs.contents import Origin
+from deepnets.runs.execute import run
+from deepnets.runs.folder import RunFolder
+from deepnets.runs.resume import Execution, session
+from deepnets.runs.together import run_together
+from deepnets.runs.weights import kept_files, kept_iterations, read_state
+from deepnets.training.assembly import prepare
+from deepnets.training.fit import fit
+from tests.analyzing import analyze
+from tests.command import row
+
+BUDGET = ["dataset=synthetic", "dataset.source.train=160", "dataset.source.test=20", "epochs=2", "batch_size=16"]
+BUDGET += ["precision=fp32", "device=cpu", "threads=1"]
+RUN = [*BUDGET, "model.widths=[2,2,2]", "model.depth=8"]
+FEW = "keep_checkpoints=4"
+KEPT = [1, 3, 7, 20]  # 20 iterations, each 2.7 times the one before
+
+
+def frozen(path: Path, *overrides: str) -> RunFolder:
+    folder = RunFolder(path)
+    folder.freeze(row(path.parent, *overrides).config, Origin())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    folder = frozen(tmp_path_factory.mktemp("kept") / "seed0", *RUN, FEW)
+    run(folder)
+    return folder
+
+
+def weights(folder: RunFolder) -> dict[str, Tensor]:
+    return checkpoint.load(folder.path)[0]["training"]["model"]
+
+
+def assert_equal(state: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert state.keys() == other.keys()
+    for name, tensor in state.items():
+        assert torch.equal(tensor, other[name]), name
+
+
+@pytest.mark.parametrize(
+    ("count", "iterations", "kept"),
+    [
+        (1, 20, [20]),
+        (2, 20, [1, 20]),
+        (4, 64_000, [1, 40, 1600, 64_000]),
+        (5, 20, [1, 2, 4, 9, 20]),
+        (8, 9, [1, 2, 3, 4, 5, 6, 7, 9]),
+        (12, 9, [1, 2, 3, 4, 5, 6, 7, 8, 9]),
+    ],
+)
+def test_iterations_are_log_spaced_and_different(count: int, iterations: int, kept: list[int]) -> None:
+    assert kept_iterations(count, iterations) == kept
+
+
+def test_the_files_hold_the_weights_of_their_iterations(trained: RunFolder) -> None:
+    assert list(kept_files(trained.path)) == KEPT
+    training = prepare(trained.config, torch.device("cpu"), torch.float32)
+    for state in fit(training):
+        if state.iteration in KEPT and state.model.training:
+            assert_equal(read_state(kept_files(trained.path)[state.iteration]), state.model.state_dict())
+    assert_equal(read_state(kept_files(trained.path)[20]), weights(trained))
+
+
+def test_they_change_neither_the_run_nor_its_identity(trained: RunFolder, tmp_path: Path) -> None:
+    plain = frozen(tmp_path / "seed0", *RUN)
+    run(plain)
+    assert not kept_files(plain.path)
+    assert identity(plain.config) == identity(trained.config)
+    assert plain.result
+    assert trained.result
+    assert plain.result.weights_sha256 == trained.result.weights_sha256
+    assert plain.check(trained.config) == plain.config, "the same command with keep_checkpoints finds the same run"
+
+
+def test_a_resumed_run_keeps_what_is_there_and_writes_the_rest(trained: RunFolder, tmp_path: Path) -> None:
+    folder = frozen(tmp_path / "seed0", *RUN, FEW)
+    with ExitStack() as held:
+        opened = held.enter_context(session(folder, folder.config))
+        assert opened
+        execution = Execution(folder, folder.config, ALONE, opened, held, None)
+        execution.begin()
+        for state in fit(execution.training):
+            execution.note()
+            if state.iteration == 7:
+                execution.save()
+                break
+        execution.logging.close()
+    assert list(kept_files(folder.path)) == [1, 3, 7]
+    before = {iteration: file.stat() for iteration, file in kept_files(folder.path).items()}
+    run(folder)
+    after = {iteration: file.stat() for iteration, file in kept_files(folder.path).items()}
+    assert list(after) == KEPT
+    for iteration, stat in before.items():
+        assert (after[iteration].st_ino, after[iteration].st_mtime_ns) == (stat.st_ino, stat.st_mtime_ns)
+    for iteration, file in kept_files(folder.path).items():
+        assert_equal(read_state(file), read_state(kept_files(trained.path)[iteration]))
+
+
+def test_runs_trained_at_once_keep_their_own(tmp_path: Path) -> None:
+    net = [*BUDGET, "model=highway_fc10", "model.depth=4", "model.width=4", "optimizer=sgd", FEW]
+    folders = [frozen(tmp_path / f"seed{seed}", *net, f"seed={seed}") for seed in (0, 1)]
+    run_together(folders)
+    for folder in folders:
+        assert list(kept_files(folder.path)) == KEPT
+        assert_equal(read_state(kept_files(folder.path)[20]), weights(folder))
+    first, second = (read_state(kept_files(folder.path)[7])["head.weight"] for folder in folders)
+    assert not torch.equal(first, second)
+
+
+def test_one_of_them_is_loaded_and_another_iteration_refused(trained: RunFolder, tmp_path: Path) -> None:
+    assert_equal(
+        load_run(trained.path, iteration=3)[0].state_dict(), read_state(trained.path / "weights.3.safetensors")
+    )
+    with pytest.raises(UserError, match="no weights of iteration 2 are kept; choose from 1, 3, 7, 20"):
+        load_run(trained.path, iteration=2)
+    copy = RunFolder(shutil.copytree(trained.path, tmp_path / "seed0"))
+    shutil.copy(copy.path / "weights.3.safetensors", copy.path / "weights.2.safetensors")
+    with pytest.raises(UserError, match=r"weights.2.safetensors: holds weights of iteration 3; restore"):
+        load_run(copy.path, iteration=2)
+    for file in kept_files(copy.path).values():
+        file.unlink()
+    with pytest.raises(UserError, match="no weights of iteration 3 are kept; train it with keep_checkpoints=N"):
+        load_run(copy.path, iteration=3)
+
+
+def test_an_analysis_is_drawn_over_training(trained: RunFolder, tmp_path: Path) -> None:
+    options = ["--images", "16", "--test-images", "16", "--output", tmp_path]
+    assert analyze("gradients", trained.path, "--iteration", "20,1", *options) == 0
+    with (tmp_path / "gradients_units.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["unit"] == "1"]
+    assert [(row["run"].partition(",")[2], row["time"]) for row in rows] == [
+        ("iteration 1", "initial"),
+        ("iteration 1", "trained"),
+        ("iteration 20", "trained"),
+    ]
+    initial, early, late = (float(row["gradient_norm"]) for row in rows)
+    assert initial != early != late
+    assert analyze("gradients", trained.path, *options) == 0
+    with (tmp_path / "gradients_units.csv").open() as file:
+        last = [row for row in csv.DictReader(file) if row["unit"] == "1"][-1]
+    assert float(last["gradient_norm"]) == late, "the last iteration is the checkpoint's"
+    with pytest.raises(UserError, match="--iteration 1: only run folders have kept weights"):
+        analyze("gradients", *RUN, "--iteration", "1", *options)
+    with pytest.raises(UserError, match="2 networks; this takes one"):
+        analyze("gates", trained.path, "--iteration", "1,3", "--output", tmp_path)
+
+
+@pytest.mark.parametrize("keep_weights", [True, False])
+def test_clean_lists_them_and_keep_weights_leaves_them(
+    trained: RunFolder, tmp_path: Path, keep_weights: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = RunFolder(shutil.copytree(trained.path, tmp_path / "runs" / "row" / "seed0"))
+    (copy.path / "result.json").rename(tmp_path / "result.json")
+    assert clean([copy.path], remove=True, keep_weights=keep_weights) == 0
+    assert list(kept_files(copy.path)) == KEPT, "those of an unfinished run stay"
+    (tmp_path / "result.json").rename(copy.path / "result.json")
+    assert clean([copy.path], remove=False, keep_weights=False) == 0
+    assert "weights that keep_checkpoints kept in finished runs (4)" in capsys.readouterr().out
+    assert clean([copy.path], remove=True, keep_weights=keep_weights) == 0
+    assert list(kept_files(copy.path)) == (KEPT if keep_weights else [])
+    assert not (copy.path / checkpoint.LAST).exists()
