@@ -6,13 +6,12 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
+from deepnets.config.claim_test import DRAWN, ClaimTest, are_names, is_number, nearest, read_test
 from deepnets.config.project import CONF
 from deepnets.config.sweep import SWEEPS, names_at, sweep_of
 from deepnets.errors import UserError
@@ -21,10 +20,6 @@ EXAMPLE = "{claim: identity is lower than none, error: test, place: Table 1}"
 REGISTERED_EXAMPLE = (
     "{sentence: it says, rows: [identity, none], quantity: and how it is measured, margin: 0, place: 3}"
 )
-TEST_EXAMPLE = "test: {of: test error, each: [identity minus none]}"
-FORMS = ("each", "mean", "slope", "log_slope", "order")
-BASES = {"e": math.e, 2: 2.0, 10: 10.0}
-REGION = re.compile(r"must lie (above|below)( minus)? the margin|must lie within plus and minus the margin")
 
 
 class Relation(StrEnum):
@@ -69,49 +64,6 @@ class Claim:
         return _hash(self.text)
 
 
-class Quantity(StrEnum):
-    """The number of a run, in percent or nats, that a registered claim is about, after the last or an earlier epoch."""
-
-    test_error = "test error"
-    training_error = "training error"
-    training_loss = "training loss"
-
-
-@dataclass(frozen=True)
-class Contrast:
-    """A weighted sum of the rows' means, plus a `constant`: `a minus b` has the weights 1 and -1."""
-
-    weights: tuple[tuple[str, float], ...]
-    constant: float = 0.0
-
-    @property
-    def rows(self) -> tuple[str, ...]:
-        return tuple(row for row, _ in self.weights)
-
-
-@dataclass(frozen=True)
-class ClaimTest:
-    """How runs test a registered claim.
-
-    `of` is the quantity. Each of the `contrasts` between rows' means of it must lie between `low` and `high`; without
-    contrasts, Kendall's tau-b between a run's number and the place of its row in `order` must. A run's number is taken
-    after the share `at` of its iterations, 1 for the last epoch; `log` is the base of a logarithm taken of it first.
-    """
-
-    of: Quantity
-    contrasts: tuple[Contrast, ...]
-    order: tuple[str, ...]
-    low: float
-    high: float
-    at: float = 1.0
-    log: float | None = None
-
-    @property
-    def rows(self) -> tuple[str, ...]:
-        """The rows whose runs the test needs, each once."""
-        return tuple(dict.fromkeys([*self.order, *(row for each in self.contrasts for row in each.rows)]))
-
-
 @dataclass(frozen=True)
 class Registered:
     """A claim that no `Relation` can express, written down before the runs that will test it.
@@ -128,6 +80,12 @@ class Registered:
     margin: float
     place: str
     test: ClaimTest | None = None
+
+    @property
+    def elsewhere(self) -> str:
+        """The sweep that has its rows, or analysis/NAME; empty if its own sweep has one of them."""
+        sweeps = [row.rpartition("/")[0] for row in (self.test.rows if self.test else self.rows)]
+        return "" if "" in sweeps else sweeps[0]
 
     @property
     def text(self) -> str:
@@ -175,6 +133,13 @@ def margins_of(sweep: Any) -> dict[str, float]:
 
 
 @cache
+def tested_on_file(folder: Path) -> tuple[tuple[str, Registered], ...]:
+    """Return the registered claims that have a test, of all sweep files in a folder, each with its sweep's name."""
+    files = sorted(folder.glob("*.yaml"))
+    return tuple((file.stem, claim) for file in files for claim in registered_of(sweep_of(file)) if claim.test)
+
+
+@cache
 def claims_on_file(folder: Path) -> tuple[str, ...]:
     """Return every claim of all sweep files in a folder, as SWEEP/HASH. A process reads it once: 10 ms for 50 files.
 
@@ -206,6 +171,8 @@ def check_claims(file: Path) -> None:
         names = (claim.first, claim.second) if isinstance(claim, Claim) else claim.test.rows if claim.test else ()
         for name in names:
             other, _, row = name.rpartition("/")
+            if other.startswith(DRAWN):
+                continue
             of_rows = file.with_name(f"{other}.yaml") if other else file
             if not of_rows.is_file():
                 of_rows = SWEEPS / of_rows.name
@@ -218,8 +185,7 @@ def check_claims(file: Path) -> None:
 
 def _check_name(name: str, names: Sequence[str], wrong: str) -> None:
     if name not in names:
-        near = get_close_matches(name, names, 1)
-        raise UserError(f"{wrong} {name}" + (f"; the nearest: {near[0]}" if near else ""))
+        raise UserError(f"{wrong} {name}{nearest(name, names)}")
 
 
 def _claims(sweep: Any) -> list[Claim | Registered]:
@@ -258,92 +224,14 @@ def _registered(node: Mapping[str, Any]) -> Registered:
     sentence, rows, quantity, margin = (node[key] for key in ("sentence", "rows", "quantity", "margin"))
     if not all(isinstance(text, str) and text.strip() for text in (sentence, quantity)):
         raise UserError(f"{wrong}; sentence and quantity are texts")
-    if not _are_names(rows):
+    if not are_names(rows):
         raise UserError(f"{wrong}; rows is a list of names")
-    if not _is_number(margin) or margin < 0:
+    if not is_number(margin) or margin < 0:
         raise UserError(f"{wrong}; margin is a number of at least 0, in the quantity's unit")
     claim = Registered(sentence, tuple(rows), quantity, float(margin), str(node["place"]))
-    return replace(claim, test=_test(node["test"], claim)) if "test" in node else claim
-
-
-def _test(node: Any, claim: Registered) -> ClaimTest:
-    wrong = f'sweep.claims: "{claim.sentence}": test: {node}: must be as {TEST_EXAMPLE}'
-    if not isinstance(node, Mapping) or not {*node} <= {"of", "at", "log", *FORMS} or len({*node} & {*FORMS}) != 1:
-        raise UserError(f"{wrong}, with one of {', '.join(FORMS)}; beside it only of, at and log")
-    if (of := node.get("of", Quantity.test_error)) not in [*Quantity]:
-        raise UserError(f"{wrong}; of is one of {', '.join(Quantity)}")
-    at = node.get("at", 1.0)
-    if not _is_number(at) or not 0 < at <= 1:
-        raise UserError(f"{wrong}; at is a share of the iterations, above 0 and at most 1")
-    if "log" in node and node["log"] not in BASES:
-        raise UserError(f"{wrong}; log is the base, one of {', '.join(map(str, BASES))}")
-    if not (region := REGION.search(" ".join(claim.quantity.split()))):
-        raise UserError(f"{wrong}; the quantity does not say that it must lie above, below or within the margin")
-    low, high = -math.inf, math.inf
-    if not region[1]:
-        low, high = -claim.margin, claim.margin
-    elif region[1] == "above":
-        low = -claim.margin if region[2] else claim.margin
-    else:
-        high = -claim.margin if region[2] else claim.margin
-    (form,) = {*node} & {*FORMS}
-    contrasts, order = _contrasts(form, node[form], claim.rows, wrong)
-    if order and claim.margin:
-        raise UserError(f"{wrong}; an order is tested with margin 0")
-    test = ClaimTest(Quantity(of), contrasts, order, low, high, float(at), BASES.get(node.get("log")))
-    if unknown := [row for row in test.rows if not {row, *row.split(",")} & {*claim.rows}]:
-        raise UserError(f"{wrong}; the claim's rows lack {', '.join(unknown)}")
-    return test
-
-
-def _contrasts(form: str, node: Any, rows: Sequence[str], wrong: str) -> tuple[tuple[Contrast, ...], tuple[str, ...]]:
-    """Read the contrasts of a test's form, or the rows of an order."""
-    if form in ("slope", "log_slope"):
-        if not isinstance(node, Mapping) or len(node) < 2 or not all(map(_is_number, node)):
-            raise UserError(f"{wrong}; a {form} is a mapping from two or more numbers, as {{20: a minus b, 56: c}}")
-        if form == "log_slope" and min(node) <= 0:
-            raise UserError(f"{wrong}; a log_slope is over numbers above 0")
-        places = [math.log10(number) if form == "log_slope" else number for number in node]
-        centre = fmean(places)
-        spread = sum((place - centre) ** 2 for place in places)
-        weights = [(place - centre) / spread for place in places]
-        return (_sum([*map(str, node.values())], weights, rows),), ()
-    if not _are_names(node):
-        raise UserError(f"{wrong}; {form} is a list, as [a minus b, a minus c]")
-    if form == "order":
-        if len({*node}) != len(node) or len(node) < 2:
-            raise UserError(f"{wrong}; an order has two or more different rows")
-        return (), tuple(node)
-    if form == "mean":
-        return (_sum(node, [1 / len(node)] * len(node), rows),), ()
-    return tuple(_sum([text], [1.0], rows) for text in node), ()
-
-
-def _sum(texts: Sequence[str], weights: Sequence[float], rows: Sequence[str]) -> Contrast:
-    """Add up terms such as `a minus b`; a number that is no row is a constant."""
-    by_row: dict[str, float] = {}
-    constant = 0.0
-    for text, weight in zip(texts, weights, strict=True):
-        for place, term in enumerate(map(str.strip, text.split(" minus "))):
-            signed = -weight if place else weight
-            if term not in rows and re.fullmatch(r"-?\d+(\.\d+)?", term):
-                constant += signed * float(term)
-            else:
-                by_row[term] = by_row.get(term, 0.0) + signed
-    return Contrast(tuple(by_row.items()), constant)
-
-
-def _are_names(node: Any) -> bool:
-    return (
-        isinstance(node, Sequence)
-        and not isinstance(node, str)
-        and bool(node)
-        and all(isinstance(name, str) for name in node)
-    )
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    if "test" not in node:
+        return claim
+    return replace(claim, test=read_test(node["test"], sentence, claim.rows, quantity, claim.margin))
 
 
 def _hash(text: str) -> str:

@@ -243,7 +243,7 @@ def nets_of(trials: Mapping[str, Cell]) -> dict[str, Net]:
     grouped: dict[str, list[Cell]] = defaultdict(list)
     for row, cell in trials.items():
         if cell.runs:
-            grouped[_net(row, cell.runs[0])].append(cell)
+            grouped[net_of(row, cell.runs[0])].append(cell)
     return {
         net: Net(
             tuple(run for cell in cells for run in cell.runs),
@@ -254,6 +254,14 @@ def nets_of(trials: Mapping[str, Cell]) -> dict[str, Net]:
         )
         for net, cells in grouped.items()
     }
+
+
+def net_of(row: str, run: Run) -> str:
+    """Return the name of a search's row without the number of its trial."""
+    axes, parts = run.sweep.get("axes", []), row.split(",")
+    if TRIAL in axes and len(parts) == len(axes):
+        parts.pop(axes.index(TRIAL))
+    return ",".join(parts) or "all trials"
 
 
 def search_note(trials: Iterable[Cell]) -> str:
@@ -286,14 +294,6 @@ def _hours(hours: float) -> str:
 def _ended(cells: Iterable[Cell]) -> tuple[Run, ...]:
     runs = [example(cell.runs, final_loss) for cell in cells]
     return tuple(sorted((run for run in runs if run.error is not None), key=final_loss))
-
-
-def _net(row: str, run: Run) -> str:
-    """Return the row's name without the number of its trial."""
-    axes, parts = run.sweep.get("axes", []), row.split(",")
-    if TRIAL in axes and len(parts) == len(axes):
-        parts.pop(axes.index(TRIAL))
-    return ",".join(parts) or "all trials"
 
 
 def _loss(value: float) -> str:

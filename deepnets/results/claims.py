@@ -1,24 +1,29 @@
 """Brings the claims of a sweep file together with the runs of its table that test them."""
 
 import math
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from deepnets.config.claim import Claim, Measured, Registered, Relation, claims_of, decidable_of, margins_of
+from deepnets.config.claim import Claim, Measured, Registered, Relation, claims_of, margins_of, tested_on_file
+from deepnets.config.claim_test import DRAWN, Analysed, ClaimTest
 from deepnets.config.schema import axes_of
 from deepnets.config.sweep import set_at_scale, sweep_of
-from deepnets.results.cell import FAIL_ABOVE, compared_error
+from deepnets.results.analysed import analysed_number, noted_by
+from deepnets.results.cell import FAIL_ABOVE, TRIAL, compared_error, final_loss, net_of
 from deepnets.results.columns import Column, arithmetic_of, columns_of, frame_of, in_other_arithmetic, is_plain
-from deepnets.results.finding import CHANCE, FAIL_MARGIN, Finding, Side
-from deepnets.results.read import Run, mixes_code, read_runs
-from deepnets.results.registered import RegisteredFinding, number_of
+from deepnets.results.finding import CHANCE, FAIL_MARGIN, MOST, Finding, Side, Waiting
+from deepnets.results.read import Run, example, mixes_code, read_runs
+from deepnets.results.registered import RegisteredFinding, number_of, share_above
 from deepnets.results.statistics import WORST_ERROR, holm
 from deepnets.results.table import Table
+from deepnets.runs.folder import RunFolder
 
 DEPTH_KEYS = ("depth", "units")  # of the model's node
+ANALYZE = "python scripts/analyze.py"
 OTHER_DEPTH = "nets of another depth than the paper's"
 
 AnyFinding = Finding | RegisteredFinding
@@ -27,16 +32,40 @@ AnyFinding = Finding | RegisteredFinding
 def findings_of(table: Table, index: int, sweeps: Path) -> list[AnyFinding]:
     """Test every claim of the table's sweep file, which lies in `sweeps`, on one column of the table.
 
-    A claim about an axis is tested on each pair. Registered claims that have a test come last. As claims are about
-    depth, none is tested on nets of another depth than at the file's full scale.
+    A claim about an axis is tested on each pair. Registered claims that have a test come last, also those of other
+    files that are about this table's rows alone. As claims are about depth, none is tested on nets of another depth
+    than at the file's full scale.
     """
-    column, sweep = table.columns[index], sweep_of(sweeps / f"{table.name}.yaml")
-    if not decidable_of(sweep) or is_of_other_depth(table, index, sweeps):
+    if not has_claims(table, sweeps) or is_of_other_depth(table, index, sweeps):
         return []
-    registered = [claim for claim in decidable_of(sweep) if isinstance(claim, Registered)]
     return [
-        *_with_holm(_compared(table, index, sweep)),
-        *(RegisteredFinding(claim, _sides(claim, table, column)) for claim in registered),
+        *_with_holm(_compared(table, index, sweep_of(sweeps / f"{table.name}.yaml"))),
+        *(
+            RegisteredFinding(claim, _sides(claim, f"{sweep}/{claim.hash}", table, table.columns[index]))
+            for sweep, claim in _registered(table, sweeps)
+        ),
+    ]
+
+
+def has_claims(table: Table, sweeps: Path) -> bool:
+    """Say whether runs of the table can test a claim of its sweep file, or a registered one of another file."""
+    return bool(claims_of(sweep_of(sweeps / f"{table.name}.yaml")) or _registered(table, sweeps))
+
+
+def _registered(table: Table, sweeps: Path) -> list[tuple[str, Registered]]:
+    return [(sweep, claim) for sweep, claim in tested_on_file(sweeps) if (claim.elsewhere or sweep) == table.name]
+
+
+def drawn_findings(sweep: str, claims: Sequence[Registered], place: Path) -> list[RegisteredFinding]:
+    """Test the claims about nets that an analysis draws itself, on the draws in place/analysis/NAME/seed*.
+
+    A seed of the analysis is a run: one number. It notes the claims as a run does.
+    """
+    return [
+        RegisteredFinding(claim, tuple(_drawn(row, test.of, f"{sweep}/{claim.hash}", place) for row in test.rows))
+        for claim in claims
+        for test in [claim.test]
+        if test and isinstance(test.of, Analysed) and claim.elsewhere.startswith(DRAWN)
     ]
 
 
@@ -84,7 +113,12 @@ def _compared(table: Table, index: int, sweep: Any) -> list[Finding]:
             named = claim.above if column.is_published_protocol else None
             bound = named or (paper if is_papers else _fails_here(column, one))
             first, second_side = (
-                _side(claim, name, row, runs, [_error(run, claim.error, table.published.best_epochs) for run in runs])
+                _side(
+                    row,
+                    runs,
+                    [_error(run, claim.error, table.published.best_epochs) for run in runs],
+                    [_knows(run, claim, name) for run in runs],
+                )
                 for row, runs in ((one, column.rows.get(one, [])), (two, second_rows.get(two, [])))
             )
             learns = is_papers or claim.relation is not Relation.fails or _learns(table, index, bound)
@@ -138,30 +172,85 @@ def _sibling(column: Column, other: str) -> dict[str, list[Run]]:
     return alike[0].rows if len(alike) == 1 else {}
 
 
-def _sides(claim: Registered, table: Table, column: Column) -> tuple[Side, ...]:
+def _sides(claim: Registered, name: str, table: Table, column: Column) -> tuple[Side, ...]:
     """Gather the rows of a registered claim's test, with the numbers that it measures on their runs."""
     assert claim.test
-    sides = []
-    for name in claim.test.rows:
-        other, _, row = name.rpartition("/")
-        runs = (_sibling(column, other) if other else column.rows).get(row, [])
-        numbers = [number_of(run, claim.test, table.published.best_epochs) for run in runs]
-        sides.append(_side(claim, f"{table.name}/{claim.hash}", name, runs, numbers))
-    return tuple(sides)
+    test, rows = claim.test, []
+    for each in claim.test.rows:
+        other, _, row = each.rpartition("/")
+        by_row = column.rows if other in ("", table.name) else _sibling(column, other)
+        if test.best:
+            rows.append([example(runs, final_loss) for trial, runs in by_row.items() if net_of(trial, runs[0]) == row])
+        else:
+            rows.append(by_row.get(row, []))
+    if test.is_share:
+        pairs = [(one, other) for one in rows[0] for other in rows[1] if one.seed == other.seed]
+        shares = [share_above(*pair, test) for pair in pairs]
+        known = [all(_knows(run, claim, name) for run in pair) for pair in pairs]
+        return tuple(_side(row, [pair[i] for pair in pairs], shares, known) for i, row in enumerate(test.rows))
+    best_epochs = table.published.best_epochs
+    return tuple(
+        _side(
+            row,
+            runs,
+            [number_of(run, test, best_epochs) for run in runs],
+            [_knows(run, claim, name) for run in runs],
+            test,
+        )
+        for row, runs in zip(test.rows, rows, strict=True)
+    )
 
 
-def _side(claim: Claim | Registered, name: str, row: str, runs: Sequence[Run], numbers: Sequence[float | None]) -> Side:
+def _drawn(row: str, of: Analysed, name: str, place: Path) -> Side:
+    """Gather the draws of an analysis that draws nets itself, by its seed; the seeds that are not there wait for it."""
+    draws = place / "analysis" / of.analysis
+    ended: dict[int, tuple[float, bool]] = {}
+    for folder in sorted(draws.glob("seed*")):
+        noted, number = noted_by(folder, of.analysis), analysed_number(folder, of)
+        seed = noted.get("options", {}).get("seed")
+        if number is not None and folder.name == f"seed{seed}":  # a copy under another name counts for nothing
+            ended[seed] = (number, name in noted.get("claims", []))
+    waiting = [
+        Waiting(seed, True, f"{ANALYZE} {of.analysis}{of.words} --seed {seed} --output {RunFolder(draws)}/seed{seed}")
+        for seed in range(len(ended) + MOST)
+        if seed not in ended
+    ]
+    numbers, known = tuple(number for number, _ in ended.values()), tuple(knows for _, knows in ended.values())
+    return Side(row, numbers, known, tuple(ended), waiting=tuple(waiting))
+
+
+def _knows(run: Run, claim: Claim | Registered, name: str) -> bool:
+    """Say whether the claim was written down before the run began."""
+    # Runs of earlier versions noted the bare hashes of their own sweep's claims, without the sweep's name.
+    return bool({name, claim.hash} & {*run.result.get("claims", [])})
+
+
+def _side(
+    row: str,
+    runs: Sequence[Run],
+    numbers: Sequence[float | None],
+    known: Sequence[bool],
+    test: ClaimTest | None = None,
+) -> Side:
     """Gather the runs of a row that have a number, but no run if the row's seeds ran under different code."""
-    measured = zip(runs, numbers, strict=True)
-    ended = [] if mixes_code(runs) else [(run, number) for run, number in measured if number is not None]
+    measured = [] if mixes_code(runs) else [*zip(runs, numbers, known, strict=True)]
+    ended = [(run, number, knows) for run, number, knows in measured if number is not None]
+    by = TRIAL if test and test.best else "seed"
+    waiting = []
+    if test and isinstance(of := test.of, Analysed):
+        waiting = [
+            Waiting(run.config["seed"], knows, f"{ANALYZE} {of.analysis} {shlex.quote(str(run.folder))}{of.words}")
+            for run, number, knows in measured
+            if number is None and run.has_ended
+        ]
     return Side(
         row,
-        errors=tuple(number for _, number in ended),
-        # Runs of earlier versions noted the bare hashes of their own sweep's claims, without the sweep's name.
-        known=tuple(bool({name, claim.hash} & {*run.result.get("claims", [])}) for run, _ in ended),
-        seeds=tuple(-1 if run.seed is None else run.seed for run, _ in ended),
-        wrong=tuple(run.test_wrong if number == run.error else None for run, number in ended),
-        identities=frozenset(run.experiment for run, _ in ended),
+        errors=tuple(number for _, number, _ in ended),
+        known=tuple(knows for _, _, knows in ended),
+        seeds=tuple(-1 if (seed := run.config.get(by)) is None else seed for run, _, _ in ended),
+        wrong=tuple(run.test_wrong if number == run.error else None for run, number, _ in ended),
+        identities=frozenset(run.experiment for run, _, _ in ended),
+        waiting=tuple(waiting),
     )
 
 

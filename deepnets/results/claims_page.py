@@ -1,5 +1,6 @@
 """Shows claims to a reader: their sheets and answers, their page, the seeds that they lack."""
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +13,9 @@ from deepnets.results.claims import (
     OTHER_DEPTH,
     AnyFinding,
     are_of_other_depth,
+    drawn_findings,
     findings_of,
+    has_claims,
     is_of_other_depth,
     trained_as,
 )
@@ -56,8 +59,12 @@ its own sweep; the command of another sweep trains that sweep's rows, as in SWEE
 
 @dataclass(frozen=True)
 class Tested:
-    """A column's findings; `label` has the options that a command adds to train such runs, or is `FULL`."""
+    """A column's findings; `label` has the options that a command adds to train such runs, or is `FULL`.
 
+    `sweep` is the column's, or empty for nets that an analysis draws itself.
+    """
+
+    sweep: str
     label: str
     shown: str
     scale: str
@@ -67,13 +74,15 @@ class Tested:
 def claim_sheets(table: Table, sweeps: Path | None = None) -> list[Sheet]:
     """Show the claims of the table's sweep, tested on each column."""
     sweeps = sweeps or table.sweeps
-    sweep = sweep_of(sweeps / f"{table.name}.yaml")
-    if table.trials or not decidable_of(sweep):
+    if not has_claims(table, sweeps):
         return []
     sheets = []
-    rule = " ".join([CLAIM_RULE, *[REGISTERED_RULE] * any(claim.test for claim in registered_of(sweep))])
     for index in range(len(table.columns)):
-        lines = tuple(map(claim_line, findings_of(table, index, sweeps)))
+        findings = findings_of(table, index, sweeps)
+        lines = tuple(map(claim_line, findings))
+        rule = " ".join(
+            [CLAIM_RULE, *[REGISTERED_RULE] * any(isinstance(each, RegisteredFinding) for each in findings)]
+        )
         note = f"Not tested: {OTHER_DEPTH}." if is_of_other_depth(table, index, sweeps) else rule
         sheets.append(Sheet(f"{table.title(index)}: claims", CLAIM_HEADER, lines, CLAIM_NUMBERS, note))
     return sheets
@@ -82,7 +91,7 @@ def claim_sheets(table: Table, sweeps: Path | None = None) -> list[Sheet]:
 def claim_answers(table: Table, most: int) -> list[str]:
     """Count the claims of each column by answer, then say the answers in a line each, those against the paper first."""
     lines: list[str] = []
-    if table.trials or not decidable_of(sweep_of(table.sweeps / f"{table.name}.yaml")):
+    if not has_claims(table, table.sweeps):
         return lines
     for index in range(len(table.columns)):
         findings = [finding for finding in findings_of(table, index, table.sweeps) if all(finding.seeds)]
@@ -151,15 +160,17 @@ def claims_page(folder: Path, tables: Sequence[Table], sweeps: Path = SWEEPS) ->
     """
     sections, outcomes, claimed, waiting = [], dict[tuple[object, ...], Outcome](), 0, 0
     for file in sorted(sweeps.glob("*.yaml")):
-        sweep = sweep_of(file)
-        claims, registered = decidable_of(sweep), registered_of(sweep)
+        claims, registered = decidable_of(sweep_of(file)), registered_of(sweep_of(file))
         open_ones = [claim for claim in registered if not claim.test]
         if claims:
-            of_sweep = [table for table in tables if table.name == file.stem and not table.trials]
+            of_sweep = [table for table in tables if table.name == file.stem]
             places = [(table, index) for table in of_sweep for index in range(len(table.columns))]
             labels = Counter(table.columns[index].label for table, index in places)
             columns = [_tested(table, index, sweeps, labels[table.columns[index].label] > 1) for table, index in places]
-            tested = [column for column in columns if any(all(finding.seeds) for finding in column.findings)]
+            columns += _tested_elsewhere(file.stem, registered, tables, sweeps, folder)
+            for column in columns:
+                column.findings[:] = [finding for finding in column.findings if finding.claim in claims]
+            tested = [column for column in columns if any(map(_has_runs, column.findings))]
             sections.append(_section(file, claims, tested))
             shallow = [table.columns[index].label for table, index in places if is_of_other_depth(table, index, sweeps)]
             sections += [f"Not tested at {label}: {OTHER_DEPTH}." for label in dict.fromkeys(shallow)]
@@ -178,7 +189,11 @@ def claims_page(folder: Path, tables: Sequence[Table], sweeps: Path = SWEEPS) ->
         f"{counted}. Registered beside them, without a test yet: {waiting}."
     )
     head = [PAGE_HEAD.format(folder=RunFolder(folder)), counts, CLAIM_RULE, REGISTERED_RULE]
-    return "\n\n".join([*head, *sections]) + "\n"
+    page = "\n\n".join([*head, *sections]) + "\n"
+    # A record has no weights: what is analysed is its run, which by default lies beside the records.
+    return re.sub(
+        rf"(analyze\.py \w+ '?){re.escape(str(RunFolder(folder)))}/", rf"\g<1>{RunFolder(folder.parent)}/", page
+    )
 
 
 def _entries(title: str, claims: Sequence[Registered]) -> list[str]:
@@ -209,14 +224,30 @@ def _measured(finding: AnyFinding) -> str:
 
 
 def _next_look(finding: AnyFinding) -> str:
-    """Name the seeds that each row lacks for the next look, and the chance that it shows the difference so far."""
+    """Name the seeds, or the analyses, that each row lacks for the next look, and the chance that it answers."""
     if finding.lacking is None:
         return ""
-    chance = f" ({100 * finding.chance:.0f}%)" if finding.chance is not None else ""
-    if all(lacking == finding.lacking[0] for lacking in finding.lacking):
-        return f"seeds {' '.join(map(str, finding.lacking[0]))}{chance}"
-    by_row = zip(finding.sides, finding.lacking, strict=True)
-    return "; ".join(f"{side.row}: seeds {' '.join(map(str, lacking))}" for side, lacking in by_row if lacking) + chance
+    words = [_without_analysis(finding.analyses)] if finding.analyses else []
+    if any(finding.lacking):
+        chance = f" ({100 * finding.chance:.0f}%)" if finding.chance is not None else ""
+        by_row = [(side.row, _listed(lacking)) for side, lacking in zip(finding.sides, finding.lacking, strict=True)]
+        is_same = all(lacking == finding.lacking[0] for lacking in finding.lacking)
+        seeds = by_row[0][1] if is_same else "; ".join(f"{row}: {listed}" for row, listed in by_row if listed)
+        words.append(seeds + chance)
+    return "; ".join(words)
+
+
+def _listed(seeds: Sequence[int]) -> str:
+    """Return `seeds 3 4`; of more than a look's seeds, which are trials of a search, only the first and the last."""
+    if len(seeds) > MOST:
+        return f"trials {seeds[0]} to {seeds[-1]}"
+    return f"seeds {' '.join(map(str, seeds))}" if seeds else ""
+
+
+def _without_analysis(commands: Sequence[str]) -> str:
+    """Return the command that analyses the first run, and how many more runs lack it."""
+    more = f", and {len(commands) - 1} more" * (len(commands) > 1)
+    return f"without its analysis (`{commands[0]}`{more})"
 
 
 def _what(finding: AnyFinding) -> str:
@@ -248,7 +279,21 @@ def _tested(table: Table, index: int, sweeps: Path, is_shared: bool) -> Tested:
     is_own = table.published.statistic == "none"
     words = [label] * (label != FULL) + [OWN] * is_own
     shown = label if column.is_published_protocol and not is_own else f"({', '.join(words)})"
-    return Tested(label, shown, column.scale, findings_of(table, index, sweeps))
+    return Tested(table.name, label, shown, column.scale, findings_of(table, index, sweeps))
+
+
+def _tested_elsewhere(
+    sweep: str, claims: Sequence[Registered], tables: Sequence[Table], sweeps: Path, records: Path
+) -> list[Tested]:
+    """Test the claims about rows of other sweeps alone on their columns, or on nets that an analysis draws."""
+    names = {claim.elsewhere for claim in claims if claim.test} - {""}
+    columns = [
+        _tested(table, index, sweeps, False)
+        for table in tables
+        if table.name in names
+        for index in range(len(table.columns))
+    ]
+    return [*columns, Tested("", FULL, "drawn nets", FULL, [*drawn_findings(sweep, claims, records)])]
 
 
 def _label(column: Column, is_shared: bool) -> str:
@@ -259,6 +304,11 @@ def _label(column: Column, is_shared: bool) -> str:
     return " ".join(dict.fromkeys(words)) or FULL
 
 
+def _has_runs(finding: AnyFinding) -> bool:
+    """Say whether each row has ended runs, also if these lack an analysis."""
+    return all(side.errors or side.waiting for side in finding.sides)
+
+
 def _rows_here(finding: AnyFinding) -> set[str]:
     """Return the rows of a finding that are in its own sweep."""
     names = finding.claim.rows if isinstance(finding, RegisteredFinding) else (finding.first.row, finding.other)
@@ -266,28 +316,41 @@ def _rows_here(finding: AnyFinding) -> set[str]:
 
 
 def _section(file: Path, claims: Sequence[Claim | Registered], tested: Sequence[Tested]) -> str:
-    """Write a sweep's findings, column by column, and then, by label, the claims about rows without runs."""
-    parts, lines = [f"## {file.stem}"], []
-    met = {finding.claim for column in tested for finding in column.findings if all(finding.seeds)}
-    untested = {FULL: [_said(claim) for claim in claims if claim not in met]}
-    left_out = {}
+    """Write a sweep's findings, column by column, and then the claims that lack runs, by label, or an analysis."""
+    parts, lines, left_out, waiting = [f"## {file.stem}"], [], {}, []
+    met = {finding.claim for each in tested for finding in each.findings if _has_runs(finding)}
+    untested: dict[tuple[str, str], list[str]] = {}
+    for claim in claims:
+        if claim not in met:
+            home = claim.elsewhere if isinstance(claim, Registered) else ""
+            untested.setdefault((home or file.stem, FULL), []).append(_said(claim))
     for column in tested:
         lines += [(column.shown, *claim_line(finding)) for finding in column.findings if all(finding.seeds)]
         missing = [finding for finding in column.findings if not all(finding.seeds)]
+        waiting += [
+            f"* {finding.text[0].upper()}{finding.text[1:]}; {column.shown.strip('()')}; next: {_next_look(finding)}."
+            for finding in missing
+            if _has_runs(finding)
+        ]
+        if column.sweep != file.stem:
+            continue
+        missing = [finding for finding in missing if not _has_runs(finding)]
         names = {*names_at(file, column.scale)}
         possible = [finding for finding in missing if not names or _rows_here(finding) <= names]
-        untested[column.label] = [finding.text for finding in possible]
+        untested[file.stem, column.label] = [finding.text for finding in possible]
         left_out[column.scale] = [finding.text for finding in missing if finding not in possible]
     if lines:
         parts.append(
             markdown_table(Sheet("", ("runs", *CLAIM_HEADER), tuple(lines), CLAIM_NUMBERS).without_empty_columns())
         )
-    for label, texts in untested.items():
+    for (sweep, label), texts in untested.items():
         options = [] if label == FULL else [label]
-        command = " ".join([f"python scripts/train.py sweep={file.stem}", *options, f"'seed=range({FEWEST_SEEDS})'"])
+        command = " ".join([f"python scripts/train.py sweep={sweep}", *options, f"'seed=range({FEWEST_SEEDS})'"])
         if texts:
             parts.append(f"Without runs of both rows (`{command} dataset.root=DIR`): {'; '.join(texts)}.")
     parts += [
         f"About rows that scale={scale} leaves out: {'; '.join(texts)}." for scale, texts in left_out.items() if texts
     ]
+    if waiting:
+        parts.append("\n".join(["Runs are there, but not their analysis:\n", *waiting]))
     return "\n\n".join(parts)

@@ -48,10 +48,14 @@ def next_round(names: Sequence[str], runs: Sequence[Run], file: Path) -> Round:
         for finding in _findings(runs, file)
         if (finding.claim, tuple(side.row for side in finding.sides)) in here
     ]
-    open_ones = [finding for finding in findings if finding.lacking]
+    open_ones = [finding for finding in findings if any(finding.lacking or ())]
     if not open_ones:
         undecided = sum(finding.outcome is Outcome.undecided for finding in findings)
         outcome = f"{undecided} undecided, which no further look decides" if undecided else "all are decided"
+        if analyses := [command for finding in findings for command in finding.analyses]:
+            outcome += f"; an analysis is lacking: {analyses[0]}" + f" and {len(analyses) - 1} more" * (
+                len(analyses) > 1
+            )
         return Round(f"claims tested: {len(findings)}; {outcome}", {}, findings, left_out)
     look = min(finding.next_look or MOST for finding in open_ones)
     seeds: dict[str, set[int]] = {}

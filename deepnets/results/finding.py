@@ -7,6 +7,7 @@ from enum import StrEnum
 from functools import cached_property
 from itertools import count, islice
 from statistics import fmean
+from typing import NamedTuple
 
 import numpy as np
 
@@ -48,12 +49,21 @@ class Outcome(StrEnum):
     undecided = "undecided"
 
 
+class Waiting(NamedTuple):
+    """An ended run that has no number before it is analysed by `command`; `known` as in `Side`."""
+
+    seed: int
+    known: bool
+    command: str
+
+
 @dataclass(frozen=True)
 class Side:
     """The runs of a row that have ended: errors in percent, seeds, and whether the claim was `known` when each began.
 
     `wrong` says for each run which test images it got wrong, (images,), None if that is not known. `identities` are the
     runs' identities apart from their seeds: rows with different names but equal identities are the same experiment.
+    `waiting` are the ended runs without a number. The trials of a random search are its seeds.
     """
 
     row: str
@@ -62,6 +72,7 @@ class Side:
     seeds: tuple[int, ...]
     wrong: tuple[np.ndarray | None, ...] = ()
     identities: frozenset[str] = frozenset()
+    waiting: tuple[Waiting, ...] = ()
 
     @cached_property
     def unseen(self) -> dict[int, float]:
@@ -80,7 +91,8 @@ class Side:
 
     @cached_property
     def _seen(self) -> set[int]:
-        return {seed for seed, known in zip(self.seeds, self.known, strict=True) if not known}
+        ended = [*zip(self.seeds, self.known, strict=True), *((run.seed, run.known) for run in self.waiting)]
+        return {seed for seed, known in ended if not known}
 
 
 @dataclass(frozen=True)
@@ -105,7 +117,7 @@ class Finding:
 
     `fail_above` is in percent; `margin` is in percent points, None if the sweep states none for this scale. `learns`
     says that the rows which learn in the paper also learn here, by `fail_above`. `p_holm` is set later, when all
-    findings of a column are known.
+    findings of a column are known. `analyses` is empty: errors need none.
     """
 
     claim: Claim
@@ -115,6 +127,7 @@ class Finding:
     margin: float | None = None
     learns: bool = True
     p_holm: float | None = None
+    analyses: tuple[str, ...] = ()
 
     @property
     def seeds(self) -> tuple[int, int]:

@@ -13,10 +13,13 @@ import yaml
 from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import SandboxedEnvironment
 
+from deepnets.config.claim import tested_on_file
+from deepnets.config.claim_test import Analysed
 from deepnets.config.identity import identity_hash
 from deepnets.config.safe_yaml import LONGEST
 from deepnets.config.sweep import SWEEPS
 from deepnets.errors import UserError, printable
+from deepnets.results.analysed import noted_by
 from deepnets.results.cell import Cell
 from deepnets.results.claims_page import claims_page
 from deepnets.results.columns import frame_of, in_other_arithmetic
@@ -31,15 +34,16 @@ from deepnets.system.files import LONGEST_METRICS, read_text, write_atomically, 
 
 ABOUT = "about.md"  # a person's text about a table; its numbers replace {{ table }}
 BENCH = "bench.json"  # the figures of scripts/bench.py, by what it measured
+PLACES = {"subject", "root", "output", "device"}  # options of an analysis that name a place on this machine
 ENTRIES = {"protocol", "device", "threads", "seconds"}  # what the page shows of a result.json
 
 
 def keep(paths: Sequence[Path], into: Path) -> int:
     """Copy config.yaml, metrics.csv and result.json of the ended runs in `paths` to into/<table>/<row>/<seed>.
 
-    A record does not name the folders of the machine. Reports read records as they read runs, and a run whose record
-    is put into an output root counts as finished there. A run with a file that is a link or
-    cannot be read is not kept but named, and this returns 1, else 0.
+    The files of an analysis from which claims take numbers are copied too. A record does not name the folders of the
+    machine. Reports read records as they read runs, and a run whose record is put into an output root counts as
+    finished there. A run with a file that is a link or cannot be read is not kept but named; this returns 1, else 0.
 
     Raises:
         UserError: a folder has no runs, the files of a run contradict each other, a record would replace another run's,
@@ -212,10 +216,22 @@ def _copy(run: Run, folder: Path) -> None:
         write_atomically(folder.parents[1] / sweep.name, read_text(sweep, LONGEST))
     if run.table != run.grid.name.split("+")[0]:  # the command named the folder
         Origin(choices={"sweep": run.table}).write(folder)
+    for of in {claim.test.of for _, claim in tested_on_file(SWEEPS) if claim.test}:
+        if isinstance(of, Analysed):
+            _copy_analysis(of, run.folder.path / "analysis", folder / "analysis")
     config = run.config | {"output_root": "outputs", "dataset": run.config["dataset"] | {"root": "data"}}
     if config.get("weights"):  # a path on this machine, as the two above; the weights' hash stays
         config["weights"] = Path(config["weights"]).name
     write_atomically(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
+
+
+def _copy_analysis(of: Analysed, source: Path, into: Path) -> None:
+    """Copy the numbers of an analysis with its options, but not where on this machine it was done."""
+    if (source / of.file).is_file() and (noted := noted_by(source, of.analysis)):
+        into.mkdir(exist_ok=True)
+        write_atomically(into / of.file, read_text(source / of.file, LONGEST_METRICS))
+        noted["options"] = {name: value for name, value in noted["options"].items() if name not in PLACES}
+        write_atomically(into / f"{of.analysis}.json", json.dumps(noted, indent=1, ensure_ascii=False) + "\n")
 
 
 def _table(place: Path) -> Table:

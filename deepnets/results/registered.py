@@ -5,22 +5,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean, stdev
+from typing import Any
 
 import numpy as np
 
-from deepnets.config.claim import ClaimTest, Contrast, Quantity, Registered
-from deepnets.results.cell import compared_error
+from deepnets.config.claim import Registered
+from deepnets.config.claim_test import Analysed, ClaimTest, Contrast, Quantity
+from deepnets.results.analysed import analysed_number
+from deepnets.results.cell import compared_error, final_loss
 from deepnets.results.finding import LOOKS, Look, Outcome, Side
 from deepnets.results.read import Run
-from deepnets.results.statistics import WORST_ERROR, rank_correlation, weighted_sum
+from deepnets.results.statistics import WORST_ERROR, rank_correlation, tail_sum, weighted_sum
 from deepnets.training.assembly import iterations_of
 
 DRAWS = 200  # simulated next looks, which give the chance of an answer
+COLUMNS: dict[Any, str] = {
+    Quantity.test_error: "test_error",
+    Quantity.training_error: "train_error",
+    Quantity.training_loss: "train_loss",
+}
+TRIALS = 10  # of a random search, for each seed of a look: a look at 3 seeds is one at 30 trials
 
 REGISTERED_RULE = (
     "A registered claim is looked at with the same seeds and the same part of the error. It is supported if the "
     "interval of its number lies in the claimed region, or each interval if it has several numbers; it is contradicted "
-    "if one lies outside, at the error divided by their count. The line shows the number that is worst for the claim."
+    "if one lies outside, at the error divided by their count. The line shows the number that is worst for the claim. "
+    f"The mean over a search's best trials is looked at with {', '.join(str(TRIALS * seeds) for seeds in LOOKS)} "
+    "trials. A number that an analysis measures waits for the analysis."
 )
 
 
@@ -52,8 +63,10 @@ class RegisteredFinding:
     def number(self) -> str:
         """The number of a run that is measured: `log10 training loss at 0.1`; without `at`, after the last epoch."""
         base = {None: "", math.e: "ln "}.get(self.test.log, f"log{self.test.log:g} " if self.test.log else "")
-        tau = "order, " if self.test.order else ""
-        return tau + base + self.test.of.removesuffix(" error") + f" at {self.test.at:g}" * (self.test.at < 1)
+        kind = "order, " if self.test.order else "share above, " if self.test.is_share else ""
+        best = f", best {self.test.best:g} of trials" if self.test.best else ""
+        after = f" at {self.test.at:g}" if 0 < self.test.at < 1 else ""
+        return kind + base + str(self.test.of).removesuffix(" error") + after + best
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -68,7 +81,7 @@ class RegisteredFinding:
     def looks(self) -> list[Look]:
         """The looks that the unseen seeds allow, first to last, each with the number that is worst for the claim."""
         looks = []
-        for seeds, spent in LOOKS.items():
+        for seeds, spent in looks_of(self.test).items():
             chosen = [side.at(seeds) for side in self.sides]
             rows = [row for row in chosen if row is not None]
             if len(rows) == len(chosen):
@@ -104,19 +117,29 @@ class RegisteredFinding:
         if self.outcome is not Outcome.undecided:
             return None
         done = self.looks[-1].seeds if self.looks else 0
-        return min((seeds for seeds in LOOKS if seeds > done), default=None)
+        return min((seeds for seeds in looks_of(self.test) if seeds > done), default=None)
 
     @property
     def lacking(self) -> tuple[list[int], ...] | None:
-        """The seeds that each row lacks for the next look; None if there is no next look."""
+        """The seeds that each row has still to train for the next look; None if there is no next look."""
         if (seeds := self.next_look) is None:
             return None
-        return tuple([seed for seed in side.first(seeds) if seed not in side.unseen] for side in self.sides)
+        ended = [{*side.unseen, *(run.seed for run in side.waiting)} for side in self.sides]
+        return tuple(
+            [seed for seed in side.first(seeds) if seed not in there]
+            for side, there in zip(self.sides, ended, strict=True)
+        )
+
+    @property
+    def analyses(self) -> list[str]:
+        """The commands that measure what the ended runs lack for the next look."""
+        chosen = [(side, side.first(seeds)) for side in self.sides if (seeds := self.next_look)]
+        return [run.command for side, first in chosen for run in side.waiting if run.seed in first]
 
     @cached_property
     def chance(self) -> float | None:
         """The share of simulated next looks that answer, if the rows are normal with the means and spreads so far."""
-        if (seeds := self.next_look) is None or min(self.seeds) < 2:
+        if (seeds := self.next_look) is None or min(self.seeds) < 2 or self.test.best:
             return None
         if not all(math.isfinite(value) for side in self.sides for value in side.errors):
             return None
@@ -134,13 +157,22 @@ class RegisteredFinding:
         return max(self.test.low - low, high - self.test.high)
 
 
+def looks_of(test: ClaimTest) -> dict[int, float]:
+    """Return the part of the error that each look spends, by its number of seeds, or of a random search's trials."""
+    return {TRIALS * seeds: spent for seeds, spent in LOOKS.items()} if test.best else LOOKS
+
+
 def number_of(run: Run, test: ClaimTest, best_epochs: int | None) -> float | None:
     """Return the number that a test measures of a run; None if the run has not ended, nan if it diverged without one.
 
-    An error is in percent, and 100 if the run diverged; a loss is in nats.
+    An error is in percent, and 100 if the run diverged; a loss is in nats. None too if the run waits for its analysis.
     """
     if not run.has_ended:
         return None
+    if isinstance(test.of, Analysed):
+        return math.nan if run.error == math.inf else analysed_number(run.folder.path / "analysis", test.of)
+    if test.best:
+        return final_loss(run)
     if test.at < 1 or test.of is Quantity.training_loss:
         value = _from_history(run, test)
     elif test.of is Quantity.test_error:
@@ -156,9 +188,26 @@ def number_of(run: Run, test: ClaimTest, best_epochs: int | None) -> float | Non
     return math.log(value, test.log) if 0 < value < math.inf else math.nan
 
 
+def share_above(run: Run, other: Run, test: ClaimTest) -> float | None:
+    """Return the share of the epochs after `test.at` of the iterations in which `run` has the higher number.
+
+    None if one of the runs has not ended, or has no such epoch; a run that diverged has the epochs before.
+    """
+    column = COLUMNS[test.of]
+    if not (run.has_ended and other.has_ended and run.history):
+        return None
+    start = test.at * iterations_of(run.typed_config, int(run.history[0]["iteration"]))
+    pairs = [
+        (epoch[column], beside[column])
+        for epoch, beside in zip(run.history, other.history, strict=False)
+        if epoch["iteration"] > start + 1e-9 and column in epoch and column in beside
+    ]
+    return fmean(one > two for one, two in pairs) if pairs else None
+
+
 def _from_history(run: Run, test: ClaimTest) -> float | None:
     """Return the number of the epoch in which the share `at` of the iterations ends; nan or 100 if the run diverged."""
-    column = {Quantity.test_error: "test_error", Quantity.training_error: "train_error"}.get(test.of, "train_loss")
+    column = COLUMNS[test.of]
     if run.history:
         total = iterations_of(run.typed_config, int(run.history[0]["iteration"]))
         for epoch in run.history:
@@ -175,16 +224,19 @@ def _bounds(test: ClaimTest, rows: Sequence[Sequence[float]], error: float) -> l
     by_row = dict(zip(test.rows, rows, strict=True))
     bounds = []
     for contrast in test.contrasts:
-        weights = [weight for _, weight in contrast.weights]
-        value, low, high = weighted_sum(weights, [by_row[row] for row in contrast.rows], error)
+        weights, numbers = [weight for _, weight in contrast.weights], [by_row[row] for row in contrast.rows]
+        if test.best:
+            value, low, high = tail_sum(weights, numbers, test.best, test.log, error)
+        else:
+            value, low, high = weighted_sum(weights, numbers, error)
         bounds.append((value + contrast.constant, low + contrast.constant, high + contrast.constant))
     return bounds
 
 
 def _numbers(test: ClaimTest, rows: Sequence[Sequence[float]]) -> list[float]:
     """Return the numbers of the test without bounds; any number of runs will do."""
-    if test.order:
-        return [_bounds(test, rows, 0.5)[0][0]]
+    if test.order or test.best:
+        return [value for value, _, _ in _bounds(test, rows, 0.5)]
     means = {row: fmean(values) for row, values in zip(test.rows, rows, strict=True)}
     return [_of_means(contrast, means) for contrast in test.contrasts]
 

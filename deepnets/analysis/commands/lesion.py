@@ -131,9 +131,12 @@ def _single(nets: Sequence[Lesioned], output: Output, arguments: argparse.Namesp
         scores = net.scores(variants)
         whole, errors = scores.error[0], scores.error[1:]
         stages = [net.walk.stages[unit] + 1 for unit in units]
-        rows.append((net.name, 0, 0, whole, scores.loss[0]))
+        keeping = {*lesion.keeping_shape(net.walk, net.sample)}
+        keeps = [int(unit in keeping) for unit in units]
+        rows.append((net.name, 0, 0, 0, whole, scores.loss[0]))
         rows += [
-            (net.name, unit + 1, *rest) for unit, *rest in zip(units, stages, errors, scores.loss[1:], strict=True)
+            (net.name, unit + 1, *rest)
+            for unit, *rest in zip(units, stages, keeps, errors, scores.loss[1:], strict=True)
         ]
         line(axes, errors, np.add(units, 1), color=net.color, label=net.label)
         axes.axhline(whole, color=net.color, linestyle="--", linewidth=1)
@@ -147,7 +150,8 @@ def _single(nets: Sequence[Lesioned], output: Output, arguments: argparse.Namesp
             sentence += f"; {missing} plain units that change the shape cannot be taken out"
         output.finding(sentence, whole=whole, median=np.median(errors), worst=errors[worst], unit=units[worst] + 1)
     mark_stages(axes, (net.walk.stages for net in nets))
-    _write(output, "single", nets, figure, "deleted unit (dashed: none; dots: stages)", ("run", "unit", "stage"), rows)
+    x, columns = "deleted unit (dashed: none; dots: stages)", ("run", "unit", "stage", "keeps_shape")
+    _write(output, "single", nets, figure, x, columns, rows)
 
 
 def _random(nets: Sequence[Lesioned], output: Output, arguments: argparse.Namespace) -> None:

@@ -20,9 +20,12 @@ from rich.console import Console
 from rich.progress import track
 from torch import nn
 
+from deepnets.config.claim import claims_on_file
+from deepnets.config.sweep import SWEEPS
 from deepnets.errors import UserError, printable
 from deepnets.monitor.dashboard import event_writer
 from deepnets.monitor.style import styled
+from deepnets.results.analysed import noted_by
 from deepnets.results.page import Picture
 from deepnets.runs.folder import RunFolder
 from deepnets.system.files import LONGEST, make_own_folder, opened_to_append, read_text, write_atomically
@@ -34,7 +37,8 @@ LINE = TypeAdapter(tuple[str, list[float]])
 class Output:
     """The files of one analysis: `<folder>/analysis/<analysis>_<name>.{csv,png,svg}`, or in --output itself.
 
-    `<analysis>.json` beside them holds the options and, for each finding, its sentence and its numbers.
+    `<analysis>.json` beside them holds the options and, for each finding, its sentence and its numbers. For nets that
+    no run trained it notes the claims that were written down before, as a run does.
 
     Each figure is also the TensorBoard image `analysis/<analysis>_<name>` of the run folder. That folder must not be
     training at the same time: another process that writes there is a UserError. --output does not touch the run folder.
@@ -64,9 +68,16 @@ class Output:
         self.held.close()
         if kind is None:
             contents = {"analysis": self.analysis, "options": self.options, "findings": self.findings}
+            if not (self.events / "config.yaml").is_file():  # nets that no run trained, so that no run notes the claims
+                contents["claims"] = self._claims_known()
             text = json.dumps(contents, indent=1, ensure_ascii=False, allow_nan=False)
             write_atomically(self.folder / f"{self.analysis}.json", text + "\n")
             print(printable(f"results      {RunFolder(self.folder)}/{self.analysis}_*"))
+
+    def _claims_known(self) -> list[str]:
+        """Return the claims, as SWEEP/HASH, that are on file; if the folder has these numbers already, its earlier."""
+        earlier = noted_by(self.folder, self.analysis)
+        return [claim for claim in claims_on_file(SWEEPS) if not earlier or claim in earlier.get("claims", [])]
 
     def table(self, name: str, columns: Mapping[str, Sequence[Any] | np.ndarray]) -> None:
         """Write the columns, of equal length, as CSV; numbers to six significant digits."""

@@ -68,6 +68,8 @@ def run(arguments: argparse.Namespace) -> None:
         output.figure("lengths", _figure(columns, first, last))
         sentence = _finding(subject, columns, (first, last), summed, effective)
         output.finding(sentence, lengths=(first, last), share=effective[0], interval=effective[1])
+        numbers = [("effective_paths", *(100 * each for each in (effective[0], *effective[1])))]  # percent of all
+        output.rows("numbers", ("measure", "value", "low", "high"), numbers)
         output.table("units", {"unit": lengths[1:], "shortcut_factor": past.shortcut, "bypass_factor": past.whole})
         output.finding(
             f"{subject.name}: of the path of length 0, {past.sentence('as it is', fresh=not subject.trained)}",
