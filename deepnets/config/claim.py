@@ -133,7 +133,7 @@ def margins_of(sweep: Any) -> dict[str, float]:
 
 
 @cache
-def tested_on_file(folder: Path) -> tuple[tuple[str, Registered], ...]:
+def registered_on_file(folder: Path) -> tuple[tuple[str, Registered], ...]:
     """Return the registered claims that have a test, of all sweep files in a folder, each with its sweep's name."""
     files = sorted(folder.glob("*.yaml"))
     return tuple((file.stem, claim) for file in files for claim in registered_of(sweep_of(file)) if claim.test)

@@ -76,7 +76,8 @@ def _number(table: pd.DataFrame, of: Analysed, lines: Lines, file: Path) -> floa
         _named(table, of.by, file)
         table = table.groupby(of.by, as_index=False).mean(numeric_only=True)
     with np.errstate(all="ignore"):  # what has no logarithm becomes nan
-        return float(REDUCE[of.reduction](*(_values(table, column, file) for column in of.columns)))
+        columns = [_values(table, column, file).to_numpy() for column in of.columns]  # pandas would leave nan out
+        return float(REDUCE[of.reduction](*columns))
 
 
 def _values(table: pd.DataFrame, column: Column, file: Path) -> pd.Series:

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from deepnets.config.claim import Claim, Measured, Registered, Relation, claims_of, margins_of, tested_on_file
+from deepnets.config.claim import Claim, Measured, Registered, Relation, claims_of, margins_of, registered_on_file
 from deepnets.config.claim_test import DRAWN, Analysed, ClaimTest
 from deepnets.config.schema import axes_of
 from deepnets.config.sweep import set_at_scale, sweep_of
@@ -53,7 +53,7 @@ def has_claims(table: Table, sweeps: Path) -> bool:
 
 
 def _registered(table: Table, sweeps: Path) -> list[tuple[str, Registered]]:
-    return [(sweep, claim) for sweep, claim in tested_on_file(sweeps) if (claim.elsewhere or sweep) == table.name]
+    return [(sweep, claim) for sweep, claim in registered_on_file(sweeps) if (claim.elsewhere or sweep) == table.name]
 
 
 def drawn_findings(sweep: str, claims: Sequence[Registered], place: Path) -> list[RegisteredFinding]:

@@ -13,7 +13,7 @@ import yaml
 from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import SandboxedEnvironment
 
-from deepnets.config.claim import tested_on_file
+from deepnets.config.claim import registered_on_file
 from deepnets.config.claim_test import Analysed
 from deepnets.config.identity import identity_hash
 from deepnets.config.safe_yaml import LONGEST
@@ -216,7 +216,7 @@ def _copy(run: Run, folder: Path) -> None:
         write_atomically(folder.parents[1] / sweep.name, read_text(sweep, LONGEST))
     if run.table != run.grid.name.split("+")[0]:  # the command named the folder
         Origin(choices={"sweep": run.table}).write(folder)
-    for of in {claim.test.of for _, claim in tested_on_file(SWEEPS) if claim.test}:
+    for of in {claim.test.of for _, claim in registered_on_file(SWEEPS) if claim.test}:
         if isinstance(of, Analysed):
             _copy_analysis(of, run.folder.path / "analysis", folder / "analysis")
     config = run.config | {"output_root": "outputs", "dataset": run.config["dataset"] | {"root": "data"}}

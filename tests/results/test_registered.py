@@ -116,23 +116,57 @@ def test_what_of_a_run_is_measured(tmp_path: Path) -> None:
     assert finding(later, a=LOW).number == "test at 0.26"
 
 
+GATES = {"analyze": "gates", "table": "blocks", "by": "layer", "tau": ["layer", "bias"]}
+BEST = {"of": "training loss", "best": 0.1, "log": 10}
+FAILING = 0.7  # of the trials of one row
+MEAN, SPREAD = -3.0, 2.3  # of the logarithm of a trial's loss
+
+
+def tail(share: float) -> float:
+    """The mean of the lowest share of a lognormal distribution."""
+    return math.exp(MEAN + SPREAD**2 / 2) * stats.norm.cdf(stats.norm.ppf(share) - SPREAD) / share
+
+
+SHIFT = math.log10(tail(0.1 / (1 - FAILING)) / tail(0.1))  # the best tenth of all is a third of those that do not fail
+
+
+def numbers(form: str, row: str, mean: float, draw: np.random.Generator) -> list[float]:
+    """Draw the numbers of a row's ten runs, or of its hundred trials."""
+    if form == "measured":
+        return [stats.kendalltau(range(50), draw.normal(size=50)).statistic for _ in range(10)]
+    if form == "share":  # an epoch is like its neighbours: 20 independent parts of a training
+        return (draw.binomial(20, mean, 10) / 20).tolist()
+    if "trials" in form:
+        losses = np.exp(draw.normal(MEAN, SPREAD, 100))
+        return np.where((draw.random(100) < FAILING) & (form == "other_trials") & (row == "a"), 2.3, losses).tolist()
+    return draw.normal(mean, 1, 10).tolist()
+
+
 @pytest.mark.nightly
-@pytest.mark.parametrize("form", ["within", "best", "slope", "order"])
+@pytest.mark.parametrize("form", ["within", "best", "slope", "order", "measured", "share", "trials", "other_trials"])
 def test_how_often_a_registered_claim_is_answered_wrongly(form: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """At the edge of the claimed region, and where rows do not differ; spreads of 1, looks as they are paid for."""
+    """At the edge of the claimed region, and where rows do not differ; spreads of 1, looks as they are paid for.
+
+    measured: a number of an analysis, as an order over 50 layers by Kendall's tau. share: of 100 epochs, equal by seed
+    in the mean. trials: losses of a search, normal in their logarithms; other_trials: of one row most of them fail.
+    """
     names, trials, draw = "abcd", 1000, np.random.default_rng(1)
-    margin = 1.0 if form == "within" else 0.0
+    margin = {"within": 1.0, "share": 0.9}.get(form, 0.0)
     test, where, means = {
         "within": ({"each": ["a minus b"]}, WITHIN, [1.0, 0.0, 0, 0]),
         "best": ({"each": ["a minus b", "a minus c", "a minus d"]}, BELOW, [0.0, 0.0, 9, 9]),
         "slope": ({"slope": {1: "a minus b", 2: "c minus d"}}, ABOVE, [0.0] * 4),
         "order": ({"order": [*names]}, ABOVE, [0.0] * 4),
+        "measured": ({"of": GATES, "each": ["a"]}, ABOVE, [0.0] * 4),
+        "share": ({"of": "training error", "share_above": ["a", "b"]}, ABOVE, [0.9] * 4),
+        "trials": (BEST | {"each": ["a minus b"]}, ABOVE, [0.0] * 4),
+        "other_trials": (BEST | {"each": [f"a minus b minus {SHIFT:.4f}"]}, ABOVE, [0.0] * 4),
     }[form]
     claim = registered(test, where, margin)
     assert claim.test
     outcomes = []
     for _ in range(trials):
-        rows = {name: draw.normal(mean, 1, 10).tolist() for name, mean in zip(names, means, strict=True)}
+        rows = {name: numbers(form, name, mean, draw) for name, mean in zip(names, means, strict=True)}
         outcomes.append(finding(claim, **{row: rows[row] for row in claim.test.rows}).outcome)
     supported, contradicted = (outcomes.count(each) / trials for each in (Outcome.supported, Outcome.contradicted))
     with capsys.disabled():
