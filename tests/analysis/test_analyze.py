@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -20,8 +21,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from deepnets.analysis import lesion
 from deepnets.analysis.commands import lesion as command
+from deepnets.config.claim import claims_on_file, registered_on_file
+from deepnets.config.claim_test import Analysed
+from deepnets.config.sweep import SWEEPS
 from deepnets.errors import UserError
 from deepnets.monitor.style import mark_stages, new_figure
+from deepnets.results.analysed import analysed_number
 from deepnets.runs.contents import Origin
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
@@ -29,6 +34,7 @@ from tests.command import ROOT, row
 
 SMALL = ("model.depth=14", "model.widths=[4,4,4]", "epochs=2", "precision=fp32", "device=cpu")
 OVERFLOWS = ("paths", "model.depth=8", "model/shortcut=scaled_0.5_1", "model.shortcut.shortcut_scale=1e30")
+GATED = ("gates", "highway")  # the analyses of nets with gates
 Analyze = Callable[..., int]
 
 
@@ -354,3 +360,24 @@ def test_runs_of_two_tables_keep_their_names_apart(analyze: Analyze, residual: R
     analyze("lesion", *copies, "--only", "single", "--images", 8, "--output", tmp_path / "results")
     names = {line["run"] for line in rows(tmp_path / "results" / "lesion_single.csv")}
     assert names == {"table/row/seed0", "table+scale=mini/row/seed0"}
+
+
+def test_each_analysis_writes_the_columns_that_claims_read(
+    analyze: Analyze, residual: RunFolder, highway: RunFolder, tmp_path: Path
+) -> None:
+    """On nets too small for the claims' units: their words, columns and reductions, without their ranges."""
+    wanted = {claim.test.of for _, claim in registered_on_file(SWEEPS) if claim.test}
+    measured = [of for of in wanted if isinstance(of, Analysed)]
+    assert {of.analysis for of in measured} == {"lesion", "gradients", "paths", "gates", "highway", "shattering"}
+    for of in sorted(measured, key=str):
+        folder = tmp_path / of.analysis
+        subject = [] if of.analysis == "shattering" else [(highway if of.analysis in GATED else residual).path]
+        if not (folder / of.file).is_file():
+            more = ["--depths", "2,4,24", "--draws", 2] if of.analysis == "shattering" else of.words.split()
+            analyze(of.analysis, *subject, *more, "--output", folder)
+        some = {name: value for name, value in of.where if isinstance(value, str) or name in ("beta", "keeps_shape")}
+        number = analysed_number(folder, replace(of, options=(), where=tuple(some.items()), minus=()))
+        assert number is not None
+        assert np.isfinite(number), of
+    noted = json.loads((tmp_path / "shattering" / "shattering.json").read_text())["claims"]
+    assert set(noted) == set(claims_on_file(SWEEPS))  # no run trained these nets, and so the analysis notes the claims
