@@ -352,5 +352,5 @@ def _section(file: Path, claims: Sequence[Claim | Registered], tested: Sequence[
         f"About rows that scale={scale} leaves out: {'; '.join(texts)}." for scale, texts in left_out.items() if texts
     ]
     if waiting:
-        parts.append("\n".join(["Runs are there, but not their analysis:\n", *waiting]))
+        parts.append("\n".join(["Waiting for an analysis:\n", *waiting]))
     return "\n\n".join(parts)
