@@ -50,7 +50,6 @@ PLUGINS = {  # Hydra's defaults; others would change nothing
 HYDRA_KEYS = ("hydra.mode", "hydra.searchpath", "hydra.sweeper.params")  # deepnets reads these
 HARMLESS = ("hydra.job.name", "hydra.verbose")  # for Hydra's users, who may type them by habit
 NODES = ("model", "dataset", "optimizer", "schedule", "loss")
-WIDTHS = ([16, 32, 64], [64, 128, 256, 512])  # scale=deep trains a quarter of these
 RESERVED_FOLDERS = {"runs": "the runs without a sweep", "records": "the records"}
 FIXING_GROUPS = ("sweep", "protocol")  # their files set values of other groups' options
 
@@ -130,7 +129,7 @@ def check_options(row: Row) -> None:
 
 
 def check_widths(row: Row) -> None:
-    """Refuse scale=deep for a model whose widths are not in `WIDTHS`, unless widths are typed.
+    """Refuse scale=deep for a model whose file has no smaller widths for it, unless widths are typed.
 
     Raises:
         UserError: names the model's widths.
@@ -139,11 +138,15 @@ def check_widths(row: Row) -> None:
     if row.config.scale.name != "deep" or typed:
         return
     model = row.choices["model"]
-    widths = selected(composed((f"model={model}",), row.search).config, "model.widths")
-    if widths not in WIDTHS:
+    words = (f"model={model}",)
+    full, deep = (
+        selected(composed(chosen, row.search).config, "model.widths") for chosen in (words, (*words, "scale=deep"))
+    )
+    if deep == full:
         raise UserError(
-            f"scale=deep trains a quarter of the widths {' or '.join(map(str, WIDTHS))}; model={model} has "
-            f"{widths or 'none'}: choose another model or scale, or add model.widths=[...]"
+            f"scale=deep trains smaller widths, which the model's file names, as conf/model/resnet.yaml does; "
+            f"model={model} has the widths {full or 'none'} only: choose another model or scale, or add "
+            "model.widths=[...]"
         )
 
 

@@ -57,10 +57,10 @@ def test_an_option_is_free_where_the_table_leaves_it_what_it_is(overrides: list[
     check_options(compose(overrides))
 
 
-@pytest.mark.parametrize("model", ["thin_relu", "wrn16_8"])
-def test_a_quarter_of_the_width_is_for_models_of_the_papers_widths(model: str) -> None:
+@pytest.mark.parametrize("model", ["highway_mnist_w16", "wrn16_8"])
+def test_smaller_widths_are_for_models_whose_files_have_them(model: str) -> None:
     words = [f"model={model}", "dataset=cifar10", "dataset.root=/data"]
-    with pytest.raises(UserError, match=f"scale=deep trains a quarter of the widths .*; model={model} has "):
+    with pytest.raises(UserError, match=f"scale=deep trains smaller widths, .*; model={model} has "):
         check_widths(compose([*words, "scale=deep"]))
     check_widths(compose([*words, "scale=mini"]))
     check_widths(compose([*words, "scale=deep", "model.widths=[4,8,16,32]"]))

@@ -27,6 +27,7 @@ from deepnets.training.assembly import dataset_of, model_of, prepare
 
 SWEEPS = sorted(path.stem for path in (CONF / "sweep").glob("*.yaml"))
 DEEP = (
+    "balduzzi2017_fig6",
     "he2015_fig6",
     "he2015_table6",
     "he2016_table1",
@@ -34,7 +35,14 @@ DEEP = (
     "he2016_table3_cifar10",
     "huang2016_table1_augmented",
     "identity_start",
+    "ordering_warmup_resnet",
 )
+LEFT_OUT = {  # at scale=deep
+    "he2015_table6": {"model=resnet1202"},
+    "he2016_table3_cifar10": {"model=wrn16_8"},
+    "balduzzi2017_fig6": {"model.depth=98", "model.depth=146"},
+    "ordering_warmup_resnet": {"schedule.warmup_iterations=400"},  # 60 instead
+}
 DEEP_IMAGENET = ("he2015_footnote3", "he2015_table2", "he2015_table3", "he2016_table5")
 
 
@@ -166,11 +174,8 @@ def test_deep_keeps_the_depth_in_a_folder_of_its_own(sweep: str) -> None:
         {tuple(word for word in words if not word.startswith(("scale=", "seed="))) for words in grid(sweep, scale)}
         for scale in ("full", "deep")
     )
-    left_out = {
-        "he2015_table6": {(f"sweep={sweep}", "model=resnet1202")},
-        "he2016_table3_cifar10": {(f"sweep={sweep}", "model=wrn16_8", "model/ordering=full_preactivation")},
-    }
-    assert full - deep == left_out.get(sweep, set())
+    left_out = {word for words in full - deep for word in words} - {word for words in deep for word in words}
+    assert left_out == LEFT_OUT.get(sweep, set())
     for words in (grid(sweep, "deep")[0], grid(sweep, "deep")[-1]):
         here, there = composed(*words), composed(*(word for word in words if word != "scale=deep"))
         assert folder_of(here).path.parents[1].name == f"{sweep}+scale=deep"
@@ -180,8 +185,17 @@ def test_deep_keeps_the_depth_in_a_folder_of_its_own(sweep: str) -> None:
         assert dataset_of(here.config).shape == (3, 16, 16)
         if not is_deepest(here.config):
             check_nodes(here.config)
-        iterations = here.config.iterations or here.config.epochs * 352  # of 45,000 images in batches of 128
+        images = 50_000 - here.config.dataset["validation"]
+        iterations = here.config.iterations or here.config.epochs * math.ceil(images / 128)
         assert round(iterations * here.config.scale.budget, -1) == 1600
+
+
+def test_deep_narrows_thin_networks_by_half_and_others_by_a_quarter() -> None:
+    thin = {row.choices["model"]: row.config.model["widths"] for row in rows("balduzzi2017_fig6", "deep")}
+    halves = {"thin_relu": [4, 8, 16, 32], "thin_crelu": [3, 6, 11, 23]}  # CReLU: divided by sqrt(2), rounded
+    for model, widths in thin.items():
+        assert widths == halves["thin_crelu" if model in ("thin_crelu", "thin_looks_linear") else "thin_relu"]
+    assert all(row.config.model["widths"] == [4, 8, 16] for row in rows("ordering_warmup_resnet", "deep"))
 
 
 @pytest.mark.parametrize("sweep", DEEP_IMAGENET)
