@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from deepnets.config.build import build as build_node
+from deepnets.config.compose import register
 
 CONF = Path(__file__).parents[2] / "conf"
 
@@ -31,8 +32,9 @@ def network() -> Network:
     """network("model=resnet20", "model/shortcut=none", shape=..., classes=...) -> nn.Module."""
 
     def build(model: str, *overrides: str, shape: tuple[int, int, int] = (3, 32, 32), classes: int = 10) -> nn.Module:
+        register()
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            config = compose(overrides=[f"+model={model}", *overrides])
+            config = compose(overrides=[f"+model={model}", "+scale=full", *overrides])
         return build_node("model", OmegaConf.to_object(config)["model"], shape=shape, classes=classes)
 
     return build

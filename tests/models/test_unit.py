@@ -209,3 +209,27 @@ def test_an_unknown_layer_name_is_refused() -> None:
         ValueError, match="unknown layer 'gelu'; choose from conv, linear, bn, relu, crelu, tanh, shift, dropout"
     ):
         Layers(conv_bias=False, batchnorm_images=None).sequence(["gelu"], 4)
+
+
+def test_activating_the_branch_alone_is_preactivation_redrawn(network: Callable[..., ResNet]) -> None:
+    """He et al. 2016, Fig. 5: f behind the addition that only the next branch sees, against f as F's first layers."""
+    torch.manual_seed(0)
+    behind = network("resnet20", "model/ordering=bn_after_addition").eval()
+    before = network("resnet20", "model/ordering=full_preactivation", "model.opening=raw").eval()
+    for tensor in behind.state_dict().values():
+        if tensor.is_floating_point() and tensor.dim() == 1:
+            nn.init.uniform_(
+                tensor, 0.5, 1.5
+            )  # weights, biases and statistics of batch normalisation, and the head's bias
+    before.load_state_dict(dict(zip(before.state_dict(), behind.state_dict().values(), strict=True)))
+    images = torch.randn(2, 3, 32, 32)
+    with torch.inference_mode():
+        y = behind.stem[0](images)
+        activated = behind.stem[1:](y)
+        for unit in behind.units:
+            y = unit.shortcut(y, unit.branch(activated))
+            activated = unit.after(y)
+        redrawn = behind.head(activated.mean((2, 3)))
+        symmetric, preactivated = behind(images), before(images)
+    torch.testing.assert_close(redrawn, preactivated, rtol=1e-4, atol=1e-4 * float(preactivated.std()))
+    assert (symmetric - preactivated).abs().max() > preactivated.std()
