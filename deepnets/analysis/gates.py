@@ -2,6 +2,7 @@
 
 A gate has a value per block: a hidden unit of a fully connected layer, or a feature map, averaged over its pixels.
 Arrays are (layers, blocks); the layers are the units with gates. If layers differ in width, NaN fills the narrow ones.
+If a net has carry gates of its own, its transform gates are measured.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from deepnets.analysis.walk import Walk
 from deepnets.errors import UserError
+from deepnets.models.gates import SeparatelyGated
 from deepnets.models.shortcuts import Gated
 
 OPEN = 0.5  # a gate above it takes more of H(x) than of x
@@ -133,9 +135,9 @@ def of_one(walk: Walk, x: Tensor) -> tuple[np.ndarray, np.ndarray]:
     return _padded(gates), _padded(outputs)
 
 
-def gates_of(walk: Walk) -> list[Gated]:
+def gates_of(walk: Walk) -> list[Gated | SeparatelyGated]:
     """Return the gated shortcut of every unit. Raises a UserError for a net without gates."""
-    shortcuts = [unit.shortcut for unit in walk.units if isinstance(unit.shortcut, Gated)]
+    shortcuts = [unit.shortcut for unit in walk.units if isinstance(unit.shortcut, Gated | SeparatelyGated)]
     if len(shortcuts) < len(walk.units):
         kinds = ", ".join(sorted({type(unit.shortcut).__name__ for unit in walk.units}))
         raise UserError(
@@ -144,7 +146,9 @@ def gates_of(walk: Walk) -> list[Gated]:
     return shortcuts
 
 
-def _unit_states(walk: Walk, shortcuts: Sequence[Gated], x: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def _unit_states(
+    walk: Walk, shortcuts: Sequence[Gated | SeparatelyGated], x: Tensor
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield gates and output of each unit in turn, (N, blocks), averaged over pixels, and its change of state, (N,).
 
     The change is ||y - x|| / (||x|| + ||y||), 0 if x is copied and at most 1; x is what the shortcut's resize returns.

@@ -3,6 +3,7 @@
 The usual gate of highway networks, (1 - g) x + g r, is `shortcuts.Gated`.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -11,29 +12,50 @@ from torch.nn.functional import normalize
 
 from deepnets.models.layers import Conv
 from deepnets.models.resize import ShortcutShape, ZeroPadding
-from deepnets.system.ranges import NotNegative, Real
+from deepnets.system.ranges import Kernel, NotNegative, Real
 
 
 class SeparatelyGated(nn.Module):
     """y = C(x) x + T(x) r with carry gate C and transform gate T, each sigmoid(W x + b) by channel and pixel.
 
-    This is the general form of Srivastava et al. 2015, whose usual case is C = 1 - T. Each W is a convolution of size 1
-    with the unit's stride; the biases start as `carry_bias` and `transform_bias`.
+    This is the general form of Srivastava et al. 2015, whose usual case is C = 1 - T. Each W is a convolution of size
+    `kernel` with the unit's stride. If `kernel` is None, W is the branch's convolutions or linear layers, with ReLU
+    between, as in `shortcuts.Gated`. The last biases start as `carry_bias` and `transform_bias`. Raises ValueError for
+    an even kernel.
     """
 
-    def __init__(self, *, transform_bias: Real, carry_bias: Real, ends: ShortcutShape) -> None:
+    def __init__(
+        self,
+        *,
+        transform_bias: Real,
+        carry_bias: Real,
+        kernel: Kernel | None = 1,  # files of runs from before it was an option lack it
+        ends: ShortcutShape,
+    ) -> None:
         super().__init__()
+        if kernel is not None and kernel % 2 == 0:
+            raise ValueError(f"a gate's kernel is {kernel}; it must be odd, or null for the branch's own")
         self.transform_bias, self.carry_bias = transform_bias, carry_bias
         self.resize = ends.resized()
-        self.transform, self.carry = _linear(ends, ends.outputs), _linear(ends, ends.outputs)
+        convs = ends.convs if kernel is None else (Conv(ends.outputs, kernel, ends.stride),)
+        self.transform, self.carry = _linears(ends, convs), _linears(ends, convs)
+
+    @property
+    def gate_bias(self) -> Tensor:
+        """The current bias of the transform gate, by channel."""
+        return _last_bias(self.transform)
+
+    def gate(self, x: Tensor) -> Tensor:
+        """Return the transform gate T(x) of the unit's input, which is called g in the usual case."""
+        return torch.sigmoid(self.transform(x))
 
     def reset_bias(self) -> None:
         """Set the gates' biases to their initial values."""
-        _fill(self.transform, self.transform_bias)
-        _fill(self.carry, self.carry_bias)
+        nn.init.constant_(_last_bias(self.transform), self.transform_bias)
+        nn.init.constant_(_last_bias(self.carry), self.carry_bias)
 
     def forward(self, x: Tensor, r: Tensor) -> Tensor:
-        return torch.sigmoid(self.carry(x)) * self.resize(x) + torch.sigmoid(self.transform(x)) * r
+        return torch.sigmoid(self.carry(x)) * self.resize(x) + self.gate(x) * r
 
     def extra_repr(self) -> str:
         return f"transform_bias={self.transform_bias}, carry_bias={self.carry_bias}"
@@ -73,11 +95,12 @@ class Delta(nn.Module):
         super().__init__()
         self.bias = bias
         self.resize = ends.resized()
-        self.b, self.v = _linear(ends, 1), _linear(ends, 1)
+        one = (Conv(1, 1, ends.stride),)
+        self.b, self.v = _linears(ends, one), _linears(ends, one)
 
     def reset_bias(self) -> None:
         """Set b's bias to its initial value."""
-        _fill(self.b, self.bias)
+        nn.init.constant_(_last_bias(self.b), self.bias)
 
     def forward(self, x: Tensor, r: Tensor) -> Tensor:
         b, v, x = 2 * torch.sigmoid(self.b(x)), self.v(x), self.resize(x)
@@ -108,17 +131,18 @@ class Concatenated(nn.Module):
         return torch.cat((x, r), dim=1)
 
 
-def _linear(ends: ShortcutShape, outputs: int) -> nn.Conv2d | nn.Linear:
-    """Return a layer W x + b for the unit's input, convolutional or linear as in the unit's branch."""
+def _linears(ends: ShortcutShape, convs: Sequence[Conv]) -> nn.Module:
+    """Return layers W x + b for the unit's input, of the branch's kind and with ReLU between; a single one is bare."""
     layers = replace(ends.layers, conv_bias=True)
-    layer = layers.sequence(ends.projection[:1], ends.inputs, [Conv(outputs, 1, ends.stride)])[0]
-    assert isinstance(layer, nn.Conv2d | nn.Linear)
-    return layer
+    names = (ends.projection[0], "relu") * len(convs)
+    sequence = layers.sequence(names[:-1], ends.inputs, convs)
+    return sequence if len(convs) > 1 else sequence[0]
 
 
-def _fill(layer: nn.Conv2d | nn.Linear, bias: float) -> None:
-    assert layer.bias is not None
-    nn.init.constant_(layer.bias, bias)
+def _last_bias(layers: nn.Module) -> Tensor:
+    bias = (layers[-1] if isinstance(layers, nn.Sequential) else layers).bias
+    assert isinstance(bias, Tensor)
+    return bias
 
 
 def _channels(x: Tensor) -> int:

@@ -56,6 +56,20 @@ def test_gates_and_outputs_of_one_image() -> None:
     np.testing.assert_allclose(found[1], outputs[0], rtol=1e-9)
 
 
+@pytest.mark.parametrize("shortcut", ["separate_gates", "highway_separate_gates"])
+def test_beside_carry_gates_of_their_own_the_transform_gates_are_measured(shortcut: str) -> None:
+    model = small_network("model=highway_fc10", f"model/shortcut={shortcut}")
+    walk, (x, labels) = walk_of(model), small_batch(20)
+    state, opened = torch.relu(model.stem[0](x.flatten(1))), []
+    for unit in model.units:
+        t, c = (torch.sigmoid(gate(state)) for gate in (unit.shortcut.transform, unit.shortcut.carry))
+        state = c * state + t * torch.relu(unit.branch[0](state))
+        opened.append(t)
+    routing = gates.routing_of(walk, [(x, labels)], 10)
+    np.testing.assert_allclose(routing.mean, torch.stack(opened).mean(1).detach(), rtol=1e-9)
+    assert np.unique(gates.biases(walk)).tolist() == [-2]
+
+
 def test_the_biases_of_a_fresh_net_are_its_option() -> None:
     assert np.unique(gates.biases(walk_of(small_network("model=highway_fc10")))).tolist() == [-2]
     assert np.unique(gates.biases(walk_of(small_network("model=highway_fc50_cifar100")))).tolist() == [-4]

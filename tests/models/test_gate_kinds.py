@@ -39,6 +39,20 @@ def test_a_carry_gate_of_its_own() -> None:
     torch.testing.assert_close(shortcut(x, r), expected)
 
 
+def test_separate_gates_see_what_the_branch_sees() -> None:
+    x, r, h = x_r_and_padded()
+    shortcut = SeparatelyGated(transform_bias=-1.0, carry_bias=3.0, kernel=None, ends=HALVED)
+    shortcut.reset_bias()
+
+    def gate(layers: nn.Sequential, bias: float) -> Tensor:
+        hidden = torch.relu(conv2d(x, layers[0].weight, layers[0].bias, stride=2, padding=1))
+        return 1 / (1 + torch.exp(-conv2d(hidden, layers[2].weight, padding=1) - bias))
+
+    torch.testing.assert_close(shortcut(x, r), gate(shortcut.carry, 3) * h + gate(shortcut.transform, -1) * r)
+    with pytest.raises(ValueError, match="a gate's kernel is 2; it must be odd"):
+        SeparatelyGated(transform_bias=-1.0, carry_bias=3.0, kernel=2, ends=HALVED)
+
+
 @pytest.mark.parametrize("feature_wise", [True, False])
 def test_an_orthogonal_update(feature_wise: bool) -> None:
     x, r, h = x_r_and_padded()
@@ -129,6 +143,7 @@ def test_concatenation_is_refused_where_the_width_is_fixed(network: Callable[...
         "layer_scale",
         "inverse_depth",
         "separate_gates",
+        "highway_separate_gates",
         "orthogonal",
         "deep_delta",
         "deepnorm",
