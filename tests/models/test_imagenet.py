@@ -31,6 +31,20 @@ def test_torchvisions_weights_give_torchvisions_logits(network: Callable[..., Re
     torch.testing.assert_close(logits / expected.std(), expected / expected.std(), rtol=1e-4, atol=1e-4)
 
 
+def test_vgg19_has_torchvisions_layers_in_order(network: Callable[..., nn.Module]) -> None:
+    with torch.device("meta"):
+        theirs, ours = torchvision.models.vgg19(), network("imagenet_vgg19", shape=(3, 224, 224), classes=1000)
+        assert ours(torch.empty(1, 3, 224, 224)).shape == (1, 1000)
+
+    def kinds(model: nn.Module) -> list[tuple[str, int]]:  # its fully connected layers are convolutions here
+        kept = nn.Conv2d, nn.Linear, nn.ReLU, nn.MaxPool2d
+        modules = (module for module in model.modules() if isinstance(module, kept))
+        counted = ((type(module).__name__, sum(p.numel() for p in module.parameters())) for module in modules)
+        return [(name.replace("Linear", "Conv2d"), numbers) for name, numbers in counted]
+
+    assert kinds(ours) == kinds(theirs)
+
+
 def test_a_preactivation_net_activates_its_stem_once(network: Callable[..., ResNet]) -> None:
     torch.manual_seed(0)
     chosen = ["model.units=[1,1]", "model.widths=[4,8]"]

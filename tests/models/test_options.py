@@ -46,6 +46,7 @@ PARAMETERS = {
     "imagenet_resnet152": 60_192_808,
     "imagenet_resnet200": 64_666_152 + 2 * (256 + 512 + 1024 + 2048),  # of projections
     "imagenet_resnext50": 25_028_904,
+    "imagenet_vgg19": 143_667_240,
     "imagenet_vit_b16": 86_567_656,
     "imagenet_wide_resnet50_2": 68_883_240,
     "mnist_resnet52": 117_802,
@@ -159,6 +160,7 @@ PARAMETERS_110_BY_SHORTCUT |= {
     "orthogonal": 1_727_962,
     "skipinit": 1_727_962 + 54,
     "separate_gates": 2 * GATES - 1_727_962,
+    "highway_separate_gates": 2 * HIGHWAY - 1_727_962,
 }
 
 
