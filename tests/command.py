@@ -1,9 +1,13 @@
 """Runs the project's commands and composes rows as users do."""
 
+import atexit
 import csv
+import multiprocessing
 import os
+import runpy
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from deepnets.config.compose import compose
@@ -15,9 +19,34 @@ TRAIN = [sys.executable, str(ROOT / "scripts" / "train.py")]
 ENVIRONMENT = {**os.environ, "PYTHONUNBUFFERED": "1", "HYDRA_FULL_ERROR": "0"}
 
 
-def train(*overrides: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Run `python scripts/train.py` with these overrides to its end."""
-    return subprocess.run([*TRAIN, *overrides], capture_output=True, text=True, cwd=cwd, env=ENVIRONMENT, check=False)
+# Its server has imported what commands import; each command is a process of its own that it forks.
+IMPORTED = multiprocessing.get_context("forkserver")
+IMPORTED.set_forkserver_preload(["deepnets.results.report", "sklearn.datasets", "torch._dynamo"])
+
+
+def train(*overrides: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run scripts/train.py with these overrides to its end, in a process that does not have to import torch."""
+    with tempfile.TemporaryDirectory() as place:
+        streams = Path(place, "out"), Path(place, "err")
+        command = IMPORTED.Process(target=_train, args=(overrides, cwd, {**ENVIRONMENT, **environment}, *streams))
+        command.start()
+        command.join()
+        return subprocess.CompletedProcess([*TRAIN, *overrides], command.exitcode, *map(Path.read_text, streams))
+
+
+def _train(overrides: tuple[str, ...], cwd: Path, environment: dict[str, str], *streams: Path) -> None:
+    for number, stream in enumerate(streams, start=1):
+        os.dup2(os.open(stream, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    sys.stdout.reconfigure(write_through=True)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv[1:] = overrides
+    sys.path[0] = str(ROOT / "scripts")
+    try:
+        runpy.run_path(TRAIN[-1], run_name="__main__")
+    finally:
+        atexit._run_exitfuncs()  # which multiprocessing leaves out
 
 
 def start(*overrides: str) -> subprocess.Popen[str]:

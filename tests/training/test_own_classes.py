@@ -1,6 +1,5 @@
 """A class of a user's own that is wrong is found before anything trains, with its file and line."""
 
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +17,7 @@ from deepnets.runs.folder import folder_of
 from deepnets.runs.together import obstacle
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import fit
-from tests.command import ENVIRONMENT, ROOT, TRAIN, row
+from tests.command import row, train
 
 SHORTCUT = """
 from torch import nn
@@ -117,9 +116,8 @@ def test_a_network_that_passed_is_not_tried_again_until_its_class_is_edited(tmp_
         counted.write_text("")
         choice = "+model.shortcut={_target_: own_counted.Own, _partial_: true}"
         small = ["model.depth=8", "model.widths=[4,4,4]", "epochs=1", "~model.shortcut", choice, *words]
-        environment = {**ENVIRONMENT, "XDG_CACHE_HOME": str(tmp_path / "cache")}
-        command = [*TRAIN, *small, f"output_root={tmp_path / 'outputs'}", trust]
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        words = [*small, f"output_root={tmp_path / 'outputs'}", trust]
+        done = train(*words, XDG_CACHE_HOME=str(tmp_path / "cache"))
         assert done.returncode == code, done.stderr
         return len(counted.read_text())
 
