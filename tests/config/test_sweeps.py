@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import OmegaConf, open_dict
+from omegaconf import OmegaConf
 from torch import nn
 
 from deepnets.config.build import build, check_ranges
-from deepnets.config.compose import register, typed
+from deepnets.config.compose import compose, composed
 from deepnets.config.project import CONF
 from deepnets.config.resolvers import at_scale, case, choice, log_uniform, uniform
 from deepnets.config.schema import Config, Row
@@ -46,16 +45,6 @@ LEFT_OUT = {  # at scale=deep
 DEEP_IMAGENET = ("he2015_footnote3", "he2015_table2", "he2015_table3", "he2016_table5")
 
 
-def composed(*overrides: str) -> Row:
-    register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = compose("train", list(overrides), return_hydra_config=True)
-    choices, task = dict(config.hydra.runtime.choices), tuple(config.hydra.overrides.task)
-    with open_dict(config):
-        del config["hydra"]
-    return Row(typed(config), choices, task)
-
-
 def said(values: list[Any]) -> str:
     """A list of values as Hydra's sweeper takes it."""
     return ",".join(value if isinstance(value, str) else json.dumps(value) for value in values)
@@ -64,11 +53,9 @@ def said(values: list[Any]) -> str:
 @cache
 def grid(sweep: str, scale: str = "full") -> list[list[str]]:
     """The overrides of each row and seed, as Hydra's own sweeper multiplies them, without what the file excludes."""
-    register()
     base = [f"sweep={sweep}", f"scale={scale}"] if scale != "full" else [f"sweep={sweep}"]
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        page = compose("train", base, return_hydra_config=True)
-    table = OmegaConf.to_container(page.sweep, resolve=True)
+    page = composed(tuple(base))
+    table = OmegaConf.to_container(page.config.sweep, resolve=True)
     axes = {key: values if isinstance(values, str) else said(values) for key, values in table["rows"].items()}
     axes |= {"seed": f"range({table['seeds']})"} | dict(page.hydra.sweeper.params or {})
     words = [f"{key}={value}" for key, value in axes.items()]
@@ -85,7 +72,7 @@ def rows(sweep: str, scale: str = "full") -> list[Row]:
     for words in grid(sweep, scale):
         if not any(word.startswith("setting=") and word not in (settings[0], settings[-1]) for word in words):
             seen.setdefault(tuple(word for word in words if not word.startswith("seed=")), words)
-    return [composed(*words) for words in seen.values()]
+    return [compose(words) for words in seen.values()]
 
 
 def seeds(sweep: str, scale: str = "full") -> list[str]:
@@ -160,7 +147,7 @@ def test_the_deepest_networks_of_all_sweeps_build() -> None:
 @pytest.mark.parametrize("sweep", SWEEPS)
 def test_mini_has_two_seeds_and_a_folder_of_its_own(sweep: str) -> None:
     assert seeds(sweep, "mini") == ["seed=0", "seed=1"]
-    row = composed(*grid(sweep, "mini")[-1])
+    row = compose(grid(sweep, "mini")[-1])
     (folder,) = folders_of([row])
     assert folder.path.parents[1].name == f"{sweep}+scale=mini"
     assert row.config.scale.budget == 0.05
@@ -177,7 +164,7 @@ def test_deep_keeps_the_depth_in_a_folder_of_its_own(sweep: str) -> None:
     left_out = {word for words in full - deep for word in words} - {word for words in deep for word in words}
     assert left_out == LEFT_OUT.get(sweep, set())
     for words in (grid(sweep, "deep")[0], grid(sweep, "deep")[-1]):
-        here, there = composed(*words), composed(*(word for word in words if word != "scale=deep"))
+        here, there = compose(words), compose([word for word in words if word != "scale=deep"])
         assert folder_of(here).path.parents[1].name == f"{sweep}+scale=deep"
         assert path_name(here) == path_name(there)
         for what in ("depth", "units", "kernels"):
@@ -202,7 +189,7 @@ def test_deep_narrows_thin_networks_by_half_and_others_by_a_quarter() -> None:
 def test_deep_keeps_the_depth_on_small_crops_of_every_tenth_class(sweep: str) -> None:
     for row in rows(sweep, "deep")[-1:]:  # the deepest net
         full, deep = (
-            composed(f"sweep={sweep}", f"model={row.choices['model']}", *more) for more in ((), ("scale=deep",))
+            compose([f"sweep={sweep}", f"model={row.choices['model']}", *more]) for more in ((), ("scale=deep",))
         )
         assert deep.config.model["units"] == full.config.model["units"]
         assert deep.config.model["widths"] == [16, 32, 64, 128]
@@ -214,7 +201,7 @@ def test_deep_keeps_the_depth_on_small_crops_of_every_tenth_class(sweep: str) ->
 @pytest.mark.parametrize("sweep", sorted({*SWEEPS} - {*DEEP, *DEEP_IMAGENET}))
 def test_deep_is_refused_where_it_suits_no_network(sweep: str) -> None:
     with pytest.raises(UserError, match="scale=deep is not supported by this sweep"):
-        composed(f"sweep={sweep}", "scale=deep")
+        compose([f"sweep={sweep}", "scale=deep"])
 
 
 def path_name(row: Row) -> str:
@@ -244,10 +231,10 @@ def test_tables_have_the_papers_settings_and_runs(sweep: str, settings: int, run
 
 def test_a_row_of_table_1_is_the_papers_network_and_protocol() -> None:
     row = ("sweep=he2016_table1", "model/shortcut=exclusive_gating_b6")
-    config = composed(*row).config
+    config = compose(row).config
     assert (config.model["depth"], config.model["shortcut"]["bias"], config.iterations) == (110, -6.0, 64000)
     assert config.schedule["warmup_iterations"] == 400
-    mini = composed(*row, "scale=mini").config
+    mini = compose([*row, "scale=mini"]).config
     assert (mini.model["depth"], mini.iterations, mini.schedule["warmup_iterations"]) == (20, 64000, 20)
 
 
@@ -264,7 +251,7 @@ def test_values_that_depend_on_the_row() -> None:
 
 @pytest.mark.parametrize(("budget", "iterations"), [(["epochs=100"], 60), (["epochs=null", "iterations=1000"], 50)])
 def test_mini_trains_a_twentieth_in_a_folder_of_its_own(budget: Sequence[str], iterations: int) -> None:
-    row = composed("scale=mini", *budget)
+    row = compose(["scale=mini", *budget])
     assert "scale=mini" in folder_of(row).path.parent.name
     training = prepare(row.config, torch.device("cpu"), torch.float32)
     assert training.iterations == iterations  # 12 an epoch
@@ -274,11 +261,11 @@ def test_mini_trains_a_twentieth_in_a_folder_of_its_own(budget: Sequence[str], i
 def test_a_share_of_the_budget_beyond_it_is_refused() -> None:
     for budget in (0.0, 1.5):
         with pytest.raises(UserError, match=r"scale\.budget: got .*(above 0|at most 1)"):
-            check_ranges(composed(f"scale.budget={budget}").config)
+            check_ranges(compose([f"scale.budget={budget}"]).config)
 
 
 def drawn(kind: str, depth: int, setting: int) -> tuple[Any, ...]:
-    config = composed(f"sweep=srivastava2015_fig1_{kind}", f"model={kind}_fc{depth}", f"setting={setting}").config
+    config = compose([f"sweep=srivastava2015_fig1_{kind}", f"model={kind}_fc{depth}", f"setting={setting}"]).config
     optimizer, schedule = config.optimizer, config.schedule
     return config.model["layer"][1], optimizer["lr"], optimizer["momentum"], schedule["final_factor"]
 
@@ -301,21 +288,21 @@ def test_draws_are_the_same_everywhere_and_spread_over_their_range() -> None:
 
 
 def test_a_searched_value_can_be_set_by_hand() -> None:
-    row = composed("sweep=srivastava2015_fig1_plain", "setting=3", "optimizer.lr=0.25")
+    row = compose(["sweep=srivastava2015_fig1_plain", "setting=3", "optimizer.lr=0.25"])
     assert row.config.optimizer["lr"] == 0.25
     assert folder_of(row).path.parent.name == "plain_fc10,3"
     assert folder_of(row).path.parents[1].name == "srivastava2015_fig1_plain+optimizer.lr=0.25"
 
 
 def test_without_a_setting_nothing_is_drawn_and_the_run_is_refused() -> None:
-    config = composed("sweep=srivastava2015_fig1_plain").config
+    config = compose(["sweep=srivastava2015_fig1_plain"]).config
     with pytest.raises(UserError, match=r"optimizer\.lr: got None"):
         check_nodes(config)
 
 
 def test_a_setting_without_a_search_is_refused() -> None:
     with pytest.raises(UserError, match="setting=5: numbers the trials of a random search"):
-        composed("setting=5")
+        compose(["setting=5"])
 
 
 def test_values_by_scale_and_by_another_value() -> None:
