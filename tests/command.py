@@ -25,26 +25,32 @@ IMPORTED.set_forkserver_preload(["deepnets.results.report", "sklearn.datasets", 
 
 
 def train(*overrides: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run scripts/train.py with these overrides to its end, in a process that does not have to import torch."""
+    """Run scripts/train.py with these overrides to its end, as `call` does."""
+    return call("train.py", *overrides, cwd=cwd, **environment)
+
+
+def call(script: str, *words: str, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a script of scripts/ with these words to its end, in a process that does not have to import torch."""
     with tempfile.TemporaryDirectory() as place:
         streams = Path(place, "out"), Path(place, "err")
-        command = IMPORTED.Process(target=_train, args=(overrides, cwd, {**ENVIRONMENT, **environment}, *streams))
-        command.start()
-        command.join()
-        return subprocess.CompletedProcess([*TRAIN, *overrides], command.exitcode, *map(Path.read_text, streams))
+        command = str(ROOT / "scripts" / script), *words
+        process = IMPORTED.Process(target=_execute, args=(command, cwd, {**ENVIRONMENT, **environment}, *streams))
+        process.start()
+        process.join()
+        return subprocess.CompletedProcess(command, process.exitcode, *map(Path.read_text, streams))
 
 
-def _train(overrides: tuple[str, ...], cwd: Path, environment: dict[str, str], *streams: Path) -> None:
+def _execute(command: tuple[str, ...], cwd: Path, environment: dict[str, str], *streams: Path) -> None:
     for number, stream in enumerate(streams, start=1):
         os.dup2(os.open(stream, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     sys.stdout.reconfigure(write_through=True)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
-    sys.argv[1:] = overrides
+    sys.argv[:] = command
     sys.path[0] = str(ROOT / "scripts")
     try:
-        runpy.run_path(TRAIN[-1], run_name="__main__")
+        runpy.run_path(command[0], run_name="__main__")
     finally:
         atexit._run_exitfuncs()  # which multiprocessing leaves out
 

@@ -5,8 +5,6 @@ import importlib
 import json
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +28,7 @@ from deepnets.results.analysed import analysed_number
 from deepnets.runs.contents import Origin
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
-from tests.command import ROOT, row
+from tests.command import ROOT, call, row
 
 SMALL = ("model.depth=14", "model.widths=[4,4,4]", "epochs=2", "precision=fp32", "device=cpu")
 OVERFLOWS = ("paths", "model.depth=8", "model/shortcut=scaled_0.5_1", "model.shortcut.shortcut_scale=1e30")
@@ -333,8 +331,7 @@ def test_what_makes_no_sense_is_refused_before_anything_is_written(
 
 
 def test_the_command_ends_with_its_message_and_without_a_traceback() -> None:
-    command = [sys.executable, str(ROOT / "scripts" / "analyze.py"), "lesion", "nowhere"]
-    refused = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    refused = call("analyze.py", "lesion", "nowhere")
     assert (refused.returncode, refused.stdout) == (1, "")
     assert refused.stderr.strip().splitlines()[-1].startswith("error: nowhere: not a run folder")
     assert "Traceback" not in refused.stderr

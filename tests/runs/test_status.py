@@ -18,7 +18,7 @@ from deepnets.runs import status
 from deepnets.runs.contents import Job, Origin, Progress, Result
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.status import Heartbeat, show, state_of, table_of
-from tests.command import ENVIRONMENT, ROOT, row
+from tests.command import ENVIRONMENT, ROOT, call, row
 
 NET = ["model.depth=8", "model.widths=[4,4,4]", "epochs=9", "device=cpu", "threads=1"]
 SLOW = ["schedule=cosine", "schedule._target_=tests.paced.Paced", "+schedule.name=a"]
@@ -206,8 +206,7 @@ def test_watching_ends_with_the_last_row(grid: Path, capsys: pytest.CaptureFixtu
 
 @pytest.mark.slow
 def test_the_command_shows_states(grid: Path) -> None:
-    command = [sys.executable, "scripts/report.py", str(grid), "--status"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT, check=False)
+    done = call("report.py", str(grid), "--status")
     assert done.returncode == 0, done.stderr
     assert "1 waiting, 1 running, 1 failed, 1 finished" in done.stdout
 
