@@ -41,6 +41,11 @@ class SeparatelyGated(nn.Module):
         self.transform, self.carry = _linears(ends, convs), _linears(ends, convs)
 
     @property
+    def bias(self) -> float:
+        """The bias with which the transform gate starts."""
+        return self.transform_bias
+
+    @property
     def gate_bias(self) -> Tensor:
         """The current bias of the transform gate, by channel."""
         return _last_bias(self.transform)

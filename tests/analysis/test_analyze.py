@@ -256,6 +256,15 @@ def test_gates_of_a_run(
     assert "biases began at -2" in capsys.readouterr().out
 
 
+def test_gates_of_a_net_with_carry_gates_of_its_own(
+    analyze: Analyze, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("dataset=digits", "model.depth=8", "model.widths=[4,4,4]", "model/shortcut=highway_separate_gates")
+    analyze("gates", "--output", tmp_path, *words)
+    assert {line["bias"] for line in rows(tmp_path / "gates_blocks.csv")} == {"-2"}
+    assert "biases began at -2" in capsys.readouterr().out
+
+
 def test_routing_of_a_run_in_numbers(
     analyze: Analyze, highway: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
