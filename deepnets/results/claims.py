@@ -239,7 +239,11 @@ def _side(
     waiting = []
     if test and isinstance(of := test.of, Analysed):
         waiting = [
-            Waiting(run.config["seed"], knows, f"{ANALYZE} {of.analysis} {shlex.quote(str(run.folder))}{of.words}")
+            Waiting(
+                run.config["seed"],
+                knows and run.folder.has_weights,  # a look must not wait for a run that nobody can analyse
+                f"{ANALYZE} {of.analysis} {shlex.quote(str(run.folder))}{of.words}",
+            )
             for run, number, knows in measured
             if number is None and run.has_ended
         ]

@@ -10,8 +10,8 @@ from pathlib import Path
 from deepnets.errors import UserError
 from deepnets.runs.code import FOLDER
 from deepnets.runs.contents import FINISHED, Origin, Unreadable
-from deepnets.runs.folder import CHECKPOINTS, Locked, RunFolder, folders_in
-from deepnets.runs.weights import FILE, kept_files, read_weights, write_weights
+from deepnets.runs.folder import CHECKPOINTS, WEIGHTS, Locked, RunFolder, folders_in
+from deepnets.runs.weights import kept_files, read_weights, write_weights
 from deepnets.system.printing import print_line
 
 CHECKPOINTS_KIND = "checkpoints of finished runs"
@@ -134,7 +134,7 @@ def _remove(removable: Removable, keep_weights: bool) -> str | None:
             return None
         with removable.run.hold():
             if removable.kind == CHECKPOINTS_KIND:
-                if keep_weights and not (removable.run.path / FILE).exists():
+                if keep_weights and not (removable.run.path / WEIGHTS).exists():
                     write_weights(read_weights(removable.run.path), removable.run.path)
                 if origin := Origin.read(removable.run.path):  # `inspect` then does not report them
                     origin.model_copy(update={"cleaned": True}).write(removable.run.path)

@@ -33,6 +33,7 @@ from deepnets.system.files import check_folder, flush_folder, make_folder, read_
 RUNS = "runs"  # the folder of runs without a sweep
 BUDGETS = ("epochs", "iterations")  # one is null, the other is the budget
 CHECKPOINTS = ("checkpoint.pt", "checkpoint.previous.pt")  # the last one, and the one before
+WEIGHTS = "weights.safetensors"  # of a record, or of a run without checkpoints
 BESIDE = "name=NAME"  # the override that trains the same runs in another folder
 SCHEMA = OmegaConf.structured(Config)
 FREEZING_SECONDS = 10.0  # longer than any process takes to write a configuration
@@ -148,6 +149,11 @@ class RunFolder:
     def has_begun(self) -> bool:
         """Whether the run has a checkpoint or a job, so that the code that the folder notes may have trained it."""
         return any(os.path.lexists(self.path / name) for name in (*CHECKPOINTS, Job.FILE))
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether a network can be loaded from here."""
+        return any(os.path.lexists(self.path / name) for name in (*CHECKPOINTS, WEIGHTS))
 
     def check(self, config: Config) -> Config | None:
         """Check that this folder may hold a run with `config`; returns the configuration that it keeps, or None.

@@ -12,9 +12,9 @@ from deepnets.config.schema import Config, Row
 from deepnets.errors import UserError
 from deepnets.runs.checkpoint import load_checked
 from deepnets.runs.contents import FINISHED
-from deepnets.runs.folder import RunFolder
+from deepnets.runs.folder import WEIGHTS, RunFolder
 from deepnets.runs.record import state_checksum
-from deepnets.runs.weights import FILE, by_own_names, fitting, read_state
+from deepnets.runs.weights import by_own_names, fitting, read_state
 
 DIGITS = 12  # of the SHA-256 that becomes part of the run's identity
 
@@ -92,7 +92,7 @@ def _read(path: Path, expected: str | None) -> dict[str, Tensor]:
     else:
         folder = RunFolder(path)
         saved, _ = load_checked(folder, folder.config)
-        state = saved["training"]["model"] if saved else read_state(path / FILE)
+        state = saved["training"]["model"] if saved else read_state(path / WEIGHTS)
         weights_hash = state_checksum(state)[:DIGITS]
     if weights_hash != expected:
         raise UserError(f"weights={path}: have the hash {weights_hash} now; the run was set up with {expected}")

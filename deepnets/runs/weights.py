@@ -23,14 +23,13 @@ from deepnets.models.resnet import ResNet
 from deepnets.runs.checkpoint import LAST, PREVIOUS, described, is_state, load_checked
 from deepnets.runs.code import changed_files, code_to_execute, noted_code
 from deepnets.runs.contents import FINISHED, Input
-from deepnets.runs.folder import RunFolder
+from deepnets.runs.folder import WEIGHTS, RunFolder
 from deepnets.runs.record import state_checksum
 from deepnets.system.files import fresh, new_name, opened, write_atomically
 from deepnets.system.printing import print_line
 from deepnets.system.ranges import Size
 from deepnets.training.assembly import model_of
 
-FILE = "weights.safetensors"
 KEPT = "weights.{}.safetensors"  # of an iteration, with keep_checkpoints=N
 CODE_WORDS = '--code {} (in Python, code="{}")'
 TOLERANCE = 1e-4  # of the largest logit: two orders of operations differ by rounding
@@ -106,11 +105,11 @@ def read_weights(folder: str | Path, allow_previous: bool = False, iteration: in
             training["iteration"],
             _input_in(state, run_folder.path / name),
         )
-    elif damaged or not os.path.lexists(run_folder.path / FILE):
+    elif damaged or not os.path.lexists(run_folder.path / WEIGHTS):
         remedy = "train it again with overwrite=true" if run_folder.is_complete else "train the run first"
         raise UserError("\n".join([f"{run_folder}: no checkpoint to load; {remedy}", *described(damaged)]))
     else:
-        weights, name = _read_record(run_folder, config), FILE
+        weights, name = _read_record(run_folder, config), WEIGHTS
     about = weights.input
     if about and (tuple(about.shape), len(about.classes)) != (weights.shape, weights.classes):
         raise UserError(f"{run_folder.path / name}: its input and weights are of different networks; restore the file")
@@ -146,7 +145,7 @@ def _iteration_line(
         "weights of an unknown iteration" if weights.iteration is None else f"weights of iteration {weights.iteration}"
     )
     if not result:
-        return line if name == FILE else f"{line}; the run has not finished"
+        return line if name == WEIGHTS else f"{line}; the run has not finished"
     last = result.iterations
     if result.status != FINISHED:
         return f"{line}; the run {result.status} at iteration {last}"
@@ -197,7 +196,7 @@ def _read_kept(folder: RunFolder, config: Config, iteration: int) -> Weights:
     return weights
 
 
-def _read_record(folder: RunFolder, config: Config, name: str = FILE) -> Weights:
+def _read_record(folder: RunFolder, config: Config, name: str = WEIGHTS) -> Weights:
     """Read the weights in the file `name`, which must be of this configuration."""
     file = folder.path / name
     try:
@@ -214,7 +213,7 @@ def _read_record(folder: RunFolder, config: Config, name: str = FILE) -> Weights
     return Weights(state, config, metadata.shape, metadata.classes, metadata.iteration, metadata.input)
 
 
-def write_weights(weights: Weights, folder: Path, name: str = FILE) -> Path:
+def write_weights(weights: Weights, folder: Path, name: str = WEIGHTS) -> Path:
     """Write the weights as `name` into `folder`, and `config.yaml` where there is none; returns the file.
 
     Neither holds paths of this machine or trust.

@@ -22,6 +22,7 @@ from deepnets.results.read import read_runs
 from deepnets.results.records import keep
 from deepnets.results.registered import RegisteredFinding
 from deepnets.results.table import Table, tables_of
+from deepnets.runs.folder import CHECKPOINTS, WEIGHTS
 from tests.command import ROOT
 from tests.results.test_registered import ABOVE, finding, registered
 from tests.trained import Trained
@@ -149,6 +150,12 @@ def test_a_run_waits_for_its_analysis_and_then_counts(claimed: tuple[Path, Table
     assert counts.seeds == (3,)
     assert counts.difference == pytest.approx(13 / 4 + 1 / 4)
     assert (counts.looks[0].seeds, counts.next_look, counts.lacking) == (3, 5, ([4],))  # seed 3 waits
+    assert counts.analyses == [f"python scripts/analyze.py lesion {path}/identity/seed3 --only single"]
+
+    for name in (*CHECKPOINTS, WEIGHTS):
+        (path / "identity" / "seed3" / name).unlink(missing_ok=True)
+    counts, _ = findings_of(table, 0, sweeps)
+    assert (counts.analyses, counts.lacking) == ([], ([4, 5],))  # nobody can analyse seed 3 any more
 
 
 def test_the_analysis_of_a_claim_is_kept_with_the_record(

@@ -16,8 +16,8 @@ from deepnets.results.report import report
 from deepnets.results.sheet import MINUS
 from deepnets.results.table import tables_of
 from deepnets.runs.contents import Result
-from deepnets.runs.folder import RunFolder, run_folders
-from deepnets.runs.weights import FILE, read_weights
+from deepnets.runs.folder import WEIGHTS, RunFolder, run_folders
+from deepnets.runs.weights import read_weights
 from tests.command import ROOT, metrics, train
 from tests.quoted import quoted
 from tests.trained import Trained
@@ -52,7 +52,7 @@ def test_a_record_is_of_a_run_that_has_ended_and_can_be_read(folder: RunFolder) 
 
 
 def test_the_weights_on_record_are_those_listed() -> None:
-    files = list(RECORDS.glob(f"**/{FILE}"))
+    files = list(RECORDS.glob(f"**/{WEIGHTS}"))
     assert {str(file.parent.relative_to(RECORDS)) for file in files} == WITH_WEIGHTS
     assert sum(file.stat().st_size for file in files) <= 10e6
 

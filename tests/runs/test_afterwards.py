@@ -18,9 +18,9 @@ from deepnets.launch.grid import launch
 from deepnets.run import load_run
 from deepnets.runs import checkpoint
 from deepnets.runs.contents import Result
-from deepnets.runs.folder import RunFolder, folder_of
+from deepnets.runs.folder import WEIGHTS, RunFolder, folder_of
 from deepnets.runs.record import state_checksum
-from deepnets.runs.weights import FILE, read_weights, write_weights
+from deepnets.runs.weights import read_weights, write_weights
 from tests.command import ENVIRONMENT, ROOT, TRAIN, row
 
 pytestmark = pytest.mark.attack
@@ -98,8 +98,8 @@ def test_weights_before_the_results_are_refused_unless_asked_for(
     assert read_weights(export).iteration == 4
     (folder.path / checkpoint.PREVIOUS).unlink()
     (folder.path / checkpoint.LAST).unlink(missing_ok=True)
-    shutil.copy(export / FILE, folder.path)
-    with pytest.raises(UserError, match=f"{FILE} are of iteration 4, the result is of iteration 8"):
+    shutil.copy(export / WEIGHTS, folder.path)
+    with pytest.raises(UserError, match=f"{WEIGHTS} are of iteration 4, the result is of iteration 8"):
         load_run(folder.path)
 
 
@@ -130,7 +130,7 @@ def test_other_weights_of_the_last_iteration_are_refused(run_row: Row, tmp_path:
             load_run(folder.path, allow_previous=allow_previous)
     write_weights(read_weights(record.path), tmp_path / "other")
     folder.result.model_copy(update={"weights_sha256": "0" * 64}).write(record.path)
-    with pytest.raises(UserError, match=f"{FILE}: the weights in it are not those of the result"):
+    with pytest.raises(UserError, match=f"{WEIGHTS}: the weights in it are not those of the result"):
         load_run(record.path)
     earlier = folder.result.model_dump(exclude={"weights_sha256"}, exclude_unset=True)  # as earlier versions wrote it
     Result.model_validate(earlier).write(folder.path)

@@ -24,8 +24,8 @@ from deepnets.runs import checkpoint
 from deepnets.runs.classifier import Classifier, write_program
 from deepnets.runs.contents import Input, Origin, Result
 from deepnets.runs.execute import run
-from deepnets.runs.folder import RunFolder
-from deepnets.runs.weights import FILE, read_weights, write_weights
+from deepnets.runs.folder import WEIGHTS, RunFolder
+from deepnets.runs.weights import read_weights, write_weights
 from deepnets.training.assembly import dataset_of, splits_of
 from tests.command import row
 from tests.photographs import photograph_tree
@@ -211,7 +211,7 @@ def test_a_run_of_an_earlier_version_needs_its_data(tmp_path: Path, capsys: pyte
     assert torch.equal(load_classifier(folder, data=tree).predict(images), expected)
     assert call("export", str(folder), "--to", str(tmp_path / "a")) == 1
     assert "program      not written: the run is of an earlier version" in capsys.readouterr().out
-    assert {file.name for file in (tmp_path / "a").iterdir()} == {"README.md", "config.yaml", FILE}
+    assert {file.name for file in (tmp_path / "a").iterdir()} == {"README.md", "config.yaml", WEIGHTS}
     assert call("export", str(folder), "--to", str(tmp_path / "b"), "--data", str(tree)) == 0
     assert torch.equal(load_classifier(tmp_path / "b").predict(images), expected)
     (tree / "train" / "dog" / "01.png").write_bytes((tree / "train" / "dog" / "02.png").read_bytes())
@@ -314,7 +314,7 @@ def test_what_torch_cannot_export_is_said_and_the_rest_written(
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[1:]] == ["weights", "settings", "torchvision", "program", "card"]
     assert lines[4].startswith("program      not written: torch.export cannot express this network: ")
-    assert {file.name for file in (tmp_path / "a").iterdir()} == {"README.md", "config.yaml", FILE}
+    assert {file.name for file in (tmp_path / "a").iterdir()} == {"README.md", "config.yaml", WEIGHTS}
     assert "model.pt2" not in (tmp_path / "a" / "README.md").read_text()
 
 

@@ -13,14 +13,23 @@ from deepnets.results.export import load_results
 from deepnets.results.read import read_runs
 from deepnets.runs.contents import Job, Origin
 from deepnets.runs.execute import run
-from deepnets.runs.folder import RunFolder
-from deepnets.runs.weights import FILE, read_weights, write_weights
+from deepnets.runs.folder import WEIGHTS, RunFolder
+from deepnets.runs.weights import read_weights, write_weights
 from tests.command import row
 from tests.runs.test_planted import RUN, call, replaced
 
 pytestmark = pytest.mark.attack
 
-FILES = ["config.yaml", "origin.json", "metrics.csv", "result.json", "status.json", "job.json", "checkpoint.pt", FILE]
+FILES = [
+    "config.yaml",
+    "origin.json",
+    "metrics.csv",
+    "result.json",
+    "status.json",
+    "job.json",
+    "checkpoint.pt",
+    WEIGHTS,
+]
 COMMANDS: dict[str, Callable[[Path, Path], list[str]]] = {
     "report": lambda sweep, out: ["report", str(sweep), "--output", str(out), "--csv", str(out / "a.csv")],
     "status": lambda sweep, out: ["report", str(sweep), "--status"],
@@ -31,7 +40,7 @@ COMMANDS: dict[str, Callable[[Path, Path], list[str]]] = {
     "evaluate": lambda sweep, out: ["analyze", "evaluate", str(sweep / "bad" / "seed0")],
     "variability": lambda sweep, out: ["analyze", "variability", str(sweep)],
     "weights": lambda sweep, out: [
-        "analyze", "evaluate", *RUN[:4], "--output", str(out), "--weights", str(sweep / "bad" / "seed0" / FILE)
+        "analyze", "evaluate", *RUN[:4], "--output", str(out), "--weights", str(sweep / "bad" / "seed0" / WEIGHTS)
     ],
     "export": lambda sweep, out: ["export", str(sweep / "bad" / "seed0"), "--to", str(out)],
     "predict": lambda sweep, out: ["predict", str(sweep / "bad" / "seed0"), str(out), "--to", str(out / "a.csv")],
@@ -84,7 +93,7 @@ def attack(finished: Path, place: Path, attempts: int, seed: int) -> None:
         bad = records / "table" / "bad" / "seed0"
         name, file = draw.choice(list(COMMANDS)), bad / draw.choice(FILES)
         way = replaced(file, draw, victim)
-        if file.name == FILE:  # read where there is no checkpoint
+        if file.name == WEIGHTS:  # read where there is no checkpoint
             (bad / "checkpoint.pt").unlink()
         said = said_by(COMMANDS[name](records / "table", out))
         assert said is None or ("\n" not in said.strip() and len(said) < 1000) or "damaged" in said, (name, file, said)
