@@ -38,6 +38,8 @@ CANCELLED = "cancelled"
 STATES = (WAITING, QUEUED, RUNNING, PREEMPTED, CANCELLED, DEAD, FAILED, DIVERGED, FINISHED)
 OF_SLURM = (QUEUED, RUNNING, PREEMPTED, DEAD)  # in these states, SLURM may know more than a run's files
 
+OVER = (CANCELLED, DEAD, FAILED, DIVERGED, FINISHED)  # in these, nothing more happens unless somebody starts the run
+
 REFRESH_SECONDS = 2.0
 STYLES = {FINISHED: "green", RUNNING: "cyan", PREEMPTED: "yellow", DIVERGED: "yellow", FAILED: "red", DEAD: "bold red"}
 STYLES |= {CANCELLED: "yellow"}
@@ -199,7 +201,7 @@ class Heartbeat:
 
 
 def show(paths: list[Path], watch: bool) -> int:
-    """Print the states of all run folders below `paths`; `watch` refreshes them until every run has ended, or Ctrl-C.
+    """Print the states of all runs below `paths`; `watch` refreshes them until none can go on by itself, or Ctrl-C.
 
     Raises:
         UserError: a folder is missing, or has no run in it.
@@ -207,7 +209,7 @@ def show(paths: list[Path], watch: bool) -> int:
     folders = folders_in(paths)
     if watch:
         with suppress(KeyboardInterrupt):
-            follow(folders, lambda: all(read_state(each).name in (FINISHED, DIVERGED, FAILED) for each in folders))
+            follow(folders, lambda: all(state.name in OVER for state in read_states(folders).values()))
     console_for().print(table_of(folders))
     return 0
 

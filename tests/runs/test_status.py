@@ -198,10 +198,11 @@ def test_what_needs_somebody_is_shown_first_where_not_all_fits(grid: Path) -> No
 
 
 def test_watching_ends_with_the_last_row(grid: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for number in (0, 5):
-        Result.model_validate({"status": "diverged"}).write(RunFolder(grid / "row" / f"seed{number}").path)
+    Result.model_validate({"status": "diverged"}).write(grid / "row" / "seed0")
+    killed, earlier = RunFolder(grid / "row" / "seed5"), datetime.now(UTC) - timedelta(seconds=61)
+    killed.status.model_copy(update={"heartbeat": earlier}).write(killed.path)
     assert show([grid], watch=True) == 0
-    assert "4 runs: 1 failed, 2 diverged, 1 finished" in capsys.readouterr().out
+    assert "4 runs: 1 dead, 1 failed, 1 diverged, 1 finished" in capsys.readouterr().out
 
 
 @pytest.mark.slow
