@@ -5,17 +5,17 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 
 def at_scale(full: Any, mini: Any, *deep: Any, _root_: DictConfig) -> Any:
     """`${at_scale:110,20}`: the first value, or the second with scale=mini; a third one is for scale=deep."""
-    return {"mini": mini, "deep": (*deep, full)[0]}.get(_root_.scale.name, full)
+    return _as_node({"mini": mini, "deep": (*deep, full)[0]}.get(_root_.scale.name, full))
 
 
 def case(value: Any, cases: Mapping[Any, Any], otherwise: Any) -> Any:
     """`${case:${model.depth},{110:400},0}`: the value in `cases` for `value`, or `otherwise`."""
-    return cases.get(value, otherwise)
+    return _as_node(cases.get(value, otherwise))
 
 
 def uniform(setting: int | None, name: str, low: float, high: float) -> float | None:
@@ -35,6 +35,11 @@ def log_uniform(setting: int | None, name: str, low: float, high: float) -> floa
 def choice(setting: int | None, name: str, *options: Any) -> Any:
     """`${choice:${setting},activation,relu,tanh}`: one of the options, each as likely as the others."""
     return None if setting is None else options[int(_draw(setting, name) * len(options))]
+
+
+def _as_node(value: Any) -> Any:
+    """Return a list as OmegaConf's own, since `--cfg job --resolve` cannot write a plain one."""
+    return OmegaConf.create(value) if isinstance(value, list) else value
 
 
 def _draw(setting: int, name: str) -> float:
