@@ -15,9 +15,8 @@ from deepnets.errors import UserError
 from deepnets.run import build_model, load_run
 from deepnets.runs.contents import Origin
 from deepnets.runs.execute import run
-from deepnets.runs.folder import RunFolder
+from deepnets.runs.folder import WEIGHTS, RunFolder
 from deepnets.runs.weights import (
-    FILE,
     Weights,
     load_state,
     read_state,
@@ -71,7 +70,7 @@ def test_weights_of_another_run_are_refused(trained: RunFolder, tmp_path: Path) 
     with pytest.raises(UserError, match="holds another run: batch_size differ"):
         write_weights(weights, record.path)
     write_weights(weights, tmp_path / "own")
-    shutil.copy(tmp_path / "own" / FILE, record.path)
+    shutil.copy(tmp_path / "own" / WEIGHTS, record.path)
     with pytest.raises(UserError, match=r"of another run than its config\.yaml: batch_size differ"):
         read_weights(record.path)
 
