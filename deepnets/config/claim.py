@@ -167,6 +167,7 @@ def check_claims(file: Path) -> None:
     scales = sorted({option.stem for folder in (CONF, file.parents[1]) for option in folder.glob("scale/*.yaml")})
     for scale in margins_of(sweep):
         _check_name(scale, scales, f"{file}: sweep.margins: no scale")
+    rows_of_file = cache(lambda of_rows: {each for scale in scales for each in names_at(of_rows, scale)})
     for claim in decidable_of(sweep):
         names = (claim.first, claim.second) if isinstance(claim, Claim) else claim.test.rows if claim.test else ()
         for name in names:
@@ -176,7 +177,7 @@ def check_claims(file: Path) -> None:
             of_rows = file.with_name(f"{other}.yaml") if other else file
             if not of_rows.is_file():
                 of_rows = SWEEPS / of_rows.name
-            rows = {each for scale in scales for each in names_at(of_rows, scale)} if of_rows.is_file() else set()
+            rows = rows_of_file(of_rows) if of_rows.is_file() else set()
             parts = {part for each in rows for part in each.split(",")}
             if rows or not of_rows.is_file():
                 said = claim.text if isinstance(claim, Claim) else claim.sentence
