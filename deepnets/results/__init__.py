@@ -5,7 +5,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """Import `load_results` only when somebody needs it: its module imports most others of this package."""
+    """Import `load_results` only when somebody needs it: its module imports most of this package."""
     if name == "load_results":
         return import_module("deepnets.results.export").load_results
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -29,9 +29,9 @@ REDUCE: dict[str, Callable[..., Any]] = {
 
 
 def analysed_number(folder: Path, of: Analysed) -> float | None:
-    """Return the number that the analysis in `folder` measured; None if it is not there or had other options.
+    """Return the number that the analysis in `folder` measured; None if the analysis is missing or had other options.
 
-    It is nan where there is no such number, as for the logarithm of a number below 0.
+    It is nan if it is undefined, as the logarithm of a negative number is.
 
     Raises:
         UserError: a file cannot be read, or the table has no such column or lines.
@@ -44,7 +44,7 @@ def analysed_number(folder: Path, of: Analysed) -> float | None:
         table = pd.read_csv(io.StringIO(read_text(file, LONGEST)))
     except (OSError, ValueError) as error:
         raise UserError(f"{RunFolder(file)}: cannot be read: {error}; delete it, or analyze again") from error
-    if "run" in table and len(table):  # the first one is the folder's own; others were only shown beside it
+    if "run" in table and len(table):  # the first run is the folder's own; the analysis showed the others beside it
         table = table[table["run"] == table["run"].iloc[0]]
     number = _number(table, of, of.where, file)
     if of.minus:
@@ -53,7 +53,7 @@ def analysed_number(folder: Path, of: Analysed) -> float | None:
 
 
 def noted_by(folder: Path, analysis: str) -> dict[str, Any]:
-    """Return what an analysis wrote down beside its files: its options, findings and claims; empty if it has none.
+    """Return the options, findings and claims that an analysis noted in NAME.json; empty if the file is missing.
 
     Raises:
         UserError: the file cannot be read.
@@ -75,7 +75,7 @@ def _number(table: pd.DataFrame, of: Analysed, lines: Lines, file: Path) -> floa
     if of.by:
         _named(table, of.by, file)
         table = table.groupby(of.by, as_index=False).mean(numeric_only=True)
-    with np.errstate(all="ignore"):  # what has no logarithm becomes nan
+    with np.errstate(all="ignore"):  # numbers without a logarithm become nan
         columns = [_values(table, column, file).to_numpy() for column in of.columns]  # pandas would leave nan out
         return float(REDUCE[of.reduction](*columns))
 

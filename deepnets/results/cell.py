@@ -1,4 +1,4 @@
-"""The cells of a table: a row's runs in a column, its numbers and the verdict; or a net of a random search."""
+"""Computes the cells of a table: a row's numbers and verdict in a column, or the numbers of a random search's net."""
 
 import math
 from collections import Counter, defaultdict
@@ -25,7 +25,7 @@ SEARCH_SEEDS_NOTE = " Of several seeds of a trial the run of median loss counts,
 
 @dataclass(frozen=True)
 class Cell:
-    """A row in a column, with final test errors in percent of the runs that ended; infinite for a diverged run."""
+    """A row in one column. `errors` are the final test errors of ended runs in percent, infinite if a run diverged."""
 
     runs: tuple[Run, ...]
     published: PublishedRow
@@ -38,7 +38,7 @@ class Cell:
 
     @cached_property
     def compared(self) -> list[float]:
-        """The errors that the paper's rule compares: `errors`, or the mean of each run's `best_epochs` lowest."""
+        """The errors to compare with the paper's: `errors`, or the mean of each run's `best_epochs` lowest errors."""
         if not self.published.best_epochs:
             return self.errors
         errors = [compared_error(run, self.published.best_epochs) for run in self.runs]
@@ -52,7 +52,7 @@ class Cell:
 
     @property
     def median(self) -> float | None:
-        """The median error; infinite if half of the runs or more diverged."""
+        """The median error; infinite if at least half of the runs diverged."""
         return middle(self.errors)
 
     @property
@@ -66,7 +66,7 @@ class Cell:
 
     @property
     def std(self) -> float | None:
-        """The standard deviation of the sample, over n - 1."""
+        """The standard deviation of the errors, with divisor n - 1."""
         return stdev(self.errors) if len(self.errors) > 1 and self.mean is not None else None
 
     @property
@@ -75,13 +75,13 @@ class Cell:
 
     @property
     def train_median(self) -> float | None:
-        """The median training error of the last epoch, in percent, of the runs that finished."""
+        """The median over finished runs of the last epoch's training error, in percent."""
         ended = [run.result.get("train_error") for run in self.runs if run.state.name == FINISHED]
         return middle([error for error in ended if error is not None])
 
     @property
     def top5_median(self) -> float | None:
-        """The median top-5 error of the runs that note it, in percent."""
+        """The median top-5 error, in percent, over the finished runs that note it."""
         noted = [run.result.get("test_top5_error") for run in self.runs if run.state.name == FINISHED]
         return middle([error for error in noted if error is not None])
 
@@ -108,18 +108,18 @@ class Cell:
 
     @property
     def verdict(self) -> str:
-        """The verdict by `verdict_of`; also empty if the protocol is not the paper's."""
+        """The verdict by `verdict_of`; empty if the protocol is not the paper's."""
         return verdict_of(self.compared, self.published, self.is_fail) if self.is_published_protocol else ""
 
     @property
     def true_difference(self) -> tuple[float, float] | None:
-        """The interval of our expected error minus the paper's, in percent points, if the row has a verdict."""
+        """The interval of our expected error minus the paper's, in percent points; None if these cannot be compared."""
         printed = printed_of(self.published) if self.is_published_protocol and not self.is_fail else None
         return true_difference(self.compared, printed) if printed else None
 
     @property
     def remarks(self) -> str:
-        """Notes on runs that are missing, still running or failed, with the reason of a failure."""
+        """Says which runs are missing, diverged, still running or failed, and why they failed."""
         if not self.runs:
             return "literature" if self.published.is_literature else "missing"
         states = Counter(run.state.name for run in self.runs)
@@ -133,11 +133,11 @@ class Cell:
 
     @property
     def headline(self) -> str:
-        """The number that stands for the row beside other columns: `18.59 (n = 2)`."""
+        """The text that stands for the row where columns are compared: `18.59 (n = 2)`."""
         return f"{self._median_text} (n = {len(self.errors)})" if self.errors else self.remarks
 
     def facts(self) -> dict[str, str]:
-        """Return the row's line by the sheet's columns. The verdict is first, so that a narrow window shows it too."""
+        """Return the row's texts by column of the sheet. The verdict is first, so that a narrow window shows it too."""
         return {
             "verdict": self.verdict,
             "median": self._median_text,
@@ -168,16 +168,16 @@ class Cell:
 
 @dataclass(frozen=True)
 class Net(Cell):
-    """A net of a random search as a row (Srivastava et al. 2015, 3.1 and Fig. 1).
+    """A row for one net of a random search (Srivastava et al. 2015, 3.1 and Fig. 1).
 
-    `trials` has the run of median loss of each trial that ended, the lowest loss first.
+    `trials` has one run of each trial that ended, the run with the median loss; the lowest loss comes first.
     """
 
     trials: tuple[Run, ...] = ()
 
     @property
     def errors(self) -> list[float]:
-        """A net has no errors, as its trials are no sample of one distribution."""
+        """Empty, because the trials of a net are no sample of one distribution."""
         return []
 
     @property
@@ -191,7 +191,7 @@ class Net(Cell):
 
     @property
     def example(self) -> Run | None:
-        """The best trial, as a run of the net itself; None if all diverged."""
+        """The best trial, as if it were a run of the net itself; None if all trials diverged."""
         if not self.trials or math.isinf(self.losses[0]):
             return None
         best = self.trials[0]
@@ -234,12 +234,12 @@ def middle(errors: Sequence[float]) -> float | None:
 
 
 def is_search(runs: Iterable[Run]) -> bool:
-    """Say whether the rows of a table are trials: the number of the trial is one of its axes."""
+    """Say whether the rows of a table are trials, which they are if the trial's number is an axis."""
     return any(TRIAL in run.sweep.get("axes", []) for run in runs)
 
 
 def nets_of(trials: Mapping[str, Cell]) -> dict[str, Net]:
-    """Gather the trials of a column, which are its rows, by their net."""
+    """Group the trials of a column by their net."""
     grouped: dict[str, list[Cell]] = defaultdict(list)
     for row, cell in trials.items():
         if cell.runs:
@@ -278,7 +278,7 @@ def final_loss(run: Run) -> float:
 
 
 def _units(result: dict[str, Any]) -> int:
-    """Return the number of threads, or of GPUs, that trained the run in the end."""
+    """Return how many threads, or GPUs, trained the run when it ended."""
     processes = list(result.get("processes", {"0": 1}).values())[-1]
     return processes * (result.get("threads", 1) if result["device_type"] == "cpu" else 1)
 

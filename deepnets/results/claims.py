@@ -1,4 +1,4 @@
-"""Brings the claims of a sweep file together with the runs of its table that test them."""
+"""Tests the claims of a sweep file on the runs of its table."""
 
 import math
 import shlex
@@ -22,7 +22,7 @@ from deepnets.results.statistics import WORST_ERROR, holm
 from deepnets.results.table import Table
 from deepnets.runs.folder import RunFolder
 
-DEPTH_KEYS = ("depth", "units")  # of the model's node
+DEPTH_KEYS = ("depth", "units")  # in the node `model`
 ANALYZE = "python scripts/analyze.py"
 OTHER_DEPTH = "nets of another depth than the paper's"
 
@@ -32,9 +32,9 @@ AnyFinding = Finding | RegisteredFinding
 def findings_of(table: Table, index: int, sweeps: Path) -> list[AnyFinding]:
     """Test every claim of the table's sweep file, which lies in `sweeps`, on one column of the table.
 
-    A claim about an axis is tested on each pair. Registered claims that have a test come last, also those of other
-    files that are about this table's rows alone. As claims are about depth, none is tested on nets of another depth
-    than at the file's full scale.
+    A claim about values of an axis is tested on each pair of rows. Registered claims that have a test come last, with
+    the claims of other files that are only about this table's rows. Claims are about depth, so none is tested if the
+    nets have another depth than at the file's full scale.
     """
     if not has_claims(table, sweeps) or is_of_other_depth(table, index, sweeps):
         return []
@@ -57,9 +57,9 @@ def _registered(table: Table, sweeps: Path) -> list[tuple[str, Registered]]:
 
 
 def drawn_findings(sweep: str, claims: Sequence[Registered], place: Path) -> list[RegisteredFinding]:
-    """Test the claims about nets that an analysis draws itself, on the draws in place/analysis/NAME/seed*.
+    """Test the claims about nets that an analysis draws itself, on its results in place/analysis/NAME/seed*.
 
-    A seed of the analysis is a run: one number. It notes the claims as a run does.
+    Each seed of the analysis gives one number, and notes the known claims as a run does.
     """
     return [
         RegisteredFinding(claim, tuple(_drawn(row, test.of, f"{sweep}/{claim.hash}", place) for row in test.rows))
@@ -76,7 +76,7 @@ def is_of_other_depth(table: Table, index: int, sweeps: Path) -> bool:
 
 
 def are_of_other_depth(models: Iterable[Mapping[str, Any]], file: Path) -> bool:
-    """Say whether one of the `models` (nodes of a configuration) has another depth than the sweep file sets."""
+    """Say whether one of the `models` (configuration nodes) has another depth than the file's full scale."""
     papers = {key: set_at_scale(file, f"model.{key}", "full") for key in DEPTH_KEYS}
     return any(model.get(key) != depth for model in models for key, depth in papers.items() if depth)
 
@@ -84,7 +84,7 @@ def are_of_other_depth(models: Iterable[Mapping[str, Any]], file: Path) -> bool:
 def pairs_of(claim: Claim, rows: Sequence[str], axes: int) -> list[tuple[str, str]]:
     """Return the pairs of rows that a claim compares: for two values of an axis, all pairs that differ only there.
 
-    A claim that names a word for each of the `axes` means that one row, whether the row has runs or not.
+    If `claim.first` has a word for each of the `axes` (a count), it names one row, which need not have runs.
     """
     if claim.first in rows or claim.second in rows or claim.first.count(",") + 1 >= axes:
         return [(claim.first, claim.second)]
@@ -127,21 +127,21 @@ def _compared(table: Table, index: int, sweep: Any) -> list[Finding]:
 
 
 def trained_as(column: Column) -> set[str]:
-    """Return the arithmetic in which the column's runs were trained, as far as they noted it."""
+    """Return each arithmetic in which the column's runs were trained, as far as it is known."""
     return {arithmetic_of(run) for run in column.runs} - {""}
 
 
 def _fails_here(column: Column, row: str) -> float:
     """Return the error in percent above which a row fails here: the plain net's mean minus `FAIL_MARGIN`.
 
-    If no plain net of the column has ended, or the row is the plain net, guessing takes the place of that mean.
+    The error of guessing replaces that mean if no plain net of the column has ended, or the row is the plain net.
     """
     plain = [run.error for run in column.runs if run.row != row and run.error is not None and is_plain(run)]
     return (fmean(min(error, WORST_ERROR) for error in plain) if plain else CHANCE) - FAIL_MARGIN
 
 
 def _learns(table: Table, index: int, bound: float) -> bool:
-    """Say whether the rows that learn in the paper learn here: their mean errors are at most `bound` percent."""
+    """Say whether all rows that learn in the paper learn here, with mean errors of at most `bound` percent."""
     cells = table.column(index).values()
     learning = [
         cell for cell in cells if isinstance(error := cell.published.test_error, float | int) and error <= FAIL_ABOVE
@@ -151,7 +151,7 @@ def _learns(table: Table, index: int, bound: float) -> bool:
 
 
 def _with_holm(findings: Sequence[Finding]) -> list[Finding]:
-    """Correct the p of the findings by Holm; pairs of the same experiments, whatever their names, count once."""
+    """Correct the findings' p by Holm; two pairs of the same experiments under different names count once."""
     by_pair = {_pair(finding): finding.p for finding in findings if finding.p is not None}
     corrected = dict(zip(by_pair, holm(list(by_pair.values())), strict=True))
     return [replace(finding, p_holm=corrected.get(_pair(finding))) for finding in findings]
@@ -162,7 +162,7 @@ def _pair(finding: Finding) -> tuple[Measured, frozenset[frozenset[str]]]:
 
 
 def _sibling(column: Column, other: str) -> dict[str, list[Run]]:
-    """Read the rows of the sweep `other` in the folder beside the column's, if they were trained as the column was."""
+    """Read the rows of the sweep `other` from the folder beside the column's; none if their arithmetic differs."""
     folders: list[Path] = []
     for grid in sorted({run.grid for run in column.runs}):
         folder = grid.with_name("+".join([other, *grid.name.split("+")[1:]]))
@@ -173,7 +173,7 @@ def _sibling(column: Column, other: str) -> dict[str, list[Run]]:
 
 
 def _sides(claim: Registered, name: str, table: Table, column: Column) -> tuple[Side, ...]:
-    """Gather the rows of a registered claim's test, with the numbers that it measures on their runs."""
+    """Gather each row of a registered claim's test, with the numbers that the test takes from its runs."""
     assert claim.test
     test, rows = claim.test, []
     for each in claim.test.rows:
@@ -202,13 +202,13 @@ def _sides(claim: Registered, name: str, table: Table, column: Column) -> tuple[
 
 
 def _drawn(row: str, of: Analysed, name: str, place: Path) -> Side:
-    """Gather the draws of an analysis that draws nets itself, by its seed; the seeds that are not there wait for it."""
+    """Gather the numbers of an analysis that draws nets itself, by seed; seeds without a number wait for it."""
     draws = place / "analysis" / of.analysis
     ended: dict[int, tuple[float, bool]] = {}
     for folder in sorted(draws.glob("seed*")):
         noted, number = noted_by(folder, of.analysis), analysed_number(folder, of)
         seed = noted.get("options", {}).get("seed")
-        if number is not None and folder.name == f"seed{seed}":  # a copy under another name counts for nothing
+        if number is not None and folder.name == f"seed{seed}":  # a copy under another name does not count
             ended[seed] = (number, name in noted.get("claims", []))
     waiting = [
         Waiting(seed, True, f"{ANALYZE} {of.analysis}{of.words} --seed {seed} --output {RunFolder(draws)}/seed{seed}")
@@ -232,7 +232,7 @@ def _side(
     known: Sequence[bool],
     test: ClaimTest | None = None,
 ) -> Side:
-    """Gather the runs of a row that have a number, but no run if the row's seeds ran under different code."""
+    """Gather the runs of a row that have a number; no run if different versions of the user's code trained them."""
     measured = [] if mixes_code(runs) else [*zip(runs, numbers, known, strict=True)]
     ended = [(run, number, knows) for run, number, knows in measured if number is not None]
     by = TRIAL if test and test.best else "seed"
@@ -241,7 +241,7 @@ def _side(
         waiting = [
             Waiting(
                 run.config["seed"],
-                knows and run.folder.has_weights,  # a look must not wait for a run that nobody can analyse
+                knows and run.folder.has_weights,  # no look should wait for a run that nobody can analyse
                 f"{ANALYZE} {of.analysis} {shlex.quote(str(run.folder))}{of.words}",
             )
             for run, number, knows in measured

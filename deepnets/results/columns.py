@@ -1,4 +1,4 @@
-"""Puts runs into one frame; decides which ones share a column, in which a row is averaged, or a line of a figure."""
+"""Puts runs into one frame, and decides which of them share a column of a table or a line of a figure."""
 
 import json
 import re
@@ -20,23 +20,23 @@ FRAME = (  # the columns of a frame of runs
     *("status", "reason", "is_read", "arithmetic"),
 )
 FULL = "full"  # the label of the column that follows the table's own protocol
-# Rows of a table that differ in one of these are in separate columns, unless it is an axis of the table.
+# Rows of a table that differ in one of these go into separate columns, unless it is an axis of the table.
 PROTOCOL = ("scale.name", "batch_size", "selection")
 # Rows that differ in these may still be compared; a warning tells the reader.
 BUDGET = ("epochs", "iterations")
-PRECISION = "precision"  # changes no protocol; columns differ in the arithmetic that it meant where the runs trained
+PRECISION = "precision"  # no part of the protocol; columns are split by the arithmetic in which the runs trained
 DEPTH = "model.depth"
-FEWEST_VALUES = 3  # of a swept number; of depth two are enough
+FEWEST_VALUES = 3  # of a swept number, for a line; two depths are enough
 ARITHMETIC = {"fp32": "float32", "bf16": "bfloat16"}
 
-Lines = dict[str, dict[float, str]]  # the row at each value, for each line by its name
+Lines = dict[str, dict[float, str]]  # by line and value: the row
 
 
 def frame_of(runs: Sequence[Run]) -> pd.DataFrame:
     """Put runs into one frame, a row per run: the run itself, its place, its status and its arithmetic.
 
-    `sweep` is the name of the folder `grid`, `table` the name of the sweep file, and `changes` has the command's
-    overrides of the file, except for the arithmetic. A run whose configuration is damaged is not `is_read`.
+    `sweep` is the name of the folder `grid`, and `table` the name of the sweep file. `changes` has the command's
+    overrides of that file, without `precision`. `is_read` is False if the run's configuration is damaged.
     """
     lines = []
     for run in runs:
@@ -55,9 +55,9 @@ def frame_of(runs: Sequence[Run]) -> pd.DataFrame:
 
 @dataclass(frozen=True, eq=False)
 class Column:
-    """Runs of one protocol in one arithmetic, as a part of a frame.
+    """The runs of one protocol in one arithmetic; `frame` is their part of the frame of all runs.
 
-    `is_published_protocol` unless the command or the scale changed more of the table's settings than the arithmetic.
+    `is_published_protocol` is True if neither the command nor the scale changed a setting other than the arithmetic.
     """
 
     label: str
@@ -70,19 +70,19 @@ class Column:
 
     @cached_property
     def rows(self) -> dict[str, list[Run]]:
-        """The runs of each row; they may be averaged."""
+        """The runs of each row, which may be averaged."""
         return {row: list(runs) for row, runs in self.frame.groupby("row", sort=False)["run"]}
 
     @property
     def scale(self) -> str:
-        """The `scale.name` of its runs; a paper's own protocol has `FULL`."""
+        """The `scale.name` of the runs; it is `FULL` for a paper's own protocol."""
         return next((run.settings.get("scale.name", FULL) for run in self.runs if run.config), FULL)
 
 
 def columns_of(runs: pd.DataFrame) -> list[Column]:
     """Split the runs of a table into columns: by folder, arithmetic, and each setting that differs within a row.
 
-    Folders whose names differ only in `precision=` count as one, unless they hold the same run. Columns name their
+    Folders whose names differ only in `precision=` count as one, unless two of them hold the same run. Labels name the
     arithmetic if the table has several.
     """
     if runs.empty:
@@ -111,7 +111,7 @@ def warnings_of(column: Column) -> list[str]:
     ended = [run for run in column.runs if run.error is not None]
     facts: dict[str, list[Any]] = {
         "versions of the code": [short_commit(run.result.get("commit")) for run in ended],
-        "precisions": [run.result.get(PRECISION) for run in ended],  # of single runs
+        "precisions": [run.result.get(PRECISION) for run in ended],  # only single runs can differ
         "versions of torch": [run.result.get("versions", {}).get("torch") for run in ended],
     }
     warnings = [f"cannot be read: {file}" for run in column.runs for file in run.broken]
@@ -124,7 +124,7 @@ def warnings_of(column: Column) -> list[str]:
             warnings.append(_mixture(f"{column.label}: rows differ in {key}", values))
     for row, runs in column.rows.items():
         data = [run.result["data"] for run in runs if run.result.get("data")]
-        noted = set.intersection(*map(set, data)) if data else ()  # older results have fewer facts
+        noted = set.intersection(*map(set, data)) if data else ()  # older results note fewer facts
         data = [json.dumps({name: facts[name] for name in sorted(noted)}) for facts in data]
         warnings.append(_mixture(f"{column.label}: {row} was trained on different data", data))
         if mixes_code(runs):
@@ -137,7 +137,7 @@ def warnings_of(column: Column) -> list[str]:
 def arithmetic_of(run: Run) -> str:
     """Return the arithmetic of a run of a sweep, such as "float32", from its result or from its setting `precision`.
 
-    It is empty if neither names one: the run has precision=auto and has not ended.
+    It is empty for a single run, and for a run with precision=auto that has not ended.
     """
     if not run.sweep:  # single runs share a folder, not a protocol
         return ""
@@ -145,7 +145,7 @@ def arithmetic_of(run: Run) -> str:
 
 
 def in_other_arithmetic(paths: Sequence[Path]) -> list[Path]:
-    """Find the folders of the same sweeps with `precision=` typed, beside the given ones."""
+    """Find folders beside the given ones that hold the same sweeps, trained with `precision=` typed."""
     folders = []
     for path in (path.resolve() for path in paths):
         sweep, *changes = path.name.split("+")
@@ -156,7 +156,7 @@ def in_other_arithmetic(paths: Sequence[Path]) -> list[Path]:
 
 
 def lines_over(key: str, rows: Mapping[str, Run]) -> Lines:
-    """Find the lines that rows make over a number: the names of a line's rows differ only in the number.
+    """Group rows into lines over the number `key`: the names of the rows on a line differ only in that number.
 
     If the sweep pairs an axis with the number, the names may differ in that axis too. A line has at least two depths,
     or `FEWEST_VALUES` values of another number.
@@ -176,12 +176,12 @@ def lines_over(key: str, rows: Mapping[str, Run]) -> Lines:
 
 
 def swept(rows: Mapping[str, Run]) -> list[str]:
-    """Return the numbers, apart from depth, over which rows make lines."""
+    """Return the settings, apart from depth, over which `lines_over` finds lines."""
     return [key for key in varying(rows.values()) if key != DEPTH and lines_over(key, rows)]
 
 
 def varying(runs: Iterable[Run]) -> list[str]:
-    """Return the settings that are numbers and have at least `FEWEST_VALUES` values."""
+    """Return the settings that have at least `FEWEST_VALUES` different numbers."""
     numbers: dict[str, set[float]] = defaultdict(set)
     for run in runs:
         for key, value in run.settings.items():
@@ -196,14 +196,14 @@ def is_plain(run: Run) -> bool:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Say whether a setting can be drawn on a scale."""
+    """Say whether a setting is a number, which can be drawn on an axis."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _with_places(runs: pd.DataFrame) -> pd.DataFrame:
-    """Add `place`, the folder in which a run counts: the first of the folders that count as one.
+    """Add `place`, the first of the folders that count as one with the run's folder.
 
-    A run that has not ended is assumed to have the arithmetic of most runs in its folder.
+    A run of unknown arithmetic is assumed to have the arithmetic of most runs in its folder.
     """
     usual = runs.groupby("grid", sort=False)["arithmetic"].transform(_most_common)
     frame = runs.assign(arithmetic=runs["arithmetic"].where(runs["arithmetic"] != "", usual))
@@ -223,12 +223,12 @@ def _most_common(arithmetic: pd.Series) -> str:
 
 
 def _changes(grid: Path) -> tuple[str, ...]:
-    """Return the command's overrides of the table from the folder's name, except for the arithmetic."""
+    """Read from the folder's name what the command overrode in the sweep file, without `precision`."""
     return tuple(change for change in grid.name.split("+")[1:] if change.partition("=")[0] != PRECISION)
 
 
 def _protocols(inside: pd.DataFrame) -> list[tuple[str, tuple[tuple[str, str], ...], pd.DataFrame]]:
-    """Split the runs of a place by arithmetic and separating settings; damaged runs go into the first part."""
+    """Split the runs of a place by arithmetic and the settings of `_separating`; damaged runs go to the first part."""
     keys = _separating(inside)
     settings = [tuple((key, setting_text(run.settings.get(key))) for key in keys) for run in inside["run"]]
     inside = inside.assign(settings=pd.Series(settings, inside.index, dtype=object))
@@ -266,10 +266,10 @@ def _mixture(what: str, values: Sequence[Any]) -> str:
 
 
 def _parts(row: str, run: Run) -> list[tuple[str, str]]:
-    """Return the words of a row's name, each behind the key of the group or number that it names (see naming.py)."""
+    """Split a row's name into words, each with the key of its group or number in front (see naming.py)."""
     words, axes = row.split(","), run.sweep.get("axes", [])
     keys = axes or ["model", "dataset", *(word.partition("=")[0] for word in words[2:])]
-    keys = [key.replace("/", ".") for key in keys] + [""] * len(words)  # a list in a name has commas too
+    keys = [key.replace("/", ".") for key in keys] + [""] * len(words)  # a list in a name adds words
     return list(zip(keys, words, strict=False))
 
 
@@ -286,7 +286,7 @@ def _without_axis(parts: Sequence[tuple[str, str]], keys: Sequence[str]) -> str 
 
 
 def _without_number(parts: Sequence[tuple[str, str]], key: str, value: float) -> str | None:
-    """Return the name without the number in its group's word, as in resnet20; None if that word lacks it."""
+    """Return the name without the number in its group's word, as 20 in resnet20; None if that word lacks the number."""
     number = re.compile(rf"(?<![\d.]){re.escape(f'{abs(value):g}')}(?![\d.])")
     for index, (group, word) in enumerate(parts):
         if key.startswith(f"{group}.") and number.search(word):

@@ -1,4 +1,4 @@
-"""Tests claims about two rows: the runs on both sides, the looks at their first seeds, the test and its answer."""
+"""Tests claims about two rows: looks at the first seeds of both rows, and says what they answer."""
 
 import math
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from deepnets.config.claim import Claim, Measured, Relation
 from deepnets.results.cell import FAIL_ABOVE
 from deepnets.results.statistics import CONFIDENCE, TEST_SET_NOTE, WORST_ERROR, image_noise, power, welch
 
-LOOKS = {3: 0.005, 5: 0.015, 10: 0.03}  # by seeds of each row at a look: the part of the 5 % error that it spends
+LOOKS = {3: 0.005, 5: 0.015, 10: 0.03}  # a look's seeds of each row, and the part of the 5 % error that it spends
 MOST = max(LOOKS)
-CHANCE = 90.0  # percent; the error of guessing one class of ten
+CHANCE = 90.0  # percent; the error of guessing among ten classes
 FAIL_MARGIN = 10.0  # percent points
 
 CLAIM_RULE = (
@@ -40,7 +40,7 @@ CLAIM_RULE = (
 
 
 class Outcome(StrEnum):
-    """The answer of the runs to a claim."""
+    """What the runs answer to a claim."""
 
     supported = "supported"
     contradicted = "contradicted"
@@ -50,7 +50,7 @@ class Outcome(StrEnum):
 
 
 class Waiting(NamedTuple):
-    """An ended run that has no number before it is analysed by `command`; `known` as in `Side`."""
+    """An ended run that gets its number only when `command` analyses it; `known` is as in `Side`."""
 
     seed: int
     known: bool
@@ -63,7 +63,7 @@ class Side:
 
     `wrong` says for each run which test images it got wrong, (images,), None if that is not known. `identities` are the
     runs' identities apart from their seeds: rows with different names but equal identities are the same experiment.
-    `waiting` are the ended runs without a number. The trials of a random search are its seeds.
+    `waiting` are the ended runs without a number. In a random search, each trial counts as a seed.
     """
 
     row: str
@@ -81,7 +81,7 @@ class Side:
         return {seed: error for seed, error, known in ended if known and seed not in self._seen}
 
     def first(self, seeds: int) -> list[int]:
-        """Return the first unseen seeds, ended or not: a look must not choose among the seeds that were trained."""
+        """Return the first unseen seeds, ended or not, so that a look cannot choose among the trained seeds."""
         return list(islice((seed for seed in count() if seed not in self._seen), seeds))
 
     def at(self, seeds: int) -> list[float] | None:
@@ -117,7 +117,7 @@ class Finding:
 
     `fail_above` is in percent; `margin` is in percent points, None if the sweep states none for this scale. `learns`
     says that the rows which learn in the paper also learn here, by `fail_above`. `p_holm` is set later, when all
-    findings of a column are known. `analyses` is empty: errors need none.
+    findings of a column are known. `analyses` is empty, as errors need none.
     """
 
     claim: Claim
@@ -139,7 +139,7 @@ class Finding:
 
     @property
     def number(self) -> str:
-        """The error of a run that is compared: `test` or `training`."""
+        """Which error of the runs is compared: `test` or `training`."""
         return self.claim.error.value
 
     @property
@@ -154,7 +154,7 @@ class Finding:
 
     @property
     def seen_before(self) -> int:
-        """How many runs began before the claim was written down, or repeat such a run."""
+        """How many runs began before the claim was written down, or repeat a seed that had been seen."""
         return sum(self.seeds) - len(self.first.unseen) - len(self.second.unseen)
 
     @cached_property
@@ -188,7 +188,7 @@ class Finding:
 
     @property
     def image_noise(self) -> float | None:
-        """Half of the interval of the difference over the choice of test images, in percent points."""
+        """How far the choice of test images alone may move the difference, in percent points; see `statistics`."""
         if self.claim.error != Measured.test:
             return None
         return image_noise(self.first.wrong, self.second.wrong)
@@ -201,7 +201,7 @@ class Finding:
 
     @property
     def next_look(self) -> int | None:
-        """How many seeds of each row the next look needs; None if the claim is decided or cannot be any more."""
+        """How many seeds of each row the next look needs; None if the claim is decided, or no look can decide it."""
         if self.outcome is not Outcome.undecided or (self.claim.relation is Relation.fails and self._is_mixed):
             return None
         done = self.looks[-1].seeds if self.looks else 0
@@ -217,7 +217,7 @@ class Finding:
 
     @property
     def chance(self) -> float | None:
-        """The probability that the next look shows a difference, if difference and spread stay as they are so far."""
+        """The probability that the next look shows a difference, if difference and spread stay as they are."""
         if (seeds := self.next_look) is None or min(self.seeds) < 2:
             return None
         return power(*_difference_and_spread(self.first.errors, self.second.errors), seeds, LOOKS[seeds])

@@ -38,9 +38,9 @@ FACTS = {  # facts that can be checked, and the reason if a run's cannot
 }
 CONFIG = TypeAdapter(Config)
 NOTED = ("beginning", "test_right")  # older results have neither
-# Runs that differ only in these may be trained alike, bit by bit: a budget in epochs or in iterations, ...
+# Runs that differ only in these may still be equal bit by bit: the budget may be in epochs or in iterations.
 ALIKE = {"epochs", "iterations", "scale.name", "scale.budget", "precision", "selection", "setting"}
-ALIKE |= {"clip_gradient_norm", "dataset.incomplete"}  # ... a norm that no gradient exceeds, a set that is whole
+ALIKE |= {"clip_gradient_norm", "dataset.incomplete"}  # no gradient may be clipped, no image missing
 
 _is_execution = cache(is_execution)
 
@@ -49,8 +49,8 @@ _is_execution = cache(is_execution)
 class Run:
     """One run: its settings, its origin, its result (empty until it ends), and what it is doing now.
 
-    If a file cannot be read, its part is empty, and `unread` has the file with the error. If files contradict each
-    other, there is neither result nor history, and `contradiction` says how.
+    If a file cannot be read, its part is empty, and `unread` gives the file and the error. If files contradict each
+    other, the run has neither result nor history, and `contradiction` says why.
     """
 
     folder: RunFolder
@@ -63,12 +63,12 @@ class Run:
 
     @property
     def row(self) -> str:
-        """The row of the table, as its folder is named."""
+        """The name of the row, which is the name of its folder."""
         return self.folder.path.parent.name
 
     @property
     def grid(self) -> Path:
-        """The folder of the table."""
+        """The folder that holds all rows of the table."""
         return self.folder.path.parent.parent
 
     @property
@@ -83,37 +83,37 @@ class Run:
 
     @property
     def sweep(self) -> dict[str, Any]:
-        """The node `sweep` of the configuration, such as its `axes`; empty for single runs."""
+        """The configuration's node `sweep`, which has the `axes`; empty for single runs."""
         return self.config.get("sweep") or {}
 
     @property
     def error(self) -> float | None:
-        """Final test error in percent; infinite if the run diverged, None if it has not ended with an error."""
+        """Final test error in percent; infinite if the run diverged, None if the run has no final error."""
         if self.state.name == DIVERGED:
             return math.inf
         return self.result.get("test_error") if self.state.name == FINISHED else None
 
     @property
     def has_ended(self) -> bool:
-        """Whether it finished or diverged, and its files agree."""
+        """Whether the run finished or diverged, and its files do not contradict each other."""
         return self.state.name in (FINISHED, DIVERGED)
 
     @property
     def code(self) -> str:
-        """The hashes of the user's code that trained it, one after the other; empty if it needed none."""
+        """The hashes of the user's code that trained the run, one for each version, with commas; empty without any."""
         return ", ".join(each["hash"] for each in (self.result.get("code") or {}).values())
 
     @property
     def options(self) -> dict[str, Any]:
-        """The option chosen in each group, if the run noted it."""
+        """The option chosen in each configuration group; empty if the run did not note its options."""
         chosen = self.origin.get("choices") or {}
         return {group: option for group, option in chosen.items() if not group.startswith("hydra/")}
 
     @cached_property
     def test_wrong(self) -> np.ndarray | None:
-        """Which test images the run got wrong, (images,) bool; None if that was not noted.
+        """Which test images the run got wrong, (images,) bool; None if the run did not note it.
 
-        Runs note them after the last completed epoch, with one view. If `error` is of another epoch or view: None.
+        A run notes it after its last completed epoch, with one view. None too if `error` is of another epoch or view.
         """
         if "test_right" not in self.result or self.error is None:
             return None
@@ -122,32 +122,32 @@ class Run:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The settings that make the run what it is, by dotted key, without its seed."""
+        """The settings that can change the result, by dotted key, without the seed."""
         return {key: value for key, value in flat(self.config).items() if key != "seed" and not _is_execution(key)}
 
     @property
     def experiment(self) -> str:
-        """The identity without the seed: it is equal for the seeds of a row, whatever the row is called."""
+        """A hash of the identity without the seed: all seeds of a row share it, and the row's name does not matter."""
         return str(self.folder.path.parent) if _lacking(self) else identity_hash(replace(self.typed_config, seed=0))
 
     @cached_property
     def typed_config(self) -> Config:
-        """The configuration as an object; the sweep, which is no part of a run, is left out."""
+        """The configuration as a typed object, without the sweep, which is no part of a run."""
         return CONFIG.validate_python(self.config | {"sweep": None})
 
     @cached_property
     def history(self) -> list[dict[str, float]]:
-        """The epochs in metrics.csv; empty before the first. Epochs that cannot be read are left out."""
+        """The epochs in metrics.csv, without those that cannot be read; empty before the first epoch ends."""
         return [] if self.contradiction else self._metrics[0]
 
     @property
     def has_whole_history(self) -> bool:
-        """Whether metrics.csv is there and each epoch in it can be read."""
+        """Whether metrics.csv exists and each of its epochs can be read."""
         return (self.folder.path / "metrics.csv").exists() and not self._metrics[1]
 
     @property
     def broken(self) -> list[str]:
-        """The files that could not be read as they should, each with the reason."""
+        """The files that cannot be read, or only in part, each with the reason."""
         return [f"{self.folder}/{what}" for what in (*self.unread, *self._metrics[1])]
 
     @cached_property
@@ -170,7 +170,7 @@ class Run:
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """Read the runs of `folders_in`, and raise as it does.
+    """Read the runs that `folders_in` finds; raises as it does.
 
     A run that contradicts itself or repeats another one loses its numbers.
     """
@@ -181,9 +181,9 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
 
 
 def example(runs: Sequence[Run], key: Callable[[Run], float] | None = None) -> Run:
-    """Choose the run that stands for the seeds of a row: the one of median error, or of the median `key`.
+    """Choose the run that stands for the seeds of a row: the run with the median error, or with the median `key`.
 
-    Of an even number it is the worse of the two in the middle; while none has ended, the one with the most epochs.
+    Of two runs in the middle it takes the worse. If no run has ended, it takes the run with the most epochs.
     """
     errors = [(run.error, run) for run in runs if run.error is not None]
     ended = [run for _, run in sorted(errors, key=lambda pair: key(pair[1]) if key else pair[0])]
@@ -191,20 +191,20 @@ def example(runs: Sequence[Run], key: Callable[[Run], float] | None = None) -> R
 
 
 def mixes_code(runs: Sequence[Run]) -> bool:
-    """Return whether ended runs of one row were trained by different user's code, or one run by several versions."""
+    """Return whether several versions of the user's code trained the ended runs of a row, or one of these runs."""
     codes = {run.code for run in runs if run.has_ended}
     return len(codes) > 1 or any("," in code for code in codes)
 
 
 def unchecked(runs: Sequence[Run]) -> list[str]:
-    """Count, for each of `FACTS`, the ended runs in which it cannot be checked."""
+    """Say in how many ended runs each of `FACTS` cannot be checked, a line for each fact."""
     ended = [run for run in runs if run.has_ended]
     counts = Counter(fact for run in ended for fact in _unconfirmed(run))
     return [f"{fact}: {counts[fact]} of {len(ended)} runs ({FACTS[fact]})" for fact in FACTS if counts[fact]]
 
 
 def _without_result(run: Run, contradiction: str) -> Run:
-    """Return the run with its contradiction and without its numbers, as nobody knows which ones are right."""
+    """Return the run without its numbers, because nobody knows which of them are right."""
     return replace(run, result={}, state=State(FAILED, reason="contradicts itself"), contradiction=contradiction)
 
 
@@ -224,10 +224,10 @@ def _read(folder: RunFolder) -> Run:
     result = tried(Result.FILE, lambda: folder.result.model_dump(exclude_unset=True) if folder.result else {})
     if broken := [unread[name] for name in ("config.yaml", "result.json") if name in unread]:
         state = State(FAILED, reason=f"cannot be read: {'; '.join(broken)}")
-    elif result.get("status") in (FINISHED, DIVERGED):  # the files of a state need not be read
+    elif result.get("status") in (FINISHED, DIVERGED):  # the files that tell a state need not be read
         state = State(result["status"])
     else:
-        state = read_states([folder])[folder]  # it asks SLURM once about all queued runs
+        state = read_states([folder])[folder]  # SLURM is asked once for all queued runs
     return Run(folder, config, origin, result, state, tuple(unread.values()))
 
 
@@ -265,9 +265,9 @@ def _unconfirmed(run: Run) -> list[str]:
 
 
 def _repetitions(runs: Sequence[Run]) -> dict[RunFolder, str]:
-    """Name both folders of each pair that has equal epochs, bit by bit, under another seed or other settings.
+    """Find pairs of runs whose epochs are equal bit by bit although seed or settings differ; give both runs the reason.
 
-    Nobody knows which of the two is the copy. First iterations and test images must be equal too if both note them.
+    Nobody knows which of the two is the copy. If both note first iterations and test images, these must be equal too.
     """
     alike: dict[Any, list[Run]] = defaultdict(list)
     for run in runs:
@@ -287,7 +287,7 @@ def _repetitions(runs: Sequence[Run]) -> dict[RunFolder, str]:
 
 
 def _difference(first: Run, second: Run) -> str | None:
-    """Return a key whose values lead to different trainings, the seed before others; None if there is none."""
+    """Return a differing setting that must change the training, the seed if it differs; None if there is none."""
     one, other = flat(identity(first.typed_config)), flat(identity(second.typed_config))
     different = [key for key in {*one, *other} - ALIKE if one.get(key) != other.get(key)]
     return min(different, key=lambda key: (key != "seed", key), default=None)
@@ -306,7 +306,7 @@ def _contradictions(run: Run) -> Iterator[str]:
         yield from _wrong_images(run)
         yield from _wrong_errors(run)
         yield from _wrong_epochs(run)
-    except UserError as error:  # no run can have had this configuration
+    except UserError as error:  # no run can have trained with this configuration
         yield f"result.json is of a run that ended, and config.yaml cannot be trained: {error}"
     by_config = identity_hash(run.typed_config)
     if run.result.get("identity", by_config) != by_config:
@@ -330,7 +330,7 @@ def _wrong_errors(run: Run) -> Iterator[str]:
 
 
 def _wrong_images(run: Run) -> Iterator[str]:
-    """Compare the errors in result.json with the images that `test_right` says were right after the last epoch."""
+    """Compare the errors in result.json with `test_right`, the images that were right after the last epoch."""
     result = run.result
     if result["status"] != FINISHED or "test_right" not in result or not (images := result["data"]["test"]):
         return
@@ -380,19 +380,19 @@ def _wrong_epochs(run: Run) -> Iterator[str]:
 
 
 def _lacking(run: Run) -> list[str]:
-    """Return the keys of a configuration that config.yaml does not have."""
+    """Return the configuration keys that config.yaml lacks."""
     keys = [field.name for field in fields(Config) if field.name not in run.config]
     return keys + [f"scale.{field.name}" for field in fields(Scale) if field.name not in run.config.get("scale", {})]
 
 
 def _epoch_iterations(run: Run) -> int | None:
-    """Return the iterations of an epoch; None if the result does not note the number of training images."""
+    """Return the number of iterations in an epoch; None if the result does not note the number of training images."""
     images = run.result.get("data", {}).get("train")
     return math.ceil(images / run.typed_config.batch_size) if isinstance(images, int) and images > 0 else None
 
 
 def _base_rate(run: Run) -> float | None:
-    """Return the learning rate without a schedule; None if schedule or optimiser are a user's own."""
+    """Return the learning rate that the schedule scales; None if schedule or optimiser is a user's own."""
     optimizer, schedule = run.typed_config.optimizer, run.typed_config.schedule
     is_own = not {str(optimizer.get("_target_")), str(schedule.get("_target_"))} <= TARGETS
     return None if is_own or not isinstance(rate := optimizer.get("lr"), int | float) else rate

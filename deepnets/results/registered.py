@@ -1,4 +1,4 @@
-"""Tests registered claims: a number of several rows, its bounds at each look, and whether it lies where claimed."""
+"""Tests registered claims: bounds a number of several rows at each look, and says whether it lies where claimed."""
 
 import math
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ from deepnets.results.read import Run
 from deepnets.results.statistics import WORST_ERROR, rank_correlation, tail_sum, weighted_sum
 from deepnets.training.assembly import iterations_of
 
-DRAWS = 200  # simulated next looks, which give the chance of an answer
+DRAWS = 200  # simulations of the next look, to estimate how likely it answers
 COLUMNS: dict[Any, str] = {
     Quantity.test_error: "test_error",
     Quantity.training_error: "train_error",
     Quantity.training_loss: "train_loss",
 }
-TRIALS = 10  # of a random search, for each seed of a look: a look at 3 seeds is one at 30 trials
+TRIALS = 10  # of a random search count as one seed: a look at 3 seeds takes 30 trials
 
 REGISTERED_RULE = (
     "A registered claim is looked at with the same seeds and the same part of the error. It is supported if the "
@@ -37,7 +37,7 @@ REGISTERED_RULE = (
 
 @dataclass(frozen=True)
 class RegisteredFinding:
-    """A registered claim and what its rows' runs say about it; `sides` are the rows of its test, in its order."""
+    """A registered claim and what its rows' runs say about it; `sides` has the rows in the order of its test."""
 
     claim: Registered
     sides: tuple[Side, ...]
@@ -61,7 +61,7 @@ class RegisteredFinding:
 
     @property
     def number(self) -> str:
-        """The number of a run that is measured: `log10 training loss at 0.1`; without `at`, after the last epoch."""
+        """The number that each run gives, as `log10 training loss at 0.1`; without `at`, after the last epoch."""
         base = {None: "", math.e: "ln "}.get(self.test.log, f"log{self.test.log:g} " if self.test.log else "")
         kind = "order, " if self.test.order else "share above, " if self.test.is_share else ""
         best = f", best {self.test.best:g} of trials" if self.test.best else ""
@@ -121,7 +121,7 @@ class RegisteredFinding:
 
     @property
     def lacking(self) -> tuple[list[int], ...] | None:
-        """The seeds that each row has still to train for the next look; None if there is no next look."""
+        """The seeds that each row must still train for the next look; None if there is no next look."""
         if (seeds := self.next_look) is None:
             return None
         ended = [{*side.unseen, *(run.seed for run in side.waiting)} for side in self.sides]
@@ -132,13 +132,13 @@ class RegisteredFinding:
 
     @property
     def analyses(self) -> list[str]:
-        """The commands that measure what the ended runs lack for the next look."""
+        """The commands that analyse the ended runs which lack their number for the next look."""
         chosen = [(side, side.first(seeds)) for side in self.sides if (seeds := self.next_look)]
         return [run.command for side, first in chosen for run in side.waiting if run.seed in first]
 
     @cached_property
     def chance(self) -> float | None:
-        """The share of simulated next looks that answer, if the rows are normal with the means and spreads so far."""
+        """The share of simulated next looks that answer; rows are normal with the means and spreads so far."""
         if (seeds := self.next_look) is None or min(self.seeds) < 2 or self.test.best:
             return None
         if not all(math.isfinite(value) for side in self.sides for value in side.errors):
@@ -150,7 +150,7 @@ class RegisteredFinding:
         return answered / DRAWS
 
     def _distance(self, bounds: tuple[float, float, float]) -> float:
-        """Return how far a number's bounds reach out of the claimed region; below 0, how far inside they end."""
+        """Return how far a number's bounds reach out of the claimed region; below 0 if they lie inside."""
         value, low, high = bounds
         if math.isnan(value):
             return math.inf
@@ -158,14 +158,14 @@ class RegisteredFinding:
 
 
 def looks_of(test: ClaimTest) -> dict[int, float]:
-    """Return the part of the error that each look spends, by its number of seeds, or of a random search's trials."""
+    """Return the part of the error that each look spends, by its number of seeds, or of trials in a random search."""
     return {TRIALS * seeds: spent for seeds, spent in LOOKS.items()} if test.best else LOOKS
 
 
 def number_of(run: Run, test: ClaimTest, best_epochs: int | None) -> float | None:
-    """Return the number that a test measures of a run; None if the run has not ended, nan if it diverged without one.
+    """Return the number that a test takes from a run; None if the run has not ended or waits for its analysis.
 
-    An error is in percent, and 100 if the run diverged; a loss is in nats. None too if the run waits for its analysis.
+    Errors are in percent, losses in nats. If the run diverged first, an error is 100 and any other number not finite.
     """
     if not run.has_ended:
         return None
@@ -189,9 +189,9 @@ def number_of(run: Run, test: ClaimTest, best_epochs: int | None) -> float | Non
 
 
 def share_above(run: Run, other: Run, test: ClaimTest) -> float | None:
-    """Return the share of the epochs after `test.at` of the iterations in which `run` has the higher number.
+    """Return the share of the epochs that both runs have in which the number of `run` is higher.
 
-    None if one of the runs has not ended, or has no such epoch; a run that diverged has the epochs before.
+    Only epochs after the share `test.at` of the iterations count. None if a run has not ended, or no epoch counts.
     """
     column = COLUMNS[test.of]
     if not (run.has_ended and other.has_ended and run.history):
@@ -206,7 +206,7 @@ def share_above(run: Run, other: Run, test: ClaimTest) -> float | None:
 
 
 def _from_history(run: Run, test: ClaimTest) -> float | None:
-    """Return the number of the epoch in which the share `at` of the iterations ends; nan or 100 if the run diverged."""
+    """Return the number of the epoch that reaches the share `at` of the iterations; nan or 100 if the run diverged."""
     column = COLUMNS[test.of]
     if run.history:
         total = iterations_of(run.typed_config, int(run.history[0]["iteration"]))
@@ -234,7 +234,7 @@ def _bounds(test: ClaimTest, rows: Sequence[Sequence[float]], error: float) -> l
 
 
 def _numbers(test: ClaimTest, rows: Sequence[Sequence[float]]) -> list[float]:
-    """Return the numbers of the test without bounds; any number of runs will do."""
+    """Return the numbers of the test without bounds; one run of each row is enough."""
     if test.order or test.best:
         return [value for value, _, _ in _bounds(test, rows, 0.5)]
     means = {row: fmean(values) for row, values in zip(test.rows, rows, strict=True)}

@@ -1,4 +1,4 @@
-"""Sheets are tables of text; a terminal or a page shows them, or they are written as Markdown or LaTeX."""
+"""Makes sheets, which are tables of text; prints them, or writes them as Markdown or LaTeX."""
 
 import json
 import math
@@ -39,7 +39,7 @@ class Sheet:
     note: str = ""
 
     def without_empty_columns(self) -> "Sheet":
-        """Return the sheet with its first column and all others that hold a word or a number."""
+        """Return the sheet without the columns that are empty in every line; the first column always stays."""
         texts = [{line[index] for line in self.lines} - {"", NOTHING} for index in range(len(self.header))]
         return self._only([index for index, words in enumerate(texts) if not index or words])
 

@@ -1,4 +1,4 @@
-"""Statistics of errors: how sure a number is, and whether two rows differ."""
+"""Computes how certain errors are, and whether two rows differ."""
 
 import math
 import warnings
@@ -14,9 +14,9 @@ import numpy as np
 from scipy import stats
 
 CONFIDENCE = 0.95
-STANDARD_ERRORS = stats.norm.ppf((1 + CONFIDENCE) / 2)  # half of an interval at `CONFIDENCE`
+STANDARD_ERRORS = stats.norm.ppf((1 + CONFIDENCE) / 2)  # in half of an interval at `CONFIDENCE`
 FEWEST_SEEDS = 3  # with fewer there is neither a verdict nor a claim
-FEWEST_RANKED = 5  # rows; fewer may agree in any ranking by chance
+FEWEST_RANKED = 5  # rows; the rankings of fewer rows may agree by chance
 RESAMPLES = 9999
 TAIL_RESAMPLES = 499
 WORST_ERROR = 100.0  # percent; a diverged run counts as this if a finite number is needed
@@ -29,7 +29,7 @@ TEST_SET_NOTE = (
 def median_interval(errors: Sequence[float]) -> tuple[float, float] | None:
     """Return the bootstrap interval of the median at `CONFIDENCE` (percentile method, fixed random state), in percent.
 
-    None below `FEWEST_SEEDS` runs. A diverged run counts as `WORST_ERROR`.
+    None if there are fewer than `FEWEST_SEEDS` runs. A diverged run counts as `WORST_ERROR`.
     """
     finite = [min(error, WORST_ERROR) for error in errors]
     if len(finite) < FEWEST_SEEDS:
@@ -43,10 +43,10 @@ def median_interval(errors: Sequence[float]) -> tuple[float, float] | None:
 
 
 def image_noise(first: Sequence[np.ndarray | None], second: Sequence[np.ndarray | None]) -> float | None:
-    """Return half of the interval of the difference of two mean errors over the choice of test images.
+    """Return how far the choice of test images alone may move the difference of two mean errors: half of its interval.
 
     Each array says which images a run got wrong, (images,). Images are paired and a row's runs are averaged, so that
-    the difference between its seeds does not count. In percent points; None if a row has no such array.
+    differences between its seeds do not count. In percent points; None if all arrays of a row are None.
     """
     rows = [[wrong for wrong in row if wrong is not None] for row in (first, second)]
     if not all(rows) or len({len(wrong) for row in rows for wrong in row}) > 1:
@@ -58,7 +58,7 @@ def image_noise(first: Sequence[np.ndarray | None], second: Sequence[np.ndarray 
 def rank_agreement(first: Sequence[float], second: Sequence[float]) -> tuple[float, float] | None:
     """Return Kendall's tau-b between two rankings of the same rows, and its p value; an infinite error is the worst.
 
-    None below `FEWEST_RANKED` rows, or if a side ranks them all alike.
+    None if there are fewer than `FEWEST_RANKED` rows, or all rows of a side are equal.
     """
     if len(first) < FEWEST_RANKED or len(set(first)) == 1 or len(set(second)) == 1:
         return None
@@ -70,9 +70,9 @@ def rank_agreement(first: Sequence[float], second: Sequence[float]) -> tuple[flo
 class Comparison:
     """Welch's t test of two rows: `difference` of the mean errors in percent, first - second.
 
-    `low` and `high` bound the difference with `CONFIDENCE` for all comparisons together (Bonferroni); `p` is for this
-    one alone, `p_corrected` by Holm for all. `effect` is Hedges' g; `image_noise` is the result of the function of that
-    name. If the rows cannot be compared, `why_not` gives the reason, and the numbers are nan.
+    `low` and `high` bound the difference; the bounds of all comparisons hold together at `CONFIDENCE` (Bonferroni).
+    `p` is for this comparison alone, `p_corrected` is corrected for all by Holm, `effect` is Hedges' g, and
+    `image_noise` comes from that function. If `why_not` says why rows cannot be compared, the numbers are nan.
     """
 
     first: str
@@ -89,7 +89,7 @@ class Comparison:
 
     @property
     def claim(self) -> str:
-        """What may be said: that the first row's error is lower or higher, or nothing."""
+        """Whether the first row's error is lower or higher, or why nothing can be said."""
         if self.why_not:
             return self.why_not
         if self.p_corrected > 1 - CONFIDENCE:
@@ -124,13 +124,13 @@ class Welch(NamedTuple):
 def welch(first: Sequence[float], second: Sequence[float], error: float) -> Welch:
     """Test two rows; the interval leaves out the true difference with probability `error`.
 
-    Rows without any spread have an interval of no width.
+    If neither row has any spread, the interval has no width.
     """
     return welch_of_each([(first, second)], error)[0]
 
 
 def welch_of_each(pairs: Sequence[tuple[Sequence[float], Sequence[float]]], error: float) -> list[Welch]:
-    """Test each pair of rows as `welch` does; scipy takes a millisecond a call, and is called once for each size."""
+    """Test each pair as `welch` does. A call of scipy takes a millisecond, so that pairs of equal sizes share one."""
     tests: dict[int, Welch] = {}
     alike: dict[tuple[int, int], list[int]] = defaultdict(list)
     for place, (first, second) in enumerate(pairs):
@@ -152,10 +152,10 @@ def welch_of_each(pairs: Sequence[tuple[Sequence[float], Sequence[float]]], erro
 
 
 def weighted_sum(weights: Sequence[float], rows: Sequence[Sequence[float]], error: float) -> tuple[float, float, float]:
-    """Return the weighted sum of the rows' means, and the bounds that leave the true sum out with probability `error`.
+    """Return the weighted sum of the rows' means, and bounds that leave out the true sum with probability `error`.
 
-    This is Welch's t for any number of rows (Satterthwaite's degrees of freedom); with weights 1 and -1 it is `welch`'s
-    interval. If a row has fewer than two numbers, or one that is not finite, the bounds are infinite.
+    This is Welch's t for any number of rows (Satterthwaite's degrees of freedom); with weights 1 and -1 it equals
+    `welch`. If a row has fewer than two numbers, or one that is not finite, the bounds are infinite.
     """
     if min(map(len, rows)) < 2 or not np.isfinite(np.concatenate(rows)).all():
         return math.nan, -math.inf, math.inf
@@ -171,14 +171,14 @@ def weighted_sum(weights: Sequence[float], rows: Sequence[Sequence[float]], erro
 def tail_sum(
     weights: Sequence[float], rows: Sequence[Sequence[float]], share: float, log: float | None, error: float
 ) -> tuple[float, float, float]:
-    """Return the weighted sum of the rows' means over their lowest `share`, and bounds as `weighted_sum` does.
+    """Average the lowest `share` of each row; return the weighted sum of the means, with bounds as in `weighted_sum`.
 
-    `log` is the base of a logarithm of each mean. The bounds are Student's, with the standard error of 499 bootstrap
-    resamples (fixed random state) and k - 1 degrees of freedom of a row for its k lowest numbers, joined as
-    Satterthwaite does. In simulations percentiles are too narrow where rows differ in shape; docs/claims.md has more.
+    With `log`, a base, the logarithm of each mean counts. The bounds are Student's: the standard error is from 499
+    bootstrap resamples (fixed random state), and a row of k averaged numbers has k - 1 degrees of freedom, which
+    Satterthwaite's rule joins. Bootstrap percentiles are too narrow if rows differ in shape; see docs/claims.md.
     """
     lowest = [max(1, int(share * len(row))) for row in rows]
-    with np.errstate(invalid="ignore"):  # infinite numbers, of trials that diverged
+    with np.errstate(invalid="ignore"):  # diverged trials have infinite numbers
         values = [float(_tail(np.array(row), k, log)) for row, k in zip(rows, lowest, strict=True)]
         draw = np.random.default_rng(0)
         drawn = [
@@ -202,10 +202,10 @@ def _tail(values: np.ndarray, lowest: int, log: float | None) -> np.ndarray:
 
 
 def rank_correlation(places: Sequence[float], values: Sequence[float], error: float) -> tuple[float, float, float]:
-    """Return Kendall's tau-b and its bounds, which leave out 0 if its test against no order has p below `error`.
+    """Return Kendall's tau-b and its bounds, which leave out 0 if Kendall's asymptotic test has p below `error`.
 
-    The standard deviation is tau's without any order, corrected for ties (Kendall's asymptotic test). With fewer than
-    five pairs, or a value that is not finite, the bounds are infinite.
+    The standard deviation is the one that tau has by chance, if there is no order, corrected for ties. If there are
+    fewer than five values, if all are equal or one is not finite, the bounds are infinite.
     """
     if len(values) < 5 or not np.isfinite(values).all() or len(set(values)) == 1:
         return math.nan, -math.inf, math.inf
@@ -217,7 +217,7 @@ def rank_correlation(places: Sequence[float], values: Sequence[float], error: fl
 
 
 def power(difference: float, spread: float, seeds: int, spent: float) -> float:
-    """Return the probability that the interval of two rows of `seeds` seeds and equal `spread` leaves out 0."""
+    """Return the probability that the interval leaves out 0, for two rows of `seeds` seeds and the same `spread`."""
     if not spread:
         return float(difference != 0)
     freedom, shift = 2 * seeds - 2, abs(difference) / spread * math.sqrt(seeds / 2)
@@ -234,7 +234,7 @@ def compare_rows(rows: Sequence[Errors]) -> list[Comparison]:
 
 
 def compare_pairs(pairs: Sequence[tuple[Errors, Errors]]) -> list[Comparison]:
-    """Compare each pair by Welch's test, corrected for the number of pairs; the surest difference comes first."""
+    """Compare each pair by Welch's test, corrected for the number of pairs; the smallest p comes first."""
     reasons = [_why_not(first.values, second.values) for first, second in pairs]
     tested = [pair for pair, why_not in zip(pairs, reasons, strict=True) if not why_not]
     values = [(first.values, second.values) for first, second in tested]
@@ -251,7 +251,7 @@ def compare_pairs(pairs: Sequence[tuple[Errors, Errors]]) -> list[Comparison]:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Correct m p values for their number (Holm 1979): multiply the i-th smallest by m - i + 1, and never fall."""
+    """Correct m p values for their number (Holm 1979): the i-th smallest times m - i + 1, never falling."""
     corrected, highest = [0.0] * len(p), 0.0
     for rank, index in enumerate(sorted(range(len(p)), key=p.__getitem__)):
         highest = max(highest, min(1.0, p[index] * (len(p) - rank)))
@@ -260,7 +260,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def hedges_g(first: Sequence[float], second: Sequence[float]) -> float:
-    """Return the difference of the means over the pooled deviation, corrected for few samples (Hedges 1981)."""
+    """Return the difference of the means over the pooled deviation, corrected for small samples (Hedges 1981)."""
     freedom = len(first) + len(second) - 2
     spreads = (_spread(tuple(first)), _spread(tuple(second)))
     pooled = math.sqrt(((len(first) - 1) * spreads[0] ** 2 + (len(second) - 1) * spreads[1] ** 2) / freedom)
@@ -269,7 +269,7 @@ def hedges_g(first: Sequence[float], second: Sequence[float]) -> float:
 
 @lru_cache
 def _spread(values: tuple[float, ...]) -> float:
-    """`stdev`, whose exact sums take a tenth of a millisecond, of a row that is compared with all others."""
+    """Return `stdev`. It is cached, as its exact sums take 0.1 ms, and a row is compared with all others."""
     return stdev(values)
 
 

@@ -1,4 +1,4 @@
-"""Makes tables: a sweep's rows beside the published numbers, shown as sheets, and compared with one another."""
+"""Makes tables of a sweep's rows beside the published numbers, shows them as sheets and compares their rows."""
 
 import math
 import re
@@ -40,9 +40,9 @@ TEXT = frozenset({"verdict", "published view", "also published", "state"})  # al
 
 @dataclass(frozen=True)
 class Table:
-    """A table of conf/sweep/, or the single runs of outputs/runs; `cells` by row and column.
+    """A table of a sweep in conf/sweep/, or of the single runs in outputs/runs; `cells` are by row and column.
 
-    The rows of a random search are its nets; `trials` is the same table with a row for each trial.
+    If the sweep is a random search, the rows are its nets, and `trials` is the same table with a row for each trial.
     """
 
     name: str
@@ -51,10 +51,10 @@ class Table:
     columns: tuple[Column, ...]
     cells: dict[tuple[str, int], Cell] = field(repr=False)
     trials: "Table | None" = None
-    sweeps: Path = SWEEPS  # where its sweep file is
+    sweeps: Path = SWEEPS  # the folder of its sweep file
 
     def title(self, index: int) -> str:
-        """Return the table's name and what is special about the column."""
+        """Return the table's name, followed by the column's label unless that is `FULL`."""
         label = self.columns[index].label
         return self.name if label == FULL else f"{self.name}, {label}"
 
@@ -63,7 +63,7 @@ class Table:
         return {row: self.cells[row, index] for row in self.rows}
 
     def asked(self, index: int) -> dict[str, Cell]:
-        """Return the cells of a column, without rows that other columns have and that nobody asked this one for."""
+        """Return the cells of a column, without the rows that have runs in other columns only."""
         elsewhere = {row for (row, _), cell in self.cells.items() if cell.runs}
         return {row: cell for row, cell in self.column(index).items() if cell.runs or row not in elsewhere}
 
@@ -73,7 +73,7 @@ class Table:
 
     @property
     def row_name(self) -> str:
-        """The groups and keys that a row's name chooses from, as in `block,ordering`; `row` if there are no axes."""
+        """The last word of each axis whose values name the rows, as in `block,ordering`; `row` if there are no axes."""
         axes: list[str] = next(
             (run.sweep["axes"] for cell in self.cells.values() for run in cell.runs if run.sweep), []
         )
@@ -82,7 +82,7 @@ class Table:
 
     @property
     def warnings(self) -> list[str]:
-        """Problems that a reader must know before comparing; see `warnings_of`."""
+        """The problems that a reader must know before comparing; see `warnings_of`."""
         of_columns = [warning for column in self.columns for warning in warnings_of(column)]
         return [*(f"cannot be read: {problem}" for problem in self.published.problems), *of_columns]
 
@@ -105,8 +105,8 @@ class Table:
 def tables_of(runs: Sequence[Run], sweeps: Path = SWEEPS, own: Path | None = None) -> list[Table]:
     """Make a table for each sweep; its columns are the folders, scales and protocols in which it was trained.
 
-    Published numbers come from the sweep's file in `own`, a project's folder, or in `sweeps`, or from the copy beside
-    the runs. Raises as `published_of` does.
+    Published numbers come from the first sweep file found in `own` (a project's folder), in `sweeps`, or beside the
+    runs. Raises as `published_of` does.
     """
     tables = []
     for name, members in frame_of(runs).groupby("table", sort=False):
@@ -204,7 +204,7 @@ def _table(name: str, runs: pd.DataFrame, sweeps: Path) -> Table:
     rows, columns = (*published.rows, *trained), tuple(columns_of(runs))
     cells = {}
     for index, column in enumerate(columns):
-        # A paper's bound holds for its full protocol, not for a shorter one or a single run of one's own.
+        # A paper's bound holds for its full protocol, not for a shorter one and not for single runs.
         is_table = any(run.sweep for run in column.runs)
         bound = _fail_above(published) if is_table and column.is_published_protocol else math.inf
         for row in rows:
@@ -215,7 +215,7 @@ def _table(name: str, runs: pd.DataFrame, sweeps: Path) -> Table:
 
 
 def _declared(file: Path) -> list[str]:
-    """Return the rows in the order of their sweep's file; none if it cannot be read, which `published_of` reports."""
+    """Return the rows in the order of the sweep file; none if the file cannot be read, which `published_of` reports."""
     try:
         return names_at(file, FULL)
     except (UserError, ValueError):
@@ -233,7 +233,7 @@ def _by_net(trials: Table) -> Table:
 
 
 def _fail_above(published: Published) -> float:
-    """Return `FAIL_ABOVE` if the paper prints fails, and no larger error as a number; infinity otherwise."""
+    """Return `FAIL_ABOVE` if the paper prints fails but no number above it; infinity otherwise."""
     printed = [row.test_error for row in published.rows.values()]
     is_large = any(isinstance(error, int | float) and error > FAIL_ABOVE for error in printed)
     return FAIL_ABOVE if FAIL in printed and not is_large else math.inf
@@ -246,10 +246,10 @@ def _natural(name: str) -> list[tuple[int, float, str]]:
 
 
 def _rankings(table: Table, index: int) -> list[str]:
-    """Say how far the medians rank the rows as the paper does, fails last.
+    """Say how well our ranking of the rows by median agrees with the paper's; fails rank last.
 
-    Only rows that differ in nothing but the last axis are ranked, so that data sets or blocks, which the first axis
-    sets, are not compared with one another.
+    Rows are ranked together only if they differ in nothing but the last axis, so that data sets or blocks, which the
+    first axis sets, are not compared.
     """
     groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for row, cell in table.column(index).items():
