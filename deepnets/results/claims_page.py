@@ -1,4 +1,4 @@
-"""Shows claims to a reader: their sheets and answers, their page, the seeds that they lack."""
+"""Shows claims to a reader: as sheets, as answers and on a page, with the seeds that they lack."""
 
 import re
 from collections import Counter
@@ -46,7 +46,7 @@ CLAIM_HEADER = (
 CLAIM_NUMBERS = frozenset(CLAIM_HEADER[4:])
 ANSWERS = (Outcome.contradicted, Outcome.no_difference, Outcome.supported)
 SHOWN = ("claim", "error", "outcome", "n", "next")
-OWN = "own setting"  # a sweep that is no published table
+OWN = "own setting"  # a sweep that repeats no published table
 PAGE_HEAD = f"""# Claims of the papers, tested
 
 Written by `python scripts/report.py {{folder}} --records`. A sweep file states what its paper claims about its rows
@@ -59,9 +59,9 @@ its own sweep; the command of another sweep trains that sweep's rows, as in SWEE
 
 @dataclass(frozen=True)
 class Tested:
-    """A column's findings; `label` has the options that a command adds to train such runs, or is `FULL`.
+    """The findings of a column; `label` has the options with which a command trains its runs, or is `FULL`.
 
-    `sweep` is the column's, or empty for nets that an analysis draws itself.
+    `sweep` is the column's sweep, or empty for nets that an analysis draws itself.
     """
 
     sweep: str
@@ -89,7 +89,7 @@ def claim_sheets(table: Table, sweeps: Path | None = None) -> list[Sheet]:
 
 
 def claim_answers(table: Table, most: int) -> list[str]:
-    """Count the claims of each column by answer, then say the answers in a line each, those against the paper first."""
+    """Count each column's claims by answer, then give each answer a line; those against the paper come first."""
     lines: list[str] = []
     if not has_claims(table, table.sweeps):
         return lines
@@ -128,7 +128,7 @@ def claim_line(finding: AnyFinding) -> tuple[str, ...]:
 
 
 def show_seeds(rows: Sequence[Row]) -> None:
-    """For a sweep with claims, print each claim's outcome in the grid's folder and the seeds its next look needs."""
+    """If the sweep has claims, print the outcome of each in the grid's folder, and the seeds its next look needs."""
     if not (claims := decidable_of(rows[0].config.sweep)):
         return
     grids = dict.fromkeys(folder.path.parents[1] for folder in folders_of(list(rows)))
@@ -154,9 +154,9 @@ def show_seeds(rows: Sequence[Row]) -> None:
 
 
 def claims_page(folder: Path, tables: Sequence[Table], sweeps: Path = SWEEPS) -> str:
-    """Write Markdown with a section for each sweep in `sweeps` that has claims, a line for each claim, pair and column.
+    """Return Markdown: a section for each sweep in `sweeps` that has claims, a line for each claim, pair and column.
 
-    `tables` are those of the records in `folder`. Claims without runs are listed with the command that trains them.
+    `tables` are made of the records in `folder`. Claims without runs are listed with the command that trains them.
     """
     sections, outcomes, claimed, waiting = [], dict[tuple[object, ...], Outcome](), 0, 0
     for file in sorted(sweeps.glob("*.yaml")):
@@ -190,20 +190,20 @@ def claims_page(folder: Path, tables: Sequence[Table], sweeps: Path = SWEEPS) ->
     )
     head = [PAGE_HEAD.format(folder=RunFolder(folder)), counts, CLAIM_RULE, REGISTERED_RULE]
     page = "\n\n".join([*head, *sections]) + "\n"
-    # A record has no weights: what is analysed is its run, which by default lies beside the records.
+    # An analysis needs weights. A record has none, so the command names its run, by default beside the records.
     return re.sub(
         rf"(analyze\.py \w+ '?){re.escape(str(RunFolder(folder)))}/", rf"\g<1>{RunFolder(folder.parent)}/", page
     )
 
 
 def _entries(title: str, claims: Sequence[Registered]) -> list[str]:
-    """List the claims under a title, with how each is measured; nothing without claims."""
+    """List the claims, and how each is measured, under a title; empty if there are no claims."""
     lines = [f"* {claim.sentence[0].upper()}{claim.text[1:]}; {claim.place}." for claim in claims]
     return ["\n".join([f"{title}:\n", *lines])] * bool(claims)
 
 
 def _cost(table: Table, index: int, findings: Sequence[AnyFinding]) -> list[str]:
-    """Say the hours per decided claim, in all, and for `MOST` seeds of each row; nothing if no claim is decided."""
+    """Say the hours for each decided claim, for all runs and for `MOST` seeds of each row; empty if none is decided."""
     rows = {side.row for finding in findings for side in finding.sides}
     for device, unit in (("cpu", "core"), ("cuda", "GPU")):
         cells = [cell for row, cell in table.column(index).items() if row in rows and cell.hours(device)]
@@ -224,7 +224,7 @@ def _measured(finding: AnyFinding) -> str:
 
 
 def _next_look(finding: AnyFinding) -> str:
-    """Name the seeds, or the analyses, that each row lacks for the next look, and the chance that it answers."""
+    """Name the seeds, or the analyses, that each row lacks for the next look, and the chance that this look answers."""
     if finding.lacking is None:
         return ""
     words = [_without_analysis(finding.analyses)] if finding.analyses else []
@@ -238,14 +238,14 @@ def _next_look(finding: AnyFinding) -> str:
 
 
 def _listed(seeds: Sequence[int]) -> str:
-    """Return `seeds 3 4`; of more than a look's seeds, which are trials of a search, only the first and the last."""
+    """Return `seeds 3 4`. More than `MOST` are trials of a search, which show only the first and the last."""
     if len(seeds) > MOST:
         return f"trials {seeds[0]} to {seeds[-1]}"
     return f"seeds {' '.join(map(str, seeds))}" if seeds else ""
 
 
 def _without_analysis(commands: Sequence[str]) -> str:
-    """Return the command that analyses the first run, and how many more runs lack it."""
+    """Return the command that analyses the first run, and the number of other runs that lack their analysis."""
     more = f", and {len(commands) - 1} more" * (len(commands) > 1)
     return f"without its analysis (`{commands[0]}`{more})"
 
@@ -262,7 +262,7 @@ def _said(claim: Claim | Registered) -> str:
 
 
 def _experiment(finding: AnyFinding) -> tuple[object, ...]:
-    """Return what identifies an experiment: "a is lower than b" is the same one as "b is higher than a"."""
+    """Return the experiment's key, which is the same for "a is lower than b" and "b is higher than a"."""
     identities = tuple(side.identities for side in finding.sides)
     if isinstance(finding, RegisteredFinding):
         return finding.claim.quantity, *identities
@@ -273,7 +273,7 @@ def _experiment(finding: AnyFinding) -> tuple[object, ...]:
 
 
 def _tested(table: Table, index: int, sweeps: Path, is_shared: bool) -> Tested:
-    """Test a column. If the label `is_shared` by another column of the sweep, this one names its precision too."""
+    """Test the claims on a column. If another column of the sweep has its label (`is_shared`), add the precision."""
     column = table.columns[index]
     label = _label(column, is_shared)
     is_own = table.published.statistic == "none"
@@ -285,7 +285,7 @@ def _tested(table: Table, index: int, sweeps: Path, is_shared: bool) -> Tested:
 def _tested_elsewhere(
     sweep: str, claims: Sequence[Registered], tables: Sequence[Table], sweeps: Path, records: Path
 ) -> list[Tested]:
-    """Test the claims about rows of other sweeps alone on their columns, or on nets that an analysis draws."""
+    """Test the claims that are only about rows of another sweep, or about nets that an analysis draws itself."""
     names = {claim.elsewhere for claim in claims if claim.test} - {""}
     columns = [
         _tested(table, index, sweeps, False)
@@ -297,7 +297,7 @@ def _tested_elsewhere(
 
 
 def _label(column: Column, is_shared: bool) -> str:
-    """Return the options with which a command trains such runs."""
+    """Return the options with which a command trains the column's runs, or `FULL`."""
     options = {name: f"precision={option}" for option, name in ARITHMETIC.items()}
     words = [options.get(word, word) for word in column.label.split() if word != FULL]
     words += [options[name] for name in sorted(trained_as(column) & options.keys())] * is_shared
@@ -305,18 +305,18 @@ def _label(column: Column, is_shared: bool) -> str:
 
 
 def _has_runs(finding: AnyFinding) -> bool:
-    """Say whether each row has ended runs, also if these lack an analysis."""
+    """Say whether each row has ended runs; they may lack an analysis."""
     return all(side.errors or side.waiting for side in finding.sides)
 
 
 def _rows_here(finding: AnyFinding) -> set[str]:
-    """Return the rows of a finding that are in its own sweep."""
+    """Return the rows of a finding that belong to its own sweep."""
     names = finding.claim.rows if isinstance(finding, RegisteredFinding) else (finding.first.row, finding.other)
     return {row for row in names if "/" not in row}
 
 
 def _section(file: Path, claims: Sequence[Claim | Registered], tested: Sequence[Tested]) -> str:
-    """Write a sweep's findings, column by column, and then the claims that lack runs, by label, or an analysis."""
+    """Write a sweep's findings column by column, then the claims that lack runs (by label) or an analysis."""
     parts, lines, left_out, waiting = [f"## {file.stem}"], [], {}, []
     met = {finding.claim for each in tested for finding in each.findings if _has_runs(finding)}
     untested: dict[tuple[str, str], list[str]] = {}

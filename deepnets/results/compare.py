@@ -20,7 +20,7 @@ from deepnets.runs.log import TIME_COLUMNS
 NOTED = ("precision", "processes", "step", "threads", "device")
 FROZEN = ("launcher.stacked", "batchnorm_kernel", "memory", "deterministic")
 MOST_LINES, MOST_NAMES, LONGEST = 6, 3, 60  # lines of a group, names in the sentence, characters of a value
-MORE_THAN_ROUNDING = 0.01  # of the first loss
+MORE_THAN_ROUNDING = 0.01  # as a share of the first loss
 LATER = {"test_right": "the test images that were right", "weights_sha256": "the final weights"}
 
 Lines = dict[str, tuple[str, str]]  # the record's value and mine, by name
@@ -30,7 +30,7 @@ Lines = dict[str, tuple[str, str]]  # the record's value and mine, by name
 class Compared:
     """The differences between two runs, with both errors, and a sentence about them.
 
-    `names` are the folders of the two; `warnings` are about files that cannot be read.
+    `names` are the two folders; `warnings` are about files that cannot be read.
     """
 
     names: tuple[str, str]
@@ -42,8 +42,8 @@ class Compared:
 def compare_runs(first: Path, second: Path) -> Compared | None:
     """Compare a record with a run of one's own; a folder holds the run, or several seeds of its row.
 
-    Of several seeds it takes the one that equals the other side's, else the one of median error. Returns None if a
-    folder has several rows, or both have several runs.
+    Of several seeds it takes the other side's seed, or else the run with the median error. Returns None if a folder
+    has several rows, or both folders have several runs.
 
     Raises:
         UserError: a folder is missing or has no run, or one of the two runs has not ended or contradicts itself.
@@ -52,7 +52,7 @@ def compare_runs(first: Path, second: Path) -> Compared | None:
     if min(map(len, sides)) > 1 or any(len({path.parent for path in side}) > 1 for side in sides):
         return None
     row = {file.parent.resolve() for file in sides[0][0].parent.glob("*/config.yaml") if file.is_file()}
-    # All at once: a run with the epochs of another one under other settings is a copy, and contradicts itself.
+    # Read together, because `read_runs` must see the original to find a copy under other settings or another seed.
     runs = {run.folder.path: run for run in read_runs([*sides[0], *sides[1], *sorted(row)])}
     record, mine = _one_each([runs[path] for path in sides[0]], [runs[path] for path in sides[1]])
     for run in (record, mine):
@@ -70,7 +70,7 @@ def compare_runs(first: Path, second: Path) -> Compared | None:
 
 
 def first_difference(record: Run, mine: Run) -> str:
-    """Say where the bits of two runs begin to differ, as in "loss 3"; empty if all that both noted is equal."""
+    """Say where two runs begin to differ in their bits, as "loss 3"; empty if everything that both noted is equal."""
     one, other = (run.result.get("beginning") for run in (record, mine))
     if one and other:
         for number, (a, b) in enumerate(zip(one["losses"], other["losses"], strict=False), 1):
@@ -92,26 +92,26 @@ def first_difference(record: Run, mine: Run) -> str:
 
 
 def _one_each(records: Sequence[Run], mine: Sequence[Run]) -> tuple[Run, Run]:
-    """Choose a run of each side; one of the sides has only one run."""
+    """Choose one run of each side; at least one side has only one."""
     one, several = (mine[0], records) if len(mine) == 1 else (records[0], mine)
     other = next((run for run in several if run.seed == one.seed), example(several))
     return (other, one) if several is records else (one, other)
 
 
 def _is_seed_of(record: Run, run: Run) -> bool:
-    """Return whether a run has ended and equals the record in all but its seed, also in arithmetic and code."""
+    """Say whether a run has ended and equals the record except for its seed; arithmetic and code must be equal too."""
     same = run.experiment == record.experiment and run.code == record.code
     return same and run.error is not None and run.result.get("precision") == record.result.get("precision")
 
 
 def _finite(run: Run) -> float:
-    """Return the error in percent; a run that diverged counts as the worst."""
+    """Return the error in percent; a run that diverged counts as `WORST_ERROR`."""
     assert run.error is not None
     return min(run.error, WORST_ERROR)
 
 
 def _groups(record: Run, mine: Run) -> dict[str, Lines]:
-    """Gather what differs, by what it is about; what may change a result most comes first."""
+    """Group the differences by subject; the subject that may change a result most comes first."""
     one, other = record.result, mine.result
     versions, my_versions = ({**each.get("versions", {}), "Python": each.get("python")} for each in (one, other))
     executed, my_executed = (
@@ -131,7 +131,7 @@ def _groups(record: Run, mine: Run) -> dict[str, Lines]:
 
 
 def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> Lines:
-    """Return the entries that differ, as they would be typed; one of them may lack an entry."""
+    """Return the entries that differ, as a user types them; a dash stands for an entry that one side lacks."""
     texts = [{key: setting_text(value) for key, value in each.items()} for each in (one, other)]
     pairs = {key: (texts[0].get(key, NOTHING), texts[1].get(key, NOTHING)) for key in {**one, **other}}
     return {key: (a, b) for key, (a, b) in pairs.items() if a != b}
@@ -156,7 +156,7 @@ def _code(record: Run, mine: Run) -> Lines:
 
 
 def _beginning(one: dict[str, Any] | None, other: dict[str, Any] | None) -> Lines:
-    """Show the first loss that differs, or the checksums of the weights behind equal losses."""
+    """Show the first loss that differs; if all are equal, show the weights' checksums after them if these differ."""
     if not one or not other:
         return {}
     losses = _differing(*({f"loss {n}": loss for n, loss in enumerate(each["losses"], 1)} for each in (one, other)))
@@ -190,7 +190,7 @@ def _sheet(record: Run, mine: Run, groups: dict[str, Lines], errors: Sequence[fl
 
 
 def _sentence(record: Run, mine: Run, groups: dict[str, Lines], errors: Sequence[float]) -> str:
-    """Say whether it is the same result, another experiment or other bits, and whether seeds explain the difference."""
+    """Say whether mine is the same result, another experiment, or differs in bits, and whether seeds explain that."""
     place, settings = first_difference(record, mine), [key for key in groups["settings"] if key != "seed"]
     causes = [*groups["data"], *groups["own code"], *groups["execution"], *({"torch"} & {*groups["versions"]})]
     if not place and record.history and record.has_whole_history and mine.has_whole_history:

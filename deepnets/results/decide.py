@@ -1,4 +1,4 @@
-"""Decides which seeds of which rows `until=decided` trains next, only from the runs that have ended."""
+"""Decides from the ended runs alone which seeds of which rows `until=decided` trains next."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from deepnets.results.table import Table, tables_of
 
 @dataclass(frozen=True)
 class Round:
-    """The seeds to train next, by row, and why; none if every claim is decided, or no further look can decide it.
+    """The seeds to train next, by row, and why; none if each claim is decided or cannot be decided.
 
     `findings` are the claims about these rows, tested on the runs so far; `left_out` are claims about other rows.
     """
@@ -28,10 +28,10 @@ class Round:
 
 
 def next_round(names: Sequence[str], runs: Sequence[Run], file: Path) -> Round:
-    """Choose what to train after `runs`, all runs of the grid so far.
+    """Choose what to train after `runs`, which are all runs of the grid so far.
 
-    First comes one seed of every row that a claim of the sweep's `file` is about; then the seeds that undecided claims
-    lack for their next look, of the claims that have had the fewest looks.
+    The first round trains one seed of every row that a claim of the sweep's `file` is about. Each later round trains
+    the seeds that undecided claims lack for their next look, starting with the claims of the fewest looks.
     """
     sweep = sweep_of(file)
     asked = _asked(sweep, names)
@@ -69,7 +69,7 @@ def next_round(names: Sequence[str], runs: Sequence[Run], file: Path) -> Round:
 
 
 def _asked(sweep: Any, names: Sequence[str]) -> list[tuple[Claim | Registered, tuple[str, ...], str]]:
-    """List each claim that runs can decide, the rows it is about, and its text; a claim about an axis once per pair."""
+    """List each claim that runs can decide, its rows and its text; a claim about an axis is listed for each pair."""
     axes = len(axes_of(sweep)) or 1
     asked: list[tuple[Claim | Registered, tuple[str, ...], str]] = []
     for claim in decidable_of(sweep):

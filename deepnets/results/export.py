@@ -23,8 +23,8 @@ FIGURES = (
 class Results(pd.DataFrame):
     """A row per run: sweep, row, seed, status, errors (percent), time, device, commit and folder; then every setting.
 
-    The option chosen in a group has the group's name (`model/shortcut`), if the run noted it; a value has its dotted
-    key (`model.depth`). A part of the table, as `results[results.seed == 0]`, has the curves and claims of its runs.
+    The column of an option has its group's name (`model/shortcut`), if the run noted it; the column of a value has its
+    dotted key (`model.depth`). A selection such as `results[results.seed == 0]` has the curves and claims of its runs.
     """
 
     _metadata = ["_runs", "_own_sweeps"]  # noqa: RUF012 (as pandas reads it)
@@ -44,7 +44,7 @@ class Results(pd.DataFrame):
     def claims(self) -> pd.DataFrame:
         """The claims in the sweeps' files, tested on these runs: a row per claim, pair of rows and protocol.
 
-        `difference` is between the mean errors, in percent points, `low` to `high` its interval at the last look.
+        `difference` is between the mean errors, in percent points; `low` and `high` bound it at the last look.
         """
         lines = []
         for table in tables_of(self._members(), own=self._own_sweeps):
@@ -103,7 +103,7 @@ def to_csv(tables: Sequence[Table]) -> str:
 
 
 def no_formula(text: str) -> str:
-    """Return the text for a cell of a CSV file, behind an apostrophe if a spreadsheet would take it for a formula."""
+    """Return the text for a CSV file, with an apostrophe in front if a spreadsheet would take it for a formula."""
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t")) else text
 
 

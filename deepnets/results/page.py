@@ -63,7 +63,7 @@ class Picture:
         return svg.replace(INK, "currentColor").replace(FAINT, "var(--line)").replace(PAPER, "none")
 
     def _drawn(self, letters: str) -> str:
-        text = io.StringIO()  # the salt below makes the same figure the same file
+        text = io.StringIO()  # with the salt below, equal figures are equal files
         with styled(), matplotlib.rc_context({"svg.hashsalt": self.name, "svg.fonttype": letters}):
             self.figure.savefig(text, format="svg", metadata={"Date": None})
         return text.getvalue()
@@ -81,7 +81,7 @@ class Section:
 
 
 def write_page(file: Path, template: str, **content: Any) -> None:
-    """Write the page that a template of this folder makes; markup in the texts is shown as text.
+    """Fill in a template of this folder and write the page; markup in the texts is shown as text.
 
     Raises:
         UserError: the page cannot be written there.

@@ -56,8 +56,8 @@ REPORTED = TypeAdapter(_Reported)
 class PublishedRow:
     """The paper's numbers of a row, in percent; `test_error` may be "fail", or None if the paper only draws it.
 
-    With `best_epochs`, the paper averages so many lowest test errors of a run; with None, it takes the last epoch's.
-    `view` says how the test images were shown. A row that `is_literature` is another paper's net, which no run trains.
+    The paper averages a run's `best_epochs` lowest test errors; if it is None, the paper takes the last epoch's error.
+    `view` says how the test images were shown. If `is_literature`, the net is another paper's, and no run trains it.
     `statistic` says what the table's numbers are, and a difference below `margin` percent points counts as none.
     """
 
@@ -88,9 +88,9 @@ class PublishedRow:
 
 @dataclass(frozen=True)
 class Published:
-    """The published numbers by row, named as folders are; `statistic` says what they are.
+    """The published numbers by row, with the names of the rows' folders; `statistic` says what they are.
 
-    `problems` has a line for each entry of the sweep file that is left out because it is of another type.
+    `problems` has a line for each entry of the sweep file that is left out because it has a wrong type.
     """
 
     statistic: str | None = None
@@ -104,7 +104,7 @@ class Published:
 
 
 def published_of(name: str, sweeps: Path = SWEEPS) -> Published:
-    """Read the published numbers from `sweeps`/NAME.yaml; without such a file there are none.
+    """Read the published numbers from `sweeps`/NAME.yaml; there are none if the file is missing.
 
     Raises:
         UserError: the file is not YAML.
@@ -128,7 +128,7 @@ def published_of(name: str, sweeps: Path = SWEEPS) -> Published:
 
 @dataclass(frozen=True)
 class Printed:
-    """A printed number, in percent: the "best", "median" or "mean" of so many `runs`; with one run, all are equal."""
+    """A printed error in percent: the "best", "median" or "mean" of several `runs`; of one run all three are equal."""
 
     error: float
     statistic: str = "mean"
@@ -136,7 +136,7 @@ class Printed:
 
 
 def verdict_of(errors: Sequence[float], row: PublishedRow, is_fail: bool) -> str:
-    """Return the verdict by `VERDICT_RULE`; it is empty if the paper prints nothing.
+    """Return the verdict by `VERDICT_RULE`; it is empty if the paper prints nothing or there are no errors.
 
     `is_fail` says whether the measured runs fail, as the table defines it.
     """
@@ -157,7 +157,7 @@ def verdict_of(errors: Sequence[float], row: PublishedRow, is_fail: bool) -> str
 
 
 def printed_of(row: PublishedRow) -> Printed | None:
-    """Return the number to compare a row with: its printed mean if the paper says how many runs it has, else its error.
+    """Return the printed number to compare with: the mean if the paper says of how many runs, else the test error.
 
     It is None if the paper prints no number for the row.
     """
@@ -175,15 +175,15 @@ def true_difference(errors: Sequence[float], printed: Printed) -> tuple[float, f
     """Return the interval of the expected error here minus the paper's, in percent points, at `CONFIDENCE`.
 
     It is a prediction interval: without a difference, the printed number is one more draw from the same distribution.
-    For one run or a mean it is exact if errors are normal; for a median or a best run the variance is exact, and the
-    distribution is taken as Student's. None below `FEWEST_SEEDS` errors.
+    If errors are normal, it is exact for one run and for a mean; for a median or a best run only the variance is exact,
+    and Student's distribution is assumed. None if there are fewer than `FEWEST_SEEDS` errors.
     """
     if len(errors) < FEWEST_SEEDS:
         return None
     measured, n = [min(error, WORST_ERROR) for error in errors], len(errors)
     spread = stdev(measured)
     shift, variance = _drawn(printed.statistic, printed.runs)
-    variance += 1 / n + shift**2 / (2 * (n - 1))  # of the measured mean, and of the shift, computed from their spread
+    variance += 1 / n + shift**2 / (2 * (n - 1))  # of the measured mean, and of the shift, which uses their spread
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1)) * spread * math.sqrt(variance)
     difference = fmean(measured) + shift * spread - printed.error
     return difference - half, difference + half
@@ -191,10 +191,10 @@ def true_difference(errors: Sequence[float], printed: Printed) -> tuple[float, f
 
 @cache
 def _drawn(statistic: str, runs: int) -> tuple[float, float]:
-    """Return expectation and variance of a statistic of that many standard normal numbers."""
+    """Return the expectation and the variance of a statistic of `runs` standard normal numbers."""
     if statistic == "mean" or runs == 1:
         return 0.0, 1 / runs
-    if statistic == "median" and runs % 2 == 0:  # between the variances of one run more and one less
+    if statistic == "median" and runs % 2 == 0:  # halfway between the variances of one run less and one more
         return 0.0, (_drawn(statistic, runs - 1)[1] + _drawn(statistic, runs + 1)[1]) / 2
     place = 1 if statistic == "best" else (runs + 1) // 2
     uniform = stats.beta(place, runs - place + 1)  # the `place`-th smallest of `runs` numbers drawn from [0, 1]
@@ -203,7 +203,7 @@ def _drawn(statistic: str, runs: int) -> tuple[float, float]:
 
 
 def _readable(reported: Any) -> tuple[dict[str, Any], list[str]]:
-    """Return the entries of `reported` that have the types of `_Reported`, and a line for each other one."""
+    """Return the entries of `reported` that have the types of `_Reported`, and a line about each other entry."""
     if not isinstance(reported, dict):
         return {}, [f"sweep.reported is {brief(reported)}, not a node; it is left out"]
     kept = {name: dict(value) if isinstance(value, dict) else value for name, value in reported.items() if value}

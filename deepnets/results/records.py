@@ -1,4 +1,4 @@
-"""Keeps records, which are the small files of ended runs, committed beside the code, and writes pages about them."""
+"""Keeps records, the small files of ended runs that are committed beside the code, and writes pages about them."""
 
 import csv
 import json
@@ -35,15 +35,15 @@ from deepnets.system.files import LONGEST_METRICS, read_text, write_atomically, 
 ABOUT = "about.md"  # a person's text about a table; its numbers replace {{ table }}
 BENCH = "bench.json"  # the figures of scripts/bench.py, by what it measured
 PLACES = {"subject", "root", "output", "device"}  # options of an analysis that name a place on this machine
-ENTRIES = {"protocol", "device", "threads", "seconds"}  # what the page shows of a result.json
+ENTRIES = {"protocol", "device", "threads", "seconds"}  # the entries of result.json that the page shows
 
 
 def keep(paths: Sequence[Path], into: Path) -> int:
     """Copy config.yaml, metrics.csv and result.json of the ended runs in `paths` to into/<table>/<row>/<seed>.
 
-    The files of an analysis from which claims take numbers are copied too. A record does not name the folders of the
-    machine. Reports read records as they read runs, and a run whose record is put into an output root counts as
-    finished there. A run with a file that is a link or cannot be read is not kept but named; this returns 1, else 0.
+    The analysis files from which claims take numbers are copied too. A record names no folder of this machine. Reports
+    read records as they read runs, and a record in an output root counts there as a finished run. A run with a file
+    that is a link or cannot be read is named and not kept. Returns 1 if there is such a run, else 0.
 
     Raises:
         UserError: a folder has no runs, the files of a run contradict each other, a record would replace another run's,
@@ -100,9 +100,9 @@ def records_pages(folder: Path, own: Path | None = None) -> dict[str, str]:
     """Return the texts of README.md, claims.md (`claims_page`) and, with a bench.json, bench.md, by file name.
 
     README.md has the text of `folder`/about.md, how to read the tables, and a section for each table, sorted by name. A
-    section is the text of the table's about.md, a Jinja template that may call the functions of `numbers_of`, or else a
-    heading and the table. The last section counts the facts that nothing in the records confirms. If `own`, a
-    project's folder, is given, the claims are those of its sweep files.
+    section is the table's about.md, a Jinja template that may call the functions of `numbers_of`; without that file, it
+    is a heading and the table. The last section counts the facts that nothing in the records confirms. If `own`, a
+    project's folder, is given, the claims come from its sweep files.
 
     Raises:
         UserError: there are no records, or an about.md names something that is not there.
@@ -111,7 +111,7 @@ def records_pages(folder: Path, own: Path | None = None) -> dict[str, str]:
         raise UserError(f"{folder}: no records; --keep DIR copies those of ended runs there")
     places = sorted({run.path.parents[1] for run in folders})
     within = [other for place in places for other in _beside(place)]
-    runs = read_runs([folder])  # all at once, which shows a copy in another table
+    runs = read_runs([folder])  # all at once, to find a copy in another table
     read = {grid: list(of_grid) for grid, of_grid in frame_of(runs).groupby("grid", sort=False)["run"]}
     tables = {
         place: tables_of([run for part in (place.resolve(), *_beside(place)) for run in read.get(part, [])], own=own)[0]
@@ -130,7 +130,7 @@ def records_pages(folder: Path, own: Path | None = None) -> dict[str, str]:
 
 
 def bench_page(file: Path) -> str:
-    """Return Markdown with every figure in `file`, which holds what `scripts/bench.py WHAT --json` wrote, by WHAT.
+    """Return Markdown with every figure in `file`, which `scripts/bench.py WHAT --json` wrote, a section for each WHAT.
 
     Raises:
         UserError: the file cannot be read, or lacks an entry.
@@ -200,7 +200,7 @@ def numbers_of(records: Path, here: str) -> SandboxedEnvironment:
 
 
 def _obstacle(run: Run) -> str | None:
-    """Name the first file of the run that cannot be kept, and why; None if all can."""
+    """Name the first file of the run that cannot be kept, and why; None if all files can be kept."""
     if run.broken:
         return run.broken[0]
     missing = run.has_ended and not (run.folder.path / "metrics.csv").exists()
@@ -211,7 +211,7 @@ def _copy(run: Run, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / "metrics.csv", read_text(run.folder.path / "metrics.csv", LONGEST_METRICS))
     Result.model_validate(run.result).write(folder)
-    sweep = run.grid / f"{run.table}.yaml"  # the copy of a user's own sweep file
+    sweep = run.grid / f"{run.table}.yaml"  # the copy of the user's own sweep file
     if sweep.is_file() and not sweep.is_symlink():
         write_atomically(folder.parents[1] / sweep.name, read_text(sweep, LONGEST))
     if run.table != run.grid.name.split("+")[0]:  # the command named the folder
@@ -220,13 +220,13 @@ def _copy(run: Run, folder: Path) -> None:
         if isinstance(of, Analysed):
             _copy_analysis(of, run.folder.path / "analysis", folder / "analysis")
     config = run.config | {"output_root": "outputs", "dataset": run.config["dataset"] | {"root": "data"}}
-    if config.get("weights"):  # a path on this machine, as the two above; the weights' hash stays
+    if config.get("weights"):  # a path on this machine, like the two above; the weights' hash stays
         config["weights"] = Path(config["weights"]).name
     write_atomically(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False))
 
 
 def _copy_analysis(of: Analysed, source: Path, into: Path) -> None:
-    """Copy the numbers of an analysis with its options, but not where on this machine it was done."""
+    """Copy the numbers and options of an analysis, but no option that names a place on this machine."""
     if (source / of.file).is_file() and (noted := noted_by(source, of.analysis)):
         into.mkdir(exist_ok=True)
         write_atomically(into / of.file, read_text(source / of.file, LONGEST_METRICS))
@@ -239,7 +239,7 @@ def _table(place: Path) -> Table:
 
 
 def _beside(place: Path) -> list[Path]:
-    """Find the folders of the same table with `precision=` typed; one that has an about.md has a section of its own."""
+    """Find the table's folders with `precision=` typed, except those with an about.md, which have their own section."""
     return [other for other in in_other_arithmetic([place]) if not (other / ABOUT).is_file()]
 
 
@@ -277,7 +277,7 @@ def _table_text(table: Table) -> str:
 
 
 def _several(protocols: Iterable[str]) -> str:
-    """Name the protocol of most runs and count all, but none with only some facts of another, as old versions wrote."""
+    """Name the protocol of most runs and count all, without those of old versions that lack facts of another."""
     counts = Counter(protocols)
     facts = {protocol: set(protocol.split(", ")) for protocol in counts}
     whole = [protocol for protocol in counts if not any(facts[protocol] < other for other in facts.values())]

@@ -42,8 +42,8 @@ from deepnets.system.printing import as_text, console_for
 EXPORTS = {"csv": to_csv, "latex": to_latex, "markdown": to_markdown}
 STANDARD_OUTPUT = Path("-")
 MOST_COMPARISONS, MOST_ON_PAGE = 10, 300  # pairs of rows, the surest first; 200 rows have 19900 pairs
-MOST_ANSWERS = 8  # of a column's claims, in the terminal
-MOST_KEYS = 40  # a page that shows more differences than a reader can take in helps nobody
+MOST_ANSWERS = 8  # lines about a column's claims, in the terminal
+MOST_KEYS = 40  # settings in a sheet; no reader can take in more
 
 Pairs = dict[str, tuple[list[Run], list[Run]]]
 
@@ -68,7 +68,7 @@ def report(
     """
     tables = tables_of(read_runs([*paths, *in_other_arithmetic(paths)]), own=own_sweeps)
     console = console_for(STANDARD_OUTPUT in exports.values())
-    comparisons = [comparison_sheets(table) for table in tables]  # only once: every pair of rows is tested
+    comparisons = [comparison_sheets(table) for table in tables]  # made once, because testing every pair takes long
     for table, sheets in zip(tables, comparisons, strict=True):
         _print_table(console, table, sheets if full else None)
     for kind, file in exports.items():
@@ -95,10 +95,10 @@ def report(
 
 
 def compare(first: Path, second: Path, output: Path | None, logarithmic: bool) -> int:
-    """Print what differs between A and B, two runs or two sweeps, in settings and results, and draw their curves.
+    """Print how A and B, two runs or two sweeps, differ in settings and results, and draw their curves. Returns 0.
 
     For two runs it prints what `compare_runs` finds, on one screen. Writes compare.html and the figure to `output`, by
-    default the folder `report` in A; but not into a single run, which may be somebody's record. Returns 0.
+    default the folder `report` in A; for two runs only to `output`, because A may be somebody's record.
 
     Raises:
         UserError: a folder has no runs, or a file cannot be written; for two runs also as `compare_runs`.
@@ -143,7 +143,7 @@ def compare(first: Path, second: Path, output: Path | None, logarithmic: bool) -
 
 
 def difference_sheet(runs: Sequence[Run], title: str) -> Sheet:
-    """Show the settings that differ between rows, a line for each row, with several values if its seeds differ."""
+    """Show the settings that differ between rows, a line for each row; a cell has several values if seeds differ."""
     rows = frame_of([run for run in runs if run.config]).groupby("row", sort=False)["run"]
     values = {row: _texts([run.settings for run in same]) for row, same in rows}
     keys = dict.fromkeys(key for settings in values.values() for key in settings)
@@ -154,7 +154,7 @@ def difference_sheet(runs: Sequence[Run], title: str) -> Sheet:
 
 
 def environment_sheet(runs: Sequence[Run]) -> Sheet:
-    """Show the devices and versions that trained the ended runs, and count the runs."""
+    """Show the devices and versions that trained the ended runs, with the number of runs and their hours."""
     header = ("device", "precision", "threads", "torch", "Python", "commit", "runs", "hours")
     ended = [run.result for run in runs if "device" in run.result]
     keys = [_environment(result) for result in ended]
@@ -181,7 +181,7 @@ def command_sheet(runs: Sequence[Run]) -> Sheet:
 
 
 def _print_table(console: Console, table: Table, comparisons: Sequence[Sheet] | None) -> None:
-    """Print the results and the answers about claims; with `comparisons` of the rows, print all sheets and rules."""
+    """Print the results and the answers about claims; if `comparisons` are given, print all sheets and rules."""
     for sheet in _results(table):
         print_sheet(console, sheet)
     if comparisons is None:
@@ -241,8 +241,8 @@ def _summary(tables: Sequence[Table]) -> list[str]:
 def _pairs(first: Sequence[Run], second: Sequence[Run]) -> tuple[Pairs, list[str]]:
     """Pair rows of the same name and protocol, or the only row of each side; also list the rows without a partner.
 
-    If a side has several protocols, they are separate, as the columns of a table are. Each is paired with the protocol
-    of the same label on the other side, or, if that side has only one, all are paired with it.
+    Each protocol is a column. If both sides have several, columns of the same label are paired; if a side has only
+    one, it is paired with every column of the other side.
     """
     a_columns, b_columns = columns_of(frame_of(first)), columns_of(frame_of(second))
     if len(a_columns) == len(b_columns) == len(a_columns[0].rows) == len(b_columns[0].rows) == 1:
@@ -270,7 +270,7 @@ def _alone(columns: Sequence[Column], paired: Collection[int]) -> list[str]:
 
 
 def _settings_beside(pairs: Pairs) -> Sheet:
-    """Show a line for each setting and fact that differs; rows that differ alike share it."""
+    """Show a line for each setting and fact that differs; rows with the same difference share it."""
     rows_by_difference: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for row, (a_runs, b_runs) in pairs.items():
         a, b = _values(a_runs), _values(b_runs)
@@ -286,7 +286,7 @@ def _settings_beside(pairs: Pairs) -> Sheet:
 
 
 def _values(runs: Sequence[Run]) -> dict[str, str]:
-    """Return a row's settings, seeds, device and versions; several values if its runs differ."""
+    """Return a row's settings, seeds, device and versions; an entry has several values if the runs differ."""
     each = []
     for run in runs:
         facts = {name: run.result.get(name) for name in ("device", "precision", "threads", "commit")}
@@ -331,7 +331,7 @@ def _curves_beside(pairs: Pairs, logarithmic: bool) -> list[Picture]:
 
 
 def _texts(settings: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Return the settings of several runs as they would be typed; several values of a key if they differ."""
+    """Return the settings of several runs as a user types them; a key has several values if the runs differ."""
     texts = [{key: setting_text(value) for key, value in each.items()} for each in settings]
     keys = dict.fromkeys(key for each in texts for key in each)
     return {key: " or ".join(dict.fromkeys(each.get(key, NOTHING) for each in texts)) for key in keys}

@@ -39,20 +39,20 @@ VERIFIABLE = {"beginning", "iterations", "data", "threads", "precision", "versio
 PRECISIONS = ("float32", "bfloat16")
 MOVED = 12  # trainings with moved images, besides the one with the images as they are
 FALSE_ALARM = 1e-3  # the rate for honest records, if the logarithms of ratios are normal; see `largest_gap`
-LEAST = 8.0  # times the typical gap is always allowed: all twelve trainings may be close by chance
-MOST = 0.1  # of a loss is allowed at most: a few very different trainings would otherwise allow any gap
-SEPARATED = 0.01  # of a loss: if rounding has moved it so far, later losses show little
+LEAST = 8.0  # typical gaps are always allowed, because all twelve trainings may be close by chance
+MOST = 0.1  # of a loss is allowed at most, or a few very different trainings would allow any gap
+SEPARATED = 0.01  # of a loss; once rounding has moved a loss by this share, later losses show little
 SAME_NAMES = " (torch and the processor's name are the record's; another generation rounds otherwise)"
-FLOOR = 4 * 2.0**-23  # of a loss: in any net, another order of the sum over a batch may round it so much
+FLOOR = 4 * 2.0**-23  # of a loss; in any net, another order of the sum over a batch may round so much
 
 
 class Verification(BaseModel):
-    """The outcome of a verification: `gap` in nats at the `loss` (from 1) that stands out most, and the `allowed` gap.
+    """The outcome of a verification: the `loss` (from 1) that stands out most, its `gap` and the `allowed` gap in nats.
 
-    `result` is the `checksum` of the result.json that was verified: a run trained again has no verification yet.
-    `compared` counts losses; `device` and `versions` are of the machine that verified. If `is_whole`, the run was
-    trained to its end: `compared` counts iterations, and `gap` is from the test error to the row's mean, in percent
-    points.
+    `result` is the `checksum` of the verified result.json, so that a run trained again counts as not verified.
+    `compared` is the number of losses; `device` and `versions` describe the machine that verified. If `is_whole`, the
+    run was trained to its end: `compared` is the number of iterations, and `gap` the distance from the test error to
+    the row's mean, in percent points.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -72,7 +72,7 @@ class Verification(BaseModel):
 
 
 class Verifications(RunFile):
-    """The file verifications.json: each verification of a record that was noted, including failed ones."""
+    """The file verifications.json: all verifications of a record that were noted, with the failed ones."""
 
     FILE = "verifications.json"
 
@@ -83,7 +83,7 @@ class Verifications(RunFile):
 
 
 class Gap(NamedTuple):
-    """The `loss` of a record, counted from 1, that stands out most: by `gap` nats; rounding explains `allowed` nats."""
+    """The `loss` of a record (from 1) that stands out most; it differs by `gap` nats, rounding explains `allowed`."""
 
     loss: int
     gap: float
@@ -93,11 +93,11 @@ class Gap(NamedTuple):
 def verify(paths: Sequence[Path], root: str, note: bool = False, scratch: Path | None = None) -> int:
     """Train the first iterations of each record again, on the data in `root`, and print how they compare.
 
-    With `scratch`, a folder, each is trained there from beginning to end; `_verify_whole` says how it is compared. On
-    the record's processor, losses and weights are equal bit by bit; elsewhere `largest_gap` says how far apart the
-    losses may be. The name of a processor does not tell its generation: equal names do not demand equal bits. A record
-    that contradicts itself is not trained; one that cannot be compared is named with the reason. With `note` each
-    verdict is added to verifications.json beside the record. Returns 1 if one differs or contradicts itself.
+    If `scratch` is given, each record is trained in that folder from beginning to end and compared as `_verify_whole`
+    says. On the record's processor, losses and weights are equal bit by bit; elsewhere `largest_gap` says how far the
+    losses may differ. A processor's name does not tell its generation, so equal names do not require equal bits. A
+    record that contradicts itself is not trained; a record that cannot be compared is named with the reason. `note`
+    adds each verdict to verifications.json beside the record. Returns 1 if a record differs or contradicts itself.
 
     Raises:
         UserError: a folder has no runs, no run can be compared, or a note cannot be read or written.
@@ -128,18 +128,18 @@ def verify(paths: Sequence[Path], root: str, note: bool = False, scratch: Path |
 
 
 def largest_gap(record: np.ndarray, here: np.ndarray, moved: np.ndarray) -> Gap:
-    """Find where a record's losses (L,) are furthest from those trained here (L,), and how far rounding may move them.
+    """Find where a record's losses (L,) are furthest from the losses `here` (L,), and how far rounding may move them.
 
-    `moved` (K, L) are the losses of trainings whose images were moved by one rounding. Their gaps |moved - here| say
-    how far rounding alone moves this very net. A loss's typical gap is the root of their mean square. A run's ratio is
-    the largest of its gaps over the typical ones; for one of the K runs, the K - 1 others give the typical gaps. An
-    honest record is one more such run. So the logarithm of its ratio lies below the mean of theirs, plus their standard
-    deviation times t of K - 1 degrees of freedom times sqrt(1 + 1/K), with probability 1 - `FALSE_ALARM` if the
-    logarithms are normal. At least `LEAST` typical gaps are allowed, and more only up to `MOST` of the loss.
+    `moved` (K, L) are the losses of K runs whose images were moved by one rounding. Their gaps |moved - here| show how
+    far rounding alone moves this net. The typical gap of a loss is the root mean square of the K gaps. The ratio of a
+    run is the largest of its gaps, each over the typical gap; for one of the K runs, the other K - 1 give the typical
+    gaps. An honest record is one more run of this kind. So if the logarithms of the ratios are normal, the record's
+    lies, with probability 1 - `FALSE_ALARM`, below their mean + t * their standard deviation * sqrt(1 + 1/K), with t of
+    K - 1 degrees of freedom. At least `LEAST` typical gaps are allowed, and more only up to `MOST` of the loss.
 
-    In simulations an honest record differs in less than 1 % of cases if the gaps of all runs grow alike, or apart by
-    lognormal factors of deviation 1 or 2, and in up to 4 % if in each iteration one run in twenty jumps a thousandfold,
-    as a ReLU may switch. Another processor moves the losses less than a rounding of every pixel does.
+    In simulations, less than 1 % of honest records differ if the gaps of all runs grow alike, or apart by lognormal
+    factors of deviation 1 or 2, and up to 4 % if in each iteration one run in twenty jumps a thousandfold, as when a
+    ReLU switches. Another processor moves the losses less than rounding every pixel does.
     """
     floor = FLOOR * np.abs(here)
     gaps, gap = np.maximum(np.abs(moved - here), floor), np.maximum(np.abs(record - here), floor)
@@ -154,7 +154,7 @@ def largest_gap(record: np.ndarray, here: np.ndarray, moved: np.ndarray) -> Gap:
 
 
 def verified_line(runs: Sequence[Run]) -> str:
-    """Say how many of a table's runs were verified, on how many kinds of processor, and which failed; or nothing."""
+    """Say how many of a table's runs were verified, on how many kinds of processor, and which failed; empty if none."""
     notes = {run.folder: _notes(run) for run in runs}
     passed = [note for run_notes in notes.values() for note in run_notes if note.passed]
     if not any(notes.values()):
@@ -177,16 +177,16 @@ def checksum(run: Run) -> str:
 
 
 def _notes(run: Run) -> tuple[Verification, ...]:
-    """Return the verifications of the run's present result."""
+    """Return the verifications of the run's result.json as it is now."""
     notes = Verifications.read(run.folder.path)
     return tuple(note for note in notes.verifications if note.result == checksum(run)) if notes else ()
 
 
 def _verify(run: Run, root: str) -> Verification:
-    """Compare the first iterations of a record, and print the outcome in a line.
+    """Train the first iterations of a record again, compare the losses, and print the outcome in a line.
 
     Raises:
-        UserError: they cannot be compared; the message gives the reason.
+        UserError: the record cannot be compared; the message gives the reason.
     """
     result, config, device = run.result, *_here(run, root)
     torch.set_num_threads(result["threads"])
@@ -215,13 +215,13 @@ def _verify(run: Run, root: str) -> Verification:
 
 
 def _verify_whole(run: Run, root: str, scratch: Path) -> Verification:
-    """Train a record from beginning to end in `scratch`, or go on there, and print how it compares.
+    """Train a record from beginning to end in `scratch`, or resume there, and print how it compares.
 
     If `_changes` finds nothing, every epoch, the first iterations and the images that were right must be equal bit by
     bit; otherwise the final error must lie in the prediction interval of the row's seeds.
 
     Raises:
-        UserError: it cannot be compared; the message gives the reason.
+        UserError: the record cannot be compared; the message gives the reason.
     """
     result, config, device = run.result, *_here(run, root)
     folder = RunFolder(scratch / run.grid.name / run.row / run.folder.path.name)
@@ -246,7 +246,7 @@ def _verify_whole(run: Run, root: str, scratch: Path) -> Verification:
         words, passed = "every epoch is equal bit by bit" if is_equal else "and all is as it was", is_equal
     else:
         errors = [each.error for each in read_runs([run.folder.path.parent]) if each.error is not None]
-        error = min(again.error, WORST_ERROR)  # if it diverged
+        error = min(again.error, WORST_ERROR)  # for a run that diverged
         if (interval := true_difference(errors, Printed(error))) is None:
             raise UserError(f"bits cannot be equal ({changes}), and the row has {len(errors)} of {FEWEST_SEEDS} seeds")
         low, high = (error + side for side in interval)
@@ -259,7 +259,7 @@ def _verify_whole(run: Run, root: str, scratch: Path) -> Verification:
 
 
 def _here(run: Run, root: str) -> tuple[Config, torch.device]:
-    """Return the configuration of a record on this machine's device and data.
+    """Return a record's configuration for this machine's data folder, and the device to train on.
 
     Raises:
         UserError: its result lacks the first iterations or other facts that are compared, or the data differ.
@@ -277,7 +277,7 @@ def _here(run: Run, root: str) -> tuple[Config, torch.device]:
 
 
 def _bits(run: Run) -> list[Any]:
-    """Return all that two equal trainings of a run have in common."""
+    """Return everything that must be equal bit by bit when a run is trained again."""
     epochs = [{name: value for name, value in row.items() if name not in TIME_COLUMNS} for row in run.history]
     return [epochs, run.error, *(run.result.get(name) for name in ("beginning", "test_right"))]
 
@@ -298,7 +298,7 @@ def _verification(run: Run, device: torch.device, **outcome: Any) -> Verificatio
 
 
 def _changes(result: dict[str, Any], launcher: dict[str, Any], device: torch.device) -> list[str]:
-    """Say what has changed since the record, which excuses unequal bits."""
+    """Say what has changed since the record was trained; any change excuses unequal bits."""
     then = {"torch": result["versions"].get("torch"), "device": result["device"]}
     now = {"torch": version("torch"), "device": describe(device)}
     words = [f"{name} {then[name]} then, {now[name]} now" for name in then if then[name] != now[name]]
@@ -307,14 +307,14 @@ def _changes(result: dict[str, Any], launcher: dict[str, Any], device: torch.dev
 
 
 def _fresh(config: Config, device: torch.device, precision: torch.dtype) -> Training:
-    """Build the run at its beginning."""
+    """Build the training as it is before the first iteration."""
     training = prepare(config, device, precision)
     start_from_weights(training.model, config, dataset_of(config).classes)
     return training
 
 
 def _begun(training: Training, count: int) -> dict[str, Any]:
-    """Train the first `count` iterations; returns `beginning`, as in result.json."""
+    """Train the first `count` iterations; returns the entry `beginning` of a result.json."""
     evidence = Evidence()
     for state in fit(training):
         evidence.note(state)
@@ -330,10 +330,10 @@ def _moved_images(
     epoch: int,
     start: int,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the batches with each pixel times 1 + eps or 1 - eps, at random; 1 + eps follows 1 in the precision.
+    """Yield the batches with each pixel times 1 + eps or 1 - eps, at random; in this precision, 1 + eps is next to 1.
 
-    Weights moved by a rounding of float32 would change nothing in bfloat16. Other threads or another order of the
-    images would change more than rounding in some nets: dropout and normalisation over parts of a batch depend on them.
+    To move the weights by a rounding of float32 would change nothing in bfloat16. To change the threads or the order of
+    the images would do more than round in nets whose dropout or normalisation over parts of a batch depends on them.
     """
     draws = torch.Generator(training.device).manual_seed(seed)
     eps = torch.finfo(training.precision).eps
@@ -342,12 +342,12 @@ def _moved_images(
 
 
 def _moved(record: np.ndarray, here: np.ndarray, fresh: Callable[[], Training]) -> tuple[np.ndarray, str]:
-    """Train `MOVED` times with moved images; returns losses (MOVED, L), and in words why they end there.
+    """Train `MOVED` times with moved images; returns the losses (MOVED, L), and in words why there are only L.
 
-    Losses are compared while they are finite in all trainings, up to the first that rounding has moved by `SEPARATED`.
+    Losses are compared while they are finite in all trainings, up to the first one that rounding moves by `SEPARATED`.
 
     Raises:
-        UserError: not even the first loss is finite everywhere.
+        UserError: not even the first loss is finite in all trainings.
     """
     ends, runs = "", []
     if (count := int(np.append(np.isfinite(record + here), False).argmin())) < len(record):

@@ -1,4 +1,4 @@
-"""Chooses the pictures of a report: all for which there are numbers."""
+"""Draws all pictures of a report for which there are numbers."""
 
 import math
 import re

@@ -20,9 +20,9 @@ ACROSS = 3
 
 
 def training_curves(runs: Mapping[str, Run], logarithmic: bool) -> Figure:
-    """Draw error over the training, thin on training and bold on test images (He et al. 2015, Fig. 6), a run per row.
+    """Draw each row's error over the training, thin on training and bold on test images (He et al. 2015, Fig. 6).
 
-    More than six rows get a panel each, in which the other rows are faint.
+    If there are more than six rows, each gets a panel, in which the other rows are faint.
     """
     runs = dict(list(runs.items())[:MOST_PANELS])
     unit = _unit(runs)
@@ -80,7 +80,7 @@ def degradation(runs: Mapping[str, Run], logarithmic: bool) -> Figure | None:
 
 
 def learning_rates(runs: Mapping[str, Run]) -> Figure | None:
-    """Draw the learning rate over the training; rows of the same rate share a line. Return None without rates."""
+    """Draw the learning rate over the training; rows with the same rates share a line. Return None without rates."""
     runs = {row: run for row, run in runs.items() if run.history and not _lacks(run, "learning_rate")}
     if not runs:
         return None
@@ -97,7 +97,7 @@ def learning_rates(runs: Mapping[str, Run]) -> Figure | None:
     for index, (run, named) in enumerate(groups[:MOST_PANELS]):
         rates, rows = _values(run, "learning_rate"), [row for row in runs if row in named]
         label = ", ".join(rows) if len(rows) <= 3 else f"{', '.join(rows[:2])} and {len(rows) - 2} more"
-        # An epoch's rate holds from the end of the one before.
+        # An epoch's rate holds from the end of the epoch before.
         axes.plot([0, *_values(run, unit)], [rates[0], *rates], drawstyle="steps-pre", label=label, **look(index))
     axes.locator_params(axis="x", integer=True)
     axes.set(xlabel=unit, ylabel="learning rate", yscale="log")
@@ -138,7 +138,7 @@ def _errors(axes: Axes, run: Run, unit: str, label: str, **style: Any) -> None:
 
 
 def _panels_of(rows: Sequence[str], height: float) -> tuple[Figure, list[Axes]]:
-    """Make a panel for each row; its name, broken behind commas, is the title."""
+    """Make a panel for each row; its title is the row's name, broken after commas."""
     across = min(len(rows), ACROSS)
     down = math.ceil(len(rows) / across)
     figure, panels = new_panels(3.6 if down == 1 else 0.8 + height * down, down, across)
@@ -152,7 +152,7 @@ def _panels_of(rows: Sequence[str], height: float) -> tuple[Figure, list[Axes]]:
 
 
 def _scale(figure: Figure, panels: list[Axes], runs: Sequence[Run], unit: str, logarithmic: bool) -> None:
-    """Set the scale of errors: as in the papers, the top may cut off the much worse first tenth of a curve."""
+    """Set the scale of errors. As in the papers, it may cut off the first tenth of a curve if that is much worse."""
     curves = [_values(run, f"{split}_error") for run in runs for split in ("train", "test")]
     curves = [finite for curve in curves if (finite := list(filter(math.isfinite, curve)))]
     ends = [curve[-1] for curve in curves]

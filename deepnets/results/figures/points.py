@@ -20,14 +20,14 @@ from deepnets.results.statistics import WORST_ERROR
 MOST_BARS = 60
 MOST_CLAIMS = 40
 LOOK_COLOURS = dict(zip(LOOKS, COLOURS, strict=False))
-CLOSE = 0.06  # of the scale's length: labels of nearer values would overlap
-WIDE = 50  # times the smallest value: a scale that reaches further is logarithmic
+CLOSE = 0.06  # of the axis; labels of closer values would overlap
+WIDE = 50  # times the smallest value; an axis that reaches further is logarithmic
 
 
 def bars(cells: Mapping[str, Cell]) -> Figure | None:
-    """Draw each row's median error with its 95% interval (below 3 seeds, all errors) and the published value.
+    """Draw each row's median error with its 95% interval (all errors below 3 seeds) and the published value.
 
-    The bar of a fail ends at the edge, with its number. Return None without errors, or with too many rows to read.
+    A row that fails has a bar up to the edge, with its number. Return None without errors or with too many rows.
     """
     cells = {row: cell for row, cell in cells.items() if cell.errors or cell.published.test_error is not None}
     if not any(cell.errors for cell in cells.values()) or len(cells) > MOST_BARS:
@@ -69,9 +69,9 @@ def bars(cells: Mapping[str, Cell]) -> Figure | None:
 
 
 def error_over(key: str, runs: Mapping[str, Run], cells: Mapping[str, Cell]) -> Figure | None:
-    """Draw median errors over a number, with 95% intervals and published values, a line for rows alike in all else.
+    """Draw median errors over a number, with 95% intervals and published values; rows alike in all else share a line.
 
-    A row that diverged is a triangle at `WORST_ERROR`. Return None if no two rows that ended differ in the number.
+    A row that diverged is a triangle at `WORST_ERROR`. Return None if the ended rows make no line.
     """
     lines = lines_over(key, {row: run for row, run in runs.items() if cells[row].errors})
     if not lines:
@@ -183,7 +183,7 @@ def _published(cells: Mapping[str, Cell]) -> str:
 
 
 def _numbers(cells: Mapping[str, Cell]) -> list[float]:
-    """Return the numbers that the scale of the bars must hold."""
+    """Return the numbers that must fit on the scale of the bars."""
     shown = [cell for cell in cells.values() if not cell.is_fail and cell.errors]
     measured = [cell.interval[1] if cell.interval else max(filter(math.isfinite, cell.errors)) for cell in shown]
     published = [cell.published.test_error for cell in cells.values()]
