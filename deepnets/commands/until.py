@@ -1,4 +1,4 @@
-"""`until=decided`: train the rows that claims are about, test the claims, and train on only for undecided ones."""
+"""`until=decided`: train the rows that claims are about, test the claims, and train more for undecided ones."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,8 +26,8 @@ MOST_ANSWERS = 100
 def train_until_decided(rows: Sequence[Row]) -> int:
     """Train round after round until every claim is decided, ten seeds are trained or the hours are used.
 
-    The next round depends only on the results in the sweep's folder, so that the same command goes on anywhere. Returns
-    the exit code: 1 if a run failed. With `plan=true` it only plans the next round.
+    The next round depends only on the results in the sweep's folder, so the same command may continue anywhere. With
+    `plan=true` it only plans the next round. Returns the exit code: 1 if a run failed.
 
     Raises:
         UserError: there are no claims about these rows, or the hours do not pay for one run.
@@ -60,7 +60,7 @@ def train_until_decided(rows: Sequence[Row]) -> int:
 
 @dataclass(frozen=True)
 class _Grid:
-    """The rows of the command by name, each with one of its seeds; `folder` has them all, `file` is their sweep's."""
+    """The command's rows by name, each with one of its seeds; `folder` holds them all, and `file` is the sweep's."""
 
     rows: Mapping[str, Row]
     folder: Path
@@ -92,17 +92,17 @@ class _Grid:
         return next(iter(self.rows.values())).config
 
     def runs(self) -> list[Run]:
-        """Read the runs of these rows that the folder has by now."""
+        """Read the runs of these rows that are in the folder now."""
         has_runs = self.folder.is_dir() and run_folders(self.folder)
         return [run for run in read_runs([self.folder]) if run.row in self.rows] if has_runs else []
 
     def affordable(self, planned: Round, runs: Sequence[Run]) -> list[Row]:
-        """Choose the round's runs, in order of seed and compute, as many as the hours pay; prints why, or the answers.
+        """Choose as many runs of the round as the hours pay, by seed and then compute; print why, or print the answers.
 
-        A run's price is its compute at the pace of the ended runs; before one has ended, `plan=true`'s estimate.
+        A run's price is its compute at the pace of the ended runs; before one has ended, it is `plan=true`'s estimate.
 
         Raises:
-            UserError: the hours do not pay for the first run of all.
+            UserError: the hours do not even pay for the first run.
         """
         asked = [self._with_seed(row, seed) for row, seeds in planned.seeds.items() for seed in seeds]
         compute = compute_of([*self.rows.values()])
@@ -144,7 +144,7 @@ class _Grid:
 
 
 def hours_of(run: Run) -> float:
-    """Return the hours that a run trained, times its processes."""
+    """Return the hours that a run trained, times its number of processes."""
     processes = list(run.result.get("processes", {"0": 1}).values())[-1]
     return processes * (run.result.get("seconds") or 0.0) / 3600
 

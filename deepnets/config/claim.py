@@ -1,4 +1,4 @@
-"""The claims of a paper about the rows of its table, as the sweep file lists them."""
+"""Reads a paper's claims about the rows of its table, which the sweep file lists."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ REGISTERED_EXAMPLE = (
 
 
 class Relation(StrEnum):
-    """How the first row's error relates to the second's; fails: the first row does not learn what the second does."""
+    """How the first row's error relates to the second's; `fails`: only the second learns."""
 
     below = "is lower than"
     above = "is higher than"
@@ -31,7 +31,7 @@ class Relation(StrEnum):
 
 
 class Measured(StrEnum):
-    """The error after the last epoch that a claim is about."""
+    """The error that a claim is about, after the last epoch."""
 
     test = "test"
     training = "training"
@@ -41,9 +41,9 @@ class Measured(StrEnum):
 class Claim:
     """The paper says at `place` that row `first` stands in this `relation` to row `second`, in their `error`.
 
-    In a sweep with several axes, both names may be values of one axis: the claim is then about each pair of rows that
-    differ only in it. `second` may be a row of another sweep, SWEEP/ROW. `above` is the error in percent above which a
-    run of the published protocol fails, if the paper names one.
+    In a sweep with several axes, both names may be values of one axis; the claim is then about each pair of rows that
+    differ only in that axis. `second` may be a row of another sweep, SWEEP/ROW. `above` is the error in percent above
+    which a run of the published protocol fails, if the paper names one.
     """
 
     first: str
@@ -70,8 +70,8 @@ class Registered:
 
     `sentence` says what the paper states at `place`, `rows` names the rows it is about (ROW, SWEEP/ROW, or
     analysis/NAME/NET for the networks that an analysis draws itself). `quantity` says what is measured, in which unit,
-    and on which side of `margin`, a number in that unit, its 95 % interval must lie: one test, and only one. `test`
-    computes it, and may be added later.
+    and on which side of `margin`, a number in that unit, its 95 % interval must lie; it is the claim's only test.
+    `test` computes the quantity, and may be added later.
     """
 
     sentence: str
@@ -83,7 +83,7 @@ class Registered:
 
     @property
     def elsewhere(self) -> str:
-        """The sweep that has its rows, or analysis/NAME; empty if its own sweep has one of them."""
+        """The sweep of the claim's rows, or analysis/NAME; empty if the claim's own sweep has one of the rows."""
         sweeps = [row.rpartition("/")[0] for row in (self.test.rows if self.test else self.rows)]
         return "" if "" in sweeps else sweeps[0]
 
@@ -94,7 +94,7 @@ class Registered:
 
     @property
     def hash(self) -> str:
-        """Eight hexadecimal digits of all but `place` and `test`, which the file may add later."""
+        """Eight hexadecimal digits of everything but `place` and `test`, so that a test may be added later."""
         return _hash(json.dumps([self.sentence, list(self.rows), self.quantity, self.margin]))
 
 
@@ -113,12 +113,12 @@ def registered_of(sweep: Any) -> list[Registered]:
 
 
 def decidable_of(sweep: Any) -> list[Claim | Registered]:
-    """Return the claims of a sweep's node that runs decide, not registered ones without test; raises as `claims_of`."""
+    """Return the claims that runs can decide: all but registered ones without a test; raises as `claims_of`."""
     return [claim for claim in _claims(sweep) if isinstance(claim, Claim) or claim.test]
 
 
 def margins_of(sweep: Any) -> dict[str, float]:
-    """Return the margin of a sweep's node at each scale, in percent points: a smaller difference counts as none.
+    """Return a sweep's margin at each scale, in percent points; a smaller difference counts as none.
 
     Raises:
         UserError: the margins are not a positive number for each scale.
@@ -134,14 +134,14 @@ def margins_of(sweep: Any) -> dict[str, float]:
 
 @cache
 def registered_on_file(folder: Path) -> tuple[tuple[str, Registered], ...]:
-    """Return the registered claims that have a test, of all sweep files in a folder, each with its sweep's name."""
+    """Return the registered claims that have a test, from all sweep files in a folder, each with its sweep's name."""
     files = sorted(folder.glob("*.yaml"))
     return tuple((file.stem, claim) for file in files for claim in registered_of(sweep_of(file)) if claim.test)
 
 
 @cache
 def claims_on_file(folder: Path) -> tuple[str, ...]:
-    """Return every claim of all sweep files in a folder, as SWEEP/HASH. A process reads it once: 10 ms for 50 files.
+    """Return every claim of all sweep files in a folder, as SWEEP/HASH. Cached: 50 files take 10 ms.
 
     Raises:
         UserError: as `claims_of`.
@@ -156,12 +156,12 @@ def claims_on_file(folder: Path) -> tuple[str, ...]:
 
 
 def check_claims(file: Path) -> None:
-    """Check that the rows of a sweep file's claims and the scales of its margins exist, or a misspelt one costs seeds.
+    """Check that the rows in a sweep file's claims and the scales in its margins exist; a misspelt one costs seeds.
 
-    A row may be left out at some scales. A file that has to be composed to know its rows is not checked.
+    A row may be missing at some scales. A file is not checked if it must be composed before its rows are known.
 
     Raises:
-        UserError: names what does not exist, and the nearest that does.
+        UserError: a row or scale does not exist; the message gives the nearest one that does.
     """
     sweep = sweep_of(file)
     scales = sorted({option.stem for folder in (CONF, file.parents[1]) for option in folder.glob("scale/*.yaml")})

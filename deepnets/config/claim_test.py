@@ -1,4 +1,4 @@
-"""The `test` of a registered claim: which number of each run it takes, and in which region their mean must lie."""
+"""Reads the `test` of a registered claim: the number that each run gives, and where their mean must lie."""
 
 import math
 import re
@@ -15,17 +15,17 @@ from deepnets.errors import UserError
 TEST_EXAMPLE = "test: {of: test error, each: [identity minus none]}"
 OF_EXAMPLE = "{analyze: lesion --only single, table: single, median: error, where: {unit: [15, 45]}, minus: {unit: 0}}"
 FORMS = ("each", "mean", "slope", "log_slope", "order", "share_above")
-REDUCTIONS = {"mean": 1, "median": 1, "min": 1, "max": 1, "slope": 2, "tau": 2, "pearson": 2}  # columns of each
+REDUCTIONS = {"mean": 1, "median": 1, "min": 1, "max": 1, "slope": 2, "tau": 2, "pearson": 2}  # columns that each takes
 BASES = {"e": math.e, 2: 2.0, 10: 10.0}
 REGION = re.compile(r"must lie (above|below)( minus)? the margin|must lie within plus and minus the margin")
 COLUMN = re.compile(r"(?:(log2|log10|abs) )?(\w+)(?: below (-?\d+(?:\.\d+)?))?")
 
-DRAWN = "analysis/"  # begins the name of a row that an analysis draws itself: analysis/NAME/NET
+DRAWN = "analysis/"  # in front of the rows that an analysis draws itself: analysis/NAME/NET
 Lines = tuple[tuple[str, Any], ...]  # a value, or the two ends of a range, by column
 
 
 class Quantity(StrEnum):
-    """The number of a run, in percent or nats, that a registered claim is about, after the last or an earlier epoch."""
+    """The error (percent) or loss (nats) that a registered claim is about, after the last or an earlier epoch."""
 
     test_error = "test error"
     training_error = "training error"
@@ -34,7 +34,7 @@ class Quantity(StrEnum):
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table of numbers: its logarithm or absolute value, or 1 where it lies `below` a number, else 0."""
+    """A column of a CSV file, or a `function` of it; with `below`, 1 where it is below that number, else 0."""
 
     name: str
     function: str = ""
@@ -45,8 +45,8 @@ class Column:
 class Analysed:
     """A number that `deepnets analyze` measures of a run: a `reduction` of the `columns` of its CSV file `table`.
 
-    Only the lines `where` a column has a value, or lies in a range, count. With `by`, lines of equal `by` are averaged
-    first. `minus` takes the same number of other lines away. `analysis` counts if its `options` were these.
+    `where` chooses lines by a column's value or range. Lines of equal value in the column `by` are averaged first.
+    `minus` chooses other lines, whose number is subtracted. An `analysis` with other `options` does not count.
     """
 
     analysis: str
@@ -65,7 +65,7 @@ class Analysed:
 
     @property
     def words(self) -> str:
-        """The command's options, as they are typed."""
+        """The options as a user types them."""
         return "".join(f" --{name} {value}" for name, value in self.options)
 
     def __str__(self) -> str:
@@ -88,12 +88,12 @@ class Contrast:
 class ClaimTest:
     """How runs test a registered claim.
 
-    `of` is the quantity. Each of the `contrasts` between rows' means of it must lie between `low` and `high`; without
-    contrasts, Kendall's tau-b between a run's number and the place of its row in `order` must. A run's number is taken
-    after the share `at` of its iterations, 1 for the last epoch; `log` is the base of a logarithm taken of it first.
+    `of` is the quantity. Each of the `contrasts` between the rows' means must lie between `low` and `high`. Without
+    contrasts, Kendall's tau-b must lie there, between the runs' numbers and the places of their rows in `order`. A
+    run's number is taken after the share `at` of its iterations (1: the last epoch); with a base `log`, its logarithm.
 
-    If `is_share`, a run's number is the share of the later epochs in which it lies above that of the other row's run of
-    the same seed. With `best`, the rows are nets of a random search, and the mean is over this best share of trials.
+    If `is_share`, a run's number is the share of later epochs in which it is above the other row's run of the same
+    seed. With `best`, the rows are nets of a random search, and the mean is over this best share of their trials.
     """
 
     of: Quantity | Analysed
@@ -156,13 +156,13 @@ def read_test(node: Any, sentence: str, rows: Sequence[str], quantity: str, marg
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
-    """Return the name that was meant, for the end of a message; empty if none is near."""
+    """Return the end of a message that gives the nearest name; empty if no name is near."""
     near = get_close_matches(name, names, 1)
     return f"; the nearest: {near[0]}" if near else ""
 
 
 def _region(quantity: str, margin: float, wrong: str) -> tuple[float, float]:
-    """Read from the quantity between which bounds it must lie."""
+    """Read from the quantity's text the bounds between which it must lie."""
     if not (region := REGION.search(" ".join(quantity.split()))):
         raise UserError(f"{wrong}; the quantity does not say that it must lie above, below or within the margin")
     bound = -margin if region[2] else margin
@@ -170,7 +170,7 @@ def _region(quantity: str, margin: float, wrong: str) -> tuple[float, float]:
 
 
 def _analysed(node: Mapping[str, Any], where: str) -> Analysed:
-    """Read the number of an analysis."""
+    """Read which number to take from an analysis."""
     wrong = f"{where}: must be as {OF_EXAMPLE}"
     keys = {"analyze", "table", "where", "minus", "by", *REDUCTIONS}
     if unknown := [str(key) for key in node if key not in keys]:
@@ -216,7 +216,7 @@ def _lines(node: Any, wrong: str) -> Lines:
 
 
 def _contrasts(form: str, node: Any, rows: Sequence[str], wrong: str) -> tuple[tuple[Contrast, ...], tuple[str, ...]]:
-    """Read the contrasts of a test's form, or the rows of an order."""
+    """Read a test's contrasts, or the rows of its order; the other one is empty."""
     if form in ("slope", "log_slope"):
         if not isinstance(node, Mapping) or len(node) < 2 or not all(map(is_number, node)):
             raise UserError(f"{wrong}; a {form} is a mapping from two or more numbers, as {{20: a minus b, 56: c}}")
@@ -257,7 +257,7 @@ def _sum(texts: Sequence[str], weights: Sequence[float], rows: Sequence[str]) ->
 
 
 def are_names(node: Any) -> bool:
-    """Say whether it is a list of words, and not empty."""
+    """Say whether the node is a list of words, and not empty."""
     return (
         isinstance(node, Sequence)
         and not isinstance(node, str)
@@ -267,5 +267,5 @@ def are_names(node: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Say whether it is a finite number, which True is not."""
+    """Say whether the value is a finite number; True is not one."""
     return type(value) in (int, float) and math.isfinite(value)

@@ -1,4 +1,4 @@
-"""Checkpoints: they survive kills, full disks and damage, and a run resumes only from a checkpoint of its own."""
+"""Saves checkpoints that survive kills, full disks and damage; a run resumes only from a checkpoint of its own."""
 
 import errno
 import math
@@ -21,11 +21,11 @@ from deepnets.system.files import flush_folder, fresh, new_name, opened
 from deepnets.training.fit import Training
 
 LAST, PREVIOUS = CHECKPOINTS
-# Torch's optimisers take these settings from a state unchecked; the schedule sets the learning rate anyway.
+# Torch's optimisers load these settings without a check; the schedule sets the learning rate anyway.
 OF_OPTIMIZER = ("initial_lr", "momentum", "dampening", "nesterov", "betas", "eps", "weight_decay")
-MOST = 8  # settings that a message names
+MOST = 8  # differing settings that a message names
 MOST_ENTRIES = 1_000_000  # tensors in a file; a net of 1001 layers and its momenta have ten thousand
-LONGEST_PICKLE = 100_000_000  # bytes of everything but the tensors; a thousand epochs take a hundred thousand
+LONGEST_PICKLE = 100_000_000  # bytes of everything but the tensors; a thousand epochs take 100,000
 MOST_VALUES, DEEPEST = 10_000_000, 30
 LARGEST = 100_000  # channels or pixels, as `deepnets.system.ranges.Size`
 
@@ -57,7 +57,7 @@ ENTRIES: dict[str, Any] = {
 
 
 def save(folder: Path, state: dict[str, Any]) -> None:
-    """Write `state` as the last checkpoint; the one before becomes the previous one.
+    """Write `state` as the last checkpoint; the last one so far becomes the previous one.
 
     The file appears complete or not at all. Its zip container holds a checksum of every tensor. If a tensor is a view
     of a larger one, only the view is written.
@@ -101,12 +101,12 @@ def load(
 
 
 def _own(tensor: Tensor) -> Tensor:
-    """Copy a tensor that is a view of a larger one: torch.save would write the whole memory behind it."""
+    """Copy a tensor that is a view of a larger one: torch.save would write the larger one."""
     return tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
 
 
 def damage_of(file: Path) -> str | None:
-    """Return what is wrong with a file, its zip container, a checksum or its kind of content; None if nothing is."""
+    """Return what is wrong with a checkpoint's file, container, checksums or kind of content; None if it is intact."""
     try:
         opened(file).close()
     except ValueError as error:  # a link, a folder, a pipe
@@ -121,7 +121,7 @@ def damage_of(file: Path) -> str | None:
             return f"it names {foreign[0]}, which is no data of a run"
     except MemoryError:
         raise
-    except Exception as error:  # damage shows as nearly any exception of the two readers
+    except Exception as error:  # damage makes the two readers raise nearly anything
         if isinstance(error, OSError) and error.errno != errno.EINVAL:  # a damaged length leads to EINVAL
             raise
         return f"{type(error).__name__}: {error}"
@@ -143,7 +143,7 @@ def _unusual(archive: zipfile.ZipFile, size: int) -> str | None:
 
 
 def _too_large(state: Any) -> str | None:
-    """Return why a state is too large to walk through, or None; values that hold one another would never end."""
+    """Return why a state is too large to walk through, or None; values that hold one another have no end."""
     values, walked = [(state, 0)], 0
     while values:
         value, depth = values.pop()
@@ -161,7 +161,7 @@ def load_checked(folder: RunFolder, config: Config) -> tuple[dict[str, Any] | No
     """Return the newest intact checkpoint of this run or None, and what is wrong with each damaged file.
 
     Raises:
-        UserError: the checkpoint is of another run; names the settings that differ.
+        UserError: the checkpoint is of another run; the message gives the settings that differ.
     """
     state, damaged = load(folder.path, malformed)
     if state and (differing := difference(state["run"], config)):
@@ -199,10 +199,10 @@ def is_state(value: Any) -> bool:
 
 
 def resume(folder: RunFolder, state: dict[str, Any], training: Training) -> str:
-    """Bring `training` to the iteration of the checkpoint `state`; returns a line about it.
+    """Bring `training` to the iteration of the checkpoint `state`; returns a line that says so.
 
     Raises:
-        UserError: the checkpoint is of another network or optimiser, or at an iteration that is not in this budget.
+        UserError: the checkpoint is of another network or optimiser, or at an iteration outside this budget.
     """
     saved = state["training"]
     per_epoch, whole = len(training.batches), training.iterations
@@ -224,7 +224,7 @@ def resume(folder: RunFolder, state: dict[str, Any], training: Training) -> str:
 
 
 def _check_alike(saved: dict[str, Any], training: Training) -> None:
-    """Raise ValueError if types or settings of the optimiser differ from the run's: torch would just adopt them."""
+    """Raise ValueError if dtypes, optimiser settings or shapes differ from the run's; torch would just adopt them."""
     for name, weight in training.model.state_dict().items():
         stored = saved["model"].get(name, weight)
         if stored.dtype != weight.dtype:
