@@ -29,7 +29,7 @@ DEPTH = "model.depth"
 FEWEST_VALUES = 3  # of a swept number, for a line; two depths are enough
 ARITHMETIC = {"fp32": "float32", "bf16": "bfloat16"}
 
-Lines = dict[str, dict[float, str]]  # by line and value: the row
+Lines = dict[str, dict[float, str]]  # the row at each value of each line
 
 
 def frame_of(runs: Sequence[Run]) -> pd.DataFrame:
