@@ -46,6 +46,7 @@ def ended_in_many_ways(root: Path, pace: Path) -> dict[str, Any]:
 
     for name in "ckrn":
         until(lambda name=name: (folders[name].path / "metrics.csv").is_file(), f"{NAMES[name]} has an epoch")
+    until(lambda: (seen := folders["k"].status.progress) and seen.iteration, "a heartbeat tells the iteration")
     facts["at first"] = told()
     answer("scancel", task["c"], task["x"])
     os.kill(folders["k"].status.pid, signal.SIGKILL)
