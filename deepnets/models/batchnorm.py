@@ -1,4 +1,4 @@
-"""Batch normalisation over the whole batch or groups of it, on however many processes the batch is divided among."""
+"""Batch normalisation over a whole batch or over groups of it; several processes may share the batch."""
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
@@ -13,18 +13,18 @@ from torch.nn.functional import batch_norm
 
 from deepnets.models.parallel import Share
 
-LANES = 64  # float32 numbers in a row, which fill a few of the CPU's vectors
-FOLDED_CHANNELS = 8  # with 8 channels or more torch's kernel fills a vector, and is faster
+LANES = 64  # float32 numbers in a row of `_Folded`, enough to fill a few of the CPU's vectors
+FOLDED_CHANNELS = 8  # from 8 channels on, torch's kernel fills a vector and is faster
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """torch's BatchNorm2d; in training on a CPU it may normalise maps of few channels by `_Folded`.
+    """torch's BatchNorm2d, but in training on a CPU `_Folded` may normalise maps that have few channels.
 
-    torch's kernel reads the channels of one pixel at a time, which is slow when they do not fill a vector. It also adds
-    all values in one float32 sum, so its error is several times as large as the error of `_Folded`.
+    torch's kernel reads the channels of one pixel at a time, which is slow if they do not fill a vector. It also adds
+    all values in one float32 sum, so its rounding error is several times as large as `_Folded`'s.
     """
 
-    may_fold = False  # `batchnorm_kernel` sets it; analyses may need a second derivative, so they use torch's kernel
+    may_fold = False  # `let_fold` sets it. Analyses may need second derivatives, so they keep torch's kernel
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training and self.folds(x):
@@ -32,7 +32,7 @@ class BatchNorm(nn.BatchNorm2d):
         return super().forward(x)
 
     def folds(self, x: Tensor, groups: int = 1) -> bool:
-        """Return whether `_Folded` can normalise x (N, C, H, W) in `groups` equal groups faster than torch's kernel."""
+        """Return whether `_Folded` may normalise x (N, C, H, W) in `groups` equal groups, and is faster at it."""
         return (
             self.may_fold
             and self.num_features < FOLDED_CHANNELS
@@ -45,7 +45,7 @@ class BatchNorm(nn.BatchNorm2d):
         )
 
     def folded(self, x: Tensor, groups: int = 1) -> Tensor:
-        """Normalise x in equal groups; each group moves the running statistics by its share of the momentum."""
+        """Normalise x in equal groups; each group updates the running statistics with weight momentum / groups."""
         assert self.momentum is not None
         assert self.running_mean is not None
         assert self.running_var is not None
@@ -58,15 +58,15 @@ class BatchNorm(nn.BatchNorm2d):
 
 
 def _pixels_in_a_row(channels: int) -> int:
-    """Return the largest power of two n for which n pixels of `channels` channels are at most LANES numbers."""
+    """Return the largest power of two n such that n pixels of `channels` numbers each are at most LANES numbers."""
     return 1 << (LANES // channels).bit_length() - 1
 
 
 class _Folded(torch.autograd.Function):
-    """Batch normalisation of equal groups of x (N, C, H, W), which has channels_last strides.
+    """Normalises equal groups of x (N, C, H, W), which has channels_last strides.
 
-    Several pixels are read as one row of about LANES numbers, so that sums over rows and products use whole vectors;
-    the lanes of one channel are added last. Returns y, and each group's mean and unbiased variance, (groups, C).
+    It reads several pixels as one row of at most LANES numbers, so that sums over the rows and products use whole
+    vectors. Then it adds the lanes of each channel. Returns y, and each group's mean and unbiased variance (groups, C).
     """
 
     @staticmethod
@@ -92,7 +92,7 @@ class _Folded(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        """dx = w/s (dy - mean(dy) - x^ mean(dy x^)), with x^ = deviation / s and s^2 = variance + eps."""
+        """dx = w/s (dy - mean(dy) - x^ mean(dy x^)), where x^ = deviation / s and s^2 = variance + eps."""
         deviation, weight, factor = ctx.saved_tensors
         groups, channels = factor.shape
         dy = dy.contiguous(memory_format=torch.channels_last)
@@ -119,7 +119,7 @@ def _maps(rows: Tensor, like: Tensor) -> Tensor:
 
 
 def _by_channel(lanes: Tensor, channels: int) -> Tensor:
-    """Add the lanes (groups, lanes) of each channel: (groups, C)."""
+    """Add those of the lanes (groups, lanes) that belong to the same channel: (groups, C)."""
     return lanes.view(len(lanes), -1, channels).sum(1)
 
 
@@ -129,12 +129,12 @@ def _by_lane(values: Tensor, pixels: int) -> Tensor:
 
 
 class GhostBatchNorm(nn.Module):
-    """Batch normalisation that in training takes its statistics over groups of at most `images` images.
+    """Batch normalisation that in training normalises groups of at most `images` images, each by its own statistics.
 
-    The groups are as equal as possible, so that none is tiny. Each group moves the running statistics by its share of
-    the momentum. With a `share`, x is this process's part of a batch, and the whole batch is divided into groups. He et
-    al.'s batch of 128 lay on two GPUs and was presumably normalised as 2 x 64. Hoffer et al. 2017, "Train longer,
-    generalize better".
+    The groups are as equal in size as possible, so that none is tiny. Each updates the running statistics with the
+    momentum times its share of the batch. With a `share`, x is this process's part of a batch, and the groups divide
+    the whole batch. He et al. trained batches of 128 images on two GPUs, which presumably normalised 64 images each.
+    Hoffer et al. 2017, "Train longer, generalize better".
     """
 
     def __init__(self, channels: int, *, images: int) -> None:
@@ -154,7 +154,7 @@ class GhostBatchNorm(nn.Module):
         if self.bn.folds(x, len(sizes)):
             return self.bn.folded(x, len(sizes))
         _count(self.bn)
-        # Not tensor_split: its backward pass writes each group's gradient into a batch of zeros, and adds these.
+        # Not tensor_split: its backward pass writes each group's gradient into a batch of zeros, then adds the batches.
         groups = x.split(sizes)
         return torch.cat([self._of_group(group, share=len(group) / len(x)) for group in groups])
 
@@ -169,10 +169,10 @@ class GhostBatchNorm(nn.Module):
 
 
 class SynchronizedBatchNorm(BatchNorm):
-    """Batch normalisation of x, this process's part of a batch, by the statistics of the whole batch in training.
+    """Batch normalisation that in training normalises this process's part x by the statistics of the whole batch.
 
     torch.nn.SyncBatchNorm refuses the CPU and waits for the GPU three times in each forward pass. This class is a
-    BatchNorm2d with the same parameters and buffers, so code for BatchNorm2d takes it too.
+    BatchNorm2d with the same parameters and buffers, so code that expects a BatchNorm2d accepts it.
     """
 
     def __init__(self, norm: nn.BatchNorm2d, share: Share) -> None:
@@ -188,14 +188,14 @@ class SynchronizedBatchNorm(BatchNorm):
 
 
 def let_fold(model: nn.Module, may_fold: bool) -> None:
-    """Set whether all batch normalisation of `model` may use `_Folded` in training, or only torch's kernel."""
+    """Let all batch normalisation in `model` use `_Folded` in training, or restrict it to torch's kernel."""
     for module in model.modules():
         if isinstance(module, BatchNorm):
             module.may_fold = may_fold
 
 
 def group_sizes(batch: int, images: int) -> list[int]:
-    """Return the sizes of the groups of a batch: at most `images`, as equal as possible, the larger ones first."""
+    """Divide a batch into equal groups of at most `images` images; return their sizes, which may differ by 1."""
     count = ceil(batch / images)
     return [batch // count + (group < batch % count) for group in range(count)]
 
@@ -222,7 +222,7 @@ def _normalised(bn: BatchNorm, x: Tensor, sizes: Sequence[int], share: Share) ->
 
 
 def _pieces(x: Tensor, lengths: Sequence[int]) -> dict[int, Tensor]:
-    """Split x into its pieces of the groups, by the group's number; a group without images in x is left out."""
+    """Split x into one piece for each group, by the group's number; leave out groups that have no images in x."""
     present = {group: length for group, length in enumerate(lengths) if length}
     if len(present) == 1:  # the backward pass of split would copy the gradient
         return dict.fromkeys(present, x)
@@ -230,17 +230,18 @@ def _pieces(x: Tensor, lengths: Sequence[int]) -> dict[int, Tensor]:
 
 
 def _joined(pieces: list[Tensor], x: Tensor) -> Tensor:
-    """Join the pieces of x again; there are none if x is empty."""
+    """Join the pieces of x again; an empty x has no pieces."""
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces or [x])
 
 
 def _of_whole_groups(
     bn: BatchNorm, x: Tensor, lengths: Sequence[int], momenta: Sequence[float], processes: int
 ) -> Tensor:
-    """Normalise x when each group lies within one process, so that the processes need not communicate.
+    """Normalise x when no group is divided among processes, so that the processes need not communicate.
 
-    A process's running statistics count its own groups `processes` times and no others. They are linear in the groups'
-    statistics, so their mean over the processes is what one process alone has: see `Training.gather_statistics`.
+    The running statistics are linear in the groups' statistics. So each process counts its own groups `processes` times
+    and no others; the mean over the processes then equals the statistics of a single process that has the whole batch.
+    `Training.gather_statistics` computes this mean.
     """
     assert bn.running_mean is not None
     assert bn.running_var is not None
@@ -263,12 +264,13 @@ def _of_whole_groups(
 def _statistics(
     x: Tensor, lengths: Sequence[int], sizes: Sequence[int], processes: int, like: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return means and variances (groups, channels) of groups that lie on several processes; each sends one message.
+    """Return the means and variances (groups, channels) of groups that are divided among processes.
 
-    Chan et al. 1983, "Algorithms for computing the sample variance": E[x^2] - E[x]^2 would lose digits to cancellation.
+    Each process sends one message. The statistics of the pieces are combined as in Chan et al. 1983, "Algorithms for
+    computing the sample variance", because E[x^2] - E[x]^2 would lose digits to cancellation.
     """
     parts = like.new_zeros(len(sizes), 3, *like.shape)
-    unused = like.new_empty(2, *like.shape)  # running statistics; their dtype decides the dtype of the result
+    unused = like.new_empty(2, *like.shape)  # stand in for running statistics; the result has their dtype
     for group, piece in _pieces(x, lengths).items():
         mean, variance = torch.batch_norm_update_stats(piece, unused[0], unused[1], 0.0)
         parts[group] = torch.stack([torch.full_like(mean, len(piece) / sizes[group]), mean, variance])
@@ -281,11 +283,11 @@ def _statistics(
 
 
 class _OfDividedGroups(torch.autograd.Function):
-    """Batch normalisation by given statistics of groups that are divided among processes.
+    """Normalises groups that are divided among processes, by statistics that are given.
 
     For a group of m values, dx = w/s dy - w/s (sum(dy) + sum(dy x^) x^) / m with s^2 = variance + eps. The first term
-    is the gradient of a normalisation by constants; torch computes it with this process's part of both sums. The second
-    term is x normalised with another weight and bias. Both are torch's fused operations.
+    is the gradient of a normalisation by constants; torch computes this process's part of both sums with it. The second
+    term is x normalised with another weight and bias. Torch has a fused operation for each.
     """
 
     @staticmethod
@@ -329,5 +331,5 @@ class _OfDividedGroups(torch.autograd.Function):
 
 
 def _count(bn: nn.BatchNorm2d) -> None:
-    if bn.num_batches_tracked is not None:  # recomputation sets it to None while statistics must not change
+    if bn.num_batches_tracked is not None:  # None during recomputation, when the statistics must not change
         bn.num_batches_tracked.add_(1)

@@ -1,4 +1,4 @@
-"""Densely connected networks: every layer reads all that came before it in its stage."""
+"""Densely connected networks: each unit reads its stage's input and the outputs of all earlier units of the stage."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,13 +14,14 @@ from deepnets.system.ranges import Count, Depth, Kernel, PositiveFactor, Rate, S
 
 
 class DenseNet(UnitNetwork):
-    """A stem, stages of `units` each adding `growth` channels, transitions between them, and a linear head.
+    """A stem, stages of units with transitions between the stages, and a linear head: Huang et al. 2017.
 
-    The branch of a unit is BN-ReLU-conv3x3; with `bottleneck` n, BN-ReLU-conv1x1 to n times `growth` channels precedes
-    it. A transition is BN-ReLU-conv1x1 to `compression` times the channels and average pooling of 2x2. `dropout` is the
-    rate behind each convolution except the stem. Maps images (N, C, H, W) to logits (N, classes). Huang et al. 2017.
+    Stage i has `units[i]` units. The branch of each unit is BN-ReLU-conv3x3 and adds `growth` channels; with
+    `bottleneck` n, BN-ReLU-conv1x1 to n times `growth` channels precedes it. A transition is BN-ReLU-conv1x1 to
+    `compression` times the channels, then 2x2 average pooling. Dropout with rate `dropout` follows each convolution
+    except the stem's. Maps images (N, C, H, W) to logits (N, classes).
 
-    Raises ValueError without stages, and for what Layers, UnitDesign, ShortcutShape and UnitNetwork.complete refuse.
+    Raises ValueError if `units` is empty, or if Layers, UnitDesign, ShortcutShape or UnitNetwork.complete raises it.
     """
 
     def __init__(

@@ -11,12 +11,13 @@ from deepnets.system.ranges import Depth, Size
 
 
 class FullyConnected(nn.Module):
-    """A plain layer to `width`, depth - 1 units of that width, and a linear head, which is not counted.
+    """A plain layer with `width` outputs, depth - 1 units of the same width, and a linear head.
 
-    Maps images (N, C, H, W), flattened, to logits (N, classes). Srivastava et al. 2015, "Training very deep networks",
-    3.1: the layers are y = H(x) T(x) + x (1 - T(x)) with a gated shortcut, y = H(x) without one.
+    `depth` does not count the head. Flattens images (N, C, H, W) and maps them to logits (N, classes). The layers are
+    y = H(x) T(x) + x (1 - T(x)) with a gated shortcut, and y = H(x) without one: Srivastava et al. 2015, "Training very
+    deep networks", 3.1.
 
-    Raises ValueError for a layer of anything but linear, relu and tanh, and for what Ordering refuses.
+    Raises ValueError if `layer` holds anything but linear, relu and tanh, or if Ordering raises it.
     """
 
     def __init__(

@@ -16,12 +16,12 @@ from deepnets.system.ranges import Kernel, NotNegative, Real
 
 
 class SeparatelyGated(nn.Module):
-    """y = C(x) x + T(x) r with carry gate C and transform gate T, each sigmoid(W x + b) by channel and pixel.
+    """y = C(x) x + T(x) r with carry gate C and transform gate T, both sigmoid(W x + b) for each channel and pixel.
 
     This is the general form of Srivastava et al. 2015, whose usual case is C = 1 - T. Each W is a convolution of size
-    `kernel` with the unit's stride. If `kernel` is None, W is the branch's convolutions or linear layers, with ReLU
-    between, as in `shortcuts.Gated`. The last biases start as `carry_bias` and `transform_bias`. Raises ValueError for
-    an even kernel.
+    `kernel` with the unit's stride. If `kernel` is None, W is a sequence of convolutions or linear layers like the
+    branch's, with ReLU between them, as in `shortcuts.Gated`. The last bias of each gate starts at `carry_bias` or
+    `transform_bias`. Raises ValueError for an even kernel.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class SeparatelyGated(nn.Module):
         *,
         transform_bias: Real,
         carry_bias: Real,
-        kernel: Kernel | None = 1,  # files of runs from before it was an option lack it
+        kernel: Kernel | None = 1,  # older config.yaml files lack it
         ends: ShortcutShape,
     ) -> None:
         super().__init__()
@@ -42,16 +42,16 @@ class SeparatelyGated(nn.Module):
 
     @property
     def bias(self) -> float:
-        """The bias with which the transform gate starts."""
+        """The initial bias of the transform gate."""
         return self.transform_bias
 
     @property
     def gate_bias(self) -> Tensor:
-        """The current bias of the transform gate, by channel."""
+        """The current bias of the transform gate (C,)."""
         return _last_bias(self.transform)
 
     def gate(self, x: Tensor) -> Tensor:
-        """Return the transform gate T(x) of the unit's input, which is called g in the usual case."""
+        """Return the transform gate T(x), where x is the unit's input; `shortcuts.Gated` calls it g."""
         return torch.sigmoid(self.transform(x))
 
     def reset_bias(self) -> None:
@@ -67,10 +67,10 @@ class SeparatelyGated(nn.Module):
 
 
 class Orthogonal(nn.Module):
-    """y = x + r - (<x, r> / (|x|^2 + eps)) x: only what is orthogonal to x is added; Oh et al. 2025 (2505.11881).
+    """y = x + r - (<x, r> / (|x|^2 + eps)) x adds the part of r orthogonal to x: Oh et al. 2025 (2505.11881).
 
-    With `feature_wise`, the products are taken over the channels of each position, otherwise over all numbers of an
-    image. In half precision they are computed in float32.
+    With `feature_wise`, <x, r> and |x|^2 are sums over the channels at each position, otherwise over all numbers of an
+    image. For inputs in half precision they are computed in float32.
     """
 
     def __init__(self, *, feature_wise: bool, eps: NotNegative, ends: ShortcutShape) -> None:
@@ -92,8 +92,9 @@ class Orthogonal(nn.Module):
 class Delta(nn.Module):
     """y = x + b k (v - k'x), k = r / |r| over the channels of each position: Deep Delta (2601.00417).
 
-    b = 2 sigmoid(W x + bias) is 0 for the identity, 1 for a projection and 2 for a reflection. b and the number v are
-    linear in the unit's input here, one for each position; we do not know which layers the authors use for them.
+    Each position has one b and one v. The shortcut is the identity for b = 0, a projection for b = 1 and a reflection
+    for b = 2, where b = 2 sigmoid(W x + bias). W x and v are linear in the unit's input here; we do not know which
+    layers the authors use for them.
     """
 
     def __init__(self, *, bias: Real, ends: ShortcutShape) -> None:
@@ -131,13 +132,13 @@ class Concatenated(nn.Module):
 
     def forward(self, x: Tensor, r: Tensor) -> Tensor:
         x = self.resize(x)
-        if r.dim() == 0:  # the branch was not computed
+        if r.dim() == 0:  # stochastic depth skipped the branch, so r is a single 0
             r = r.expand(len(x), self.added, *x.shape[2:])
         return torch.cat((x, r), dim=1)
 
 
 def _linears(ends: ShortcutShape, convs: Sequence[Conv]) -> nn.Module:
-    """Return layers W x + b for the unit's input, of the branch's kind and with ReLU between; a single one is bare."""
+    """Build layers W x + b on the unit's input, "conv" or "linear" as in the branch, with ReLU between two of them."""
     layers = replace(ends.layers, conv_bias=True)
     names = (ends.projection[0], "relu") * len(convs)
     sequence = layers.sequence(names[:-1], ends.inputs, convs)

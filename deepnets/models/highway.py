@@ -15,14 +15,15 @@ from deepnets.system.ranges import Count, Kernel, NotNegative, Rate, Size, Units
 
 
 class Highway(nn.Module):
-    """Stages of highway layers, each behind a plain layer that sets its width, and a linear head.
+    """Stages of highway layers and a linear head: Srivastava et al. 2015, 3.2, 3.3.
 
-    Stage i has a plain convolution of (kernel, padding) `entries[i]`; `units[i]` units, which keep the shape and take
-    `kernels` in turn; max pooling of (kernel, stride) `pools[i]`, which keeps incomplete windows; and dropout. None
-    omits the convolution or the pooling. `first_std` and `head_std`, if given, replace the initialisation of the first
-    convolution and the head. Maps images (N, C, H, W) to logits (N, classes). Srivastava et al. 2015, 3.2, 3.3.
+    Stage i has, in this order: a plain convolution to `widths[i]` channels with (kernel, padding) = `entries[i]`;
+    `units[i]` units, which keep the shape and use `kernels` in turn; max pooling with (kernel, stride) = `pools[i]`,
+    which keeps incomplete windows; and dropout with rate `dropouts[i]`. If an entry or a pool is None, the stage has no
+    such layer. If `first_std` or `head_std` is given, the weights of the first convolution or of the head come from
+    N(0, std^2) instead. Maps images (N, C, H, W) to logits (N, classes).
 
-    Raises ValueError for lists of unequal length, even kernels, too small images, and for what Ordering refuses.
+    Raises ValueError if the lists differ in length, a kernel is even or images are too small, or if Ordering raises it.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Highway(nn.Module):
 
 
 def _features(body: nn.Module, shape: tuple[int, int, int]) -> int:
-    """Return how many features `body` computes for an image; raises ValueError for images that are too small."""
+    """Return the number of features that `body` computes for an image; raises ValueError if images are too small."""
     try:
         return deepcopy(body).to("meta").eval()(torch.empty(1, *shape, device="meta")).shape[1]
     except RuntimeError as error:

@@ -19,7 +19,7 @@ class Initialization(ABC):
     """Draws the weights of all layers; `initialize` does the rest.
 
     Attributes:
-        mirrors: whether a weight behind a CReLU is (W, -W).
+        mirrors: whether a weight that follows a CReLU is (W, -W).
     """
 
     mirrors: ClassVar[bool] = False
@@ -32,7 +32,7 @@ class Initialization(ABC):
         nn.init.zeros_(bias)
 
     def finish(self, model: nn.Module, head: nn.Linear) -> None:  # noqa: B027, as most change nothing
-        """Change weights after all are drawn; raises ValueError if that makes no sense in this net."""
+        """Change weights after all are drawn; raises ValueError if the net has no layers for it."""
 
 
 class HeFanOut(Initialization):
@@ -50,7 +50,7 @@ class HeFanIn(Initialization):
 
 
 class Huang2016(HeFanIn):
-    """As HeFanIn, but the head's bias is ~ U(+-1 / sqrt(fan_in)), Torch's default: released code of Huang et al."""
+    """As HeFanIn, but the head's bias ~ U(+-1 / sqrt(fan_in)), Torch's default, as in Huang et al.'s released code."""
 
     def finish(self, model: nn.Module, head: nn.Linear) -> None:
         bound = 1 / sqrt(head.in_features)
@@ -66,7 +66,7 @@ class Glorot(Initialization):
 
 @dataclass(frozen=True)
 class TruncatedNormal(Initialization):
-    """W ~ N(0, std^2), cut at +-2, as in vision transformers."""
+    """W ~ N(0, std^2), truncated at +-2, as in vision transformers."""
 
     std: PositiveFactor
 
@@ -76,7 +76,7 @@ class TruncatedNormal(Initialization):
 
 @dataclass(frozen=True)
 class Orthogonal(Initialization):
-    """`gain` times a matrix (outputs, the rest) with orthonormal rows or columns: Saxe et al. 2014."""
+    """`gain` times a matrix (outputs, inputs of one output) with orthonormal rows or columns: Saxe et al. 2014."""
 
     gain: Positive
 
@@ -86,7 +86,7 @@ class Orthogonal(Initialization):
 
 @dataclass(frozen=True)
 class DeltaOrthogonal(Initialization):
-    """Zeros around an orthogonal centre tap times sigma_w; biases ~ N(0, sigma_b^2): Xiao et al. 2018 (1806.05393)."""
+    """W is sigma_w times an orthogonal centre, else 0; biases ~ N(0, sigma_b^2): Xiao et al. 2018 (1806.05393)."""
 
     weight_variance: Positive
     bias_variance: NotNegative
@@ -101,8 +101,8 @@ class DeltaOrthogonal(Initialization):
 class LooksLinear(Initialization):
     """Each weight maps every pixel by an orthogonal matrix: Balduzzi et al. 2017, section 4.
 
-    Every weight behind a CReLU, also the head's, is (W, -W), so a net of convolutions, CReLU and linear shortcuts is
-    linear. Zero padding behind a CReLU would separate its two halves.
+    Every weight that follows a CReLU, the head's too, is (W, -W), so a net of convolutions, CReLU and linear shortcuts
+    is linear. `initialize` refuses zero padding after a CReLU, because it would separate the two halves.
     """
 
     mirrors = True
@@ -112,10 +112,11 @@ class LooksLinear(Initialization):
 
 
 class Fixup(HeFanOut):
-    """As HeFanOut, but a branch's last weight and the head's are 0, and its others are scaled by L^(-1 / (2m - 2)).
+    """As HeFanOut, but the head's weight and the last weight of each branch are 0: Zhang et al. 2019, rules 1 and 2.
 
-    L is the number of units, m the number of weights in a branch. The stem starts as torch's layers do. Zhang et al.
-    2019, rules 1 and 2; the scalars of rule 3 are `model/ordering=fixup model/shortcut=fixup`.
+    The other weights of a branch are scaled by L^(-1 / (2m - 2)), where L is the number of units and m the number of
+    weights in a branch. The stem has torch's own initial values. `model/ordering=fixup model/shortcut=fixup` add the
+    scalars of rule 3.
     """
 
     def finish(self, model: nn.Module, head: nn.Linear) -> None:
@@ -149,8 +150,8 @@ class ZeroGamma(HeFanOut):
 class DeepNorm(Glorot):
     """As Glorot, but weights of MLPs, values and outputs are scaled by (8N)^(-1/4) for N layers: Wang et al. 2022.
 
-    A layer is two units, attention and MLP. Their method `values_and_outputs` returns the weights that are scaled;
-    queries and keys are not scaled. Use it with `model/shortcut=deepnorm`.
+    A layer is two units, attention and MLP. The method `values_and_outputs` of both returns the weights to scale;
+    queries and keys are not among them. Use it with `model/shortcut=deepnorm`.
     """
 
     def finish(self, model: nn.Module, head: nn.Linear) -> None:
@@ -167,10 +168,10 @@ class DeepNorm(Glorot):
 
 
 class PyTorch(Initialization):
-    """Each layer starts with torch's own initial values."""
+    """Each layer has torch's own initial values."""
 
     def draw(self, weight: Tensor) -> None:
-        """Draw nothing: `finish` lets each layer draw its own."""
+        """Draw nothing: `finish` lets each layer draw its own weights."""
 
     def finish(self, model: nn.Module, head: nn.Linear) -> None:
         for layer in _with_weights(model):
@@ -193,10 +194,10 @@ NAMED: dict[str, Callable[[], Initialization]] = {
 def initialize(model: nn.Module, head: nn.Linear, initialization: Initialization | str) -> None:
     """Draw the head's weight from U(+-1 / sqrt(fan_in)) and all others by `initialization`, in place.
 
-    Biases are 0 unless it draws them; batch and layer normalisation start neutral. Last, modules with a method
-    `reset_bias`, such as gates, set their own.
+    Biases are 0 unless `initialization` draws them; batch and layer normalisation start with weight 1 and bias 0. At
+    the end, modules that have a method `reset_bias`, such as gates, set their own biases.
 
-    Raises ValueError for a name that is not one of `NAMED`, and for what the initialization refuses.
+    Raises ValueError for a name that is not one of `NAMED`, and if the initialization does not fit the net.
     """
     if isinstance(initialization, str):
         if initialization not in NAMED:
@@ -210,7 +211,7 @@ def initialize(model: nn.Module, head: nn.Linear, initialization: Initialization
 
 
 def _visit(module: nn.Module, head: nn.Linear, initialization: Initialization, mirrored: bool) -> bool:
-    """Draw the weights of a module, whose input a CReLU made if `mirrored`; return whether one made its output."""
+    """Draw a module's weights, mirrored if its input comes from a CReLU; return whether to mirror those that follow."""
     if isinstance(module, CReLU):
         return initialization.mirrors
     if isinstance(module, nn.Conv2d | nn.Linear):

@@ -10,14 +10,14 @@ from torch.nn.functional import relu
 from deepnets.models.batchnorm import BatchNorm, GhostBatchNorm
 
 WEIGHTS = ("conv", "linear")
-SUBLAYERS = ("sublayer", "attention", "mlp")  # of transformers, with several weights each; "sublayer" is any of them
+SUBLAYERS = ("sublayer", "attention", "mlp")  # of transformers; "sublayer" stands for attention or mlp
 
 
 @dataclass(frozen=True)
 class Conv:
-    """A convolution that is still to be built; `padding` None keeps the size of the map.
+    """Describes a convolution that `Layers.sequence` builds; `padding` None stands for kernel // 2.
 
-    `groups` divides its channels, as in ResNeXt. A "linear" layer uses `outputs` only.
+    Its channels are divided into `groups`, as in ResNeXt. A "linear" layer uses only `outputs`.
     """
 
     outputs: int
@@ -39,14 +39,14 @@ class Shift(nn.Module):
 
 
 class CReLU(nn.Module):
-    """(relu(x), relu(-x)), the second half behind the first: twice the channels. Balduzzi et al. 2017, section 4."""
+    """(relu(x), relu(-x)), which has twice the channels of x: Balduzzi et al. 2017, section 4."""
 
     def forward(self, x: Tensor) -> Tensor:
         return relu(torch.cat((x, -x), dim=1))
 
 
 def channels_behind(names: Sequence[str], channels: int, convs: Sequence[Conv] = ()) -> int:
-    """Return how many channels leave the named layers when `channels` enter."""
+    """Return how many channels the named layers make of `channels`."""
     following = iter(convs)
     for name in names:
         if name in WEIGHTS:
@@ -58,11 +58,12 @@ def channels_behind(names: Sequence[str], channels: int, convs: Sequence[Conv] =
 
 @dataclass(frozen=True)
 class Layers:
-    """Settings of all layers of a net: whether convolutions have a bias, and how many images "bn" normalises together.
+    """Builds layers by their names, with settings that all layers of a net share.
 
-    In front of batch normalisation a bias has no effect; fb.resnet.torch leaves it out, others keep it. With
-    `batchnorm_images` None "bn" takes the whole batch, else see GhostBatchNorm. `dropout` is the rate of "dropout".
-    `further` holds layers of one family by name, as functions of the number of channels.
+    `conv_bias` says whether convolutions have a bias. In front of batch normalisation it has no effect; fb.resnet.torch
+    omits it, others keep it. "bn" normalises groups of at most `batchnorm_images` images, or the whole batch if None.
+    `dropout` is the rate of "dropout". `further` holds layers that only one family of nets has, by name, as functions
+    of the number of channels.
     """
 
     conv_bias: bool
@@ -73,8 +74,9 @@ class Layers:
     def sequence(self, names: Sequence[str], channels: int, convs: Sequence[Conv] = ()) -> nn.Sequential:
         """Build the named layers in order; each "conv" or "linear" takes the next of `convs`. No names: the identity.
 
-        Maps (N, `channels`, H, W) to (N, C, ceil(H / s), ceil(W / s)), with C the last convolution's outputs and s the
-        product of the strides; or (N, `channels`) to (N, C). Raises ValueError for a name outside the vocabulary.
+        The sequence maps (N, `channels`, H, W) to (N, C, ceil(H / s), ceil(W / s)), where C is the last convolution's
+        outputs and s the product of the strides; or it maps (N, `channels`) to (N, C). Raises ValueError for an unknown
+        name, and for groups that do not divide the channels.
         """
         following = iter(convs)
         modules: list[nn.Module] = []
@@ -101,7 +103,7 @@ class Layers:
                 images = self.batchnorm_images
                 return BatchNorm(channels) if images is None else GhostBatchNorm(channels, images=images)
             case "relu":
-                # Not in place: a shortcut or a hook may hold its input, and overwriting measured no faster.
+                # Not in place: a shortcut or a hook may hold its input, and a measurement showed no gain.
                 return nn.ReLU()
             case "crelu":
                 return CReLU()

@@ -17,8 +17,8 @@ from deepnets.models.unit import Unit
 class UnitNetwork(nn.Module):
     """logits = head(average(tail(units(stem(x))))), where each unit gets its b from `survival`.
 
-    A family sets `stem`, `stages`, `tail` and `head`, and then calls `complete`. A stage may hold other layers beside
-    its units. Stochastic depth and recomputation are the same in all families.
+    A family of networks sets `stem`, `stages`, `tail` and `head` in its constructor, and then calls `complete`. A stage
+    may hold other layers besides units. Stochastic depth and recomputation are the same in all families.
     """
 
     stem: nn.Module
@@ -37,7 +37,7 @@ class UnitNetwork(nn.Module):
         return [self.stem, *self.stages, self.tail, self.average, self.head]
 
     def complete(self, survival: Survival | None, initialization: Initialization | str) -> None:
-        """Draw all parameters; raises ValueError if a unit that may lose its branch is plain, or as `initialize`."""
+        """Draw all parameters; raises ValueError if a plain unit may lose its branch, or if `initialize` does."""
         self.survival = survival
         self.keep(Memory.full)
         if survival is not None:
@@ -50,7 +50,7 @@ class UnitNetwork(nn.Module):
         self.draws = own_generator() if survival else None
 
     def keep(self, memory: Memory) -> None:
-        """Choose what the forward pass stores; the backward pass computes the rest again. `full` at first.
+        """Choose the tensors that the forward pass stores; the backward pass computes the rest again. `full` at first.
 
         recompute_activations stores the outputs of the convolutions, recompute_units the input of every unit,
         recompute_segments the input of about sqrt(3 L) of L units. The gradients are the same, bit by bit.
@@ -82,13 +82,13 @@ class UnitNetwork(nn.Module):
 def divide(model: nn.Module, share: Share) -> None:
     """Give `share` to all layers that draw random numbers, or whose output depends on more than one image.
 
-    Torch's BatchNorm2d and Dropout inside a user's own layer get it too. A layer that computes statistics or draws
-    random numbers itself does so for this process's part alone.
+    Torch's BatchNorm2d and Dropout inside a user's own layer get it too. If a user's layer itself computes statistics
+    or draws random numbers, it does so only for this process's part of the batch.
     """
     for module in list(model.modules()):
         if isinstance(module, GhostBatchNorm | Dropped):
             module.share = share
-            continue  # it computes the statistics of the BatchNorm2d inside it
+            continue  # GhostBatchNorm computes the statistics for the BatchNorm2d inside it
         for name, child in module.named_children():
             if isinstance(child, nn.BatchNorm2d) and type(child) in (nn.BatchNorm2d, BatchNorm):
                 setattr(module, name, SynchronizedBatchNorm(child, share))

@@ -1,4 +1,4 @@
-"""A batch divided among several processes, which train together as one process would on the whole batch.
+"""Several processes divide a batch among them, and train as one process would on the whole batch.
 
 Dropout draws the mask of the whole batch, and running statistics are averaged over the processes. Batch normalisation
 over several processes is in `batchnorm`; `network.divide` gives a share to all layers of a network that need it.
@@ -14,10 +14,11 @@ from torch.nn import functional as F
 
 @dataclass
 class Share:
-    """The `parts` of a batch that the processes have, contiguous and by rank; this process is number `rank`.
+    """Says which images of a batch each process has: process r has `parts[r]`, and this process is number `rank`.
 
-    The iterator over the batches sets `parts` before it yields a batch, as an epoch's last batch may be shorter. Layers
-    that have this share from `network.divide` read `parts` here, because a forward pass has no argument for it.
+    The parts follow one another without gaps. The iterator over the batches sets `parts` before it yields a batch, as
+    an epoch's last batch may be shorter. `network.divide` gives the share to the layers that need it, because a forward
+    pass has no argument for it.
     """
 
     rank: int
@@ -25,31 +26,31 @@ class Share:
 
     @property
     def own(self) -> slice:
-        """The part of this process."""
+        """The part of the batch that this process has."""
         return self.parts[self.rank]
 
     @property
     def images(self) -> int:
-        """How many images the whole batch has."""
+        """The number of images in the whole batch."""
         return self.parts[-1].stop
 
 
 def dropout(x: Tensor, rate: float, training: bool, share: Share | None) -> Tensor:
     """Apply torch's dropout to x (n, ...); with a `share`, x is this process's part of the batch.
 
-    Every process draws the mask of the whole batch, as one process alone would, and uses its part. So the generators of
-    all processes stay equal, however many there are.
+    Every process draws the mask of the whole batch, as a single process would, and uses its part. So the random
+    generators stay equal in all processes, and do not depend on their number.
     """
     if share is None or not training or rate == 0:
         return F.dropout(x, rate, training)
     is_last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
-    layout = torch.channels_last if is_last else torch.contiguous_format  # the draws follow the layout
+    layout = torch.channels_last if is_last else torch.contiguous_format  # numbers are drawn in the order of memory
     whole = torch.empty((share.images, *x.shape[1:]), dtype=x.dtype, device=x.device, memory_format=layout)
     return x * F.dropout(whole.fill_(1), rate)[share.own]
 
 
 class Dropout(nn.Dropout):
-    """torch's Dropout on this process's part of a batch."""
+    """torch's Dropout, applied to this process's part of a batch."""
 
     def __init__(self, rate: float, share: Share) -> None:
         super().__init__(rate)
@@ -66,13 +67,13 @@ def statistics_of(model: nn.Module) -> Tensor:
 
 
 def mean_statistics(statistics: Tensor) -> Tensor:
-    """Average the running statistics of all processes (processes, values) to the whole batch's (values,)."""
+    """Average the running statistics of all processes (processes, values); return the whole batch's (values,)."""
     first = statistics[0]
-    return first + (statistics - first).mean(0)  # equal values stay the same, to the bit
+    return first + (statistics - first).mean(0)  # the mean of equal values is the same, bit by bit
 
 
 def named_statistics(model: nn.Module, values: Tensor) -> dict[str, Tensor]:
-    """Split `values` (values,) of `statistics_of` into tensors by their names in the state of `model`."""
+    """Split the vector that `statistics_of` returns into tensors, by their names in the state of `model`."""
     running = _running(model)
     parts = values.split([buffer.numel() for buffer in running.values()])
     return {name: part.view_as(running[name]) for name, part in zip(running, parts, strict=True)}
@@ -86,5 +87,5 @@ def set_statistics(model: nn.Module, values: Tensor) -> None:
 
 
 def _running(model: nn.Module) -> dict[str, Tensor]:
-    """Return the running statistics of batch normalisation, by their names in the state of `model`."""
+    """Return all buffers of floats, which are the running statistics, by their names in the state of `model`."""
     return {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}

@@ -1,4 +1,4 @@
-"""Deep networks in little memory: the backward pass computes again the activations that were not stored."""
+"""Saves memory: the backward pass computes again the activations that the forward pass did not store."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -16,10 +16,10 @@ from deepnets.models.shortcuts import Dropped
 
 
 class Branch(nn.Sequential):
-    """A sequence of layers; with `recompute`, only the convolutions' outputs are kept for the backward pass.
+    """A sequence of layers; with `recompute`, it stores only the convolutions' outputs for the backward pass.
 
-    The batch normalisation and ReLU in front of each convolution are computed again. The convolution itself is not:
-    recomputation stops as soon as it has the convolution's input, the last tensor that the backward pass needs.
+    The backward pass computes the batch normalisation and ReLU in front of each convolution again, but not the
+    convolution itself: it stops at the convolution's input, the last tensor that it needs.
     """
 
     recompute = False
@@ -33,7 +33,7 @@ class Branch(nn.Sequential):
 
 
 def recomputed(function: Callable[..., Tensor], *arguments: Any, within: nn.Module) -> Tensor:
-    """Call `function(*arguments)` and keep only the arguments; the backward pass calls it again.
+    """Call `function(*arguments)` and store only the arguments; the backward pass calls it again.
 
     The second call draws the same random numbers and does not change the statistics of batch normalisation in `within`.
     So gradients, statistics and later random numbers equal those of a plain call, on a CPU bit by bit.
@@ -48,8 +48,10 @@ def recomputed(function: Callable[..., Tensor], *arguments: Any, within: nn.Modu
 
 
 def through(units: Sequence[nn.Module], survival: Sequence[float | None], x: Tensor, memory: Memory) -> Tensor:
-    """Pass x through `units`; `survival` has the b of each, or None for another layer. "recompute_units" stores each
-    input, "recompute_segments" only some of them: Chen et al. 2016, "Training deep nets with sublinear memory cost".
+    """Pass x through `units`; `survival` has the b of each, or None for a layer that is not a unit.
+
+    "recompute_units" stores the input of each, "recompute_segments" only of the first in each segment: Chen et al.
+    2016, "Training deep nets with sublinear memory cost".
     """
     if memory not in (Memory.recompute_units, Memory.recompute_segments) or not torch.is_grad_enabled():
         return _plainly(units, survival, x)
@@ -69,7 +71,7 @@ def _plainly(units: Sequence[nn.Module], survival: Sequence[float | None], x: Te
 
 @contextmanager
 def _still(within: nn.Module) -> Iterator[None]:
-    """Let batch normalisation in `within` normalise as always, but keep its running statistics as they are."""
+    """Let batch normalisation in `within` normalise as always, but not change its running statistics."""
     norms = [module for module in within.modules() if isinstance(module, _BatchNorm)]
     kept = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
@@ -83,7 +85,7 @@ def _still(within: nn.Module) -> Iterator[None]:
 
 
 def _parts(layers: nn.Sequential) -> list[nn.Sequential]:
-    """Cut the sequence behind each convolution or linear layer."""
+    """Cut the sequence after each convolution or linear layer."""
     ends = [index + 1 for index, layer in enumerate(layers) if isinstance(layer, nn.Conv2d | nn.Linear)]
     bounds = [0, *ends, *([len(layers)] if ends[-1:] != [len(layers)] else [])]
     return [layers[first:last] for first, last in pairwise(bounds)]

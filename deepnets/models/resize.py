@@ -1,4 +1,4 @@
-"""How a shortcut brings x to the shape of F(x): by padding with zeros (option A) or by a projection (option B)."""
+"""Brings a shortcut's x to the shape of F(x): by padding with zeros (option A) or by a projection (option B)."""
 
 from dataclasses import dataclass
 from math import prod
@@ -13,7 +13,7 @@ Resize = Literal["zero_padding", "average_pooling", "projection"]
 
 
 class ZeroPadding(nn.Module):
-    """Every `stride`-th pixel of x, and `extra` zero channels behind the real ones: option A of He et al. 2015, 3.3.
+    """Takes every `stride`-th pixel of x and appends `extra` channels of zeros: option A of He et al. 2015, 3.3.
 
     Maps (N, C, H, W) to (N, C + extra, ceil(H / stride), ceil(W / stride)), as fb.resnet.torch does.
     """
@@ -32,10 +32,10 @@ class ZeroPadding(nn.Module):
 
 @dataclass(frozen=True)
 class ShortcutShape:
-    """The two ends of a shortcut: x with `inputs` channels, and F(x) with `outputs`, made by the branch's `convs`.
+    """Describes the two ends of a shortcut: x has `inputs` channels, F(x) has `outputs`; `convs` are the branch's.
 
-    It is the shortcut of unit `unit` of `units`, counted from 1. Raises ValueError when zero padding would have to
-    remove channels.
+    The shortcut belongs to unit number `unit` of `units`, counted from 1. Raises ValueError if zero padding would have
+    to remove channels.
     """
 
     inputs: int
@@ -49,7 +49,7 @@ class ShortcutShape:
 
     @property
     def stride(self) -> int:
-        """How many times coarser F(x) is than x."""
+        """The factor by which the branch reduces the height and the width of x."""
         return prod(conv.stride for conv in self.convs)
 
     def resized(self) -> nn.Module:
@@ -71,5 +71,5 @@ class ShortcutShape:
         return ZeroPadding(extra=extra, stride=self.stride)
 
     def projected(self) -> nn.Module:
-        """Build the projection W x: a 1x1 convolution, and what follows the convolution in F's last layer."""
+        """Build the projection W x: a 1x1 convolution, and batch normalisation if it follows F's last convolution."""
         return self.layers.sequence(self.projection, self.inputs, [Conv(self.outputs, kernel=1, stride=self.stride)])

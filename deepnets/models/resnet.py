@@ -1,4 +1,4 @@
-"""The family of residual networks, plain nets and gated nets included."""
+"""Residual networks; with other shortcuts they are plain or gated networks."""
 
 from collections.abc import Callable, Sequence
 from itertools import count
@@ -17,18 +17,18 @@ from deepnets.system.ranges import Count, Depth, Kernel, Natural, Rate, Size
 
 
 class ResNet(UnitNetwork):
-    """A stem, one stage of equal units per width, global average pooling and a linear head.
+    """A stem, a stage of units for each of `widths`, global average pooling and a linear head.
 
-    Every stage but the first halves the map in its first unit. `units` gives the number of units of each stage; or each
-    has n of them, where depth = 2 + stages * n * kernels is the number of layers with weights. Maps images (N, C, H, W)
-    to logits (N, classes). He et al. 2015, section 4; 2016, sections 3 to 5.
+    The first unit of every stage but the first halves the map. Stage i has `units[i]` units; or `depth` is given, and
+    each stage has n units, where depth = 2 + stages * n * kernels is the number of layers with weights. Maps images
+    (N, C, H, W) to logits (N, classes). He et al. 2015, section 4; 2016, sections 3 to 5.
 
     In a stage's first unit, shortcut and branch both read the activated x (2016, appendix); with `opening` raw, the
-    shortcut reads x itself. `dropout` is the rate in front of each convolution of a branch except its first: Zagoruyko
-    and Komodakis 2016, "Wide residual networks".
+    shortcut reads x itself. Dropout with rate `dropout` precedes each convolution of a branch except its first:
+    Zagoruyko and Komodakis 2016, "Wide residual networks".
 
-    Raises ValueError without widths, and for what units_of_stages, Ordering, Block, Layers, UnitDesign, ShortcutShape
-    and UnitNetwork.complete refuse.
+    Raises ValueError if `widths` is empty, or if units_of_stages, Ordering, Block, Layers, UnitDesign, ShortcutShape or
+    UnitNetwork.complete raises it.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""Further shortcuts, which scale their two terms: by constants that depend on the depth, or by learned numbers.
+"""Further shortcuts, which scale their two terms by constants that depend on the depth, or by learned numbers.
 
-Constants that are the same in all units are `shortcuts.Scaled`.
+`shortcuts.Scaled` has constants that are the same in all units.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from deepnets.system.ranges import Factor, NotNegative, Real
 
 
 class ScaledBranch(nn.Module):
-    """y = x + a r with one learned number a, `start` at first.
+    """y = x + a r with one learned number a, which starts at `start`.
 
     With `start` 0 it is ReZero (Bachlechner et al. 2020) or, in nets without normalisation, SkipInit (De and Smith
     2020); with `start` 1 and Fixup's scalar biases it is the multiplier of Zhang et al. 2019.
@@ -28,7 +28,7 @@ class ScaledBranch(nn.Module):
 
 
 class LayerScale(nn.Module):
-    """y = x + g r with a learned number for each channel, `start` at first: Touvron et al. 2021 (CaiT)."""
+    """y = x + g r with a learned number g for each channel, which starts at `start`: Touvron et al. 2021 (CaiT)."""
 
     def __init__(self, *, start: Factor, ends: ShortcutShape) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class LayerScale(nn.Module):
 class PerUnit(nn.Module):
     """y = a x + b r with constants: unit l takes a and b from entry l of `shortcut_scales` and `branch_scales`.
 
-    Raises ValueError if a list has not one entry for each unit.
+    Raises ValueError unless each list has one entry for each unit.
     """
 
     def __init__(self, *, shortcut_scales: Sequence[Real], branch_scales: Sequence[Real], ends: ShortcutShape) -> None:

@@ -1,6 +1,6 @@
-"""Settings of a network's units that must be known before torch is imported, which takes seconds.
+"""Settings of a network's units that commands read without importing torch, which takes seconds.
 
-They say how many units a depth has, and what the units store for the backward pass.
+They are the number of units in each stage, and the choice of tensors that units store for the backward pass.
 """
 
 from collections.abc import Sequence
@@ -8,9 +8,9 @@ from enum import StrEnum
 
 
 class Memory(StrEnum):
-    """The choice of what units store for the backward pass: everything, or a part that yields the rest again.
+    """The tensors that units store for the backward pass: all, or a part from which the others are computed again.
 
-    See `recomputation`.
+    `UnitNetwork.keep` says what each value stores.
     """
 
     full = "full"

@@ -1,4 +1,4 @@
-"""Shortcuts: each maps x, the unit's input, and r = F(x) to their sum y (He et al. 2016, Fig. 2).
+"""Shortcuts: each computes y from x, the unit's input, and r = F(x) (He et al. 2016, Fig. 2).
 
 Here are the identity and scaled, gated (highway), projected and dropped shortcuts. `scales` has shortcuts that scale
 their terms by learned numbers or by the depth (ReZero, LayerScale, DeepNorm). `gates` has further gates, updates that
@@ -35,7 +35,7 @@ class Scaled(nn.Module):
         super().__init__()
         self.shortcut_scale = shortcut_scale
         self.branch_scale = branch_scale
-        # A plain net has no projections that never learn.
+        # In a plain net projections would never learn, so it has none.
         self.resize = None if shortcut_scale == 0 else ends.resized()
 
     def forward(self, x: Tensor, r: Tensor) -> Tensor:
@@ -50,11 +50,12 @@ class Scaled(nn.Module):
 class Gated(nn.Module):
     """y = (1 - g(x)) x + g(x) r if exclusive, else (1 - g(x)) x + r, with g(x) = sigmoid(W x + b).
 
-    g has a value per output channel and pixel, and reads x before it is resized. W is a convolution of size `kernel`
-    with the unit's stride. If `kernel` is None, W is the branch's convolutions or linear layers, with ReLU between.
-    With `batchnorm`, batch normalisation replaces the bias of each. The last bias, b, starts at `bias`.
+    g has one value for each output channel and pixel. It reads x before x is resized. W is a convolution of size
+    `kernel` with the unit's stride. If `kernel` is None, W is a sequence of convolutions or linear layers like the
+    branch's, with ReLU between them. With `batchnorm`, each has batch normalisation instead of a bias. The last bias,
+    b, starts at `bias`.
 
-    Kernel 1 is He et al. 2016, Fig. 2(c) and (d); the exclusive gate with the branch's receptive field is the highway
+    He et al. 2016, Fig. 2(c) and (d), have kernel 1. An exclusive gate with the branch's receptive field is the highway
     layer of Srivastava et al. 2015. Raises ValueError for an even kernel.
     """
 
@@ -75,7 +76,7 @@ class Gated(nn.Module):
 
     @property
     def gate_bias(self) -> Tensor:
-        """The current b: the bias of the last weights, or of the batch normalisation behind them."""
+        """The current b (C,): the bias of the last convolution or linear layer, or of its batch normalisation."""
         last = self.gate[-2]
         bias = (last.bn if isinstance(last, GhostBatchNorm) else last).bias
         assert isinstance(bias, Tensor)
@@ -86,11 +87,11 @@ class Gated(nn.Module):
         nn.init.constant_(self.gate_bias, self.bias)
 
     def forward(self, x: Tensor, r: Tensor) -> Tensor:
-        # 1 - g is never computed: in bfloat16 it has one significant bit at g = sigmoid(-6).
+        # Never compute 1 - g: for g = sigmoid(-6), bfloat16 would keep one significant bit of g.
         g, x = self.gate(x), self.resize(x)
         if not self.exclusive:
             return torch.addcmul(x + r, g, x, value=-1)
-        wide = torch.promote_types(x.dtype, r.dtype)  # under autocast they may differ, and lerp takes one type alone
+        wide = torch.promote_types(x.dtype, r.dtype)  # autocast may give them two types; lerp takes one
         return torch.lerp(x.to(wide), r.to(wide), g.to(wide))
 
     def extra_repr(self) -> str:
@@ -109,10 +110,11 @@ class Projected(nn.Module):
 
 
 class Dropped(nn.Module):
-    """y = dropout(x) + r, each element of x dropped with probability `rate`: He et al. 2016, Fig. 2(f).
+    """y = dropout(x) + r, where dropout drops each element with probability `rate`: He et al. 2016, Fig. 2(f).
 
-    The paper argues with E[dropout(x)] = (1 - rate) x: survivors keep their size in training, and at test x is scaled.
-    Inverted dropout, PyTorch's and Caffe's, scales the survivors up instead, so that E[dropout(x)] = x.
+    The paper assumes E[dropout(x)] = (1 - rate) x: in training, elements that stay keep their value, and at test x is
+    multiplied by 1 - rate. Inverted dropout, as in PyTorch and Caffe, divides elements that stay by 1 - rate in
+    training, so that E[dropout(x)] = x.
     """
 
     def __init__(self, *, rate: Rate, inverted: bool, ends: ShortcutShape) -> None:

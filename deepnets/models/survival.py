@@ -41,8 +41,9 @@ class Uniform:
 class RandomSubset:
     """Exactly `size` units survive in each mini-batch, and all subsets are equally likely (Veit et al. 2016, sec. 5).
 
-    The paper leaves two things open. Here units that open a stage are drawn like all others, and at test no unit is
-    left out: F(x) is scaled by its share of mini-batches, as in Huang et al. Raises ValueError unless 1 <= size <= L.
+    The paper leaves two things open. Here units that open a stage are drawn like all others; and at test all units are
+    used, with F(x) times size / L, the share of mini-batches in which its unit survives, as in Huang et al. Raises
+    ValueError unless 1 <= size <= L.
     """
 
     size: Size
@@ -63,9 +64,9 @@ Survival = LinearDecay | Uniform | RandomSubset
 
 
 def own_generator() -> torch.Generator:
-    """Make a generator for the draws of one net alone; in all processes of a run it draws the same.
+    """Make a random generator for one net; it draws the same numbers in all processes of a run.
 
-    It is seeded by torch's generator, and draws on the CPU so that nothing waits for a GPU.
+    Torch's generator seeds it. It draws on the CPU, so that no step waits for the GPU.
     """
     return torch.Generator("cpu").manual_seed(int(torch.randint(2**32, (), device="cpu")))
 

@@ -1,4 +1,4 @@
-"""Vision transformers: the same unit, on the tokens of an image's patches, and its two sublayers, attention and MLP.
+"""Vision transformers: units on the tokens of an image's patches, whose branches are attention and MLP in turn.
 
 Vaswani et al. 2017, "Attention is all you need"; Dosovitskiy et al. 2021, "An image is worth 16x16 words".
 """
@@ -23,15 +23,16 @@ Readout = Literal["class_token", "mean"]
 
 
 class Transformer(UnitNetwork):
-    """`depth` units, attention and MLP in turn, on patches of an image, and a linear head.
+    """`depth` units on the patches of an image, attention and MLP in turn, and a linear head.
 
-    `layer` and `after` are an ordering around "sublayer", which stands for attention or MLP. Pre-norm is [ln, sublayer]
-    with nothing after, and has a norm in front of the head; post-norm is [sublayer, ln] with [ln] after, and has none.
-    The head reads the class token or the mean of all tokens; if `representation` is given, a linear layer of that width
-    and tanh come first. Maps images (N, C, H, W) to logits (N, classes). Dosovitskiy et al. 2021; Xiong et al. 2020.
+    `layer` and `after` are an ordering in which "sublayer" stands for attention or MLP. Pre-norm has layer
+    [ln, sublayer], after [], and a norm in front of the head. Post-norm has layer [sublayer, ln], after [ln], and no
+    norm in front of the head. The head reads the class token or the mean of all tokens; if `representation` is given, a
+    linear layer of this width and tanh precede it. Maps images (N, C, H, W) to logits (N, classes). Dosovitskiy et al.
+    2021; Xiong et al. 2020.
 
-    Raises ValueError for an odd depth, a layer that is not one sublayer and norms, patches that do not divide the
-    image, and for what Ordering, Attention, UnitDesign and UnitNetwork.complete refuse.
+    Raises ValueError if the depth is odd, if `layer` is not one sublayer and norms, if patches do not divide the image,
+    or if Ordering, Attention, UnitDesign or UnitNetwork.complete raises it.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Transformer(UnitNetwork):
         layers = Layers(conv_bias=True, batchnorm_images=None, dropout=dropout, further=further)
         orderings = [_around(sublayer, layer, after) for sublayer in ("attention", "mlp")]
         designs = [UnitDesign(ordering, layers, shortcut, "zero_padding", units=depth) for ordering in orderings]
-        convs = [Conv(width, kernel=1, stride=1)]  # the linear layer of a gate
+        convs = [Conv(width, kernel=1, stride=1)]  # a gated shortcut has a linear layer of this width
         self.stem = Tokens(width, patch=patch, class_token=readout == "class_token", dropout=dropout, shape=shape)
         units = [designs[index % 2].unit(index + 1, width, convs) for index in range(depth)]
         self.stages = nn.Sequential(nn.Sequential(*units))
@@ -82,15 +83,15 @@ class Transformer(UnitNetwork):
         self.complete(survival, initialization)
 
     def average(self, x: Tensor) -> Tensor:
-        """Reduce the tail's tokens (N, T, d) to what the head reads: (N, d), or (N, representation)."""
+        """Reduce the tail's tokens (N, T, d) to the head's input: (N, d), or (N, representation)."""
         return self.representation(x[:, 0] if self.readout == "class_token" else x.mean(1))
 
 
 class Tokens(nn.Module):
-    """Maps images (N, C, H, W) to tokens (N, T, d): a linear map of each patch, plus a learned position.
+    """Maps images (N, C, H, W) to tokens (N, T, d): a linear map of each patch, plus a learned vector for its position.
 
-    With `class_token`, a learned token precedes them, zero at first. Positions start as N(0, 0.02^2), cut at 2.
-    Raises ValueError for patches that do not divide the image.
+    With `class_token`, a learned token precedes them; it starts at 0. The position vectors are drawn from
+    N(0, 0.02^2), truncated at +-2. Raises ValueError for patches that do not divide the image.
     """
 
     def __init__(
@@ -120,7 +121,7 @@ class Tokens(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention on tokens (N, T, d); dropout stands behind the output.
+    """Multi-head self-attention on tokens (N, T, d), followed by dropout.
 
     `bias` says whether queries, keys and values have a bias. Raises ValueError if `heads` does not divide the width.
     """
@@ -140,12 +141,12 @@ class Attention(nn.Module):
         return self.dropout(self.output(scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)))
 
     def values_and_outputs(self) -> tuple[Tensor, ...]:
-        """The weights that `initialization.DeepNorm` scales."""
+        """Return the weights that `initialization.DeepNorm` scales."""
         return self.qkv.weight.chunk(3)[2], self.output.weight
 
 
 class Packed(nn.Linear):
-    """`parts` linear maps of one input, each initialised as a layer of its own: W is (parts x d, d)."""
+    """`parts` linear maps of one input, each initialised as a layer of its own: W is (parts * d, d)."""
 
     def __init__(self, width: int, *, parts: int, bias: bool) -> None:
         super().__init__(width, parts * width, bias)
@@ -153,7 +154,7 @@ class Packed(nn.Linear):
 
 
 class MLP(nn.Module):
-    """W2 activation(W1 x + b1) + b2 of each token (N, T, d), `ratio` times as wide inside; dropout stands behind it."""
+    """W2 activation(W1 x + b1) + b2 for each token (N, T, d), `ratio` times as wide inside, followed by dropout."""
 
     def __init__(self, width: int, *, ratio: int, activation: Activation, dropout: float) -> None:
         super().__init__()
@@ -166,7 +167,7 @@ class MLP(nn.Module):
         return self.dropout(self.output(self.activation(self.inner(x))))
 
     def values_and_outputs(self) -> tuple[Tensor, ...]:
-        """The weights that `initialization.DeepNorm` scales."""
+        """Return the weights that `initialization.DeepNorm` scales."""
         return self.inner.weight, self.output.weight
 
 

@@ -1,4 +1,4 @@
-"""The residual unit: y = h(x) + b F(x), x' = f(y). It is designed by an ordering of layers and a block of kernels."""
+"""The residual unit: y = h(x) + b F(x), x' = f(y). An ordering of layers and a block of kernels define it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ CENTRES = (*WEIGHTS, *SUBLAYERS)  # the layer of an ordering holds exactly one o
 
 
 class Unit(nn.Module):
-    """x' = f(h(x) + b F(x)), with F the `branch`, f what comes `after`, and `shortcut` how h joins F.
+    """x' = f(h(x) + b F(x)), where F is the `branch`, f is `after`, and the `shortcut` computes h(x) and joins it to F.
 
-    `before` acts in front of the split, so that shortcut and branch both see it. He et al. 2016, Eq. 1 and 2.
+    `before` acts in front of the split, so shortcut and branch both read its output. He et al. 2016, Eq. 1 and 2.
 
-    b is 1. With stochastic depth it is 0 or 1 in training, a probability at test: Huang et al. 2016, Eq. 2 and 5. For
-    b = 0, F is not computed, its batch statistics stay as they are, and its parameters get gradients of zero.
+    Without stochastic depth b is 1. With it, b is 0 or 1 in training and a probability at test (Huang et al. 2016, Eq.
+    2 and 5). If b = 0, F is not computed, its batch statistics do not change, and its parameters get zero gradients.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Unit(nn.Module):
 
     @property
     def is_plain(self) -> bool:
-        """Whether x reaches x' through F only."""
+        """Whether x reaches x' only through F."""
         return isinstance(self.shortcut, Scaled | PerUnit) and self.shortcut.shortcut_scale == 0
 
     def forward(self, x: Tensor, b: float = 1.0) -> Tensor:
@@ -55,9 +55,10 @@ class Unit(nn.Module):
 
 
 class Idle(torch.autograd.Function):
-    """Returns x unchanged, and gives gradients of zero to the parameters, which it does not use.
+    """Returns x unchanged and gives zero gradients to the parameters, which it does not use.
 
-    An optimiser skips parameters without a gradient; in the authors' code momentum and weight decay still act on them.
+    An optimiser would skip parameters without a gradient, but in the authors' code momentum and weight decay act on
+    them.
     """
 
     @staticmethod
@@ -72,10 +73,10 @@ class Idle(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Ordering:
-    """F is `layer` once per kernel, minus its suffix `after`, which acts behind the addition as f.
+    """Says in which order the layers of F and f act: F repeats `layer` once per kernel, but without the last `after`.
 
-    The five orderings of He et al. 2016, Fig. 4, are in `conf/model/ordering/`. All properties follow from these two.
-    Raises ValueError unless `layer` holds one conv or linear and `after` is a suffix of what follows it in `layer`.
+    `after` acts after the addition, as f. The five orderings of He et al. 2016, Fig. 4, are in `conf/model/ordering/`.
+    Raises ValueError unless `layer` holds exactly one conv, linear or sublayer, and the layers after it end in `after`.
     """
 
     layer: tuple[str, ...]
@@ -100,26 +101,26 @@ class Ordering:
 
     @property
     def stem(self) -> tuple[str, ...]:
-        """The part of `layer` from its conv on, which stands in front of the first unit."""
+        """The part of `layer` that begins with its conv; it precedes the first unit."""
         return self.layer[self._conv :]
 
     @property
     def before(self) -> tuple[str, ...]:
-        """The part of `layer` up to its conv; it precedes the split in a stage's first unit, and is the net's tail.
+        """The part of `layer` in front of its conv. A stage's first unit has it before the split; it is the net's tail.
 
-        He et al. 2016, appendix, activate before the first split and behind the last addition; fb.resnet.torch's
-        preresnet does so in the first unit of every stage.
+        He et al. 2016, appendix, activate before the first split and after the last addition; fb.resnet.torch's
+        preresnet activates before the split in the first unit of every stage.
         """
         return self.layer[: self._conv]
 
     def branch(self, kernels: int) -> tuple[str, ...]:
-        """Return the layers of F for a block of so many kernels."""
+        """Return the layers of F for a block with this number of kernels."""
         layers = self.layer * kernels
         return layers[: len(layers) - len(self.after)]
 
     @property
     def projection(self) -> tuple[str, ...]:
-        """F's last layer from its conv on, without activation, for a shortcut that ends as F does but stays linear."""
+        """F's last conv and its batch normalisation, if any: a shortcut of these ends as F does, but is linear."""
         if self.layer[self._conv] in SUBLAYERS:
             return ("linear",)
         return tuple(name for name in self.branch(1)[self._conv :] if name in (*WEIGHTS, "bn"))
@@ -127,12 +128,12 @@ class Ordering:
 
 @dataclass(frozen=True)
 class Block:
-    """One convolution per kernel, the last with `expansion` times the width, one of them with the unit's stride.
+    """The convolutions of a unit: one for each of `kernels`, the last with `expansion` times the width.
 
-    He et al.'s released models of 2015 stride in the first kernel; fb.resnet.torch and torchvision in the bottleneck's
-    3x3 (index 1). Kernels larger than 1 divide their channels into `groups`: Xie et al. 2017, "Aggregated residual
-    transformations" (ResNeXt). Raises ValueError for an even kernel, and a `strided_kernel` that is no index of
-    `kernels`.
+    The convolution at index `strided_kernel` has the unit's stride. In He et al.'s released models of 2015 it is the
+    first; in fb.resnet.torch and torchvision it is the bottleneck's 3x3 (index 1). Convolutions with a kernel larger
+    than 1 divide their channels into `groups`: Xie et al. 2017, "Aggregated residual transformations" (ResNeXt). Raises
+    ValueError for an even kernel, and for a `strided_kernel` that is not an index of `kernels`.
     """
 
     kernels: tuple[int, ...]
@@ -167,9 +168,9 @@ class Block:
 class UnitDesign:
     """The design that all `units` units of a net share.
 
-    y has as many channels as F(x), unless the shortcut has a static method `channels`, which computes them from the
-    channels of x and of F(x). Only a net that `grows` accepts another number than F(x) has. With `drops`, dropout
-    stands in front of each convolution of the branch except the first.
+    y has as many channels as F(x), unless the shortcut has a static method `channels`, which computes their number from
+    the channels of x and F(x). Only a net that `grows` accepts a y with more or fewer channels than F(x). With `drops`,
+    dropout precedes each convolution of the branch except the first.
     """
 
     ordering: Ordering
@@ -185,8 +186,8 @@ class UnitDesign:
     ) -> Unit:
         """Build unit `index`, counted from 1, on `inputs` channels; its branch holds `convs`.
 
-        A unit that opens a stage activates x before the split, unless a complete stem has `activated` it already.
-        Raises ValueError if the shortcut changes the number of channels, but the net does not grow.
+        A unit that opens a stage activates x before the split, unless the stem has already `activated` it. Raises
+        ValueError if the shortcut changes the number of channels, but the net does not grow.
         """
         before = self.ordering.before if opens_stage else ()
         branch = self.ordering.branch(len(convs))[len(before) :]
