@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from torch import nn
 
 from deepnets.models.initialization import Initialization
-from deepnets.models.layers import Conv, Layers, channels_behind
+from deepnets.models.layers import Conv, Layers, channels_after
 from deepnets.models.network import UnitNetwork
 from deepnets.models.resize import Resize
 from deepnets.models.survival import Survival
@@ -46,7 +46,7 @@ class DenseNet(UnitNetwork):
     ) -> None:
         super().__init__()
         if not units:
-            raise ValueError("units: [] given; needs one number or more, one per stage")
+            raise ValueError("units: [] given; give one number per stage, e.g. [12, 12, 12]")
         layers = Layers(conv_bias=False, batchnorm_images=batchnorm_images, dropout=dropout)
         ordering = Ordering(("bn", "relu", "conv", *["dropout"] * bool(dropout)), after=())
         design = UnitDesign(ordering, layers, shortcut, resize, units=sum(units), grows=True)
@@ -54,7 +54,7 @@ class DenseNet(UnitNetwork):
         if bottleneck is not None:
             convs = [Conv(bottleneck * growth, kernel=1, stride=1), *convs]
         self.stem = layers.sequence(stem, shape[0], [Conv(stem_width, stem_kernel, stem_stride)])
-        channels, index = channels_behind(stem, shape[0], [Conv(stem_width, stem_kernel, stem_stride)]), 0
+        channels, index = channels_after(stem, shape[0], [Conv(stem_width, stem_kernel, stem_stride)]), 0
         self.stages = nn.Sequential()
         for number, units_of_stage in enumerate(units):
             stage = nn.Sequential()

@@ -33,7 +33,7 @@ class FullyConnected(nn.Module):
     ) -> None:
         super().__init__()
         if not set(layer) <= {"linear", "relu", "tanh"}:
-            raise ValueError(f"layer is {list(layer)}; here it is made of linear, relu and tanh, e.g. [linear, tanh]")
+            raise ValueError(f"layer is {list(layer)}; this net has only linear, relu and tanh, e.g. [linear, tanh]")
         layers = Layers(conv_bias=True, batchnorm_images=None)
         design = UnitDesign(Ordering(tuple(layer), after=()), layers, shortcut, resize="zero_padding", units=depth - 1)
         convs = [Conv(width, kernel=1, stride=1)]

@@ -34,7 +34,7 @@ class SeparatelyGated(nn.Module):
     ) -> None:
         super().__init__()
         if kernel is not None and kernel % 2 == 0:
-            raise ValueError(f"a gate's kernel is {kernel}; it must be odd, or null for the branch's own")
+            raise ValueError(f"a gate's kernel is {kernel}; it must be odd, or null for the branch's kernels")
         self.transform_bias, self.carry_bias = transform_bias, carry_bias
         self.resize = ends.resized()
         convs = ends.convs if kernel is None else (Conv(ends.outputs, kernel, ends.stride),)

@@ -50,7 +50,9 @@ class Highway(nn.Module):
         super().__init__()
         _check_stages(widths=widths, entries=entries, units=units, pools=pools, dropouts=dropouts)
         if not kernels or any(kernel % 2 == 0 for kernel in kernels):
-            raise ValueError(f"kernels: {list(kernels)} given; a highway layer keeps its size, which needs odd ones")
+            raise ValueError(
+                f"kernels: {list(kernels)} given; a highway layer keeps the size of a map, so choose odd ones"
+            )
         layers = Layers(conv_bias=True, batchnorm_images=batchnorm_images)
         design = UnitDesign(Ordering(tuple(layer), after=()), layers, shortcut, resize="zero_padding", units=sum(units))
         self.stem = nn.Dropout(input_dropout)
@@ -62,7 +64,7 @@ class Highway(nn.Module):
                 kernel, padding = entry
                 stage.extend(layers.sequence(layer, channels, [Conv(width, kernel, 1, padding)]))
             elif width != channels:
-                raise ValueError(f"widths: {width} follows {channels}, which needs an entry, e.g. [3, 1]")
+                raise ValueError(f"widths: {width} follows {channels}, so this stage needs an entry, e.g. [3, 1]")
             for index in range(units_of_stage):
                 convs = [Conv(width, kernels[index % len(kernels)], stride=1)]
                 stage.append(design.unit(next(numbers), width, convs))
@@ -107,7 +109,7 @@ def _features(body: nn.Module, shape: tuple[int, int, int]) -> int:
 def _check_stages(**lists: Sequence[Any]) -> None:
     if not lists["widths"] or len({len(entries) for entries in lists.values()}) != 1:
         lengths = ", ".join(f"{name} {len(entries)}" for name, entries in lists.items())
-        raise ValueError(f"{lengths} entries given; each needs one per stage")
+        raise ValueError(f"lengths: {lengths}; give each list one entry per stage")
     for name in ("entries", "pools"):
         for pair in lists[name]:
             if pair is not None and len(pair) != 2:

@@ -221,11 +221,11 @@ def _visit(module: nn.Module, head: nn.Linear, initialization: Initialization, m
         module.reset_parameters()
     if isinstance(module, Unit):
         mirrored = _visit(module.before, head, initialization, mirrored)
-        behind = _visit(module.branch, head, initialization, mirrored)
+        after = _visit(module.branch, head, initialization, mirrored)
         if mirrored and any(isinstance(part, ZeroPadding) and part.extra for part in module.shortcut.modules()):
             raise ValueError("looks_linear needs shortcuts that project, not pad: choose model.resize=projection")
         _visit(module.shortcut, head, initialization, mirrored)
-        return _visit(module.after, head, initialization, behind)
+        return _visit(module.after, head, initialization, after)
     for child in module.children():
         mirrored = _visit(child, head, initialization, mirrored)
     return mirrored
@@ -257,7 +257,7 @@ def _units(model: nn.Module) -> list[Unit]:
 def _centre_tap(weight: Tensor, name: str, gain: float) -> None:
     outputs, inputs = weight.shape[:2]
     if outputs < inputs:
-        raise ValueError(f"{name} preserves all of its input, but a layer goes from {inputs} to {outputs}")
+        raise ValueError(f"{name} cannot reduce the number of channels, but a layer does, from {inputs} to {outputs}")
     nn.init.zeros_(weight)
     centre = weight
     for size in weight.shape[2:]:

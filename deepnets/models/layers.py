@@ -45,7 +45,7 @@ class CReLU(nn.Module):
         return relu(torch.cat((x, -x), dim=1))
 
 
-def channels_behind(names: Sequence[str], channels: int, convs: Sequence[Conv] = ()) -> int:
+def channels_after(names: Sequence[str], channels: int, convs: Sequence[Conv] = ()) -> int:
     """Return how many channels the named layers make of `channels`."""
     following = iter(convs)
     for name in names:
@@ -83,7 +83,7 @@ class Layers:
         for name in names:
             taken = [next(following)] if name in WEIGHTS else []
             modules.append(self._weights(name, channels, *taken) if taken else self._layer(name, channels))
-            channels = channels_behind([name], channels, taken)
+            channels = channels_after([name], channels, taken)
         return nn.Sequential(*modules)
 
     def _weights(self, name: str, channels: int, conv: Conv) -> nn.Module:

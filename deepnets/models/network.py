@@ -44,7 +44,7 @@ class UnitNetwork(nn.Module):
             survival.expected(len(self.units))
             if any(unit.is_plain for unit in self.units):
                 raise ValueError(
-                    "without its branch nothing is left of a plain unit: choose a shortcut, or survival none"
+                    "a plain unit computes nothing without its branch: choose a shortcut, or survival none"
                 )
         initialize(self, self.head, initialization)
         self.draws = own_generator() if survival else None

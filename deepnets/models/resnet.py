@@ -7,7 +7,7 @@ from typing import Literal
 from torch import nn
 
 from deepnets.models.initialization import Initialization
-from deepnets.models.layers import Conv, Layers, channels_behind
+from deepnets.models.layers import Conv, Layers, channels_after
 from deepnets.models.network import UnitNetwork
 from deepnets.models.resize import Resize
 from deepnets.models.settings import units_of_stages
@@ -60,7 +60,7 @@ class ResNet(UnitNetwork):
     ) -> None:
         super().__init__()
         if not widths:
-            raise ValueError("widths: [] given; needs one number or more, one per stage")
+            raise ValueError("widths: [] given; give one number per stage, e.g. [16, 32, 64]")
         stem_width = widths[0] if stem_width is None else stem_width
         ordering = Ordering(tuple(layer), tuple(after))
         block = Block(tuple(kernels), expansion, strided_kernel, groups)
@@ -72,7 +72,7 @@ class ResNet(UnitNetwork):
 
         convs = [Conv(stem_width, stem_kernel, stem_stride)]
         self.stem = layers.sequence(stem_layers, shape[0], convs)
-        channels, numbers = channels_behind(stem_layers, shape[0], convs), count(1)
+        channels, numbers = channels_after(stem_layers, shape[0], convs), count(1)
         self.stages = nn.Sequential()
         for width, units_of_stage in zip(widths, units, strict=True):
             stage = nn.Sequential()
@@ -89,7 +89,7 @@ class ResNet(UnitNetwork):
                 channels = unit.channels
             self.stages.append(stage)
         self.tail = layers.sequence(ordering.before, channels)
-        self.head = nn.Linear(channels_behind(ordering.before, channels), classes)
+        self.head = nn.Linear(channels_after(ordering.before, channels), classes)
         self.complete(survival, initialization)
 
 

@@ -64,7 +64,7 @@ class Gated(nn.Module):
     ) -> None:
         super().__init__()
         if kernel is not None and kernel % 2 == 0:
-            raise ValueError(f"a gate's kernel is {kernel}; it must be odd, or null for the branch's own")
+            raise ValueError(f"a gate's kernel is {kernel}; it must be odd, or null for the branch's kernels")
         self.bias = bias
         self.exclusive = exclusive
         self.resize = ends.resized()

@@ -60,7 +60,7 @@ class Transformer(UnitNetwork):
         super().__init__()
         if depth < 2 or depth % 2:
             nearest = "the smallest is 2" if depth < 2 else f"the nearest are {depth - 1} and {depth + 1}"
-            raise ValueError(f"depth is {depth}; attention and MLP in turn make an even depth: {nearest}")
+            raise ValueError(f"depth is {depth}; attention and MLP take turns, so it must be even: {nearest}")
         _check_layer(layer)
         further: dict[str, Callable[[int], nn.Module]] = {
             "ln": partial(nn.LayerNorm, eps=norm_eps),
@@ -116,7 +116,9 @@ class Tokens(nn.Module):
             # Not len(x), which torch.export would store as a constant.
             x = torch.cat((self.class_token.expand(x.shape[0], -1, -1).to(x.dtype), x), dim=1)
         if x.shape[1] != self.positions.shape[1]:
-            raise ValueError(f"positions are of {self.positions.shape[1]} tokens, these images have {x.shape[1]}")
+            raise ValueError(
+                f"this net has {self.positions.shape[1]} positions, but these images have {x.shape[1]} tokens"
+            )
         return self.dropout(x + self.positions)
 
 

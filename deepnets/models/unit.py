@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deepnets.models.layers import SUBLAYERS, WEIGHTS, Conv, Layers, channels_behind
+from deepnets.models.layers import SUBLAYERS, WEIGHTS, Conv, Layers, channels_after
 from deepnets.models.recomputation import Branch
 from deepnets.models.resize import Resize, ShortcutShape
 from deepnets.models.scales import PerUnit
@@ -87,11 +87,11 @@ class Ordering:
             raise ValueError(
                 f"layer is {list(self.layer)}; it must hold exactly one conv or linear, e.g. [conv, bn, relu]"
             )
-        behind_conv = self.layer[self._conv + 1 :]
-        if self.after != behind_conv[len(behind_conv) - len(self.after) :]:
-            suffixes = [list(behind_conv[start:]) for start in range(len(behind_conv) + 1)]
+        after_conv = self.layer[self._conv + 1 :]
+        if self.after != after_conv[len(after_conv) - len(self.after) :]:
+            suffixes = [list(after_conv[start:]) for start in range(len(after_conv) + 1)]
             raise ValueError(
-                f"after is {list(self.after)}, which is not how layer {list(self.layer)} ends behind its conv; "
+                f"after is {list(self.after)}, which is not how layer {list(self.layer)} ends after its conv; "
                 f"choose one of {', '.join(map(str, suffixes))}"
             )
 
@@ -143,7 +143,7 @@ class Block:
 
     def __post_init__(self) -> None:
         if not self.kernels or any(kernel % 2 == 0 for kernel in self.kernels):
-            raise ValueError(f"kernels are {list(self.kernels)}; choose one or more, odd, e.g. [3, 3]")
+            raise ValueError(f"kernels are {list(self.kernels)}; choose one or more odd numbers, e.g. [3, 3]")
         if not 0 <= self.strided_kernel < len(self.kernels):
             raise ValueError(
                 f"strided_kernel is {self.strided_kernel}; it is an index of kernels {list(self.kernels)}, "
@@ -194,8 +194,8 @@ class UnitDesign:
         if self.drops:
             branch = self._with_dropout(branch)
         before = () if activated else before
-        split = channels_behind(before, inputs)
-        outputs = channels_behind(branch, split, convs)
+        split = channels_after(before, inputs)
+        outputs = channels_after(branch, split, convs)
         ends = ShortcutShape(
             split, outputs, tuple(convs), self.resize, self.ordering.projection, self.layers, index, self.units
         )
@@ -205,7 +205,7 @@ class UnitDesign:
             branch=Branch(*self.layers.sequence(branch, split, convs)),
             shortcut=self.shortcut(ends=ends),
             after=self.layers.sequence(self.ordering.after, joined),
-            channels=channels_behind(self.ordering.after, joined),
+            channels=channels_after(self.ordering.after, joined),
         )
 
     @staticmethod
@@ -220,7 +220,7 @@ class UnitDesign:
         joined = declared(split, outputs) if declared else outputs
         if joined != outputs and not self.grows:
             raise ValueError(
-                f"this shortcut makes {joined} channels of {split} and {outputs}, and this net's width is fixed: "
-                "choose one that adds, such as identity, or a net that grows, such as model=densenet40_12"
+                f"this shortcut makes {joined} channels of {split} and {outputs}, but the width of this net is fixed: "
+                "choose a shortcut that adds, such as identity, or a net that grows, such as model=densenet40_12"
             )
         return joined

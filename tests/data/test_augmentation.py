@@ -168,7 +168,7 @@ def test_a_network_of_one_size_of_image_is_refused_where_the_result_shows_anothe
     data = ["dataset=imagenet", f"dataset.root={tmp_path}", "dataset.classes=2", "dataset.size=64", "batch_size=2"]
     net = ["model=imagenet_vit_b16", "model.depth=2", "model.width=12"]
     check_settings(compose([*data, *net, "dataset.view=ten_crop"]).config)
-    with pytest.raises(UserError, match="positions are of 17 tokens, these images have 26"):
+    with pytest.raises(UserError, match="this net has 17 positions, but these images have 26 tokens"):
         check_settings(compose([*data, *net, "dataset.view=center_320"]).config)
 
 

@@ -138,11 +138,11 @@ def test_first_and_last_layer_have_the_released_spread(network: Callable[..., Hi
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("model.widths=[32,80]", "widths 2, entries 4, .* each needs one per stage"),
-        ("model.entries=[[3,1],null,[3,1],[1,0]]", "widths: 80 follows 32, which needs an entry"),
+        ("model.widths=[32,80]", "lengths: widths 2, entries 4, .*; give each list one entry per stage"),
+        ("model.entries=[[3,1],null,[3,1],[1,0]]", "widths: 80 follows 32, so this stage needs an entry"),
         ("model.entries=[[3],[3,1],[3,1],[1,0]]", r"entries: \[3\] given; needs two numbers or null"),
         ("model.entries=[[40,0],[3,1],[3,1],[1,0]]", "images of 32x32 are too small"),
-        ("model.kernels=[2]", "a highway layer keeps its size, which needs odd ones"),
+        ("model.kernels=[2]", "a highway layer keeps the size of a map, so choose odd ones"),
         ("model.units=[1,-1,1,0]", r"units\[1\]: got -1; must be at least 0"),
         ("model.input_dropout=1.0", "input_dropout: got 1.0; must be below 1"),
         ("model.widths=[32,80,'a',1]", r"model\.widths\[2\]: got 'a'"),
@@ -157,7 +157,7 @@ def test_an_impossible_layout_is_refused(network: Callable[..., Highway], overri
     ("override", "message"),
     [
         ("model.depth=0", "depth: got 0; must be at least 1"),
-        ("model.layer=[linear,bn,relu]", "here it is made of linear, relu and tanh"),
+        ("model.layer=[linear,bn,relu]", "this net has only linear, relu and tanh"),
         ("model.layer=[relu]", "it must hold exactly one conv or linear"),
     ],
 )

@@ -97,7 +97,10 @@ def test_a_crelu_net_starts_otherwise_without_looks_linear(network: Callable[...
             ["model/shortcut=identity"],
             "looks_linear needs shortcuts that project, not pad: choose model.resize=project",
         ),
-        (["model.widths=[8,4,8,8]"], "looks_linear preserves all of its input, but a layer goes from 8 to 4"),
+        (
+            ["model.widths=[8,4,8,8]"],
+            "looks_linear cannot reduce the number of channels, but a layer does, from 8 to 4",
+        ),
     ],
 )
 def test_looks_linear_is_refused_where_it_cannot_be(

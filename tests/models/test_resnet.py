@@ -105,10 +105,10 @@ def test_a_network_can_be_copied_and_pickled(network: Callable[..., ResNet], sho
     ("override", "message"),
     [
         ("model.widths=[16,0,64]", r"widths\[1\]: got 0; must be at least 1"),
-        ("model.widths=[]", r"widths: \[\] given; needs one number or more"),
+        ("model.widths=[]", r"widths: \[\] given; give one number per stage"),
         ("model.expansion=-1", "expansion: got -1; must be at least 1"),
-        ("model.kernels=[3,2]", "kernels are .*; choose one or more, odd"),
-        ("model.kernels=[]", "kernels are .*; choose one or more, odd"),
+        ("model.kernels=[3,2]", "kernels are .*; choose one or more odd numbers"),
+        ("model.kernels=[]", "kernels are .*; choose one or more odd numbers"),
         ("model.strided_kernel=2", "strided_kernel is 2; it is an index of kernels .*, 0 to 1"),
         ("model.stem_kernel=0", "stem_kernel: got 0; must be at least 1"),
         ("model.stem=[bn,relu]", "stem is .*; it must hold exactly one conv"),

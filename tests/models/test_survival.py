@@ -172,7 +172,7 @@ def test_a_run_with_all_units_is_the_net_of_constant_depth(network: Callable[...
         (["model/survival=linear_decay", "model.survival.last=0.0"], "last: got 0.0; must be above 0"),
         (["model/survival=uniform", "model.survival.probability=1.5"], "probability: got 1.5; must be at most 1"),
         (["model/survival=random_subset"], "size is 23; of 9 units, 1 to 9 can survive"),
-        (["model/survival=uniform", "model/shortcut=none"], "without its branch nothing is left of a plain unit"),
+        (["model/survival=uniform", "model/shortcut=none"], "a plain unit computes nothing without its branch"),
     ],
 )
 def test_an_impossible_survival_is_refused(network: Callable[..., ResNet], overrides: list[str], message: str) -> None:

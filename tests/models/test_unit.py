@@ -164,7 +164,7 @@ def test_a_unit_whose_own_shortcut_is_scaled_by_0_is_plain() -> None:
     scales = ["model.shortcut.shortcut_scales=[0,1,1]", "model.shortcut.branch_scales=[1,1,1]"]
     words = ["model=digits_resnet", "model.depth=8", "model/shortcut=per_unit", *scales]
     assert [unit.is_plain for unit in build_model(words).units] == [True, False, False]
-    with pytest.raises(ValueError, match="nothing is left of a plain unit"):
+    with pytest.raises(ValueError, match="a plain unit computes nothing without its branch"):
         build_model([*words, "model/survival=linear_decay"])
 
 
