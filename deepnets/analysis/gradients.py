@@ -98,7 +98,7 @@ def clipped(walk: Walk, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[np.nd
         UserError: no unit has such a ReLU.
     """
     if not any(isinstance(layer, nn.ReLU) for unit in walk.units for layer in unit.after.children()):
-        raise UserError("no ReLU stands behind an addition here: choose for example model/ordering=original")
+        raise UserError("no ReLU follows an addition here: choose for example model/ordering=original")
     below, values = np.zeros(len(walk)), np.zeros(len(walk))
     with torch.inference_mode():
         for x, _ in batches:
@@ -180,7 +180,7 @@ class Bypass:
         product, formula = np.prod(self.shortcut), np.prod(self.formula)
         text = f"product of {len(self.shortcut)} shortcuts {product:.4g} {when}"
         text += "" if np.isnan(formula) or not fresh else f" (formula {formula:.4g})"
-        text += f"; past all branches, with what precedes and follows the additions, {np.prod(self.whole):.4g}"
+        text += f"; past all branches, with the layers before and after the additions, {np.prod(self.whole):.4g}"
         changed = np.flatnonzero(~np.isclose(self.whole, self.shortcut, rtol=CHANGED))
         if not len(changed):
             return text

@@ -55,7 +55,7 @@ def walk_of(model: nn.Module) -> Walk:
         raise UserError("this network is in training mode, where its output depends on the batch: call model.eval()")
     parts: Sequence[Any] | None = getattr(model, "parts", None)
     if parts is None:
-        raise UserError(f"{type(model).__name__}: does not say what its units are; {JOIN}")
+        raise UserError(f"{type(model).__name__}: does not say which units it has; {JOIN}")
     units: list[Unit] = []
     before: list[Callable[[Tensor], Tensor]] = []
     stages: list[int] = []

@@ -186,7 +186,7 @@ def claims_page(folder: Path, tables: Sequence[Table], sweeps: Path = SWEEPS) ->
     counted = ", ".join(f"{numbers[outcome]} {outcome}" for outcome in Outcome)
     counts = (
         f"{claimed} claims; of {len(outcomes)} experiments (equal runs under several names are one): "
-        f"{counted}. Registered beside them, without a test yet: {waiting}."
+        f"{counted}. Registered claims without a test: {waiting}."
     )
     head = [PAGE_HEAD.format(folder=RunFolder(folder)), counts, CLAIM_RULE, REGISTERED_RULE]
     page = "\n\n".join([*head, *sections]) + "\n"

@@ -79,7 +79,7 @@ def first_difference(record: Run, mine: Run) -> str:
                 more = f" (by {part:.0%}, as with other initial weights or images)" if part > MORE_THAN_ROUNDING else ""
                 return f"loss {number}{more}"
         if len(one["losses"]) == len(other["losses"]) and one["weights"] != other["weights"]:
-            return f"the weights behind the first {len(one['losses'])} losses"
+            return f"the weights after the first {len(one['losses'])} losses"
     for number, (epoch, again) in enumerate(zip(record.history, mine.history, strict=False), 1):
         # As text, because nan is unequal to itself.
         if any(repr(epoch[name]) != repr(again[name]) for name in {*epoch} & {*again} - {*TIME_COLUMNS}):
@@ -186,7 +186,7 @@ def _sheet(record: Run, mine: Run, groups: dict[str, Lines], errors: Sequence[fl
         notes.append(f"Equal, as far as both noted it: {', '.join(equal)}.")
     if lacking:
         notes.append(f"Not noted by one or both: {', '.join(lacking)}.")
-    return Sheet("What differs", ("about", "what", "record", "mine", "difference"), tuple(lines), note=" ".join(notes))
+    return Sheet("Differences", ("about", "key", "record", "mine", "difference"), tuple(lines), note=" ".join(notes))
 
 
 def _sentence(record: Run, mine: Run, groups: dict[str, Lines], errors: Sequence[float]) -> str:
@@ -201,7 +201,7 @@ def _sentence(record: Run, mine: Run, groups: dict[str, Lines], errors: Sequence
     elif "seed" in groups["settings"]:
         lead = "The"
     elif place:
-        usual = _named(causes) or "another generation of the processor, which its name does not tell, or of this code"
+        usual = _named(causes) or "another generation of the processor with this name, or another version of this code"
         lead = f"Settings and seed are equal, and bits differ from {place} on (usual cause: {usual}): the"
     else:
         lead = "Settings, seed and all that both noted are equal: the"

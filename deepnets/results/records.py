@@ -63,13 +63,15 @@ def keep(paths: Sequence[Path], into: Path) -> int:
     for run in ended:
         if "identity" not in run.result:
             raise UserError(
-                f"{run.folder}: result.json does not say of which run it is (identity); train the run again"
+                f"{run.folder}: result.json does not say which run it belongs to (identity); train the run again"
             )
         folder = into / run.grid.name / run.row / run.folder.path.name
         other = records[folder].folder if folder in records else RunFolder(folder)
         kept = identity_hash(other.config) if (other.path / "config.yaml").is_file() else None
         if folder in records or kept not in (None, identity_hash(run.folder.config)):
-            raise UserError(f"{run.folder}: its record would replace that of another run, {other}; name another folder")
+            raise UserError(
+                f"{run.folder}: its record would replace the record of another run, {other}; name another folder"
+            )
         records[folder] = run
     for folder, run in records.items():
         with writing(into):
@@ -108,7 +110,7 @@ def records_pages(folder: Path, own: Path | None = None) -> dict[str, str]:
         UserError: there are no records, or an about.md names something that is not there.
     """
     if not folder.is_dir() or not (folders := run_folders(folder)):
-        raise UserError(f"{folder}: no records; --keep DIR copies those of ended runs there")
+        raise UserError(f"{folder}: no records; --keep DIR copies the records of ended runs there")
     places = sorted({run.path.parents[1] for run in folders})
     within = [other for place in places for other in _beside(place)]
     runs = read_runs([folder])  # all at once, to find a copy in another table
@@ -138,8 +140,8 @@ def bench_page(file: Path) -> str:
     lines = [
         "# Measured speed and memory",
         "",
-        "Written by `python scripts/report.py outputs/records --records` from `bench.json`, which holds what",
-        "`python scripts/bench.py WHAT --json FILE` measured. The candidates of a table took turns in one run on one",
+        "Written by `python scripts/report.py outputs/records --records` from `bench.json`, the measurements of",
+        "`python scripts/bench.py WHAT --json FILE`. The candidates of a table took turns in one run on one",
         "machine, so compare them within a table only. A ratio is the first candidate's value divided by this one's,",
         "and ranges are over the repeats.",
     ]

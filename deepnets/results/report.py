@@ -132,7 +132,7 @@ def compare(first: Path, second: Path, output: Path | None, logarithmic: bool) -
     file = (output or first / "report") / "compare.html"
     environments = [replace(environment_sheet(runs), title=f"Environment of {side}") for side, runs in sides.items()]
     sections = [
-        Section("What differs", [settings], notes=notes),
+        Section("Differences", [settings], notes=notes),
         Section("Results", results),
         Section("Curves", pictures=_curves_beside(pairs, logarithmic)),
         Section("Environment", environments),

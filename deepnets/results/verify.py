@@ -198,7 +198,7 @@ def _verify(run: Run, root: str) -> Verification:
     if is_equal:
         words, passed = "equal bit by bit", True
     elif now["losses"] == beginning["losses"]:
-        words, passed = "the losses are equal bit by bit, the weights behind them are not", bool(changes)
+        words, passed = "the losses are equal bit by bit, the weights after them are not", bool(changes)
     else:
         record, here = (np.array(losses, float) for losses in (beginning["losses"], now["losses"]))  # null is nan
         moved, ends = _moved(record, here, fresh)
@@ -207,7 +207,7 @@ def _verify(run: Run, root: str) -> Verification:
         passed = gap.gap <= gap.allowed
         words = f"loss {gap.loss} is apart by {gap.gap:.1e}, where rounding explains {gap.allowed:.1e}"
         words += SAME_NAMES * (not changes)
-        words += f"; compared are the first {compared}{ends}"
+        words += f"; the first {compared} are compared{ends}"
     iterations = f"the first {len(beginning['losses'])} of {result['iterations']} iterations"
     _say(run, passed, f"{iterations}, {words}", changes)
     outcome = {"compared": compared, "is_equal": is_equal, "passed": passed, **(gap._asdict() if gap else {})}

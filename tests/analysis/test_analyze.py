@@ -223,7 +223,7 @@ def test_what_is_measured_is_told_where_the_result_is_of_another_net(
     assert "epoch" not in capsys.readouterr().out
     folder.result.model_copy(update={"selected_epoch": 1}).write(folder.path)
     analyze(*words)
-    assert "its result is that of epoch 1; this is the last epoch's net" in capsys.readouterr().out
+    assert "its result comes from epoch 1; this is the last epoch's net" in capsys.readouterr().out
     (folder.path / "result.json").unlink()
     analyze(*words)
     assert "; the run has not finished" in capsys.readouterr().out

@@ -260,7 +260,7 @@ def test_the_clipped_share_over_batches(ordering: str) -> None:
 
 def test_a_net_that_clips_nothing_behind_additions_says_so() -> None:
     walk, (x, labels) = walk_of(small_network("model.depth=8", "model/ordering=full_preactivation")), small_batch(2)
-    with pytest.raises(UserError, match=r"no ReLU stands behind an addition.*model/ordering=original"):
+    with pytest.raises(UserError, match=r"no ReLU follows an addition.*model/ordering=original"):
         clipped(walk, [(x, labels)])
 
 

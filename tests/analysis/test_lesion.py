@@ -206,7 +206,7 @@ def test_a_net_without_two_equal_units_in_a_stage_cannot_be_reordered() -> None:
 def test_a_network_in_training_mode_or_of_another_family_is_refused() -> None:
     with pytest.raises(UserError, match=r"model\.eval"):
         walk_of(small_network("model.depth=8").train())
-    with pytest.raises(UserError, match="Linear: does not say what its units are"):
+    with pytest.raises(UserError, match="Linear: does not say which units it has"):
         walk_of(nn.Linear(1, 1).eval())
 
 

@@ -73,7 +73,8 @@ def test_the_command_writes_every_unit_and_the_whole(tmp_path: Path) -> None:
     rows = list(csv.DictReader((tmp_path / "precision_units.csv").open()))
     assert len(rows) == 6 * 3
     cosines = {
-        what: [float(row["cosine"]) for row in rows if row["what"] == what] for what in {r["what"] for r in rows}
+        name: [float(row["cosine"]) for row in rows if row["arithmetic"] == name]
+        for name in {row["arithmetic"] for row in rows}
     }
     assert min(cosines["float32, input changed by 0.001"]) > 0.9
     assert 0.5 < min(cosines["bfloat16"]) < 1

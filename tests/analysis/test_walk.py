@@ -150,7 +150,7 @@ def test_a_net_of_ones_own_is_walked_by_its_parts() -> None:
 
 
 def test_a_net_of_ones_own_is_told_how_to_join() -> None:
-    with pytest.raises(UserError, match=r"Own: does not say what its units are; give it a property `parts`.*networks"):
+    with pytest.raises(UserError, match=r"Own: does not say which units it has; give it a property `parts`.*networks"):
         walk_of(Own().eval())
     with pytest.raises(UserError, match="Wrong: its parts, in their order, give other logits"):
         check_parts(Wrong().eval(), (1, 8, 8))

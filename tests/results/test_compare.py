@@ -123,7 +123,7 @@ def test_where_bits_of_equal_settings_begin_to_differ(row: Path, copy: RunFolder
     change(copy, beginning=beginning | {"losses": [losses[0] * 1.5, *losses[1:]]})
     assert "from loss 1 (by 33%, as with other initial weights or images) on" in said(row / "seed0", copy.path)
     change(copy, beginning=beginning | {"weights": "0" * 16}, device=stored(RunFolder(row / "seed0"))["device"])
-    assert "from the weights behind the first 20 losses on (usual cause: another generation" in said(row, copy.path)
+    assert "from the weights after the first 20 losses on (usual cause: another generation" in said(row, copy.path)
     change(copy, beginning=beginning)
     metrics = copy.path / "metrics.csv"
     loss = metrics.read_text().splitlines()[2].split(",")[3]

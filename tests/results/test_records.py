@@ -184,7 +184,7 @@ def test_a_record_does_not_replace_that_of_another_run(trained: Trained, tmp_pat
     (kept,) = (tmp_path / "records").glob("*/identity/seed0/config.yaml")
     other = kept.read_text().replace("batch_size: 128", "batch_size: 64")
     kept.write_text(other)
-    with pytest.raises(UserError, match=r"would replace that of another run, .*seed0"):
+    with pytest.raises(UserError, match=r"would replace the record of another run, .*seed0"):
         keep([trained.path], tmp_path / "records")
     assert kept.read_text() == other
     with pytest.raises(
@@ -194,10 +194,10 @@ def test_a_record_does_not_replace_that_of_another_run(trained: Trained, tmp_pat
     without = RunFolder(kept.parent).result.model_dump(exclude={"identity"}, exclude_unset=True)
     (kept.parent / "config.yaml").write_text(other.replace("batch_size: 64", "batch_size: 128"))
     Result.model_validate(without).write(kept.parent)
-    with pytest.raises(UserError, match=r"seed0: result\.json does not say of which run it is"):
+    with pytest.raises(UserError, match=r"seed0: result\.json does not say which run it belongs to"):
         keep([kept.parent], tmp_path / "new")
     shutil.copytree(trained.path, tmp_path / "elsewhere" / trained.path.name)
-    with pytest.raises(UserError, match="would replace that of another run"):
+    with pytest.raises(UserError, match="would replace the record of another run"):
         keep([trained.path, tmp_path / "elsewhere"], tmp_path / "new")
     assert not (tmp_path / "new").exists()
 

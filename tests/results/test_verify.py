@@ -65,7 +65,7 @@ def test_other_weights_differ_where_nothing_else_has_changed(
     change(verifiable, beginning=losses_times(verifiable, 1))
     assert verify([verifiable.path], "data") == 1
     assert (
-        "DIFFERS: the first 20 of 24 iterations, the losses are equal bit by bit, the weights behind them are not"
+        "DIFFERS: the first 20 of 24 iterations, the losses are equal bit by bit, the weights after them are not"
         in (capsys.readouterr().out)
     )
     change(verifiable, **ELSEWHERE)
@@ -104,7 +104,7 @@ def test_losses_that_are_not_finite_are_not_compared(verifiable: RunFolder, caps
     beginning = losses_times(verifiable, 1 + 1e-6)
     change(verifiable, beginning=beginning | {"losses": [*beginning["losses"][:3], *[None] * 17]}, **ELSEWHERE)
     assert verify([verifiable.path], "data") == 0
-    assert "compared are the first 3, as later ones are not finite" in capsys.readouterr().out
+    assert "the first 3 are compared, as later ones are not finite" in capsys.readouterr().out
     change(verifiable, beginning=beginning | {"losses": [None] * 20})
     with pytest.raises(UserError, match="cannot be compared: not even its first loss is finite, here or in the record"):
         verify([verifiable.path], "data")

@@ -27,18 +27,20 @@ AT_ONCE = 250  # images in one double backward pass, which holds all activations
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options besides the subject."""
-    parser.add_argument("--images", type=number, default=1000, help="images, drawn once (default: 1000)")
-    parser.add_argument("--split", choices=("train", "test"), default="train", help="default: train")
-    parser.add_argument("--eigenvalues", type=count, default=3, help="how many of the largest (default: 3)")
-    parser.add_argument("--tolerance", type=float, default=0.01, help="relative, of an eigenvalue (default: 0.01)")
-    parser.add_argument("--draws", type=number, default=10, help="vectors of the trace's estimate (default: 10)")
-    parser.add_argument("--seed", type=whole, default=0, help="of the vectors (default: 0)")
+    parser.add_argument("--images", type=number, default=1000, help="number of images, drawn once (default: 1000)")
+    parser.add_argument(
+        "--split", choices=("train", "test"), default="train", help="source of the images (default: train)"
+    )
+    parser.add_argument("--eigenvalues", type=count, default=3, help="number of largest eigenvalues (default: 3)")
+    parser.add_argument("--tolerance", type=float, default=0.01, help="relative error of an eigenvalue (default: 0.01)")
+    parser.add_argument("--draws", type=number, default=10, help="random vectors to estimate the trace (default: 10)")
+    parser.add_argument("--seed", type=whole, default=0, help="seed of the random vectors (default: 0)")
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Measure, write the files and print the finding."""
     if arguments.draws < 2 or not arguments.tolerance > 0:
-        raise UserError("--draws is at least 2, --tolerance above 0")
+        raise UserError("--draws must be at least 2, and --tolerance above 0")
     subjects = subjects_of(arguments)
     labels = names_apart([subject.name for subject in subjects])
     rows = []
@@ -74,7 +76,7 @@ def run(arguments: argparse.Namespace) -> None:
         axes.set_ylim(bottom=0)
         axes.locator_params(axis="x", integer=True)
         figure.legend(loc="outside upper left", fontsize=7)
-        output.rows("spectrum", ("run", "what", "number", "value"), rows)
+        output.rows("spectrum", ("run", "quantity", "number", "value"), rows)
         output.figure("spectrum", figure)
 
 

@@ -28,7 +28,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", type=Path, metavar="FILE", help="state dict of deepnets, torchvision or timm")
     parser.add_argument("--view", choices=get_args(ViewName), help="view of ImageNet's images (default: the run's)")
     parser.add_argument("--precision", choices=list(Precision), help="arithmetic (default: the run's, else fp32)")
-    parser.add_argument("--predict", type=Path, metavar="DIR", help="unlabelled images that the server asks about")
+    parser.add_argument(
+        "--predict", type=Path, metavar="DIR", help="folder of unlabelled images to classify for the test server"
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:

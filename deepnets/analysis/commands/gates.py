@@ -19,12 +19,12 @@ ABSENT = "0.85"  # where a layer has fewer blocks than others
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options besides the subject."""
-    parser.add_argument("--images", type=number, help="how many training images, drawn once (default: all)")
-    parser.add_argument("--sample", type=number, help="index of the one training image (default: a random one)")
+    parser.add_argument("--images", type=number, help="number of training images, drawn once (default: all)")
+    parser.add_argument("--sample", type=number, help="index of the training image to draw (default: random)")
     parser.add_argument(
         "--classes", help="labels of the routing figure, e.g. 0,7 as in the paper (default: at most 10)"
     )
-    parser.add_argument("--seed", type=whole, default=0, help="of the random image (default: 0)")
+    parser.add_argument("--seed", type=whole, default=0, help="seed of the random image (default: 0)")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -106,7 +106,7 @@ def _routing_figure(by_class: Mapping[str, np.ndarray]) -> Figure:
         axes.set(title=f"class {name}", facecolor=ABSENT)
     figure.supxlabel("block", fontsize=9)
     figure.supylabel("layer", fontsize=9)
-    figure.colorbar(image, ax=grid, shrink=0.8, label="mean gate of the class minus that of all")
+    figure.colorbar(image, ax=grid, shrink=0.8, label="mean gate of the class minus mean gate of all")
     return figure
 
 

@@ -50,17 +50,15 @@ from deepnets.training.hardware import choose_precision
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options besides the subject."""
-    parser.add_argument("--images", type=number, default=128, help="training images of the one batch (default: 128)")
+    parser.add_argument("--images", type=number, default=128, help="training images in the batch (default: 128)")
     parser.add_argument("--test-images", type=number, help="images for responses and clipped shares (default: all)")
     parser.add_argument(
-        "--epochs", type=number, default=0, help="epochs of the one run to repeat and measure (default: 0)"
+        "--epochs", type=number, default=0, help="repeat the run for this many epochs and measure each (default: 0)"
     )
-    parser.add_argument("--orderings", help="compare fresh nets of these, as in original,full_preactivation")
-    parser.add_argument(
-        "--sizes", default="1,3,6,12", help="units per stage of what is compared (default: %(default)s)"
-    )
-    parser.add_argument("--draws", type=count, default=3, help="fresh networks of each of these (default: 3)")
-    parser.add_argument("--seed", type=whole, default=0, help="of the random gradients (default: 0)")
+    parser.add_argument("--orderings", help="orderings of fresh nets to compare, as original,full_preactivation")
+    parser.add_argument("--sizes", default="1,3,6,12", help="units per stage of the fresh nets (default: %(default)s)")
+    parser.add_argument("--draws", type=count, default=3, help="fresh nets of each ordering and size (default: 3)")
+    parser.add_argument("--seed", type=whole, default=0, help="seed of the random gradients (default: 0)")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -70,7 +68,7 @@ def run(arguments: argparse.Namespace) -> None:
     orderings = {name: model_option("ordering", name) for name in names}
     subjects = subjects_of(arguments)
     if arguments.epochs > 0 and len(subjects) > 1:
-        raise UserError(f"--epochs {arguments.epochs}: repeats one run, but {len(subjects)} are named")
+        raise UserError(f"--epochs {arguments.epochs}: repeats one run, but {len(subjects)} were named")
     if orderings and not isinstance(subjects[0].model, ResNet):
         raise UserError(f"--orderings {arguments.orderings}: only networks of model=resnet have them")
     with Output("gradients", subjects[0].folder, arguments) as output:
@@ -190,15 +188,15 @@ def _write_snapshots(snapshots: list[Snapshot], output: Output) -> None:
 def _finding(subject: Subject, snapshots: list[Snapshot]) -> str:
     ratios = " and ".join(f"{first_to_last(snapshot.norms):.3g} {_when(snapshot)}" for snapshot in snapshots)
     first, last = snapshots[0], snapshots[-1]
-    text = f"{subject.name}: gradient of the first of {len(last.walk)} units over that of the last {ratios}; "
+    text = f"{subject.name}: first unit's gradient over the last one's, of {len(last.walk)} units, {ratios}; "
     text += first.bypass.sentence(_when(first), fresh=first.time == "initial")
     if last.values.any():
         share = 100 * last.clipped
         total = 100 * last.below.sum() / last.values.sum()
-        text += f"; ReLUs behind the additions clip {total:.1f}% of all values {_when(last)}, "
+        text += f"; ReLUs after the additions clip {total:.1f}% of all values {_when(last)}, "
         text += f"{np.nanmin(share):.1f}% to {np.nanmax(share):.1f}% by unit"
     else:
-        text += "; no ReLU behind the additions clips anything"
+        text += "; no ReLU after the additions clips anything"
     return text
 
 
@@ -239,7 +237,7 @@ def _units_figure(snapshots: Sequence[Snapshot]) -> Figure:
     axes[1].axhline(0, color=GREY, linewidth=0.5)
     if clips:
         axes[2].set_ylim(bottom=0)
-        axes[2].set_ylabel("clipped behind addition (%)")
+        axes[2].set_ylabel("clipped after addition (%)")
     axes[-1].set_xlabel("unit")
     for each in axes:
         mark_stages(each, (snapshot.walk.stages for snapshot in snapshots))

@@ -30,25 +30,27 @@ LEVELS = 12  # of the contours
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options besides the subject."""
-    parser.add_argument("--line", action="store_true", help="the loss on the line between two run folders")
-    parser.add_argument("--points", type=number, default=25, help="on each axis, an odd number (default: 25)")
+    parser.add_argument("--line", action="store_true", help="measure the loss on the line between two run folders")
+    parser.add_argument("--points", type=number, default=25, help="points on each axis, an odd number (default: 25)")
     parser.add_argument(
         "--range", type=float, default=1.0, help="how far a surface goes, 1 being the filters' norms (default: 1)"
     )
-    parser.add_argument("--images", type=number, default=250, help="images, drawn once (default: 250)")
-    parser.add_argument("--split", choices=("train", "test"), default="train", help="default: train")
-    parser.add_argument("--seed", type=whole, default=0, help="of the directions (default: 0)")
+    parser.add_argument("--images", type=number, default=250, help="number of images, drawn once (default: 250)")
+    parser.add_argument(
+        "--split", choices=("train", "test"), default="train", help="source of the images (default: train)"
+    )
+    parser.add_argument("--seed", type=whole, default=0, help="seed of the directions (default: 0)")
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Measure, write the files and print the finding."""
     if arguments.points < 3 or arguments.points % 2 == 0 or not arguments.range > 0:
         raise UserError(
-            f"--points {arguments.points} --range {arguments.range:g}: an odd number from 3 on, and above 0"
+            f"--points {arguments.points} --range {arguments.range:g}: must be an odd number of at least 3, and above 0"
         )
     subjects = subjects_of(arguments)
     if arguments.line and len(subjects) != 2:
-        raise UserError(f"--line: joins two run folders, but {len(subjects)} named")
+        raise UserError(f"--line: joins two run folders, but {len(subjects)} given")
     weights = [dict(subject.model.named_parameters()) for subject in subjects]
     across = difference(*weights) if arguments.line else None
     models = [subject.model for subject in subjects]

@@ -35,12 +35,16 @@ COUNTED = {"deleted": "units deleted", "surviving": "surviving paths", "effectiv
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options besides the subject."""
-    parser.add_argument("--only", choices=PARTS, help="one of the three experiments (default: all)")
-    parser.add_argument("--images", type=number, help="how many images, drawn once (default: all)")
-    parser.add_argument("--split", choices=("train", "test"), help="default: test; train where gates are closed")
-    parser.add_argument("--most", type=count, default=20, help="units deleted, or pairs swapped, at most (default: 20)")
+    parser.add_argument("--only", choices=PARTS, help="run one of the three experiments (default: all)")
+    parser.add_argument("--images", type=number, help="number of images, drawn once (default: all)")
+    parser.add_argument(
+        "--split", choices=("train", "test"), help="source of the images (default: test; train where gates are closed)"
+    )
+    parser.add_argument(
+        "--most", type=count, default=20, help="largest number of units deleted or pairs swapped (default: 20)"
+    )
     parser.add_argument("--draws", type=count, default=5, help="draws of each number of units (default: 5)")
-    parser.add_argument("--seed", type=whole, default=0, help="of the draws (default: 0)")
+    parser.add_argument("--seed", type=whole, default=0, help="seed of the draws (default: 0)")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -202,7 +206,7 @@ def _count_paths(nets: Sequence[Lesioned], rows: Sequence[tuple[Any, ...]], outp
             axes.scatter(counts[name], error, s=12, color=net.color, alpha=0.7, linewidth=0, label=net.label)
         written += [(net.name, *values) for values in zip(*counts.values(), error, strict=True)]
         if np.ptp(error) == 0:
-            output.finding(f"{net.name}: the error is {error[0]:.2f}% whatever is deleted")
+            output.finding(f"{net.name}: the error is {error[0]:.2f}% no matter which units are deleted")
             continue
         ranks = {name: spearmanr(values, error).statistic for name, values in counts.items()}
         linear = {name: pearsonr(values, error).statistic for name, values in counts.items()}

@@ -105,7 +105,7 @@ class Output:
         file = self.folder / f"{self.analysis}.partial"
         saved = Saved(file, json.dumps([self.options, _checksum(nets)]))
         if saved.results:
-            print(f"{self.analysis}: resumes; {len(saved.results)} results are there", flush=True)
+            print(f"{self.analysis}: resumes with the {len(saved.results)} results it has already", flush=True)
         yield saved
         file.unlink()
 

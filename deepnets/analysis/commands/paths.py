@@ -28,9 +28,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--draws", type=number, default=100, help="random paths of each length (default: 100; paper: 1000)"
     )
-    parser.add_argument("--images", type=number, default=25, help="images, drawn once, that take turns (default: 25)")
-    parser.add_argument("--split", choices=("train", "test"), default="test", help="default: test")
-    parser.add_argument("--seed", type=whole, default=0, help="of the draws (default: 0)")
+    parser.add_argument(
+        "--images", type=number, default=25, help="number of images, drawn once, which take turns (default: 25)"
+    )
+    parser.add_argument(
+        "--split", choices=("train", "test"), default="test", help="source of the images (default: test)"
+    )
+    parser.add_argument("--seed", type=whole, default=0, help="seed of the draws (default: 0)")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -128,16 +132,16 @@ def _figure(columns: dict[str, np.ndarray], first: int, last: int) -> Figure:
     figure = new_figure(3.2, 10)
     a, b, c = figure.subplots(1, 3)
     a.bar(lengths, 100 * columns["share_of_paths"], color=GREY)
-    a.set(title="how many paths there are", ylabel="share of all paths (%)")
+    a.set(title="number of paths", ylabel="share of all paths (%)")
     b.errorbar(lengths, columns["mean_norm"], columns["standard_error"], fmt="o-", color=COLOURS[0], markersize=3)
-    b.set(title="what one path carries", ylabel="gradient norm at the input", yscale="log")
+    b.set(title="gradient through one path", ylabel="gradient norm at the input", yscale="log")
     for name, label, color in (
         ("count_times_norm", "count times mean norm", COLOURS[0]),
         ("norm_of_sum", "norm of their exact sum", COLOURS[1]),
     ):
         c.plot(lengths, 100 * columns[name] / columns[name].sum(), color=color, label=label, **DOTS)
     c.axvspan(first - 0.5, last + 0.5, color=COLOURS[0], alpha=0.1, linewidth=0)
-    c.set(title="what all paths of a length carry", ylabel="share of the sum over lengths (%)")
+    c.set(title="gradient through all paths of a length", ylabel="share of the sum over lengths (%)")
     c.set_ylim(bottom=0, top=1.3 * c.get_ylim()[1])
     c.legend(loc="upper right", fontsize=7)
     for axes in (a, b, c):

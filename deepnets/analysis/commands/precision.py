@@ -28,11 +28,14 @@ BF16, STREAM = "bfloat16", "bfloat16, float32 stream"
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options besides the subject."""
-    parser.add_argument("--images", type=number, default=128, help="training images of the one batch (default: 128)")
+    parser.add_argument("--images", type=number, default=128, help="training images in the batch (default: 128)")
     parser.add_argument(
-        "--perturbation", type=float, default=1e-3, help="of the input, relative to its norm (default: 1e-3)"
+        "--perturbation",
+        type=float,
+        default=1e-3,
+        help="size of the input's change, relative to its norm (default: 1e-3)",
     )
-    parser.add_argument("--seed", type=whole, default=0, help="of the perturbation (default: 0)")
+    parser.add_argument("--seed", type=whole, default=0, help="seed of the perturbation (default: 0)")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -55,7 +58,7 @@ def run(arguments: argparse.Namespace) -> None:
             parts = [f"{name} {one.cosine:.3f} ({one.difference:.3f})" for name, one in by_time[time].items()]
             output.finding(
                 f"{subject.name}, {'at initialisation' if time == 'initial' else 'trained'}: cosine (and relative "
-                f"difference) of the gradient with that in float32: {'; '.join(parts)}",
+                f"difference) of the gradient with the float32 gradient: {'; '.join(parts)}",
                 time=time,
                 **{name: [one.cosine, one.difference] for name, one in by_time[time].items()},
             )
@@ -65,7 +68,7 @@ def run(arguments: argparse.Namespace) -> None:
             for name, one in measured.items()
             for unit in range(len(one.cosines))
         ]
-        output.rows("units", ("time", "what", "unit", "cosine", "difference"), rows)
+        output.rows("units", ("time", "arithmetic", "unit", "cosine", "difference"), rows)
         output.figure("units", _figure(by_time, walk_of(subject.model)))
 
 

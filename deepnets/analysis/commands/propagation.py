@@ -34,9 +34,12 @@ NEAR = 0.02  # chi that is this near to 1 counts as critical
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options besides the subject."""
-    parser.add_argument("--images", type=number, default=128, help="training images of the one batch (default: 128)")
+    parser.add_argument("--images", type=number, default=128, help="training images in the batch (default: 128)")
     parser.add_argument(
-        "--jacobian", type=number, default=1024, help="values of the last unit's output, at most (default: 1024)"
+        "--jacobian",
+        type=number,
+        default=1024,
+        help="largest number of values in the last unit's output (default: 1024)",
     )
 
 
@@ -85,9 +88,9 @@ def _finding(
 ) -> None:
     first, last = measured.moments[0], measured.moments[-1]
     output.finding(
-        f"{subject.name}: mean square of the signal {first.length:.3g} behind the first of {len(walk)} units, "
-        f"{last.length:.3g} behind the last; correlation of two images {measured.start.correlation:.3f} in front, "
-        f"{last.correlation:.3f} behind all",
+        f"{subject.name}: mean square of the signal {first.length:.3g} after the first of {len(walk)} units, "
+        f"{last.length:.3g} after the last; correlation of two images {measured.start.correlation:.3f} before all "
+        f"units, {last.correlation:.3f} after them",
         length=[moments.length for moments in measured.moments],
         correlation=[moments.correlation for moments in measured.moments],
     )
@@ -97,7 +100,7 @@ def _finding(
         output.finding(
             f"{subject.name}: by mean-field theory a perturbation's square grows by {chi:.3f} a unit, which is {phase} "
             f"(variance of weights times fan-in {critical['weight_variance']:.3f}, critical "
-            f"{critical['critical_weight_variance']:.3f}); behind all units length {theory[-1].length:.3g} and "
+            f"{critical['critical_weight_variance']:.3f}); after all units length {theory[-1].length:.3g} and "
             f"correlation {theory[-1].correlation:.3f}",
             chi=chi,
             length_theory=theory[-1].length,

@@ -34,13 +34,19 @@ NAMES = {"feedforward": "centred feed-forward", "resnet": "resnet", "resnet_cent
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options; depths and beta concern only the paper's nets."""
-    parser.add_argument("--depths", default="2,4,10,24,50", help="of the curves (default: %(default)s)")
-    parser.add_argument("--feedforward-depth", type=count, default=24, help="of the pictured net (default: 24)")
-    parser.add_argument("--resnet-depth", type=count, default=50, help="of the pictured nets (default: 50)")
-    parser.add_argument("--beta", type=float, default=0.1, help="what scales the branches of resnets (default: 0.1)")
+    parser.add_argument(
+        "--depths", default="2,4,10,24,50", help="depths of the nets in the curves (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--feedforward-depth", type=count, default=24, help="depth of the feed-forward net in the picture (default: 24)"
+    )
+    parser.add_argument(
+        "--resnet-depth", type=count, default=50, help="depth of the resnets in the picture (default: 50)"
+    )
+    parser.add_argument("--beta", type=float, default=0.1, help="factor on the branches of resnets (default: 0.1)")
     parser.add_argument("--draws", type=number, default=20, help="networks of each kind and depth (default: 20)")
     parser.add_argument("--literal", action="store_true", help="picture Fig. 1a with the biases N(0, 1/N) it prints")
-    parser.add_argument("--seed", type=whole, default=0, help="of the draws (default: 0)")
+    parser.add_argument("--seed", type=whole, default=0, help="seed of the draws (default: 0)")
 
 
 def run(arguments: argparse.Namespace) -> None:

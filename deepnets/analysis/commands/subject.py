@@ -78,7 +78,7 @@ def add_subject(parser: argparse.ArgumentParser, optional: bool = False) -> None
         metavar="SUBJECT",
         help="a run folder, or options as of scripts/train.py",
     )
-    parser.add_argument("--root", metavar="DIR", help="where the data lie (default: where the run found them)")
+    parser.add_argument("--root", metavar="DIR", help="folder of the data (default: the run's)")
     parser.add_argument("--output", type=Path, help="folder for the results (default: analysis/ in the run folder)")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 or auto (default)")
     parser.add_argument(
@@ -207,7 +207,7 @@ def _trained(path: Path, name: str, arguments: argparse.Namespace, iteration: in
     result = folder.completed
     if iteration is None and result and result.selected_epoch not in (None, result.epochs):
         print(
-            printable(f"{folder}: its result is that of epoch {result.selected_epoch}; this is the last epoch's net"),
+            printable(f"{folder}: its result comes from epoch {result.selected_epoch}; this is the last epoch's net"),
             flush=True,
         )
     device = find_device(arguments.device)
