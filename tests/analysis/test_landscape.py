@@ -116,7 +116,7 @@ def test_the_command_resumes_where_it_was_killed(tmp_path: Path, monkeypatch: py
 def test_a_line_needs_two_runs(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="joins two run folders, but 1 given"):
         analyze("landscape", "model.depth=8", "--line", "--output", tmp_path / "results")
-    with pytest.raises(UserError, match="an odd number from 3 on"):
+    with pytest.raises(UserError, match="must be an odd number of at least 3"):
         analyze("landscape", "model.depth=8", "--points", 4, "--output", tmp_path / "results")
     assert not (tmp_path / "results").exists()
 
