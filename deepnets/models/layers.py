@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import relu
+from torch.nn.functional import conv2d, relu
 
 from deepnets.models.batchnorm import BatchNorm, GhostBatchNorm
 
@@ -43,6 +43,24 @@ class CReLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return relu(torch.cat((x, -x), dim=1))
+
+
+class StridedPointwiseConv(nn.Conv2d):
+    """A 1x1 convolution with a stride, which reads every stride-th pixel of each row and column.
+
+    On a CPU it takes these pixels first and convolves them without a stride, unless the channels fill oneDNN's vectors.
+    Otherwise oneDNN writes past its buffer when it computes the gradient of the weights in channels_last: the process
+    crashes, or other tensors change silently (https://github.com/uxlfoundation/oneDNN/issues/6035).
+    """
+
+    VECTOR = 16  # float32 numbers in a register of AVX-512; AVX2 has 8
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (N, C, H, W) to (N, outputs, ceil(H / stride), ceil(W / stride))."""
+        if x.device.type != "cpu" or self.in_channels % self.VECTOR == 0:
+            return super().forward(x)
+        rows, columns = self.stride
+        return conv2d(x[..., ::rows, ::columns], self.weight, self.bias, groups=self.groups)
 
 
 def channels_after(names: Sequence[str], channels: int, convs: Sequence[Conv] = ()) -> int:
@@ -93,7 +111,9 @@ class Layers:
         if channels % conv.groups or conv.outputs % conv.groups:
             raise ValueError(f"groups is {conv.groups}, which does not divide {channels} and {conv.outputs} channels")
         shape = channels, conv.outputs, conv.kernel, conv.stride, padding
-        return nn.Conv2d(*shape, groups=conv.groups, bias=self.conv_bias)
+        is_strided_pointwise = conv.kernel == 1 and conv.stride > 1 and padding == 0
+        convolution = StridedPointwiseConv if is_strided_pointwise else nn.Conv2d
+        return convolution(*shape, groups=conv.groups, bias=self.conv_bias)
 
     def _layer(self, name: str, channels: int) -> nn.Module:
         if name in self.further:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from deepnets.errors import UserError
 from deepnets.models.batchnorm import GhostBatchNorm
@@ -91,3 +91,23 @@ def test_a_crelu_net_can_be_rotated_and_keeps_its_shortcuts(
     x = torch.randn(2, 3, 16, 16)
     assert model(x).shape == (2, 10)
     assert model.head.in_features == 90
+
+
+@pytest.mark.parametrize("channels", [3, 4, 8, 12, 16])
+def test_a_strided_pointwise_convolution_has_exact_gradients_in_channels_last(channels: int) -> None:
+    """oneDNN's own gradient of fewer than 16 channels writes past its buffer, which crashes the process at times."""
+    (conv,) = Layers(conv_bias=True, batchnorm_images=None).sequence(["conv"], channels, [Conv(8, 1, 2)])
+    images = torch.randn(128, channels, 17, 16).to(memory_format=torch.channels_last)
+    exact = nn.Conv2d(channels, 8, 1, 2).double()
+    exact.load_state_dict(conv.state_dict())
+    for _ in range(10):
+        x, y = images.clone().requires_grad_(), images.double().contiguous().requires_grad_()
+        conv.to(memory_format=torch.channels_last).zero_grad()
+        exact.zero_grad()
+        outputs, targets = conv(x), exact(y)
+        assert outputs.shape == (128, 8, 9, 8)
+        (outputs**2).sum().backward()
+        (targets**2).sum().backward()
+        pairs = [(outputs, targets), (x.grad, y.grad), (conv.weight.grad, exact.weight.grad)]
+        for here, there in pairs:
+            torch.testing.assert_close(here.double(), there, rtol=1e-4, atol=1e-4 * float(there.detach().abs().max()))
