@@ -16,6 +16,7 @@ from deepnets.launch.grid import Retry
 from deepnets.launch.task import LEFT, ROWS
 from deepnets.runs.contents import FAILED
 from deepnets.runs.folder import RunFolder
+from deepnets.runs.jobs import ENDED
 from deepnets.runs.status import RUNNING, read_state
 
 FILES = ".slurm"  # in the sweep's folder: a folder for each submission, with its scripts, logs and lists of runs
@@ -197,8 +198,9 @@ def limits(account: str | None) -> tuple[tuple[int, str], tuple[int, str]]:
     in_queue = {"MaxJobCount": int(settings["MaxJobCount"]) - 1 - len(jobs)}
     if {"limits", "safe"} & set(settings["AccountingStorageEnforce"].split(",")):
         for charged, most in _most_submitted(account, settings["ClusterName"]):
-            mine = [f"{_user()} {charged} {state}" for state in ("PENDING", "RUNNING")]
-            in_queue["MaxSubmitJobs"] = most - sum(job in mine for job in jobs)
+            ended = [f"{_user()} {charged} {state}" for state in ENDED]
+            mine = [job for job in jobs if job.startswith(f"{_user()} {charged} ") and job not in ended]
+            in_queue["MaxSubmitJobs"] = most - len(mine)
     (tasks, array_limit), (free, queue_limit) = (
         min((number, name) for name, number in each.items()) for each in (in_array, in_queue)
     )

@@ -91,7 +91,7 @@ class Submission:
             else:
                 file.unlink(missing_ok=True)
         for array in self.arrays:
-            (self.sweep / LOGS / array).unlink()
+            (self.sweep / LOGS / array).unlink(missing_ok=True)
         shutil.rmtree(self.directory)
         if self.copy and self._has_new_copy:
             shutil.rmtree(self.copy)

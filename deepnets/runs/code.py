@@ -13,7 +13,7 @@ import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -73,10 +73,12 @@ def sources_of(config: Config) -> dict[str, Path | str]:
             continue
         seen.add(name)
         place = _place(name.partition(".")[0])
-        if isinstance(place, str):
+        if not place:
+            continue
+        if {"site-packages", "dist-packages"} & {*place.parts}:
             if name in {target.rpartition(".")[0] for target in targets}:
-                sources[name.partition(".")[0]] = place
-        elif place and (file := _file(place, name)):
+                sources[name.partition(".")[0]] = _version(name.partition(".")[0])
+        elif file := _file(place, name):
             sources[name] = file
             waiting += _imports(name, file)
             waiting += [name.rpartition(".")[0]] if "." in name else []
@@ -184,8 +186,8 @@ def execute_copy(folder: RunFolder, name: str) -> None:
     execute_from(copy)
 
 
-def _place(top: str) -> Path | str | None:
-    """Return the folder that a top-level module or package is imported from, or the version of an installed package.
+def _place(top: str) -> Path | None:
+    """Return the folder that a top-level module or package is imported from.
 
     Returns None if it does not exist, or belongs to Python.
     """
@@ -199,11 +201,14 @@ def _place(top: str) -> Path | str | None:
         return None
     folder = Path(origin).resolve().parent
     if {"site-packages", "dist-packages"} & {*folder.parts}:
-        try:
-            return version(top)
-        except PackageNotFoundError:
-            return "installed"
+        return folder
     return None if folder.is_relative_to(Path(sysconfig.get_path("stdlib")).resolve()) else folder
+
+
+def _version(top: str) -> str:
+    """Return the version of the installed package that provides this import name; `yaml` comes from PyYAML."""
+    distributions = packages_distributions().get(top)
+    return version(distributions[0]) if distributions else "installed"
 
 
 def _file(place: Path, name: str) -> Path | None:

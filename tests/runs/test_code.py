@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from importlib._bootstrap_external import _code_to_timestamp_pyc
+from importlib.metadata import version
 from importlib.util import cache_from_source
 from pathlib import Path
 
@@ -92,6 +93,7 @@ def test_the_modules_are_found_by_reading(project: Path) -> None:
     assert found["lab"] == project / "lab/__init__.py"
     assert list(of_project("torch.optim.RMSprop")) == ["torch"]
     assert of_project("torch.optim.RMSprop")["torch"] == str(torch.__version__).partition("+")[0]
+    assert of_project("yaml.SafeLoader") == {"yaml": version("PyYAML")}
     assert of_project("json.loads") == of_project("nowhere.Net") == {}
 
 
