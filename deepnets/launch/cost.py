@@ -62,11 +62,7 @@ class Paces:
     """
 
     def __init__(self, measure: bool) -> None:
-        self.measure, self.measured = measure, set[str]()
-        try:
-            self.stored = PACES.validate_python(read_object(own_cache() / REMEMBERED))
-        except (ValueError, OSError):  # another version wrote it, or it is damaged
-            self.stored = {}
+        self.measure, self.measured, self.stored = measure, set[str](), _remembered()
 
     def of(self, config: Config, dataset: Dataset, size: Size) -> tuple[Pace, bool]:
         """Return the run's pace, and whether it was measured on exactly this network.
@@ -81,8 +77,9 @@ class Paces:
         near = [pace for pace in others if pace.macs and 1 / FARTHEST <= size.macs / pace.macs <= FARTHEST]
         if key not in self.measured and (self.measure or (key not in measured_here and not near)):
             torch.set_num_threads(threads_of(config))
-            self.stored[key] = measured_here[key] = _measured_pace(config, dataset, size)
+            measured_here[key] = _measured_pace(config, dataset, size)
             self.measured.add(key)
+            self.stored = {**self.stored, **_remembered(), key: measured_here[key]}  # other commands measure too
             write_atomically(own_cache() / REMEMBERED, json.dumps({k: asdict(pace) for k, pace in self.stored.items()}))
         if key in measured_here:
             return measured_here[key], True
@@ -91,6 +88,13 @@ class Paces:
         return replace(
             nearest, training=nearest.training * ratio, evaluation=nearest.evaluation * ratio, memory=0
         ), False
+
+
+def _remembered() -> dict[str, Pace]:
+    try:
+        return PACES.validate_python(read_object(own_cache() / REMEMBERED))
+    except (ValueError, OSError):  # another version wrote it, or it is damaged
+        return {}
 
 
 def _machine_of(config: Config) -> list[Any]:

@@ -73,7 +73,7 @@ def test_networks_cost_what_their_papers_architectures_cost(
 
 
 def test_equal_architectures_are_timed_once_and_others_anew(cache: Path) -> None:
-    paces = Paces(measure=True)
+    paces, other_command = Paces(measure=True), Paces(measure=True)
     for shortcut in ("exclusive_gating_b0", "exclusive_gating_b6", "identity"):
         row = config(*SMALL, f"model/shortcut={shortcut}")
         dataset, _ = check_settings(row)
@@ -82,6 +82,10 @@ def test_equal_architectures_are_timed_once_and_others_anew(cache: Path) -> None
         assert 0 < pace.evaluation < pace.training
     assert len(paces.stored) == 2
     assert Paces(measure=False).stored == paces.stored
+    row = config(*SMALL, "model.depth=14")
+    dataset, _ = check_settings(row)
+    other_command.of(row, dataset, size_of(row, dataset))
+    assert Paces(measure=False).stored.keys() > paces.stored.keys()
     (cache / "paces.json").write_text('{"a": 1}')
     assert Paces(measure=False).stored == {}
 
