@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import fields
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -40,6 +41,8 @@ def explain(error: Exception) -> str:
             return f"{group}={option}: no such option; a list of defaults names it as `override /{meant}: {option}`"
         if not group:
             return f"{option}: no such file of defaults; --config-name and a project's `defaults` omit its .yaml"
+        if (Path("conf") / group / f"{option}.yaml").is_file():  # of a user who has not named the folder
+            return f"{group}={option}: no such option; to use those in ./conf, add --config-dir conf"
         return f"{group}={option}: no such option{_nearest(option, error.options or (), '--help')}"
     if isinstance(error, OverrideParseException):
         return f"{error.override}: cannot be read: {_why_unreadable(str(error.override), str(error))}"

@@ -134,3 +134,12 @@ def test_a_list_of_defaults_without_override_is_one_line(tmp_path: Path, file: s
     assert message.startswith(said)
     assert "`override /model/ordering: " in message
     assert "\n" not in message
+
+
+def test_a_users_own_folder_of_options_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "conf/model/shortcut").mkdir(parents=True)
+    (tmp_path / "conf/model/shortcut/rezero.yaml").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((HydraException, OmegaConfBaseException)) as refused:
+        compose(["model/shortcut=rezero"])
+    assert explain(refused.value).endswith("rezero: no such option; to use those in ./conf, add --config-dir conf")

@@ -18,7 +18,7 @@ from deepnets.launch.cost import Paces
 from deepnets.launch.grid import Launcher, check_tables, launchable, lines_by_reason
 from deepnets.launch.reuse import twins_of
 from deepnets.runs.checkpoint import LAST
-from deepnets.runs.code import code_of
+from deepnets.runs.code import code_of, code_to_execute
 from deepnets.runs.contents import Unreadable
 from deepnets.runs.folder import OtherSettings, RunFolder, folders_of
 from deepnets.runs.status import UNREADABLE
@@ -126,6 +126,8 @@ def _plan(config: Config, folder: RunFolder, launcher: Launcher, paces: Paces) -
     is_complete = state not in ("new", "resumable")
     try:
         folder.check(config)
+        if folder.has_begun and not is_complete and not config.overwrite:
+            code_to_execute(folder, config, "code={}")
         code = code_of(config)
         code_hash = code.hash if code else None
         dataset, iterations = check_settings(config if is_complete else launchable(config, launcher), code_hash)

@@ -1,5 +1,6 @@
 """A model card: README.md beside exported weights, with their measured error in the form that model hubs read."""
 
+import json
 import os
 from importlib.metadata import version
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from deepnets.config.build import TARGETS, targets_in
 from deepnets.config.identity import difference, identity
 from deepnets.config.schema import Config
 from deepnets.errors import UserError, printable
@@ -25,7 +27,7 @@ deepnets reads `weights.safetensors` and `config.yaml`; `FOLDER` is this folder:
 ```python
 from deepnets.run import load_classifier
 
-classifier = load_classifier("FOLDER")
+classifier = load_classifier("FOLDER"TRUST)
 probabilities = classifier.predict(classifier.read("image.png")[None])
 ```
 """
@@ -93,7 +95,8 @@ def card_of(folder: RunFolder, weights: Weights, program: str | None = None) -> 
         **(_input_facts(weights.input) if weights.input else {}),
     }
     rows = "".join(f"| {name} | {_cell(text)} |\n" for name, text in facts.items())
-    usage = FOR_DEEPNETS
+    modules = sorted({target.rpartition(".")[0] for target in {*targets_in(config.model)} - TARGETS})
+    usage = FOR_DEEPNETS.replace("TRUST", f", trust={json.dumps(modules)}" if modules else "")
     if program and (about := weights.input):
         channels, height, width = (about.shape[0], *(side * about.reduce for side in about.shape[1:]))
         usage += FOR_TORCH.format(file=program, shape=f"N, {height}, {width}, {channels}")

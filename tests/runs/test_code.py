@@ -190,6 +190,9 @@ def test_code_that_changes_while_a_run_is_unfinished(project: Path, tmp_path: Pa
     assert "your code has changed since the run began: own_scales.py" in refused.stderr
     assert "add code=frozen; with today's code, code=current." in refused.stderr
     assert "Traceback" not in refused.stderr
+    planned = train(*words(project, root, "epochs=5", "plan=true"))
+    assert planned.returncode == 1
+    assert "your code has changed since the run began: own_scales.py" in planned.stdout
     again = [sys.executable, "-m", "deepnets.run", str(folder), f"--trust={project / 'own_shortcuts.py'}"]
     by_folder = subprocess.run(again, capture_output=True, text=True, cwd=ROOT, env=ENVIRONMENT, check=False)
     assert by_folder.returncode == 1
