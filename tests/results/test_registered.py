@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from scipy import signal, stats
 
+from deepnets.commands.until import next_round
 from deepnets.config.claim import Registered, registered_of, registered_on_file
 from deepnets.config.claim_test import Analysed
 from deepnets.config.sweep import SWEEPS, sweep_of
@@ -20,7 +21,6 @@ from deepnets.errors import UserError
 from deepnets.launch.grid import launch
 from deepnets.results.claims import drawn_findings, findings_of
 from deepnets.results.claims_page import claim_line, claims_page
-from deepnets.results.decide import next_round
 from deepnets.results.finding import LOOKS, Outcome, Side
 from deepnets.results.read import read_runs
 from deepnets.results.records import keep
