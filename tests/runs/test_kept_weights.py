@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from deepnets.commands.clean import clean
 from deepnets.config.identity import identity
 from deepnets.distributed.world import ALONE
 from deepnets.errors import UserError
 from deepnets.run import load_run
 from deepnets.runs import checkpoint
-from deepnets.runs.clean import clean
 from deepnets.runs.contents import Origin
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
