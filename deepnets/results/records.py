@@ -23,9 +23,9 @@ from deepnets.results.cell import Cell
 from deepnets.results.claims_page import claims_page
 from deepnets.results.columns import frame_of, in_other_arithmetic
 from deepnets.results.export import markdown_sheets
+from deepnets.results.page import MINUS
 from deepnets.results.read import Run, read_runs, unchecked
 from deepnets.results.registered import noted_by
-from deepnets.results.sheet import MINUS
 from deepnets.results.table import Table, tables_of
 from deepnets.results.verify import verified_line
 from deepnets.runs.contents import Origin, Result
