@@ -20,8 +20,8 @@ from deepnets.results.claims_page import claim_answers, claim_sheets
 from deepnets.results.columns import Column, columns_of, frame_of, in_other_arithmetic, warnings_of
 from deepnets.results.compare import compare_runs
 from deepnets.results.export import to_csv, to_latex, to_markdown
-from deepnets.results.figures.choose import pictures_of
 from deepnets.results.figures.curves import MOST_PANELS, curves_beside
+from deepnets.results.figures.points import pictures_of
 from deepnets.results.page import (
     NOTHING,
     Picture,
