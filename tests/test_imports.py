@@ -34,7 +34,7 @@ ORDER = [
 LEVEL = {name: level for level, names in enumerate(ORDER) for name in names}
 FILES = sorted((ROOT / "deepnets").rglob("*.py"))
 MODULES = {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in FILES}
-HEAVY = {"torchvision", "sklearn", "litdata", "mlflow", "wandb"}  # functions may import these
+HEAVY = {"torchvision", "sklearn", "litdata", "mlflow", "wandb", "timm", "lightning"}  # functions may import these
 LATE = ("deepnets.commands.train", "deepnets.commands.report")  # they import torch late, so that --help is instant
 LIGHT = {"annotated_types", "math", "torch"} | sys.stdlib_module_names  # models may import these
 

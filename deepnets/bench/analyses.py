@@ -12,8 +12,20 @@ import torch
 
 from deepnets.analysis import lesion
 from deepnets.analysis.walk import Walk, recalibrate_batchnorm, walk_of
-from deepnets.bench.comparison import BenchRun, Comparison, add_run_options, chosen_run, in_turns, precision_name
-from deepnets.bench.parts import DEEPNETS, Part, PartResult, finished, follow, last_line
+from deepnets.bench.comparison import (
+    DEEPNETS,
+    BenchRun,
+    Comparison,
+    Part,
+    PartResult,
+    add_run_options,
+    chosen_run,
+    finished,
+    follow,
+    in_turns,
+    last_line,
+    precision_name,
+)
 from deepnets.command import count, some_of
 from deepnets.data.batches import EvaluationBatches
 from deepnets.data.dataset import Splits

@@ -22,7 +22,7 @@ from deepnets.bench.comparison import (
     in_turns,
     seconds_of,
 )
-from deepnets.bench.peers import plain, task_of
+from deepnets.bench.peers import forever, plain_loader, task_of
 from deepnets.command import count, whole
 from deepnets.config.compose import compose
 from deepnets.data.batches import TrainingBatches
@@ -52,8 +52,8 @@ def measure_data(arguments: argparse.Namespace) -> list[Comparison]:
 
     candidates: Candidates = {"deepnets": partial(rate, _endless(batches), run.device)}
     for workers in dict.fromkeys((0, arguments.workers)):
-        loader = plain.loader(task_of(run, batches.split, dataset.pad, dataset.flip, workers))
-        candidates[f"torchvision, {workers} workers"] = partial(rate, plain.forever(loader), host)
+        loader = plain_loader(task_of(run, batches.split, dataset.pad, dataset.flip, workers))
+        candidates[f"torchvision, {workers} workers"] = partial(rate, forever(loader), host)
     values = in_turns(candidates, arguments.repeats, SETTLE_SECONDS if arguments.workers else 0)
     return [Comparison("data pipeline", "images/s", values)]
 

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from deepnets.bench.comparison import SETTLE_SECONDS, Candidates, Comparison, add_run_options, chosen_run, in_turns
-from deepnets.bench.peers import Task, arithmetic_name, plain, task_of
+from deepnets.bench.peers import Task, arithmetic_name, plain_loader, plain_normalization, task_of
 from deepnets.command import count, counts, whole
 from deepnets.data.batches import EvaluationBatches
 from deepnets.data.normalization import Normalization
@@ -76,7 +76,7 @@ class _PlainLoop:
     def __init__(self, task: Task) -> None:
         self.task = task
         self.model = task.model.to(task.device).to(memory_format=task.layout).eval()
-        self.loader = plain.loader(task, plain.normalization(task), trains=False)
+        self.loader = plain_loader(task, plain_normalization(task), trains=False)
 
     def seconds(self) -> float:
         """Make one pass over the test set; returns the seconds."""

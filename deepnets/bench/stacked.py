@@ -20,9 +20,9 @@ from deepnets.bench.comparison import (
     in_turns,
     overrides_of,
     precision_name,
+    results_of,
     seconds_of,
 )
-from deepnets.bench.parts import results_of
 from deepnets.command import count, counts
 from deepnets.config.schema import Precision
 from deepnets.errors import UserError

@@ -27,7 +27,7 @@ from deepnets.bench.comparison import (
     in_turns,
     seconds_of,
 )
-from deepnets.bench.peers import Task, arithmetic_name, bundled_peer, peer_in, plain, task_of
+from deepnets.bench.peers import Task, arithmetic_name, peer_in, prepare_lightning, prepare_plain, prepare_timm, task_of
 from deepnets.command import count, some_of, whole
 from deepnets.config.schema import Precision
 from deepnets.data.batches import TrainingBatches
@@ -64,7 +64,7 @@ def measure(arguments: argparse.Namespace) -> list[Comparison]:
     alone. The plain script is the usual one for CIFAR. Its arithmetics, memory layouts and ways to feed it are tried
     beforehand, and the fastest form is compared too, as it is and compiled. If timm and Lightning are installed, they
     train the same network on the same batches and augmentation; --peer FILE adds another peer (its interface is
-    Task in deepnets/bench/peers/__init__.py).
+    Task in deepnets/bench/peers.py).
 
     All share one process, so on a CPU the peers also profit from `keep_freed_memory`, which they do not call.
     """
@@ -180,14 +180,14 @@ def _peers(
         usual = {"precision": torch.float32, "layout": torch.contiguous_format}
         for workers in dict.fromkeys((0, arguments.workers)):
             name = f"plain script, float32 NCHW, {workers} workers"
-            peers[name] = plain.prepare(another(**usual, workers=workers))
+            peers[name] = prepare_plain(another(**usual, workers=workers))
         with Console(stderr=True).status("trying forms of the plain script", refresh_per_second=1):
             best, absent, tried = _best_plain(another, run, is_compiled="compiled" in arguments.peers)
         peers |= best
-    for name in ("timm", "lightning"):
+    for name, prepare in (("timm", prepare_timm), ("lightning", prepare_lightning)):
         if name in arguments.peers:
             try:
-                peers[f"{name}, {arguments.workers} workers"] = bundled_peer(name).prepare(another())
+                peers[f"{name}, {arguments.workers} workers"] = prepare(another())
             except ModuleNotFoundError as missing:
                 absent[name] = str(missing)
     return peers | {path.stem: peer_in(path).prepare(another()) for path in arguments.peer}, absent, tried
@@ -203,17 +203,17 @@ def _best_plain(
         for layout in (torch.contiguous_format, torch.channels_last):
             for feed in dict.fromkeys((0, workers, None)):
                 changes: dict[str, Any] = {"precision": precision, "layout": layout, "workers": feed or 0}
-                train = plain.prepare(another(**changes), as_tensor=feed is None)
+                train = prepare_plain(another(**changes), as_tensor=feed is None)
                 train(TRIED)
                 speeds[precision, layout, feed] = TRIED * run.config.batch_size / train(TRIED)
     fastest = max(speeds, key=speeds.__getitem__)
     names = {form: f"{arithmetic_name(*form[:2])}, {_fed(form[2])}" for form in speeds}
     chosen: dict[str, Any] = dict(zip(("precision", "layout", "workers"), (*fastest[:2], fastest[2] or 0), strict=True))
     name = f"best plain script: {names[fastest]}"
-    peers = {name: plain.prepare(another(**chosen), as_tensor=fastest[2] is None)}
+    peers = {name: prepare_plain(another(**chosen), as_tensor=fastest[2] is None)}
     absent = {}
     if is_compiled:
-        compiled = plain.prepare(another(**chosen), as_tensor=fastest[2] is None, compiled=True)
+        compiled = prepare_plain(another(**chosen), as_tensor=fastest[2] is None, compiled=True)
         try:
             compiled(1)
             peers[f"{name}, compiled"] = compiled

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from rich.console import Console
 
-from deepnets.bench import analyses, data, ddp, evaluation, memory, overhead, stacked, sweep, training
+from deepnets.bench import analyses, data, ddp, evaluation, memory, overhead, stacked, training
 from deepnets.bench.comparison import Comparison
 from deepnets.command import count
 from deepnets.extra import bench_gpu
@@ -47,7 +47,7 @@ BENCHES = {
     "rows": Bench(overhead.add_rows_options, overhead.measure_rows),
     "logging": Bench(overhead.add_logging_options, overhead.measure_logging),
     "grid": Bench(overhead.add_grid_options, overhead.measure_grid),
-    "sweep": Bench(sweep.add_sweep_options, sweep.measure_sweep),
+    "sweep": Bench(overhead.add_sweep_options, overhead.measure_sweep),
     "stacked": Bench(stacked.add_stacked_options, stacked.measure_stacked),
     "seeds": Bench(stacked.add_seeds_options, stacked.measure_seeds),
     "lesion": Bench(analyses.add_lesion_options, analyses.measure_lesion),

@@ -1,9 +1,23 @@
 """List, and with --yes remove, files that nobody needs: checkpoints of finished runs, unused code, damaged files."""
 
 import argparse
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from deepnets.runs.clean import clean
+from deepnets.errors import UserError
+from deepnets.runs.code import FOLDER
+from deepnets.runs.contents import FINISHED, Origin, Unreadable
+from deepnets.runs.folder import CHECKPOINTS, WEIGHTS, Locked, RunFolder, folders_in
+from deepnets.runs.weights import kept_files, read_weights, write_weights
+from deepnets.system.printing import print_line
+
+CHECKPOINTS_KIND = "checkpoints of finished runs"
+KEPT_KIND = "weights that keep_checkpoints kept in finished runs"
+LEFT_BEHIND = ("*.damaged", "*.new")  # a run sets damaged files aside; a killed process leaves new ones
 
 
 def main() -> int:
@@ -18,3 +32,137 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     return clean(arguments.folders, remove=arguments.yes, keep_weights=arguments.keep_weights)
+
+
+@dataclass(frozen=True)
+class Removable:
+    """Files or folders of one kind that nobody needs, and the run that they belong to, if any."""
+
+    kind: str
+    paths: tuple[Path, ...]
+    run: RunFolder | None = None
+
+    @property
+    def size(self) -> int:
+        """Size of all paths in bytes."""
+        return sum(map(_size, self.paths))
+
+
+def clean(paths: Sequence[Path], *, remove: bool, keep_weights: bool) -> int:
+    """List what can be removed below `paths`; with `remove`, remove it. Returns the exit code: 1 if something stays.
+
+    `keep_weights` writes the last weights of each run as `weights.safetensors` before its checkpoints go, and leaves
+    the weights that keep_checkpoints=N kept.
+
+    Raises:
+        UserError: a folder is missing, or has no run in it.
+    """
+    folders = folders_in(paths)
+    removables = [each for each in _removables(folders) if not (keep_weights and each.kind == KEPT_KIND)]
+    for kind in dict.fromkeys(each.kind for each in removables):
+        same = [each for each in removables if each.kind == kind]
+        print_line(f"{in_bytes(sum(each.size for each in same)):>10}  {kind} ({sum(len(x.paths) for x in same)})")
+    total = sum(each.size for each in removables)
+    if not removables:
+        print_line(f"nothing to remove; {in_bytes(size_of(folders))} in {len(folders)} runs")
+        return 0
+    if not remove:
+        line = f"{in_bytes(total)} of {in_bytes(size_of(folders))} can be removed; add --yes to do it"
+        print_line(f"{line}, and --keep-weights to keep weights as safetensors")
+        return 0
+    kept = [error for each in removables if (error := _remove(each, keep_weights))]
+    for error in kept:
+        print_line(f"kept: {error}")
+    print_line(f"removed {in_bytes(total - sum(each.size for each in removables))}")
+    return 1 if kept else 0
+
+
+def size_of(folders: Sequence[RunFolder]) -> int:
+    """Return the bytes that these runs and the copies of code beside them take."""
+    beside = {folder.path.parents[1] / FOLDER for folder in folders}
+    return sum(_size(path) for path in [*beside, *(folder.path for folder in folders)])
+
+
+def disk_line(paths: Sequence[Path]) -> str:
+    """Return a line with the bytes of the runs below `paths`, and of their checkpoints that nobody needs."""
+    folders = folders_in(paths)
+    removables = [each for folder in folders for each in _removables_of(folder)]
+    checkpoints = sum(each.size for each in removables if each.kind == CHECKPOINTS_KIND)
+    line = f"on disk  {in_bytes(size_of(folders))}"
+    return f"{line}, of which {in_bytes(checkpoints)} {CHECKPOINTS_KIND} (deepnets clean)" if checkpoints else line
+
+
+def in_bytes(size: float) -> str:
+    """Format a size in the largest unit in which it is at least 1, such as 1.2 GB."""
+    units = ("B", "kB", "MB", "GB")
+    for unit in units:
+        if size < 1000:
+            return f"{size:.{int(unit != 'B')}f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def _removables(folders: Sequence[RunFolder]) -> Iterator[Removable]:
+    for folder in folders:
+        yield from _removables_of(folder)
+    for sweep in sorted({folder.path.parents[1] for folder in folders}):
+        copies = sorted((sweep / FOLDER).glob("*")) if not (sweep / FOLDER).is_symlink() else []
+        runs = folders_in([sweep])
+        unused = [copy for copy in copies if copy.name not in _code_hashes(runs) and not _is_awaited(copy, runs)]
+        if unused:
+            yield Removable("copies of code that no run names", tuple(unused))
+
+
+def _removables_of(folder: RunFolder) -> Iterator[Removable]:
+    with suppress(Unreadable):
+        result = folder.result
+        checkpoints = tuple(path for name in CHECKPOINTS if (path := folder.path / name).is_file())
+        if result and result.status == FINISHED and checkpoints:
+            yield Removable(CHECKPOINTS_KIND, checkpoints, folder)
+        if result and result.status == FINISHED and (kept := tuple(kept_files(folder.path).values())):
+            yield Removable(KEPT_KIND, kept, folder)
+    if left := tuple(path for pattern in LEFT_BEHIND for path in sorted(folder.path.glob(pattern))):
+        yield Removable("damaged or incomplete files", left, folder)
+
+
+def _code_hashes(runs: Sequence[RunFolder]) -> set[str]:
+    codes: set[str] = set()
+    for run in runs:
+        with suppress(Unreadable):
+            origin, result = run.origin, run.result
+            codes |= {origin.code.hash} if origin.code else set()
+            codes |= {code.hash for code in result.code.values()} if result else set()
+    return codes
+
+
+def _is_awaited(copy: Path, runs: Sequence[RunFolder]) -> bool:
+    """Return whether a queued job may yet execute this copy of deepnets."""
+    return copy.name.startswith("deepnets-") and not all(run.is_complete for run in runs)
+
+
+def _remove(removable: Removable, keep_weights: bool) -> str | None:
+    """Remove the files; returns the reason if one of them cannot be removed, else None."""
+    try:
+        if removable.run is None:
+            for path in removable.paths:
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            return None
+        with removable.run.hold():
+            if removable.kind == CHECKPOINTS_KIND:
+                if keep_weights and not (removable.run.path / WEIGHTS).exists():
+                    write_weights(read_weights(removable.run.path), removable.run.path)
+                if origin := Origin.read(removable.run.path):  # `inspect` then does not report them
+                    origin.model_copy(update={"cleaned": True}).write(removable.run.path)
+            for path in removable.paths:
+                path.unlink()
+    except (Locked, UserError, OSError) as error:
+        return str(error)
+    return None
+
+
+def _size(path: Path) -> int:
+    if path.is_symlink() or not path.exists():
+        return 0
+    if path.is_file():
+        return path.stat().st_size
+    return sum(os.lstat(os.path.join(above, name)).st_size for above, _, names in os.walk(path) for name in names)

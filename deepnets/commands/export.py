@@ -1,24 +1,61 @@
-"""Write a run's weights, and everything that is needed to use them in deepnets and elsewhere, to a folder."""
+"""Write a run's weights, and everything that is needed to use them in deepnets and elsewhere, to a folder.
+
+A model card is among it: README.md beside the weights, with their measured error in the form that model hubs read.
+"""
 
 import argparse
+import json
+import os
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from deepnets.command import add_data_option, add_weights_options
+from deepnets.config.build import TARGETS, targets_in
+from deepnets.config.identity import difference, identity
+from deepnets.config.schema import Config
 from deepnets.errors import UserError, printable
-from deepnets.runs import card
 from deepnets.runs.classifier import PROGRAM, classifier_of, with_input, write_program
+from deepnets.runs.contents import FINISHED, Input, Result
 from deepnets.runs.folder import RunFolder
-from deepnets.runs.weights import NoSuchNetwork, read_weights, write_for_torchvision, write_weights
+from deepnets.runs.weights import NoSuchNetwork, Weights, read_weights, write_for_torchvision, write_weights
+from deepnets.system.files import read_text, write_atomically, writing
 
 FOR_TORCHVISION = "torchvision.safetensors"
+CARD = "README.md"
+OURS = "library_name: deepnets"  # a line of every card that deepnets writes
+LONGEST = 1_000_000  # bytes of a README.md
+MOST_CLASSES = 20  # the most that a card lists
+FOR_DEEPNETS = """
+deepnets reads `weights.safetensors` and `config.yaml`; `FOLDER` is this folder:
+
+```python
+from deepnets.run import load_classifier
+
+classifier = load_classifier("FOLDER"TRUST)
+probabilities = classifier.predict(classifier.read("image.png")[None])
+```
+"""
+FOR_TORCH = """
+`{file}` needs only torch. It normalises the images, which are uint8 ({shape}), and returns probabilities:
+
+```python
+import torch
+
+program = torch.export.load("{file}").module()
+probabilities = program(images)
+```
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Export the run that `argv` (None: the command line) names; returns 1 if a file could not be written."""
     parser = argparse.ArgumentParser(
         description="Write a run's weights and configuration, which load_run and predict read; a program of "
-        f"torch.export, {PROGRAM}, which needs only torch; and a model card, {card.FILE}. If torchvision and timm "
+        f"torch.export, {PROGRAM}, which needs only torch; and a model card, {CARD}. If torchvision and timm "
         f"have the network too, {FOR_TORCHVISION} has the weights under their names."
     )
     parser.add_argument("run", metavar="RUN", help="a run folder, or a record with weights")
@@ -46,6 +83,138 @@ def main(argv: Sequence[str] | None = None) -> int:
     program = write("program", lambda: write_program(classifier_of(weights), arguments.to / PROGRAM))
     write(
         "card",
-        lambda: card.write_card(RunFolder(arguments.run), weights, arguments.to, program.name if program else None),
+        lambda: write_card(RunFolder(arguments.run), weights, arguments.to, program.name if program else None),
     )
     return 1 if failed else 0
+
+
+def write_card(folder: RunFolder, weights: Weights, into: Path, program: str | None = None) -> Path:
+    """Write the card of the run in `folder` into the folder `into`, beside its `weights` and its `program`, if any.
+
+    Raises:
+        UserError: the run has no result for these weights, or `into` has a README.md that deepnets did not write.
+    """
+    file = into / CARD
+    text = card_of(folder, weights, program)
+    with writing(file):
+        if os.path.lexists(file) and not _is_ours(file):
+            raise UserError(f"{file} is there, and deepnets has not written it; name another folder")
+        write_atomically(file, text)
+    return file
+
+
+def card_of(folder: RunFolder, weights: Weights, program: str | None = None) -> str:
+    """Return the text of the card: YAML between lines of dashes, then Markdown.
+
+    Raises:
+        UserError: the run has no result for these weights.
+    """
+    result, config = folder.completed, weights.config
+    if result is None or result.status != FINISHED:
+        raise UserError(f"{folder}: no test error to name, as the run {result.status if result else 'has no result'}")
+    if weights.iteration not in (None, result.iterations):
+        raise UserError(f"{folder}: no test error to name, as result.json is of iteration {result.iterations}")
+    path = folder.path.resolve()
+    name, data, (metric, error) = f"{path.parent.name}/{path.name}", _data_name(config), _measured(result)
+    entries = {
+        "library_name": "deepnets",
+        "pipeline_tag": "image-classification",
+        "model-index": [{"name": printable(name), "results": [_entry(folder, config, result, data)]}],
+    }
+    facts = {
+        "metric": f"{metric}: {error:.2f} %",
+        "data set": f"{data}: " + ", ".join(f"{images} {split}" for split, images in _split_sizes(result).items()),
+        "protocol": result.protocol.removeprefix("protocol: "),
+        "seeds": f"these weights are of seed {config.seed}; test errors of the row, in percent: "
+        + ", ".join(f"seed {seed}: {ended}" for seed, ended in _errors_by_seed(folder, config).items()),
+        "parameters": str(result.parameters),
+        "trained by": f"commit {result.commit}, torch {result.versions.get('torch')}, {result.device}",
+        "exported by": f"deepnets {version('deepnets')}",
+        **(_input_facts(weights.input) if weights.input else {}),
+    }
+    rows = "".join(f"| {name} | {_cell(text)} |\n" for name, text in facts.items())
+    modules = sorted({target.rpartition(".")[0] for target in {*targets_in(config.model)} - TARGETS})
+    usage = FOR_DEEPNETS.replace("TRUST", f", trust={json.dumps(modules)}" if modules else "")
+    if program and (about := weights.input):
+        channels, height, width = (about.shape[0], *(side * about.reduce for side in about.shape[1:]))
+        usage += FOR_TORCH.format(file=program, shape=f"N, {height}, {width}, {channels}")
+    front = yaml.safe_dump(entries, sort_keys=False, allow_unicode=True)
+    return f"---\n{front}---\n\n# {_cell(name)}\n\n| | |\n|---|---|\n{rows}{usage}"
+
+
+def _is_ours(file: Path) -> bool:
+    try:
+        return OURS in read_text(file, LONGEST)
+    except ValueError:  # a link, or no text
+        return False
+
+
+def _entry(folder: RunFolder, config: Config, result: Result, data: str) -> dict[str, Any]:
+    """Return the one result of the `model-index`; errors and accuracies are in percent."""
+    metric, error = _measured(result)
+    args = {
+        "protocol": result.protocol.removeprefix("protocol: "),
+        "seed": config.seed,
+        "test_errors_by_seed": _errors_by_seed(folder, config),
+    }
+    return {
+        "task": {"type": "image-classification", "name": "Image classification"},
+        "dataset": {"type": data, "name": data, "split": "test"},
+        "metrics": [
+            {"type": "accuracy", "name": "accuracy in percent", "value": round(100 - error, 4)},
+            {"type": "error", "name": metric, "value": round(error, 4), "args": args},
+        ],
+    }
+
+
+def _measured(result: Result) -> tuple[str, float]:
+    """Return the name of the test error of the last epoch's weights, which are exported, and its value in percent.
+
+    If validation selected another epoch, the run's result is the test error of that epoch, not of these weights.
+    """
+    is_last = result.selected_epoch in (None, result.epochs)
+    error = result.test_error if is_last else result.last_test_error
+    if error is None:
+        raise UserError("result.json names no test error")
+    view = f", images shown by {result.view}" if is_last and result.view != "center" else ""
+    return f"test error in percent after the last epoch{view}", error
+
+
+def _data_name(config: Config) -> str:
+    """Return the data set's name as in `dataset=`, or the name that the user gave a folder of images."""
+    source = config.dataset.get("source")
+    if not isinstance(source, dict):
+        return config.dataset["_target_"].rpartition(".")[2].lower()
+    return source.get("name") or source["_target_"].rpartition(".")[2]
+
+
+def _split_sizes(result: Result) -> dict[str, Any]:
+    names = {"train": "training images", "validation": "held out", "test": "test images"}
+    return {name: result.data[key] for key, name in names.items() if key in result.data}
+
+
+def _errors_by_seed(folder: RunFolder, config: Config) -> dict[int, float | str]:
+    """Return, by seed, the test errors (or statuses) of this run and of the runs beside it that differ only in seed."""
+    settings, errors = identity(config), {}
+    for beside in map(RunFolder, folder.path.resolve().parent.glob("seed*")):
+        if (beside.path / "config.yaml").is_file() and (result := beside.completed):
+            other = beside.config
+            if not difference(settings, other).keys() - {"seed"}:
+                errors[other.seed] = round(_measured(result)[1], 4) if result.status == FINISHED else result.status
+    return dict(sorted(errors.items()))
+
+
+def _input_facts(about: Input) -> dict[str, str]:
+    channels, height, width = about.shape
+    mean = "the mean image of the training images" if about.mean is None else about.mean
+    more = len(about.classes) - MOST_CLASSES
+    return {
+        "input": f"{channels} x {height} x {width} (channels, height, width)",
+        "normalisation": f"{about.normalization}: (u - mean) * scale of u in 0..255, mean {mean}, scale {about.scale}",
+        "classes": ", ".join(about.classes[:MOST_CLASSES]) + (f" and {more} more" if more > 0 else ""),
+    }
+
+
+def _cell(text: str) -> str:
+    """Return the text as a cell of a Markdown table."""
+    return " ".join(printable(text).split()).replace("|", "\\|")

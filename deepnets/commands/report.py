@@ -102,7 +102,7 @@ def _answer(given: argparse.Namespace, exports: dict[str, Path]) -> int:
     """Carry out the request; returns the exit code."""
     # Imported here, as torch and pandas take seconds, which --help and an error about a folder need not wait for.
     if given.json or given.status or given.watch:  # these need neither statistics nor figures
-        from deepnets.runs.clean import disk_line
+        from deepnets.commands.clean import disk_line
         from deepnets.runs.status import show, show_json
 
         if given.json:

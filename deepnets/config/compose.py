@@ -31,9 +31,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from deepnets.config.identity import flat
 from deepnets.config.project import CONF, home, program
-from deepnets.config.resolvers import at_scale, case, choice, log_uniform, uniform
 from deepnets.config.safe_yaml import refuse_interpolations
-from deepnets.config.schema import Config, Row, Search, axes_of
+from deepnets.config.schema import Config, Row, Search, at_scale, axes_of, case, choice, log_uniform, uniform
 from deepnets.errors import UserError
 
 ABSENT = object()  # in place of the value, if there is no such key

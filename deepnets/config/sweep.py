@@ -20,9 +20,8 @@ from omegaconf.errors import OmegaConfBaseException
 from deepnets.config.compose import CONF_ALONE, explained, parsed, searching
 from deepnets.config.identity import plain
 from deepnets.config.project import CONF
-from deepnets.config.resolvers import at_scale
 from deepnets.config.safe_yaml import LOADER
-from deepnets.config.schema import Search, Sweep, axes_of
+from deepnets.config.schema import Search, Sweep, at_scale, axes_of
 from deepnets.errors import UserError
 
 Axes = dict[str, list[str]]  # the values of each axis, as they are typed

@@ -25,8 +25,23 @@ from typing import Any
 
 import torch
 
-from deepnets.bench.comparison import BenchRun, Candidates, Comparison, compose_run, in_turns, seconds_of
-from deepnets.bench.parts import DEEPNETS, Part, PartResult, Unfinished, finished, follow, last_line, results_of, stored
+from deepnets.bench.comparison import (
+    DEEPNETS,
+    BenchRun,
+    Candidates,
+    Comparison,
+    Part,
+    PartResult,
+    Unfinished,
+    compose_run,
+    finished,
+    follow,
+    in_turns,
+    last_line,
+    results_of,
+    seconds_of,
+    stored,
+)
 from deepnets.bench.training import endless, floor_steps
 from deepnets.command import run_command
 from deepnets.config.schema import StepKind

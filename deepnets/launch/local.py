@@ -1,27 +1,57 @@
-"""The launcher `local`: executes runs in this process, one after the other or several as one batched network.
+"""The launcher `local`: executes runs in this process, one after the other or several at once, as one batched network.
 
 The runs share the imported modules and the data in memory.
 """
 
+import json
 import traceback
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from deepnets.config.schema import Config
+import torch
+
+from deepnets.config.identity import PLAIN_LOSS, flat, identity
+from deepnets.config.schema import Config, StepKind
 from deepnets.data.loading import check_decoder
-from deepnets.errors import UserError
+from deepnets.distributed.signals import RESUME, Interrupted, Interruption
+from deepnets.distributed.world import ALONE
+from deepnets.errors import UserError, system_message
 from deepnets.launch.grid import Retry, Tally, failed_before, lines_by_reason
+from deepnets.models.settings import Memory
+from deepnets.runs import checkpoint
+from deepnets.runs.checkpoint import malformed
+from deepnets.runs.code import code_to_execute
+from deepnets.runs.contents import Result
 from deepnets.runs.execute import run
 from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.record import describe_result
+from deepnets.runs.resume import Execution, session, train
 from deepnets.runs.status import read_state
-from deepnets.runs.together import Ending, groups_of, run_together
 from deepnets.system.printing import print_error, print_line
 from deepnets.system.ranges import Size
-from deepnets.training.hardware import find_device
+from deepnets.training import stack
+from deepnets.training.assembly import dataset_of, model_of
+from deepnets.training.hardware import find_device, with_counted_devices
 from deepnets.training.step import check_device
+
+Ending = Result | Exception
+OPTIMIZERS = ("deepnets.optimizer.sgd", "deepnets.optimizer.scalar_sgd", "deepnets.optimizer.caffe_sgd")
+# Settings that may differ in a group: each run has its own start, order of images, rates and schedule.
+MAY_DIFFER = (
+    "seed",
+    "setting",
+    "schedule",
+    "optimizer.lr",
+    "optimizer.momentum",
+    "optimizer.nesterov",
+    "optimizer.weight_decay",
+    "model.initialization",
+    "model.shortcut.bias",
+)
+MUST_AGREE = ("device", "threads")  # settings of the execution that all runs of a group share
 
 
 @dataclass(frozen=True)
@@ -80,6 +110,94 @@ class Local:
         return tally.print()
 
 
+def groups_of(folders: Sequence[RunFolder], most: int) -> tuple[list[list[RunFolder]], dict[RunFolder, str]]:
+    """Group up to `most` folders to train at once, in the order of their first; also say why the others train alone."""
+    by_key: dict[Any, list[RunFolder]] = {}
+    alone: dict[RunFolder, str] = {}
+    for number, folder in enumerate(folders):
+        key: Any = number
+        if most > 1:
+            config = folder.config
+            if reason := obstacle(config):
+                alone[folder] = reason
+            else:
+                key = (_shared_settings(config), _position(folder))
+        by_key.setdefault(key, []).append(folder)
+    groups = [same[first : first + most] for same in by_key.values() for first in range(0, len(same), most)]
+    for group in groups:
+        if len(group) == 1 and most > 1:
+            alone.setdefault(group[0], "no other row that is left has its network, data, budget and iteration")
+    places = {folder: place for place, folder in enumerate(folders)}
+    return sorted(groups, key=lambda group: places[group[0]]), alone
+
+
+def obstacle(config: Config) -> str | None:
+    """Return why the run cannot be trained at once with similar ones; None if it can."""
+    config = with_counted_devices(config)
+    if config.devices > 1:
+        return f"devices={config.devices}: only runs of one process can be stacked"
+    if config.memory is not Memory.full:
+        return f"memory={config.memory}: only runs with memory=full can be stacked"
+    if config.step is not StepKind.eager:
+        return f"step={config.step}: only runs with step=eager can be stacked"
+    if config.optimizer["_target_"] not in OPTIMIZERS:
+        return f"optimizer {config.optimizer['_target_']}: only SGD can be stacked"
+    if config.loss != PLAIN_LOSS:
+        return f"loss {config.loss['_target_']}: only runs of cross-entropy without smoothing can be stacked"
+    if config.clip_gradient_norm is not None:
+        return f"clip_gradient_norm={config.clip_gradient_norm}: only runs without it can be stacked"
+    dataset = dataset_of(config)
+    if dataset.is_streamed:
+        return "images that are decoded while a network trains cannot be stacked"
+    with torch.device("meta"):
+        model = model_of(config, dataset.shape, dataset.classes)
+    return stack.obstacle(model, dataset.shape)
+
+
+def run_together(folders: Sequence[RunFolder]) -> dict[RunFolder, Ending]:
+    """Train the folders of a group of `groups_of`, and return the result of each, or the error that made it fail.
+
+    A run that fails or diverges does not change a bit of the others: it is still computed, but not recorded. The same
+    group resumes with the same bits; alone or in another group, a run resumes with differences of rounding. A run that
+    another process has meanwhile trained to another iteration is left out.
+
+    Raises:
+        Interrupted: a signal came; the state of each is saved.
+    """
+    endings: dict[RunFolder, Ending] = {}
+    going: list[Execution] = []
+
+    def fail(execution: Execution, error: Exception) -> None:
+        endings[execution.folder] = _close_with(error, execution.folder, execution.held)
+
+    def unfinished() -> list[Execution]:
+        return [each for each in going if each.result is None and each.folder not in endings]
+
+    with ExitStack() as held:
+        interruption = held.enter_context(Interruption(at_once=True))
+        try:
+            for folder in folders:
+                opened = _open(folder, held)
+                if isinstance(opened, Execution):
+                    going.append(opened)
+                else:
+                    endings[folder] = opened
+            going = _in_step(going)
+            if going:
+                network = stack.Stack([execution.training for execution in going])
+                train(going, stack.fit_together(network), interruption, fail)
+        except Interrupted as stop:
+            print_error(f"\nStopped by {stop}; {len(unfinished())} runs trained at once are saved. {RESUME}.")
+            raise
+        except Exception as error:  # in the batched network
+            for execution in unfinished():
+                fail(execution, error)
+        endings |= {execution.folder: execution.result for execution in going if execution.result}
+        if interruption.received:  # too late for these runs, but the signal stops the next
+            raise Interrupted(interruption.received)
+    return endings
+
+
 def _alone(folder: RunFolder, config: Config, is_only: bool) -> Ending:
     """Execute a run; returns its error, so that others go on. If the run is the only one, raises it unless `Locked`."""
     try:
@@ -103,3 +221,57 @@ def _note(endings: Mapping[RunFolder, Ending], tally: Tally) -> None:
             tally.failed[folder] = read_state(folder).reason or f"{type(ending).__name__}: {ending}"
         else:
             print_line(f"{folder}: {describe_result(ending)}")
+
+
+def _open(folder: RunFolder, held: ExitStack) -> Execution | Ending:
+    """Lock and read the folder; returns its result if it is already complete, or the error if it cannot be trained."""
+    held_by_run = held.enter_context(ExitStack())
+    try:
+        config = folder.config
+        code = code_to_execute(folder, config)
+        opened = held_by_run.enter_context(session(folder, config))
+        if result := folder.completed:
+            held_by_run.close()
+            return result
+        assert opened
+        name = f"{folder.path.parent.name}/{folder.path.name}"
+        return Execution(folder, config, ALONE, opened, held_by_run, code, name)
+    except Exception as error:
+        return _close_with(error, folder, held_by_run)
+
+
+def _close_with(error: Exception, folder: RunFolder, held: ExitStack) -> Exception:
+    """Close the folder's session with the error, which it records; returns the error to show."""
+    with suppress(Exception):  # the session raises it again, or another one if it cannot write it
+        held.__exit__(type(error), error, error.__traceback__)
+    return UserError(f"{folder}: {refused}") if (refused := system_message(error)) else error
+
+
+def _in_step(executions: list[Execution]) -> list[Execution]:
+    """Return the executions at the position of the first one; closes the others."""
+
+    def position(execution: Execution) -> tuple:
+        training = execution.training
+        return training.iteration, training.batch, execution.frozen["threads"], training.precision
+
+    for execution in executions:
+        if position(execution) != position(executions[0]):
+            execution.held.close()
+    return [execution for execution in executions if position(execution) == position(executions[0])]
+
+
+def _shared_settings(config: Config) -> str:
+    """Return, as text, the settings that all runs of a group share."""
+    values = flat(identity(config)) | {key: getattr(config, key) for key in MUST_AGREE}
+    values["dataset.root"] = config.dataset.get("root")
+    free = tuple(f"{key}." for key in MAY_DIFFER)
+    return json.dumps({key: value for key, value in values.items() if not f"{key}.".startswith(free)}, sort_keys=True)
+
+
+def _position(folder: RunFolder) -> tuple | None:
+    """Return iteration, batch, threads and precision of the last intact checkpoint; None if there is none."""
+    saved, _ = checkpoint.load(folder.path, malformed)
+    if saved is None:
+        return None
+    frozen = saved["frozen"]
+    return saved["training"]["iteration"], saved["training"]["batch"], frozen["threads"], frozen["precision"]

@@ -19,9 +19,8 @@ from deepnets.config.schema import Config
 from deepnets.errors import UserError, printable
 from deepnets.launch.grid import Retry, Tally, print_failed_before
 from deepnets.launch.slurm_queue import changed_options, is_queued, limits, seconds_of, slurm_answer, sort_out
-from deepnets.launch.snapshot import snapshot
 from deepnets.launch.submission import REPORT, Submission, submit_after
-from deepnets.launch.task import batch_script
+from deepnets.launch.task import batch_script, snapshot
 from deepnets.runs.contents import FAILED
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.jobs import LOGS, forget_answers

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from deepnets.errors import UserError
 from deepnets.launch.slurm_queue import FILES, key_of, slurm_answer
-from deepnets.launch.snapshot import snapshot, verifying_lines
-from deepnets.launch.task import ARRAYS, ROWS
+from deepnets.launch.task import ARRAYS, ROWS, snapshot, verifying_lines
 from deepnets.runs.code import FOLDER
 from deepnets.runs.contents import Job, Result
 from deepnets.runs.folder import Locked, RunFolder

@@ -1,9 +1,12 @@
-"""A task of SLURM: its script, and a process that executes several runs one after the other.
+"""A task of SLURM: its script, the copy of deepnets that it executes, and a process that executes several runs.
 
-`python -m deepnets.launch.task` is that process: it imports once, and each run's output goes to the run's own file.
+`python -m deepnets.launch.task` is that process: it imports once, and each run's output goes to the run's own file. The
+task executes a copy of deepnets' own code beside the runs, even if the clone changes meanwhile. An installed wheel and
+other packages are not copied: the task uses the versions that are there when it starts.
 """
 
 import argparse
+import hashlib
 import os
 import shlex
 import sys
@@ -18,22 +21,24 @@ if __name__ == "__main__":
     block_signals()  # importing torch takes seconds; a signal meanwhile waits for `main`
 
 from deepnets.command import add_code_options, run_command
+from deepnets.config.project import CONF, INSTALLED, PACKAGE, git_commit
 from deepnets.config.schema import CodeChoice
 from deepnets.config.trust import trusted
 from deepnets.errors import UserError, printable
 from deepnets.launch.grid import OUTPUT
-from deepnets.launch.snapshot import verifying_lines
+from deepnets.runs.code import FOLDER, write_copy
 from deepnets.runs.execute import LOCKED, run
 from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.log import PROTOCOLS
 from deepnets.runs.record import describe_result
-from deepnets.system.files import opened_to_append, write_atomically
+from deepnets.system.files import BYTE_CODE, cache_folder, opened_to_append, write_atomically
 from deepnets.system.printing import print_error
 
 ROWS = ".rows"  # beside the script of an array: a line "TASK FOLDER" for each of its runs
 LEFT = ".left"  # beside it, named after a task: the folders of its unfinished runs; the first is executing
 FAILED = "failed"  # beside it: with fail_fast, exists after a failure, and then no other run starts
 ARRAYS = "arrays"  # beside it: the numbers of all arrays of the submission
+SUMS = "SHA256SUMS"  # in the form that the command sha256sum writes and checks
 
 # SLURM sends its warning only to this shell (--signal=B:). It sends the SIGTERM that ends a job to this shell and, on
 # some clusters, to all processes below. The shell passes both signals on; if one interrupts its `wait`, it waits again.
@@ -157,6 +162,48 @@ def batch_script(
     return "\n".join(["#!/bin/bash", *(f"#SBATCH {shlex.quote(directive)}" for directive in directives), body])
 
 
+def snapshot(sweep: Path) -> Path | None:
+    """Copy the package and conf/ into `sweep`/.code unless that copy exists; returns None for an installed wheel.
+
+    The copy has the layout of a wheel and notes the commit of the clone. If a job that executes a copy submits another
+    job, that one gets the same copy.
+    """
+    if (PACKAGE.parent / SUMS).is_file():
+        return PACKAGE.parent
+    if INSTALLED:
+        return None
+    contents = {file.relative_to(PACKAGE.parent): file.read_bytes() for file in _files(PACKAGE)}
+    contents |= {Path("deepnets/conf") / file.relative_to(CONF): file.read_bytes() for file in _files(CONF)}
+    contents[Path("deepnets/conf/commit")] = (git_commit() or "").encode()
+    lines = [f"{hashlib.sha256(content).hexdigest()}  {name}\n" for name, content in sorted(contents.items())]
+    sums = "".join(lines).encode()
+    copy = sweep / FOLDER / f"deepnets-{hashlib.sha256(sums).hexdigest()[:16]}"
+    if not (copy / SUMS).is_file():
+        write_copy(copy, contents | {Path(SUMS): sums})
+    return copy
+
+
+def verifying_lines(copy: Path | None) -> str:
+    """Return the lines of a task's script that verify the files of the copy and let Python import it.
+
+    If a file has changed, they call `fail` for each run in the script's list `left`. Python searches the working
+    directory last, and reads no byte code from the copy, because no checksum covers that.
+    """
+    if copy is None:
+        return ""
+    folder, sums = shlex.quote(str(copy.absolute())), hashlib.sha256((copy / SUMS).read_bytes()).hexdigest()
+    return f"""code={folder}
+if ! (cd "$code" && echo {sums}  {SUMS} | sha256sum --check --quiet && sha256sum --check --quiet {SUMS}); then
+    for row in "${{left[@]}}"; do
+        fail "$row" "the copy of deepnets in {FOLDER}/{copy.name} has changed since the job was submitted"
+    done
+    exit 1
+fi
+export PYTHONPATH=$code${{PYTHONPATH:+:$PYTHONPATH}}:$PWD PYTHONSAFEPATH=1
+export PYTHONPYCACHEPREFIX={shlex.quote(str(cache_folder() / BYTE_CODE))}
+"""
+
+
 def command_of_task(is_shared: bool, failed: str, ranks: str = "") -> str:
     """Return the shell command that executes the run `$row`, or if `is_shared` all runs in `$todo` in one process."""
     trust = [*(shlex.quote(f"--trust={name}") for name in trusted()), f"--code={CodeChoice.frozen}"]
@@ -190,6 +237,10 @@ def main() -> int:
                     raise
             write_atomically(arguments.left, "".join(f"{row}\n" for row in rows[1:]))
     return 0
+
+
+def _files(folder: Path) -> list[Path]:
+    return [file for file in folder.rglob("*") if file.is_file() and "__pycache__" not in file.parts]
 
 
 def _print_into(file: Path) -> None:

@@ -11,8 +11,8 @@ from typing import Any, TypeGuard
 
 import pandas as pd
 
+from deepnets.results.page import setting_text, short_commit
 from deepnets.results.read import Run, mixes_code
-from deepnets.results.sheet import setting_text, short_commit
 from deepnets.runs.folder import RunFolder, run_folders
 
 FRAME = (  # the columns of a frame of runs

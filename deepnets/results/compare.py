@@ -7,9 +7,9 @@ from typing import Any
 
 from deepnets.config.identity import flat
 from deepnets.errors import UserError
+from deepnets.results.page import NOTHING, Sheet, percent, setting_text, short_commit, signed
 from deepnets.results.published import Printed, true_difference
 from deepnets.results.read import Run, example, read_runs
-from deepnets.results.sheet import NOTHING, Sheet, percent, setting_text, short_commit, signed
 from deepnets.results.statistics import CONFIDENCE, FEWEST_SEEDS, WORST_ERROR
 from deepnets.runs.code import changed_files
 from deepnets.runs.contents import Code

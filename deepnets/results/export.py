@@ -9,8 +9,8 @@ import pandas as pd
 from deepnets.config.project import read_project
 from deepnets.results.claims import findings_of
 from deepnets.results.columns import frame_of
+from deepnets.results.page import latex_table, markdown_table
 from deepnets.results.read import Run, read_runs
-from deepnets.results.sheet import latex_table, markdown_table
 from deepnets.results.table import Table, result_sheets, tables_of
 
 NAMES = ["sweep", "row", "seed", "folder"]

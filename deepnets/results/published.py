@@ -19,7 +19,7 @@ from deepnets.config.claim import margins_of
 from deepnets.config.identity import plain
 from deepnets.config.sweep import SWEEPS, sweep_of
 from deepnets.errors import brief
-from deepnets.results.sheet import percent
+from deepnets.results.page import percent
 from deepnets.results.statistics import CONFIDENCE, FEWEST_SEEDS, WORST_ERROR
 
 FAIL = "fail"

@@ -19,13 +19,13 @@ from deepnets.config.identity import identity_hash
 from deepnets.config.safe_yaml import LONGEST
 from deepnets.config.sweep import SWEEPS
 from deepnets.errors import UserError, printable
-from deepnets.results.analysed import noted_by
 from deepnets.results.cell import Cell
 from deepnets.results.claims_page import claims_page
 from deepnets.results.columns import frame_of, in_other_arithmetic
 from deepnets.results.export import markdown_sheets
+from deepnets.results.page import MINUS
 from deepnets.results.read import Run, read_runs, unchecked
-from deepnets.results.sheet import MINUS
+from deepnets.results.registered import noted_by
 from deepnets.results.table import Table, tables_of
 from deepnets.results.verify import verified_line
 from deepnets.runs.contents import Origin, Result

@@ -20,11 +20,21 @@ from deepnets.results.claims_page import claim_answers, claim_sheets
 from deepnets.results.columns import Column, columns_of, frame_of, in_other_arithmetic, warnings_of
 from deepnets.results.compare import compare_runs
 from deepnets.results.export import to_csv, to_latex, to_markdown
-from deepnets.results.figures.choose import pictures_of
 from deepnets.results.figures.curves import MOST_PANELS, curves_beside
-from deepnets.results.page import Picture, Section, write_report_page
+from deepnets.results.figures.points import pictures_of
+from deepnets.results.page import (
+    NOTHING,
+    Picture,
+    Section,
+    Sheet,
+    percent,
+    print_sheet,
+    setting_text,
+    short_commit,
+    signed,
+    write_report_page,
+)
 from deepnets.results.read import Run, example, read_runs
-from deepnets.results.sheet import NOTHING, Sheet, percent, print_sheet, setting_text, short_commit, signed
 from deepnets.results.statistics import compare_pairs
 from deepnets.results.table import (
     Table,

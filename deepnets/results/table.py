@@ -13,9 +13,9 @@ from deepnets.config.sweep import SWEEPS, names_at
 from deepnets.errors import UserError
 from deepnets.results.cell import FAIL_ABOVE, TRIAL, Cell, Net, is_search, nets_of, search_note
 from deepnets.results.columns import FULL, Column, columns_of, frame_of, warnings_of
+from deepnets.results.page import MINUS, NOTHING, Sheet, percent, signed
 from deepnets.results.published import FAIL, VERDICT_RULE, Published, PublishedRow, published_of
 from deepnets.results.read import Run
-from deepnets.results.sheet import MINUS, NOTHING, Sheet, percent, signed
 from deepnets.results.statistics import (
     CONFIDENCE,
     TEST_SET_NOTE,

@@ -24,7 +24,7 @@ from deepnets.config.claim_test import Analysed
 from deepnets.config.sweep import SWEEPS
 from deepnets.errors import UserError
 from deepnets.monitor.style import mark_stages, new_figure
-from deepnets.results.analysed import analysed_number
+from deepnets.results.registered import analysed_number
 from deepnets.runs.contents import Origin
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder

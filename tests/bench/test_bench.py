@@ -16,8 +16,7 @@ from torch import nn
 
 from deepnets.bench import analyses
 from deepnets.bench.comparison import Comparison, compose_run, in_turns
-from deepnets.bench.peers import bundled_peer, task_of
-from deepnets.bench.peers.plain import tensor_batches
+from deepnets.bench.peers import prepare_lightning, prepare_plain, prepare_timm, task_of, tensor_batches
 from deepnets.bench.training import bytes_of, endless, floor_steps, kept_bytes
 from deepnets.commands.bench import BENCHES as VERBS
 from deepnets.data.source import Split
@@ -155,14 +154,15 @@ def test_steps_without_end_are_iterations_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "library", "extra"), [("plain", "torch", 0), ("timm", "timm", 0), ("lightning", "lightning", 3)]
+    ("prepare", "library", "extra"),
+    [(prepare_plain, "torch", 0), (prepare_timm, "timm", 0), (prepare_lightning, "lightning", 3)],
 )
-def test_peers_train_as_many_iterations_as_they_are_asked(name: str, library: str, extra: int) -> None:
+def test_peers_train_as_many_iterations_as_they_are_asked(prepare: Callable, library: str, extra: int) -> None:
     pytest.importorskip(library, reason=f"{library} is not installed: it is only compared with")
     run = compose_run([*TINY, "model=resnet20"])
     task = task_of(run, run.training().batches.split, 4, True, workers=0)
     before = [parameter.clone() for parameter in task.model.parameters()]
-    assert bundled_peer(name).prepare(task)(5) > 0
+    assert prepare(task)(5) > 0
     assert any(not torch.equal(a, b) for a, b in zip(before, task.model.parameters(), strict=True))
     (norm, *_) = (module for module in task.model.modules() if isinstance(module, nn.BatchNorm2d))
     assert norm.num_batches_tracked == 5 + extra  # 4 batches an epoch: it goes on into the next
@@ -176,7 +176,6 @@ def test_a_peer_in_a_file_is_measured_and_absent_ones_are_named(
 ) -> None:
     (tmp_path / "fast_peer.py").write_text(PEER)
     monkeypatch.setitem(sys.modules, "timm", None)
-    monkeypatch.setitem(sys.modules, "deepnets.bench.peers.timm", None)
     words = [*TINY, "--iterations", "1", "--peers", "timm", "--peer", str(tmp_path / "fast_peer.py")]
     (table,) = bench(tmp_path / "figures.json", "training", *words).values()
     assert table["candidates"]["fast_peer"]["median"] == pytest.approx(1600)

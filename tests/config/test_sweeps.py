@@ -17,8 +17,7 @@ from torch import nn
 from deepnets.config.build import build, check_ranges
 from deepnets.config.compose import compose, composed
 from deepnets.config.project import CONF
-from deepnets.config.resolvers import at_scale, case, choice, log_uniform, uniform
-from deepnets.config.schema import Config, Row
+from deepnets.config.schema import Config, Row, at_scale, case, choice, log_uniform, uniform
 from deepnets.errors import UserError
 from deepnets.run import build_model
 from deepnets.runs.folder import folder_of, folders_of

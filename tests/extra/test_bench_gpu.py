@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from deepnets.bench import parts as in_parts
-from deepnets.bench.parts import Part, PartResult, Unfinished, follow
+from deepnets.bench import comparison
+from deepnets.bench.comparison import Part, PartResult, Unfinished, follow
 from deepnets.commands.bench import main
 from deepnets.config.command_line import check_options
 from deepnets.config.compose import compose
@@ -70,7 +70,7 @@ def test_what_does_not_fit_into_the_rest_of_the_time_waits_for_the_next_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(in_parts.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(comparison.time, "monotonic", lambda: now[0])
 
     def slow(seconds: float) -> PartResult:
         now[0] += seconds

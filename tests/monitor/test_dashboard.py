@@ -10,8 +10,16 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from deepnets.config.schema import Row
-from deepnets.monitor.dashboard import choices_of
-from deepnets.monitor.units import first_filters, gate_activity, gradient_norms, pixels, profile, tiles, units_of
+from deepnets.monitor.dashboard import (
+    choices_of,
+    first_filters,
+    gate_activity,
+    gradient_norms,
+    pixels,
+    profile,
+    tiles,
+    units_of,
+)
 from deepnets.run import build_model
 from tests.command import row
 

@@ -9,11 +9,10 @@ import pytest
 import yaml
 
 from deepnets.results.export import to_csv
-from deepnets.results.figures.choose import pictures_of
 from deepnets.results.figures.curves import best_curves
-from deepnets.results.figures.points import losses_over, losses_over_depth
+from deepnets.results.figures.points import losses_over, losses_over_depth, pictures_of
+from deepnets.results.page import NOTHING
 from deepnets.results.read import read_runs
-from deepnets.results.sheet import NOTHING
 from deepnets.results.table import Table, comparison_sheets, overview_sheet, result_sheets, tables_of
 from deepnets.runs.contents import Result
 

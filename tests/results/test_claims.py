@@ -20,10 +20,10 @@ from deepnets.results.claims_page import _experiment, claim_sheets, claims_page,
 from deepnets.results.columns import warnings_of
 from deepnets.results.figures.points import looks_of_claims
 from deepnets.results.finding import LOOKS, Finding, Outcome, Side
+from deepnets.results.page import percent
 from deepnets.results.published import PublishedRow
 from deepnets.results.read import read_runs
 from deepnets.results.records import keep
-from deepnets.results.sheet import percent
 from deepnets.results.statistics import image_noise, power
 from deepnets.results.table import Table, comparison_sheets, tables_of
 from deepnets.runs.contents import Origin

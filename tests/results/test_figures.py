@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 from PIL import Image
 
 from deepnets.monitor.style import INK, PAPER
-from deepnets.results.figures.choose import pictures_of
 from deepnets.results.figures.curves import MOST_PANELS, learning_rates, training_curves
+from deepnets.results.figures.points import pictures_of
 from deepnets.results.page import Picture
 from deepnets.results.read import Run, example, read_runs
 from deepnets.results.table import Table, tables_of

@@ -10,10 +10,10 @@ import pytest
 from deepnets.config.identity import identity_hash
 from deepnets.errors import UserError
 from deepnets.results.export import to_csv
+from deepnets.results.page import MINUS
 from deepnets.results.read import read_runs
 from deepnets.results.records import keep, records_pages, write_records
 from deepnets.results.report import report
-from deepnets.results.sheet import MINUS
 from deepnets.results.table import tables_of
 from deepnets.runs.contents import Result
 from deepnets.runs.folder import WEIGHTS, RunFolder, run_folders

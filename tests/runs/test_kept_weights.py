@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from deepnets.commands.clean import clean
 from deepnets.config.identity import identity
 from deepnets.distributed.world import ALONE
 from deepnets.errors import UserError
+from deepnets.launch.local import run_together
 from deepnets.run import load_run
 from deepnets.runs import checkpoint
-from deepnets.runs.clean import clean
 from deepnets.runs.contents import Origin
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.resume import Execution, session
-from deepnets.runs.together import run_together
 from deepnets.runs.weights import kept_files, kept_iterations, read_state
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import fit

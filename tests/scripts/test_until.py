@@ -1,13 +1,44 @@
-"""`until=decided` as a user types it: rounds of real runs, hours, and words that cannot be meant."""
+"""`until=decided`: the next seeds follow from the results alone, whenever and wherever they were trained.
 
+Also as a user types it: rounds of real runs, hours, and words that cannot be meant.
+"""
+
+import random
 import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.command import train
+from deepnets.commands.until import next_round
+from deepnets.config.claim import decidable_of
+from deepnets.config.sweep import sweep_of
+from deepnets.results.finding import Outcome
+from deepnets.results.read import Run
+from deepnets.runs.contents import FINISHED
+from deepnets.runs.folder import RunFolder
+from deepnets.runs.status import State
+from tests.command import row, train
 
-SWEEP = """# @package _global_
+ROWS = ("identity", "none", "projection", "dropout", "scaled_0.5_1")
+SWEEP = """sweep:
+  axes: [model/shortcut]
+  claims:
+    - {claim: "identity is lower than none", place: here}
+    - {claim: "identity is lower than projection", place: here}
+    - {claim: "identity is lower than dropout", place: here}
+    - {claim: "identity is lower than elsewhere/none", place: there}
+    - {claim: "identity is lower than unknown", place: here}
+"""
+# Far apart, near, and equal: decided at the first look, later, and never.
+MEANS = {"identity": 50.0, "none": 80.0, "projection": 51.8, "dropout": 50.0}
+
+Trained = set[tuple[str, int]]
+SHORT_SWEEP = """# @package _global_
 sweep:
   rows:
     model/shortcut: [identity, none, projection, scaled_0.5_1]
@@ -23,9 +54,119 @@ model: {widths: [2, 2, 2]}
 """
 
 
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("sweeps") / "small.yaml"
+    file.write_text(SWEEP)
+    return file
+
+
+@cache
+def config_of(name: str) -> dict[str, Any]:
+    config = asdict(row(Path("/nowhere"), "sweep=digits_shortcuts", f"model/shortcut={name}").config)
+    return config | {"precision": "fp32", "sweep": {"axes": ["model/shortcut"], "deep": False}}
+
+
+def error(name: str, seed: int) -> float:
+    return MEANS[name] + float(np.random.default_rng([len(name), seed]).normal())
+
+
+def runs_of(trained: Iterable[tuple[str, int]], file: Path) -> list[Run]:
+    hashes = [f"small/{claim.hash}" for claim in decidable_of(sweep_of(file))]
+    return [
+        Run(
+            RunFolder(f"/nowhere/small/{name}/seed{seed}"),
+            config_of(name) | {"seed": seed},
+            {},
+            {"status": FINISHED, "test_error": error(name, seed), "claims": hashes, "precision": "float32"},
+            State(FINISHED),
+        )
+        for name, seed in sorted(trained)
+    ]
+
+
+def decide(file: Path, stop: Callable[[Sequence[tuple[str, int]]], int] = len) -> tuple[Trained, list[str]]:
+    """All that is trained to the end, if of each round only the first `stop(round)` runs end before all are killed."""
+    trained: Trained = set()
+    reasons: list[str] = []
+    while True:
+        found = next_round(ROWS, runs_of(trained, file), file)
+        asked = [(name, seed) for name, seeds in found.seeds.items() for seed in seeds]
+        reasons += [found.why] if found.why not in reasons else []
+        if not asked:
+            return trained, reasons
+        assert not {*asked} & trained
+        trained |= {*asked[: stop(asked)]}
+
+
+def test_rounds_go_from_a_first_seed_over_the_looks_to_the_end(file: Path) -> None:
+    trained, reasons = decide(file)
+    seeds = {name: sorted(seed for other, seed in trained if other == name) for name in ROWS}
+    assert seeds["none"] == [0, 1, 2]  # decided at the first look
+    assert seeds["dropout"] == seeds["identity"] == [*range(10)]  # equal rows are never decided
+    assert seeds["scaled_0.5_1"] == []  # no claim is about it
+    assert reasons[0] == "a first seed of 4 rows"
+    assert reasons[1] == "look 1 of 3, at 3 seeds, for 3 undecided claims"
+    assert reasons[-1] == "claims tested: 3; 1 undecided, which no further look decides"
+
+
+def test_claims_about_rows_that_are_not_here_are_named(file: Path) -> None:
+    found = next_round(ROWS, [], file)
+    assert found.left_out == ["identity is lower than elsewhere/none", "identity is lower than unknown"]
+    few = next_round(("identity", "none"), [], file)
+    assert [*few.seeds] == ["identity", "none"]
+    assert len(few.left_out) == 4
+
+
+def test_a_hundred_random_kills_change_no_decision(file: Path) -> None:
+    undisturbed, reasons = decide(file)
+    draw = random.Random(0)
+    kills = 0
+
+    def stop(asked: Sequence[tuple[str, int]]) -> int:
+        nonlocal kills
+        ended = draw.randint(0, len(asked))
+        kills += ended < len(asked)
+        return ended
+
+    while kills < 100:
+        trained, told = decide(file, stop)
+        assert trained == undisturbed
+        assert told[-1] == reasons[-1]
+
+
+def test_a_registered_claim_asks_for_the_rows_of_its_test(tmp_path: Path) -> None:
+    file = tmp_path / "small.yaml"
+    file.write_text("""sweep:
+  axes: [model/shortcut]
+  claims:
+    - sentence: identity is the best
+      rows: [identity, none, projection]
+      quantity: the largest difference; must lie below minus the margin
+      margin: 0
+      place: here
+      test: {each: [identity minus none, identity minus projection]}
+""")
+    found = next_round(ROWS, [], file)
+    assert found.seeds == {name: [0] for name in ("identity", "none", "projection")}
+    trained, reasons = decide(file)
+    assert {name for name, _ in trained} == {"identity", "none", "projection"}
+    assert reasons[-1] == "claims tested: 1; all are decided"
+    assert next_round(("identity", "none"), [], file).left_out == ["identity is the best"]
+
+
+def test_what_was_seen_before_the_claim_is_trained_by_other_seeds(file: Path) -> None:
+    seen = runs_of([("identity", 0), ("none", 0), ("projection", 0), ("dropout", 0)], file)
+    for run in seen:
+        run.result["claims"] = []
+    found = next_round(ROWS, seen, file)
+    assert found.seeds == {name: [1, 2, 3] for name in ("identity", "none", "projection", "dropout")}
+    assert {finding.outcome for finding in found.findings} == {Outcome.undecided}
+
+
 @pytest.fixture
 def lab(tmp_path: Path) -> list[str]:
-    for name, text in (("small", SWEEP), ("silent", SWEEP.replace("  claims:\n", "  claims: []\n"))):
+    for name, text in (("small", SHORT_SWEEP), ("silent", SWEEP.replace("  claims:\n", "  claims: []\n"))):
         lines = [line for line in text.splitlines() if name == "small" or "- {claim" not in line]
         (tmp_path / "conf" / "sweep").mkdir(parents=True, exist_ok=True)
         (tmp_path / "conf" / "sweep" / f"{name}.yaml").write_text("\n".join(lines))

@@ -25,8 +25,8 @@ from deepnets.config.sweep import SWEEPS
 from deepnets.errors import UserError, printable
 from deepnets.monitor.dashboard import event_writer
 from deepnets.monitor.style import styled
-from deepnets.results.analysed import noted_by
 from deepnets.results.page import Picture
+from deepnets.results.registered import noted_by
 from deepnets.runs.folder import RunFolder
 from deepnets.system.files import LONGEST, make_own_folder, opened_to_append, read_text, write_atomically
 

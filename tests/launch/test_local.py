@@ -12,6 +12,7 @@ import torch
 from deepnets.config.schema import Config
 from deepnets.config.trust import trust
 from deepnets.launch.grid import launch
+from deepnets.launch.local import groups_of, run_together
 from deepnets.models.fully_connected import FullyConnected
 from deepnets.monitor.dashboard import Dashboard
 from deepnets.runs import checkpoint
@@ -19,7 +20,6 @@ from deepnets.runs.contents import Origin, Result, unpacked
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.record import state_checksum
-from deepnets.runs.together import groups_of, run_together
 from tests.command import metrics, row, start, train
 
 NET = ["model=highway_fc10", "model.depth=4", "model.width=10", "optimizer=sgd", "device=cpu", "threads=1"]

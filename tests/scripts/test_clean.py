@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from deepnets.commands import clean as cleaning
+from deepnets.commands.clean import clean, disk_line, in_bytes
 from deepnets.launch.grid import launch
 from deepnets.run import load_run
-from deepnets.runs import clean as cleaning
-from deepnets.runs.clean import clean, disk_line, in_bytes
 from deepnets.runs.folder import RunFolder, folder_of
 from tests.command import row
 
