@@ -1,4 +1,4 @@
-"""`deepnets VERB` does the same as the scripts of a clone, wherever deepnets is installed."""
+"""Wherever deepnets is installed, `deepnets VERB` does the same as the scripts in a clone of its repository."""
 
 import sys
 from importlib import import_module
@@ -22,7 +22,7 @@ HELP = "usage: deepnets VERB ...\n\n" + "".join(f"  {verb:<8} {summary}\n" for v
 
 
 def main() -> int:
-    """Run the verb in the first argument, and pass it the others."""
+    """Run the verb that the first argument names, and pass the other arguments to it."""
     verb, *arguments = sys.argv[1:] or ["--help"]
     if verb in ("-h", "--help"):
         print(f"{HELP}\ndeepnets VERB --help explains a verb; deepnets --version prints the version.")

@@ -61,7 +61,7 @@ def brief(value: object) -> str:
 
 
 def shortened(message: str) -> str:
-    """Cut off very long values in a message, which nobody would read to their ends."""
+    """Cut off very long values in a message, because nobody would read them to the end."""
     return re.sub(rf"(\S{{{LONGEST}}})\S{{{LONGEST},}}", r"\1...", message)
 
 

@@ -22,15 +22,17 @@ from deepnets.models.unit import Unit
 
 AT_ONCE = 32  # images of one backward pass
 PATHS = 256  # paths whose gradients are held at once
-FAR = 40  # a gradient that is so many powers of two away from 1 is scaled
-APART = (Identity, Scaled, Projected, Dropped)  # r's term ignores x, and x's gradient would drown a small one
+FAR = 40  # a gradient that is more than this many powers of two away from 1 is scaled
+# In the sum y of these shortcuts, the term of r depends on x only through r. So the x of h is detached, because its
+# gradient would drown a small gradient of F.
+APART = (Identity, Scaled, Projected, Dropped)
 
 
 def path_gradients(walk: Walk, x: Tensor, labels: Tensor, through: Tensor) -> Tensor:
     """Compute the gradient of each image's cross-entropy at x (N, C, H, W) along a path of its own.
 
-    `through` (N, units) says in which units that path takes F and not h. The forward pass takes all paths, so that all
-    activations are the net's. Raises a UserError for plain units, which have one path.
+    `through` (N, units) says in which units that path takes F and not h. The forward pass is the whole net's, so the
+    activations are those of the whole net. Raises a UserError for plain units, which have one path.
     """
     gradients, exponents = _along(walk, x, labels, through, torch.arange(len(x), device=x.device))
     return gradients * _power(exponents, gradients)
@@ -51,7 +53,7 @@ def norms_by_length(
 def drawn(
     units: int, lengths: Sequence[int], draws: int, images: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Draw `draws` random paths of each length, (paths, units), and for each, in turn, an image, (paths,)."""
+    """Draw `draws` random paths of each length, (paths, units), and give them the images in turn, (paths,)."""
     ranks = torch.rand(len(lengths) * draws, units, generator=generator).argsort(1).argsort(1)
     through = ranks < torch.tensor(lengths).repeat_interleave(draws)[:, None]
     return through, (torch.arange(draws) % images).repeat(len(lengths))
@@ -71,8 +73,8 @@ def norms_along(walk: Walk, x: Tensor, labels: Tensor, through: Tensor, image: T
 def _along(walk: Walk, x: Tensor, labels: Tensor, through: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the gradient along each path, for its `image` (paths,): g 2^e with g (paths, C, H, W) and e (paths,).
 
-    All paths of an image share one forward pass; a path through h needs no F. The longest paths carry too little for
-    float32, so g is scaled on its way.
+    All paths of an image share one forward pass; on the way back, F is computed again only for paths through F. The
+    gradients of the longest paths are too small for float32, so g is scaled on its way.
     """
     _refuse_plain(walk)
     passed, state = _passed(walk, x)
@@ -127,7 +129,7 @@ def _scaled(gradients: Tensor, exponents: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _rows(x: Tensor, index: Tensor) -> Tensor:
-    """Return x[index]; each row is copied at once."""
+    """Return x[index]; each row is copied as one block of memory."""
     return _in_order(_in_order(x).index_select(0, index), back=True)
 
 
@@ -168,7 +170,7 @@ def _sums(walk: Walk, x: Tensor, labels: Tensor) -> Tensor:
 
 
 def _added(parts: list[tuple[Tensor, int]]) -> tuple[Tensor, int]:
-    """Add up all g 2^e to one such pair, in which the greatest value of g is far from the ends of float32."""
+    """Add all g 2^e and return the sum as one pair (g, e); the greatest value of g is far from float32's limits."""
     exponent = max(exponent for _, exponent in parts)
     total, *others = (part if power == exponent else part * 2.0 ** (power - exponent) for part, power in parts)
     for other in others:
@@ -243,7 +245,7 @@ def effective_paths(
     """Return the share of all paths that has an effective length, and its bootstrap 95 % interval over the images.
 
     `means` (lengths, images) come from `means_by_image`, `share_of_paths` has the same lengths. Gradients differ so
-    much between images that a few images may decide. Raises a UserError if the means are not finite.
+    much between images that a few images may decide the result. Raises a UserError if the means are not finite.
     """
 
     def share(means: np.ndarray) -> float:

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from deepnets.analysis.walk import Walk, terms, unchanged
 from deepnets.errors import UserError
 
-ROWS_AT_ONCE = 64  # of the Jacobian, which one backward pass computes
+ROWS_AT_ONCE = 64  # rows of the Jacobian that one backward pass computes
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(101)
 WEIGHTS = WEIGHTS / WEIGHTS.sum()
 Phi = type[nn.ReLU] | type[nn.Tanh]
-GREATEST_LENGTH = 1e3  # the largest q that is tried; tanh acts like a sign long before
+GREATEST_LENGTH = 1e3  # the largest q that is tried; tanh acts like the sign function long before that
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ JOIN = (
 class Walk:
     """A network in evaluation mode: x = before[i](x), x = units[i](x, b[i]) for i = 0, 1, ..., then logits = end(x).
 
-    `b` scales each branch at test; it is 1, except with stochastic depth. `stages` holds the stage of each unit,
+    `b` scales each branch at test time; it is 1, except with stochastic depth. `stages` holds the stage of each unit,
     counted from 0.
     """
 
@@ -84,7 +84,7 @@ def check_parts(model: nn.Module, shape: tuple[int, int, int]) -> None:
     """Check on two images of noise (C, H, W), on the CPU, that a network's `parts` give the same logits as its forward.
 
     Raises:
-        UserError: they give other logits.
+        UserError: their logits differ from the forward's.
     """
     x = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -121,7 +121,7 @@ def recalibrate_batchnorm(model: nn.Module, x: Tensor) -> None:
     """Set the running statistics of every batch normalisation to those of the images x (N, C, H, W), all together.
 
     Before training they are 0 and 1, so a fresh network in evaluation mode does not normalise. `model` must be
-    in evaluation mode, so that dropout stays off and branches that may be dropped count by their probability.
+    in evaluation mode, so that dropout stays off and stochastic depth scales each branch by its survival probability.
     """
     layers = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     momenta = [layer.momentum for layer in layers]

@@ -170,7 +170,7 @@ class Unfinished(Exception):
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a long measurement: `measure(seconds)` may take so many seconds, `limit` at most.
+    """A part of a long measurement: `measure(seconds)` may take that many seconds, never more than `limit`.
 
     When its time is over, `measure` raises `Unfinished` (the next command continues the part) or TimeoutExpired (it
     starts the part anew). A part that takes longer than its limit is noted as absent, to leave time for later parts.
@@ -187,7 +187,7 @@ def stored(file: Path) -> dict[str, PartResult]:
 
 
 def follow(parts: Sequence[Part], file: Path, minutes: float) -> bool:
-    """Measure the parts that `file` lacks, in order, until the minutes are over; returns whether the file then has all.
+    """Measure the parts that `file` lacks, in order, until the minutes are over; returns whether it then has all parts.
 
     A part that fails, or takes longer than its limit or than all the minutes, is noted as absent, with the reason.
     """

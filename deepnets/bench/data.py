@@ -71,7 +71,7 @@ def measure_imagenet(arguments: argparse.Namespace) -> list[Comparison]:
     """Measure images/s of deepnets and torchvision, which read, decode and crop photographs, and of decoding alone.
 
     The files are crops of 500 x 375 pixels of the two photographs that scikit-learn ships, unless --root names a tree.
-    All candidates have equally many workers; a turn is an epoch, timed from its first batch to its last.
+    All candidates have the same number of workers; a turn is an epoch, timed from its first batch to its last.
     """
     from sklearn.datasets import load_sample_images
     from torchvision.datasets import ImageFolder

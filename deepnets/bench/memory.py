@@ -43,9 +43,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> list[Comparison]:
-    """Measure an iteration's memory and time with recomputation and with memory=full, which stores all for backward.
+    """Measure an iteration's memory and time with recomputation and with memory=full, which stores all activations.
 
-    Memory is the peak in MiB minus all that the process held, with weights and data, before its first iteration. So it
+    Memory is the peak in MiB minus all that the process held, weights and data too, before its first iteration. So it
     also counts gradients, momentum and, on a CPU, code that is loaded on first use and gaps in the heap. Each
     measurement has its own process. The deepest network takes about 11 GB with memory=full:
 
@@ -86,7 +86,7 @@ def _in_a_process(overrides: Sequence[str], iterations: int) -> tuple[float, flo
 
 
 def _trained(overrides: Sequence[str], iterations: int, threads: int) -> tuple[float, float]:
-    """Train 1 + `iterations` iterations; returns the bytes of the peak above the start, and the seconds of one.
+    """Train 1 + `iterations` iterations; returns the peak above the start in bytes, and the seconds of an iteration.
 
     Raises:
         DoesNotFit: there is not enough memory.

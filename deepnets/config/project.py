@@ -30,9 +30,10 @@ class _Content(BaseModel):
 
 @dataclass(frozen=True)
 class Project:
-    """A user's project: its file, its folder of `options`, laid out like conf/, and `defaults`, its own train.yaml.
+    """A user's project: its file, its folder of `options`, which is laid out like conf/, and its `defaults`.
 
-    Modules beside the file are the project's own; a configuration may name them if the project is trusted.
+    `defaults` names the file that composes a run: `train`, or a file in `options` that stands for it. Modules beside
+    the project's file are its own; a configuration may name them if the project is trusted.
     """
 
     file: Path
@@ -48,7 +49,7 @@ def read_project(file: str | Path) -> Project:
     """Read a project's file.
 
     Raises:
-        UserError: the file is missing or is not a project's file, or as `check_options_folder`.
+        UserError: the file is missing or is not a project's file, or `check_options_folder` refuses its options.
     """
     path = Path(file).expanduser().absolute()
     try:
@@ -89,7 +90,7 @@ def check_options_folder(folder: Path) -> None:
 
 
 def home() -> Path:
-    """Return the folder of outputs/ and data/: the clone for a clone's scripts, else the working directory."""
+    """Return the folder that holds outputs/ and data/: the clone if its scripts run, else the working directory."""
     return Path.cwd() if _is_verb() else PACKAGE.parent
 
 

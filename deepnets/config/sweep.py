@@ -115,7 +115,9 @@ def sweep_of(file: Path) -> dict[str, Any]:
 
 
 def set_at_scale(file: Path, key: str, scale: str) -> Any:
-    """Return the value that a sweep file gives a dotted key at a scale; None if it gives none, or one to be composed.
+    """Return the value that a sweep file gives a dotted key at a scale.
+
+    None if the file gives none, or if it must be composed before the value is known.
 
     Raises:
         UserError: as `sweep_of`.
@@ -232,7 +234,7 @@ def _values(node: Mapping[str, Any], search: Search) -> Axes:
 
 
 def _value(key: str, value: Any) -> str:
-    """Write a value of a list as in a command, always in the same form, so that equal values are found.
+    """Write a value of a list as in a command, and equal values always in the same form, so that they compare equal.
 
     Raises:
         UserError: the value stands for several, as `range(3)`.
@@ -261,7 +263,7 @@ def _axes(words: Sequence[str], search: Search = CONF_ALONE) -> Axes:
 
 
 def _written(override: Override) -> str:
-    """Write an override's value always in the same form, so that equal values are found; keep interpolations."""
+    """Write an override's value so that equal values have the same form and compare equal; keep interpolations."""
     word = override.input_line or ""
     return word.partition("=")[2] if "${" in word or "=" not in word else override.get_value_element_as_str()
 

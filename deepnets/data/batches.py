@@ -1,7 +1,7 @@
-"""Batches of normalised images: how processes share them, and the batches of data sets in memory.
+"""Batches of normalised images: how processes share them, and how batches are made from data sets in memory.
 
-Images in memory lie on the device, where their batches are made. `loading` makes the batches of photographs,
-which are decoded while the network trains.
+Such data sets are held in the memory of the device, and their batches are made there. `loading` makes the batches of
+photographs, which are decoded while the network trains.
 """
 
 from collections.abc import Iterator, Sequence
@@ -60,7 +60,7 @@ class OrderedBatches:
 
 
 class TrainingBatches(ShuffledBatches):
-    """This process's share of shuffled batches, each image normalised, mirrored with p = 1/2, zero-padded and cut back.
+    """This process's share of shuffled batches, each image normalised, mirrored with p = 1/2, zero-padded and cropped.
 
     After the normalisation zero is the mean colour, so the border carries no signal (fb.resnet.torch,
     datasets/cifar10.lua). Order, mirroring and shifts depend only on (seed, epoch), not on batch size, device or number
@@ -96,7 +96,8 @@ class TrainingBatches(ShuffledBatches):
 
         y is (n,) int64 or, with operations, (n, classes) float32.
         """
-        draws = _moved(self._draws(epoch), self.split.labels.device)  # the only copy from the host but for operations
+        # Apart from the draws of operations, this is the only copy from the host.
+        draws = _moved(self._draws(epoch), self.split.labels.device)
         whole_batches = draws.split(self.batch_size, dim=1)[start:]
         shards = [self.world.shards(whole.shape[1]) for whole in whole_batches]
         changed = self._changed(epoch, whole_batches, start) if self.operations else None

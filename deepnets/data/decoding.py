@@ -141,7 +141,7 @@ def _decode_all(paths: Sequence[Path], shape: tuple[int, int, int], fit: bool) -
 
 
 def _is_deep(image: ImageFile) -> bool:
-    """Return whether a file, open but not loaded, has more than 8 bits per channel; Pillow cuts them off in colours."""
+    """Return whether a file, open but not loaded, has more than 8 bits per channel; Pillow cuts coloured ones to 8."""
     arguments = [part for tile in image.tile for part in (tile[3] if isinstance(tile[3], tuple) else (tile[3],))]
     return image.mode in DEEP or any(
         "16" in part if isinstance(part, str) else isinstance(part, int) and image.format == "PPM" and part > 255

@@ -221,12 +221,12 @@ def check_peers() -> None:
 
 
 def lost_another(error: BaseException) -> bool:
-    """Return whether the error only says that another process has gone; the cause is why that one ended."""
+    """Return whether the error only says that another process is gone; why that process ended is the true cause."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
 def slurm_task() -> str | None:
-    """Return `123_4` for the fourth task of array 123, `123` for a job without array, None outside SLURM."""
+    """Return `123_4` for task 4 of array 123, `123` for a job without an array, None outside SLURM."""
     array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
     return f"{array}_{task}" if array else os.environ.get("SLURM_JOB_ID")
 
@@ -234,8 +234,9 @@ def slurm_task() -> str | None:
 def _mean_in_order(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
     """Average a bucket of gradients over all processes, and add them in the order of their ranks.
 
-    Gloo adds three or more in an order that depends on the place in the bucket, and DDP rearranges its buckets after
-    the first iteration: a resumed run would differ from an uninterrupted one in the last bits.
+    Gloo adds the gradients of three or more processes in an order that depends on their place in the bucket, and DDP
+    rearranges its buckets after the first iteration. So a resumed run would differ from an uninterrupted one in the
+    last bits.
     """
     parts = [torch.empty_like(bucket.buffer()) for _ in range(dist.get_world_size())]
     gathered = dist.all_gather(parts, bucket.buffer(), async_op=True).get_future()

@@ -32,7 +32,7 @@ TIMED_SECONDS, TIMED_STEPS = 0.4, 3  # timing takes at least this long and this 
 REMEMBERED = "paces.json"  # in the user's cache
 FARTHEST = 5.0  # largest ratio of multiply-adds for which an estimate holds; beyond it, layers' overheads decide
 NOISE = f"{__name__}.noise"
-CPU_MACS = 8e9  # in a timed forward pass on a CPU, where time is proportional to images, so that a few are enough
+CPU_MACS = 8e9  # multiply-adds of a timed forward pass on a CPU, where time is proportional to images: a few are enough
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def _seconds(act: Callable[[], None], device: torch.device) -> tuple[float, floa
 
 
 def noise(root: Path, *, shape: list[int], classes: int, train: int, test: int) -> Source:
-    """Make random images of `shape` (C, H, W), equally many of each class; `root` is not used."""
+    """Make random images of `shape` (C, H, W), spread evenly over the classes; `root` is not used."""
     channels, height, width = shape
 
     def split(count: int) -> Split:

@@ -111,7 +111,10 @@ class Local:
 
 
 def groups_of(folders: Sequence[RunFolder], most: int) -> tuple[list[list[RunFolder]], dict[RunFolder, str]]:
-    """Group up to `most` folders to train at once, in the order of their first; also say why the others train alone."""
+    """Make groups of up to `most` folders to train at once; also say why the other folders train alone.
+
+    The groups are in the order of their first folders.
+    """
     by_key: dict[Any, list[RunFolder]] = {}
     alone: dict[RunFolder, str] = {}
     for number, folder in enumerate(folders):

@@ -37,7 +37,7 @@ OF_EVERY_JOB = ("partition", "account", "time", "qos", "mem", "mem-per-cpu", "re
 class Slurm:
     """Submits the runs that are neither complete nor queued, by `sbatch` with these options; see conf/launcher/.
 
-    A run that SLURM warns of its time limit saves, is queued again and resumes; so does a preempted run.
+    When SLURM warns a run of its time limit, the run saves, is queued again and resumes; so does a preempted run.
     """
 
     in_process: ClassVar[bool] = False

@@ -44,8 +44,8 @@ SUMS = "SHA256SUMS"  # in the form that the command sha256sum writes and checks
 # some clusters, to all processes below. The shell passes both signals on; if one interrupts its `wait`, it waits again.
 # Exit code 138 is 128 + SIGUSR1: the run is saved, because its time limit is near. Any other code belongs to the first
 # run in the list `left`; the shell then starts the process again for the others, and writes a result for a run that
-# could not even start. A killed run has not failed and is submitted again. A run that ends with {locked} has not
-# failed either: another process executes it.
+# could not even start. A killed run has not failed, so the next command submits it again. A run that ends with
+# {locked} has not failed either: another process executes it.
 BODY = """
 task=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
 todo={directory}/$task{left}

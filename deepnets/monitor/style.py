@@ -56,7 +56,10 @@ Values = Sequence[float] | np.ndarray
 
 
 def styled() -> AbstractContextManager[None]:
-    """Let matplotlib draw in this style in the context; also write figures there, as ticks are made only then."""
+    """Let matplotlib draw in this style within the context.
+
+    A figure must also be written within it, because matplotlib makes the ticks only while it writes.
+    """
     return matplotlib.rc_context(STYLE)
 
 
@@ -83,13 +86,13 @@ def look(index: int) -> dict[str, Any]:
 
 
 def wrapped(name: str) -> str:
-    """Break a name behind commas, into lines that fit over a panel or beside a bar."""
+    """Break a name after commas, into lines that fit above a panel or beside a bar."""
     spaced = printable(name).replace(",", ", ")
     return textwrap.fill(spaced, NAME_WIDTH, break_long_words=False, break_on_hyphens=False).replace(", ", ",")
 
 
 def show_as_text(figure: Figure) -> None:
-    """Draw names as they are: `$` begins no formula in them, and escape characters are printed as text.
+    """Draw names as they are: a `$` in them does not start a formula, and escape characters are printed as text.
 
     Only the powers of ten on a logarithmic scale are formulas.
     """
@@ -110,7 +113,7 @@ def name_lines(figure: Figure, *panels: Axes) -> None:
 
 
 def line(axes: Axes, y: Values, x: Values | None = None, band: tuple[Values, Values] | None = None, **how: Any) -> None:
-    """Draw a line through dots at x, 1, 2, ... by default, and the `band` between two more lines in its colour."""
+    """Draw a line through dots, and the `band` between two more lines in its colour; x is 1, 2, ... by default."""
     x = np.arange(1, len(y) + 1) if x is None else x
     (drawn,) = axes.plot(x, y, **(DOTS | how))
     if band is not None:

@@ -58,7 +58,7 @@ class PublishedRow:
 
     The paper averages a run's `best_epochs` lowest test errors; if it is None, the paper takes the last epoch's error.
     `view` says how the test images were shown. If `is_literature`, the net is another paper's, and no run trains it.
-    `statistic` says what the table's numbers are, and a difference below `margin` percent points counts as none.
+    `statistic` says what the table's numbers are, and a difference below `margin` percentage points counts as none.
     """
 
     test_error: float | str | None = None
@@ -172,7 +172,7 @@ def printed_of(row: PublishedRow) -> Printed | None:
 
 
 def true_difference(errors: Sequence[float], printed: Printed) -> tuple[float, float] | None:
-    """Return the interval of the expected error here minus the paper's, in percent points, at `CONFIDENCE`.
+    """Return the interval of the expected error here minus the paper's, in percentage points, at `CONFIDENCE`.
 
     It is a prediction interval: without a difference, the printed number is one more draw from the same distribution.
     If errors are normal, it is exact for one run and for a mean; for a median or a best run only the variance is exact,
@@ -183,7 +183,7 @@ def true_difference(errors: Sequence[float], printed: Printed) -> tuple[float, f
     measured, n = [min(error, WORST_ERROR) for error in errors], len(errors)
     spread = stdev(measured)
     shift, variance = _drawn(printed.statistic, printed.runs)
-    variance += 1 / n + shift**2 / (2 * (n - 1))  # of the measured mean, and of the shift, which uses their spread
+    variance += 1 / n + shift**2 / (2 * (n - 1))  # of the measured mean, and of the shift by the measured spread
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1)) * spread * math.sqrt(variance)
     difference = fmean(measured) + shift * spread - printed.error
     return difference - half, difference + half
@@ -203,7 +203,7 @@ def _drawn(statistic: str, runs: int) -> tuple[float, float]:
 
 
 def _readable(reported: Any) -> tuple[dict[str, Any], list[str]]:
-    """Return the entries of `reported` that have the types of `_Reported`, and a line about each other entry."""
+    """Return the entries of `reported` that have the types of `_Reported`, and a line about each of the rest."""
     if not isinstance(reported, dict):
         return {}, [f"sweep.reported is {brief(reported)}, not a node; it is left out"]
     kept = {name: dict(value) if isinstance(value, dict) else value for name, value in reported.items() if value}

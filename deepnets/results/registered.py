@@ -28,7 +28,7 @@ from deepnets.runs.folder import RunFolder
 from deepnets.system.files import LONGEST, read_text
 from deepnets.training.assembly import iterations_of
 
-DRAWS = 200  # simulations of the next look, to estimate how likely it answers
+DRAWS = 200  # simulations of the next look, to estimate how likely it is to give an answer
 COLUMNS: dict[Any, str] = {
     Quantity.test_error: "test_error",
     Quantity.training_error: "train_error",
@@ -81,7 +81,7 @@ class RegisteredFinding:
 
     @property
     def number(self) -> str:
-        """The number that each run gives, as `log10 training loss at 0.1`; without `at`, after the last epoch."""
+        """Which number each run gives, such as `log10 training loss at 0.1`; without `at`, after the last epoch."""
         base = {None: "", math.e: "ln "}.get(self.test.log, f"log{self.test.log:g} " if self.test.log else "")
         kind = "order, " if self.test.order else "share above, " if self.test.is_share else ""
         best = f", best {self.test.best:g} of trials" if self.test.best else ""
@@ -111,7 +111,7 @@ class RegisteredFinding:
 
     @property
     def difference(self) -> float | None:
-        """The number that is worst for the claim, at the last look or over all runs."""
+        """The number that is worst for the claim, at the last look or, before the first, over all runs so far."""
         if self.looks:
             return self.looks[-1].difference
         if not all(self.seeds):
@@ -158,7 +158,7 @@ class RegisteredFinding:
 
     @cached_property
     def chance(self) -> float | None:
-        """The share of simulated next looks that answer; rows are normal with the means and spreads so far."""
+        """The share of next looks that answer, simulated by normal draws with each row's mean and spread so far."""
         if (seeds := self.next_look) is None or min(self.seeds) < 2 or self.test.best:
             return None
         if not all(math.isfinite(value) for side in self.sides for value in side.errors):
@@ -247,7 +247,7 @@ def noted_by(folder: Path, analysis: str) -> dict[str, Any]:
 
 
 def share_above(run: Run, other: Run, test: ClaimTest) -> float | None:
-    """Return the share of the epochs that both runs have in which the number of `run` is higher.
+    """Return, of the epochs that both runs have, the share in which the number of `run` is higher.
 
     Only epochs after the share `test.at` of the iterations count. None if a run has not ended, or no epoch counts.
     """

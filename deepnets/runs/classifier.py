@@ -24,7 +24,7 @@ PROGRAM = "model.pt2"
 
 
 class Classifier(nn.Module):
-    """A network that maps raw images (N, H, W, C) uint8 to probabilities (N, classes); `classes` are their names.
+    """A network that maps raw images (N, H, W, C) uint8 to probabilities (N, classes); `classes` names the classes.
 
     It normalises like the run, and computes in float32 on the device that it is moved to.
 
@@ -113,7 +113,7 @@ def classifier_of(weights: Weights) -> Classifier:
 
 
 def with_input(weights: Weights, folder: str | Path, data: str | Path | None) -> Weights:
-    """Add a description of the network's input, which it computes from the images in `data`, to the weights.
+    """Add to the weights a description of the network's input, which is computed from the images in `data`.
 
     Runs of earlier versions, in `folder`, need this: they did not store the description.
 

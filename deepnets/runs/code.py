@@ -217,7 +217,7 @@ def _file(place: Path, name: str) -> Path | None:
 
 
 def _imports(name: str, file: Path) -> Iterator[str]:
-    """Yield each name in a file's imports that may be a module; some are none."""
+    """Yield each name in a file's imports that may be a module; some are not modules."""
     package = name.split(".") if file.name == "__init__.py" else name.split(".")[:-1]
     for node in ast.walk(_parsed(_read(file))):
         if isinstance(node, ast.Import):

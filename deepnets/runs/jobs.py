@@ -16,7 +16,7 @@ from deepnets.runs.contents import Job
 from deepnets.runs.folder import RunFolder
 from deepnets.system.files import opened
 
-LOGS = "slurm"  # in the sweep's folder: for each array, a link named by its number to the folder of its files
+LOGS = "slurm"  # in the sweep's folder: for each array, a link (named by the array's number) to the folder of its files
 ANSWER_SECONDS = 10.0  # SLURM's time to answer, and the time between questions, as all users of a cluster share it
 LAST_BYTES = 100_000  # read from the end of a log
 TASK = re.compile(r"[1-9]\d*(_\d+)?", re.ASCII)
@@ -48,7 +48,7 @@ OUT_OF_MEMORY = re.compile(r"oom.kill|OOM Killed|exceeded (?:job|step) memory li
 
 @dataclass(frozen=True)
 class Task:
-    """A task's `state` in SLURM's word, empty if unknown; `reason` says why it is pending, or who cancelled it."""
+    """A task's `state` as SLURM names it, empty if unknown; `reason` says why it is pending, or who cancelled it."""
 
     state: str
     reason: str = ""

@@ -295,7 +295,7 @@ def train(
 def note_failure(folder: RunFolder, reason: str, details: str) -> bool:
     """Write the reason into result.json and the details into log.txt, unless the run has a result; then returns False.
 
-    So the first of several processes to fail writes: the others fail because it is gone.
+    So if several processes fail, only the first one's reason is written: the others fail because that one is gone.
     """
     try:
         (folder.path / Result.FILE).open("x").close()
@@ -337,7 +337,8 @@ def _loaded(folder: RunFolder, config: Config) -> tuple[dict[str, Any] | None, d
 def _reading() -> Iterator[None]:
     """Hold a lock while data are read: one process of this machine downloads and decodes, so the next need not.
 
-    A process may wait here for any time; if the processes of a run waited for each other, gloo's limit would end it.
+    A process may wait here for any length of time. If the processes of a run waited for each other instead, they would
+    fail at gloo's time limit.
 
     Raises:
         UserError: as `own_cache`.

@@ -45,8 +45,8 @@ class _Metadata(BaseModel):
     run: Json[dict[str, Any]]
     shape: Json[tuple[Size, Size, Size]]
     classes: Size
-    iteration: int | None = None  # earlier versions wrote neither this
-    input: Json[Input] | None = None  # nor this
+    iteration: int | None = None  # earlier versions did not write this
+    input: Json[Input] | None = None  # nor did they write this
 
 
 @dataclass(frozen=True)
@@ -80,12 +80,12 @@ def read_weights(folder: str | Path, allow_previous: bool = False, iteration: in
     """Read the weights of a run's last checkpoint or, if there is none, from `weights.safetensors` of a record.
 
     Prints their iteration. `allow_previous` accepts weights of an earlier iteration than the result's. With `iteration`
-    it reads the weights that keep_checkpoints=N kept of it instead.
+    it instead reads the weights of that iteration, if keep_checkpoints=N has kept them.
 
     Raises:
         OtherCode: the user's own code has changed since the run began, and neither version was chosen.
-        UserError: the folder is no run folder, or its weights are missing, damaged, of another run, or not those of the
-            run's result or of `iteration`.
+        UserError: the folder is not a run folder, or its weights are missing, damaged, of another run, or not those of
+            the run's result or of `iteration`.
     """
     run_folder = RunFolder(folder)
     config = run_folder.config
@@ -170,7 +170,7 @@ def _iteration_line(
 
 
 def kept_iterations(count: int, iterations: int) -> list[int]:
-    """Return `count` different iterations, log-spaced from 1 to the last, rounded; all of them if there are no more."""
+    """Return `count` different iterations, log-spaced from 1 to the last, rounded; if there are fewer, all of them."""
     kept = [0]
     for exact in np.geomspace(1, iterations, count) if count > 1 else [iterations]:
         kept.append(min(max(round(exact), kept[-1] + 1), iterations))
@@ -184,7 +184,7 @@ def kept_files(folder: Path) -> dict[int, Path]:
 
 
 def _read_kept(folder: RunFolder, config: Config, iteration: int) -> Weights:
-    """Read the weights that were kept of this iteration; raises UserError if there are none, or they are of another."""
+    """Read the kept weights of this iteration; raises UserError if there are none, or the file holds another's."""
     file = folder.path / KEPT.format(iteration)
     if not os.path.lexists(file):
         kept = ", ".join(map(str, kept_files(folder.path)))
@@ -216,7 +216,7 @@ def _read_record(folder: RunFolder, config: Config, name: str = WEIGHTS) -> Weig
 def write_weights(weights: Weights, folder: Path, name: str = WEIGHTS) -> Path:
     """Write the weights as `name` into `folder`, and `config.yaml` where there is none; returns the file.
 
-    Neither holds paths of this machine or trust.
+    Neither file holds paths of this machine, or says which code to trust.
 
     Raises:
         UserError: they cannot be written, or the folder holds another run.
@@ -247,7 +247,7 @@ def write_weights(weights: Weights, folder: Path, name: str = WEIGHTS) -> Path:
 def write_for_torchvision(weights: Weights, file: Path) -> Path:
     """Write the weights with the names of torchvision's residual networks, which timm uses too; returns the file.
 
-    Before, it loads torchvision's fresh weights into both networks, and compares their logits.
+    Before it writes them, it loads torchvision's fresh weights into both networks, and compares their logits.
 
     Raises:
         NoSuchNetwork: torchvision has no such network.

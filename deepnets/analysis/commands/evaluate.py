@@ -1,4 +1,7 @@
-"""The test error of a run, a record with weights or a state dict, by any view, or guesses for ImageNet's server."""
+"""Measures the test error of a run, a record with weights or a state dict, or writes guesses for ImageNet's server.
+
+Any view of ImageNet's images may be chosen.
+"""
 
 import argparse
 from pathlib import Path
@@ -20,7 +23,7 @@ from deepnets.training.fit import Evaluated, autocast, evaluate, logits_of
 from deepnets.training.hardware import choose_precision
 from deepnets.training.metrics import Sums
 
-GUESSES = 5  # at each image, as the server asks
+GUESSES = 5  # classes guessed for each image, as many as ImageNet's test server asks for
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -74,7 +77,10 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _batches(subject: Subject, view: ViewName | None) -> tuple[ViewName, Evaluated]:
-    """Return the view and the test images as it shows them; None stands for the view by which the run was tested."""
+    """Return the view, and the test images as this view shows them.
+
+    If `view` is None, it is the view by which the run was tested.
+    """
     dataset, size = dataset_of(subject.config), subject.config.evaluation_batch_size
     splits = splits_of(dataset, subject.device)
     if isinstance(splits, Streams) and isinstance(dataset, ImageNet):
@@ -86,7 +92,10 @@ def _batches(subject: Subject, view: ViewName | None) -> tuple[ViewName, Evaluat
 
 
 def _predict(subject: Subject, arguments: argparse.Namespace, precision: torch.dtype, file: Path) -> int:
-    """Write what the server reads: a line per image, in the order of names, with the numbers of its best guesses."""
+    """Write the file that the server reads; returns the number of images.
+
+    It has a line for each image, sorted by file name, with the server's numbers of the best guesses for the image.
+    """
     dataset = dataset_of(subject.config)
     if not isinstance(dataset, ImageNet):
         raise UserError("--predict: writes the format of ImageNet's test server; add dataset=imagenet")

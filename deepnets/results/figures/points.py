@@ -56,7 +56,7 @@ def pictures_of(tables: Sequence[Table], logarithmic: bool = False) -> list[Pict
 
 
 def bars(cells: Mapping[str, Cell]) -> Figure | None:
-    """Draw each row's median error with its 95% interval (all errors below 3 seeds) and the published value.
+    """Draw each row's median error and the published one, with a 95% interval or, below 3 seeds, all its errors.
 
     A row that fails has a bar up to the edge, with its number. Return None without errors or with too many rows.
     """
