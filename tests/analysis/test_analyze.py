@@ -230,7 +230,7 @@ def test_what_is_measured_is_told_where_the_result_is_of_another_net(
 
 
 def test_the_epochs_of_one_run_are_repeated(analyze: Analyze, residual: RunFolder, highway: RunFolder) -> None:
-    with pytest.raises(UserError, match="--epochs 1: repeats one run, but 2 are named"):
+    with pytest.raises(UserError, match="--epochs 1: repeats one run, but 2 were named"):
         analyze("gradients", residual.path, highway.path, "--epochs", 1)
 
 
