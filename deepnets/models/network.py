@@ -1,13 +1,23 @@
-"""The base of networks made of units: stem, stages of units, tail and head; how several processes share a batch."""
+"""The base of networks made of units: a stem, stages of units, a tail and a head.
 
-from collections.abc import Callable
+To save memory, the backward pass can compute again the activations that the forward pass did not store. `divide`
+prepares a network for batches that several processes share.
+"""
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from itertools import pairwise
+from math import sqrt
+from typing import Any
+
+import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
 
 from deepnets.models.batchnorm import BatchNorm, GhostBatchNorm, SynchronizedBatchNorm
 from deepnets.models.initialization import Initialization, initialize
 from deepnets.models.parallel import Dropout, Share
-from deepnets.models.recomputation import Branch, through
 from deepnets.models.settings import Memory
 from deepnets.models.shortcuts import Dropped
 from deepnets.models.survival import Survival, own_generator
@@ -56,15 +66,16 @@ class UnitNetwork(nn.Module):
         recompute_segments the input of about sqrt(3 L) of L units. The gradients are the same, bit by bit.
         """
         self.memory = memory
+        branch = RecomputedBranch if memory == Memory.recompute_activations else nn.Sequential
         for unit in self.units:
-            if isinstance(unit.branch, Branch):
-                unit.branch.recompute = memory == Memory.recompute_activations
+            if type(unit.branch) in (nn.Sequential, RecomputedBranch):
+                unit.branch = branch(*unit.branch)
 
     def forward(self, x: Tensor) -> Tensor:
         layers = [layer for stage in self.stages for layer in stage.children()]
         survival = iter(self._survival())
         factors = [next(survival) if isinstance(layer, Unit) else None for layer in layers]
-        x = through(layers, factors, self.stem(x), self.memory)
+        x = _through(layers, factors, self.stem(x), self.memory)
         return self.head(self.average(self.tail(x)))
 
     def average(self, x: Tensor) -> Tensor:
@@ -94,3 +105,82 @@ def divide(model: nn.Module, share: Share) -> None:
                 setattr(module, name, SynchronizedBatchNorm(child, share))
             elif type(child) is nn.Dropout:
                 setattr(module, name, Dropout(child.p, share))
+
+
+class RecomputedBranch(nn.Sequential):
+    """A branch that stores only the convolutions' outputs for the backward pass.
+
+    The backward pass computes the batch normalisation and ReLU in front of each convolution again, but not the
+    convolution itself: it stops at the convolution's input, the last tensor that it needs.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            return super().forward(x)
+        for part in _parts(self):
+            x = recomputed(part, x, within=part)
+        return x
+
+
+def recomputed(function: Callable[..., Tensor], *arguments: Any, within: nn.Module) -> Tensor:
+    """Call `function(*arguments)` and store only the arguments; the backward pass calls it again.
+
+    The second call draws the same random numbers and does not change the statistics of batch normalisation in `within`.
+    So gradients, statistics and later random numbers equal those of a plain call, on a CPU bit by bit.
+    """
+    return checkpoint(
+        function,
+        *arguments,
+        use_reentrant=False,
+        preserve_rng_state=any(map(draws, within.modules())),
+        context_fn=lambda: (nullcontext(), _still(within)),
+    )
+
+
+def draws(module: nn.Module) -> bool:
+    """Return whether the module draws random numbers in training."""
+    return isinstance(module, Dropped) or (isinstance(module, nn.Dropout) and module.p > 0)
+
+
+def _through(units: Sequence[nn.Module], survival: Sequence[float | None], x: Tensor, memory: Memory) -> Tensor:
+    """Pass x through `units`; `survival` has the b of each, or None for a layer that is not a unit.
+
+    "recompute_units" stores the input of each, "recompute_segments" only of the first in each segment: Chen et al.
+    2016, "Training deep nets with sublinear memory cost".
+    """
+    if memory not in (Memory.recompute_units, Memory.recompute_segments) or not torch.is_grad_enabled():
+        return _plainly(units, survival, x)
+    # A unit stores about three times the size of its input, so segments of sqrt(L / 3) units take the least memory.
+    length = 1 if memory == Memory.recompute_units else max(1, round(sqrt(len(units) / 3)))
+    for first in range(0, len(units), length):
+        segment = units[first : first + length]
+        x = recomputed(_plainly, segment, survival[first : first + length], x, within=nn.ModuleList(segment))
+    return x
+
+
+def _plainly(units: Sequence[nn.Module], survival: Sequence[float | None], x: Tensor) -> Tensor:
+    for unit, b in zip(units, survival, strict=True):
+        x = unit(x) if b is None else unit(x, b)
+    return x
+
+
+@contextmanager
+def _still(within: nn.Module) -> Iterator[None]:
+    """Let batch normalisation in `within` normalise as always, but not change its running statistics."""
+    norms = [module for module in within.modules() if isinstance(module, _BatchNorm)]
+    kept = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
+    for norm in norms:
+        norm.momentum = 0.0
+        norm.num_batches_tracked = None
+    try:
+        yield
+    finally:
+        for norm, (momentum, batches) in zip(norms, kept, strict=True):
+            norm.momentum, norm.num_batches_tracked = momentum, batches
+
+
+def _parts(layers: nn.Sequential) -> list[nn.Sequential]:
+    """Cut the sequence after each convolution or linear layer; a slice of `layers` would have its class."""
+    ends = [index + 1 for index, layer in enumerate(layers) if isinstance(layer, nn.Conv2d | nn.Linear)]
+    bounds = [0, *ends, *([len(layers)] if ends[-1:] != [len(layers)] else [])]
+    return [nn.Sequential(*list(layers)[first:last]) for first, last in pairwise(bounds)]

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from deepnets.models.layers import SUBLAYERS, WEIGHTS, Conv, Layers, channels_after
-from deepnets.models.recomputation import Branch
 from deepnets.models.resize import Resize, ShortcutShape
 from deepnets.models.scales import PerUnit
 from deepnets.models.shortcuts import Scaled
@@ -202,7 +201,7 @@ class UnitDesign:
         joined = self._joined(split, outputs)
         return Unit(
             before=self.layers.sequence(before, inputs),
-            branch=Branch(*self.layers.sequence(branch, split, convs)),
+            branch=self.layers.sequence(branch, split, convs),
             shortcut=self.shortcut(ends=ends),
             after=self.layers.sequence(self.ordering.after, joined),
             channels=channels_after(self.ordering.after, joined),

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from deepnets.data.batches import EvaluationBatches
 from deepnets.models.batchnorm import let_fold
-from deepnets.models.recomputation import draws
+from deepnets.models.network import draws
 from deepnets.training.fit import Training, autocast
 from deepnets.training.metrics import Mean, Sums
 

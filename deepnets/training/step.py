@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from deepnets.config.schema import StepKind
 from deepnets.errors import UserError
-from deepnets.models.recomputation import draws
+from deepnets.models.network import draws
 from deepnets.models.settings import Memory
 from deepnets.system.files import own_cache
 

@@ -1,4 +1,4 @@
-"""Recomputation changes what is kept, and nothing else."""
+"""Recomputation changes which tensors a network stores, and nothing else."""
 
 import pytest
 import torch
@@ -57,3 +57,13 @@ def test_only_cheap_layers_are_computed_again_for_the_activations(memory: str, c
     conv.register_forward_hook(called)
     net(torch.randn(4, 1, 8, 8)).sum().backward()
     assert count == calls
+
+
+def test_a_network_may_store_all_again() -> None:
+    net = build_model(["model=digits_resnet", "model.depth=8"])
+    types, keys = [type(unit.branch) for unit in net.units], list(net.state_dict())
+    net.keep("recompute_activations")
+    assert [type(unit.branch) for unit in net.units] != types
+    assert list(net.state_dict()) == keys
+    net.keep("full")
+    assert [type(unit.branch) for unit in net.units] == types
