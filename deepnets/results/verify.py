@@ -42,7 +42,7 @@ FALSE_ALARM = 1e-3  # the rate for honest records, if the logarithms of ratios a
 LEAST = 8.0  # typical gaps are always allowed, because all twelve trainings may be close by chance
 MOST = 0.1  # of a loss is allowed at most, or a few very different trainings would allow any gap
 SEPARATED = 0.01  # of a loss; once rounding has moved a loss by this share, later losses show little
-SAME_NAMES = " (torch and the processor's name are the record's; another generation rounds otherwise)"
+SAME_NAMES = "; torch and the processor's name are the record's, but another generation rounds otherwise"
 FLOOR = 4 * 2.0**-23  # of a loss; in any net, another order of the sum over a batch may round so much
 
 
@@ -217,8 +217,8 @@ def _verify(run: Run, root: str) -> Verification:
 def _verify_whole(run: Run, root: str, scratch: Path) -> Verification:
     """Train a record from beginning to end in `scratch`, or resume there, and print how it compares.
 
-    If `_changes` finds nothing, every epoch, the first iterations and the images that were right must be equal bit by
-    bit; otherwise the final error must lie in the prediction interval of the row's seeds.
+    If `_changes` finds nothing and the first iterations are equal bit by bit, every epoch and the images that were
+    right must be equal too; otherwise the final error must lie in the prediction interval of the row's seeds.
 
     Raises:
         UserError: the record cannot be compared; the message gives the reason.
@@ -238,6 +238,8 @@ def _verify_whole(run: Run, root: str, scratch: Path) -> Verification:
     train(folder)
     (again,) = read_runs([folder.path])
     changes = "; ".join(_changes(result, config.launcher, device))
+    if not changes and again.result["beginning"] != result["beginning"]:
+        changes = f"the first iterations are not equal bit by bit{SAME_NAMES}"
     is_equal = _bits(again) == _bits(run)
     if run.error is None or again.error is None:
         raise UserError("a result has no final error")
