@@ -82,6 +82,13 @@ def counts(text: str) -> list[int]:
     return [count(part) for part in text.split(",")]
 
 
+def filled(text: str) -> str:
+    """A text that is not empty, as `--verify "$DATA"` is where the variable has no value."""
+    if not text:
+        raise argparse.ArgumentTypeError("needs a value")
+    return text
+
+
 def some_of(choices: Sequence[str]) -> Callable[[str], list[str]]:
     """Make the type of an option that takes some of these names, separated by commas."""
 
@@ -141,7 +148,10 @@ def add_weights_options(parser: argparse.ArgumentParser) -> None:
 def add_data_option(parser: argparse.ArgumentParser) -> None:
     """Add the option of the commands that need to know the input of a run's network."""
     parser.add_argument(
-        "--data", metavar="DIR", help="the run's data, for runs of earlier versions, which stored no normalisation"
+        "--data",
+        type=filled,
+        metavar="DIR",
+        help="the run's data, for runs of earlier versions, which stored no normalisation",
     )
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from deepnets.command import count, counts, number, whole
-from deepnets.commands import analyze, bench
+from deepnets.commands import analyze, bench, predict
+from deepnets.errors import UserError
 from tests.command import ROOT
 
 pytestmark = pytest.mark.attack
@@ -60,3 +61,27 @@ def test_what_there_is_not_is_said_before_anything_heavy_is_imported(tmp_path: P
 def test_the_version_is_told() -> None:
     done = subprocess.run([sys.executable, "-m", "deepnets", "--version"], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout.startswith(f"deepnets {version('deepnets')}, commit ")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["report", ".", "--verify="],
+        ["report", ".", "--project="],
+        ["analyze", "evaluate", ".", "--root="],
+        ["export", ".", "--to=x", "--data="],
+    ],
+)
+def test_an_empty_value_is_refused_and_not_as_if_it_were_left_out(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", [f"deepnets {words[0]}", *words[1:]])
+    with pytest.raises(SystemExit):
+        import_module(f"deepnets.commands.{words[0]}").main()
+    assert capsys.readouterr().err.endswith(f"argument {words[-1][:-1]}: needs a value\n")
+
+
+def test_predictions_are_not_written_to_a_folder(tmp_path: Path) -> None:
+    for place in ("", ".", "/", str(tmp_path)):
+        with pytest.raises(UserError, match="is a folder; name a file in it"):
+            predict.main(["run", "image.png", f"--to={place}"])

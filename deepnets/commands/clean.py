@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -17,6 +18,7 @@ from deepnets.system.printing import print_line
 
 CHECKPOINTS_KIND = "checkpoints of finished runs"
 KEPT_KIND = "weights that keep_checkpoints kept in finished runs"
+COPY = r"(deepnets-)?[0-9a-f]{16}(\.\d+\.new)?"  # names of copies; another's `.code` holds other names
 LEFT_BEHIND = ("*.damaged", "*.new")  # a run sets damaged files aside; a killed process leaves new ones
 
 
@@ -58,7 +60,7 @@ def clean(paths: Sequence[Path], *, remove: bool, keep_weights: bool) -> int:
         UserError: a folder is missing, or has no run in it.
     """
     folders = folders_in(paths)
-    removables = [each for each in _removables(folders) if not (keep_weights and each.kind == KEPT_KIND)]
+    removables = [each for each in _removables(folders, paths) if not (keep_weights and each.kind == KEPT_KIND)]
     for kind in dict.fromkeys(each.kind for each in removables):
         same = [each for each in removables if each.kind == kind]
         print_line(f"{in_bytes(sum(each.size for each in same)):>10}  {kind} ({sum(len(x.paths) for x in same)})")
@@ -79,7 +81,7 @@ def clean(paths: Sequence[Path], *, remove: bool, keep_weights: bool) -> int:
 
 def size_of(folders: Sequence[RunFolder]) -> int:
     """Return the bytes that these runs and the copies of code beside them take."""
-    beside = {folder.path.parents[1] / FOLDER for folder in folders}
+    beside = {folder.grid / FOLDER for folder in folders}
     return sum(_size(path) for path in [*beside, *(folder.path for folder in folders)])
 
 
@@ -102,11 +104,14 @@ def in_bytes(size: float) -> str:
     return f"{size:.1f} TB"
 
 
-def _removables(folders: Sequence[RunFolder]) -> Iterator[Removable]:
+def _removables(folders: Sequence[RunFolder], paths: Sequence[Path]) -> Iterator[Removable]:
+    """Yield everything that can be removed from these runs, and copies of code that lie below the named `paths`."""
     for folder in folders:
         yield from _removables_of(folder)
-    for sweep in sorted({folder.path.parents[1] for folder in folders}):
+    sweeps = {folder.grid for folder in folders}
+    for sweep in sorted(sweep for sweep in sweeps if any(sweep.is_relative_to(path.resolve()) for path in paths)):
         copies = sorted((sweep / FOLDER).glob("*")) if not (sweep / FOLDER).is_symlink() else []
+        copies = [copy for copy in copies if re.fullmatch(COPY, copy.name)]
         runs = folders_in([sweep])
         unused = [copy for copy in copies if copy.name not in _code_hashes(runs) and not _is_awaited(copy, runs)]
         if unused:

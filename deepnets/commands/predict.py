@@ -37,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_data_option(parser)
     add_weights_options(parser)
     arguments = parser.parse_args(argv)
+    if arguments.to.is_dir():
+        raise UserError(f"--to {arguments.to}: is a folder; name a file in it")
     check_writable(arguments.to.parent)
     weights = with_input(read_weights(arguments.run, arguments.allow_previous), arguments.run, arguments.data)
     classifier = classifier_of(weights).to(find_device(arguments.device))

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from deepnets.command import filled
 from deepnets.config.project import program, read_project
 from deepnets.errors import UserError
 from deepnets.system.files import check_folder
@@ -40,7 +41,10 @@ def main() -> int:
     request.add_argument("--keep", type=Path, metavar="DIR", help="copy small files of ended runs to DIR, as records")
     request.add_argument("--records", action="store_true", help="write FOLDER/README.md from the records in FOLDER")
     request.add_argument(
-        "--verify", metavar="DATA", help="train the first iterations of records again, on the data in DATA, and compare"
+        "--verify",
+        type=filled,
+        metavar="DATA",
+        help="train the first iterations of records again, on the data in DATA, and compare",
     )
     parser.add_argument("--note", action="store_true", help="with --verify: add each verdict to verifications.json")
     parser.add_argument("--whole", action="store_true", help="with --verify: train the records to their end")
@@ -52,7 +56,9 @@ def main() -> int:
     request.add_argument("--screenshots", type=Path, metavar="DIR", help="save TensorBoard and the page as PNG")
     parser.add_argument("--output", type=Path, metavar="DIR", help="the folder for page and figures (FOLDER/report)")
     places = parser.add_mutually_exclusive_group()
-    places.add_argument("--project", metavar="FILE", help="your project; its sweeps have published numbers and claims")
+    places.add_argument(
+        "--project", type=filled, metavar="FILE", help="your project, for its published numbers and claims"
+    )
     places.add_argument("--config-dir", type=Path, metavar="DIR", help="your folder of options, as for train")
     parser.add_argument("--full", action="store_true", help="also print all sheets and rules of the page")
     parser.add_argument("--log", action="store_true", help="draw the curves' errors on a logarithmic scale")

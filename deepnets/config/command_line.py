@@ -298,6 +298,8 @@ def _own_flags(words: Sequence[str]) -> tuple[list[str], Search]:
     parser.add_argument("--config-dir", "-cd")
     parser.add_argument("--config-name", "-cn", default=DEFAULTS)
     flags, rest = parser.parse_known_args(words)
+    if "" in (flags.project, flags.config_dir):
+        raise UserError("--project, --config-dir: one of them is empty; name a place, or leave it out")
     trust(flags.trust)
     if flags.project:
         if flags.config_dir or flags.config_name != DEFAULTS:

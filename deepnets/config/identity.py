@@ -84,7 +84,7 @@ def _canonical(settings: dict[str, Any]) -> dict[str, Any]:
         node.pop(last, None)
     model = settings.get("model")
     if isinstance(model, dict) and model.get("_target_") == RESNET and model.get("units") is None:
-        with suppress(KeyError, TypeError, ValueError):  # building the net says what is wrong with it
+        with suppress(KeyError, TypeError, ValueError, ZeroDivisionError):  # building the net says what is wrong
             stages, kernels = len(model["widths"]), len(model["kernels"])
             model["units"] = units_of_stages(model["depth"], None, stages, kernels)
             model["depth"] = None

@@ -164,7 +164,7 @@ def _sibling(column: Column, other: str) -> dict[str, list[Run]]:
     """Read the rows of the sweep `other` from the folder beside the column's; none if their arithmetic differs."""
     folders: list[Path] = []
     for grid in sorted({run.grid for run in column.runs}):
-        folder = grid.with_name("+".join([other, *grid.name.split("+")[1:]]))
+        folder = grid.parent / "+".join([other, *grid.name.split("+")[1:]])
         folders += [folder] * folder.is_dir() + in_other_arithmetic([folder])
     columns = columns_of(frame_of(read_runs(list(dict.fromkeys(folders)))))
     alike = [each for each in columns if trained_as(each) == trained_as(column)]

@@ -151,7 +151,7 @@ def in_other_arithmetic(paths: Sequence[Path]) -> list[Path]:
         sweep, *changes = path.name.split("+")
         if not any(change.startswith(PRECISION) for change in changes):
             names = ["+".join([sweep, *sorted([*changes, f"{PRECISION}={value}"])]) for value in ARITHMETIC]
-            folders += [path.with_name(name) for name in names if run_folders(path.with_name(name))]
+            folders += [path.parent / name for name in names if run_folders(path.parent / name)]
     return folders
 
 
@@ -208,7 +208,7 @@ def _with_places(runs: pd.DataFrame) -> pd.DataFrame:
     usual = runs.groupby("grid", sort=False)["arithmetic"].transform(_most_common)
     frame = runs.assign(arithmetic=runs["arithmetic"].where(runs["arithmetic"] != "", usual))
     parts = []
-    named = frame["grid"].map(lambda grid: grid.with_name(grid.name.split("+")[0]))
+    named = frame["grid"].map(lambda grid: grid.parent / grid.name.split("+")[0])
     for _, alike in frame.groupby([named, "table", "changes"], sort=False):
         inside = pd.concat([part for _, part in alike.groupby("grid", sort=False)])
         names = inside.assign(name=[run.folder.path.name for run in inside["run"]])

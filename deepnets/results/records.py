@@ -111,7 +111,7 @@ def records_pages(folder: Path, own: Path | None = None) -> dict[str, str]:
     """
     if not folder.is_dir() or not (folders := run_folders(folder)):
         raise UserError(f"{folder}: no records; --keep DIR copies the records of ended runs there")
-    places = sorted({run.path.parents[1] for run in folders})
+    places = sorted({run.grid for run in folders})
     within = [other for place in places for other in _beside(place)]
     runs = read_runs([folder])  # all at once, to find a copy in another table
     read = {grid: list(of_grid) for grid, of_grid in frame_of(runs).groupby("grid", sort=False)["run"]}
@@ -215,7 +215,7 @@ def _copy(run: Run, folder: Path) -> None:
     Result.model_validate(run.result).write(folder)
     sweep = run.grid / f"{run.table}.yaml"  # the copy of the user's own sweep file
     if sweep.is_file() and not sweep.is_symlink():
-        write_atomically(folder.parents[1] / sweep.name, read_text(sweep, LONGEST))
+        write_atomically(folder.parents[1] / sweep.name, _text(sweep, LONGEST))
     if run.table != run.grid.name.split("+")[0]:  # the command named the folder
         Origin(choices={"sweep": run.table}).write(folder)
     for of in {claim.test.of for _, claim in registered_on_file(SWEEPS) if claim.test}:
@@ -231,9 +231,17 @@ def _copy_analysis(of: Analysed, source: Path, into: Path) -> None:
     """Copy the numbers and options of an analysis, but no option that names a place on this machine."""
     if (source / of.file).is_file() and (noted := noted_by(source, of.analysis)):
         into.mkdir(exist_ok=True)
-        write_atomically(into / of.file, read_text(source / of.file, LONGEST_METRICS))
+        write_atomically(into / of.file, _text(source / of.file, LONGEST_METRICS))
         noted["options"] = {name: value for name, value in noted["options"].items() if name not in PLACES}
         write_atomically(into / f"{of.analysis}.json", json.dumps(noted, indent=1, ensure_ascii=False) + "\n")
+
+
+def _text(file: Path, longest: int) -> str:
+    """Read a file that is kept with a run; raises UserError if it is no text or too long."""
+    try:
+        return read_text(file, longest)
+    except ValueError as error:
+        raise UserError(f"{file}: cannot be kept ({error}); correct it, or move it elsewhere") from error
 
 
 def _table(place: Path) -> Table:

@@ -87,7 +87,7 @@ def sources_of(config: Config) -> dict[str, Path | str]:
 
 def store(folder: RunFolder, config: Config, code: Code) -> Path:
     """Copy the sources beside the rows of the run's sweep unless that copy exists; returns the copy's folder."""
-    copy = folder.path.parents[1] / FOLDER / code.hash
+    copy = folder.grid / FOLDER / code.hash
     if copy.is_dir():
         return copy
     contents = {}
@@ -123,7 +123,7 @@ def changed_files(folder: RunFolder, before: Code, now: Code) -> list[str]:
     if before.hash == now.hash:
         return []
     # Hashes depend on Python's version, so this Python computes them again from the copy, if there is one.
-    copied = _modules_in(folder.path.parents[1] / FOLDER / before.hash)
+    copied = _modules_in(folder.grid / FOLDER / before.hash)
     then = {name: copied.get(name, value) for name, value in before.modules.items()}
     names = sorted({*then, *now.modules})
     return [f"{name.replace('.', '/')}.py" for name in names if then.get(name) != now.modules.get(name)]
@@ -163,7 +163,7 @@ def execute_copy(folder: RunFolder, name: str) -> None:
     Raises:
         UserError: there is no such copy, its code has another hash, or this process has imported another version.
     """
-    copy = (folder.path.parents[1] / FOLDER / name).absolute()
+    copy = folder.grid / FOLDER / name
     if copy in executed_from():
         return
     if not copy.is_dir():

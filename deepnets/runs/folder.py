@@ -91,6 +91,11 @@ class RunFolder:
         return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
     @property
+    def grid(self) -> Path:
+        """The folder of the run's sweep, which holds the rows; absolute, and / for a run folder in /."""
+        return self.path.resolve().parent.parent
+
+    @property
     def config(self) -> Config:
         """The frozen configuration.
 

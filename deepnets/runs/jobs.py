@@ -122,7 +122,7 @@ def was_submitted_after(asked: float, folder: RunFolder) -> bool:
 
 
 def _log(folder: RunFolder, job: str) -> Path:
-    return folder.path.resolve().parents[1] / LOGS / job.partition("_")[0] / f"{job}.out"
+    return folder.grid / LOGS / job.partition("_")[0] / f"{job}.out"
 
 
 @lru_cache(maxsize=1)

@@ -260,7 +260,7 @@ def table_of(folders: list[RunFolder], most: int | None = None) -> Table:
     if most is not None and len(folders) > most:
         shown = sorted(folders, key=lambda folder: URGENCY.index(states[folder].name))[:most]
     above = os.path.commonpath([folder.path.resolve() for folder in folders])
-    sweep = Path(above) if len(folders) > 1 else Path(above).parents[1]
+    sweep = Path(above) if len(folders) > 1 else folders[0].grid
     cells = {folder: _cells(folder, states[folder]) for folder in shown}
     table = Table(
         box=None,

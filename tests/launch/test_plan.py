@@ -294,3 +294,10 @@ def test_images_that_are_not_square_are_timed_in_their_shape(tmp_path: Path) -> 
     dataset, _ = check_settings(one)
     assert dataset.shape == (1, 8, 12)
     assert pace_of(one, dataset, size_of(one, dataset)).training > 0
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("widths", ["[]", "''"])
+def test_a_network_without_stages_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], widths: str) -> None:
+    assert show_plan([row(tmp_path, f"model.widths={widths}")]) == 1
+    assert "1 of 1 runs cannot start" in capsys.readouterr().out

@@ -231,3 +231,13 @@ def test_a_run_without_its_metrics_is_named_and_not_kept(
     assert keep([folder], tmp_path / "records") == 1
     assert "seed0/metrics.csv: is missing" in capsys.readouterr().out
     assert not (tmp_path / "records").exists()
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"a" * 1_000_001])
+def test_a_sweep_file_that_cannot_be_kept_is_named(trained: Trained, tmp_path: Path, content: bytes) -> None:
+    table = tmp_path / "table"
+    shutil.copytree(trained.path / "identity" / "seed0", table / "identity" / "seed0")
+    (table / "table.yaml").write_bytes(content)
+    with pytest.raises(UserError, match=r"table\.yaml: cannot be kept"):
+        keep([table], tmp_path / "records")

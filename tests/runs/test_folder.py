@@ -13,6 +13,7 @@ from deepnets.config.project import CONF
 from deepnets.config.schema import Config
 from deepnets.config.trust import trust
 from deepnets.errors import UserError
+from deepnets.results.columns import in_other_arithmetic
 from deepnets.runs.contents import Origin
 from deepnets.runs.folder import RunFolder
 from tests.command import row
@@ -150,3 +151,14 @@ def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
     config = row(tmp_path).config
     with pytest.raises(UserError, match="cannot be written"):
         RunFolder(tmp_path / "outputs" / "runs" / "a").check(config)
+
+
+@pytest.mark.attack
+def test_a_run_folder_may_lie_at_the_root_or_be_named_from_within(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert RunFolder("/seed0").grid == Path("/")
+    assert in_other_arithmetic([Path("/")]) == []
+    (tmp_path / "row" / "seed0").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "row" / "seed0")
+    assert RunFolder(".").grid == tmp_path

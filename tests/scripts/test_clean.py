@@ -76,3 +76,18 @@ def test_sizes_are_counted_and_said(tmp_path: Path) -> None:
     assert cleaning._size(tmp_path) >= 1500
     assert cleaning._size(tmp_path) < 10_000
     assert [in_bytes(size) for size in (999, 1500, 2e6, 3e9, 4e12)] == ["999 B", "1.5 kB", "2.0 MB", "3.0 GB", "4.0 TB"]
+
+
+@pytest.mark.attack
+def test_only_copies_of_code_below_the_named_folders_go(root: Path, tmp_path: Path) -> None:
+    """A run that somebody gave me lies in ~/Downloads/seed0, and ~/.code is my own."""
+    run = sorted(root.glob("runs/*/seed0"))[0]
+    home = tmp_path / "home"
+    shutil.copytree(run, home / "Downloads" / "seed0")
+    own = [home / ".code" / name for name in ("thesis", "0" * 16)]
+    for folder in own:
+        folder.mkdir(parents=True)
+    assert clean([home / "Downloads" / "seed0"], remove=True, keep_weights=False) == 0
+    assert all(folder.is_dir() for folder in own)
+    assert clean([home], remove=True, keep_weights=False) == 0
+    assert [folder.is_dir() for folder in own] == [True, False]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from deepnets.analysis.commands.output import whole_numbers
 from deepnets.analysis.walk import check_parts, recalibrate_batchnorm
-from deepnets.command import add_weights_options
+from deepnets.command import add_weights_options, filled
 from deepnets.config.compose import compose
 from deepnets.config.project import CONF
 from deepnets.config.schema import Config
@@ -78,7 +78,7 @@ def add_subject(parser: argparse.ArgumentParser, optional: bool = False) -> None
         metavar="SUBJECT",
         help="a run folder, or options as of scripts/train.py",
     )
-    parser.add_argument("--root", metavar="DIR", help="folder of the data (default: the run's)")
+    parser.add_argument("--root", type=filled, metavar="DIR", help="folder of the data (default: the run's)")
     parser.add_argument("--output", type=Path, help="folder for the results (default: analysis/ in the run folder)")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 or auto (default)")
     parser.add_argument(
