@@ -166,10 +166,10 @@ def test_what_was_seen_before_the_claim_is_trained_by_other_seeds(file: Path) ->
 
 @pytest.fixture
 def lab(tmp_path: Path) -> list[str]:
-    for name, text in (("small", SHORT_SWEEP), ("silent", SWEEP.replace("  claims:\n", "  claims: []\n"))):
-        lines = [line for line in text.splitlines() if name == "small" or "- {claim" not in line]
-        (tmp_path / "conf" / "sweep").mkdir(parents=True, exist_ok=True)
-        (tmp_path / "conf" / "sweep" / f"{name}.yaml").write_text("\n".join(lines))
+    silent = re.sub(r"  claims:\n(    - .*\n)+", "", SHORT_SWEEP)
+    (tmp_path / "conf" / "sweep").mkdir(parents=True)
+    for name, text in (("small", SHORT_SWEEP), ("silent", silent)):
+        (tmp_path / "conf" / "sweep" / f"{name}.yaml").write_text(text)
     rows = "model/shortcut=identity,none,projection"
     return ["--config-dir", str(tmp_path / "conf"), "sweep=small", rows, f"output_root={tmp_path}/outputs"]
 
