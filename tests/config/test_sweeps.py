@@ -180,7 +180,8 @@ def test_deep_narrows_thin_networks_by_half_and_others_by_a_quarter() -> None:
     thin = {row.choices["model"]: row.config.model["widths"] for row in rows("balduzzi2017_fig6", "deep")}
     halves = {"thin_relu": [4, 8, 16, 32], "thin_crelu": [3, 6, 11, 23]}  # CReLU: divided by sqrt(2), rounded
     for model, widths in thin.items():
-        assert widths == halves["thin_crelu" if model in ("thin_crelu", "thin_looks_linear") else "thin_relu"]
+        is_doubled = model in ("thin_crelu", "thin_looks_linear", "thin_looks_linear_resnet")
+        assert widths == halves["thin_crelu" if is_doubled else "thin_relu"]
     assert all(row.config.model["widths"] == [4, 8, 16] for row in rows("ordering_warmup_resnet", "deep"))
 
 
