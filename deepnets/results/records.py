@@ -116,14 +116,14 @@ def records_pages(folder: Path, own: Path | None = None) -> dict[str, str]:
     runs = read_runs([folder])  # all at once, to find a copy in another table
     read = {grid: list(of_grid) for grid, of_grid in frame_of(runs).groupby("grid", sort=False)["run"]}
     tables = {
-        place: tables_of([run for part in (place.resolve(), *_beside(place)) for run in read.get(part, [])], own=own)[0]
+        place.name: tables_of([run for part in (place, *_beside(place)) for run in read.get(part, [])], own=own)[0]
         for place in places
-        if place.resolve() not in within
+        if place not in within
     }
-    named = sorted({*tables, *(file.parent for file in folder.glob(f"*/{ABOUT}"))})
+    named = sorted({*tables, *(file.parent.name for file in folder.glob(f"*/{ABOUT}"))})
     notes = dict.fromkeys(note for table in tables.values() for note in table.notes)
     sections = [_about(folder, ""), "\n".join(f"* {note}" for note in notes)]
-    sections += [_section(folder, place.name, tables.get(place)) for place in named]
+    sections += [_section(folder, name, tables.get(name)) for name in named]
     if lines := unchecked(runs):
         sections.append("\n".join(["## What cannot be checked", "", *(f"* {line}" for line in lines)]))
     page = "\n\n".join(section.strip() for section in sections if section.strip()) + "\n"

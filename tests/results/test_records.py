@@ -101,7 +101,9 @@ def test_a_table_without_a_word_about_it_has_its_numbers(records: Path, capsys: 
     assert "| identity | 1.11 | 5 |" in text
 
 
-def test_runs_with_precision_typed_are_in_the_section_of_their_sweep(records: Path) -> None:
+def test_runs_with_precision_typed_are_in_the_section_of_their_sweep(
+    records: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     beside = records / "digits_shortcuts+precision=bf16"
     (beside / "identity").mkdir(parents=True)
     (records / "digits_shortcuts" / "identity" / "seed1").rename(beside / "identity" / "seed1")
@@ -109,7 +111,10 @@ def test_runs_with_precision_typed_are_in_the_section_of_their_sweep(records: Pa
     assert text.count("\n* Runs: ") == 1
     assert "* Runs: 10, seeds 0, 1, 2, 3, 4, " in text
     (beside / "about.md").write_text("## Trained anew\n\n{{ table }}\n")
-    assert records_pages(records)["README.md"].count("\n* Runs: ") == 2
+    page = records_pages(records)["README.md"]
+    assert page.count("\n* Runs: ") == 2
+    monkeypatch.chdir(records.parent)
+    assert records_pages(Path(records.name))["README.md"] == page
 
 
 def test_what_a_person_writes_takes_its_numbers_from_the_files(records: Path) -> None:
