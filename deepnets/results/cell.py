@@ -86,7 +86,7 @@ class Cell:
         return middle([error for error in noted if error is not None])
 
     def hours(self, device: str) -> float:
-        """Sum the hours of ended runs on this type of device: core-hours on "cpu" (a core per thread), GPU-hours on "cuda"."""
+        """Sum the hours of ended runs: core-hours on a "cpu" (a thread is a core), GPU-hours on "cuda"."""
         ended = [run.result for run in self.runs if run.result.get("device_type") == device]
         return sum(_units(result) * result["seconds"] / 3600 for result in ended)
 
@@ -113,7 +113,7 @@ class Cell:
 
     @property
     def true_difference(self) -> tuple[float, float] | None:
-        """The interval of our expected error minus the paper's, in percent points; None if the two cannot be compared."""
+        """The interval of our expected error minus the paper's, in percent points; None if they are not comparable."""
         printed = printed_of(self.published) if self.is_published_protocol and not self.is_fail else None
         return true_difference(self.compared, printed) if printed else None
 

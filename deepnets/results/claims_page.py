@@ -273,7 +273,7 @@ def _experiment(finding: AnyFinding) -> tuple[object, ...]:
 
 
 def _tested(table: Table, index: int, sweeps: Path, is_shared: bool) -> Tested:
-    """Test the claims on a column. If another column of the sweep has the same label (`is_shared`), add the precision."""
+    """Test the claims on a column. If another column of the sweep has its label (`is_shared`), name the precision."""
     column = table.columns[index]
     label = _label(column, is_shared)
     is_own = table.published.statistic == "none"

@@ -165,7 +165,7 @@ def _beginning(one: dict[str, Any] | None, other: dict[str, Any] | None) -> Line
 
 
 def _sheet(record: Run, mine: Run, groups: dict[str, Lines], errors: Sequence[float]) -> Sheet:
-    """Show what differs, then both errors; the note says what is equal, and in what interval one more seed would lie."""
+    """Show what differs, then both errors; the note says what is equal, and where one more seed would lie."""
     lines: list[tuple[str, ...]] = []
     notes: list[str] = []
     for group, differing in groups.items():

@@ -101,7 +101,7 @@ class Output:
 
     @contextmanager
     def saved(self, *nets: nn.Module) -> Iterator["Saved"]:
-        """Yield results by key, with those of a killed analysis of the same options and nets; delete them at the end."""
+        """Yield results by key, with those of a killed analysis of the same options and nets; delete them last."""
         file = self.folder / f"{self.analysis}.partial"
         saved = Saved(file, json.dumps([self.options, _checksum(nets)]))
         if saved.results:
