@@ -58,7 +58,7 @@ class PublishedRow:
 
     The paper averages a run's `best_epochs` lowest test errors; if it is None, the paper takes the last epoch's error.
     `view` says how the test images were shown. If `is_literature`, the net is another paper's, and no run trains it.
-    `statistic` says what a number is, e.g. "best of 5 runs"; a difference below `margin` percentage points counts as none.
+    `statistic` says what the numbers are, e.g. "best of 5". A difference below `margin` percent points counts as none.
     """
 
     test_error: float | str | None = None
@@ -183,7 +183,7 @@ def true_difference(errors: Sequence[float], printed: Printed) -> tuple[float, f
     measured, n = [min(error, WORST_ERROR) for error in errors], len(errors)
     spread = stdev(measured)
     shift, variance = _drawn(printed.statistic, printed.runs)
-    variance += 1 / n + shift**2 / (2 * (n - 1))  # of the measured mean, and of the shift, which uses the measured spread
+    variance += 1 / n + shift**2 / (2 * (n - 1))  # of the measured mean, and of the shift in measured spreads
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1)) * spread * math.sqrt(variance)
     difference = fmean(measured) + shift * spread - printed.error
     return difference - half, difference + half

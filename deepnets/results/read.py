@@ -100,7 +100,7 @@ class Run:
 
     @property
     def code(self) -> str:
-        """The hash of each version of the user's code that trained the run, separated by commas; empty without such code."""
+        """The hash of each version of the user's code that trained the run, with commas between; empty without any."""
         return ", ".join(each["hash"] for each in (self.result.get("code") or {}).values())
 
     @property

@@ -89,7 +89,7 @@ def write_records(folder: Path, own: Path | None = None) -> int:
     """Write the pages of `records_pages` into `folder` and print where they are; returns 0.
 
     Raises:
-        UserError: as `records_pages`, or a file cannot be written.
+        UserError: `records_pages` raises it, or a file cannot be written.
     """
     for name, text in records_pages(folder, own).items():
         with writing(folder / name):
@@ -249,7 +249,7 @@ def _table(place: Path) -> Table:
 
 
 def _beside(place: Path) -> list[Path]:
-    """Find the table's other folders, with `precision=` typed, except those with an about.md: they get a section each."""
+    """Find the table's other folders, with `precision=` typed; those with an about.md have their own section."""
     return [other for other in in_other_arithmetic([place]) if not (other / ABOUT).is_file()]
 
 
