@@ -175,7 +175,7 @@ class Bypass:
     def sentence(self, when: str, fresh: bool = True) -> str:
         """Describe both products over the units, and name the units whose factor differs from their shortcut's.
 
-        The formula is left out unless the net is `fresh`: it does not hold after training.
+        The formula is left out unless the net is `fresh`, since training changes gates.
         """
         product, formula = np.prod(self.shortcut), np.prod(self.formula)
         text = f"product of {len(self.shortcut)} shortcuts {product:.4g} {when}"

@@ -123,8 +123,8 @@ def intact(walk: Walk) -> Variant:
 
 def with_deleted(walk: Walk, deleted: Iterable[int]) -> Variant:
     """Return the variant that has the branches of these units deleted."""
-    units = set(deleted)
-    return tuple(Place(unit, unit in units) for unit in range(len(walk)))
+    deleted = set(deleted)
+    return tuple(Place(unit, unit in deleted) for unit in range(len(walk)))
 
 
 def keeping_shape(walk: Walk, x: Tensor) -> list[int]:

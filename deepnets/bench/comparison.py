@@ -89,8 +89,8 @@ class Comparison:
 def in_turns(candidates: Mapping[str, Callable[[], float]], repeats: int, settle_seconds: float = 0.0) -> Measurement:
     """Call each candidate once to warm up, then `repeats` times in turns; return their values by name.
 
-    Every second round goes backwards, so that no candidate always follows the same one. Before each turn we wait for
-    `settle_seconds`, until the workers of the last candidate come to rest.
+    Every second round goes backwards, so that no candidate always follows the same one. Each turn begins after
+    `settle_seconds`, so that the workers of the last candidate have come to rest.
     """
     results: Measurement = {name: [] for name in candidates}
     with Console(stderr=True).status("", refresh_per_second=1) as line:  # shown only on a terminal

@@ -35,7 +35,7 @@ class Entry:
 
     @cached_property
     def key(self) -> str:
-        """A hash that identifies the run: a copied folder has the same, a run trained again, with other seconds, another."""
+        """A hash that identifies the run: a copied folder has the same, a run that is trained again has another."""
         lines = [self.experiment, self.name, self.run.result.get("seconds"), *self.run.history]
         return hashlib.sha256("\n".join(map(str, lines)).encode()).hexdigest()[:16]
 

@@ -109,8 +109,8 @@ def _compared(table: Table, index: int, sweep: Any) -> list[Finding]:
         second_rows = _sibling(column, other) if other else column.rows
         pairs = [(claim.first, second)] if other else pairs_of(claim, table.rows, len(axes_of(sweep)) or 1)
         for one, two in pairs:
-            named = claim.above if column.is_published_protocol else None
-            bound = named or (paper if is_papers else _fails_here(column, one))
+            claimed_bound = claim.above if column.is_published_protocol else None
+            bound = claimed_bound or (paper if is_papers else _fails_here(column, one))
             first, second_side = (
                 _side(
                     row,

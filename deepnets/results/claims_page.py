@@ -203,7 +203,7 @@ def _entries(title: str, claims: Sequence[Registered]) -> list[str]:
 
 
 def _cost(table: Table, index: int, findings: Sequence[AnyFinding]) -> list[str]:
-    """Say what hours a decided claim, all runs, and `MOST` seeds of each row cost; empty if no claim is decided."""
+    """Say how many hours a decided claim, all runs and `MOST` seeds of each row take; empty if no claim is decided."""
     rows = {side.row for finding in findings for side in finding.sides}
     for device, unit in (("cpu", "core"), ("cuda", "GPU")):
         cells = [cell for row, cell in table.column(index).items() if row in rows and cell.hours(device)]

@@ -201,7 +201,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def _with_places(runs: pd.DataFrame) -> pd.DataFrame:
-    """Add `place`, a run's folder, or the first of several folders that count as one.
+    """Add `place`: the run's `grid`, or the first of several such folders that count as one.
 
     A run of unknown arithmetic is assumed to have the arithmetic of most runs in its folder.
     """

@@ -1,4 +1,4 @@
-"""Compares a record with your own run: what differs, and whether the errors differ by more than those of seeds."""
+"""Compares a record with your own run: what differs, and whether seeds alone explain how far the errors differ."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

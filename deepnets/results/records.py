@@ -67,8 +67,8 @@ def keep(paths: Sequence[Path], into: Path) -> int:
             )
         folder = into / run.grid.name / run.row / run.folder.path.name
         other = records[folder].folder if folder in records else RunFolder(folder)
-        kept = identity_hash(other.config) if (other.path / "config.yaml").is_file() else None
-        if folder in records or kept not in (None, identity_hash(run.folder.config)):
+        existing = identity_hash(other.config) if (other.path / "config.yaml").is_file() else None
+        if folder in records or existing not in (None, identity_hash(run.folder.config)):
             raise UserError(
                 f"{run.folder}: its record would replace the record of another run, {other}; name another folder"
             )
@@ -76,10 +76,11 @@ def keep(paths: Sequence[Path], into: Path) -> int:
     for folder, run in records.items():
         with writing(into):
             _copy(run, folder)
-    going = len(runs) - len(ended) - len(refused)
+    unfinished = len(runs) - len(ended) - len(refused)
     print(
         printable(
-            f"records      {len(ended)} runs in {RunFolder(into)}" + (f"; {going} have not ended" if going else "")
+            f"records      {len(ended)} runs in {RunFolder(into)}"
+            + (f"; {unfinished} have not ended" if unfinished else "")
         )
     )
     return 1 if refused else 0
@@ -103,8 +104,8 @@ def records_pages(folder: Path, own: Path | None = None) -> dict[str, str]:
 
     README.md has the text of `folder`/about.md, how to read the tables, and a section for each table, sorted by name. A
     section is the table's about.md, a Jinja template that may call the functions of `numbers_of`; without that file, it
-    is a heading and the table. The last section counts the facts that nothing in the records confirms. If
-    `own`, a project's folder of sweep files, is given, the claims come from these files.
+    is a heading and the table. The last section counts the facts that nothing in the records confirms. If `own`, a
+    project's folder of sweep files, is given, the claims come from these files.
 
     Raises:
         UserError: there are no records, or an about.md names something that is not there.
@@ -287,7 +288,7 @@ def _table_text(table: Table) -> str:
 
 
 def _several(protocols: Iterable[str]) -> str:
-    """Name the most common protocol and count the others; protocols that lack facts of another are left out."""
+    """Name the most common protocol and count all; protocols of old versions, which lack facts, are left out."""
     counts = Counter(protocols)
     facts = {protocol: set(protocol.split(", ")) for protocol in counts}
     whole = [protocol for protocol in counts if not any(facts[protocol] < other for other in facts.values())]

@@ -242,12 +242,12 @@ def compare_pairs(pairs: Sequence[tuple[Errors, Errors]]) -> list[Comparison]:
     comparisons = [_compared(first, second, test) for (first, second), test in zip(tested, tests, strict=True)]
     corrected = holm([comparison.p for comparison in comparisons])
     comparisons = [replace(pair, p_corrected=p) for pair, p in zip(comparisons, corrected, strict=True)]
-    silent = [
+    untested = [
         Comparison(first.row, second.row, (len(first.values), len(second.values)), why_not=why_not)
         for (first, second), why_not in zip(pairs, reasons, strict=True)
         if why_not
     ]
-    return sorted(comparisons, key=lambda pair: pair.p) + silent
+    return sorted(comparisons, key=lambda pair: pair.p) + untested
 
 
 def holm(p: Sequence[float]) -> list[float]:

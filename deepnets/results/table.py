@@ -184,7 +184,7 @@ def comparison_sheet(title: str, comparisons: Sequence[Comparison]) -> Sheet:
         *("other row", "error of the row"),
     )
     tested = [pair for pair in comparisons if not pair.why_not]
-    silent = Counter(pair.why_not for pair in comparisons if pair.why_not)
+    untested = Counter(pair.why_not for pair in comparisons if pair.why_not)
     notes = []
     if tested:
         notes.append(
@@ -192,7 +192,7 @@ def comparison_sheet(title: str, comparisons: Sequence[Comparison]) -> Sheet:
             f"{100 * CONFIDENCE:.0f}% for all pairs together (Bonferroni). Holm's test is sharper than the intervals: "
             f"it may show a difference whose interval holds 0. {TEST_SET_NOTE}"
         )
-    notes += [f"{_pairs(count).capitalize()} not tested: {reason}." for reason, count in silent.items()]
+    notes += [f"{_pairs(count).capitalize()} not tested: {reason}." for reason, count in untested.items()]
     return Sheet(title, header, tuple(map(_comparison, tested)), frozenset(header[1:8]), " ".join(notes))
 
 

@@ -47,7 +47,7 @@ FLOOR = 4 * 2.0**-23  # share of a loss; in any net, another order of the sum ov
 
 
 class Verification(BaseModel):
-    """The outcome of a verification: the `loss` (from 1) that stands out most, its `gap` and the gap `allowed`, in nats.
+    """The outcome of a verification: the `loss` (from 1) that stands out most, its `gap` and the `allowed` gap in nats.
 
     `result` is the `checksum` of the verified result.json, so that a run trained again counts as not verified.
     `compared` is the number of losses; `device` and `versions` describe the machine that verified. If `is_whole`, the
@@ -83,7 +83,7 @@ class Verifications(RunFile):
 
 
 class Gap(NamedTuple):
-    """The `loss` of a record (from 1) that stands out most: it differs by `gap` nats; `allowed` are explained."""
+    """The `loss` of a record (from 1) that stands out most: it differs by `gap` nats; rounding explains `allowed`."""
 
     loss: int
     gap: float
@@ -334,10 +334,11 @@ def _moved_images(
     epoch: int,
     start: int,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the batches, each pixel multiplied at random by 1 + eps or 1 - eps; eps is the precision's own.
+    """Yield the batches, each pixel multiplied at random by 1 + eps or 1 - eps.
 
-    Moving the weights by a rounding of float32 would change nothing in bfloat16. Changing the threads or the order of
-    the images would do more than round in nets whose dropout or normalisation over parts of a batch depends on them.
+    1 + eps is the number next to 1 in the training's precision. Moving the weights by a rounding of float32 would
+    change nothing in bfloat16. Changing the threads or the order of the images would do more than round in nets whose
+    dropout or normalisation over parts of a batch depends on them.
     """
     draws = torch.Generator(training.device).manual_seed(seed)
     eps = torch.finfo(training.precision).eps

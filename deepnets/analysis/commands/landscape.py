@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Measure, write the files and print the finding."""
     if arguments.points < 3 or arguments.points % 2 == 0 or not arguments.range > 0:
         raise UserError(
-            f"--points {arguments.points} --range {arguments.range:g}: must be an odd number of at least 3, and above 0"
+            f"--points {arguments.points} must be an odd number of at least 3, --range {arguments.range:g} above 0"
         )
     subjects = subjects_of(arguments)
     if arguments.line and len(subjects) != 2:

@@ -261,7 +261,7 @@ def _order(nets: Sequence[Lesioned], output: Output, arguments: argparse.Namespa
 
 
 PARTS = {"single": _single, "random": _random, "order": _order}
-# Returns the units or pairs that each part chooses from; raises a UserError if a net has none.
+# These functions return the units or pairs that a part chooses from, and raise a UserError if a net has none.
 CANDIDATES = {"single": lesion.deletable, "random": lesion.deletable, "order": lesion.swappable}
 
 

@@ -38,7 +38,7 @@ class Output:
     """The files of one analysis: `<folder>/analysis/<analysis>_<name>.{csv,png,svg}`, or in --output itself.
 
     `<analysis>.json` beside them holds the options and, for each finding, its sentence and its numbers. If no run
-    trained the nets, it also holds the claims that were on file before, as a run's folder does.
+    trained the nets, it also holds the claims that were on file before, as a run's result does.
 
     Each figure is also the TensorBoard image `analysis/<analysis>_<name>` of the run folder; a UserError is raised if
     another process, e.g. the training, writes to that folder. With --output the run folder is not touched.
@@ -68,7 +68,7 @@ class Output:
         self.held.close()
         if kind is None:
             contents = {"analysis": self.analysis, "options": self.options, "findings": self.findings}
-            if not (self.events / "config.yaml").is_file():  # no run trained the nets and noted the claims
+            if not (self.events / "config.yaml").is_file():  # no run trained these nets, so none noted the claims
                 contents["claims"] = self._claims_known()
             text = json.dumps(contents, indent=1, ensure_ascii=False, allow_nan=False)
             write_atomically(self.folder / f"{self.analysis}.json", text + "\n")

@@ -76,8 +76,8 @@ def run(arguments: argparse.Namespace) -> None:
 class Agreement:
     """How far a gradient g agrees with the reference r: cosine g r / |g| |r|, relative difference |g - r| / |r|.
 
-    `cosines` and `differences` have an entry per unit, `cosine` and `difference` are over all parameters. If r is 0,
-    both are NaN; if only g is 0, the cosine is NaN.
+    `cosines` and `differences` have an entry per unit, `cosine` and `difference` are over all parameters. The
+    cosine is NaN if g or r is 0; the difference is not finite if r is 0.
     """
 
     cosines: np.ndarray

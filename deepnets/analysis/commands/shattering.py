@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _depths(arguments: argparse.Namespace) -> list[int]:
     if arguments.draws < 2:
-        raise UserError(f"--draws {arguments.draws}: a band needs at least 2")
+        raise UserError(f"--draws {arguments.draws}: must be at least 2, for a standard deviation")
     return sorted(set(whole_numbers("--depths", arguments.depths)))
 
 
@@ -201,7 +201,7 @@ def _correlations_figure(correlations: Mapping[Key, GradientMoments]) -> Figure:
         is_lost = measured < LOWEST
         axes.plot(np.array(depths)[~is_lost], measured[~is_lost], "o", color=color, markersize=4)
         lost = np.array(depths)[is_lost]
-        size = 5 + 2 * index  # triangles in one place stay visible
+        size = 5 + 2 * index  # so that all triangles in one place are seen
         axes.plot(lost, [LOWEST] * len(lost), "v", color=color, fillstyle="none", markersize=size, clip_on=False)
         theory = [shattering.THEORY[kind](int(depth), beta).correlation for depth in every]
         axes.plot(every, theory, color=color, linewidth=1, label=label)

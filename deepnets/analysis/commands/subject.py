@@ -31,7 +31,7 @@ from deepnets.training.hardware import find_device, set_arithmetic
 
 @dataclass(frozen=True)
 class Subject:
-    """A network in evaluation mode on `device`, with float32 weights; its analyses go to `folder`/analysis."""
+    """A network in evaluation mode on `device`, with float32 weights; its analyses are written below `folder`."""
 
     name: str
     model: nn.Module

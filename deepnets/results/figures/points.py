@@ -177,12 +177,12 @@ def losses_over_depth(nets: Mapping[str, Net]) -> Figure | None:
         return None
     figure, (axes,) = new_panels(3.2)
     for index, (name, places) in enumerate(lines.items()):
-        beside = 1 + 0.06 * (index - (len(lines) - 1) / 2)  # a factor, as the scale is logarithmic
+        shift = 1 + 0.06 * (index - (len(lines) - 1) / 2)  # a factor, as the scale is logarithmic
         for depth, net in places.items():
             losses = nets[net].losses
-            axes.plot([depth * beside] * len(losses), losses, ".", color=look(index)["color"], alpha=0.5)
+            axes.plot([depth * shift] * len(losses), losses, ".", color=look(index)["color"], alpha=0.5)
         means = [nets[net].best_tenth for net in places.values()]
-        axes.plot([depth * beside for depth in places], means, marker="o", markersize=5, label=name, **look(index))
+        axes.plot([depth * shift for depth in places], means, marker="o", markersize=5, label=name, **look(index))
     depths = sorted({depth for places in lines.values() for depth in places})
     axes.set(xlabel="depth (layers)", xscale="log")
     axes.set_xticks(depths, [f"{depth:g}" for depth in depths])
