@@ -23,7 +23,7 @@ from deepnets.models.transformer import MLP, Attention
 from deepnets.models.unit import Unit
 
 BATCH = 128  # images in one backward pass, which holds all their activations; the papers train with as many
-CANCELLED = 0.1  # branches cancel the gradient if less than this share of its part through shortcuts is left
+CANCELLED = 0.1  # branches cancel a gradient if the whole is less than this share of its part through shortcuts
 CHANGED = 0.01  # a unit is named if its factor differs by more than this share from its shortcut's factor
 MOST_NAMED = 5  # if more units than this differ, they are only counted
 
@@ -113,10 +113,10 @@ def clipped(walk: Walk, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[np.nd
 
 
 def responses(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
-    """Return the standard deviation over all values of the response of each layer with weights, by the layer's name.
+    """Return, by the layer's name, the standard deviation of each layer's response over all its values.
 
-    A response is the output of the BN that follows the layer, or of the layer if no BN follows; ReLU and addition come
-    later. Head and shortcuts are left out. He et al. 2015, section 4.2 and Fig. 7.
+    These are the layers with weights, except head and shortcuts. A response is the output of the BN that follows the
+    layer, or of the layer if no BN follows; ReLU and addition come later. He et al. 2015, section 4.2 and Fig. 7.
     """
     layers = _response_layers(model)
     sums = {name: np.zeros(3) for name in layers}

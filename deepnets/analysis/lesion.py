@@ -96,7 +96,7 @@ def sums_of(
 
 
 def _logits(walk: Walk, x: Tensor, variants: Sequence[Variant]) -> Iterable[tuple[list[int], Tensor]]:
-    """Yield the logits of each group of equal variants; variants that begin alike share the computation so far."""
+    """Yield the logits of each group of equal variants; variants that begin alike share this part of the work."""
     pending = [(walk.before[0](x), 0, list(range(len(variants))))]
     while pending:
         x, position, alike = pending.pop()

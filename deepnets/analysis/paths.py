@@ -22,7 +22,7 @@ from deepnets.models.unit import Unit
 
 AT_ONCE = 32  # images of one backward pass
 PATHS = 256  # paths whose gradients are held at once
-FAR = 40  # a gradient that is more than this many powers of two away from 1 is scaled
+FAR = 40  # powers of two: a gradient that is further than this from 1 is rescaled
 # With these shortcuts y is h(x) plus a term of r alone. So `_branch_of` detaches the x in h(x): if it computed
 # y - h(x) instead, rounding of h's gradient would drown a small gradient of F.
 APART = (Identity, Scaled, Projected, Dropped)

@@ -90,8 +90,8 @@ def _channels(x: Tensor) -> tuple[float, float]:
 def singular_values(walk: Walk, x: Tensor, most: int) -> tuple[np.ndarray, int]:
     """Return all singular values of the Jacobian from the first unit's input to the last unit's output, greatest first.
 
-    x (1, C, H, W) is one image. Its middle is cropped until the output has at most `most` values; the second result is
-    the height of the crop. Batch normalisation must use stored statistics, since a crop has different ones.
+    x (1, C, H, W) is one image. It is cropped around its middle until the output has at most `most` values; the second
+    result is the height of the crop. Batch normalisation must use stored statistics, since those of a crop differ.
 
     Raises:
         UserError: the output has too many values even for the smallest crop.

@@ -150,7 +150,7 @@ def autocorrelation(g: np.ndarray, lags: int) -> np.ndarray:
 
 
 def covariance_picture(g: np.ndarray) -> np.ndarray:
-    """Divide |(g - mean)(g - mean)'| by the variance of one sequence g (M,), (M, M): Fig. 1, bottom row."""
+    """Compute |(g - mean)(g - mean)'| / variance, (M, M), of one sequence g (M,): Fig. 1, bottom row."""
     centred = g.astype(np.float64) - g.mean()
     return np.abs(np.outer(centred, centred)) / max(float((centred**2).mean()), np.finfo(float).tiny)
 

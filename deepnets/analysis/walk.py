@@ -1,4 +1,4 @@
-"""A network as all analyses see it, a sequence of units, and the statistics that its batch normalisation uses."""
+"""A network as all analyses see it: a sequence of units. Also chooses the statistics of its batch normalisation."""
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -120,8 +120,8 @@ def with_batch_statistics(model: nn.Module) -> nn.Module:
 def recalibrate_batchnorm(model: nn.Module, x: Tensor) -> None:
     """Set the running statistics of every batch normalisation to its statistics on one batch of images x (N, C, H, W).
 
-    Before training they are 0 and 1, so a fresh network in evaluation mode does not normalise. `model` must be
-    in evaluation mode, so that dropout stays off and stochastic depth scales each branch by its survival probability.
+    Before training, means are 0 and variances 1, so a fresh network in evaluation mode does not normalise. `model` must
+    be in evaluation mode, so that dropout stays off and stochastic depth scales each branch by its survival probability.
     """
     layers = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     momenta = [layer.momentum for layer in layers]

@@ -51,7 +51,7 @@ class Comparison:
     notes: Sequence[str] = ()
 
     def summary(self) -> dict[str, dict[str, float]]:
-        """Return median, low and high of each candidate's values, and of the first's values divided by these."""
+        """Return median, low and high of each candidate's values, and of its ratios (first candidate / this one)."""
         first = next(iter(self.values.values()), [])
         summary = {}
         for name, values in self.values.items():

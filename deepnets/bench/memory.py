@@ -107,7 +107,7 @@ def _trained(overrides: Sequence[str], iterations: int, threads: int) -> tuple[f
 
 
 def _begin(device: torch.device) -> float:
-    """Start to record the peak, on a CPU with a limit at the memory that is free now; return the bytes held now."""
+    """Start to record the peak, and return the bytes held now; on a CPU, limit the process to memory that is free."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return torch.cuda.memory_allocated(device)

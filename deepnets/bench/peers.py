@@ -136,7 +136,7 @@ def plain_normalization(task: Task) -> list[Callable]:
 def plain_loader(
     task: Task, transforms: Sequence[Callable] | None = None, *, trains: bool = True, collate: Callable | None = None
 ) -> DataLoader:
-    """Return a loader as in the usual script; in training it drops the last, smaller batch, to time equal iterations."""
+    """Return a loader as in the usual script; in training it drops the last, smaller batch: iterations are equal."""
     return DataLoader(
         PlainImages(task.images, task.labels, transforms or [*plain_augmentation(task), *plain_normalization(task)]),
         task.batch_size,

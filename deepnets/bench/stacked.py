@@ -51,8 +51,8 @@ def add_stacked_options(parser: argparse.ArgumentParser) -> None:
 def measure_stacked(arguments: argparse.Namespace) -> list[Comparison]:
     """Measure images/s, summed over the runs of a random search, trained as one batched network and one by one.
 
-    Trials per minute have the same ratios as images/s. Both are measured in the precision that training uses here, and
-    in float32.
+    Trials per minute have the same ratios as images/s. Everything is measured in the precision that training uses here,
+    and in float32.
     """
     arguments.overrides = [*SEARCH, *arguments.overrides]
     run, overrides = chosen_run(arguments), overrides_of(arguments)

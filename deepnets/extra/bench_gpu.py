@@ -50,7 +50,7 @@ from deepnets.models.settings import Memory
 from deepnets.runs.folder import RunFolder, run_folders
 from deepnets.training.fit import Training, fit
 
-MODELS = {"resnet20": 40, "resnet110": 20, "resnet164": 20, "resnet1001": 4}  # the iterations of a measurement
+MODELS = {"resnet20": 40, "resnet110": 20, "resnet164": 20, "resnet1001": 4}  # iterations to time
 SHARING = (1, 2, 5)  # numbers of runs at once
 PUBLISHED = "he2016_table3_cifar10"  # the sweep whose rows of ResNet-110 are trained
 COMPILED = (StepKind.compiled, StepKind.compiled_graphed)

@@ -150,7 +150,7 @@ def _learns(table: Table, index: int, bound: float) -> bool:
 
 
 def _with_holm(findings: Sequence[Finding]) -> list[Finding]:
-    """Set each finding's p corrected by Holm; pairs of the same experiments under different names count once."""
+    """Set `p_holm` of each finding; pairs of the same experiments under different names count once."""
     by_pair = {_pair(finding): finding.p for finding in findings if finding.p is not None}
     corrected = dict(zip(by_pair, holm(list(by_pair.values())), strict=True))
     return [replace(finding, p_holm=corrected.get(_pair(finding))) for finding in findings]

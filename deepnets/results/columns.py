@@ -111,7 +111,7 @@ def warnings_of(column: Column) -> list[str]:
     ended = [run for run in column.runs if run.error is not None]
     facts: dict[str, list[Any]] = {
         "versions of the code": [short_commit(run.result.get("commit")) for run in ended],
-        "precisions": [run.result.get(PRECISION) for run in ended],  # only single runs can differ
+        "precisions": [run.result.get(PRECISION) for run in ended],  # only single runs can differ within a column
         "versions of torch": [run.result.get("versions", {}).get("torch") for run in ended],
     }
     warnings = [f"cannot be read: {file}" for run in column.runs for file in run.broken]

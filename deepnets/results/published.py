@@ -57,7 +57,7 @@ class PublishedRow:
     """The paper's numbers of a row, in percent; `test_error` may be "fail", or None if the paper only draws it.
 
     The paper averages a run's `best_epochs` lowest test errors; if it is None, the paper takes the last epoch's error.
-    `view` says how the test images were shown. If `is_literature`, the net is another paper's, and no run trains it.
+    `view` says how test images were cropped. If `is_literature`, the net is another paper's, and no run trains it.
     `statistic` says what the numbers are, e.g. "best of 5". A difference below `margin` percent points counts as none.
     """
 

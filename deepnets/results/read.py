@@ -29,7 +29,7 @@ from deepnets.system.files import LONGEST_METRICS, read_text
 from deepnets.training.assembly import iterations_of
 
 COLUMNS = ("epoch", "iteration", "learning_rate", "train_loss", "train_error", "test_loss", "test_error")
-FACTS = {  # facts that can be checked, and the reason why some runs' facts cannot
+FACTS = {  # the facts to check, and the reason why a run's cannot be checked
     "test error by image": "result.json has no test_right",
     "errors by epoch": "no readable metrics.csv",
     "number of epochs": "no readable metrics.csv, or no data.train in result.json",
@@ -225,7 +225,7 @@ def _read(folder: RunFolder) -> Run:
     result = tried(Result.FILE, lambda: folder.result.model_dump(exclude_unset=True) if folder.result else {})
     if broken := [unread[name] for name in ("config.yaml", "result.json") if name in unread]:
         state = State(FAILED, reason=f"cannot be read: {'; '.join(broken)}")
-    elif result.get("status") in (FINISHED, DIVERGED):  # the files of the state need not be read
+    elif result.get("status") in (FINISHED, DIVERGED):  # the result alone tells the state
         state = State(result["status"])
     else:
         state = read_states([folder])[folder]  # SLURM is asked once for all queued runs

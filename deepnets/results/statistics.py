@@ -43,7 +43,7 @@ def median_interval(errors: Sequence[float]) -> tuple[float, float] | None:
 
 
 def image_noise(first: Sequence[np.ndarray | None], second: Sequence[np.ndarray | None]) -> float | None:
-    """Return how far the choice of test images alone may move the difference of two mean errors: half an interval.
+    """Return how far the choice of test images alone may move the difference of two mean errors: half a 95 % interval.
 
     Each array says which images a run got wrong, (images,). Images are paired and a row's runs are averaged, so that
     differences between its seeds do not count. In percent points; None if all arrays of a row are None.

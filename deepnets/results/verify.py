@@ -132,8 +132,8 @@ def largest_gap(record: np.ndarray, here: np.ndarray, moved: np.ndarray) -> Gap:
 
     `moved` (K, L) are the losses of K runs whose images were moved by one rounding. Their gaps |moved - here| show how
     far rounding alone moves this net. The typical gap of a loss is the root mean square of the K gaps. A run's ratio is
-    its largest gap, when each gap is divided by the typical gap; for one of the K runs, the typical gaps come from the
-    other K - 1. An honest record is one more run of this kind. So if the logarithms of the ratios are normal, the
+    the largest of its gaps divided by the typical gaps; for one of the K runs, the typical gaps come from the other
+    K - 1. An honest record is one more run of this kind. So if the logarithms of the ratios are normal, the
     record's logarithm lies, with probability 1 - `FALSE_ALARM`, below their mean + t * their standard deviation *
     sqrt(1 + 1/K), with t of K - 1 degrees of freedom. At least `LEAST` typical gaps are allowed, and more only up to
     `MOST` of the loss.

@@ -1,6 +1,6 @@
 """Delete units and re-order them, and measure the error (Veit et al. 2016, Fig. 3 to 5).
 
-The errors after random deletions are compared with the number of paths that survive, of all and of effective lengths.
+The errors after random deletions are compared with how many paths survive: of all lengths, and of effective lengths.
 
 Exclusive gates are forced to 0 instead, and measured on the training set: Srivastava et al. 2015, Fig. 4. Several run
 folders, e.g. of a residual and a plain network, are drawn in one figure.
@@ -27,7 +27,7 @@ from deepnets.errors import UserError
 from deepnets.monitor.style import COLOURS, line, mark_stages, mean_and_range, new_figure
 from deepnets.training.hardware import choose_precision
 
-CACHED_VALUES = 2**20  # values of a unit's input that stay in a processor's cache: the fastest batch for any net
+CACHED_VALUES = 2**20  # a unit's input of this size stays in a processor's cache: such batches are the fastest
 POINTS = 10  # how many numbers of deletions or swaps are tried, besides 0
 PATH_DRAWS = 10  # paths of each length, on as many images, from which the effective lengths are found
 COUNTED = {"deleted": "units deleted", "surviving": "surviving paths", "effective": "surviving effective paths"}

@@ -35,7 +35,7 @@ LINE = TypeAdapter(tuple[str, list[float]])
 
 
 class Output:
-    """The files of one analysis: `<folder>/analysis/<analysis>_<name>.{csv,png,svg}`, or in --output itself.
+    """The files of one analysis: `<folder>/analysis/<analysis>_<name>.{csv,png,svg}`, or directly in --output.
 
     `<analysis>.json` beside them holds the options and, for each finding, its sentence and its numbers. If no run
     trained the nets, it also holds the claims that were on file before, as a run's result does.
@@ -101,7 +101,7 @@ class Output:
 
     @contextmanager
     def saved(self, *nets: nn.Module) -> Iterator["Saved"]:
-        """Yield results by key, with those of a killed analysis of the same options and nets; delete them last."""
+        """Yield results saved by key, with which a killed analysis resumes; delete them when the analysis has ended."""
         file = self.folder / f"{self.analysis}.partial"
         saved = Saved(file, json.dumps([self.options, _checksum(nets)]))
         if saved.results:

@@ -41,7 +41,7 @@ class Subject:
     device: torch.device
 
     def batches(self, split: str, images: int | None = None) -> EvaluationBatches:
-        """Return all images of split "train" or "test" in order, or as many random `images`, always the same.
+        """Return all images of split "train" or "test" in order; with `images`, that many random ones, always the same.
 
         Training images are not augmented. We draw the images at random because a class-folder tree is sorted by class:
         groups of a batch that are normalised separately would see one class each.
