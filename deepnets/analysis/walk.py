@@ -121,7 +121,7 @@ def recalibrate_batchnorm(model: nn.Module, x: Tensor) -> None:
     """Set the running statistics of every batch normalisation to its statistics on one batch of images x (N, C, H, W).
 
     Before training, means are 0 and variances 1, so a fresh network in evaluation mode does not normalise. `model` must
-    be in evaluation mode, so that dropout stays off and stochastic depth scales each branch by its survival probability.
+    be in evaluation mode, so that dropout is off and stochastic depth scales each branch by its survival probability.
     """
     layers = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     momenta = [layer.momentum for layer in layers]
