@@ -1,8 +1,8 @@
 """Transform gates: their biases, how far they open, and how they route (Srivastava et al. 2015, section 4, Fig. 2, 3).
 
-A gate has a value per block: a hidden unit of a fully connected layer, or a feature map, averaged over its pixels.
-Arrays are (layers, blocks); the layers are the units with gates. If layers differ in width, NaN fills the narrow ones.
-If a net has carry gates of its own, its transform gates are measured.
+A gate has one value per block. A block is a hidden unit of a fully connected layer, or a feature map, over whose pixels
+the gate is averaged. Arrays are (layers, blocks), where a layer is a unit with gates; NaN fills up the narrower layers.
+If a net has separate carry gates, only its transform gates are measured.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,18 +18,18 @@ from deepnets.errors import UserError
 from deepnets.models.gates import SeparatelyGated
 from deepnets.models.shortcuts import Gated
 
-OPEN = 0.5  # a gate above it takes more of H(x) than of x
+OPEN = 0.5  # a gate above 0.5 passes more of H(x) than of x
 
 
 @dataclass(frozen=True)
 class Routing:
     """The gates of a net on a set of images.
 
-    By block: `bias`; `mean`, over images (Fig. 2, second column); `by_class`, the mean over the images of each class,
-    (classes, layers, blocks); `lifetime`, the sparseness of its gate over images; `between`, the share of its variance
-    over images that lies between classes. `images` (classes,) counts the images of each class. By image, (images,
-    layers): `opened`, the share of a layer's gates above one half; `population`, the sparseness over a layer's blocks;
-    `change`, ||y - x|| / (||x|| + ||y||) of a layer's state.
+    By block, (layers, blocks): `bias`; `mean`, the mean gate over images (Fig. 2, second column); `lifetime`, the
+    sparseness of the gate over images; `between`, the share of the gate's variance over images that lies between
+    classes. `by_class` (classes, layers, blocks) is the mean gate over the images of each class; `images` (classes,) is
+    the number of these images. By image, (images, layers): `opened`, the share of a layer's gates above one half;
+    `population`, the sparseness over a layer's blocks; `change`, ||y - x|| / (||x|| + ||y||) of a layer's state.
     """
 
     bias: np.ndarray
@@ -44,14 +44,14 @@ class Routing:
 
     @property
     def of_classes(self) -> np.ndarray:
-        """How far the mean over each class lies above that over all images, (classes, layers, blocks): Fig. 3."""
+        """The mean gate of each class minus the mean gate of all images, (classes, layers, blocks): Fig. 3."""
         return self.by_class - self.mean
 
 
 def routing_of(walk: Walk, batches: Iterable[tuple[Tensor, Tensor]], classes: int) -> Routing:
     """Measure the routing over all batches (x (N, C, H, W), y (N,)). Raises a UserError for a net without gates."""
     bias, shortcuts = biases(walk), gates_of(walk)
-    moments: list[Tensor] = []  # of each layer, sums of g and g^2 by class, (classes, 2, blocks)
+    moments: list[Tensor] = []  # of each layer: the sums of g and of g^2 by class, (classes, 2, blocks)
     images = torch.zeros(classes, dtype=torch.float64)
     by_image: list[np.ndarray] = []
     for x, labels in batches:
@@ -97,7 +97,7 @@ def _sparseness(mean: Tensor, square: Tensor) -> Tensor:
 
 
 def _between(sums: Tensor, mean: Tensor, square: Tensor, images: Tensor) -> Tensor:
-    """Divide the variance of the class means by the variance over all images, (blocks,); 0 if nothing varies."""
+    """Divide the variance of the class means by the variance over all images, (blocks,); 0 for constant gates."""
     seen = images > 0
     means = sums[seen] / images[seen, None]
     of_classes = (images[seen, None] * (means - mean).square()).sum(0) / images.sum()
@@ -109,7 +109,10 @@ def _between(sums: Tensor, mean: Tensor, square: Tensor, images: Tensor) -> Tens
 def interval(
     statistic: Callable[..., float], *samples: np.ndarray, resamples: int = 1000, seed: int = 0
 ) -> tuple[float, float, float]:
-    """Return a statistic of paired samples and its 95 % interval, by bootstrap percentiles; NaN if it is NaN."""
+    """Return a statistic of paired samples and the ends of its 95 % bootstrap percentile interval.
+
+    All three are NaN if the statistic is NaN.
+    """
     value = float(statistic(*samples))
     if np.isnan(value):
         return value, value, value
@@ -120,7 +123,7 @@ def interval(
 
 
 def biases(walk: Walk) -> np.ndarray:
-    """Return the present bias of every block's gate. Raises a UserError for a net without gates."""
+    """Return the current bias of every block's gate. Raises a UserError for a net without gates."""
     return _padded([shortcut.gate_bias for shortcut in gates_of(walk)])
 
 
@@ -149,9 +152,9 @@ def gates_of(walk: Walk) -> list[Gated | SeparatelyGated]:
 def _unit_states(
     walk: Walk, shortcuts: Sequence[Gated | SeparatelyGated], x: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield gates and output of each unit in turn, (N, blocks), averaged over pixels, and its change of state, (N,).
+    """Yield the gates and the output y of each unit, averaged over pixels, (N, blocks), and its change of state, (N,).
 
-    The change is ||y - x|| / (||x|| + ||y||), 0 if x is copied and at most 1; x is what the shortcut's resize returns.
+    The change is ||y - x|| / (||x|| + ||y||): 0 if x is copied, and at most 1. Here x is the resized input.
     """
     for unit, before, b, shortcut in zip(walk.units, walk.before, walk.b, shortcuts, strict=True):
         x = before(x)
@@ -168,7 +171,7 @@ def _over_pixels(values: Tensor) -> Tensor:
 
 
 def _padded(layers: Sequence[Tensor]) -> np.ndarray:
-    """Stack layers (blocks,) as the rows of one array; NaN fills up the narrow ones."""
+    """Stack layers (blocks,) as the rows of one array; NaN fills up the shorter rows."""
     array = np.full((len(layers), max(len(layer) for layer in layers)), np.nan)
     for row, layer in zip(array, layers, strict=True):
         row[: len(layer)] = layer.detach().cpu().numpy()

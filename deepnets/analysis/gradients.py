@@ -1,4 +1,4 @@
-"""Gradients and signals over depth: how much of them reaches each unit, and how much of a gradient shortcuts pass.
+"""Gradients and signals over depth: how large they are at each unit, and how much of a gradient shortcuts pass on.
 
 Signals are the values that units and layers put out in the forward pass.
 """
@@ -22,17 +22,17 @@ from deepnets.models.shortcuts import Dropped, Gated, Identity, Scaled
 from deepnets.models.transformer import MLP, Attention
 from deepnets.models.unit import Unit
 
-BATCH = 128  # images that the papers train at once; a backward pass holds all their activations
-CANCELLED = 0.1  # of the gradient through shortcuts; if the whole gradient is smaller, branches cancel it
-CHANGED = 0.01  # relative: units are named if their factor differs by more than this from their shortcut's factor
-MOST_NAMED = 5  # more units than these are only counted, and not named by their numbers
+BATCH = 128  # images in one backward pass, which holds all their activations; the papers train with as many
+CANCELLED = 0.1  # branches cancel a gradient if the whole is less than this share of its part through shortcuts
+CHANGED = 0.01  # a unit is named if its factor differs by more than this share from its shortcut's factor
+MOST_NAMED = 5  # if more units than this differ, they are only counted
 
 
 def gradient_norms(walk: Walk, x: Tensor, labels: Tensor) -> np.ndarray:
     """Compute ||dL/dx_l|| of each unit's output x_l, (units,): L2 over an image, averaged over images x (N, C, H, W).
 
     L is the sum of the images' cross-entropies, so that an image's gradient does not depend on N. If a ReLU follows the
-    addition of unit l, x_l is the ReLU's output. More than BATCH images are several batches.
+    addition of unit l, x_l is the ReLU's output. More than BATCH images are split into batches.
     """
     count = ceil(len(x) / BATCH)
     batches = zip(x.tensor_split(count), labels.tensor_split(count), strict=True)
@@ -52,7 +52,7 @@ def _summed_norms(walk: Walk, x: Tensor, labels: Tensor) -> np.ndarray:
 
 
 def first_to_last(norms: np.ndarray) -> float:
-    """Divide the first unit's gradient by the last one's; NaN if that one is 0."""
+    """Divide the first unit's gradient norm by the last unit's; NaN if the last unit's is 0."""
     return float(norms[0] / norms[-1]) if norms[-1] else float("nan")
 
 
@@ -60,7 +60,7 @@ def first_to_last(norms: np.ndarray) -> float:
 class Signals:
     """Statistics of each unit's output, (units,): mean, deviation, 10th and 90th percentile, share of values below 0.
 
-    `shortcut` and `branch` are the root mean squares of the two terms of its sum, h(x) and what F(x) adds to it.
+    `shortcut` and `branch` are the root mean squares of the two terms of the unit's sum: h(x), and what F(x) adds.
     """
 
     mean: np.ndarray
@@ -73,7 +73,7 @@ class Signals:
 
 
 def signals(walk: Walk, x: Tensor) -> Signals:
-    """Measure the signals that images x (N, C, H, W) cause."""
+    """Measure each unit's output, and the two terms of its sum, on images x (N, C, H, W)."""
     rows = []
     with torch.inference_mode():
         for unit, before, b in zip(walk.units, walk.before, walk.b, strict=True):
@@ -90,7 +90,7 @@ def _rms(values: Tensor) -> float:
 
 
 def clipped(walk: Walk, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[np.ndarray, np.ndarray]:
-    """Count the values that the ReLU behind each unit's addition sets to 0, and all its values, both (units,).
+    """Count the values that the ReLU after each unit's addition sets to 0, and all its values, both (units,).
 
     A unit without such a ReLU has 0 of 0 values.
 
@@ -113,10 +113,10 @@ def clipped(walk: Walk, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[np.nd
 
 
 def responses(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
-    """Return the standard deviation over all values of the response of each layer with weights, by the layer's name.
+    """Return, by the layer's name, the standard deviation of each layer's response over all its values.
 
-    A response is the output of the layer's BN, or of the layer itself if no BN follows, in front of ReLU or addition;
-    head and shortcuts are left out. He et al. 2015, section 4.2 and Fig. 7.
+    These are the layers with weights, except head and shortcuts. A response is the output of the BN that follows the
+    layer, or of the layer if no BN follows; ReLU and addition come later. He et al. 2015, section 4.2 and Fig. 7.
     """
     layers = _response_layers(model)
     sums = {name: np.zeros(3) for name in layers}
@@ -140,9 +140,9 @@ def responses(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> dic
 
 
 def _response_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the module that puts out the response of each layer with weights: the layer itself, or the BN behind it.
+    """Return, by the name of each layer with weights, the module whose output is its response: its BN, or the layer.
 
-    Keys are the names of the layers, in the order of the net; a transformer's attention or MLP counts as one layer.
+    Names are in the order of the net. A transformer's attention or MLP counts as one layer.
     """
     layers: dict[str, nn.Module] = {}
     for name, parent in model.named_modules():
@@ -159,8 +159,8 @@ def _response_layers(model: nn.Module) -> dict[str, nn.Module]:
 class Bypass:
     """The factors on a gradient that passes only through shortcuts, a number per unit, (units,).
 
-    `shortcut` is the factor of the shortcut alone, `formula` the same by formula, and `whole` the factor of all that
-    stands on this way: the shortcut and the unit's `before` and `after`.
+    `shortcut` is the measured factor of the shortcut alone, `formula` the same factor by formula, and `whole` the
+    measured factor of the shortcut together with the unit's `before` and `after`.
     """
 
     shortcut: np.ndarray
@@ -169,13 +169,13 @@ class Bypass:
 
     @property
     def numbers(self) -> dict[str, float]:
-        """Both products over the units, for a finding."""
+        """The products of `shortcut` and of `whole` over the units, for a finding."""
         return {"shortcut_product": float(np.prod(self.shortcut)), "bypass_product": float(np.prod(self.whole))}
 
     def sentence(self, when: str, fresh: bool = True) -> str:
-        """Describe both products over the units, and name the units that scale a gradient beyond their shortcuts.
+        """Describe both products over the units, and name the units whose factor differs from their shortcut's.
 
-        The formula holds for a `fresh` net, so it is left out for others.
+        The formula is left out unless the net is `fresh`, since training changes gates.
         """
         product, formula = np.prod(self.shortcut), np.prod(self.formula)
         text = f"product of {len(self.shortcut)} shortcuts {product:.4g} {when}"
@@ -197,11 +197,11 @@ def bypass_of(walk: Walk, x: Tensor, seed: int) -> Bypass:
 
 
 def shortcut_factors(walk: Walk, x: Tensor, generator: torch.Generator) -> np.ndarray:
-    """Measure by how much each unit's h scales a gradient that passes it, (units,): 0 for plain units.
+    """Measure by how much each unit's h scales a gradient that passes through it, (units,): 0 for plain units.
 
-    The factor is ||J' v|| over the batch x (N, C, H, W) for v ~ N(0, 1) and the Jacobian J of h, divided by the same
-    for h's change of shape alone. In He et al. 2016, Eq. 7, only the product over units scales a gradient that takes no
-    branch; `bypass_factors` measures what else scales it.
+    The factor is ||J' v|| / ||S' v|| over the batch x (N, C, H, W), with v ~ N(0, 1), the Jacobian J of h, and the
+    Jacobian S of h's change of shape alone. In He et al. 2016, Eq. 7, the product of these factors scales a gradient
+    that takes no branch; `bypass_factors` also measures the other layers that scale it.
     """
     with torch.no_grad():
         inputs = walk.inputs(x)[:-1]
@@ -243,17 +243,17 @@ def _formula(shortcut: nn.Module) -> float:
 
 
 def bypass_factors(walk: Walk, x: Tensor, generator: torch.Generator) -> np.ndarray:
-    """Measure by how much each unit scales a gradient that passes all units without their branches, (units,).
+    """Measure by how much each unit scales a gradient that passes through no branch, (units,).
 
-    If e stands before the split and f follows the addition, a unit and its Jacobian past the branch are
+    With the layers e before the split and f after the addition, a unit and its Jacobian without the branch are
 
         x' = f(h(e(x)) + b F(e(x)))        J = f'(y) h'(e(x)) e'(x),    y = h(e(x)) + b F(e(x))
 
-    v_L ~ N(0, 1) behind the last unit is pulled back: v_l-1 = J_l' v_l. The factor of unit l is ||J_l' v_l||/||S' v_l||
-    with S its change of shape alone; the product over units is the factor of the whole way. So it contains a ReLU
-    behind the additions, or a normalisation in front of a stage; `shortcut_factors` contain h alone. From a plain unit
-    back to the input all factors are 0. A layer between two units, e.g. pooling, turns the gradient and counts for
-    neither unit. He et al. 2016, Eq. 5.
+    We draw v_L ~ N(0, 1) at the last unit's output and pull it back: v_l-1 = J_l' v_l. The factor of unit l is
+    ||J_l' v_l|| / ||S' v_l||, where S is its change of shape alone. The factors contain e and f, such as a ReLU after
+    the addition or a normalisation before a stage; `shortcut_factors` contain h alone. A plain unit and all units
+    before it have the factor 0. The gradient is also pulled back through layers between two units, e.g. pooling, but
+    they count for neither unit. He et al. 2016, Eq. 5.
     """
     steps = []
     with torch.no_grad():
@@ -265,7 +265,7 @@ def bypass_factors(walk: Walk, x: Tensor, generator: torch.Generator) -> np.ndar
     for unit, before, b, x in reversed(steps):
         gradient, factor = _past_branch(unit, before(x), b, gradient)
         factors.append(factor)
-        if before is not unchanged and len(factors) < len(steps):  # the stem, which is first, is not passed
+        if before is not unchanged and len(factors) < len(steps):  # the stem is left out
             x = x.requires_grad_()
             with torch.enable_grad():
                 (gradient,) = torch.autograd.grad(before(x), x, gradient)
@@ -274,7 +274,7 @@ def bypass_factors(walk: Walk, x: Tensor, generator: torch.Generator) -> np.ndar
 
 
 def _past_branch(unit: Unit, x: Tensor, b: float, gradient: Tensor) -> tuple[Tensor, float]:
-    """Return the gradient's direction in front of a unit, and its norm over that behind the change of shape alone."""
+    """Return the gradient at a unit's input x, scaled to norm 1, and the unit's factor as in `bypass_factors`."""
     if unit.is_plain:
         return torch.zeros_like(x), 0.0
     pulled = _pulled_past_branch(unit, x, b, gradient)
@@ -285,11 +285,11 @@ def _past_branch(unit: Unit, x: Tensor, b: float, gradient: Tensor) -> tuple[Ten
         reference = gradient if resize is None else _through(resize, split.detach().requires_grad_(), gradient)
     norm = reference.double().norm().item()
     size = pulled.double().norm().item()
-    return pulled / (size or 1.0), size / norm if norm else 0.0  # unit length, as many units leave little for float32
+    return pulled / (size or 1.0), size / norm if norm else 0.0  # norm 1: over many units it could underflow
 
 
 def _pulled_past_branch(unit: Unit, x: Tensor, b: float, gradient: Tensor) -> Tensor:
-    """Pull the gradient behind a unit of input x back to x, past its branch; it is 0 for a plain unit."""
+    """Pull the gradient at a unit's output back to its input x, without the branch; 0 for a plain unit."""
     if unit.is_plain:
         return torch.zeros_like(x)
     with torch.no_grad():
@@ -298,7 +298,7 @@ def _pulled_past_branch(unit: Unit, x: Tensor, b: float, gradient: Tensor) -> Te
     x, y = (state.detach().requires_grad_() for state in (x, y))
     with torch.enable_grad():
         (at_y,) = torch.autograd.grad(unit.after(y), y, gradient)
-        h = unit.shortcut(unit.before(x), x.new_zeros(()))  # without r: what a gate adds to it belongs to the branch
+        h = unit.shortcut(unit.before(x), x.new_zeros(()))  # r = 0: what a gate lets through of r belongs to the branch
         (pulled,) = torch.autograd.grad(h, x, at_y)
     return pulled
 
@@ -311,10 +311,10 @@ def _through(resize: nn.Module, x: Tensor, v: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Cancelled:
-    """The shares in which branches cancel the gradient that passes shortcuts, (units,); NaN without such a gradient.
+    """How often branches cancel the gradient that passes through shortcuts, (units,); NaN without such a gradient.
 
-    `values` and `images` are the shares of coordinates and of images in which a unit's own branch does so, `values_all`
-    and `images_all` those in which the branches of this unit and all later ones do so together.
+    `values` and `images` are the shares of coordinates and of images where a unit's own branch cancels it. `values_all`
+    and `images_all` are the shares where the branches of this unit and of all later units together cancel it.
     """
 
     values: np.ndarray
@@ -324,12 +324,12 @@ class Cancelled:
 
     @property
     def most(self) -> dict[str, float]:
-        """The largest of each of these shares over the units, NaN if all are, for a finding."""
+        """The largest value of each share over the units, for a finding; NaN if all values are NaN."""
         shares = vars(self).items()
         return {name: float("nan") if np.isnan(array).all() else float(np.nanmax(array)) for name, array in shares}
 
     def sentence(self, when: str) -> str:
-        """Say in which share of coordinates and images branches cancel the gradient, at most over the units."""
+        """Describe the largest share over the units of cancelled coordinates and of cancelled images."""
         values, images, values_all, images_all = (f"{100 * share:.2g}%" for share in self.most.values())
         text = f"{values} of coordinates and {images} of images {when}"
         return f"{text} (with all later branches {values_all}, {images_all})"
@@ -340,9 +340,9 @@ def cancelled(walk: Walk, x: Tensor, labels: Tensor) -> Cancelled:
 
     He et al. 2016, Eq. 5: dL/dx_l = dL/dx_L (1 + d/dx_l sum_{i=l}^{L-1} F(x_i)) is not cancelled out, since the second
     term cannot be -1 for all samples of a mini-batch. Here x_l is the input of unit l, and the first term is dL/dx_L
-    pulled back past the branches (`bypass_factors`). The term cancels it in a coordinate if the whole gradient is there
-    smaller than CANCELLED times the first term, and in an image if its L2 norm is. Coordinates whose first term is 0
-    are not counted. For a unit's own branch, x_L is the unit's output.
+    pulled back without the branches (`bypass_factors`). A coordinate counts as cancelled if the whole gradient is
+    smaller than CANCELLED times the first term there; an image, if this holds for the L2 norms. Coordinates and images
+    whose first term is 0 are left out. For a unit's own branch, x_L is the unit's output.
     """
     count = ceil(len(x) / BATCH)
     batches = zip(x.tensor_split(count), labels.tensor_split(count), strict=True)
@@ -352,7 +352,7 @@ def cancelled(walk: Walk, x: Tensor, labels: Tensor) -> Cancelled:
 
 
 def _count_cancelled(walk: Walk, x: Tensor, labels: Tensor) -> np.ndarray:
-    """Count cancelled ones, and all with a gradient through shortcuts, in the order of `Cancelled`: (units, 4, 2)."""
+    """Count, for each field of `Cancelled`, the cancelled cases and all cases that are not left out: (units, 4, 2)."""
     inputs, outputs = [], []
     x = x.detach().requires_grad_()
     with torch.enable_grad():
@@ -364,22 +364,22 @@ def _count_cancelled(walk: Walk, x: Tensor, labels: Tensor) -> np.ndarray:
     gradients = torch.autograd.grad(loss, [*inputs, *outputs])
     at_inputs, at_outputs = gradients[: len(walk)], gradients[len(walk) :]
     counts = []
-    direct = at_outputs[-1]  # past the branches of all units behind
+    past_later = at_outputs[-1]  # pulled back without the branches of this unit and all later ones
     for index in reversed(range(len(walk))):
         unit, state, b = walk.units[index], inputs[index].detach(), walk.b[index]
-        own = _pulled_past_branch(unit, state, b, at_outputs[index])
-        direct = _pulled_past_branch(unit, state, b, direct)
+        past_own = _pulled_past_branch(unit, state, b, at_outputs[index])
+        past_later = _pulled_past_branch(unit, state, b, past_later)
         whole = at_inputs[index]
-        counts.append([*_smaller(whole, own), *_smaller(whole, direct)])
+        counts.append([*_smaller(whole, past_own), *_smaller(whole, past_later)])
         if index and walk.before[index] is not unchanged:
             previous = outputs[index - 1].detach().requires_grad_()
             with torch.enable_grad():
-                (direct,) = torch.autograd.grad(walk.before[index](previous), previous, direct)
+                (past_later,) = torch.autograd.grad(walk.before[index](previous), previous, past_later)
     return np.array(counts[::-1])
 
 
 def _smaller(whole: Tensor, direct: Tensor) -> list[tuple[int, int]]:
-    """Count the coordinates, then the images, in which `whole` is smaller than CANCELLED times `direct`; and all."""
+    """Count where `whole` is below CANCELLED times `direct`, and where `direct` is not 0: coordinates, then images."""
     whole, direct = whole.double().abs(), direct.double().abs()
     pairs = ((whole, direct), (whole.flatten(1).norm(dim=1), direct.flatten(1).norm(dim=1)))
     return [(int((a < CANCELLED * d).sum()), int((d > 0).sum())) for a, d in pairs]

@@ -1,4 +1,4 @@
-"""Lesions: delete or re-order units at test, and measure the error of the rest (Veit et al. 2016, section 4)."""
+"""Lesions: delete or re-order units at test time, and measure the net's error (Veit et al. 2016, section 4)."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -35,7 +35,7 @@ class Scores:
 
 
 def without_branch(unit: Unit, x: Tensor) -> Tensor:
-    """Compute x' of a deleted unit: its shortcut stays, and the layers before the split and behind the addition.
+    """Compute a unit's output x' without its branch: its shortcut, `before` and `after` stay.
 
     An exclusive gate is forced to 0, so that x is copied: Srivastava et al. 2015, Fig. 4. A plain unit, which has no
     shortcut, is taken out as a whole.
@@ -48,7 +48,7 @@ def without_branch(unit: Unit, x: Tensor) -> Tensor:
 
 
 def closes_gates(walk: Walk) -> bool:
-    """Return whether deleting any unit means to force its gates to 0."""
+    """Return whether all units have exclusive gates, so that a unit is deleted by forcing its gates to 0."""
     return all(isinstance(unit.shortcut, Gated) and unit.shortcut.exclusive for unit in walk.units)
 
 
@@ -60,11 +60,12 @@ def scores(
 ) -> Scores:
     """Score each variant of a net on all batches (x (N, C, H, W), y (N,)); batch statistics stay frozen.
 
-    `precision` is float32, the net's own arithmetic, or bfloat16, by autocast as in training's evaluation.
+    With `precision` bfloat16 the net runs under autocast, as training evaluates it; with float32 it runs in the type of
+    its weights.
 
     Variants share their activations up to the first unit that differs: all single deletions of n units cost n / 2
-    evaluations, not n. One activation per position is held at a time, so batches that fit the processor's cache are
-    the fastest on a CPU.
+    evaluations, not n. One activation per position is held at a time, so on a CPU batches that fit its cache are the
+    fastest.
     """
     sums, images = np.zeros((len(variants), 2)), 0
     for x, labels in batches:
@@ -95,7 +96,7 @@ def sums_of(
 
 
 def _logits(walk: Walk, x: Tensor, variants: Sequence[Variant]) -> Iterable[tuple[list[int], Tensor]]:
-    """Yield the logits of each group of equal variants, depth first through the tree of their beginnings."""
+    """Yield the logits of each group of equal variants; variants that begin alike share this part of the work."""
     pending = [(walk.before[0](x), 0, list(range(len(variants))))]
     while pending:
         x, position, alike = pending.pop()
@@ -116,14 +117,14 @@ def _pass(walk: Walk, place: Place, x: Tensor) -> Tensor:
 
 
 def intact(walk: Walk) -> Variant:
-    """Return the net as it is."""
+    """Return the variant that keeps every unit in its place."""
     return tuple(Place(unit) for unit in range(len(walk)))
 
 
 def with_deleted(walk: Walk, deleted: Iterable[int]) -> Variant:
-    """Return the net without the branches of these units."""
-    gone = set(deleted)
-    return tuple(Place(unit, unit in gone) for unit in range(len(walk)))
+    """Return the variant that has the branches of these units deleted."""
+    deleted = set(deleted)
+    return tuple(Place(unit, unit in deleted) for unit in range(len(walk)))
 
 
 def keeping_shape(walk: Walk, x: Tensor) -> list[int]:
@@ -135,7 +136,7 @@ def keeping_shape(walk: Walk, x: Tensor) -> list[int]:
 
 
 def deletable(walk: Walk, x: Tensor) -> list[int]:
-    """Return the units that can be deleted: all that have a shortcut, and the plain ones that keep the shape of x.
+    """Return the units that can be deleted: those with a shortcut, and plain units that keep the shape of their input.
 
     Raises:
         UserError: there is no such unit.
@@ -148,12 +149,12 @@ def deletable(walk: Walk, x: Tensor) -> list[int]:
 
 
 def random_deletions(walk: Walk, candidates: Sequence[int], count: int, generator: np.random.Generator) -> Variant:
-    """Return the net without `count` random `candidates`; all subsets are equally likely: Veit et al., Fig. 5a."""
+    """Return the net without `count` random units of `candidates`, all subsets equally likely: Veit et al., Fig. 5a."""
     return with_deleted(walk, generator.choice(candidates, count, replace=False).tolist())
 
 
 def swappable(walk: Walk, x: Tensor) -> list[tuple[int, int]]:
-    """Return the pairs of units of one stage that keep the shape of x, so that they could change places.
+    """Return the pairs of units in one stage that can change places, since both keep the shape of their input.
 
     Raises:
         UserError: there is no such pair.
@@ -166,7 +167,7 @@ def swappable(walk: Walk, x: Tensor) -> list[tuple[int, int]]:
 
 
 def reordering(walk: Walk, pairs: Sequence[tuple[int, int]], swaps: int, generator: np.random.Generator) -> Variant:
-    """Return the net after `swaps` swaps of a random pair of these: Veit et al., Fig. 5b."""
+    """Return the net after `swaps` swaps, each of a pair drawn at random from `pairs`: Veit et al., Fig. 5b."""
     order = list(range(len(walk)))
     for first, second in generator.choice(pairs, swaps).tolist():
         order[first], order[second] = order[second], order[first]

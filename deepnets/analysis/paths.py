@@ -22,17 +22,17 @@ from deepnets.models.unit import Unit
 
 AT_ONCE = 32  # images of one backward pass
 PATHS = 256  # paths whose gradients are held at once
-FAR = 40  # a gradient that is more than this many powers of two away from 1 is scaled
-# In the sum y of these shortcuts, the term of r depends on x only through r. So the x of h is detached, because its
-# gradient would drown a small gradient of F.
+FAR = 40  # powers of two: a gradient that is further than this from 1 is rescaled
+# With these shortcuts y is h(x) plus a term of r alone. So `_branch_of` detaches the x in h(x): if it computed
+# y - h(x) instead, rounding of h's gradient would drown a small gradient of F.
 APART = (Identity, Scaled, Projected, Dropped)
 
 
 def path_gradients(walk: Walk, x: Tensor, labels: Tensor, through: Tensor) -> Tensor:
     """Compute the gradient of each image's cross-entropy at x (N, C, H, W) along a path of its own.
 
-    `through` (N, units) says in which units that path takes F and not h. The forward pass is the whole net's, so the
-    activations are those of the whole net. Raises a UserError for plain units, which have one path.
+    `through` (N, units) is true where the path takes F, and false where it takes h. The activations are always those of
+    the whole net. Raises a UserError for plain units, which have one path.
     """
     gradients, exponents = _along(walk, x, labels, through, torch.arange(len(x), device=x.device))
     return gradients * _power(exponents, gradients)
@@ -53,7 +53,7 @@ def norms_by_length(
 def drawn(
     units: int, lengths: Sequence[int], draws: int, images: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Draw `draws` random paths of each length, (paths, units), and give them the images in turn, (paths,)."""
+    """Draw `draws` random paths of each length, (paths, units), and assign the images to them in turn, (paths,)."""
     ranks = torch.rand(len(lengths) * draws, units, generator=generator).argsort(1).argsort(1)
     through = ranks < torch.tensor(lengths).repeat_interleave(draws)[:, None]
     return through, (torch.arange(draws) % images).repeat(len(lengths))
@@ -73,8 +73,8 @@ def norms_along(walk: Walk, x: Tensor, labels: Tensor, through: Tensor, image: T
 def _along(walk: Walk, x: Tensor, labels: Tensor, through: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the gradient along each path, for its `image` (paths,): g 2^e with g (paths, C, H, W) and e (paths,).
 
-    All paths of an image share one forward pass; on the way back, F is computed again only for paths through F. The
-    gradients of the longest paths are too small for float32, so g is scaled on its way.
+    All paths of an image share one forward pass; in the backward pass, F is computed again only for paths through F.
+    The gradients of the longest paths are too small for float32, so g is rescaled from unit to unit.
     """
     _refuse_plain(walk)
     passed, state = _passed(walk, x)
@@ -93,7 +93,7 @@ def _along(walk: Walk, x: Tensor, labels: Tensor, through: Tensor, image: Tensor
 
 
 def _passed(walk: Walk, x: Tensor) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-    """Return the state in front of each unit with its sum y, and the state behind the last unit."""
+    """Return each unit's input with the unit's sum y, and the output of the last unit."""
     passed = []
     with torch.no_grad():
         for unit, before, b in zip(walk.units, walk.before, walk.b, strict=True):
@@ -119,7 +119,7 @@ def _shortcut_of(unit: Unit, before: Callable[[Tensor], Tensor], _: float, x: Te
 
 
 def _scaled(gradients: Tensor, exponents: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the same g 2^e, with the greatest value of each g (first dimension) far from the ends of float32."""
+    """Rescale g 2^e, so that the greatest value of each g (first dimension) stays far from float32's limits."""
     rows = _in_order(gradients).flatten(1)
     greatest = torch.maximum(rows.amax(1), -rows.amin(1))
     more = torch.frexp(greatest).exponent.to(exponents)
@@ -148,8 +148,9 @@ def _power(exponents: Tensor, like: Tensor) -> Tensor:
 def gradients_by_length(walk: Walk, x: Tensor, labels: Tensor) -> Tensor:
     """Compute the sum of the gradients at x along all paths of each length 0 to n, without sampling.
 
-    The result is float64 (n + 1, N, C, H, W). The sums behind a unit give those in front of it: through h a path keeps
-    its length, through F it gains one. This costs about n / 2 backward passes. Raises a UserError for plain units.
+    The result is float64 (n + 1, N, C, H, W). The sums at a unit's input follow from those at its output: through h a
+    path keeps its length, through F it gains one. This costs about n / 2 backward passes. Raises a UserError for plain
+    units.
     """
     _refuse_plain(walk)
     parts = [_sums(walk, *part) for part in zip(x.split(AT_ONCE), labels.split(AT_ONCE), strict=True)]
@@ -188,7 +189,7 @@ def _pulled_back(function: Callable[[Tensor], Tensor], x: Tensor, gradient: Tens
 def _pulled_back_by_term(
     unit: Unit, before: Callable[[Tensor], Tensor], b: float, source: Tensor, y: Tensor, gradients: Sequence[Tensor]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield, for each gradient (N, ...) behind the unit, what arrives in front of it through h, and through F."""
+    """Yield, for each gradient (N, ...) at the unit's output, the gradients at its input: through h, and through F."""
     source, y = source.detach().requires_grad_(), y.detach().requires_grad_()
     with torch.enable_grad():
         after = unit.after(y)
@@ -221,7 +222,7 @@ def surviving_paths(units: int, deleted: int, lengths: tuple[int, int] | None = 
 
 
 def effective_lengths(products: np.ndarray, share: float = 0.95) -> tuple[int, int]:
-    """Return the shortest range of indices, both ends included, that holds that share of the sum of `products`.
+    """Return the shortest range of indices, both ends included, that holds at least `share` of the sum of `products`.
 
     Raises:
         UserError: the products are not finite.
@@ -244,8 +245,9 @@ def effective_paths(
 ) -> tuple[float, tuple[float, float]]:
     """Return the share of all paths that has an effective length, and its bootstrap 95 % interval over the images.
 
-    `means` (lengths, images) come from `means_by_image`, `share_of_paths` has the same lengths. Gradients differ so
-    much between images that a few images may decide the result. Raises a UserError if the means are not finite.
+    `means` (lengths, images) come from `means_by_image`, and `share_of_paths` (lengths,) from `path_share`. Gradients
+    differ so much between images that a few images may decide the result. Raises a UserError for means that are not
+    finite.
     """
 
     def share(means: np.ndarray) -> float:

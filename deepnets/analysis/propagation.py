@@ -1,9 +1,9 @@
 """Measures signals on their way through units: channel statistics, correlation of inputs, singular values of Jacobians.
 
 Mean-field theory predicts lengths and correlations for random networks (Poole et al. 2016; Schoenholz et al. 2017). In
-a wide net with weights of variance sigma_w^2 / fan_in and biases of variance sigma_b^2, u = W x + b is Gaussian, and
-phi acts on it; q is <u^2>, and c is the correlation of u at two inputs. In a layer the square of a perturbation grows
-by chi = sigma_w^2 <phi'(u)^2>, which is below 1 in the ordered phase and above 1 in the chaotic one.
+a wide net with weights of variance sigma_w^2 / fan_in and biases of variance sigma_b^2, u = W x + b is Gaussian; the
+layer returns phi(u). q is <u^2>, and c is the correlation of u at two inputs. Each layer multiplies the square of a
+small perturbation by chi = sigma_w^2 <phi'(u)^2>, which is below 1 in the ordered phase and above 1 in the chaotic.
 """
 
 from dataclasses import dataclass
@@ -20,15 +20,15 @@ ROWS_AT_ONCE = 64  # rows of the Jacobian that one backward pass computes
 NODES, WEIGHTS = np.polynomial.hermite_e.hermegauss(101)
 WEIGHTS = WEIGHTS / WEIGHTS.sum()
 Phi = type[nn.ReLU] | type[nn.Tanh]
-GREATEST_LENGTH = 1e3  # the largest q that is tried; tanh acts like the sign function long before that
+GREATEST_LENGTH = 1e3  # the largest q that is tried; tanh is already like the sign function at much smaller q
 
 
 @dataclass(frozen=True)
 class Moments:
     """`length` is a signal's mean square at one input, and `product` is its mean product at two inputs.
 
-    `growth` says how much the square of a small perturbation has grown on its way. It is the mean squared singular
-    value of the Jacobian.
+    `growth` is the factor by which the square of a small perturbation has grown since the first unit's input. It is
+    the mean squared singular value of the Jacobian.
     """
 
     length: float
@@ -44,9 +44,9 @@ class Moments:
 class Propagation:
     """Statistics of each unit's output on a batch of images, (units,).
 
-    `squared_mean` and `variance` are those of a channel over images and pixels, averaged over channels (Brock et al.
-    2021), and `branch_variance` is the variance of what F(x) adds to the sum. `moments` holds the mean square and the
-    mean product at two different images; `start` holds the same for the first unit's input.
+    `squared_mean` and `variance` are a channel's squared mean and variance over images and pixels, averaged over
+    channels (Brock et al. 2021). `branch_variance` is the same variance of what F(x) adds to the sum. `moments` holds
+    the mean square and the mean product at two different images; `start` holds both for the first unit's input.
     """
 
     squared_mean: np.ndarray
@@ -57,7 +57,7 @@ class Propagation:
 
 
 def propagation(walk: Walk, x: Tensor) -> Propagation:
-    """Measure how the images x (N, C, H, W), of which there are at least 2, change from unit to unit."""
+    """Measure how the signals of at least 2 images x (N, C, H, W) change from unit to unit."""
     rows, moments = [], []
     with torch.inference_mode():
         x = walk.before[0](x)
@@ -90,8 +90,8 @@ def _channels(x: Tensor) -> tuple[float, float]:
 def singular_values(walk: Walk, x: Tensor, most: int) -> tuple[np.ndarray, int]:
     """Return all singular values of the Jacobian from the first unit's input to the last unit's output, greatest first.
 
-    x (1, C, H, W) is one image. It is cropped to its middle until the output has at most `most` values; the second
-    result is the height of the crop. Batch normalisation must use stored statistics: a crop's own would differ.
+    x (1, C, H, W) is one image. It is cropped around its middle until the output has at most `most` values; the second
+    result is the height of the crop. Batch normalisation must use stored statistics, since those of a crop differ.
 
     Raises:
         UserError: the output has too many values even for the smallest crop.
@@ -139,11 +139,11 @@ def _through(walk: Walk, x: Tensor) -> Tensor:
 
 
 def theory_of(walk: Walk, start: Moments) -> list[Moments] | None:
-    """Compute the moments behind each unit from those in front of the first.
+    """Compute the moments after each unit from the moments `start` before the first unit.
 
     Returns None for a net that the theory does not cover: it needs plain units of linear layers or convolutions, ReLU
-    and tanh, with nothing between the units. A sum with a rectified x is not Gaussian, and batch normalisation couples
-    the inputs.
+    and tanh, with nothing between the units. With a shortcut, the sum contains a rectified x and is not Gaussian;
+    batch normalisation makes an output depend on all inputs.
     """
     if any(before is not unchanged for before in walk.before[1:]):
         return None
@@ -198,9 +198,9 @@ def slope(phi: Phi, q: float) -> float:
 
 
 def critical_weight_variance(phi: Phi, bias_variance: float) -> float:
-    """Return sigma_w^2 at which chi = 1 for the length q* that layers keep: 2 for ReLU, 1 for tanh without biases.
+    """Return the sigma_w^2 with chi = 1 at the length q* that layers preserve: 2 for ReLU, 1 for tanh without biases.
 
-    Where chi = 1, both sigmas are functions of q*: sigma_w^2 = 1 / <phi'^2>, sigma_b^2 = q* - sigma_w^2 <phi^2>.
+    If chi = 1, both sigmas are functions of q*: sigma_w^2 = 1 / <phi'^2>, sigma_b^2 = q* - sigma_w^2 <phi^2>.
     """
     if phi is nn.ReLU:
         return 2.0

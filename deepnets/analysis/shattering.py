@@ -1,7 +1,7 @@
 """Shattered gradients: how the gradient of a fresh network varies with its input (Balduzzi et al. 2017, section 2).
 
 Many draws of a network are computed at once, (draws, inputs, units). Centring and batch normalisation use means and
-variances over the inputs, which are constants of the derivative, so that each input has a gradient of its own.
+variances over the inputs. The derivative treats these as constants, so that each input has its own gradient.
 """
 
 from collections.abc import Callable
@@ -34,11 +34,11 @@ class Net:
     """A family of nets and a depth L; `beta` scales the branches of residual ones.
 
     one_layer is w relu(x - b) with b ~ N(0, 1), so that its kinks lie all over the grid; one_layer_literal has the
-    paper's b ~ N(0, 1 / N), so that they lie within about 0.2 of 0. The others have an input layer x v + b,
+    paper's b ~ N(0, 1 / N), so that all kinks lie within about 0.2 of 0. The others have an input layer x v + b,
     v ~ N(0, 1), b ~ N(0, 1 / N), hidden weights N(0, 2 / N) and a readout N(0, 1 / N). In feedforward nets all L layers
-    are rectified, and centred except in feedforward_uncentred. resnet has L - 1 blocks x + beta W relu(BN(x)) behind
-    the input layer, as Theorem 3 counts, resnet_centred L blocks x + beta W relu(x - mean), for Theorem 2. looks_linear
-    has L layers with CReLU and mirrored orthogonal weights, and a mirrored readout.
+    are rectified, and centred except in feedforward_uncentred. resnet has L - 1 blocks x + beta W relu(BN(x)) after the
+    input layer, as Theorem 3 counts them; resnet_centred has L blocks x + beta W relu(x - mean), as in Theorem 2.
+    looks_linear has L layers with CReLU and mirrored orthogonal weights, and a mirrored readout.
     """
 
     kind: Kind
@@ -68,9 +68,10 @@ def gradients(net: Net, x: Tensor, draws: int, generator: torch.Generator) -> np
 
 
 def line_gradients(model: nn.Module, start: Tensor, end: Tensor, output: int, points: int) -> np.ndarray:
-    """Compute df/dt of f = logit `output` at x = (1 - t) start + t end for t = 0 ... 1, (points,); images: (C, H, W).
+    """Compute df/dt of the logit f with index `output` on the line x = (1 - t) start + t end, t from 0 to 1, (points,).
 
-    Batch normalisation must use stored statistics, so that each point has a gradient of its own.
+    `start` and `end` are images (C, H, W). Batch normalisation must use stored statistics, so that each point has its
+    own gradient.
     """
     parts = []
     for t in torch.linspace(0, 1, points, dtype=start.dtype, device=start.device).split(LINE_POINTS_AT_ONCE):
@@ -120,7 +121,7 @@ def _batch_normalized(x: Tensor) -> Tensor:
 
 
 def _looks_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """Apply (W, -W) behind a CReLU: W relu(x) - W relu(-x) = W x."""
+    """Apply (W, -W) after a CReLU: W relu(x) - W relu(-x) = W x."""
     return torch.cat((relu(x), relu(-x)), 2) @ torch.cat((weight, -weight), 1)
 
 
@@ -137,7 +138,7 @@ def brown_noise(draws: int, generator: torch.Generator, points: int = POINTS) ->
 def autocorrelation(g: np.ndarray, lags: int) -> np.ndarray:
     """Compute r(k), the sum of (g_i - mean)(g_i+k - mean) over the sum of squares, for k = 0 to `lags` (Fig. 2).
 
-    g is (draws, M), and the result (draws, lags + 1). For a constant sequence r is 1 at all lags: nothing in it varies.
+    g is (draws, M), and the result (draws, lags + 1). A constant sequence, without variance, has r = 1 at all lags.
     """
     g = g.astype(np.float64)
     scale = np.abs(g).max(1, keepdims=True)
@@ -149,7 +150,7 @@ def autocorrelation(g: np.ndarray, lags: int) -> np.ndarray:
 
 
 def covariance_picture(g: np.ndarray) -> np.ndarray:
-    """Divide |(g - mean)(g - mean)'| by the variance of one sequence g (M,), (M, M): Fig. 1, bottom row."""
+    """Compute |(g - mean)(g - mean)'| / variance, (M, M), of one sequence g (M,): Fig. 1, bottom row."""
     centred = g.astype(np.float64) - g.mean()
     return np.abs(np.outer(centred, centred)) / max(float((centred**2).mean()), np.finfo(float).tiny)
 
@@ -177,17 +178,18 @@ def moments(g: np.ndarray) -> GradientMoments:
 def _normalized(depth: int, beta: float) -> GradientMoments:
     """Return the products of 1 + beta^2 / v_l and of 1 + beta^2 / (2 v_l) over the depth - 1 blocks.
 
-    v_l is the variance that batch normalisation divides by. The paper's 1 + beta^2 (l - 1) counts the second moment of
-    a branch; 1 / pi of that is its squared mean, which is no variance: v_l = 1 + beta^2 (1 - 1 / pi)(l - 1).
+    v_l is the variance that batch normalisation divides by. The paper's v_l = 1 + beta^2 (l - 1) counts the whole
+    second moment of a branch. A share 1 / pi of it is the squared mean and not variance, so here
+    v_l = 1 + beta^2 (1 - 1 / pi)(l - 1).
     """
     v = 1 + beta**2 * (1 - 1 / np.pi) * np.arange(depth - 1)
     return GradientMoments(float(np.prod(1 + beta**2 / v)), float(np.prod(1 + beta**2 / (2 * v))))
 
 
-# The products behind the paper's theorems; it prints the first, and for the last the asymptotic 1 / (beta sqrt(L)).
-# At initialisation half of the units are active at an input, and a quarter at both of two far ones.
+# The exact products of the paper's theorems. For the last entry, the paper prints only the limit 1 / (beta sqrt(L)).
+# At initialisation half of the units are active at one input, and a quarter at both of two far inputs.
 THEORY: dict[Kind, Callable[[int, float], GradientMoments]] = {
-    # Half of both moments in Theorem 1: the readout behind the last ReLU has variance 1 / N.
+    # Both moments are half of Theorem 1's, since the readout after the last ReLU has variance 1 / N and not 2 / N.
     "feedforward": lambda depth, beta: GradientMoments(0.5, 0.5 ** (depth + 1)),
     # Theorem 2.
     "resnet_centred": lambda depth, beta: GradientMoments((1 + beta**2) ** depth, (1 + beta**2 / 2) ** depth),

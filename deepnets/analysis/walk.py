@@ -1,4 +1,4 @@
-"""A network as all analyses see it: a sequence of units, and the statistics that its batch normalisation works with."""
+"""A network as all analyses see it: a sequence of units. Also chooses the statistics of its batch normalisation."""
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -46,7 +46,7 @@ class Walk:
 
 
 def walk_of(model: nn.Module) -> Walk:
-    """Return the walk through the `parts` of `model`, in order; a part itself, or its children, may be `Unit`s.
+    """Return the walk through `model.parts`, in order. A part is a `Unit`, has `Unit`s as children, or is a layer.
 
     Raises:
         UserError: the network is in training mode, does not say what its parts are, or has no units.
@@ -94,14 +94,14 @@ def check_parts(model: nn.Module, shape: tuple[int, int, int]) -> None:
 
 
 def terms(unit: Unit, x: Tensor, b: float) -> tuple[Tensor, Tensor]:
-    """Return h(x), which is a 0 without dimensions for a plain unit, and y = h(x) + b F(x)."""
+    """Return h(x), a scalar 0 for a plain unit, and y = h(x) + b F(x)."""
     x = unit.before(x)
     r = unit.branch(x)
     return unit.shortcut(x, x.new_zeros(())), unit.shortcut(x, r if b == 1 else b * r)
 
 
 def unchanged(x: Tensor) -> Tensor:
-    """Return x: this is `before` of a unit that directly follows another unit."""
+    """Return x; `Walk.before` holds this function for a unit that directly follows another."""
     return x
 
 
@@ -118,10 +118,10 @@ def with_batch_statistics(model: nn.Module) -> nn.Module:
 
 
 def recalibrate_batchnorm(model: nn.Module, x: Tensor) -> None:
-    """Set the running statistics of every batch normalisation to those of the images x (N, C, H, W), all together.
+    """Set the running statistics of every batch normalisation to its statistics on one batch of images x (N, C, H, W).
 
-    Before training they are 0 and 1, so a fresh network in evaluation mode does not normalise. `model` must be
-    in evaluation mode, so that dropout stays off and stochastic depth scales each branch by its survival probability.
+    Before training, means are 0 and variances 1, so a fresh network in evaluation mode does not normalise. `model` must
+    be in evaluation mode, so that dropout is off and stochastic depth scales each branch by its survival probability.
     """
     layers = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     momenta = [layer.momentum for layer in layers]

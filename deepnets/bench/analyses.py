@@ -36,7 +36,7 @@ from deepnets.training.assembly import dataset_of, splits_of
 SHARED = 64  # images in a batch, if deletions share its pass through the first units
 NET = ("model=resnet110",)
 GATED = ("model=resnet110", "model/shortcut=exclusive_gating_b6")
-LIMIT, LANDSCAPE_LIMIT = 300.0, 1200.0  # seconds on two idle cores
+LIMIT, LANDSCAPE_LIMIT = 300.0, 1200.0  # seconds that an analysis may take on two idle cores
 ANALYSES: dict[str, tuple[str, ...]] = {
     "evaluate": NET,  # all 10,000 test images
     "gates": (*GATED, "--images", "1000"),
@@ -73,8 +73,9 @@ def add_lesion_options(parser: argparse.ArgumentParser) -> None:
 def measure_lesion(arguments: argparse.Namespace) -> list[Comparison]:
     """Measure images/s of a network with one unit deleted, for each of its units in turn.
 
-    "Shared beginnings" pass the units before the deleted ones once, in batches of 64, which fit the cache; "one by one"
-    evaluates each deletion alone, in batches as in training. Both run in the arithmetic of evaluation and in float32.
+    With "shared beginnings", a batch passes the units before a deleted one only once; its 64 images fit the cache. With
+    "one by one", each deletion is evaluated alone, in batches of evaluation_batch_size. Both are measured in the run's
+    precision and in float32.
 
     Raises:
         RuntimeError: the two ways give different errors.
@@ -90,7 +91,7 @@ def measure_lesion(arguments: argparse.Namespace) -> list[Comparison]:
 def add_analyses_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `bench.py analyses`."""
     parser.add_argument("--root", metavar="DIR", help="folder with cifar10, as dataset.root of scripts/train.py")
-    parser.add_argument("--minutes", type=float, default=60, help="this command ends after so many (default: 60)")
+    parser.add_argument("--minutes", type=float, default=60, help="minutes after which this command ends (default: 60)")
     parser.add_argument(
         "--only", type=some_of(list(ANALYSES)), default=list(ANALYSES), metavar="NAMES", help="only these, with commas"
     )
@@ -100,9 +101,9 @@ def add_analyses_options(parser: argparse.ArgumentParser) -> None:
 def measure_analyses(arguments: argparse.Namespace) -> list[Comparison]:
     """Measure the seconds of every analysis of ResNet-110 on 1,000 images of CIFAR-10, beside its limit on two cores.
 
-    Each analysis is a command in its own process, on a fresh net. Its seconds are written down once it has ended, so
-    that the same command resumes where the last one ended. A landscape has 25 x 25 points on 250 images. An analysis
-    that takes twice its limit is stopped.
+    Each analysis is a command in its own process, on a fresh net. Its seconds are written when it has ended, so that
+    the same command, typed again, measures only what is missing. A landscape has 25 x 25 points on 250 images. An
+    analysis that takes twice its limit is stopped.
 
     Raises:
         UserError: the user named no data.
@@ -116,13 +117,13 @@ def measure_analyses(arguments: argparse.Namespace) -> list[Comparison]:
 
 
 def analysis_part(name: str, words: Sequence[str]) -> Part:
-    """Make the part that times the analysis with these words of its command line, for at most twice its limit."""
+    """Make the part that times the analysis with these command-line arguments, for at most twice its limit."""
     limit = LANDSCAPE_LIMIT if name == "landscape" else LIMIT
     return Part(name, partial(_timed, name, words, limit), 2 * limit)
 
 
 def _timed(name: str, words: Sequence[str], limit: float, seconds: float) -> PartResult:
-    """Run the analysis; returns its wall-clock and processor seconds, and the seconds that it may take."""
+    """Run the analysis; return its wall-clock and processor seconds, and the seconds that it may take."""
     with tempfile.TemporaryDirectory() as place:
         began, used = time.monotonic(), _processor_seconds()
         done = finished([*DEEPNETS, "analyze", name, *words, "--output", place], seconds)
@@ -148,7 +149,7 @@ def _lesion_in(
     precision: torch.dtype, run: BenchRun, splits: Splits, walk: Walk, arguments: argparse.Namespace
 ) -> Comparison:
     variants = [lesion.with_deleted(walk, [unit]) for unit in range(len(walk))]
-    images, whole = arguments.images, run.config.evaluation_batch_size
+    images, usual_size = arguments.images, run.config.evaluation_batch_size
 
     def errors(size: int, chosen: list[lesion.Variant]) -> list[float]:
         return lesion.scores(walk, _batches(splits, images, size), chosen, precision).error.tolist()
@@ -163,7 +164,7 @@ def _lesion_in(
         raise RuntimeError("shared beginnings give other errors than evaluations one by one")
     candidates = {
         "shared beginnings": lambda: speed(images, SHARED, variants),
-        "one by one": lambda: speed(whole, whole, [variants[len(variants) // 2]]),
+        "one by one": lambda: speed(usual_size, usual_size, [variants[len(variants) // 2]]),
     }
     title = f"one unit deleted, {precision_name(precision)}"
     return Comparison(title, "images/s", in_turns(candidates, arguments.repeats))

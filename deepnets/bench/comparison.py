@@ -51,7 +51,7 @@ class Comparison:
     notes: Sequence[str] = ()
 
     def summary(self) -> dict[str, dict[str, float]]:
-        """Return median, low and high of each candidate's values and of its ratios: the first's values / its own."""
+        """Return median, low and high of each candidate's values, and of its ratios (first candidate / this one)."""
         first = next(iter(self.values.values()), [])
         summary = {}
         for name, values in self.values.items():
@@ -87,10 +87,10 @@ class Comparison:
 
 
 def in_turns(candidates: Mapping[str, Callable[[], float]], repeats: int, settle_seconds: float = 0.0) -> Measurement:
-    """Call each candidate once to warm up, then `repeats` times in turns; returns their values by name.
+    """Call each candidate once to warm up, then `repeats` times in turns; return their values by name.
 
-    Every second round goes backwards, so that no candidate always follows the same other. Each turn begins after
-    `settle_seconds`, in which the workers of the last candidate come to rest.
+    Every second round goes backwards, so that no candidate always follows the same one. Each turn begins after
+    `settle_seconds`, so that the workers of the last candidate have come to rest.
     """
     results: Measurement = {name: [] for name in candidates}
     with Console(stderr=True).status("", refresh_per_second=1) as line:  # shown only on a terminal
@@ -107,7 +107,7 @@ def in_turns(candidates: Mapping[str, Callable[[], float]], repeats: int, settle
 
 
 def seconds_of(steps: Iterator, iterations: int, device: torch.device) -> float:
-    """Take `iterations` of the steps and return the seconds."""
+    """Take `iterations` steps and return the seconds that they took."""
     started = time.perf_counter()
     for _ in range(iterations):
         next(steps)
@@ -125,7 +125,7 @@ class BenchRun:
     precision: torch.dtype
 
     def training(self) -> Training:
-        """Build the run at its beginning."""
+        """Build the run's training, as it is before the first iteration."""
         return prepare(self.config, self.device, self.precision)
 
 
@@ -165,15 +165,15 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
 
 
 class Unfinished(Exception):
-    """Raised by a part whose time is over and that the next command can continue."""
+    """Raised by a part whose time is over, if the next command can continue it."""
 
 
 @dataclass(frozen=True)
 class Part:
     """A part of a long measurement: `measure(seconds)` may take that many seconds, never more than `limit`.
 
-    When its time is over, `measure` raises `Unfinished` (the next command continues the part) or TimeoutExpired (it
-    starts the part anew). A part that takes longer than its limit is noted as absent, to leave time for later parts.
+    When its time is over, `measure` raises `Unfinished` (the next command continues the part) or TimeoutExpired (the
+    next command starts it anew). A part that takes longer than its limit is noted as absent, to leave time for others.
     """
 
     name: str
@@ -187,7 +187,7 @@ def stored(file: Path) -> dict[str, PartResult]:
 
 
 def follow(parts: Sequence[Part], file: Path, minutes: float) -> bool:
-    """Measure the parts that `file` lacks, in order, until the minutes are over; returns whether it then has all parts.
+    """Measure the parts that `file` lacks, in order, until the minutes are over; return whether none is missing.
 
     A part that fails, or takes longer than its limit or than all the minutes, is noted as absent, with the reason.
     """
@@ -199,13 +199,13 @@ def follow(parts: Sequence[Part], file: Path, minutes: float) -> bool:
         if left <= 0:
             break
         seconds = min(left, part.limit)
-        is_all = seconds == part.limit or left > 0.95 * 60 * minutes
+        had_full_time = seconds == part.limit or left > 0.95 * 60 * minutes
         try:
             result = part.measure(seconds)
         except Unfinished:
             break
         except subprocess.TimeoutExpired:
-            if not is_all:
+            if not had_full_time:
                 break
             result = {"absent": f"takes more than {seconds / 60:.3g} minutes"}
         results[part.name] = result
@@ -226,7 +226,7 @@ def finished(command: Sequence[str], seconds: float) -> subprocess.CompletedProc
 
 
 def results_of(overrides: Sequence[str], keys: Sequence[str], seconds: float) -> PartResult:
-    """Train the runs of these overrides; returns the values of each key in their results, or why there are none."""
+    """Train the runs of these overrides; return the values of each key in their results, or why there are none."""
     with tempfile.TemporaryDirectory() as place:
         done = finished([*DEEPNETS, "train", *overrides, f"output_root={place}"], seconds)
         results = [folder.result for folder in run_folders(Path(place)) if folder.result]

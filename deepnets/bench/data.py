@@ -1,4 +1,4 @@
-"""`bench.py data` measures how fast images in memory become batches; `bench.py imagenet`, photographs on disk."""
+"""`bench.py data` measures how fast images in memory become batches, `bench.py imagenet` how fast photographs do."""
 
 import argparse
 import tempfile
@@ -41,7 +41,7 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure_data(arguments: argparse.Namespace) -> list[Comparison]:
-    """Measure images/s of the data pipeline alone, which shuffles, crops, flips and normalises."""
+    """Measure images/s of the data pipeline alone: shuffling, cropping, flipping and normalising."""
     run, iterations = chosen_run(arguments), arguments.iterations
     batches, dataset, host = run.training().batches, dataset_of(run.config), torch.device("cpu")
     assert isinstance(batches, TrainingBatches), "dataset= must name a data set whose images lie on the device"
@@ -126,7 +126,7 @@ def _rate(epoch: Callable[[], Iterable], batch_size: int) -> float:
 
 
 class _Decoded(Dataset):
-    """Decodes each image and drops it: the loader gets only the image's number."""
+    """Decodes each image and drops it; the loader only gets the image's number."""
 
     def __init__(self, images: ImageFiles, decode: Callable[[str], Any]) -> None:
         self.images, self.decode = images, decode

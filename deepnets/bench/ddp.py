@@ -51,8 +51,8 @@ def measure(arguments: argparse.Namespace) -> list[Comparison]:
     The same processes measure all cases in turn. Either one process trains and the others wait, or all train: they
     divide a batch of the run's size (strong scaling), or each takes a batch of that size (weak scaling). no_sync()
     leaves out the all-reduce of the gradients, so a step's wait is its time minus its time under no_sync(); the rest of
-    the all-reduce runs during the backward pass. The same step, with each process normalising by
-    statistics of its own part alone, shows what batch statistics over all processes cost.
+    the all-reduce runs during the backward pass. The same step with batch statistics of each process's part alone shows
+    what statistics over all processes cost.
 
     Raises:
         Interrupted: a signal came. UserError: there are fewer than two processes, they cannot divide the batch, or one
@@ -116,7 +116,7 @@ def _spread(percent: Sequence[float]) -> str:
 def main() -> int:
     """Train in this process; the first process also writes the results. Returns 0.
 
-    They are, for each case, the seconds that the slowest process takes for an iteration.
+    The results are, for each case, the seconds that the slowest process takes for an iteration.
     """
     file, iterations, repeats, *overrides = sys.argv[1:]
     world = world_from_env()

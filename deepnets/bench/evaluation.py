@@ -61,7 +61,7 @@ def measure(arguments: argparse.Namespace) -> list[Comparison]:
 
 
 def _seconds(training: Training, test: Split, normalization: Normalization, size: int) -> float:
-    """Evaluate a split as `fit` does at the end of an epoch; returns the seconds."""
+    """Evaluate a split as `fit` does at the end of an epoch; return the seconds."""
     started, sums = time.perf_counter(), Sums(training.device)
     batches = EvaluationBatches(test, normalization, batch_size=size)
     for _ in evaluate(training.model, batches, sums, training.precision):
@@ -79,7 +79,7 @@ class _PlainLoop:
         self.loader = plain_loader(task, plain_normalization(task), trains=False)
 
     def seconds(self) -> float:
-        """Make one pass over the test set; returns the seconds."""
+        """Make one pass over the test set; return the seconds."""
         device, right, started = self.task.device, 0, time.perf_counter()
         enabled = self.task.precision == torch.bfloat16
         with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=enabled):

@@ -31,7 +31,7 @@ MIB = 2**20
 
 
 class DoesNotFit(Exception):
-    """Raised if an iteration takes more memory than there is."""
+    """Raised if an iteration needs more memory than is free."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -45,8 +45,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def measure(arguments: argparse.Namespace) -> list[Comparison]:
     """Measure an iteration's memory and time with recomputation and with memory=full, which stores all activations.
 
-    Memory is the peak in MiB minus all that the process held, weights and data too, before its first iteration. So it
-    also counts gradients, momentum and, on a CPU, code that is loaded on first use and gaps in the heap. Each
+    Memory is the peak in MiB minus what the process held before its first iteration, weights and data included. So it
+    counts activations, gradients, momentum and, on a CPU, code that is loaded on first use and gaps in the heap. Each
     measurement has its own process. The deepest network takes about 11 GB with memory=full:
 
         python scripts/bench.py memory --model preact1001 --iterations 1 --repeats 1
@@ -86,7 +86,7 @@ def _in_a_process(overrides: Sequence[str], iterations: int) -> tuple[float, flo
 
 
 def _trained(overrides: Sequence[str], iterations: int, threads: int) -> tuple[float, float]:
-    """Train 1 + `iterations` iterations; returns the peak above the start in bytes, and the seconds of an iteration.
+    """Train 1 + `iterations` iterations; return the peak above the start in bytes, and the seconds of an iteration.
 
     Raises:
         DoesNotFit: there is not enough memory.
@@ -107,7 +107,7 @@ def _trained(overrides: Sequence[str], iterations: int, threads: int) -> tuple[f
 
 
 def _begin(device: torch.device) -> float:
-    """Start to record the peak, and forbid the process to take more than is free now; returns the bytes held now."""
+    """Start to record the peak, and return the bytes held now; on a CPU, limit the process to memory that is free."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return torch.cuda.memory_allocated(device)

@@ -1,4 +1,4 @@
-"""`bench.py startup`, `rows`, `grid`, `logging`, `checkpoint` and `sweep` measure the time of commands beside training.
+"""`bench.py startup`, `rows`, `grid`, `logging`, `checkpoint` and `sweep` measure what commands take besides training.
 
 `sweep` measures processor time of the commands around a large sweep, without training; the others measure seconds.
 """
@@ -75,8 +75,8 @@ def add_rows_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure_rows(arguments: argparse.Namespace) -> list[Comparison]:
-    """Measure the seconds from a command's words to its composed runs, the start of Python included."""
-    candidates = {name: lambda words=words: _seconds("-c", COMPOSE, *words) for name, words in COMPOSED.items()}
+    """Measure the seconds from typing a command to its composed runs, including the start of Python."""
+    candidates = {name: lambda typed=typed: _seconds("-c", COMPOSE, *typed) for name, typed in COMPOSED.items()}
     return [Comparison("from words to rows", "seconds", in_turns(candidates, arguments.repeats))]
 
 
@@ -108,7 +108,7 @@ def add_logging_options(parser: argparse.ArgumentParser) -> None:
 def measure_logging(arguments: argparse.Namespace) -> list[Comparison]:
     """Measure the seconds that the log adds to an epoch of a gated ResNet-20, whose units it observes every epoch.
 
-    This is the worst case: a short epoch of noise of CIFAR-10's shape (an epoch of CIFAR-10 has 391 iterations).
+    This is the worst case, because the epoch is short: an epoch of CIFAR-10 has 391 iterations. Images are noise.
     """
     size = [
         f"dataset.source.train={128 * arguments.iterations}",
@@ -132,7 +132,7 @@ def measure_logging(arguments: argparse.Namespace) -> list[Comparison]:
                 values["logging"].append(logged)
                 values["training"].append(now - begun - logged)
                 logged, begun = 0.0, now
-    # The first epoch warms up.
+    # The first epoch is a warm-up.
     return [Comparison("an epoch", "seconds", {name: seconds[1:] for name, seconds in values.items()})]
 
 
@@ -144,7 +144,7 @@ def add_checkpoint_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure_checkpoint(arguments: argparse.Namespace) -> list[Comparison]:
-    """Measure the seconds of a checkpoint, against the training between two (checkpoint_seconds, by default 60)."""
+    """Measure the seconds of a checkpoint, against the seconds between two checkpoints (checkpoint_seconds)."""
     return [_checkpoints_of(model, arguments) for model in arguments.models.split(",")]
 
 
@@ -165,10 +165,10 @@ def add_sweep_options(parser: argparse.ArgumentParser) -> None:
 def measure_sweep(arguments: argparse.Namespace) -> list[Comparison]:
     """Measure the processor seconds of each command around a sweep of 1,000 runs, with its child processes.
 
-    `compose` makes rows from the words; `freeze` also checks them and writes their folders; `submit` does both for
+    `compose` makes rows from the overrides; `freeze` also checks them and writes their folders; `submit` does both for
     SLURM's queue, then its jobs are cancelled; `status` and `report` read the folders when all runs have finished;
     `again` repeats the first command, which has nothing left to train. Each command has its own process with one
-    thread, imports included. All results are copies of one training's, with other errors.
+    thread, imports included. All results are copies of one result, with other errors.
     """
     no_slurm, rows = _no_slurm(), max(1, arguments.runs // SEEDS)
     steps = [name for name in STEPS if not (name == "submit" and no_slurm)]
@@ -182,7 +182,7 @@ def measure_sweep(arguments: argparse.Namespace) -> list[Comparison]:
         for name, outputs in with_progress(turns, "steps"):
             place = Path(one, f"outputs{outputs}")
             train = [*TINY, *grid, f"output_root={place}"]
-            words = {
+            command = {
                 "compose": ["-c", COMPOSE, *train],
                 "freeze": [*TRAIN, *train, f"launcher._target_={__name__}.Frozen", f"--trust={__name__}.Frozen"],
                 "submit": [*TRAIN, *train, "launcher=slurm", "launcher.options={hold:true}"],
@@ -193,7 +193,7 @@ def measure_sweep(arguments: argparse.Namespace) -> list[Comparison]:
             if name == "status":
                 for number, folder in enumerate(run_folders(place)):
                     _finish(folder, trained, number)
-            values[name].append(_processor_seconds(*words))
+            values[name].append(_processor_seconds(*command))
             if name == "submit":
                 jobs = {folder.job.job.partition("_")[0] for folder in run_folders(place) if folder.job}
                 slurm_answer("scancel", *jobs)
@@ -215,14 +215,14 @@ def _checkpoints_of(model: str, arguments: argparse.Namespace) -> Comparison:
 
 
 def _seconds_to_save(training: Training, folder: Path) -> float:
-    """Copy the state from the device and write it to the disk, as a run does; returns the seconds."""
+    """Copy the state from the device and write it to the disk, as a run does; return the seconds."""
     started = time.perf_counter()
     checkpoint.save(folder, {"training": training.state_dict(), "history": [], "observed": [], "seconds": 0.0})
     return time.perf_counter() - started
 
 
 def _until_first_step(overrides: Sequence[str]) -> float:
-    """Start a training command; returns the seconds until its first checkpoint exists, and kills it."""
+    """Start a training command, kill it when its first checkpoint exists, and return the seconds until then."""
     with tempfile.TemporaryDirectory() as outputs:
         command = [sys.executable, *TRAIN, *overrides, f"output_root={outputs}", "checkpoint_seconds=0"]
         started = time.perf_counter()
@@ -237,10 +237,10 @@ def _until_first_step(overrides: Sequence[str]) -> float:
         return seconds
 
 
-def _seconds(*words: str) -> float:
-    """Run Python with these arguments; returns the seconds."""
+def _seconds(*arguments: str) -> float:
+    """Run Python with these arguments; return the seconds."""
     started = time.perf_counter()
-    subprocess.run([sys.executable, *words], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - started
 
 
@@ -273,10 +273,10 @@ def _finish(folder: RunFolder, trained: RunFolder, number: int) -> None:
     result.model_copy(update=changes).write(folder.path)
 
 
-def _processor_seconds(*words: str) -> float:
-    """Run Python with these arguments and one thread; returns processor seconds, those of its child processes too."""
+def _processor_seconds(*arguments: str) -> float:
+    """Run Python with these arguments and one thread; return its processor seconds and those of its child processes."""
     before = os.times()
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, *words], check=True, env=environment, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, *arguments], check=True, env=environment, stdout=subprocess.DEVNULL)
     after = os.times()
     return after.children_user + after.children_system - before.children_user - before.children_system

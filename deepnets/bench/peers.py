@@ -1,7 +1,8 @@
 """Other ways to train the same network, which deepnets is compared with: the task that each peer gets, and the peers.
 
-The plain peer is the usual PyTorch script for CIFAR, in forms that may be faster: in layout, arithmetic and data, or
-compiled. timm and Lightning are imported only when somebody compares with them. A peer may also be a user's file.
+The plain peer is the usual PyTorch script for CIFAR. Its other forms may be faster: they have another layout,
+arithmetic or data pipeline, or are compiled. timm and Lightning are imported only when somebody compares with them. A
+peer may also be a user's file.
 """
 
 import importlib.util
@@ -135,7 +136,7 @@ def plain_normalization(task: Task) -> list[Callable]:
 def plain_loader(
     task: Task, transforms: Sequence[Callable] | None = None, *, trains: bool = True, collate: Callable | None = None
 ) -> DataLoader:
-    """Return a loader as in the usual script; for training it drops the last, short batch: all iterations are equal."""
+    """Return a loader as in the usual script; in training it drops the last, smaller batch: iterations are equal."""
     return DataLoader(
         PlainImages(task.images, task.labels, transforms or [*plain_augmentation(task), *plain_normalization(task)]),
         task.batch_size,
@@ -176,7 +177,7 @@ def tensor_batches(task: Task) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def plain_steps(task: Task, *, as_tensor: bool = False, compiled: bool = False) -> Iterator[None]:
-    """Train by the usual loop, which reads no loss; in float32 autocast is off, as in scripts that do not use it."""
+    """Train by the usual loop, which reads no loss; in float32, autocast is off."""
     batches = tensor_batches(task) if as_tensor else forever(plain_loader(task))
     model = task.model.to(task.device).to(memory_format=task.layout).train()
     optimizer = torch.optim.SGD(
@@ -202,7 +203,7 @@ def prepare_plain(task: Task, *, as_tensor: bool = False, compiled: bool = False
 
 
 def prepare_timm(task: Task) -> Callable[[int], float]:
-    """Prepare timm's loader, optimiser and meters in the loop of its train.py, which its package leaves out.
+    """Prepare timm's loader, optimiser and meters, in the loop of its train.py, which is not part of its package.
 
     timm has no network for CIFAR, so it trains the task's. Its own augmentation is for ImageNet, so the task's replaces
     it. The loop is the one for one process, with --amp in bfloat16 and --channels-last; it reads each loss.
@@ -217,7 +218,7 @@ def prepare_timm(task: Task) -> Callable[[int], float]:
 
     def steps() -> Iterator[None]:
         loader = plain_loader(task, [*plain_augmentation(task), ToNumpy()], collate=fast_collate)
-        # It normalises uint8 batches on the device, one batch ahead of the loop.
+        # The PrefetchLoader normalises uint8 batches on the device, one batch ahead of the loop.
         batches = PrefetchLoader(loader, task.mean, task.std, channels=task.images.shape[3], device=task.device)
         model = task.model.to(task.device).to(memory_format=task.layout).train()
         optimizer = create_optimizer_v2(

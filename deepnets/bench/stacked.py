@@ -30,7 +30,7 @@ from deepnets.training.assembly import prepare
 from deepnets.training.fit import fit
 from deepnets.training.stack import Stack, fit_together
 
-# No trial of this search diverges. All have the same activation, because a stack needs that.
+# No trial of this search diverges. All trials have the same activation, because a stack needs that.
 SEARCH = ["sweep=srivastava2015_fig1_highway", "model.layer=[linear,relu]", "optimizer.lr=0.01"]
 # ResNet-110 of sweep=he2016_table1 scale=deep, on images that need no download
 NARROW = [
@@ -51,7 +51,8 @@ def add_stacked_options(parser: argparse.ArgumentParser) -> None:
 def measure_stacked(arguments: argparse.Namespace) -> list[Comparison]:
     """Measure images/s, summed over the runs of a random search, trained as one batched network and one by one.
 
-    Trials per minute have the same ratios. Both precisions are measured: the one that training uses here, and float32.
+    Trials per minute have the same ratios as images/s. Everything is measured in the precision that training uses here,
+    and in float32.
     """
     arguments.overrides = [*SEARCH, *arguments.overrides]
     run, overrides = chosen_run(arguments), overrides_of(arguments)
@@ -112,7 +113,7 @@ def _seeds_in(precision: Precision, arguments: argparse.Namespace) -> Comparison
 
 
 def _speed_of(overrides: Sequence[str], seeds: int) -> float:
-    """Train all runs at the same time; returns the sum of their images/s."""
+    """Train all runs at the same time; return the sum of their images/s."""
     command = " ".join(overrides)
     try:
         results = results_of(["-m", *overrides, f"seed=range({seeds})"], ["images_per_second"], SECONDS)

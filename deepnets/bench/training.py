@@ -41,7 +41,7 @@ from deepnets.training.hardware import choose_precision, wait
 
 PEERS = ("plain", "compiled", "timm", "lightning")
 ENDLESS = 10**9  # iterations: the bench ends the training
-TRIED = 4  # timed iterations of each form of the plain script, after equally many to warm up
+TRIED = 4  # timed iterations of each form of the plain script, after as many to warm up
 # The size of the tensor to copy: far larger than any cache.
 COPY_BYTES = {"cpu": 2**28, "cuda": 2**31}
 
@@ -66,7 +66,7 @@ def measure(arguments: argparse.Namespace) -> list[Comparison]:
     train the same network on the same batches and augmentation; --peer FILE adds another peer (its interface is
     Task in deepnets/bench/peers.py).
 
-    All share one process, so on a CPU the peers also profit from `keep_freed_memory`, which they do not call.
+    All candidates share one process, so on a CPU the peers also profit from deepnets' call of `keep_freed_memory`.
     """
     run, iterations = chosen_run(arguments), arguments.iterations
     images = iterations * run.config.batch_size
@@ -119,9 +119,9 @@ def bytes_of(run: BenchRun) -> int:
     images, _ = next(iter(training.batches.epoch(0)))
     group = min(len(images) // 2, run.config.model.get("batchnorm_images") or 2)
     one, two = (kept_bytes(training, images[: n * group]) for n in (1, 2))
-    each = (two - one) / group  # without bytes that do not grow with the batch (bfloat16 weights)
+    per_image = (two - one) / group  # without bytes that do not grow with the batch (bfloat16 weights)
     parameters = sum(parameter.numel() for parameter in training.model.parameters())
-    return round(2 * each * run.config.batch_size + 24 * parameters)
+    return round(2 * per_image * run.config.batch_size + 24 * parameters)
 
 
 def kept_bytes(training: Training, images: Tensor) -> int:
@@ -137,7 +137,7 @@ def kept_bytes(training: Training, images: Tensor) -> int:
 
     training.model.train()
     with saved_tensors_hooks(keep, lambda tensor: tensor):
-        logits = _forward(training, images)  # kept until all is counted: else memory would be used and counted twice
+        logits = _forward(training, images)  # holds the graph, so that no memory is reused before all is counted
     del logits
     return sum(kept.values())
 
@@ -165,7 +165,7 @@ def _logged(run: BenchRun, open_logs: ExitStack) -> Iterator[Training]:
 def _peers(
     arguments: argparse.Namespace, run: BenchRun
 ) -> tuple[dict[str, Callable[[int], float]], dict[str, str], list[str]]:
-    """Prepare the peers; returns them by name, why others are absent, and notes on the forms of the script tried."""
+    """Prepare the peers; return them by name, why others are absent, and notes on the forms of the script tried."""
     dataset, batches = dataset_of(run.config), run.training().batches
     assert isinstance(batches, TrainingBatches), "dataset= names images that lie on the device"
     task = task_of(run, batches.split, dataset.pad, dataset.flip, arguments.workers)
@@ -196,7 +196,7 @@ def _peers(
 def _best_plain(
     another: Callable[..., Task], run: BenchRun, *, is_compiled: bool
 ) -> tuple[dict[str, Callable[[int], float]], dict[str, str], list[str]]:
-    """Try all forms of the plain script; returns the best, also compiled, why one is absent, and all speeds."""
+    """Try all forms of the plain script; return the fastest, also compiled, why one is absent, and all speeds."""
     speeds: dict[tuple[torch.dtype, torch.memory_format, int | None], float] = {}
     workers = another().workers
     for precision in dict.fromkeys((torch.float32, choose_precision(Precision.auto, run.device))):
@@ -228,7 +228,7 @@ def _fed(workers: int | None) -> str:
 
 
 def _bounds(run: BenchRun) -> tuple[Candidates, list[str]]:
-    """Prepare two bounds on images/s at the rates that this device reaches now: only convolutions, and only bytes."""
+    """Prepare two bounds on images/s, from the device's present speed: for convolutions alone, and for moving bytes."""
     layers, moved, batch = _layers(run), bytes_of(run), run.config.batch_size
     candidates: Candidates = {
         "convolutions alone": lambda: batch / sum(_seconds_of_layer(layer, run) * layers[layer] for layer in layers),
@@ -303,7 +303,7 @@ def _copy_rate(device: torch.device) -> float:
 
 
 def _seconds(act: Callable[[], object], device: torch.device) -> float:
-    """Call `act` once to warm up, then four times; returns the mean seconds of the four calls."""
+    """Call `act` once to warm up, then four times; return the mean seconds of the four calls."""
     act()
     wait(device)
     started = time.perf_counter()

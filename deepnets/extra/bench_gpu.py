@@ -50,7 +50,7 @@ from deepnets.models.settings import Memory
 from deepnets.runs.folder import RunFolder, run_folders
 from deepnets.training.fit import Training, fit
 
-MODELS = {"resnet20": 40, "resnet110": 20, "resnet164": 20, "resnet1001": 4}  # iterations of a measurement
+MODELS = {"resnet20": 40, "resnet110": 20, "resnet164": 20, "resnet1001": 4}  # iterations to time
 SHARING = (1, 2, 5)  # numbers of runs at once
 PUBLISHED = "he2016_table3_cifar10"  # the sweep whose rows of ResNet-110 are trained
 COMPILED = (StepKind.compiled, StepKind.compiled_graphed)
@@ -63,17 +63,17 @@ SAVING_SECONDS = 60.0  # for a stopped training to save its state
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `bench.py gpu`."""
     parser.add_argument("--root", metavar="DIR", help="folder with cifar10, as dataset.root of scripts/train.py")
-    parser.add_argument("--minutes", type=float, default=10, help="this command ends after so many (default: 10)")
+    parser.add_argument("--minutes", type=float, default=10, help="minutes after which this command ends (default: 10)")
     parser.set_defaults(json=Path("gpu.json"))
 
 
 def measure(arguments: argparse.Namespace) -> list[Comparison]:
-    """Measure everything that needs a GPU, part by part, into one file; the same command resumes it where it ended.
+    """Measure everything that needs a GPU, part by part, into one file; the same command measures missing parts.
 
     The order is: the GPU's tests; the default run; images/s by `step` and memory layout beside the floor; waits for
     the device within an epoch; memory of the deepest network; several runs on the GPU; stochastic depth, stopping, both
-    arithmetics, data and peers, several GPUs; then ResNet-110 in both forms by the full protocol. Each part runs in a
-    process of its own; its result, or the reason why it has none, is written at once. The working directory must be the
+    arithmetics, data and peers, several GPUs; then ResNet-110 with both orderings by the full protocol. Each part runs
+    in its own process; its result, or the reason why it has none, is written at once. The working directory must be the
     clone with the tests.
 
     Raises:
@@ -89,7 +89,7 @@ def measure(arguments: argparse.Namespace) -> list[Comparison]:
 
 
 def parts_of(where: Sequence[str], file: Path, repeats: int, device: str) -> list[Part]:
-    """List all parts in their order, on the data that `where` names; long trainings go to `.runs` beside `file`."""
+    """List all parts in their order, on the data that `where` names; long trainings go to `file` with suffix .runs."""
     on, deepest = f"device={device}", [*MODELS][-1]
     overrides = [*where, on]
     parts = [Part("environment", lambda _: environment())]
@@ -203,7 +203,7 @@ def stopped_and_resumed(overrides: Sequence[str], seconds: float) -> PartResult:
 
 
 def trained(overrides: Sequence[str], folder: RunFolder, seconds: float) -> PartResult:
-    """Train the run that these overrides make and return its result; when the seconds are over, it saves and stops.
+    """Train the run that these overrides make and return its result; stop it, with a checkpoint, when time is over.
 
     Raises:
         Unfinished: the run was stopped.
@@ -226,7 +226,7 @@ def trained(overrides: Sequence[str], folder: RunFolder, seconds: float) -> Part
 def throughput(ways: Sequence[str], repeats: int, iterations: int, overrides: Sequence[str]) -> PartResult:
     """Measure images/s of training in each way, e.g. "graphed NCHW", and of the floor, all in turns.
 
-    If a way fails, "absent" holds the reason.
+    If a way fails, `absent` in the result holds the reason.
     """
     run, candidates, absent = compose_run(overrides), Candidates(), {}
 
@@ -277,7 +277,7 @@ def main() -> int:
 
 
 def _throughputs(overrides: Sequence[str], repeats: int) -> list[Part]:
-    """List the parts for images/s by `step` and layout; compiled code has separate parts, as it may never end."""
+    """List the parts for images/s by `step` and layout; compiled code has its own parts, as it may never end."""
     parts = []
     for model, iterations in MODELS.items():
         for precision in ("bf16", "fp32"):

@@ -1,4 +1,4 @@
-"""JSON schemas of the files in conf/: with them an editor completes keys and marks wrong ones.
+"""JSON schemas of the files in conf/, with which an editor completes keys and marks wrong ones.
 
 `python -m deepnets.extra.json_schema` writes the schemas to conf/schema.
 """
@@ -48,7 +48,7 @@ def schemas() -> dict[str, Schema]:
 
 
 def text_of(node: Any, indent: str = "") -> str:
-    """Return the text of a schema's file; a value that fits into one line stands in one line."""
+    """Return the text of a schema's file; a value that fits into one line is written in one."""
     line = json.dumps(node)
     if len(indent + line) <= WIDTH or not isinstance(node, dict | list):
         return line
@@ -73,9 +73,9 @@ def _targets_in(key: str, node: Any) -> Iterator[tuple[str, str]]:
 
 
 def _node(key: str, targets: Targets) -> dict[str, Schema]:
-    """Return the definitions of a node and of its classes: the class that a node names decides its legal arguments.
+    """Return the definitions of a node and of its classes; the class that a node names decides the legal arguments.
 
-    If a file names no class, another file names it, and the arguments of every class are legal.
+    If a file names no class, another file names the node's class; so the arguments of every class are legal.
     """
     control: dict[str, Schema] = {"defaults": LIST_OF_DEFAULTS, "_target_": TEXT, "_partial_": {"type": "boolean"}}
     cases = [{"if": {"not": {"required": ["_target_"]}}, "then": _reference(f"any {key}")}]

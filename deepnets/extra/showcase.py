@@ -1,7 +1,7 @@
 """Makes a page with knobs that shows signals and gradients per unit, post-activation above pre-activation.
 
-It measures all networks beforehand: residual ones with one stage of equal units, and transformers of as many units,
-post-norm and pre-norm, on digits, at initialisation or after some epochs.
+It measures all networks beforehand, on digits, at initialisation or after some epochs: residual networks with one stage
+of equal units, and transformers of as many units, post-norm and pre-norm.
 """
 
 import argparse
@@ -113,7 +113,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Design:
-    """An ordering: its name, the layers of a branch, and the layers behind the addition.
+    """An ordering: its name, the layers of a branch, and the layers after the addition.
 
     `command` measures one of its networks again, with {depth}, {ordering} and {shortcut} to fill in.
     """
@@ -174,7 +174,7 @@ def write_showcase(file: Path, showcase: Showcase) -> None:
 
 
 def _short(bars: Bars) -> list[list[float | None]]:
-    """Round the numbers for the page; None, which the page calls diverged, replaces those that are not finite."""
+    """Round the numbers for the page; numbers that are not finite become None, which the page calls diverged."""
     return [
         [float(f"{value:.{DIGITS}g}") if isfinite(value) else None for value in values]
         for values in vars(bars).values()
@@ -222,7 +222,7 @@ def _drawn(designs: dict[str, dict[str, Any]], arguments: argparse.Namespace) ->
 
 
 def _command(name: str, arguments: argparse.Namespace) -> str:
-    """Return the command that measures a network of seed 0 again: its gradients_units.csv has the page's numbers."""
+    """Return the command that measures a network of seed 0 again; its gradients_units.csv has the page's numbers."""
     net = f"model=resnet model.depth=null 'model.units=[{{depth}}]' 'model.widths=[{WIDTH}]' dataset=digits"
     if name in NORMS:
         net = f"model=vit_digits model.depth={{depth}} {' '.join(TRAINED)}"

@@ -35,7 +35,7 @@ class Entry:
 
     @cached_property
     def key(self) -> str:
-        """Identifies the run: a copy of its folder has the same key, a run trained again another, by its seconds."""
+        """A hash that identifies the run: a copied folder has the same, a run that is trained again has another."""
         lines = [self.experiment, self.name, self.run.result.get("seconds"), *self.run.history]
         return hashlib.sha256("\n".join(map(str, lines)).encode()).hexdigest()[:16]
 
@@ -75,7 +75,7 @@ class Entry:
 
 
 class MlflowTracker:
-    """The server or database that MLFLOW_TRACKING_URI names: a sweep is an experiment, a diverged run a failed one."""
+    """The server or database that MLFLOW_TRACKING_URI names: a sweep is an experiment, a diverged run is failed."""
 
     def __init__(self) -> None:
         import mlflow
@@ -87,7 +87,7 @@ class MlflowTracker:
         self.place = str(mlflow.get_tracking_uri())
 
     def has(self, entry: Entry) -> bool:
-        """Return whether the tracker holds this run as a whole."""
+        """Return whether the tracker has the complete run."""
         return any(run.info.status != "RUNNING" for run in self._runs_of(entry))
 
     def add(self, entry: Entry, figures: Sequence[Path]) -> None:
@@ -120,9 +120,9 @@ class MlflowTracker:
 
 
 class WandbTracker:
-    """Weights & Biases, in the mode that WANDB_MODE names: a sweep is a project, a row a group.
+    """Weights & Biases, in the mode that WANDB_MODE names: a sweep is a project, a row is a group.
 
-    A run that is written again has the same id, so it replaces the earlier one.
+    A run that is exported again has the same id, so it replaces the earlier export.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Computes the cells of a table: a row's numbers and verdict in a column, or the numbers of a random search's net."""
+"""The cells of a table: a row's numbers and verdict in one column, or the numbers of one net of a random search."""
 
 import math
 from collections import Counter, defaultdict
@@ -15,7 +15,7 @@ from deepnets.results.statistics import median_interval
 from deepnets.runs.contents import DIVERGED, FINISHED
 
 FAIL_ABOVE = 20.0  # percent; He et al. 2016, Table 1
-TRIAL = "setting"  # the key, and the axis, that numbers the trials
+TRIAL = "setting"  # the key and axis that hold the number of a trial
 MIXED_CODE = "seeds by different code"
 SHARE = 10  # the best tenth of the trials is averaged: 10 of 100, as in the paper
 LOSS = "train_loss"
@@ -86,7 +86,7 @@ class Cell:
         return middle([error for error in noted if error is not None])
 
     def hours(self, device: str) -> float:
-        """Sum the hours of runs that ended: core-hours (threads of all processes) on a "cpu", GPU-hours on "cuda"."""
+        """Sum the hours of ended runs: core-hours on a "cpu" (a thread is a core), GPU-hours on "cuda"."""
         ended = [run.result for run in self.runs if run.result.get("device_type") == device]
         return sum(_units(result) * result["seconds"] / 3600 for result in ended)
 
@@ -113,7 +113,7 @@ class Cell:
 
     @property
     def true_difference(self) -> tuple[float, float] | None:
-        """The interval of our expected error minus the paper's, in percent points; None if these cannot be compared."""
+        """The interval of our expected error minus the paper's, in percent points; None if they are not comparable."""
         printed = printed_of(self.published) if self.is_published_protocol and not self.is_fail else None
         return true_difference(self.compared, printed) if printed else None
 
@@ -123,17 +123,17 @@ class Cell:
         if not self.runs:
             return "literature" if self.published.is_literature else "missing"
         states = Counter(run.state.name for run in self.runs)
-        words = [f"{states[DIVERGED]} of {len(self.errors)} diverged"] if DIVERGED in states else []
-        words += [MIXED_CODE] * mixes_code(self.runs)
-        words += [f"{count} {state}" for state, count in states.items() if state not in (FINISHED, DIVERGED)]
+        remarks = [f"{states[DIVERGED]} of {len(self.errors)} diverged"] if DIVERGED in states else []
+        remarks += [MIXED_CODE] * mixes_code(self.runs)
+        remarks += [f"{count} {state}" for state, count in states.items() if state not in (FINISHED, DIVERGED)]
         running = [run.state.progress for run in self.runs if run.state.name == "running" and run.state.progress]
-        words += [f"at epoch {progress.epoch} of {progress.epochs}" for progress in running[:1]]
+        remarks += [f"at epoch {progress.epoch} of {progress.epochs}" for progress in running[:1]]
         reasons = dict.fromkeys(run.state.reason for run in self.runs if run.state.reason)
-        return ", ".join(words) + "".join(f"; {reason}" for reason in reasons)
+        return ", ".join(remarks) + "".join(f"; {reason}" for reason in reasons)
 
     @property
     def headline(self) -> str:
-        """The text that stands for the row where columns are compared: `18.59 (n = 2)`."""
+        """The row's text in a sheet that compares columns, such as `18.59 (n = 2)`."""
         return f"{self._median_text} (n = {len(self.errors)})" if self.errors else self.remarks
 
     def facts(self) -> dict[str, str]:
@@ -170,7 +170,7 @@ class Cell:
 class Net(Cell):
     """A row for one net of a random search (Srivastava et al. 2015, 3.1 and Fig. 1).
 
-    `trials` has one run of each trial that ended, the run with the median loss; the lowest loss comes first.
+    `trials` holds one run for each trial that ended, the run with the trial's median loss; the lowest loss comes first.
     """
 
     trials: tuple[Run, ...] = ()
@@ -191,7 +191,7 @@ class Net(Cell):
 
     @property
     def example(self) -> Run | None:
-        """The best trial, as if it were a run of the net itself; None if all trials diverged."""
+        """The best trial, without the axis of trials, as a run of the net; None if all trials diverged."""
         if not self.trials or math.isinf(self.losses[0]):
             return None
         best = self.trials[0]
@@ -234,7 +234,7 @@ def middle(errors: Sequence[float]) -> float | None:
 
 
 def is_search(runs: Iterable[Run]) -> bool:
-    """Say whether the rows of a table are trials, which they are if the trial's number is an axis."""
+    """Say whether the rows of a table are trials of a search: then the trial's number is an axis of the sweep."""
     return any(TRIAL in run.sweep.get("axes", []) for run in runs)
 
 
@@ -265,7 +265,7 @@ def net_of(row: str, run: Run) -> str:
 
 
 def search_note(trials: Iterable[Cell]) -> str:
-    """Say by which number trials are compared."""
+    """Return the note on the number by which trials are compared."""
     return SEARCH_NOTE + SEARCH_SEEDS_NOTE * any(len(cell.runs) > 1 for cell in trials)
 
 

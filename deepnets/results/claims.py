@@ -31,9 +31,9 @@ AnyFinding = Finding | RegisteredFinding
 def findings_of(table: Table, index: int, sweeps: Path) -> list[AnyFinding]:
     """Test every claim of the table's sweep file, which lies in `sweeps`, on one column of the table.
 
-    A claim about values of an axis is tested on each pair of rows. Registered claims that have a test come last, with
-    the claims of other files that are only about this table's rows. Claims are about depth, so none is tested if the
-    nets have another depth than at the file's full scale.
+    A claim about two values of an axis is tested on each pair of rows that differ only in these. Registered claims that
+    have a test come last, also those of other files that are only about this table's rows. Claims are about depth: if
+    the nets have another depth than at the file's full scale, no claim is tested.
     """
     if not has_claims(table, sweeps) or is_of_other_depth(table, index, sweeps):
         return []
@@ -58,7 +58,7 @@ def _registered(table: Table, sweeps: Path) -> list[tuple[str, Registered]]:
 def drawn_findings(sweep: str, claims: Sequence[Registered], place: Path) -> list[RegisteredFinding]:
     """Test the claims about nets that an analysis draws itself, on its results in place/analysis/NAME/seed*.
 
-    Each seed of the analysis gives one number, and notes the known claims as a run does.
+    Each seed of the analysis gives one number, and notes the claims on file as a run does.
     """
     return [
         RegisteredFinding(claim, tuple(_drawn(row, test.of, f"{sweep}/{claim.hash}", place) for row in test.rows))
@@ -76,14 +76,14 @@ def is_of_other_depth(table: Table, index: int, sweeps: Path) -> bool:
 
 def are_of_other_depth(models: Iterable[Mapping[str, Any]], file: Path) -> bool:
     """Say whether one of the `models` (configuration nodes) has another depth than the file's full scale."""
-    papers = {key: set_at_scale(file, f"model.{key}", "full") for key in DEPTH_KEYS}
-    return any(model.get(key) != depth for model in models for key, depth in papers.items() if depth)
+    full_depths = {key: set_at_scale(file, f"model.{key}", "full") for key in DEPTH_KEYS}
+    return any(model.get(key) != depth for model in models for key, depth in full_depths.items() if depth)
 
 
 def pairs_of(claim: Claim, rows: Sequence[str], axes: int) -> list[tuple[str, str]]:
-    """Return the pairs of rows that a claim compares: for two values of an axis, all pairs that differ only there.
+    """Return the pairs of rows that a claim compares: for two values of an axis, all pairs that differ only in these.
 
-    If `claim.first` has a word for each of the `axes` (a count), it names one row, which need not have runs.
+    If `claim.first` has a value for each axis, of which there are `axes`, it names one row, which need not have runs.
     """
     if claim.first in rows or claim.second in rows or claim.first.count(",") + 1 >= axes:
         return [(claim.first, claim.second)]
@@ -109,8 +109,8 @@ def _compared(table: Table, index: int, sweep: Any) -> list[Finding]:
         second_rows = _sibling(column, other) if other else column.rows
         pairs = [(claim.first, second)] if other else pairs_of(claim, table.rows, len(axes_of(sweep)) or 1)
         for one, two in pairs:
-            named = claim.above if column.is_published_protocol else None
-            bound = named or (paper if is_papers else _fails_here(column, one))
+            claimed_bound = claim.above if column.is_published_protocol else None
+            bound = claimed_bound or (paper if is_papers else _fails_here(column, one))
             first, second_side = (
                 _side(
                     row,
@@ -131,16 +131,16 @@ def trained_as(column: Column) -> set[str]:
 
 
 def _fails_here(column: Column, row: str) -> float:
-    """Return the error in percent above which a row fails here: the plain net's mean minus `FAIL_MARGIN`.
+    """Return the error in percent above which a row fails in this column: the plain net's mean minus `FAIL_MARGIN`.
 
-    The error of guessing replaces that mean if no plain net of the column has ended, or the row is the plain net.
+    If no other row of the column is a plain net that has ended, the error of guessing takes the place of the mean.
     """
     plain = [run.error for run in column.runs if run.row != row and run.error is not None and is_plain(run)]
     return (fmean(min(error, WORST_ERROR) for error in plain) if plain else CHANCE) - FAIL_MARGIN
 
 
 def _learns(table: Table, index: int, bound: float) -> bool:
-    """Say whether all rows that learn in the paper learn here, with mean errors of at most `bound` percent."""
+    """Say whether all rows that learn in the paper also learn here: their mean errors are at most `bound` percent."""
     cells = table.column(index).values()
     learning = [
         cell for cell in cells if isinstance(error := cell.published.test_error, float | int) and error <= FAIL_ABOVE
@@ -150,7 +150,7 @@ def _learns(table: Table, index: int, bound: float) -> bool:
 
 
 def _with_holm(findings: Sequence[Finding]) -> list[Finding]:
-    """Correct the findings' p by Holm; two pairs of the same experiments under different names count once."""
+    """Set `p_holm` of each finding; pairs of the same experiments under different names count once."""
     by_pair = {_pair(finding): finding.p for finding in findings if finding.p is not None}
     corrected = dict(zip(by_pair, holm(list(by_pair.values())), strict=True))
     return [replace(finding, p_holm=corrected.get(_pair(finding))) for finding in findings]
@@ -161,7 +161,7 @@ def _pair(finding: Finding) -> tuple[Measured, frozenset[frozenset[str]]]:
 
 
 def _sibling(column: Column, other: str) -> dict[str, list[Run]]:
-    """Read the rows of the sweep `other` from the folder beside the column's; none if their arithmetic differs."""
+    """Read the rows of the sweep `other` from the folder beside the column's; empty if their arithmetic differs."""
     folders: list[Path] = []
     for grid in sorted({run.grid for run in column.runs}):
         folder = grid.parent / "+".join([other, *grid.name.split("+")[1:]])
@@ -201,7 +201,7 @@ def _sides(claim: Registered, name: str, table: Table, column: Column) -> tuple[
 
 
 def _drawn(row: str, of: Analysed, name: str, place: Path) -> Side:
-    """Gather the numbers of an analysis that draws nets itself, by seed; seeds without a number wait for it."""
+    """Gather the numbers of an analysis that draws nets itself, by seed; seeds without a number are `waiting`."""
     draws = place / "analysis" / of.analysis
     ended: dict[int, tuple[float, bool]] = {}
     for folder in sorted(draws.glob("seed*")):
@@ -231,7 +231,7 @@ def _side(
     known: Sequence[bool],
     test: ClaimTest | None = None,
 ) -> Side:
-    """Gather the runs of a row that have a number; no run if different versions of the user's code trained them."""
+    """Gather the runs of a row that have a number; no run counts if they were trained by different code of the user."""
     measured = [] if mixes_code(runs) else [*zip(runs, numbers, known, strict=True)]
     ended = [(run, number, knows) for run, number, knows in measured if number is not None]
     by = TRIAL if test and test.best else "seed"
@@ -240,7 +240,7 @@ def _side(
         waiting = [
             Waiting(
                 run.config["seed"],
-                knows and run.folder.has_weights,  # no look should wait for a run that nobody can analyse
+                knows and run.folder.has_weights,  # without weights it can never be analysed, so no look waits for it
                 f"{ANALYZE} {of.analysis} {shlex.quote(str(run.folder))}{of.words}",
             )
             for run, number, knows in measured

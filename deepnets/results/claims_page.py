@@ -1,4 +1,4 @@
-"""Shows claims to a reader: as sheets, as answers and on a page, with the seeds that they lack."""
+"""Shows tested claims as sheets, as answers and on a page, with the seeds that are still missing."""
 
 import re
 from collections import Counter
@@ -59,9 +59,9 @@ its own sweep; the command of another sweep trains that sweep's rows, as in SWEE
 
 @dataclass(frozen=True)
 class Tested:
-    """The findings of a column; `label` has the options with which a command trains its runs, or is `FULL`.
+    """The findings of a column; `label` holds the options of the command that trains its runs, or is `FULL`.
 
-    `sweep` is the column's sweep, or empty for nets that an analysis draws itself.
+    `sweep` is the column's sweep; it is empty for nets that an analysis draws itself.
     """
 
     sweep: str
@@ -89,7 +89,7 @@ def claim_sheets(table: Table, sweeps: Path | None = None) -> list[Sheet]:
 
 
 def claim_answers(table: Table, most: int) -> list[str]:
-    """Count each column's claims by answer, then give each answer a line; those against the paper come first."""
+    """Count each column's findings by outcome, then list up to `most` answers; those against the paper come first."""
     lines: list[str] = []
     if not has_claims(table, table.sweeps):
         return lines
@@ -128,20 +128,20 @@ def claim_line(finding: AnyFinding) -> tuple[str, ...]:
 
 
 def show_seeds(rows: Sequence[Row]) -> None:
-    """If the sweep has claims, print the outcome of each in the grid's folder, and the seeds its next look needs."""
+    """If the sweep has claims, print each claim's outcome in the grid's folder, and the seeds for its next look."""
     if not (claims := decidable_of(rows[0].config.sweep)):
         return
     grids = dict.fromkeys(folder.path.parents[1] for folder in folders_of(list(rows)))
     begun = [grid for grid in grids if grid.is_dir() and run_folders(grid)]
     console = console_for()
     places = [place.removeprefix("file://") for place in rows[0].search.places if place.startswith("file://")]
-    own = Path(places[0]) / "sweep" if places else None
-    tables = tables_of(read_runs(begun), own=own) if begun else []
+    user_sweeps = Path(places[0]) / "sweep" if places else None
+    tables = tables_of(read_runs(begun), own=user_sweeps) if begun else []
     sheets = [sheet for table in tables for sheet in claim_sheets(table)]
     console.print()
     if not sheets:
         file = f"{rows[0].choices['sweep']}.yaml"
-        folder = own if own and (own / file).is_file() else SWEEPS
+        folder = user_sweeps if user_sweeps and (user_sweeps / file).is_file() else SWEEPS
         is_shallow = are_of_other_depth((row.config.model for row in rows), folder / file)
         status = (
             f"not tested: {OTHER_DEPTH}"
@@ -203,7 +203,7 @@ def _entries(title: str, claims: Sequence[Registered]) -> list[str]:
 
 
 def _cost(table: Table, index: int, findings: Sequence[AnyFinding]) -> list[str]:
-    """Say the hours for each decided claim, for all runs and for `MOST` seeds of each row; empty if none is decided."""
+    """Say how many hours a decided claim, all runs and `MOST` seeds of each row take; empty if no claim is decided."""
     rows = {side.row for finding in findings for side in finding.sides}
     for device, unit in (("cpu", "core"), ("cuda", "GPU")):
         cells = [cell for row, cell in table.column(index).items() if row in rows and cell.hours(device)]
@@ -227,18 +227,18 @@ def _next_look(finding: AnyFinding) -> str:
     """Name the seeds, or the analyses, that each row lacks for the next look, and the chance that this look answers."""
     if finding.lacking is None:
         return ""
-    words = [_without_analysis(finding.analyses)] if finding.analyses else []
+    texts = [_without_analysis(finding.analyses)] if finding.analyses else []
     if any(finding.lacking):
         chance = f" ({100 * finding.chance:.0f}%)" if finding.chance is not None else ""
         by_row = [(side.row, _listed(lacking)) for side, lacking in zip(finding.sides, finding.lacking, strict=True)]
         is_same = all(lacking == finding.lacking[0] for lacking in finding.lacking)
         seeds = by_row[0][1] if is_same else "; ".join(f"{row}: {listed}" for row, listed in by_row if listed)
-        words.append(seeds + chance)
-    return "; ".join(words)
+        texts.append(seeds + chance)
+    return "; ".join(texts)
 
 
 def _listed(seeds: Sequence[int]) -> str:
-    """Return `seeds 3 4`. More than `MOST` are trials of a search, which show only the first and the last."""
+    """Return text such as `seeds 3 4`. More than `MOST` are trials of a search: only the first and last are named."""
     if len(seeds) > MOST:
         return f"trials {seeds[0]} to {seeds[-1]}"
     return f"seeds {' '.join(map(str, seeds))}" if seeds else ""
@@ -257,7 +257,7 @@ def _what(finding: AnyFinding) -> str:
     return f"{finding.first.row} {finding.claim.relation} {finding.other}"
 
 
-def _said(claim: Claim | Registered) -> str:
+def _text_of(claim: Claim | Registered) -> str:
     return claim.text if isinstance(claim, Claim) else claim.sentence
 
 
@@ -273,7 +273,7 @@ def _experiment(finding: AnyFinding) -> tuple[object, ...]:
 
 
 def _tested(table: Table, index: int, sweeps: Path, is_shared: bool) -> Tested:
-    """Test the claims on a column. If another column of the sweep has its label (`is_shared`), add the precision."""
+    """Test the claims on a column. If another column of the sweep has its label (`is_shared`), name the precision."""
     column = table.columns[index]
     label = _label(column, is_shared)
     is_own = table.published.statistic == "none"
@@ -318,12 +318,12 @@ def _rows_here(finding: AnyFinding) -> set[str]:
 def _section(file: Path, claims: Sequence[Claim | Registered], tested: Sequence[Tested]) -> str:
     """Write a sweep's findings column by column, then the claims that lack runs (by label) or an analysis."""
     parts, lines, left_out, waiting = [f"## {file.stem}"], [], {}, []
-    met = {finding.claim for each in tested for finding in each.findings if _has_runs(finding)}
+    with_runs = {finding.claim for each in tested for finding in each.findings if _has_runs(finding)}
     untested: dict[tuple[str, str], list[str]] = {}
     for claim in claims:
-        if claim not in met:
+        if claim not in with_runs:
             home = claim.elsewhere if isinstance(claim, Registered) else ""
-            untested.setdefault((home or file.stem, FULL), []).append(_said(claim))
+            untested.setdefault((home or file.stem, FULL), []).append(_text_of(claim))
     for column in tested:
         lines += [(column.shown, *claim_line(finding)) for finding in column.findings if all(finding.seeds)]
         missing = [finding for finding in column.findings if not all(finding.seeds)]

@@ -20,16 +20,16 @@ FRAME = (  # the columns of a frame of runs
     *("status", "reason", "is_read", "arithmetic"),
 )
 FULL = "full"  # the label of the column that follows the table's own protocol
-# Rows of a table that differ in one of these go into separate columns, unless it is an axis of the table.
+# Runs that differ in one of these settings go into separate columns, unless the setting is an axis of the table.
 PROTOCOL = ("scale.name", "batch_size", "selection")
 # Rows that differ in these may still be compared; a warning tells the reader.
 BUDGET = ("epochs", "iterations")
-PRECISION = "precision"  # no part of the protocol; columns are split by the arithmetic in which the runs trained
+PRECISION = "precision"  # not part of the protocol; columns are split by the arithmetic in which the runs trained
 DEPTH = "model.depth"
-FEWEST_VALUES = 3  # of a swept number, for a line; two depths are enough
+FEWEST_VALUES = 3  # a line over a swept number needs at least 3 values; over depth, 2
 ARITHMETIC = {"fp32": "float32", "bf16": "bfloat16"}
 
-Lines = dict[str, dict[float, str]]  # the row at each value of each line
+Lines = dict[str, dict[float, str]]  # by line: the row at each value
 
 
 def frame_of(runs: Sequence[Run]) -> pd.DataFrame:
@@ -111,7 +111,7 @@ def warnings_of(column: Column) -> list[str]:
     ended = [run for run in column.runs if run.error is not None]
     facts: dict[str, list[Any]] = {
         "versions of the code": [short_commit(run.result.get("commit")) for run in ended],
-        "precisions": [run.result.get(PRECISION) for run in ended],  # only single runs can differ
+        "precisions": [run.result.get(PRECISION) for run in ended],  # only single runs can differ within a column
         "versions of torch": [run.result.get("versions", {}).get("torch") for run in ended],
     }
     warnings = [f"cannot be read: {file}" for run in column.runs for file in run.broken]
@@ -145,7 +145,7 @@ def arithmetic_of(run: Run) -> str:
 
 
 def in_other_arithmetic(paths: Sequence[Path]) -> list[Path]:
-    """Find folders beside the given ones that hold the same sweeps, trained with `precision=` typed."""
+    """Find the folders beside `paths` that hold the same sweeps, run with `precision=` typed in the command."""
     folders = []
     for path in (path.resolve() for path in paths):
         sweep, *changes = path.name.split("+")
@@ -201,7 +201,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def _with_places(runs: pd.DataFrame) -> pd.DataFrame:
-    """Add `place`, the first of the folders that count as one with the run's folder.
+    """Add `place`: the run's `grid`, or the first of several such folders that count as one.
 
     A run of unknown arithmetic is assumed to have the arithmetic of most runs in its folder.
     """
@@ -266,10 +266,10 @@ def _mixture(what: str, values: Sequence[Any]) -> str:
 
 
 def _parts(row: str, run: Run) -> list[tuple[str, str]]:
-    """Split a row's name into words, each with the key of its group or number in front (see naming.py)."""
+    """Split a row's name into words, each paired with the key of its group or number (see naming.py)."""
     words, axes = row.split(","), run.sweep.get("axes", [])
     keys = axes or ["model", "dataset", *(word.partition("=")[0] for word in words[2:])]
-    keys = [key.replace("/", ".") for key in keys] + [""] * len(words)  # a list in a name adds words
+    keys = [key.replace("/", ".") for key in keys] + [""] * len(words)  # a list in a name has commas, too
     return list(zip(keys, words, strict=False))
 
 
@@ -280,7 +280,7 @@ def _paired(run: Run, key: str) -> list[str]:
 
 
 def _without_axis(parts: Sequence[tuple[str, str]], keys: Sequence[str]) -> str | None:
-    """Return the name without the words for the number and for axes paired with it; None if it has no such word."""
+    """Return the name without the words for the number and for axes paired with it; None without such a word."""
     words = [word for named, word in parts if named not in keys]
     return (",".join(words) or keys[0]) if len(words) < len(parts) else None
 

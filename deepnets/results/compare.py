@@ -1,4 +1,4 @@
-"""Compares a record with a run of one's own: what differs, and whether the seeds of the record's row explain it."""
+"""Compares a record with your own run: what differs, and whether seeds alone explain how far the errors differ."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from deepnets.runs.log import TIME_COLUMNS
 NOTED = ("precision", "processes", "step", "threads", "device")
 FROZEN = ("launcher.stacked", "batchnorm_kernel", "memory", "deterministic")
 MOST_LINES, MOST_NAMES, LONGEST = 6, 3, 60  # lines of a group, names in the sentence, characters of a value
-MORE_THAN_ROUNDING = 0.01  # as a share of the first loss
+MORE_THAN_ROUNDING = 0.01  # rounding changes the first loss by a smaller share
 LATER = {"test_right": "the test images that were right", "weights_sha256": "the final weights"}
 
 Lines = dict[str, tuple[str, str]]  # the record's value and mine, by name
@@ -40,10 +40,10 @@ class Compared:
 
 
 def compare_runs(first: Path, second: Path) -> Compared | None:
-    """Compare a record with a run of one's own; a folder holds the run, or several seeds of its row.
+    """Compare a record with your own run; a folder is the run's, or it holds several seeds of one row.
 
-    Of several seeds it takes the other side's seed, or else the run with the median error. Returns None if a folder
-    has several rows, or both folders have several runs.
+    Of several seeds we compare the one that the other side has, or else the run with the median error. Returns None if
+    a folder has several rows, or both folders have several runs.
 
     Raises:
         UserError: a folder is missing or has no run, or one of the two runs has not ended or contradicts itself.
@@ -70,7 +70,7 @@ def compare_runs(first: Path, second: Path) -> Compared | None:
 
 
 def first_difference(record: Run, mine: Run) -> str:
-    """Say where two runs begin to differ in their bits, as "loss 3"; empty if everything that both noted is equal."""
+    """Say where the bits of two runs begin to differ, e.g. "loss 3"; empty if all that both runs noted is equal."""
     one, other = (run.result.get("beginning") for run in (record, mine))
     if one and other:
         for number, (a, b) in enumerate(zip(one["losses"], other["losses"], strict=False), 1):
@@ -92,7 +92,7 @@ def first_difference(record: Run, mine: Run) -> str:
 
 
 def _one_each(records: Sequence[Run], mine: Sequence[Run]) -> tuple[Run, Run]:
-    """Choose one run of each side; at least one side has only one."""
+    """Choose one run of each side; at least one side has a single run."""
     one, several = (mine[0], records) if len(mine) == 1 else (records[0], mine)
     other = next((run for run in several if run.seed == one.seed), example(several))
     return (other, one) if several is records else (one, other)
@@ -165,7 +165,7 @@ def _beginning(one: dict[str, Any] | None, other: dict[str, Any] | None) -> Line
 
 
 def _sheet(record: Run, mine: Run, groups: dict[str, Lines], errors: Sequence[float]) -> Sheet:
-    """Show what differs, then both errors; the note says what is equal, and where one more run of the row may lie."""
+    """Show what differs, then both errors; the note says what is equal, and where one more seed would lie."""
     lines: list[tuple[str, ...]] = []
     notes: list[str] = []
     for group, differing in groups.items():
@@ -190,7 +190,7 @@ def _sheet(record: Run, mine: Run, groups: dict[str, Lines], errors: Sequence[fl
 
 
 def _sentence(record: Run, mine: Run, groups: dict[str, Lines], errors: Sequence[float]) -> str:
-    """Say whether mine is the same result, another experiment, or differs in bits, and whether seeds explain that."""
+    """Say whether my run is the same result, another experiment, or differs in bits, and whether seeds explain this."""
     place, settings = first_difference(record, mine), [key for key in groups["settings"] if key != "seed"]
     causes = [*groups["data"], *groups["own code"], *groups["execution"], *({"torch"} & {*groups["versions"]})]
     if not place and record.history and record.has_whole_history and mine.has_whole_history:

@@ -35,10 +35,10 @@ class Results(pd.DataFrame):
 
     @property
     def curves(self) -> pd.DataFrame:
-        """The metrics.csv of these runs, a row per epoch, with sweep, row, seed and folder; read on access."""
+        """The metrics.csv of these runs, a row per epoch, with sweep, row, seed and folder."""
         names = frame_of(self._members())[NAMES].to_dict("records")
         histories = [run.history for run in self._members()]
-        return pd.DataFrame([of | epoch for of, epochs in zip(names, histories, strict=True) for epoch in epochs])
+        return pd.DataFrame([name | epoch for name, epochs in zip(names, histories, strict=True) for epoch in epochs])
 
     @property
     def claims(self) -> pd.DataFrame:

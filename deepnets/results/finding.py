@@ -15,7 +15,7 @@ from deepnets.config.claim import Claim, Measured, Relation
 from deepnets.results.cell import FAIL_ABOVE
 from deepnets.results.statistics import CONFIDENCE, TEST_SET_NOTE, WORST_ERROR, image_noise, power, welch
 
-LOOKS = {3: 0.005, 5: 0.015, 10: 0.03}  # a look's seeds of each row, and the part of the 5 % error that it spends
+LOOKS = {3: 0.005, 5: 0.015, 10: 0.03}  # by a look's seeds of each row: the part of the 5 % error that it spends
 MOST = max(LOOKS)
 CHANCE = 90.0  # percent; the error of guessing among ten classes
 FAIL_MARGIN = 10.0  # percent points
@@ -117,7 +117,7 @@ class Finding:
 
     `fail_above` is in percent; `margin` is in percent points, None if the sweep states none for this scale. `learns`
     says that the rows which learn in the paper also learn here, by `fail_above`. `p_holm` is set later, when all
-    findings of a column are known. `analyses` is empty, as errors need none.
+    findings of a column are known. `analyses` is empty, since errors need no analysis.
     """
 
     claim: Claim
@@ -149,7 +149,7 @@ class Finding:
 
     @property
     def text(self) -> str:
-        """The claim in words, with the rows of this finding: `identity is lower than none, in training error`."""
+        """The claim in words, with this finding's rows, e.g. `identity is lower than none, in training error`."""
         return replace(self.claim, first=self.first.row, second=self.other).text
 
     @property
@@ -195,7 +195,7 @@ class Finding:
 
     @cached_property
     def outcome(self) -> Outcome:
-        """The answer of the first look that gives one, by `CLAIM_RULE`."""
+        """The answer of the first look that decides the claim by `CLAIM_RULE`; else undecided."""
         answers = map(self._answer, self.looks)
         return next((answer for answer in answers if answer is not Outcome.undecided), Outcome.undecided)
 

@@ -1,4 +1,4 @@
-"""The parts of a report: sheets, which are tables of text, and pictures; and the page that shows them.
+"""The parts of a report: sheets (tables of text), pictures, and the page that shows both.
 
 A sheet is printed, or written as Markdown or LaTeX. The page is one HTML file, which loads nothing from the network.
 """
@@ -60,7 +60,7 @@ class Sheet:
     def without_empty_columns(self) -> "Sheet":
         """Return the sheet without the columns that are empty in every line; the first column always stays."""
         texts = [{line[index] for line in self.lines} - {"", NOTHING} for index in range(len(self.header))]
-        return self._only([index for index, words in enumerate(texts) if not index or words])
+        return self._only([index for index, filled in enumerate(texts) if not index or filled])
 
     def of(self, columns: Sequence[str]) -> "Sheet":
         """Return the sheet with only these columns, in the sheet's own order, and without its note."""
@@ -186,7 +186,7 @@ class Picture:
         return svg.replace(INK, "currentColor").replace(FAINT, "var(--line)").replace(PAPER, "none")
 
     def _drawn(self, letters: str) -> str:
-        text = io.StringIO()  # with the salt below, equal figures are equal files
+        text = io.StringIO()  # with the salt below, equal figures give equal files
         with styled(), matplotlib.rc_context({"svg.hashsalt": self.name, "svg.fonttype": letters}):
             self.figure.savefig(text, format="svg", metadata={"Date": None})
         return text.getvalue()
@@ -217,7 +217,7 @@ def write_page(file: Path, template: str, **content: Any) -> None:
 def write_report_page(
     file: Path, title: str, paragraphs: Sequence[str], warnings: Sequence[str], sections: Sequence[Section]
 ) -> None:
-    """Write a page of sections, and beside it each picture as PNG and SVG; raises as `write_page`."""
+    """Write a page of sections, and beside it each picture as PNG and SVG; raises what `write_page` raises."""
     with writing(file.parent):
         for section in sections:
             for picture in section.pictures:

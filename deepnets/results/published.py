@@ -57,8 +57,8 @@ class PublishedRow:
     """The paper's numbers of a row, in percent; `test_error` may be "fail", or None if the paper only draws it.
 
     The paper averages a run's `best_epochs` lowest test errors; if it is None, the paper takes the last epoch's error.
-    `view` says how the test images were shown. If `is_literature`, the net is another paper's, and no run trains it.
-    `statistic` says what the table's numbers are, and a difference below `margin` percentage points counts as none.
+    `view` says how test images were cropped. If `is_literature`, the net is another paper's, and no run trains it.
+    `statistic` says what the numbers are, e.g. "best of 5". A difference below `margin` percent points counts as none.
     """
 
     test_error: float | str | None = None
@@ -79,16 +79,16 @@ class PublishedRow:
 
     @property
     def others(self) -> str:
-        """The row's further numbers: `mean 7.69 ± 0.12, best 7.60`."""
-        words = []
+        """The row's further numbers, e.g. `mean 7.69 ± 0.12, best 7.60`."""
+        numbers = []
         if self.mean is not None:
-            words.append(f"mean {self.mean:.2f}" + (f" ± {self.std:.2f}" if self.std is not None else ""))
-        return ", ".join([*words, *([f"best {self.best:.2f}"] if self.best is not None else [])])
+            numbers.append(f"mean {self.mean:.2f}" + (f" ± {self.std:.2f}" if self.std is not None else ""))
+        return ", ".join([*numbers, *([f"best {self.best:.2f}"] if self.best is not None else [])])
 
 
 @dataclass(frozen=True)
 class Published:
-    """The published numbers by row, with the names of the rows' folders; `statistic` says what they are.
+    """The published numbers, by the name of the row's folder; `statistic` says what they are.
 
     `problems` has a line for each entry of the sweep file that is left out because it has a wrong type.
     """
@@ -99,7 +99,7 @@ class Published:
 
     @property
     def best_epochs(self) -> int | None:
-        """The `best_epochs` of all its rows; see `PublishedRow`."""
+        """The `best_epochs` that all rows share; see `PublishedRow`."""
         return next((row.best_epochs for row in self.rows.values()), None)
 
 
@@ -128,7 +128,7 @@ def published_of(name: str, sweeps: Path = SWEEPS) -> Published:
 
 @dataclass(frozen=True)
 class Printed:
-    """A printed error in percent: the "best", "median" or "mean" of several `runs`; of one run all three are equal."""
+    """A printed error in percent: the "best", "median" or "mean" of several `runs`; for one run all three are equal."""
 
     error: float
     statistic: str = "mean"
@@ -161,12 +161,12 @@ def printed_of(row: PublishedRow) -> Printed | None:
 
     It is None if the paper prints no number for the row.
     """
-    words = row.statistic or ""
-    if row.mean is not None and (match := re.search(r"mean of (\d+)", words)):
+    statistic = row.statistic or ""
+    if row.mean is not None and (match := re.search(r"mean of (\d+)", statistic)):
         return Printed(row.mean, "mean", int(match[1]))
     if not isinstance(row.test_error, int | float):
         return None
-    if match := re.match(r"(best|median|mean) of (\d+)", words):
+    if match := re.match(r"(best|median|mean) of (\d+)", statistic):
         return Printed(row.test_error, match[1], int(match[2]))
     return Printed(row.test_error)
 
@@ -174,7 +174,7 @@ def printed_of(row: PublishedRow) -> Printed | None:
 def true_difference(errors: Sequence[float], printed: Printed) -> tuple[float, float] | None:
     """Return the interval of the expected error here minus the paper's, in percentage points, at `CONFIDENCE`.
 
-    It is a prediction interval: without a difference, the printed number is one more draw from the same distribution.
+    It is a prediction interval: if nothing differs, the printed number is one more draw from the same distribution.
     If errors are normal, it is exact for one run and for a mean; for a median or a best run only the variance is exact,
     and Student's distribution is assumed. None if there are fewer than `FEWEST_SEEDS` errors.
     """
@@ -183,7 +183,7 @@ def true_difference(errors: Sequence[float], printed: Printed) -> tuple[float, f
     measured, n = [min(error, WORST_ERROR) for error in errors], len(errors)
     spread = stdev(measured)
     shift, variance = _drawn(printed.statistic, printed.runs)
-    variance += 1 / n + shift**2 / (2 * (n - 1))  # of the measured mean, and of the shift by the measured spread
+    variance += 1 / n + shift**2 / (2 * (n - 1))  # of the measured mean, and of the shift in measured spreads
     half = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1)) * spread * math.sqrt(variance)
     difference = fmean(measured) + shift * spread - printed.error
     return difference - half, difference + half

@@ -29,7 +29,7 @@ from deepnets.system.files import LONGEST_METRICS, read_text
 from deepnets.training.assembly import iterations_of
 
 COLUMNS = ("epoch", "iteration", "learning_rate", "train_loss", "train_error", "test_loss", "test_error")
-FACTS = {  # facts that can be checked, and the reason if a run's cannot
+FACTS = {  # the facts to check, and the reason why a run's cannot be checked
     "test error by image": "result.json has no test_right",
     "errors by epoch": "no readable metrics.csv",
     "number of epochs": "no readable metrics.csv, or no data.train in result.json",
@@ -40,7 +40,7 @@ CONFIG = TypeAdapter(Config)
 NOTED = ("beginning", "test_right")  # older results have neither
 # Runs that differ only in these may still be equal bit by bit: the budget may be in epochs or in iterations.
 ALIKE = {"epochs", "iterations", "scale.name", "scale.budget", "precision", "selection", "setting"}
-ALIKE |= {"clip_gradient_norm", "dataset.incomplete"}  # no gradient may be clipped, no image missing
+ALIKE |= {"clip_gradient_norm", "dataset.incomplete"}  # equal if no gradient is clipped, or no image missing
 
 _is_execution = cache(is_execution)
 
@@ -100,7 +100,7 @@ class Run:
 
     @property
     def code(self) -> str:
-        """The hashes of the user's code that trained the run, one for each version, with commas; empty without any."""
+        """The hash of each version of the user's code that trained the run, with commas between; empty without any."""
         return ", ".join(each["hash"] for each in (self.result.get("code") or {}).values())
 
     @property
@@ -111,9 +111,10 @@ class Run:
 
     @cached_property
     def test_wrong(self) -> np.ndarray | None:
-        """Which test images the run got wrong, (images,) bool; None if the run did not note it.
+        """Which test images the run got wrong, (images,) bool.
 
-        A run notes it after its last completed epoch, with one view. None too if `error` is of another epoch or view.
+        A run notes this after its last completed epoch, for one view. It is None if the run did not note it, or if
+        `error` is of another epoch or view.
         """
         if "test_right" not in self.result or self.error is None:
             return None
@@ -170,12 +171,12 @@ class Run:
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """Read the runs that `folders_in` finds; raises as it does.
+    """Read the runs that `folders_in` finds; raises what it raises.
 
     A run that contradicts itself or repeats another one loses its numbers.
     """
     runs = [_read(folder) for folder in folders_in(paths)]
-    wrong = {run.folder: words for run in runs if run.has_ended and (words := next(_contradictions(run), ""))}
+    wrong = {run.folder: reason for run in runs if run.has_ended and (reason := next(_contradictions(run), ""))}
     wrong |= _repetitions([run for run in runs if run.has_ended and run.folder not in wrong])
     return [_without_result(run, wrong[run.folder]) if run.folder in wrong else run for run in runs]
 
@@ -224,7 +225,7 @@ def _read(folder: RunFolder) -> Run:
     result = tried(Result.FILE, lambda: folder.result.model_dump(exclude_unset=True) if folder.result else {})
     if broken := [unread[name] for name in ("config.yaml", "result.json") if name in unread]:
         state = State(FAILED, reason=f"cannot be read: {'; '.join(broken)}")
-    elif result.get("status") in (FINISHED, DIVERGED):  # the files that tell a state need not be read
+    elif result.get("status") in (FINISHED, DIVERGED):  # the result alone tells the state
         state = State(result["status"])
     else:
         state = read_states([folder])[folder]  # SLURM is asked once for all queued runs
@@ -287,7 +288,7 @@ def _repetitions(runs: Sequence[Run]) -> dict[RunFolder, str]:
 
 
 def _difference(first: Run, second: Run) -> str | None:
-    """Return a differing setting that must change the training, the seed if it differs; None if there is none."""
+    """Return a setting that differs and must change the training (the seed, if it differs); None if there is none."""
     one, other = flat(identity(first.typed_config)), flat(identity(second.typed_config))
     different = [key for key in {*one, *other} - ALIKE if one.get(key) != other.get(key)]
     return min(different, key=lambda key: (key != "seed", key), default=None)
@@ -346,16 +347,16 @@ def _wrong_images(run: Run) -> Iterator[str]:
 
 def _wrong_epochs(run: Run) -> Iterator[str]:
     """Compare epochs, iterations and learning rates with the budget and the schedule in config.yaml."""
-    result, history, each = run.result, run.history, _epoch_iterations(run)
-    if not run.has_whole_history or each is None:
+    result, history, per_epoch = run.result, run.history, _epoch_iterations(run)
+    if not run.has_whole_history or per_epoch is None:
         return
-    total = iterations_of(run.typed_config, each)
-    epochs, is_finished = math.ceil(total / each), result["status"] == FINISHED
+    total = iterations_of(run.typed_config, per_epoch)
+    epochs, is_finished = math.ceil(total / per_epoch), result["status"] == FINISHED
     if len(history) != epochs if is_finished else len(history) >= epochs:
         yield f"{result['status']} with {len(history)} epochs in metrics.csv, {epochs} by config.yaml"
         return
     for number, row in enumerate(history, 1):
-        place = (number, min(number * each, total))
+        place = (number, min(number * per_epoch, total))
         if (row["epoch"], row["iteration"]) != place:
             ending = f"epoch {row['epoch']:g} in metrics.csv ends at iteration {row['iteration']:g}"
             yield f"{ending}, epoch {place[0]} by config.yaml at {place[1]}"
@@ -364,7 +365,7 @@ def _wrong_epochs(run: Run) -> Iterator[str]:
     last, done = len(history), result.get("iterations", total)
     if result.get("epochs", last) != last if is_finished else result.get("epochs", last) not in (last, last + 1):
         yield f"epochs is {result['epochs']} in result.json, {last} in metrics.csv"
-    if done != total if is_finished else not last * each < done <= min((last + 1) * each, total):
+    if done != total if is_finished else not last * per_epoch < done <= min((last + 1) * per_epoch, total):
         yield f"iterations is {done} in result.json, {total} by config.yaml, after {last} epochs in metrics.csv"
     if (rate := _base_rate(run)) is None:
         return
@@ -392,7 +393,7 @@ def _epoch_iterations(run: Run) -> int | None:
 
 
 def _base_rate(run: Run) -> float | None:
-    """Return the learning rate that the schedule scales; None if schedule or optimiser is a user's own."""
+    """Return the learning rate that the schedule scales; None if the user wrote the schedule or the optimizer."""
     optimizer, schedule = run.typed_config.optimizer, run.typed_config.schedule
     is_own = not {str(optimizer.get("_target_")), str(schedule.get("_target_"))} <= TARGETS
     return None if is_own or not isinstance(rate := optimizer.get("lr"), int | float) else rate

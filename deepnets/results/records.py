@@ -32,7 +32,7 @@ from deepnets.runs.contents import Origin, Result
 from deepnets.runs.folder import RunFolder, run_folders
 from deepnets.system.files import LONGEST_METRICS, read_text, write_atomically, writing
 
-ABOUT = "about.md"  # a person's text about a table; its numbers replace {{ table }}
+ABOUT = "about.md"  # a hand-written text about a table; {{ table }} in it becomes the table's numbers
 BENCH = "bench.json"  # the figures of scripts/bench.py, by what it measured
 PLACES = {"subject", "root", "output", "device"}  # options of an analysis that name a place on this machine
 ENTRIES = {"protocol", "device", "threads", "seconds"}  # the entries of result.json that the page shows
@@ -43,7 +43,7 @@ def keep(paths: Sequence[Path], into: Path) -> int:
 
     The analysis files from which claims take numbers are copied too. A record names no folder of this machine. Reports
     read records as they read runs, and a record in an output root counts there as a finished run. A run with a file
-    that is a link or cannot be read is named and not kept. Returns 1 if there is such a run, else 0.
+    that is a link or cannot be read is not kept, but named. Returns 1 if there is such a run, else 0.
 
     Raises:
         UserError: a folder has no runs, the files of a run contradict each other, a record would replace another run's,
@@ -67,8 +67,8 @@ def keep(paths: Sequence[Path], into: Path) -> int:
             )
         folder = into / run.grid.name / run.row / run.folder.path.name
         other = records[folder].folder if folder in records else RunFolder(folder)
-        kept = identity_hash(other.config) if (other.path / "config.yaml").is_file() else None
-        if folder in records or kept not in (None, identity_hash(run.folder.config)):
+        existing = identity_hash(other.config) if (other.path / "config.yaml").is_file() else None
+        if folder in records or existing not in (None, identity_hash(run.folder.config)):
             raise UserError(
                 f"{run.folder}: its record would replace the record of another run, {other}; name another folder"
             )
@@ -76,10 +76,11 @@ def keep(paths: Sequence[Path], into: Path) -> int:
     for folder, run in records.items():
         with writing(into):
             _copy(run, folder)
-    going = len(runs) - len(ended) - len(refused)
+    unfinished = len(runs) - len(ended) - len(refused)
     print(
         printable(
-            f"records      {len(ended)} runs in {RunFolder(into)}" + (f"; {going} have not ended" if going else "")
+            f"records      {len(ended)} runs in {RunFolder(into)}"
+            + (f"; {unfinished} have not ended" if unfinished else "")
         )
     )
     return 1 if refused else 0
@@ -89,7 +90,7 @@ def write_records(folder: Path, own: Path | None = None) -> int:
     """Write the pages of `records_pages` into `folder` and print where they are; returns 0.
 
     Raises:
-        UserError: as `records_pages`, or a file cannot be written.
+        UserError: `records_pages` raises it, or a file cannot be written.
     """
     for name, text in records_pages(folder, own).items():
         with writing(folder / name):
@@ -104,7 +105,7 @@ def records_pages(folder: Path, own: Path | None = None) -> dict[str, str]:
     README.md has the text of `folder`/about.md, how to read the tables, and a section for each table, sorted by name. A
     section is the table's about.md, a Jinja template that may call the functions of `numbers_of`; without that file, it
     is a heading and the table. The last section counts the facts that nothing in the records confirms. If `own`, a
-    project's folder, is given, the claims come from its sweep files.
+    project's folder of sweep files, is given, the claims come from these files.
 
     Raises:
         UserError: there are no records, or an about.md names something that is not there.
@@ -249,7 +250,7 @@ def _table(place: Path) -> Table:
 
 
 def _beside(place: Path) -> list[Path]:
-    """Find the table's folders with `precision=` typed, except those with an about.md, which have their own section."""
+    """Find the table's other folders, with `precision=` typed; those with an about.md have their own section."""
     return [other for other in in_other_arithmetic([place]) if not (other / ABOUT).is_file()]
 
 
@@ -287,7 +288,7 @@ def _table_text(table: Table) -> str:
 
 
 def _several(protocols: Iterable[str]) -> str:
-    """Name the protocol of most runs and count all, without those of old versions that lack facts of another."""
+    """Name the most common protocol and count all; protocols of old versions, which lack facts, are left out."""
     counts = Counter(protocols)
     facts = {protocol: set(protocol.split(", ")) for protocol in counts}
     whole = [protocol for protocol in counts if not any(facts[protocol] < other for other in facts.values())]

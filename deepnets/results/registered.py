@@ -1,6 +1,6 @@
-"""Tests registered claims: bounds a number of several rows at each look, and says whether it lies where claimed.
+"""Tests registered claims: at each look, bounds a number of several rows and says if it lies in the claimed region.
 
-A run's number stands in its result, or in a CSV file that `deepnets analyze` wrote.
+A run's number is in its result, or in a CSV file that `deepnets analyze` wrote.
 """
 
 import io
@@ -34,7 +34,7 @@ COLUMNS: dict[Any, str] = {
     Quantity.training_error: "train_error",
     Quantity.training_loss: "train_loss",
 }
-TRIALS = 10  # of a random search count as one seed: a look at 3 seeds takes 30 trials
+TRIALS = 10  # 10 trials of a random search count as one seed: a look at 3 seeds takes 30 trials
 
 REGISTERED_RULE = (
     "A registered claim is looked at with the same seeds and the same part of the error. It is supported if the "
@@ -111,12 +111,13 @@ class RegisteredFinding:
 
     @property
     def difference(self) -> float | None:
-        """The number that is worst for the claim, at the last look or, before the first, over all runs so far."""
+        """The number that is worst for the claim, at the last look; before the first look, over all runs so far."""
         if self.looks:
             return self.looks[-1].difference
         if not all(self.seeds):
             return None
-        return max(_numbers(self.test, [side.errors for side in self.sides]), key=lambda it: self._distance((it,) * 3))
+        numbers = _numbers(self.test, [side.errors for side in self.sides])
+        return max(numbers, key=lambda number: self._distance((number, number, number)))
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -125,7 +126,7 @@ class RegisteredFinding:
 
     @cached_property
     def outcome(self) -> Outcome:
-        """The answer of the first look that gives one, by `REGISTERED_RULE`."""
+        """The answer of the first look that decides the claim by `REGISTERED_RULE`; else undecided."""
         answers = (
             _answer(self.test, [side.at(look.seeds) or [] for side in self.sides], look.spent) for look in self.looks
         )
@@ -144,10 +145,10 @@ class RegisteredFinding:
         """The seeds that each row must still train for the next look; None if there is no next look."""
         if (seeds := self.next_look) is None:
             return None
-        ended = [{*side.unseen, *(run.seed for run in side.waiting)} for side in self.sides]
+        trained = [{*side.unseen, *(run.seed for run in side.waiting)} for side in self.sides]
         return tuple(
-            [seed for seed in side.first(seeds) if seed not in there]
-            for side, there in zip(self.sides, ended, strict=True)
+            [seed for seed in side.first(seeds) if seed not in trained_seeds]
+            for side, trained_seeds in zip(self.sides, trained, strict=True)
         )
 
     @property
@@ -158,7 +159,7 @@ class RegisteredFinding:
 
     @cached_property
     def chance(self) -> float | None:
-        """The share of next looks that answer, simulated by normal draws with each row's mean and spread so far."""
+        """The probability that the next look answers, simulated with each row's mean and spread so far."""
         if (seeds := self.next_look) is None or min(self.seeds) < 2 or self.test.best:
             return None
         if not all(math.isfinite(value) for side in self.sides for value in side.errors):
@@ -185,7 +186,7 @@ def looks_of(test: ClaimTest) -> dict[int, float]:
 def number_of(run: Run, test: ClaimTest, best_epochs: int | None) -> float | None:
     """Return the number that a test takes from a run; None if the run has not ended or waits for its analysis.
 
-    Errors are in percent, losses in nats. If the run diverged first, an error is 100 and any other number not finite.
+    Errors are in percent, losses in nats. If the run diverged before, an error is 100; other numbers are not finite.
     """
     if not run.has_ended:
         return None
@@ -211,7 +212,7 @@ def number_of(run: Run, test: ClaimTest, best_epochs: int | None) -> float | Non
 def analysed_number(folder: Path, of: Analysed) -> float | None:
     """Return the number that the analysis in `folder` measured; None if the analysis is missing or had other options.
 
-    It is nan if it is undefined, as the logarithm of a negative number is.
+    An undefined number, such as the logarithm of a negative one, is nan.
 
     Raises:
         UserError: a file cannot be read, or the table has no such column or lines.
@@ -224,7 +225,7 @@ def analysed_number(folder: Path, of: Analysed) -> float | None:
         table = pd.read_csv(io.StringIO(read_text(file, LONGEST)))
     except (OSError, ValueError) as error:
         raise UserError(f"{RunFolder(file)}: cannot be read: {error}; delete it, or analyze again") from error
-    if "run" in table and len(table):  # the first run is the folder's own; the analysis showed the others beside it
+    if "run" in table and len(table):  # the first run is this folder's; the analysis also measured the others
         table = table[table["run"] == table["run"].iloc[0]]
     number = _number_in(table, of, of.where, file)
     if of.minus:
@@ -247,7 +248,7 @@ def noted_by(folder: Path, analysis: str) -> dict[str, Any]:
 
 
 def share_above(run: Run, other: Run, test: ClaimTest) -> float | None:
-    """Return, of the epochs that both runs have, the share in which the number of `run` is higher.
+    """Return the share of the runs' common epochs in which the number of `run` is higher than that of `other`.
 
     Only epochs after the share `test.at` of the iterations count. None if a run has not ended, or no epoch counts.
     """
@@ -256,9 +257,9 @@ def share_above(run: Run, other: Run, test: ClaimTest) -> float | None:
         return None
     start = test.at * iterations_of(run.typed_config, int(run.history[0]["iteration"]))
     pairs = [
-        (epoch[column], beside[column])
-        for epoch, beside in zip(run.history, other.history, strict=False)
-        if epoch["iteration"] > start + 1e-9 and column in epoch and column in beside
+        (epoch[column], other_epoch[column])
+        for epoch, other_epoch in zip(run.history, other.history, strict=False)
+        if epoch["iteration"] > start + 1e-9 and column in epoch and column in other_epoch
     ]
     return fmean(one > two for one, two in pairs) if pairs else None
 
@@ -284,7 +285,7 @@ def _number_in(table: pd.DataFrame, of: Analysed, lines: Lines, file: Path) -> f
         _named(table, of.by, file)
         table = table.groupby(of.by, as_index=False).mean(numeric_only=True)
     with np.errstate(all="ignore"):  # numbers without a logarithm become nan
-        columns = [_values(table, column, file).to_numpy() for column in of.columns]  # pandas would leave nan out
+        columns = [_values(table, column, file).to_numpy() for column in of.columns]  # pandas would skip nan
         return float(REDUCE[of.reduction](*columns))
 
 
@@ -322,7 +323,7 @@ def _bounds(test: ClaimTest, rows: Sequence[Sequence[float]], error: float) -> l
 
 
 def _numbers(test: ClaimTest, rows: Sequence[Sequence[float]]) -> list[float]:
-    """Return the numbers of the test without bounds; one run of each row is enough."""
+    """Return the numbers of the test without bounds, for which one run of each row is enough."""
     if test.order or test.best:
         return [value for value, _, _ in _bounds(test, rows, 0.5)]
     means = {row: fmean(values) for row, values in zip(test.rows, rows, strict=True)}

@@ -51,7 +51,7 @@ from deepnets.system.printing import as_text, console_for
 
 EXPORTS = {"csv": to_csv, "latex": to_latex, "markdown": to_markdown}
 STANDARD_OUTPUT = Path("-")
-MOST_COMPARISONS, MOST_ON_PAGE = 10, 300  # pairs of rows, the surest first; 200 rows have 19900 pairs
+MOST_COMPARISONS, MOST_ON_PAGE = 10, 300  # pairs of rows shown, smallest p first; 200 rows have 19900 pairs
 MOST_ANSWERS = 8  # lines about a column's claims, in the terminal
 MOST_KEYS = 40  # settings in a sheet; no reader can take in more
 
@@ -68,7 +68,7 @@ def report(
 ) -> int:
     """Print the tables of these folders; write report.html, the figures and `exports` (by kind). Returns 0.
 
-    The terminal gets the results and a line for each answer about a claim; with `full`, all sheets of the page.
+    The terminal shows the results and a line for each answer about a claim; with `full`, all sheets of the page.
 
     The page and the figures go to `output`, by default the folder `report` in the first of `paths`. A sweep's folders
     for `precision=fp32` and `precision=bf16` are read too. `own_sweeps` is the folder of a project's sweep files.
@@ -111,7 +111,7 @@ def compare(first: Path, second: Path, output: Path | None, logarithmic: bool) -
     default the folder `report` in A; for two runs only to `output`, because A may be somebody's record.
 
     Raises:
-        UserError: a folder has no runs, or a file cannot be written; for two runs also as `compare_runs`.
+        UserError: a folder has no runs, or a file cannot be written, or, for two runs, `compare_runs` raises it.
     """
     two_runs = compare_runs(first, second)
     if two_runs and logarithmic and not output:

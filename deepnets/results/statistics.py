@@ -14,7 +14,7 @@ import numpy as np
 from scipy import stats
 
 CONFIDENCE = 0.95
-STANDARD_ERRORS = stats.norm.ppf((1 + CONFIDENCE) / 2)  # in half of an interval at `CONFIDENCE`
+STANDARD_ERRORS = stats.norm.ppf((1 + CONFIDENCE) / 2)  # in half of a normal interval at `CONFIDENCE`
 FEWEST_SEEDS = 3  # with fewer there is neither a verdict nor a claim
 FEWEST_RANKED = 5  # rows; the rankings of fewer rows may agree by chance
 RESAMPLES = 9999
@@ -43,7 +43,7 @@ def median_interval(errors: Sequence[float]) -> tuple[float, float] | None:
 
 
 def image_noise(first: Sequence[np.ndarray | None], second: Sequence[np.ndarray | None]) -> float | None:
-    """Return how far the choice of test images alone may move the difference of two mean errors: half of its interval.
+    """Return how far the choice of test images alone may move the difference of two mean errors: half a 95 % interval.
 
     Each array says which images a run got wrong, (images,). Images are paired and a row's runs are averaged, so that
     differences between its seeds do not count. In percent points; None if all arrays of a row are None.
@@ -72,7 +72,7 @@ class Comparison:
 
     `low` and `high` bound the difference; the bounds of all comparisons hold together at `CONFIDENCE` (Bonferroni).
     `p` is for this comparison alone, `p_corrected` is corrected for all by Holm, `effect` is Hedges' g, and
-    `image_noise` comes from that function. If `why_not` says why rows cannot be compared, the numbers are nan.
+    `image_noise` is the result of that function. If rows cannot be compared, `why_not` says why and numbers are nan.
     """
 
     first: str
@@ -173,9 +173,9 @@ def tail_sum(
 ) -> tuple[float, float, float]:
     """Average the lowest `share` of each row; return the weighted sum of the means, with bounds as in `weighted_sum`.
 
-    With `log`, a base, the logarithm of each mean counts. The bounds are Student's: the standard error is from 499
-    bootstrap resamples (fixed random state), and a row of k averaged numbers has k - 1 degrees of freedom, which
-    Satterthwaite's rule joins. Bootstrap percentiles are too narrow if rows differ in shape; see docs/claims.md.
+    With `log`, a base, the logarithm of each mean counts. The bounds are Student's: the standard error comes from 499
+    bootstrap resamples (fixed random state), and Satterthwaite's rule joins the rows' degrees of freedom, k - 1 for a
+    row of k averaged numbers. Bootstrap percentiles are too narrow if rows differ in shape; see docs/claims.md.
     """
     lowest = [max(1, int(share * len(row))) for row in rows]
     with np.errstate(invalid="ignore"):  # diverged trials have infinite numbers
@@ -204,14 +204,14 @@ def _tail(values: np.ndarray, lowest: int, log: float | None) -> np.ndarray:
 def rank_correlation(places: Sequence[float], values: Sequence[float], error: float) -> tuple[float, float, float]:
     """Return Kendall's tau-b and its bounds, which leave out 0 if Kendall's asymptotic test has p below `error`.
 
-    The standard deviation is the one that tau has by chance, if there is no order, corrected for ties. If there are
-    fewer than five values, if all are equal or one is not finite, the bounds are infinite.
+    The standard deviation is the one that tau has for a random order, corrected for ties. The bounds are infinite for
+    fewer than five values, for equal values, and if a value is not finite.
     """
     if len(values) < 5 or not np.isfinite(values).all() or len(set(values)) == 1:
         return math.nan, -math.inf, math.inf
     tau, p = stats.kendalltau(places, values, method="asymptotic")
-    pairs = len(values)
-    deviation = abs(tau) / stats.norm.isf(p / 2) if tau else math.sqrt(2 * (2 * pairs + 5) / (9 * pairs * (pairs - 1)))
+    n = len(values)
+    deviation = abs(tau) / stats.norm.isf(p / 2) if tau else math.sqrt(2 * (2 * n + 5) / (9 * n * (n - 1)))
     half = float(stats.norm.isf(error / 2) * deviation)
     return float(tau), max(-1.0, tau - half), min(1.0, tau + half)
 
@@ -224,7 +224,7 @@ def power(difference: float, spread: float, seeds: int, spent: float) -> float:
     if shift > 30:  # certain; scipy's noncentral t has no value there
         return 1.0
     bound = stats.t.ppf(1 - spent / 2, freedom)
-    wrong_side = stats.nct.cdf(-bound, freedom, shift) if shift < 5 else 0.0  # below 1e-10, where scipy may return nan
+    wrong_side = stats.nct.cdf(-bound, freedom, shift) if shift < 5 else 0.0  # else below 1e-10; scipy may return nan
     return float(stats.nct.sf(bound, freedom, shift) + wrong_side)
 
 
@@ -242,12 +242,12 @@ def compare_pairs(pairs: Sequence[tuple[Errors, Errors]]) -> list[Comparison]:
     comparisons = [_compared(first, second, test) for (first, second), test in zip(tested, tests, strict=True)]
     corrected = holm([comparison.p for comparison in comparisons])
     comparisons = [replace(pair, p_corrected=p) for pair, p in zip(comparisons, corrected, strict=True)]
-    silent = [
+    untested = [
         Comparison(first.row, second.row, (len(first.values), len(second.values)), why_not=why_not)
         for (first, second), why_not in zip(pairs, reasons, strict=True)
         if why_not
     ]
-    return sorted(comparisons, key=lambda pair: pair.p) + silent
+    return sorted(comparisons, key=lambda pair: pair.p) + untested
 
 
 def holm(p: Sequence[float]) -> list[float]:

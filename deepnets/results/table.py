@@ -106,7 +106,7 @@ def tables_of(runs: Sequence[Run], sweeps: Path = SWEEPS, own: Path | None = Non
     """Make a table for each sweep; its columns are the folders, scales and protocols in which it was trained.
 
     Published numbers come from the first sweep file found in `own` (a project's folder), in `sweeps`, or beside the
-    runs. Raises as `published_of` does.
+    runs. Raises what `published_of` raises.
     """
     tables = []
     for name, members in frame_of(runs).groupby("table", sort=False):
@@ -138,11 +138,11 @@ def result_sheet(table: Table, index: int) -> Sheet:
         notes += _rankings(table, index)
     counts = Counter(run.result["precision"] for run in table.columns[index].runs if "precision" in run.result)
     if counts:
-        words = [
+        precisions = [
             f"{name} ({count} run{'s' * (count > 1)})" if len(counts) > 1 else name
             for name, count in counts.most_common()
         ]
-        notes.append(f"Precision: {', '.join(words)}.")
+        notes.append(f"Precision: {', '.join(precisions)}.")
     cells = tuple((row, *facts.values()) for row, facts in lines.items())
     return Sheet(table.title(index), header, cells, frozenset(header[1:]) - TEXT, " ".join(notes))
 
@@ -184,7 +184,7 @@ def comparison_sheet(title: str, comparisons: Sequence[Comparison]) -> Sheet:
         *("other row", "error of the row"),
     )
     tested = [pair for pair in comparisons if not pair.why_not]
-    silent = Counter(pair.why_not for pair in comparisons if pair.why_not)
+    untested = Counter(pair.why_not for pair in comparisons if pair.why_not)
     notes = []
     if tested:
         notes.append(
@@ -192,7 +192,7 @@ def comparison_sheet(title: str, comparisons: Sequence[Comparison]) -> Sheet:
             f"{100 * CONFIDENCE:.0f}% for all pairs together (Bonferroni). Holm's test is sharper than the intervals: "
             f"it may show a difference whose interval holds 0. {TEST_SET_NOTE}"
         )
-    notes += [f"{_pairs(count).capitalize()} not tested: {reason}." for reason, count in silent.items()]
+    notes += [f"{_pairs(count).capitalize()} not tested: {reason}." for reason, count in untested.items()]
     return Sheet(title, header, tuple(map(_comparison, tested)), frozenset(header[1:8]), " ".join(notes))
 
 
@@ -261,8 +261,8 @@ def _rankings(table: Table, index: int) -> list[str]:
         measured, printed = zip(*pairs, strict=True)
         if agreement := rank_agreement(measured, printed):
             tau, p = agreement
-            of = f"{len(pairs)} rows{group and f' of {group}'}"
-            rankings.append(f"Ranking of {of}: Kendall's τ = {signed(tau)} with the published one (p = {p:.2g}).")
+            ranked = f"{len(pairs)} rows{group and f' of {group}'}"
+            rankings.append(f"Ranking of {ranked}: Kendall's τ = {signed(tau)} with the published one (p = {p:.2g}).")
     return rankings
 
 

@@ -40,10 +40,10 @@ PRECISIONS = ("float32", "bfloat16")
 MOVED = 12  # trainings with moved images, besides the one with the images as they are
 FALSE_ALARM = 1e-3  # the rate for honest records, if the logarithms of ratios are normal; see `largest_gap`
 LEAST = 8.0  # typical gaps are always allowed, because all twelve trainings may be close by chance
-MOST = 0.1  # of a loss is allowed at most, or a few very different trainings would allow any gap
-SEPARATED = 0.01  # of a loss; once rounding has moved a loss by this share, later losses show little
+MOST = 0.1  # largest share of a loss that is allowed, or a few very different trainings would allow any gap
+SEPARATED = 0.01  # once rounding has moved a loss by this share of it, later losses show little
 SAME_NAMES = "; torch and the processor's name are the record's, but another generation rounds otherwise"
-FLOOR = 4 * 2.0**-23  # of a loss; in any net, another order of the sum over a batch may round so much
+FLOOR = 4 * 2.0**-23  # share of a loss; in any net, another order of the sum over a batch may round by as much
 
 
 class Verification(BaseModel):
@@ -72,7 +72,7 @@ class Verification(BaseModel):
 
 
 class Verifications(RunFile):
-    """The file verifications.json: all verifications of a record that were noted, with the failed ones."""
+    """The file verifications.json: all verifications of a record that were noted, failed ones too."""
 
     FILE = "verifications.json"
 
@@ -83,7 +83,7 @@ class Verifications(RunFile):
 
 
 class Gap(NamedTuple):
-    """The `loss` of a record (from 1) that stands out most; it differs by `gap` nats, rounding explains `allowed`."""
+    """The `loss` of a record (from 1) that stands out most: it differs by `gap` nats; rounding explains `allowed`."""
 
     loss: int
     gap: float
@@ -131,15 +131,16 @@ def largest_gap(record: np.ndarray, here: np.ndarray, moved: np.ndarray) -> Gap:
     """Find where a record's losses (L,) are furthest from the losses `here` (L,), and how far rounding may move them.
 
     `moved` (K, L) are the losses of K runs whose images were moved by one rounding. Their gaps |moved - here| show how
-    far rounding alone moves this net. The typical gap of a loss is the root mean square of the K gaps. The ratio of a
-    run is the largest of its gaps, each over the typical gap; for one of the K runs, the other K - 1 give the typical
-    gaps. An honest record is one more run of this kind. So if the logarithms of the ratios are normal, the record's
-    lies, with probability 1 - `FALSE_ALARM`, below their mean + t * their standard deviation * sqrt(1 + 1/K), with t of
-    K - 1 degrees of freedom. At least `LEAST` typical gaps are allowed, and more only up to `MOST` of the loss.
+    far rounding alone moves this net. The typical gap of a loss is the root mean square of the K gaps. A run's ratio is
+    the largest of its gaps divided by the typical gaps; for one of the K runs, the typical gaps come from the other
+    K - 1. An honest record is one more run of this kind. So if the logarithms of the ratios are normal, the
+    record's logarithm lies, with probability 1 - `FALSE_ALARM`, below their mean + t * their standard deviation *
+    sqrt(1 + 1/K), with t of K - 1 degrees of freedom. At least `LEAST` typical gaps are allowed, and more only up to
+    `MOST` of the loss.
 
-    In simulations, less than 1 % of honest records differ if the gaps of all runs grow alike, or apart by lognormal
-    factors of deviation 1 or 2, and up to 4 % if in each iteration one run in twenty jumps a thousandfold, as when a
-    ReLU switches. Another processor moves the losses less than rounding every pixel does.
+    In simulations, less than 1 % of honest records fail if the gaps of all runs grow alike, or differ by lognormal
+    factors of deviation 1 or 2. Up to 4 % fail if in each iteration the gap of one run in twenty jumps a thousandfold,
+    as when a ReLU switches. Another processor moves the losses less than rounding every pixel does.
     """
     floor = FLOOR * np.abs(here)
     gaps, gap = np.maximum(np.abs(moved - here), floor), np.maximum(np.abs(record - here), floor)
@@ -168,7 +169,7 @@ def verified_line(runs: Sequence[Run]) -> str:
         for note in notes[run.folder]
         if not note.passed
     ]
-    return f"{verified} of {len(runs)} runs{kinds}" + "".join(f"; {words}" for words in failed)
+    return f"{verified} of {len(runs)} runs{kinds}" + "".join(f"; {failure}" for failure in failed)
 
 
 def checksum(run: Run) -> str:
@@ -196,21 +197,21 @@ def _verify(run: Run, root: str) -> Verification:
     changes = "; ".join(_changes(result, config.launcher, device))
     is_equal, gap, compared = now == beginning, None, len(beginning["losses"])
     if is_equal:
-        words, passed = "equal bit by bit", True
+        text, passed = "equal bit by bit", True
     elif now["losses"] == beginning["losses"]:
-        words, passed = "the losses are equal bit by bit, the weights after them are not", True
-        words += SAME_NAMES * (not changes)
+        text, passed = "the losses are equal bit by bit, the weights after them are not", True
+        text += SAME_NAMES * (not changes)
     else:
         record, here = (np.array(losses, float) for losses in (beginning["losses"], now["losses"]))  # null is nan
         moved, ends = _moved(record, here, fresh)
         compared = moved.shape[1]
         gap = largest_gap(record[:compared], here[:compared], moved)
         passed = gap.gap <= gap.allowed
-        words = f"loss {gap.loss} is apart by {gap.gap:.1e}, where rounding explains {gap.allowed:.1e}"
-        words += SAME_NAMES * (not changes)
-        words += f"; the first {compared} are compared{ends}"
+        text = f"loss {gap.loss} is apart by {gap.gap:.1e}, where rounding explains {gap.allowed:.1e}"
+        text += SAME_NAMES * (not changes)
+        text += f"; the first {compared} are compared{ends}"
     iterations = f"the first {len(beginning['losses'])} of {result['iterations']} iterations"
-    _say(run, passed, f"{iterations}, {words}", changes)
+    _say(run, passed, f"{iterations}, {text}", changes)
     outcome = {"compared": compared, "is_equal": is_equal, "passed": passed, **(gap._asdict() if gap else {})}
     return _verification(run, device, **outcome)
 
@@ -246,7 +247,7 @@ def _verify_whole(run: Run, root: str, scratch: Path) -> Verification:
         raise UserError("a result has no final error")
     gap = allowed = None
     if is_equal or not changes:
-        words, passed = "every epoch is equal bit by bit" if is_equal else "and all is as it was", is_equal
+        text, passed = "every epoch is equal bit by bit" if is_equal else "and all is as it was", is_equal
     else:
         errors = [each.error for each in read_runs([run.folder.path.parent]) if each.error is not None]
         error = min(again.error, WORST_ERROR)  # for a run that diverged
@@ -254,9 +255,9 @@ def _verify_whole(run: Run, root: str, scratch: Path) -> Verification:
             raise UserError(f"bits cannot be equal ({changes}), and the row has {len(errors)} of {FEWEST_SEEDS} seeds")
         low, high = (error + side for side in interval)
         gap, allowed, passed = abs(error - (low + high) / 2), (high - low) / 2, low <= error <= high
-        words = f"the interval of the row's {len(errors)} seeds is {low:.2f} to {high:.2f} %"
+        text = f"the interval of the row's {len(errors)} seeds is {low:.2f} to {high:.2f} %"
     both = f"error {run.error:.2f} % then, {again.error:.2f} % now"
-    _say(run, passed, f"all {result['iterations']} iterations, {both}, {words}", changes)
+    _say(run, passed, f"all {result['iterations']} iterations, {both}, {text}", changes)
     outcome = {"compared": result["iterations"], "is_equal": is_equal, "passed": passed, "gap": gap, "allowed": allowed}
     return _verification(run, device, is_whole=True, **outcome)
 
@@ -285,8 +286,8 @@ def _bits(run: Run) -> list[Any]:
     return [epochs, run.error, *(run.result.get(name) for name in ("beginning", "test_right"))]
 
 
-def _say(run: Run, passed: bool, words: str, changes: str) -> None:
-    print(printable(f"{run.folder}: {'verified' if passed else 'DIFFERS'}: {words}" + f" ({changes})" * bool(changes)))
+def _say(run: Run, passed: bool, text: str, changes: str) -> None:
+    print(printable(f"{run.folder}: {'verified' if passed else 'DIFFERS'}: {text}" + f" ({changes})" * bool(changes)))
 
 
 def _verification(run: Run, device: torch.device, **outcome: Any) -> Verification:
@@ -304,9 +305,9 @@ def _changes(result: dict[str, Any], launcher: dict[str, Any], device: torch.dev
     """Say what has changed since the record was trained; any change excuses unequal bits."""
     then = {"torch": result["versions"].get("torch"), "device": result["device"]}
     now = {"torch": version("torch"), "device": describe(device)}
-    words = [f"{name} {then[name]} then, {now[name]} now" for name in then if then[name] != now[name]]
-    words += ["trained by several processes"] * (result["processes"] != {"0": 1})
-    return words + ["trained in a stack"] * (launcher.get("stacked", 1) > 1)
+    changes = [f"{name} {then[name]} then, {now[name]} now" for name in then if then[name] != now[name]]
+    changes += ["trained by several processes"] * (result["processes"] != {"0": 1})
+    return changes + ["trained in a stack"] * (launcher.get("stacked", 1) > 1)
 
 
 def _fresh(config: Config, device: torch.device, precision: torch.dtype) -> Training:
@@ -317,7 +318,7 @@ def _fresh(config: Config, device: torch.device, precision: torch.dtype) -> Trai
 
 
 def _begun(training: Training, count: int) -> dict[str, Any]:
-    """Train the first `count` iterations; returns the entry `beginning` of a result.json."""
+    """Train the first `count` iterations, and return the entry `beginning` of a result.json."""
     evidence = Evidence()
     for state in fit(training):
         evidence.note(state)
@@ -333,10 +334,11 @@ def _moved_images(
     epoch: int,
     start: int,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the batches with each pixel times 1 + eps or 1 - eps, at random; in this precision, 1 + eps is next to 1.
+    """Yield the batches, each pixel multiplied at random by 1 + eps or 1 - eps.
 
-    To move the weights by a rounding of float32 would change nothing in bfloat16. To change the threads or the order of
-    the images would do more than round in nets whose dropout or normalisation over parts of a batch depends on them.
+    1 + eps is the number next to 1 in the training's precision. Moving the weights by a rounding of float32 would
+    change nothing in bfloat16. Changing the threads or the order of the images would do more than round in nets whose
+    dropout or normalisation over parts of a batch depends on them.
     """
     draws = torch.Generator(training.device).manual_seed(seed)
     eps = torch.finfo(training.precision).eps
@@ -345,7 +347,7 @@ def _moved_images(
 
 
 def _moved(record: np.ndarray, here: np.ndarray, fresh: Callable[[], Training]) -> tuple[np.ndarray, str]:
-    """Train `MOVED` times with moved images; returns the losses (MOVED, L), and in words why there are only L.
+    """Train `MOVED` times with moved images; return the losses (MOVED, L), and a text on why there are only L.
 
     Losses are compared while they are finite in all trainings, up to the first one that rounding moves by `SEPARATED`.
 

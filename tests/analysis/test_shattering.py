@@ -191,7 +191,7 @@ def test_the_command_writes_curves_and_figures_and_tells_what_it_found(
 
 @pytest.mark.parametrize("words", ["--depths 0", "--depths two", "--draws 1"])
 def test_the_command_refuses_what_makes_no_curve(words: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"--depths .* at least 1 with|--draws 1: a band needs at least 2"):
+    with pytest.raises(UserError, match=r"--depths .* at least 1 with|--draws 1: must be at least 2"):
         analyze("shattering", "--output", tmp_path / "new", *words.split())
     assert not (tmp_path / "new").exists()
 

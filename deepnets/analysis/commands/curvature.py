@@ -1,7 +1,7 @@
 """The largest eigenvalues and the trace of the Hessian of the loss, with stored batch statistics.
 
-Lanczos gives the eigenvalues and Hutchinson's estimate the trace, both from products of Hessian and vector; a product
-costs about seven evaluations of the images. A killed analysis resumes by the same command.
+Lanczos' method computes the eigenvalues and Hutchinson's estimates the trace. Both need only products of the Hessian
+with a vector; a product costs about seven evaluations of the images. A killed analysis resumes by the same command.
 """
 
 import argparse
@@ -94,7 +94,7 @@ class _Shown:
 class Hessian:
     """The Hessian of the mean cross-entropy over all batches (x (N, C, H, W), y (N,)) with respect to all parameters.
 
-    The net is in evaluation mode: batch statistics are stored constants. A product costs about seven forward passes.
+    The net is in evaluation mode, so batch statistics are stored constants. A product costs about seven forward passes.
     """
 
     def __init__(self, model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
@@ -109,7 +109,7 @@ class Hessian:
         total, images = torch.zeros(self.size, dtype=torch.float64), 0
         v = vector.to(self.parameters[0])
         for x, labels in self.batches:
-            with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # other attention has no second derivative
+            with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # other kernels have no second derivative
                 loss = cross_entropy(self.model(x), labels, reduction="sum")
                 gradients = torch.autograd.grad(loss, self.parameters, create_graph=True)
                 product = torch.autograd.grad(_flat(gradients) @ v, self.parameters)
@@ -137,7 +137,7 @@ def largest_eigenvalues(hessian: Hessian, count: int, tolerance: float, seed: in
 
 
 def trace_samples(hessian: Hessian, seeds: Iterable[int]) -> list[float]:
-    """Compute v' H v for each seed and its v of random signs; the expectation is the trace (Hutchinson 1989)."""
+    """Compute v' H v with one v of random signs per seed; its expectation is the trace (Hutchinson 1989)."""
     samples = []
     for seed in seeds:
         v = torch.randint(2, (hessian.size,), generator=torch.Generator().manual_seed(seed)).double() * 2 - 1

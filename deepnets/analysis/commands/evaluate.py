@@ -77,9 +77,9 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _batches(subject: Subject, view: ViewName | None) -> tuple[ViewName, Evaluated]:
-    """Return the view, and the test images as this view shows them.
+    """Return the view, and the test images in this view.
 
-    If `view` is None, it is the view by which the run was tested.
+    If `view` is None, it is the view in which the run was tested.
     """
     dataset, size = dataset_of(subject.config), subject.config.evaluation_batch_size
     splits = splits_of(dataset, subject.device)
@@ -92,9 +92,10 @@ def _batches(subject: Subject, view: ViewName | None) -> tuple[ViewName, Evaluat
 
 
 def _predict(subject: Subject, arguments: argparse.Namespace, precision: torch.dtype, file: Path) -> int:
-    """Write the file that the server reads; returns the number of images.
+    """Write the file for ImageNet's test server, and return the number of images.
 
-    It has a line for each image, sorted by file name, with the server's numbers of the best guesses for the image.
+    The file has a line for each image, sorted by file name. A line lists the classes guessed, best first, by the
+    server's numbers.
     """
     dataset = dataset_of(subject.config)
     if not isinstance(dataset, ImageNet):

@@ -14,7 +14,7 @@ from deepnets.command import number, whole
 from deepnets.errors import UserError
 from deepnets.monitor.style import new_figure, show_array
 
-ABSENT = "0.85"  # where a layer has fewer blocks than others
+ABSENT = "0.85"  # the grey of blocks that a narrower layer lacks
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -31,17 +31,17 @@ def run(arguments: argparse.Namespace) -> None:
     """Measure, write the files and print the finding."""
     subject = subject_of(arguments)
     walk = walk_of(subject.model)
-    bias = gates.biases(walk)  # first, since it refuses nets without gates before the data are read
+    bias = gates.biases(walk)  # first: a net without gates is refused before the data are read
     training = subject.batches("train", arguments.images)
     last = len(subject.classes) - 1
     classes = whole_numbers("--classes", arguments.classes, 0, last) if arguments.classes else range(min(last + 1, 10))
-    whole = training.split if arguments.images is None else subject.batches("train").split
-    index = _index(arguments, len(whole))
+    all_images = training.split if arguments.images is None else subject.batches("train").split
+    index = _index(arguments, len(all_images))
     subject.settled()
     routing = gates.routing_of(walk, tracked(training, "gates"), len(subject.classes))
     shown = [label for label in classes if routing.images[label]]
     mean, of_classes = routing.mean, routing.of_classes
-    one = whole.select(whole.labels.new_tensor([index]))
+    one = all_images.select(all_images.labels.new_tensor([index]))
     sampled, outputs = gates.of_one(walk, training.normalization(one.images).permute(0, 3, 1, 2))
     label = subject.classes[int(one.labels)]
     panels = {"bias": bias, "mean gate": mean, f"gate, image {index} ({label})": sampled, "output y": outputs}

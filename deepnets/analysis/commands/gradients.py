@@ -1,8 +1,8 @@
 """Gradients, signals and responses over depth, post- against pre-activation (He et al. 2015, Fig. 7; 2016, section 4).
 
-Networks are measured at initialisation and, for a run folder, after training; with --epochs also while it trains.
-Several run folders make one figure. --orderings compares fresh networks like the first subject, with these orderings
-and several depths.
+Networks are measured at initialisation and, for a run folder, after training; with --epochs also while the run is
+repeated. Several run folders are drawn in one figure. --orderings compares fresh networks like the first subject, with
+these orderings and several depths.
 """
 
 import argparse
@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> None:
 class Snapshot:
     """The measurements of one network at one time; arrays have an entry per unit.
 
-    A ReLU behind the addition clipped `below` of `values` values; without a ReLU, both are 0.
+    The ReLU after the addition clipped `below` of `values` values; without such a ReLU, both are 0.
     """
 
     run: str
@@ -113,7 +113,7 @@ class Snapshot:
 
     @property
     def clipped(self) -> np.ndarray:
-        """The share of values that is clipped; NaN for a unit without a ReLU there."""
+        """The share of values that is clipped; NaN for a unit without a ReLU after the addition."""
         return np.where(self.values > 0, self.below / np.maximum(self.values, 1), np.nan)
 
 
@@ -129,7 +129,7 @@ def _snapshots(subject: Subject, label: str, arguments: argparse.Namespace, fres
     for time, model in times.items():
         as_in_training = with_batch_statistics(model)
         walk = walk_of(as_in_training)
-        # A fresh net has no statistics of its own yet: only a trained one is tested with its own.
+        # A fresh net has no stored batch statistics yet, so it is tested with those of the batch.
         tested = model if time == "trained" else as_in_training
         batches = subject.batches("test", arguments.test_images)
         try:
@@ -264,7 +264,7 @@ def _name_lines(figure: Figure, names: Sequence[str]) -> None:
 
 
 def _follow(subject: Subject, arguments: argparse.Namespace, output: Output) -> None:
-    """Train like the run, but on one device and in memory; measure before and after each of the first epochs."""
+    """Repeat the run's first epochs on one device, without files; measure at the start and after each epoch."""
     x, labels = one_batch(subject, arguments.images)
     precision = choose_precision(subject.config.precision, subject.device)
     training = prepare(replace(subject.config, devices=1), subject.device, precision)
@@ -310,7 +310,7 @@ def _compare_orderings(
     arguments: argparse.Namespace,
     output: Output,
 ) -> None:
-    """Compare fresh networks like the subject, of several orderings and numbers of units per stage.
+    """Compare fresh networks like the subject, with several orderings and numbers of units per stage.
 
     Raises:
         UserError: an ordering or a size does not go with the subject.
@@ -320,7 +320,7 @@ def _compare_orderings(
     norms_of: dict[str, dict[int, np.ndarray]] = {}  # (draws, units), by ordering and number of units
     for name, ordering in orderings.items():
         for size in sizes:
-            # A number of surviving units would not suit all depths, and all units take part before training anyway.
+            # A survival rule may demand more units than a size has; before training it makes no difference.
             changes = {**ordering, "depth": None, "units": [size] * stages, "survival": None}
             drawn = []
             for seed in range(arguments.draws):

@@ -1,7 +1,7 @@
 """Measures how transform gates route: biases, sparsity, selectivity, change (Srivastava et al. 2015, Fig. 2 and 3).
 
-`gates` draws the same by block. The 95 % intervals come from a bootstrap: over blocks for correlations and for a
-block's sparseness and variance between classes, over images for the others.
+The command `gates` draws single blocks. The 95 % intervals come from a bootstrap: over blocks for the correlations and
+for a block's sparseness and variance between classes, over images for the other numbers.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _layers(routing: Routing) -> dict[str, np.ndarray]:
-    """Return columns with a number per layer; 95 % of the images, or of the blocks, lie between low and high."""
+    """Return columns with a number per layer; 95 % of the blocks, or of the images, lie between low and high."""
     columns: dict[str, np.ndarray] = {"layer": np.arange(1, len(routing.bias) + 1)}
     for name, values, axis in (
         ("bias", routing.bias, 1),
@@ -100,7 +100,7 @@ def _sentence(numbers: dict[str, Interval], routing: Routing) -> str:
 
 
 def _direction(measure: Interval, positive: str, negative: str, neither: str) -> str:
-    """Choose the word for an interval above 0, for one below 0, or for one that holds 0."""
+    """Choose a word: the interval lies above 0, below 0, or contains 0."""
     return positive if measure[1] > 0 else negative if measure[2] < 0 else neither
 
 

@@ -1,8 +1,8 @@
 """Loss surfaces around networks, or the loss along the line between two (Li et al. 2018).
 
 Two random directions, normalised filter by filter, span a surface. At each point, batch normalisation uses the
-statistics of the images that are scored. All is computed in float32, even for runs in bfloat16, which rounds by more
-than a surface bends. A killed analysis resumes by the same command.
+statistics of the images that are scored. Everything is computed in float32, even for runs in bfloat16, because bfloat16
+rounds by more than a surface bends. A killed analysis resumes by the same command.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from deepnets.monitor.style import COLOURS, line, new_figure
 
 Weights = Mapping[str, Tensor]  # parameters by name
 Steps = tuple[tuple[float, Weights], ...]
-LEVELS = 12  # of the contours
+LEVELS = 12  # contour levels
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--line", action="store_true", help="measure the loss on the line between two run folders")
     parser.add_argument("--points", type=number, default=25, help="points on each axis, an odd number (default: 25)")
     parser.add_argument(
-        "--range", type=float, default=1.0, help="how far a surface goes, 1 being the filters' norms (default: 1)"
+        "--range", type=float, default=1.0, help="extent of a surface, in units of the filters' norms (default: 1)"
     )
     parser.add_argument("--images", type=number, default=250, help="number of images, drawn once (default: 250)")
     parser.add_argument(
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Measure, write the files and print the finding."""
     if arguments.points < 3 or arguments.points % 2 == 0 or not arguments.range > 0:
         raise UserError(
-            f"--points {arguments.points} --range {arguments.range:g}: must be an odd number of at least 3, and above 0"
+            f"--points {arguments.points} must be an odd number of at least 3, --range {arguments.range:g} above 0"
         )
     subjects = subjects_of(arguments)
     if arguments.line and len(subjects) != 2:
@@ -99,7 +99,7 @@ def _line(
     subjects: list[Subject], across: Weights, arguments: argparse.Namespace, output: Output, saved: Saved
 ) -> None:
     grid = np.linspace(-arguments.range / 2, 1 + arguments.range / 2, 2 * arguments.points - 1)
-    places = np.unique(np.round([*grid, 0, 1], 12))  # any grid contains both ends
+    places = np.unique(np.round([*grid, 0, 1], 12))  # both nets are always measured
     scores = _scores(subjects[0], [((float(place), across),) for place in places], arguments, saved)
     loss, error = scores.T
     ends = [loss[places == end].item() for end in (0, 1)]
@@ -152,9 +152,9 @@ def _contours(places: np.ndarray, losses: dict[str, np.ndarray]) -> Figure:
 
 
 def random_direction(weights: Weights, generator: torch.Generator) -> dict[str, Tensor]:
-    """Draw N(0, 1) for every weight, and scale each filter to the norm of the net's; 0 for biases and normalisation.
+    """Draw N(0, 1) for every weight, then scale each filter to its norm in the net; 0 for biases and normalisation.
 
-    A filter makes one output: it is a layer's weights at one index of the first dimension. Li et al. 2018, section 4.
+    A filter holds a layer's weights for one output, at one index of the first dimension. Li et al. 2018, section 4.
     """
     directions = {}
     for name, weight in weights.items():
@@ -168,7 +168,7 @@ def random_direction(weights: Weights, generator: torch.Generator) -> dict[str, 
 
 
 def difference(start: Weights, end: Weights) -> dict[str, Tensor]:
-    """Return the direction in which a step of 1 leads from one net to the other.
+    """Return the direction in which a step of 1 leads from the net `start` to the net `end`.
 
     Raises:
         UserError: the two nets have different shapes.
@@ -181,10 +181,10 @@ def difference(start: Weights, end: Weights) -> dict[str, Tensor]:
 def score_at(
     model: nn.Module, weights: Weights, steps: Sequence[tuple[float, Weights]], x: Tensor, labels: Tensor
 ) -> tuple[float, float]:
-    """Compute mean cross-entropy and error (%) on the images x (N, C, H, W), some steps away from `weights`.
+    """Compute mean cross-entropy and error (%) on the images x (N, C, H, W), after `steps` away from `weights`.
 
     Batch normalisation of `model` must be in training mode, so that it uses the statistics of these images at this
-    point. Far away, where a net overflows, the results are not finite.
+    point. If the net overflows, far away, the results are not finite.
     """
     moved = dict(weights)
     for size, direction in steps:

@@ -1,9 +1,9 @@
 """Delete units and re-order them, and measure the error (Veit et al. 2016, Fig. 3 to 5).
 
-The errors of random deletions are compared with the numbers of surviving paths, of all and of effective lengths.
+The errors after random deletions are compared with how many paths survive: of all lengths, and of effective lengths.
 
-Exclusive gates are forced to 0 instead, on the training set: Srivastava et al. 2015, Fig. 4. Several run folders, e.g.
-of a residual network and a plain one, make one figure.
+Exclusive gates are forced to 0 instead, and measured on the training set: Srivastava et al. 2015, Fig. 4. Several run
+folders, e.g. of a residual and a plain network, are drawn in one figure.
 """
 
 import argparse
@@ -27,9 +27,9 @@ from deepnets.errors import UserError
 from deepnets.monitor.style import COLOURS, line, mark_stages, mean_and_range, new_figure
 from deepnets.training.hardware import choose_precision
 
-CACHED_VALUES = 2**20  # values of a unit's input that stay in a processor's cache: the fastest batch for any net
-POINTS = 10  # numbers of deletions and of swaps that are tried
-PATH_DRAWS = 10  # paths of each length, over as many images, to find the effective lengths
+CACHED_VALUES = 2**20  # a unit's input of this size stays in a processor's cache: such batches are the fastest
+POINTS = 10  # how many numbers of deletions or swaps are tried, besides 0
+PATH_DRAWS = 10  # paths of each length, on as many images, from which the effective lengths are found
 COUNTED = {"deleted": "units deleted", "surviving": "surviving paths", "effective": "surviving effective paths"}
 
 
@@ -70,12 +70,12 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 class Lesioned:
-    """One net of a figure, with its colour and its images: the training set if deleting means to close gates."""
+    """One net of a figure, with its colour and its images: by default the training set if gates are closed."""
 
     def __init__(self, subject: Subject, color: str, arguments: argparse.Namespace) -> None:
         self.subject, self.name, self.label, self.color = subject, subject.name, subject.name, color
         self.walk = walk_of(subject.settled())
-        self.precision = choose_precision(subject.config.precision, subject.device)  # as for its test error
+        self.precision = choose_precision(subject.config.precision, subject.device)  # as its test error was computed
         self.split = arguments.split or ("train" if lesion.closes_gates(self.walk) else "test")
         images = subject.batches(self.split, arguments.images)
         self.sample = next(iter(images))[0][:1]
@@ -84,8 +84,8 @@ class Lesioned:
             images.batch_size = min(max(CACHED_VALUES // values, 1), 4096)
         self.batches = images
         self.generator = np.random.default_rng(arguments.seed)
-        self.asked = 0  # counts the sets of variants
-        self.saved: Saved  # stores their sums, once the results have a folder
+        self.asked = 0  # sets of variants scored so far; part of the keys in `saved`
+        self.saved: Saved  # stores the sums; `run` sets it when the output folder is open
 
     def scores(self, variants: Sequence[Variant]) -> Scores:
         """Score the variants on all images; each batch is saved as soon as it is done."""
@@ -99,14 +99,14 @@ class Lesioned:
         return lesion.scored(sums, images)
 
     def drawn(self, most: int, draws: int, draw: Callable[[int], Variant]) -> tuple[np.ndarray, list[Variant], Scores]:
-        """Draw `draws` variants with 0 and up to POINTS other numbers of changes; returns numbers, variants, scores."""
+        """Draw `draws` variants for 0 and up to POINTS other numbers of changes; return numbers, variants, scores."""
         changes = np.repeat([0, *np.unique(np.linspace(1, most, POINTS).round().astype(int))], draws)
         variants = [draw(count) for count in changes]
         return changes, variants, self.scores(variants)
 
 
 def _name_apart(nets: Sequence[Lesioned]) -> None:
-    """Label each net by the words that not all names share, and by its split if the splits differ."""
+    """Label each net by the part of its name that is not shared by all, and by its split if the splits differ."""
     for net, label in zip(nets, names_apart([net.name for net in nets]), strict=True):
         net.label = label
         if len({other.split for other in nets}) > 1:
@@ -114,7 +114,7 @@ def _name_apart(nets: Sequence[Lesioned]) -> None:
 
 
 def _able(part: str, nets: Sequence[Lesioned]) -> tuple[list[Lesioned], list[str]]:
-    """Return the nets with which this part can be done, and the reason for each other net."""
+    """Return the nets that this part can measure, and for each other net the reason why it cannot."""
     able, reasons = [], []
     for net in nets:
         try:
@@ -185,8 +185,8 @@ def _count_paths(nets: Sequence[Lesioned], rows: Sequence[tuple[Any, ...]], outp
     """Correlate the errors with units deleted, paths left and effective paths left (Veit et al. 2016, first claim).
 
     `rows` are (run, deleted, error, loss). The lengths that carry 95 % of the gradient are measured on each whole net.
-    All three numbers depend only on how many units are gone, so their rank correlations agree up to the sign; the
-    linear ones tell them apart.
+    All three numbers depend only on how many units are deleted, so their rank correlations agree up to the sign; the
+    linear correlations differ.
     """
     if not nets:
         return
@@ -261,7 +261,7 @@ def _order(nets: Sequence[Lesioned], output: Output, arguments: argparse.Namespa
 
 
 PARTS = {"single": _single, "random": _random, "order": _order}
-# What each part chooses from; a function raises a UserError if a net has nothing to choose from.
+# These functions return the units or pairs that a part chooses from, and raise a UserError if a net has none.
 CANDIDATES = {"single": lesion.deletable, "random": lesion.deletable, "order": lesion.swappable}
 
 

@@ -35,13 +35,13 @@ LINE = TypeAdapter(tuple[str, list[float]])
 
 
 class Output:
-    """The files of one analysis: `<folder>/analysis/<analysis>_<name>.{csv,png,svg}`, or in --output itself.
+    """The files of one analysis: `<folder>/analysis/<analysis>_<name>.{csv,png,svg}`, or directly in --output.
 
-    `<analysis>.json` beside them holds the options and, for each finding, its sentence and its numbers. For nets that
-    no run trained it notes the claims that were written down before, as a run does.
+    `<analysis>.json` beside them holds the options and, for each finding, its sentence and its numbers. If no run
+    trained the nets, it also holds the claims that were on file before, as a run's result does.
 
-    Each figure is also the TensorBoard image `analysis/<analysis>_<name>` of the run folder. That folder must not be
-    training at the same time: another process that writes there is a UserError. --output does not touch the run folder.
+    Each figure is also the TensorBoard image `analysis/<analysis>_<name>` of the run folder; a UserError is raised if
+    another process, e.g. the training, writes to that folder. With --output the run folder is not touched.
     """
 
     def __init__(self, analysis: str, folder: Path, arguments: argparse.Namespace) -> None:
@@ -53,7 +53,7 @@ class Output:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            # TensorBoard reads on only in the newest events file: it would not show what a run writes afterwards.
+            # TensorBoard follows only the newest events file: it would no longer show what a training run writes.
             if (self.events / "config.yaml").is_file():
                 stack.enter_context(RunFolder(self.events).hold())
             if self.folder.parent == self.events:
@@ -68,14 +68,14 @@ class Output:
         self.held.close()
         if kind is None:
             contents = {"analysis": self.analysis, "options": self.options, "findings": self.findings}
-            if not (self.events / "config.yaml").is_file():  # nets that no run trained, so that no run notes the claims
+            if not (self.events / "config.yaml").is_file():  # no run trained these nets, so none noted the claims
                 contents["claims"] = self._claims_known()
             text = json.dumps(contents, indent=1, ensure_ascii=False, allow_nan=False)
             write_atomically(self.folder / f"{self.analysis}.json", text + "\n")
             print(printable(f"results      {RunFolder(self.folder)}/{self.analysis}_*"))
 
     def _claims_known(self) -> list[str]:
-        """Return the claims, as SWEEP/HASH, that are on file; if the folder has these numbers already, its earlier."""
+        """Return the claims on file, as SWEEP/HASH; if the folder already has numbers, only those noted then."""
         earlier = noted_by(self.folder, self.analysis)
         return [claim for claim in claims_on_file(SWEEPS) if not earlier or claim in earlier.get("claims", [])]
 
@@ -101,7 +101,7 @@ class Output:
 
     @contextmanager
     def saved(self, *nets: nn.Module) -> Iterator["Saved"]:
-        """Yield results by key: after a kill, the same analysis of the same nets finds them; its end deletes them."""
+        """Yield results saved by key, with which a killed analysis resumes; delete them when the analysis has ended."""
         file = self.folder / f"{self.analysis}.partial"
         saved = Saved(file, json.dumps([self.options, _checksum(nets)]))
         if saved.results:
@@ -116,7 +116,7 @@ class Output:
 
 
 class Saved:
-    """Numbers by key, a line of JSON each; numbers of another `origin` and a line half written are dropped."""
+    """Numbers by key in a file, one line of JSON each; those of another `origin` and half-written lines are dropped."""
 
     def __init__(self, file: Path, origin: str) -> None:
         self.file, self.results = file, dict[str, list[float]]()
@@ -134,7 +134,7 @@ class Saved:
         write_atomically(file, "".join(f"{line}\n" for line in written), durable=False)
 
     def once(self, key: str, compute: Callable[[], ArrayLike]) -> list[float]:
-        """Return the numbers of this key, computed unless they are saved."""
+        """Return the numbers of this key; if they are not saved yet, compute and save them."""
         if key not in self.results:
             self.results[key] = np.ravel(compute()).astype(float).tolist()
             with opened_to_append(self.file) as file:
@@ -143,10 +143,10 @@ class Saved:
 
 
 def whole_numbers(option: str, text: str, least: int = 1, most: float = math.inf) -> list[int]:
-    """Return the numbers that an option lists with commas.
+    """Return the numbers that an option lists, separated by commas.
 
     Raises:
-        UserError: a number is not whole, or outside of these bounds.
+        UserError: a number is not whole, or outside of `least` to `most`.
     """
     parts = text.split(",")
     if not all(part.strip().isdecimal() and least <= int(part) <= most for part in parts):
@@ -179,6 +179,6 @@ def _checksum(nets: Iterable[nn.Module]) -> str:
 
 
 def tracked(parts: Iterable[Part], what: str, total: int | None = None) -> Iterable[Part]:
-    """Iterate over the parts with a progress bar on the terminal; `total` counts them if they have no length."""
+    """Iterate over the parts with a progress bar on the terminal; give their number `total` if they have no length."""
     console = Console(stderr=True)
     return track(parts, what, total=total, console=console, transient=True, disable=not console.is_terminal)

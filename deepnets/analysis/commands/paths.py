@@ -1,4 +1,4 @@
-"""The gradient at the input by the length of its path (Veit et al. 2016, Fig. 6).
+"""The gradient at the input, by the length of the path it took (Veit et al. 2016, Fig. 6).
 
 A killed analysis resumes by the same command.
 """
@@ -46,9 +46,9 @@ def run(arguments: argparse.Namespace) -> None:
     x, labels = (torch.cat(part) for part in zip(*subject.batches(arguments.split, arguments.images), strict=True))
     lengths = np.arange(len(walk) + 1)
     share = paths.path_share(len(walk), lengths)
-    images = len(x)  # the split may have fewer than were asked for
+    images = len(x)  # a split may have fewer than --images
     ends = paths.norms_by_length(walk, x[:1], labels[:1], [0, len(walk)], 1, torch.Generator().manual_seed(0))
-    paths.effective_lengths(ends[:, 0])  # refuses a net that overflows before anything is written
+    paths.effective_lengths(ends[:, 0])  # raises for a net that overflows, before files are written
     past = bypass_of(walk, x, arguments.seed)
     with Output("paths", subject.folder, arguments) as output:
         with output.saved(subject.model) as saved:
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> None:
 def _norms(
     walk: Walk, x: Tensor, labels: Tensor, lengths: np.ndarray, arguments: argparse.Namespace, saved: Saved
 ) -> np.ndarray:
-    """Compute the norms of `draws` paths of each length, (lengths, draws); saves those of a few images at a time."""
+    """Compute the norms of `draws` paths of each length, (lengths, draws); save them a few images at a time."""
     generator = torch.Generator().manual_seed(arguments.seed)
     through, image = paths.drawn(len(walk), lengths.tolist(), arguments.draws, len(x), generator)
     norms = torch.empty(len(image), dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Compares, by unit, gradients in float32 with those in bfloat16, and with those after a small change of the input.
+"""Compares each unit's gradient in float32 with bfloat16, and with float32 after a small change of the input.
 
 Networks are measured at initialisation and, for a run folder, after training.
 """
@@ -76,8 +76,8 @@ def run(arguments: argparse.Namespace) -> None:
 class Agreement:
     """How far a gradient g agrees with the reference r: cosine g r / |g| |r|, relative difference |g - r| / |r|.
 
-    `cosines` and `differences` have an entry per unit, `cosine` and `difference` are over all parameters. NaN if g or r
-    is 0.
+    `cosines` and `differences` have an entry per unit, `cosine` and `difference` are over all parameters. The
+    cosine is NaN if g or r is 0; the difference is not finite if r is 0.
     """
 
     cosines: np.ndarray
@@ -119,8 +119,8 @@ def parameter_gradients(
 ) -> list[Tensor]:
     """Compute dL/dw of each parameter as training does; L is the mean cross-entropy of images x (N, C, H, W).
 
-    More than BATCH images are several batches, whose gradients are added. With `float32_stream` the stem hands float32
-    to the units under autocast, and sums with it stay float32; the branches still compute in bfloat16.
+    More than BATCH images are split into batches, whose gradients are added. With `float32_stream` the stem's output is
+    cast to float32 under autocast, so the units' sums stay float32; the branches still compute in bfloat16.
     """
     with ExitStack() as held:
         if float32_stream:
@@ -138,7 +138,7 @@ def parameter_gradients(
 
 
 def agreement(model: nn.Module, walk: Walk, gradients: Sequence[Tensor], reference: Sequence[Tensor]) -> Agreement:
-    """Measure how far the `gradients` of all parameters of `model` agree with the `reference`, by unit and in whole."""
+    """Measure how far the `gradients` of all parameters of `model` agree with the `reference`, by unit and over all."""
     index = {id(parameter): place for place, parameter in enumerate(model.parameters())}
     units = [[index[id(parameter)] for parameter in unit.parameters()] for unit in walk.units]
     parts = [_compared(gradients, reference, places) for places in [*units, range(len(reference))]]

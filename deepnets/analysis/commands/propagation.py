@@ -1,8 +1,8 @@
-"""Signals over depth beside mean-field theory, and singular values of the Jacobian (Brock et al. 2021; Xiao 2018).
+"""Signals over depth against mean-field theory, and singular values of the Jacobian (Brock et al. 2021; Xiao 2018).
 
-Channel statistics and correlations come from a batch that its own statistics normalise, as in training. The Jacobian of
-the last unit's output by the first unit's input comes from one image, with stored statistics. Theory is drawn for nets
-of ReLU or tanh without batch normalisation.
+Channel statistics and correlations are measured on a batch that is normalised by its own statistics, as in training.
+The Jacobian of the last unit's output with respect to the first unit's input is measured at one image, with stored
+statistics. Theory is drawn for plain nets of ReLU or tanh without batch normalisation.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Gradients over a grid of inputs, between brown and white noise (Balduzzi et al. 2017, Fig. 1 and 2).
 
-Without SUBJECT the paper's nets are drawn. With one, its own gradients are measured along lines between two images; a
-killed analysis of a subject resumes by the same command.
+Without SUBJECT, random nets of the paper's kinds are measured. With a SUBJECT, its gradients are measured along lines
+between two images; a killed analysis of a subject resumes by the same command.
 """
 
 import argparse
@@ -28,7 +28,7 @@ Key = tuple[Kind, float, int]  # a kind of net, its beta and depth
 
 LAGS = 15
 FAR_POINTS = 256  # inputs whose gradients are correlated with one another
-LOWEST = 2e-4  # correlations below are not drawn: they are lost in the noise of the draws
+LOWEST = 2e-4  # smaller correlations are lost in the noise of the draws; a triangle stands for them
 NAMES = {"feedforward": "centred feed-forward", "resnet": "resnet", "resnet_centred": "resnet without BN"}
 
 
@@ -45,7 +45,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--beta", type=float, default=0.1, help="factor on the branches of resnets (default: 0.1)")
     parser.add_argument("--draws", type=number, default=20, help="networks of each kind and depth (default: 20)")
-    parser.add_argument("--literal", action="store_true", help="picture Fig. 1a with the biases N(0, 1/N) it prints")
+    parser.add_argument("--literal", action="store_true", help="draw Fig. 1a also with the paper's biases N(0, 1/N)")
     parser.add_argument("--seed", type=whole, default=0, help="seed of the draws (default: 0)")
 
 
@@ -60,12 +60,12 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _depths(arguments: argparse.Namespace) -> list[int]:
     if arguments.draws < 2:
-        raise UserError(f"--draws {arguments.draws}: a band needs at least 2")
+        raise UserError(f"--draws {arguments.draws}: must be at least 2, for a standard deviation")
     return sorted(set(whole_numbers("--depths", arguments.depths)))
 
 
 def _measure_drawn_nets(arguments: argparse.Namespace, depths: Sequence[int]) -> None:
-    """Draw the paper's nets: gradients over a grid, their autocorrelation, and correlations at far inputs."""
+    """Measure random nets: gradients over a grid, their autocorrelation, and their correlation at far inputs."""
     started = time.monotonic()
     arguments.output = arguments.output or home() / "outputs" / "analysis" / "shattering"
     pictures, curves, noise, correlations = _measured(arguments, depths)
@@ -109,7 +109,7 @@ def _measure_drawn_nets(arguments: argparse.Namespace, depths: Sequence[int]) ->
 def _measured(
     arguments: argparse.Namespace, depths: Sequence[int]
 ) -> tuple[dict[str, np.ndarray], dict[Key, np.ndarray], dict[str, np.ndarray], dict[Key, GradientMoments]]:
-    """Return gradients over the grid to draw, autocorrelations of nets and of noise, and moments at far inputs."""
+    """Return gradients over the grid, autocorrelations of nets and of noise, and moments at far inputs."""
     generator, draws, grid = torch.Generator().manual_seed(arguments.seed), arguments.draws, shattering.grid()
 
     def gradients(net: Net, inputs: torch.Tensor = grid, count: int = draws) -> np.ndarray:
@@ -118,7 +118,7 @@ def _measured(
     brown, white = shattering.brown_noise(draws, generator), shattering.white_noise(draws, generator)
     looks_linear = Net("looks_linear", arguments.resnet_depth)
     pictured = {
-        "one layer, biases N(0, 1)": Net("one_layer"),  # the paper's N(0, 1 / N) would have no kinks over most of x
+        "one layer, biases N(0, 1)": Net("one_layer"),  # with the paper's N(0, 1 / N) most of the grid has no kink
         f"centred feed-forward, {arguments.feedforward_depth} layers": Net("feedforward", arguments.feedforward_depth),
         f"resnet, {arguments.resnet_depth} layers": Net("resnet", arguments.resnet_depth, arguments.beta),
         f"looks-linear, {arguments.resnet_depth} layers": looks_linear,
@@ -155,7 +155,7 @@ def _pictures_figure(x: np.ndarray, pictures: Mapping[str, np.ndarray]) -> Figur
         top.plot(x if is_net else np.arange(len(g)), g, color=COLOURS[0] if is_net else GREY, linewidth=0.7)
         top.set(title=name, xlabel="x" if is_net else "step")
         top.ticklabel_format(useOffset=False)
-        if np.ptp(g) < 1e-5 * np.abs(g).max():  # rounding is no structure to zoom into
+        if np.ptp(g) < 1e-5 * np.abs(g).max():  # do not zoom into rounding errors
             top.set_ylim(sorted((0, 2 * g.mean())))
             top.text(0.5, 0.75, "constant", transform=top.transAxes, ha="center")
             bottom.text(0.5, 0.5, "no variance", transform=bottom.transAxes, ha="center", va="center")
@@ -201,7 +201,7 @@ def _correlations_figure(correlations: Mapping[Key, GradientMoments]) -> Figure:
         is_lost = measured < LOWEST
         axes.plot(np.array(depths)[~is_lost], measured[~is_lost], "o", color=color, markersize=4)
         lost = np.array(depths)[is_lost]
-        size = 5 + 2 * index  # several may lie in one place
+        size = 5 + 2 * index  # so that all triangles in one place are seen
         axes.plot(lost, [LOWEST] * len(lost), "v", color=color, fillstyle="none", markersize=size, clip_on=False)
         theory = [shattering.THEORY[kind](int(depth), beta).correlation for depth in every]
         axes.plot(every, theory, color=color, linewidth=1, label=label)
@@ -214,7 +214,7 @@ def _correlations_figure(correlations: Mapping[Key, GradientMoments]) -> Figure:
 
 
 def _measure_subjects(arguments: argparse.Namespace) -> None:
-    """Measure the gradients of the subjects along lines between two images, beside noise."""
+    """Measure the subjects' gradients along lines between two images, and compare them with noise."""
     subjects = subjects_of(arguments)
     labels = names_apart([subject.name for subject in subjects])
     with Output("shattering", subjects[0].folder, arguments) as output:
@@ -230,7 +230,7 @@ def _write_lines(
     arguments: argparse.Namespace,
     output: Output,
 ) -> None:
-    """Compare the gradients, by label of their subject, with noise: tables, figure and findings."""
+    """Write tables, a figure and findings that compare the gradients, by subject label, with noise."""
     generator = torch.Generator().manual_seed(arguments.seed)
     noise = {
         "brown noise": shattering.brown_noise(arguments.draws, generator),
@@ -266,7 +266,7 @@ def _write_lines(
 def _line_gradients(subject: Subject, arguments: argparse.Namespace, saved: Saved) -> np.ndarray:
     """Compute the gradients of a logit along a line for each draw, (draws, points).
 
-    A line joins two successive images; the logit belongs to the label of the first.
+    A line joins two random images; the logit is the one of the first image's label.
     """
     x, labels = one_batch(subject, 2 * arguments.draws)
     model = subject.settled()
@@ -279,7 +279,7 @@ def _line_gradients(subject: Subject, arguments: argparse.Namespace, saved: Save
 
 
 def _lines_figure(gradients: Mapping[str, np.ndarray], curves: Mapping[str, np.ndarray]) -> Figure:
-    """Draw the first line's gradients, and the autocorrelation of all."""
+    """Draw the gradients along each subject's first line, and the autocorrelation over all lines."""
     figure = new_figure(1.5 + 1.2 * len(gradients), 7.5)
     grid = figure.add_gridspec(len(gradients), 2)
     right = figure.add_subplot(grid[:, 1])

@@ -1,4 +1,4 @@
-"""The subject of an analysis: the network of a run folder, or a fresh one of the options typed, and its data."""
+"""The subject of an analysis: a network, from a run folder or freshly built from the options typed, and its data."""
 
 import argparse
 import re
@@ -31,7 +31,7 @@ from deepnets.training.hardware import find_device, set_arithmetic
 
 @dataclass(frozen=True)
 class Subject:
-    """A network in evaluation mode on `device`, with float32 weights; its analyses go to `folder`/analysis."""
+    """A network in evaluation mode on `device`, with float32 weights; its analyses are written below `folder`."""
 
     name: str
     model: nn.Module
@@ -41,10 +41,10 @@ class Subject:
     device: torch.device
 
     def batches(self, split: str, images: int | None = None) -> EvaluationBatches:
-        """Return all images of "train", without augmentation, or "test", in order; or always the same random `images`.
+        """Return all images of split "train" or "test" in order; with `images`, that many random ones, always the same.
 
-        These are shuffled because a class-folder tree is in the order of its classes: groups of a batch that are
-        normalised apart would see one class each.
+        Training images are not augmented. We draw the images at random because a class-folder tree is sorted by class:
+        groups of a batch that are normalised separately would see one class each.
 
         Raises:
             UserError: fewer than 1 image.
@@ -59,7 +59,7 @@ class Subject:
         return splits.evaluation_batches(chosen, batch_size=self.config.evaluation_batch_size)
 
     def settled(self) -> nn.Module:
-        """Return the network; an untrained one first gets batch statistics from one batch of training images."""
+        """Return the network; if it is untrained, its batch statistics are first set to those of one training batch."""
         if not self.trained and any(isinstance(module, nn.BatchNorm2d) for module in self.model.modules()):
             recalibrate_batchnorm(self.model, next(iter(self.batches("train", self.config.evaluation_batch_size)))[0])
         return self.model
@@ -71,12 +71,12 @@ class Subject:
 
 
 def add_subject(parser: argparse.ArgumentParser, optional: bool = False) -> None:
-    """Add the options of every analysis of networks: the subject, the device, the folder of the results."""
+    """Add the options that all analyses of networks share: the subject, its data and weights, device and output."""
     parser.add_argument(
         "subject",
         nargs="*" if optional else "+",
         metavar="SUBJECT",
-        help="a run folder, or options as of scripts/train.py",
+        help="a run folder, or options as for scripts/train.py",
     )
     parser.add_argument("--root", type=filled, metavar="DIR", help="folder of the data (default: the run's)")
     parser.add_argument("--output", type=Path, help="folder for the results (default: analysis/ in the run folder)")
@@ -88,7 +88,7 @@ def add_subject(parser: argparse.ArgumentParser, optional: bool = False) -> None
 
 
 def add_folders(parser: argparse.ArgumentParser) -> None:
-    """Add the options of an analysis of run results; there is no device, since nothing is evaluated."""
+    """Add the options of an analysis that reads run results; it needs no device, since no network is evaluated."""
     parser.add_argument("subject", nargs="+", type=Path, metavar="FOLDER", help="run folders, or folders of them")
     parser.add_argument("--output", type=Path, help="folder for the results (default: analysis/ in the first folder)")
 
@@ -106,49 +106,49 @@ def subject_of(arguments: argparse.Namespace) -> Subject:
 
 
 def subjects_of(arguments: argparse.Namespace) -> list[Subject]:
-    """Return a subject for each run folder named, or for the options' network; results go to the first one's folder.
+    """Return a subject for each run folder named, or one subject for the options typed.
 
-    With --iteration there is a subject for each of the iterations in each folder.
+    With --iteration there is a subject for each of these iterations of each folder.
 
     Raises:
         UserError: folders and options are mixed, or load_run or build refuses them.
     """
-    words = arguments.subject
-    folders = [word for word in words if _is_folder(word)]
+    typed = arguments.subject
+    folders = [word for word in typed if _is_folder(word)]
     iterations: list[int | None] = [None]
     if arguments.iteration is not None:
         iterations = [*sorted(set(whole_numbers("--iteration", arguments.iteration)))]
-    if folders == words:
-        named = zip(words, _names(words), strict=True)
+    if folders == typed:
+        named = zip(folders, _names(folders), strict=True)
         return [_trained(Path(word), name, arguments, each) for word, name in named for each in iterations]
     if arguments.iteration is not None:
         raise UserError(f"--iteration {arguments.iteration}: only run folders have kept weights, not options")
     if folders:
-        raise UserError(f"{' '.join(words)}: name run folders, or options such as model=preact110 dataset=cifar10")
-    return [_fresh(words, arguments)]
+        raise UserError(f"{' '.join(typed)}: name run folders, or options such as model=preact110 dataset=cifar10")
+    return [_fresh(typed, arguments)]
 
 
 def one_batch(subject: Subject, images: int, split: str = "train") -> tuple[Tensor, Tensor]:
-    """Return random images of a split, always the same, as x and labels."""
+    """Return x and labels of random images of a split, always the same."""
     batches = subject.batches(split, images)
     x, labels = (torch.cat(part) for part in zip(*batches, strict=True))
     return x, labels
 
 
 def names_apart(names: Sequence[str]) -> list[str]:
-    """Return each name without the words that all of them hold."""
-    words = [re.split("[,/]", name) for name in names]
-    shared = set.intersection(*map(set, words))
+    """Return each name without the parts, between commas and slashes, that all names share."""
+    split = [re.split("[,/]", name) for name in names]
+    shared = set.intersection(*map(set, split))
     return [
-        ",".join(word for word in parts if word not in shared) or name for parts, name in zip(words, names, strict=True)
+        ",".join(part for part in parts if part not in shared) or name for parts, name in zip(split, names, strict=True)
     ]
 
 
 def fresh_network(config: Config, changes: Mapping[str, Any], seed: int) -> nn.Module:
-    """Build the network with which a run of `config` and this seed starts, after `changes` to its model's node.
+    """Build the network that a run of `config` with this seed starts from, after `changes` to the `model` node.
 
     Raises:
-        UserError: this network has no such entries, or they do not go together.
+        UserError: the node has no such entries, or they do not go together.
     """
     if unknown := sorted(set(changes) - set(config.model)):
         raise UserError(
@@ -163,7 +163,7 @@ def fresh_network(config: Config, changes: Mapping[str, Any], seed: int) -> nn.M
 
 
 def placed(model: nn.Module, device: torch.device) -> nn.Module:
-    """Move `model` to the device, in the memory format and arithmetic of all analyses, and without weight gradients."""
+    """Move `model` to the device, without weight gradients, in the memory format and arithmetic of all analyses."""
     set_arithmetic()
     return model.to(device).to(memory_format=torch.channels_last).requires_grad_(False)
 
@@ -191,7 +191,7 @@ def _is_folder(word: str) -> bool:
 
 
 def _names(folders: Sequence[str]) -> list[str]:
-    """Return the last parts of each run folder's path: row and seed, or more until all folders differ."""
+    """Return the last parts of each run folder's path: row and seed, or more parts if these do not tell all apart."""
     paths = [Path(folder).resolve().parts for folder in folders]
     if len(set(paths)) < len(paths):
         raise UserError(f"{' '.join(folders)}: a run folder is named twice")
@@ -233,11 +233,11 @@ def _fresh(overrides: Sequence[str], arguments: argparse.Namespace) -> Subject:
 
 
 def _check_own(model: nn.Module, config: Config) -> None:
-    """Check the parts of a user's own network, if it names them; raises as `check_parts`."""
+    """Check the `parts` of a network of the user's own class, if it has any; raises what `check_parts` raises."""
     if has_own_classes(config.model) and hasattr(model, "parts"):
         check_parts(model, dataset_of(config).shape)
 
 
 def _rooted(config: Config, root: str | None) -> Config:
-    """Return the configuration with its data in the folder `root`, if one is named."""
+    """Return the configuration, with its data in the folder `root` if that is given."""
     return replace(config, dataset=config.dataset | {"root": root}) if root else config

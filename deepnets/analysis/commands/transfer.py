@@ -1,4 +1,4 @@
-"""The best learning rate over depth: runs of a sweep over model.depth and optimizer.lr, by their training losses."""
+"""The best learning rate at each depth, by the training losses of a sweep over model.depth and optimizer.lr."""
 
 import argparse
 import math
@@ -49,8 +49,8 @@ def run(arguments: argparse.Namespace) -> None:
 class Trend:
     """Best learning rates (points,) at depths (points,), and the slope of their logarithms with its 95 % interval.
 
-    If the slope is -1, the rate halves as the depth doubles; 0 is transfer. `at_edge` counts rates at an end of the
-    grid; the true ones may lie beyond it.
+    If the slope is -1, the rate halves as the depth doubles; if it is 0, the rate transfers. `at_edge` counts the rates
+    at an end of the grid, where the true best rate may lie beyond it.
     """
 
     depths: np.ndarray
@@ -61,7 +61,7 @@ class Trend:
 
 
 def _trends(runs: list[Run]) -> dict[str, Trend]:
-    """Return the trend of the runs that ended, for each combination of the row's other values."""
+    """Return the trend of the runs that ended, for each combination of the sweep's other axes."""
     losses: dict[str, dict[tuple[int, int | None], dict[float, float]]] = defaultdict(lambda: defaultdict(dict))
     for each in runs:
         axes, values = each.sweep.get("axes", []), each.row.split(",")
@@ -101,7 +101,8 @@ def _figure(trends: Mapping[str, Trend]) -> Figure:
 def best_rate(losses: Mapping[float, float]) -> tuple[float, bool]:
     """Return the learning rate of the lowest loss, and whether it is an end of the grid; NaN if no loss is finite.
 
-    Between two neighbours, it is the minimum of the parabola through the three points, over the rate's logarithm.
+    If the lowest loss has a neighbour on both sides, the rate is the minimum of the parabola through the three points,
+    over the logarithm of the rate.
     """
     rates = sorted(losses)
     by_rate = [losses[rate] for rate in rates]
@@ -110,17 +111,17 @@ def best_rate(losses: Mapping[float, float]) -> tuple[float, bool]:
     best = int(np.argmin(by_rate))
     if best in (0, len(rates) - 1):
         return rates[best], True
-    around = slice(best - 1, best + 2)
-    if not all(map(math.isfinite, by_rate[around])):
+    three = slice(best - 1, best + 2)
+    if not all(map(math.isfinite, by_rate[three])):
         return rates[best], False
-    a, b, _ = np.polyfit(np.log2(rates[around]) - math.log2(rates[best]), by_rate[around], 2)
+    a, b, _ = np.polyfit(np.log2(rates[three]) - math.log2(rates[best]), by_rate[three], 2)
     return (rates[best] * 2 ** (-b / (2 * a)) if a > 0 else rates[best]), False
 
 
 def trend_of(depths: Sequence[int], losses: Sequence[Mapping[float, float]]) -> Trend:
-    """Fit the trend of the best rates: point i is a depth and the losses of its runs by learning rate, for one seed.
+    """Fit the trend of the best rates; point i is a depth with one seed's losses by learning rate.
 
-    The interval is Student's, from the line's residuals: these hold the spread over seeds and the line's lack of fit.
+    The interval is Student's, from the residuals of the line: they contain both the spread over seeds and the misfit.
     """
     best = [best_rate(by_rate) for by_rate in losses]
     rates = np.array([rate for rate, _ in best])

@@ -1,4 +1,4 @@
-"""How results differ if one net is trained many times: compares, image by image, runs that differ in their seeds.
+"""How results differ if one net is trained many times: runs with different seeds are compared image by image.
 
 No weights are needed: a result holds which test images its run got right. Jordan 2024; Summers and Dinneen 2021.
 """
@@ -65,7 +65,7 @@ class Variability:
     def independent(self) -> float:
         """The deviation if images were wrong independently of each other: 100 sqrt(sum p (1 - p)) / images.
 
-        p (1 - p) of an image is estimated without bias from its share among the runs.
+        p (1 - p) of an image is estimated without bias from its `share`.
         """
         runs = len(self.errors)
         variance = self.share * (1 - self.share) * runs / (runs - 1)

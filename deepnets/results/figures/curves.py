@@ -156,7 +156,7 @@ def _scale(figure: Figure, panels: list[Axes], runs: Sequence[Run], unit: str, l
     curves = [_values(run, f"{split}_error") for run in runs for split in ("train", "test")]
     curves = [finite for curve in curves if (finite := list(filter(math.isfinite, curve)))]
     ends = [curve[-1] for curve in curves]
-    begun = [curve[math.ceil((len(curve) - 1) / 10)] for curve in curves]
+    settled = [curve[math.ceil((len(curve) - 1) / 10)] for curve in curves]
     highest = max(map(max, curves), default=1.0)
     if logarithmic:
         panels[0].set_yscale("log", nonpositive="mask")
@@ -164,7 +164,7 @@ def _scale(figure: Figure, panels: list[Axes], runs: Sequence[Run], unit: str, l
         panels[0].yaxis.set_major_formatter("{x:g}")
         panels[0].yaxis.set_minor_formatter(NullFormatter())
     elif ends:
-        panels[0].set_ylim(0, max(1e-3, min(1.05 * highest, max(1.2 * max(ends), 2.5 * median(ends), max(begun)))))
+        panels[0].set_ylim(0, max(1e-3, min(1.05 * highest, max(1.2 * max(ends), 2.5 * median(ends), max(settled)))))
     panels[0].locator_params(axis="x", integer=True)
     figure.supxlabel(f"{unit}   (thin: training, bold: test)", fontsize=9, color=INK)
     figure.supylabel("error (%)", fontsize=9, color=INK)

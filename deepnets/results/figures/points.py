@@ -1,7 +1,7 @@
-"""Draws all pictures of a report for which there are numbers: here those of final errors, in `curves.py` the others.
+"""Draws all pictures of a report for which there are numbers: final errors in this module, the rest in `curves.py`.
 
 Final errors are drawn for each row beside the published value, over depth or another number, and as the difference that
-a claim is about; of a search, the losses.
+a claim is about. For a search, final losses are drawn.
 """
 
 import math
@@ -39,8 +39,8 @@ Drawn = Iterator[tuple[str, str, Figure | None]]  # name, caption, figure if the
 MOST_BARS = 60
 MOST_CLAIMS = 40
 LOOK_COLOURS = dict(zip(LOOKS, COLOURS, strict=False))
-CLOSE = 0.06  # of the axis; labels of closer values would overlap
-WIDE = 50  # times the smallest value; an axis that reaches further is logarithmic
+CLOSE = 0.06  # share of the axis; labels of closer values would overlap
+WIDE = 50  # an axis is logarithmic if its greatest value is more than 50 times its smallest
 
 
 def pictures_of(tables: Sequence[Table], logarithmic: bool = False) -> list[Picture]:
@@ -100,7 +100,7 @@ def bars(cells: Mapping[str, Cell]) -> Figure | None:
 
 
 def error_over(key: str, runs: Mapping[str, Run], cells: Mapping[str, Cell]) -> Figure | None:
-    """Draw median errors over a number, with 95% intervals and published values; rows alike in all else share a line.
+    """Draw median errors over a number, with 95% intervals and published values; a line joins rows alike in all else.
 
     A row that diverged is a triangle at `WORST_ERROR`. Return None if the ended rows make no line.
     """
@@ -177,12 +177,12 @@ def losses_over_depth(nets: Mapping[str, Net]) -> Figure | None:
         return None
     figure, (axes,) = new_panels(3.2)
     for index, (name, places) in enumerate(lines.items()):
-        beside = 1 + 0.06 * (index - (len(lines) - 1) / 2)  # a factor, as the scale is logarithmic
+        shift = 1 + 0.06 * (index - (len(lines) - 1) / 2)  # a factor, as the scale is logarithmic
         for depth, net in places.items():
             losses = nets[net].losses
-            axes.plot([depth * beside] * len(losses), losses, ".", color=look(index)["color"], alpha=0.5)
+            axes.plot([depth * shift] * len(losses), losses, ".", color=look(index)["color"], alpha=0.5)
         means = [nets[net].best_tenth for net in places.values()]
-        axes.plot([depth * beside for depth in places], means, marker="o", markersize=5, label=name, **look(index))
+        axes.plot([depth * shift for depth in places], means, marker="o", markersize=5, label=name, **look(index))
     depths = sorted({depth for places in lines.values() for depth in places})
     axes.set(xlabel="depth (layers)", xscale="log")
     axes.set_xticks(depths, [f"{depth:g}" for depth in depths])
@@ -245,7 +245,7 @@ def _of_column(table: Table, index: int, logarithmic: bool) -> Drawn:
 
 
 def _of_depth(tables: Sequence[Table], logarithmic: bool) -> Iterator[Picture]:
-    """Draw columns of one protocol together: a paper may have plain and residual nets in two tables."""
+    """Draw the columns of one protocol together, because a paper may have plain and residual nets in two tables."""
     columns = [(column.label, table.column(index)) for table in tables for index, column in enumerate(table.columns)]
     labels = list(dict.fromkeys(label for label, _ in columns))
     for label in labels:
