@@ -1,6 +1,6 @@
-"""Further shortcuts, which scale their two terms by constants that depend on the depth, or by learned numbers.
+"""More shortcuts: they scale x or r by learned numbers, or by constants that depend on the unit or on the depth.
 
-`shortcuts.Scaled` has constants that are the same in all units.
+`shortcuts.Scaled` scales by the same constants in all units.
 """
 
 from collections.abc import Sequence
