@@ -21,7 +21,7 @@ from deepnets.training.metrics import Mean, Sums
 from deepnets.training.step import Forward, check_device, check_network, check_step, forward_of
 
 Evaluated = EvaluationBatches | StreamedEvaluation
-FIRST = 20  # iterations whose loss is always computed, to compare it with another training of the same run
+FIRST = 20  # the first iterations' losses are always computed, to compare them with another training of the same run
 
 
 @dataclass
@@ -96,7 +96,7 @@ class Training:
         self.images += count
 
     def end_epoch(self, evaluated: dict[str, Mean]) -> None:
-        """Complete the epoch with the means over each evaluated split, and go to the beginning of the next one."""
+        """Complete the epoch with the means over each evaluated split, and go to the beginning of the next epoch."""
         self.completed = {"train": self.sums.mean(self.world), **evaluated}
         errors = {name: mean.error for name, mean in self.completed.items()}
         end_epoch(self.schedule.lr_lambdas[0], self.iteration, self.completed["train"].loss, errors)
@@ -115,7 +115,7 @@ class Training:
         return self.iteration < self.iterations or self.batch > 0
 
     def gather_statistics(self) -> None:
-        """Average running statistics of batch normalisation over processes, which gives those of the whole batch."""
+        """Set the running statistics of batch normalisation to their mean over processes: the whole batch's."""
         if self.world.size > 1:
             set_statistics(self.model, mean_statistics(self.world.all_gather(statistics_of(self.model))))
 
@@ -124,9 +124,9 @@ class Training:
         return getattr(self.model, "draws", None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that is needed to resume here; the same number of processes then gets bit-identical weights.
+        """Return everything needed to resume at this iteration; the same number of processes gets the same bits.
 
-        Every process of `world` must call this. Sums and running statistics differ between processes: one per rank.
+        Every process of `world` must call this. The state holds the sums and running statistics of each process.
         """
         on_gpu = self.device.type == "cuda"
         model, statistics = self.model.state_dict(), None
@@ -149,7 +149,7 @@ class Training:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to the iteration of a `state_dict`, which any number of processes may have made."""
+        """Resume from `state`, a `state_dict` that any number of processes may have made."""
         rank, is_same_size = self.world.rank, len(state["sums"]) == self.world.size
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -164,7 +164,7 @@ class Training:
             set_statistics(self.model, state["statistics"][rank])
         if self._survival:
             self._survival.set_state(state["survival"])
-        torch.set_rng_state(state["random"][0].clone())  # torch reads from the start of a storage
+        torch.set_rng_state(state["random"][0].clone())  # a copy, as torch reads from the storage's start
         if self.device.type == "cuda" and state["random_cuda"] is not None:
             torch.cuda.set_rng_state(state["random_cuda"][0].clone(), self.device)
 
@@ -172,8 +172,8 @@ class Training:
 def fit(training: Training) -> Iterator[Training]:
     """Train to the end of the budget; yields the same object after each iteration, evaluated batch and epoch.
 
-    At each yield the caller may log, save `state_dict()` or stop. The caller decides when to read from the device: here
-    only the end of an epoch waits for it. If the budget ends within an epoch, that epoch ends too.
+    At each yield the caller may log, save `state_dict()` or stop. The caller decides when to read from the device; this
+    function waits for the device only when an epoch ends. If the budget ends within an epoch, that epoch ends too.
     """
     t = training
     while t.in_progress:
@@ -205,7 +205,7 @@ def fit(training: Training) -> Iterator[Training]:
 
 
 def evaluate(model: nn.Module, batches: Evaluated, sums: Sums, precision: torch.dtype) -> Iterator[Sums]:
-    """Add the loss and error of the whole split to `sums`, in evaluation mode; yields after each batch."""
+    """Add the loss and error of a whole split to `sums`, with `model` in evaluation mode; yields after each batch."""
     model.eval()
     for images, labels in batches:
         if len(labels):
@@ -232,6 +232,6 @@ def averaged(model: nn.Module, views: Sequence[Tensor], images: int) -> Tensor:
 def autocast(device: torch.device, precision: torch.dtype) -> torch.autocast:
     """Let operations that allow it compute in bfloat16 if `precision` is bfloat16; change nothing for float32.
 
-    Nothing is cached: a pass reads no weight twice, and a CUDA graph could not hold a cache.
+    Converted weights are not cached: a pass reads no weight twice, and a CUDA graph could not hold a cache.
     """
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == torch.bfloat16, cache_enabled=False)

@@ -144,11 +144,11 @@ def test_compilation_that_is_switched_off_is_refused(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["step=compiled", "model/survival=linear_decay"], "step=compiled: stochastic depth draws anew"),
-        (["step=graphed", "model/survival=uniform"], "step=graphed: stochastic depth draws anew"),
+        (["step=compiled", "model/survival=linear_decay"], "step=compiled: stochastic depth skips different"),
+        (["step=graphed", "model/survival=uniform"], "step=graphed: stochastic depth skips different"),
         (["step=compiled", "memory=recompute_units"], "compiled code decides itself what to store; use memory=full"),
         (["step=compiled_graphed", "memory=recompute_units"], "compiled code decides itself"),
-        (["step=graphed", "memory=recompute_units", "model/shortcut=dropout"], "dropout that is computed again"),
+        (["step=graphed", "memory=recompute_units", "model/shortcut=dropout"], "a graph cannot draw"),
         (["step=compiled", "devices=2"], "step=compiled devices=2: supports one process only"),
         (["step=graphed", "devices=2"], "step=graphed devices=2: supports one process only"),
     ],
