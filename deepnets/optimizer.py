@@ -41,9 +41,9 @@ def scalar_sgd(
     weight_decay: NotNegative,
     scalar_lr_factor: NotNegative,
 ) -> torch.optim.SGD:
-    """`sgd` with weight decay on all parameters; the learning rate of biases and multipliers has another factor.
+    """`sgd` with weight decay on all parameters; the learning rate of scalars is multiplied by `scalar_lr_factor`.
 
-    They are the parameters of fewer than two dimensions. Zhang et al. 2019 let them learn ten times as slowly.
+    Scalars are all parameters of fewer than two dimensions. In Zhang et al. 2019 they learn ten times as slowly.
     """
     (group,) = parameter_groups(model, weight_decay, "all")
     weights = [parameter for parameter in group["params"] if parameter.ndim > 1]

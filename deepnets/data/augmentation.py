@@ -60,7 +60,7 @@ class Operation(Protocol):
 class Cutout:
     """Set a square around a random pixel to zero (DeVries and Taylor 2017).
 
-    Its sides are `size` times the sides of the image; where it reaches over the border, it is cut off.
+    The sides of the square are `size` times the sides of the image; its part beyond the border is cut off.
     """
 
     def __init__(self, size: PositiveFactor) -> None:

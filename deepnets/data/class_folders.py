@@ -1,4 +1,4 @@
-"""Lists images in class folders, FOLDER/<class>/<image files>; they are read later.
+"""Lists the images in class folders, FOLDER/<class>/<image files>, without decoding them.
 
 `tree` makes a data set of FOLDER/{train,test}/, which is read into memory. `ImageFiles` lists photographs, which are
 decoded while a network trains.
@@ -109,7 +109,7 @@ def images_in(folder: Path, suffixes: tuple[str, ...] = STREAMED_SUFFIXES) -> np
     """Return the names of the image files in `folder`, sorted, as bytes (N,).
 
     Raises:
-        UserError: there are no images, a folder lies among them, or an image's name belongs to something else.
+        UserError: there are no images, a folder lies among them, or something else than a file has an image's name.
     """
     entries = [entry for entry in os.scandir(folder) if entry.name[0] != "."]
     if inner := sorted(entry.name for entry in entries if entry.is_dir()):
@@ -117,7 +117,8 @@ def images_in(folder: Path, suffixes: tuple[str, ...] = STREAMED_SUFFIXES) -> np
             f"{folder / inner[0]} is a folder among the images of a class: move its images up, or remove it"
         )
     images = [entry for entry in entries if entry.name.lower().endswith(suffixes)]
-    # `stat` raises OSError for a link to nothing. Only odd entries get it: a million calls on a network take minutes.
+    # `stat` raises OSError for a link to nothing. It is called only for entries that are no files, because a million
+    # calls over a network take minutes.
     if odd := sorted(entry.name for entry in images if not entry.is_file() and entry.stat()):
         raise UserError(f"{folder / odd[0]} is not a file: replace or remove it")
     if not images:

@@ -67,7 +67,7 @@ class Dataset:
 
     is_streamed = False
     reading_seconds = 0.0  # seconds to read an image while a network trains: none, as all images are in memory
-    final_shapes: tuple[tuple[int, int, int], ...] = ()  # (C, H, W) of images in the last test, if they differ
+    final_shapes: tuple[tuple[int, int, int], ...] = ()  # (C, H, W) of the images in an extra last test
     final_passes = 0.0  # extra passes over the test set after the last epoch
 
     def __init__(
@@ -142,7 +142,7 @@ class Dataset:
             UserError: the images cannot be read, or do not fit into the memory of the GPU.
         """
         splits = self.source.found.read()
-        self._refuse_incomplete((len(splits[0]), len(splits[1])))  # only now are the contents of an archive known
+        self._refuse_incomplete((len(splits[0]), len(splits[1])))  # the contents of an archive are known only now
         for split in splits:
             self._refuse_unfit(split)
         # Not cached: reading a cache of reduced images would hardly be faster.

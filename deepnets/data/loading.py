@@ -188,7 +188,7 @@ class Crops(Dataset):
         return self.batch(numbers, self.images.decoded)
 
     def batch(self, numbers: np.ndarray, decode: Callable[[int], Tensor]) -> tuple[Any, list[str]]:
-        """Return the images' tensors, or None if one cannot be read or replaced, and the errors of unreadable ones."""
+        """Return the images' tensors and the errors of unreadable images; no tensors if one could not be replaced."""
         problems: list[str] = []
         readable, pixels = numbers.copy(), []
         lights, jitters = torch.empty(2, len(numbers), 3)
@@ -202,7 +202,7 @@ class Crops(Dataset):
                     return None, problems
                 pixels.append(self.cropped(image).permute(1, 2, 0))
                 jitters[place] = torch.rand(3) * 2 - 1
-        # default_collate writes them at once into the memory that workers share.
+        # default_collate writes the crops directly into the memory that workers share.
         return (default_collate(pixels), self.images.labels[readable], lights, jitters), problems
 
 
@@ -218,7 +218,7 @@ class Views(Dataset):
         return self.batch(numbers, self.images.decoded)
 
     def batch(self, numbers: np.ndarray, decode: Callable[[int], Tensor]) -> tuple[Any, list[str]]:
-        """Return the images' tensors, or None if one cannot be read or replaced, and the errors of unreadable ones."""
+        """Return the images' tensors and the errors of unreadable images; no tensors if one could not be replaced."""
         problems: list[str] = []
         readable, seen = numbers.copy(), []
         for place, number in enumerate(numbers.tolist()):
@@ -269,7 +269,7 @@ def loaded(dataset: Crops | Views, batches: Sequence[np.ndarray]) -> Iterator[An
         multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
         pin_memory=loading.device.type == "cuda" and loading.decoder == "cpu",
         worker_init_fn=partial(_leave_signals_to_the_parent, os.getpid()),
-        generator=torch.Generator(),  # draws the workers' seeds, which nothing uses; else the run's generator would
+        generator=torch.Generator(),  # seeds the workers, which ignore it; the run's generator must not advance
     )
     results = loader if loading.decoder == "cpu" else map(partial(_decoded_on_device, dataset), batches, loader)
     for tensors, problems in results:

@@ -32,7 +32,7 @@ def global_contrast(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Normalization:
-    """Holds `mean` and `scale` (H, W, C) float32, on the device of the images, and g, `of_each`, for single images.
+    """Holds `mean` and `scale`, (H, W, C) float32 on the images' device, and g, `of_each`, which acts on each image.
 
     `mean` and `scale` are whole images even if only channels differ: rows of three numbers broadcast slowly.
     """
@@ -72,7 +72,7 @@ def pixel_mean(images: Tensor) -> Normalization:
 def pixel_mean_scalar_std(images: Tensor) -> Normalization:
     """Subtract the mean image, then divide by one number, the standard deviation of all pixel values.
 
-    Its deviations are those of the raw values from their overall mean, not from the mean image (Huang et al. 2016,
+    This is the deviation of the raw values from their overall mean, not from the mean image (Huang et al. 2016,
     cifar-dataset.lua of the released code).
     """
     sums, squares = _power_sums(images)

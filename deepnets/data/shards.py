@@ -74,13 +74,13 @@ def sharded(folder: Path, classes: int, every: int = 1) -> Shards:
         raise UserError(f"{folder} has {count} classes, but {classes} are expected: set dataset.classes={count}")
     places = np.flatnonzero(labels % every == 0)
     chosen = names[places]
-    chosen = chosen.astype(f"S{np.char.str_len(chosen).max()}")  # as long as the longest, as in `list_images`
+    chosen = chosen.astype(f"S{np.char.str_len(chosen).max()}")  # as in `list_images`: the longest name sets the size
     return Shards(folder, tuple(class_names[::every]), chosen, torch.from_numpy(labels[places] // every), places)
 
 
 @lru_cache(maxsize=4)
 def _opened(folder: Path, process: int) -> Any:
-    """Open the shards for reading; `process` is its id, so that a forked process opens them itself."""
+    """Open the shards for reading; `process` is this process's id, so that a fork of it opens them anew."""
     try:
         from litdata import StreamingDataset
     except ImportError as error:

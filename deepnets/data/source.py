@@ -46,9 +46,10 @@ def reduced(images: Tensor, factor: int) -> Tensor:
 
 @dataclass(frozen=True)
 class DataFiles:
-    """The files of a data set: `sizes` images in (train, test); `read` reads both splits or raises `UserError`.
+    """The files of a data set: `sizes` are the numbers of images in (train, test), and `read` reads both splits.
 
-    If a published set is not in the data folder, `missing` says so, and `read` downloads it first.
+    `read` raises `UserError` if it fails. If a published set is not in the data folder, `missing` says so, and `read`
+    downloads it first.
     """
 
     sizes: tuple[int, int]

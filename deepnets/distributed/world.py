@@ -238,8 +238,8 @@ def _mean_in_order(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Ten
     """Average a bucket of gradients over all processes, and add them in the order of their ranks.
 
     Gloo adds the gradients of three or more processes in an order that depends on their place in the bucket, and DDP
-    rearranges its buckets after the first iteration. So a resumed run would differ from an uninterrupted one in the
-    last bits.
+    rearranges its buckets after the first iteration. With gloo's sum, a resumed run would differ from an uninterrupted
+    one in the last bits.
     """
     parts = [torch.empty_like(bucket.buffer()) for _ in range(dist.get_world_size())]
     gathered = dist.all_gather(parts, bucket.buffer(), async_op=True).get_future()

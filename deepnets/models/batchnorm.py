@@ -18,7 +18,7 @@ FOLDED_CHANNELS = 8  # from 8 channels on, torch's kernel fills a vector and is 
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """torch's BatchNorm2d, but in training on a CPU `_Folded` may normalise maps that have few channels.
+    """torch's BatchNorm2d, except that in training on a CPU `_Folded` may normalise maps with few channels.
 
     torch's kernel reads the channels of one pixel at a time, which is slow if they do not fill a vector. It also adds
     all values in one float32 sum, so its rounding error is several times as large as `_Folded`'s.
@@ -58,15 +58,16 @@ class BatchNorm(nn.BatchNorm2d):
 
 
 def _pixels_in_a_row(channels: int) -> int:
-    """Return the largest power of two n such that n pixels of `channels` numbers each are at most LANES numbers."""
+    """Return the largest power of two n for which n pixels, each of `channels` numbers, have at most LANES numbers."""
     return 1 << (LANES // channels).bit_length() - 1
 
 
 class _Folded(torch.autograd.Function):
     """Normalises equal groups of x (N, C, H, W), which has channels_last strides.
 
-    It reads several pixels as one row of at most LANES numbers, so that sums over the rows and products use whole
-    vectors. Then it adds the lanes of each channel. Returns y, and each group's mean and unbiased variance (groups, C).
+    Several pixels are read as one row of at most LANES numbers, so that products and sums over the rows use whole
+    vectors. Then the lanes of each channel are added. Returns y, and each group's mean and unbiased variance
+    (groups, C).
     """
 
     @staticmethod
@@ -119,7 +120,7 @@ def _maps(rows: Tensor, like: Tensor) -> Tensor:
 
 
 def _by_channel(lanes: Tensor, channels: int) -> Tensor:
-    """Add those of the lanes (groups, lanes) that belong to the same channel: (groups, C)."""
+    """Add the lanes (groups, lanes) of each channel: (groups, C)."""
     return lanes.view(len(lanes), -1, channels).sum(1)
 
 

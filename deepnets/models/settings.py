@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Memory(StrEnum):
-    """The tensors that units store for the backward pass: all, or some, and the backward pass computes the others.
+    """The tensors that units store for the backward pass; the backward pass computes all others again.
 
     `UnitNetwork.keep` says what each value stores.
     """

@@ -74,9 +74,9 @@ class Idle(torch.autograd.Function):
 class Ordering:
     """Says in which order the layers of F and f act: F repeats `layer` once per kernel.
 
-    F leaves out the layers `after`, with which its last repetition would end: they are f and act after the addition.
-    The five orderings of He et al. 2016, Fig. 4, are in `conf/model/ordering/`. Raises ValueError unless `layer` holds
-    exactly one conv, linear or sublayer, and the layers behind it end in `after`.
+    The last repetition ends without the layers `after`, because these are f and act after the addition. The five
+    orderings of He et al. 2016, Fig. 4, are in `conf/model/ordering/`. Raises ValueError unless `layer` holds exactly
+    one conv, linear or sublayer, and the layers behind it end in `after`.
     """
 
     layer: tuple[str, ...]
@@ -101,7 +101,7 @@ class Ordering:
 
     @property
     def stem(self) -> tuple[str, ...]:
-        """The layers in front of the first unit: the conv of `layer` and all layers behind it."""
+        """The conv of `layer` and all layers behind it; a network without a stem of its own begins with them."""
         return self.layer[self._conv :]
 
     @property
@@ -169,9 +169,9 @@ class Block:
 class UnitDesign:
     """The design that all units of a net share; `units` is their number.
 
-    y has as many channels as F(x), unless the shortcut has a static method `channels`, which computes the number for y
-    from the numbers for x and F(x). A net that does not `grow` refuses such a y. With `drops`, dropout precedes each
-    convolution of the branch except the first.
+    y has as many channels as F(x), unless the shortcut has a static method `channels`, which computes the channels of y
+    from the channels of x and F(x). Only a net that `grows` accepts a y with more or fewer channels than F(x). With
+    `drops`, dropout precedes each convolution of the branch except the first.
     """
 
     ordering: Ordering

@@ -87,7 +87,7 @@ class Dashboard:
             for file in folder.glob("events.out.tfevents.*"):
                 file.unlink(missing_ok=True)
         # An interrupted execution may have logged iterations beyond the checkpoint: hide these, or curves would double.
-        # An epoch's evaluation is logged at its last iteration; if the checkpoint lies within it, hide this one too.
+        # An epoch's evaluation is logged at its last iteration; hide this too if the checkpoint lies in an evaluation.
         evaluates = training.batch == len(training.batches) or (
             training.batch and training.iteration == training.iterations
         )
@@ -188,7 +188,7 @@ class Dashboard:
 
 
 def event_writer(folder: Path, **options: Any) -> SummaryWriter:
-    """Make a writer to a new file in `folder`. Nobody can guess its name, and put a link there that is followed."""
+    """Make a writer to a new file in `folder`, with a random name: TensorBoard would follow a link of a known name."""
     return SummaryWriter(str(folder), filename_suffix=f".{secrets.token_hex(8)}", **options)
 
 

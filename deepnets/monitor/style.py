@@ -113,7 +113,7 @@ def name_lines(figure: Figure, *panels: Axes) -> None:
 
 
 def line(axes: Axes, y: Values, x: Values | None = None, band: tuple[Values, Values] | None = None, **how: Any) -> None:
-    """Draw a line through dots, and in its colour the `band` between two other lines; x is 1, 2, ... by default."""
+    """Draw a line through dots and, in the same colour, the `band` between two curves; x is 1, 2, ... by default."""
     x = np.arange(1, len(y) + 1) if x is None else x
     (drawn,) = axes.plot(x, y, **(DOTS | how))
     if band is not None:

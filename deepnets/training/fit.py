@@ -30,10 +30,10 @@ class Training:
 
     `replica` is `model` or, with several processes, a module that averages its gradients over `world`; `forward` is its
     forward pass, executed as `step` says; `criterion` is the loss that is minimised. If the gradient of all parameters
-    has a larger norm than `clip_gradient_norm`, it is scaled down to it (Pascanu et al. 2013). `iterations` is the
-    budget; `iteration`, `epoch`, `batch` (within the epoch) and `images` count what is done. On the device, `sums`
+    has a larger norm than `clip_gradient_norm`, it is scaled down to this norm (Pascanu et al. 2013). `iterations` is
+    the budget; `iteration`, `epoch`, `batch` (within the epoch) and `images` count what is done. On the device, `sums`
     holds this process's training loss and error in this epoch so far, and `loss` the last batch's mean loss. Several
-    processes add up `loss` only every `log_iterations` and in the first `FIRST` iterations; otherwise it is None.
+    processes add up `loss` only every `log_iterations` and in the first `FIRST` iterations; otherwise `loss` is None.
     `completed` is set only when an epoch ends: the means over "train" and over each evaluated split.
     """
 
@@ -115,7 +115,7 @@ class Training:
         return self.iteration < self.iterations or self.batch > 0
 
     def gather_statistics(self) -> None:
-        """Set the running statistics of batch normalisation to their mean over processes: the whole batch's."""
+        """Average batch normalisation's running statistics over processes: the mean holds for the whole batch."""
         if self.world.size > 1:
             set_statistics(self.model, mean_statistics(self.world.all_gather(statistics_of(self.model))))
 
@@ -124,9 +124,10 @@ class Training:
         return getattr(self.model, "draws", None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything needed to resume at this iteration; the same number of processes gets the same bits.
+        """Return everything that a training needs to resume at this iteration.
 
-        Every process of `world` must call this. The state holds the sums and running statistics of each process.
+        If as many processes resume, their weights become the same, bit by bit. Every process of `world` must call this,
+        because the state holds the sums, running statistics and random states of each process.
         """
         on_gpu = self.device.type == "cuda"
         model, statistics = self.model.state_dict(), None
@@ -216,7 +217,7 @@ def evaluate(model: nn.Module, batches: Evaluated, sums: Sums, precision: torch.
 
 
 def logits_of(model: nn.Module, images: Tensor | Sequence[Tensor], count: int) -> Tensor:
-    """Return the logits, float32 (count, classes), of `count` images or, averaged, of several views of each."""
+    """Return the logits (count, classes) float32 of `count` images; views of the same image are averaged."""
     return model(images).float() if isinstance(images, Tensor) else averaged(model, images, count)
 
 
