@@ -35,10 +35,10 @@ def explain(error: Exception) -> str:
     line, cause = str(error).partition("\n")[0], error.__cause__
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, option = error.missing_cfg_file.rpartition("/")
-        folder, _, meant = group.partition("/")
+        folder, _, nested = group.partition("/")
         # A name in a file of defaults is relative to the file's folder.
-        if meant and (CONF / folder).is_dir() and (CONF / meant).is_dir():
-            return f"{group}={option}: no such option; a list of defaults names it as `override /{meant}: {option}`"
+        if nested and (CONF / folder).is_dir() and (CONF / nested).is_dir():
+            return f"{group}={option}: no such option; a list of defaults names it as `override /{nested}: {option}`"
         if not group:
             return f"{option}: no such file of defaults; --config-name and a project's `defaults` omit its .yaml"
         if (Path("conf") / group / f"{option}.yaml").is_file():  # the user has the option, but has not named its folder

@@ -119,8 +119,8 @@ def images_in(folder: Path, suffixes: tuple[str, ...] = STREAMED_SUFFIXES) -> np
     images = [entry for entry in entries if entry.name.lower().endswith(suffixes)]
     # `stat` raises OSError for a link to nothing. It is called only for entries that are no files, because a million
     # calls over a network take minutes.
-    if odd := sorted(entry.name for entry in images if not entry.is_file() and entry.stat()):
-        raise UserError(f"{folder / odd[0]} is not a file: replace or remove it")
+    if not_files := sorted(entry.name for entry in images if not entry.is_file() and entry.stat()):
+        raise UserError(f"{folder / not_files[0]} is not a file: replace or remove it")
     if not images:
         raise UserError(f"no images in {folder}: put some there ({' '.join(suffixes)}) or remove the folder")
     return np.array(sorted(os.fsencode(entry.name) for entry in images))
@@ -153,8 +153,10 @@ def tree(
     *train, test = splits.values()
     names = train[0].classes
     for split, images in splits.items():
-        if odd := sorted(set(images.classes) ^ set(names)):
-            raise UserError(f"{folder}: class folders differ between {training[0]}/ and {split}/: {', '.join(odd)}")
+        if differing := sorted(set(images.classes) ^ set(names)):
+            raise UserError(
+                f"{folder}: class folders differ between {training[0]}/ and {split}/: {', '.join(differing)}"
+            )
     if classes is not None:
         _check_names(name, folder, names, classes)
     if shape is None:
@@ -175,7 +177,7 @@ def _listed(folder: Path) -> ImageFiles:
     if not folder.is_dir():
         raise UserError(
             f"no folder {folder}: a tree of images is DIR/train/<class>/<images> and DIR/test/<class>/<images>; "
-            "make it so, or name another DIR by dataset.root=DIR, in an analysis by --root DIR"
+            "arrange it so, or name another DIR by dataset.root=DIR, in an analysis by --root DIR"
         )
     return list_images(folder, suffixes=SUFFIXES)
 
@@ -187,8 +189,8 @@ def _check_names(name: str, folder: Path, names: Sequence[str], classes: Sequenc
         raise UserError(f"{folder} has {len(names)} class folders, {name} has {len(classes)}: complete it, {remedy}")
     numbers = [int(number) for number in names if number.isdecimal()]
     if tuple(names) != tuple(classes) and numbers != list(range(len(classes))):
-        others = ", ".join(sorted(set(names) ^ set(classes)))
-        raise UserError(f"{folder}: class folders are not named as in {name} ({others}): rename them, {remedy}")
+        differing = ", ".join(sorted(set(names) ^ set(classes)))
+        raise UserError(f"{folder}: class folders are not named as in {name} ({differing}): rename them, {remedy}")
 
 
 def _fingerprint(folder: Path, splits: Sequence[ImageFiles], form: str) -> str:

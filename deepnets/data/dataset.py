@@ -214,8 +214,8 @@ def hold_out(labels: Tensor, count: int, classes: int) -> tuple[Tensor, Tensor]:
     by the largest remainder. There is no seed, so that all runs of a table hold out the same images. Raises `UserError`
     if a class would lose all its training images.
     """
-    of_class = labels.cpu().numpy()
-    sizes = np.bincount(of_class, minlength=classes)
+    class_of_image = labels.cpu().numpy()
+    sizes = np.bincount(class_of_image, minlength=classes)
     shares, remainders = np.divmod(sizes * count, len(labels))
     shares[np.argsort(-remainders, kind="stable")[: count - shares.sum()]] += 1
     if (lost := np.flatnonzero(shares >= sizes)).size:
@@ -225,7 +225,7 @@ def hold_out(labels: Tensor, count: int, classes: int) -> tuple[Tensor, Tensor]:
         )
     generator = np.random.default_rng(0)
     held = np.sort(
-        np.concatenate([generator.permutation(np.flatnonzero(of_class == c))[:n] for c, n in enumerate(shares)])
+        np.concatenate([generator.permutation(np.flatnonzero(class_of_image == c))[:n] for c, n in enumerate(shares)])
     )
     return torch.from_numpy(np.setdiff1d(np.arange(len(labels)), held)), torch.from_numpy(held)
 

@@ -162,7 +162,8 @@ def _decode(path: Path, shape: tuple[int, int, int], fit: bool, make_grey: bool 
         raise UserError(f"{path} has more than 8 bits per channel (mode {image.mode}): save it with 8 bits per channel")
     if channels == 1 and image.mode not in GREY and not make_grey:
         raise UserError(
-            f"{path} has colours (mode {image.mode}) but the first image is greyscale: make all of one kind"
+            f"{path} has colours (mode {image.mode}) but the first image is greyscale: make all images greyscale, or "
+            "all coloured"
         )
     image = image.convert("L" if channels == 1 else "RGB")
     if fit:

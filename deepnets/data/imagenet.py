@@ -281,8 +281,8 @@ class Photographs:
             (split,) = set(SPLITS) - set(present)
             raise UserError(f"{self.root} has {present[0]}/ but no {split}/: it is half copied; complete it")
         train, test = (self._split(self.folder / split) for split in SPLITS)
-        if odd := sorted(set(train.classes) ^ set(test.classes)):
-            raise UserError(f"{self.root}: class folders differ between train/ and val/: {', '.join(odd[:5])}")
+        if differing := sorted(set(train.classes) ^ set(test.classes)):
+            raise UserError(f"{self.root}: class folders differ between train/ and val/: {', '.join(differing[:5])}")
         return train, test
 
     def _split(self, folder: Path) -> ImageFiles:
@@ -318,7 +318,7 @@ def numbers_of(root: Path, classes: Sequence[str]) -> list[int]:
         numbers = {str(name): int(number) for name, number in pairs}
     except Exception as error:  # scipy may raise anything for a damaged file
         raise UserError(
-            f"{root}: the server's numbers of the classes are in {KIT}.tar.gz, put it there ({error})"
+            f"{root}: needs {KIT}.tar.gz, which holds the server's numbers of the classes; put it there ({error})"
         ) from error
     if unknown := [name for name in classes if name not in numbers]:
         raise UserError(f"{root}: {KIT} knows no class {unknown[0]}; the server knows only ImageNet's classes")

@@ -219,7 +219,7 @@ def check_peers() -> None:
         if not strangers:
             return
     raise UserError(
-        f"devices: user {strangers.pop()} of this machine has connected in place of a process; start the run again"
+        f"devices: a process of user {strangers.pop()} has connected in place of this run's; start the run again"
     )
 
 

@@ -64,7 +64,7 @@ class Highway(nn.Module):
                 kernel, padding = entry
                 stage.extend(layers.sequence(layer, channels, [Conv(width, kernel, 1, padding)]))
             elif width != channels:
-                raise ValueError(f"widths: {width} follows {channels}, so this stage needs an entry, e.g. [3, 1]")
+                raise ValueError(f"widths: {width} follows {channels} channels; this stage needs an entry, e.g. [3, 1]")
             for index in range(units_of_stage):
                 convs = [Conv(width, kernels[index % len(kernels)], stride=1)]
                 stage.append(design.unit(next(numbers), width, convs))

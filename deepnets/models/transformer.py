@@ -176,7 +176,7 @@ class MLP(nn.Module):
 def _check_layer(layer: Sequence[str]) -> None:
     if list(layer).count("sublayer") != 1 or "ln" not in layer or set(layer) - {"ln", "sublayer"}:
         raise ValueError(
-            f"layer is {list(layer)}; a transformer's is one sublayer and its norm, [ln, sublayer] or [sublayer, ln]: "
+            f"layer is {list(layer)}; a transformer needs one sublayer and its norm, [ln, sublayer] or [sublayer, ln]: "
             "choose model/ordering=pre_norm or post_norm"
         )
 

@@ -143,8 +143,8 @@ class Dashboard:
         self.writer.file_writer.add_summary(summary)  # type: ignore[attr-defined]  # torch types the open file as None
 
     def _begin(self, choices: dict[str, str | float | None], is_table: bool) -> None:
-        given = {name: value for name, value in choices.items() if value is not None}
-        _, session, _ = hparams(given, {})
+        chosen = {name: value for name, value in choices.items() if value is not None}
+        _, session, _ = hparams(chosen, {})
         self._add(session)
         if is_table:  # TensorBoard uses these columns for all rows; without them, it joins the columns of all runs
             columns = {name: 0.0 if value is None else value for name, value in choices.items()}

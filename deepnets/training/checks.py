@@ -141,7 +141,7 @@ def _check_devices(config: Config) -> None:
         if ":" in config.device:
             raise UserError(f"devices={config.devices} device={config.device}: names one GPU; use device=cuda")
         if config.devices > torch.cuda.device_count():
-            raise UserError(f"devices={config.devices}: this machine has {torch.cuda.device_count()}")
+            raise UserError(f"devices={config.devices}: this machine has {torch.cuda.device_count()} GPUs")
 
 
 def check_memory(parameters: int) -> None:

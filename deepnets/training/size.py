@@ -66,9 +66,9 @@ def size_of(config: Config, dataset: Dataset, code: str | None = None) -> Size:
 def key_of(config: Config, dataset: Dataset, code: str | None = None) -> str:
     """Return a hash of all that the network depends on; `code` is the hash of the user's own classes in it, if any."""
     shapes = [dataset.shape, *dataset.final_shapes]
-    about = [config.model, config.memory, shapes, dataset.classes, torch.__version__, _version()]
-    about += [code] if code else []
-    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:24]
+    dependencies = [config.model, config.memory, shapes, dataset.classes, torch.__version__, _version()]
+    dependencies += [code] if code else []
+    return hashlib.sha256(json.dumps(dependencies, sort_keys=True).encode()).hexdigest()[:24]
 
 
 @cache

@@ -81,7 +81,7 @@ def compiled(model: nn.Module, *, graphed: bool = False) -> Forward:
     graphs = {"triton.cudagraphs": True, "triton.cudagraph_or_error": True} if graphed else {}
     code = torch.compile(model, fullgraph=True, dynamic=False, options={"fallback_random": True, **graphs})
     if code is model or torch._dynamo.config.disable:
-        raise UserError("step=compiled: TORCHDYNAMO_DISABLE or TORCH_COMPILE_DISABLE turns it off; unset both")
+        raise UserError("step=compiled: TORCHDYNAMO_DISABLE or TORCH_COMPILE_DISABLE turns compilation off; unset both")
     failures = torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit
     strictly = torch._dynamo.config.patch(
         recompile_limit=BATCH_SIZES, fail_on_recompile_limit_hit=True, suppress_errors=False
@@ -95,7 +95,9 @@ def compiled(model: nn.Module, *, graphed: bool = False) -> Forward:
                 return code(images)
             except failures as error:
                 reason = str(error).partition("\n")[0]  # the rest is in log.txt
-                raise UserError(f"step=compiled: cannot be compiled in one piece; use step=eager ({reason})") from error
+                raise UserError(
+                    f"step=compiled: the network cannot be compiled in one piece; use step=eager ({reason})"
+                ) from error
 
     return call
 

@@ -133,7 +133,7 @@ def test_more_batch_sizes_than_a_run_has_are_refused() -> None:
 
 
 def test_compilation_that_is_switched_off_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    message = "TORCHDYNAMO_DISABLE or TORCH_COMPILE_DISABLE turns it off"
+    message = "TORCHDYNAMO_DISABLE or TORCH_COMPILE_DISABLE turns compilation off"
     with torch._dynamo.config.patch(disable=True), pytest.raises(UserError, match=message):
         training(8, step="compiled")
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
