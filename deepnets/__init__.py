@@ -6,9 +6,10 @@ from contextlib import suppress
 from deepnets.errors import UserError
 from deepnets.system.files import cache_folder, own_cache
 
-# Torch would load code from /tmp/torchinductor_USER, which another user may have created. With the first optimizer, it
-# creates a folder that a group may write to, unless it is there. Code that needs `own_cache` calls it again, to raise.
+# By default torch loads code from /tmp/torchinductor_USER, which another user may have created. Torch's first optimizer
+# creates a missing folder so that a group may write in it; therefore `own_cache` creates it now. Its errors are ignored
+# here: code that needs the folder calls `own_cache` again.
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "torchinductor"))
-os.environ["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = "0"  # it always puts them in /tmp/torchinductor_USER
+os.environ["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = "0"  # always in /tmp/torchinductor_USER
 with suppress(UserError):
     own_cache()

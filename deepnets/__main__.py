@@ -1,4 +1,4 @@
-"""Wherever deepnets is installed, `deepnets VERB` does the same as the scripts in a clone of its repository."""
+"""The installed program: `deepnets VERB` does the same as the script for VERB in a clone of the repository."""
 
 import sys
 from importlib import import_module

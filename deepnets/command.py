@@ -1,4 +1,4 @@
-"""The common part of all commands: how a command ends, options, and the types of their numbers and names."""
+"""The common part of all commands: how a command ends, common options, and types for the values of options."""
 
 import argparse
 import atexit
@@ -25,8 +25,8 @@ MOST = 10**9  # the largest whole number that an option takes; it overflows no l
 def run_command(command: Callable[[], int]) -> NoReturn:
     """Call `command` and exit with its code; with 1 and a message after a user's error, with 128 + n after signal n.
 
-    If Hydra refuses to compose, or the system refuses a file or memory, that is a user's error too. A bug is printed
-    with its traceback; with HYDRA_FULL_ERROR=1 so is a user's error.
+    It is also a user's error if Hydra refuses to compose, or if the system refuses a file or memory. A bug is printed
+    with its traceback; with HYDRA_FULL_ERROR=1, a user's error too.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -83,7 +83,7 @@ def counts(text: str) -> list[int]:
 
 
 def filled(text: str) -> str:
-    """A text that is not empty, as `--verify "$DATA"` is where the variable has no value."""
+    """A text that is not empty; `--verify "$DATA"` gives an empty text if the variable has no value."""
     if not text:
         raise argparse.ArgumentTypeError("needs a value")
     return text
@@ -101,7 +101,7 @@ def some_of(choices: Sequence[str]) -> Callable[[str], list[str]]:
 
 
 class _Trusts(argparse.Action):
-    """Trusts what the option names as soon as it is parsed."""
+    """Trusts the class, module or file that an option names, as soon as the option is parsed."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         trust(values)
@@ -163,7 +163,7 @@ def _message_of(error: Exception) -> str | None:
 
 
 def _end_stopped() -> NoReturn:
-    """End after Ctrl-C, but not by sys.exit: after generated code (dataclasses), that may end in a signal."""
+    """End after Ctrl-C, but not by sys.exit, which may end in a signal if code was generated, as for dataclasses."""
     print_error(f"Stopped. {RESUME}.")
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
@@ -182,6 +182,6 @@ def _end_quietly(code: int) -> NoReturn:
 
 
 def _thread_failed(arguments: threading.ExceptHookArgs) -> None:
-    """Ignore here that a thread cannot write a file: TensorBoard's writer raises the error again at its next use."""
+    """Do not print that a thread cannot write a file: TensorBoard's writer raises the error again at its next use."""
     if not isinstance(arguments.exc_value, OSError):
         threading.__excepthook__(arguments)

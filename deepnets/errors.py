@@ -6,7 +6,7 @@ import sysconfig
 import traceback
 from pathlib import Path
 
-# OSErrors that are about a network or a process, not about a file.
+# OSErrors about a network or a process, not about a file.
 NO_FILE = (ConnectionError, TimeoutError, ChildProcessError, ProcessLookupError)
 LONGEST = 200  # characters of a value in a message
 # Control characters except tab and newline, marks that change a text's direction, bytes of names that are not UTF-8.

@@ -1,4 +1,4 @@
-"""Hydra's and OmegaConf's errors in this project's words: the override, what is wrong with it, the nearest names."""
+"""Says Hydra's and OmegaConf's errors in plain words: the override, what is wrong with it, the nearest names."""
 
 import re
 import shlex
@@ -18,7 +18,7 @@ from deepnets.config.schema import Sweep
 HYDRA_ERRORS = (HydraException, OmegaConfBaseException)
 SHORT = 160  # characters: a longer list of names is not printed
 PACKAGE = "a sweep, like a protocol, begins with the line # @package _global_"
-VALUES = {  # OmegaConf's messages about a value, and this project's
+VALUES = {  # OmegaConf's messages about a value, and how this project says them
     r".* could not be converted to Integer": "must be an integer",
     r".* could not be converted to Float": "must be a number",
     r".* is not a valid bool .*": "must be true or false",
@@ -35,13 +35,13 @@ def explain(error: Exception) -> str:
     line, cause = str(error).partition("\n")[0], error.__cause__
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, option = error.missing_cfg_file.rpartition("/")
-        folder, _, meant = group.partition("/")
+        folder, _, nested = group.partition("/")
         # A name in a file of defaults is relative to the file's folder.
-        if meant and (CONF / folder).is_dir() and (CONF / meant).is_dir():
-            return f"{group}={option}: no such option; a list of defaults names it as `override /{meant}: {option}`"
+        if nested and (CONF / folder).is_dir() and (CONF / nested).is_dir():
+            return f"{group}={option}: no such option; a list of defaults names it as `override /{nested}: {option}`"
         if not group:
             return f"{option}: no such file of defaults; --config-name and a project's `defaults` omit its .yaml"
-        if (Path("conf") / group / f"{option}.yaml").is_file():  # of a user who has not named the folder
+        if (Path("conf") / group / f"{option}.yaml").is_file():  # the user has the option, but has not named its folder
             return f"{group}={option}: no such option; to use those in ./conf, add --config-dir conf"
         return f"{group}={option}: no such option{_nearest(option, error.options or (), '--help')}"
     if isinstance(error, OverrideParseException):
@@ -62,14 +62,14 @@ def explain(error: Exception) -> str:
     if match := re.match(r"Could not append to config. An item is already at '(.+)'", line):
         return f"+{match[1]}: it is there already; leave out the +"
     if match := re.match(r"(?:Multiple values for )?(\S+?)(?:\. | appears more than once in the final )", line):
-        how = f"write `override /{match[1]}: NAME` in a list of defaults, or leave out the + in a command"
-        return f"{match[1]}: an option is chosen already; to choose another, {how}"
+        remedy = f"write `override /{match[1]}: NAME` in a list of defaults, or leave out the + in a command"
+        return f"{match[1]}: an option is chosen already; to choose another, {remedy}"
     if match := re.match(r"Could not delete from config. '(.+)' does not exist", line):
         return f"~{match[1]}: no such key"
     if match := re.match(r"Ambiguous value for argument '(.+)'", line):
         if match[1].startswith("sweep="):
             return f"{match[1]}: a command trains one sweep"
-        brackets = ", or [ ] around a list" * ("." in match[1].partition("=")[0])  # no other key takes one
+        brackets = ", or [ ] around a list" * ("." in match[1].partition("=")[0])  # no key without a dot takes a list
         return f"{match[1]}: add -m to train a run with each value{brackets}"
     if match := re.match(r".*[Mm]issing mandatory value: (.+)", line):
         return f"{match[1] if '.' in match[1] else getattr(error, 'full_key', match[1])}: needs a value"
@@ -97,7 +97,7 @@ def _why_unreadable(override: str, reason: str) -> str:
 
 
 def _options_with(key: str) -> str:
-    """End a sentence with the other options of the key's group that have the key; empty if none has it."""
+    """Return the end of a sentence: the options of the key's group that have the key; empty if none has it."""
     group, _, name = key.partition(".")
     options = [
         f"{group}={file.stem}"
@@ -108,7 +108,7 @@ def _options_with(key: str) -> str:
 
 
 def _nearest_key(name: str, node: Any) -> str:
-    """End a sentence with the nearest keys of `node`, or with the same key in one of the nodes below it."""
+    """Return the end of a sentence: the nearest keys of `node`, or the same key in a node below it."""
     below = [
         f"{place}{'/' if isinstance(inner[name], dict) else '.'}{name}"
         for place, inner in node.items()
@@ -118,11 +118,11 @@ def _nearest_key(name: str, node: Any) -> str:
 
 
 def _nearest(name: str, names: Iterable[str], listing: str) -> str:
-    """End a sentence with the nearest names, with all names, or with the option `listing`, which prints all."""
+    """Return the end of a sentence: the nearest names, all names, or the option `listing`, which prints all names."""
     names = list(names)
     within = [each for each in names if len(name) > 2 and name in each]
     near = within if len(", ".join(within)) <= SHORT else []
     if near := near or get_close_matches(name, names, n=4, cutoff=0.7):
         return f"; the nearest: {', '.join(near)}"
-    every = ", ".join(names)
-    return f"; one of {every}" if every and len(every) <= SHORT else f"; {listing} lists all"
+    listed = ", ".join(names)
+    return f"; one of {listed}" if listed and len(listed) <= SHORT else f"; {listing} lists all"

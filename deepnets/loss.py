@@ -1,4 +1,4 @@
-"""The loss that training minimises. Evaluation reports plain cross-entropy, whatever the loss is.
+"""The loss that training minimises. Evaluation always reports plain cross-entropy.
 
 A loss maps logits (N, classes) float32 and targets to one number, a tensor without dimensions. It is the sum over the N
 images, so that processes may divide a batch. Targets are labels (N,) int64 or, if an augmentation may mix images,

@@ -1,4 +1,4 @@
-"""torch's optimisers for a model; weight decay acts on all parameters or only on weights, as papers do either."""
+"""torch's optimisers for a model; weight decay acts on all parameters or only on weights, because papers do both."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -15,8 +15,9 @@ Decayed = Literal["all", "weights"]
 def parameter_groups(model: nn.Module, weight_decay: float, decayed: Decayed) -> list[dict]:
     """Group the model's parameters by their weight decay.
 
-    With `all`, it acts on every parameter (fb.resnet.torch); with `weights`, on those of two or more dimensions: the
-    weights of convolutions (He et al. 2015, according to fb.resnet.torch's README) and, our choice, of linear layers.
+    With `all`, weight decay acts on every parameter (fb.resnet.torch); with `weights`, on parameters of two or more
+    dimensions. These are the weights of convolutions (He et al. 2015, according to fb.resnet.torch's README) and of
+    linear layers (our choice).
     """
     weights = [parameter for parameter in model.parameters() if decayed == "all" or parameter.ndim > 1]
     others = [parameter for parameter in model.parameters() if decayed == "weights" and parameter.ndim <= 1]
@@ -40,9 +41,9 @@ def scalar_sgd(
     weight_decay: NotNegative,
     scalar_lr_factor: NotNegative,
 ) -> torch.optim.SGD:
-    """`sgd` with weight decay on all parameters, and another learning rate for those of fewer than two dimensions.
+    """`sgd` with weight decay on all parameters; the learning rate of scalars is multiplied by `scalar_lr_factor`.
 
-    Zhang et al. 2019 let biases and multipliers learn ten times as slowly.
+    Scalars are all parameters of fewer than two dimensions. In Zhang et al. 2019 they learn ten times as slowly.
     """
     (group,) = parameter_groups(model, weight_decay, "all")
     weights = [parameter for parameter in group["params"] if parameter.ndim > 1]

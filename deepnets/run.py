@@ -10,7 +10,7 @@ from deepnets.system import begin
 
 if __name__ == "__main__":
     begin()
-    block_signals()  # importing torch takes seconds; a signal meanwhile waits for `run`
+    block_signals()  # importing torch takes seconds; a signal that comes meanwhile waits for `run`
 
 import torch
 from torch import nn
@@ -35,8 +35,8 @@ def build_model(overrides: list[str], trust: Trust = ()) -> nn.Module:
     """Build a freshly initialised network from overrides of `scripts/train.py`, e.g. `["model=resnet110", "seed=1"]`.
 
     The network maps images (N, C, H, W) to logits (N, classes); the data set decides C, H, W and classes, but its files
-    need not exist. A run with these overrides starts from the same weights. `trust` names what --trust names: your
-    own classes, modules, files of Python, or your project's file, whose options are found too.
+    need not exist. A run with these overrides starts from the same weights. `trust` is the value of --trust: your own
+    classes, modules, files of Python, or your project's file, whose options can then be chosen too.
 
     Raises:
         UserError: a value is illegal, or as `deepnets.config.trust.trust`.
@@ -58,18 +58,18 @@ def load_run(
 ) -> tuple[nn.Module, Config]:
     """Load a run's network from its last checkpoint, in evaluation mode on the CPU, and the run's configuration.
 
-    If there is no checkpoint, it reads `weights.safetensors`, which records and `deepnets export` have. It prints the
-    iteration of the weights. A finished run must have the weights of its last iteration; if its last checkpoint is
-    damaged or missing, `allow_previous` accepts earlier ones. With `iteration` it loads the weights that
-    keep_checkpoints=N kept of it.
+    If there is no checkpoint, the weights are read from `weights.safetensors`, as in a record or an export. Their
+    iteration is printed. A finished run must have the weights of its last iteration; if its last checkpoint is damaged
+    or missing, `allow_previous` accepts earlier weights. With `iteration`, the weights of this iteration are read, if
+    keep_checkpoints=N has kept them.
 
-    `trust` names what --trust names: your own classes, modules, files of Python, or your project's file. If they have
-    changed since the run was trained, `code="frozen"` executes the copy of them beside the run, which must be what was
-    trained, and `code="current"` executes today's. The data need not exist.
+    `trust` is the value of --trust: your own classes, modules, files of Python, or your project's file. If your code
+    has changed since the run was trained, `code="frozen"` executes the copy beside the run, which must be the code that
+    trained it, and `code="current"` executes today's. The data need not exist.
 
     Raises:
         OtherCode: your code has changed, and `code` is None.
-        UserError: the folder is no run folder, or holds no intact weights, or none of its result or of `iteration`.
+        UserError: the folder is no run folder, or its weights are missing, damaged or of another iteration.
     """
     with trusting(trust), choosing_code(code):
         weights = read_weights(folder, allow_previous, iteration)
@@ -83,10 +83,10 @@ def load_classifier(
 
     `classifier.read(file)` gives an image (H, W, C) uint8, and `classifier.predict(images)` the probabilities
     (N, classes) of images (N, H, W, C) uint8, in the order of `classifier.classes`. `data` is the folder of the run's
-    data, which only runs of earlier versions need, as they did not store their normalisation.
+    data; only a run of an earlier version needs it, because that version did not store the normalisation.
 
     Raises:
-        UserError: as `load_run`; or the normalisation is not stored, and `data` is not given or not the run's.
+        UserError: as `load_run`; or the run has not stored its normalisation, and `data` is not given or not its data.
     """
     with trusting(trust):
         weights = read_weights(folder, allow_previous)
@@ -118,7 +118,7 @@ def main() -> int:
             raise
         code = 1
     if world.size > 1:
-        # At the interpreter's end, a thread of gloo that still holds a tensor would sometimes abort the process.
+        # A thread of gloo that still holds a tensor would sometimes abort the process when the interpreter ends.
         sys.stdout.flush()
         os._exit(code)
     return code

@@ -1,9 +1,9 @@
 """Learning-rate schedules: the factor on the optimiser's learning rate at each iteration.
 
-Each maps the number of iterations done to the factor. `torch.optim.lr_scheduler.LambdaLR` calls it, and saves and
-restores its state. `total` is the budget in iterations. A schedule may depend on the training: at the end of each
-epoch, `fit` calls its method `observe`, if there is one, with the iterations done and the mean training loss, and its
-`observe_errors` with the iterations done and each split's error in percent, by the split's name.
+A schedule maps the number of iterations done to the factor. `torch.optim.lr_scheduler.LambdaLR` calls it, and saves and
+restores its state. `total` is the budget in iterations. A schedule may depend on the training: if it has a method
+`observe`, `fit` calls it at the end of each epoch with the iterations done and the mean training loss; if it has a
+method `observe_errors`, with the iterations done and each split's error in percent, by the split's name.
 """
 
 import math
@@ -66,10 +66,10 @@ class Cosine:
 
 
 class WarmupCosine:
-    """Rises linearly for `warmup` of `of` units, then falls in half a cosine to `final_factor` times the full rate.
+    """Rises linearly for `warmup` units of time, then falls in half a cosine to `final_factor` times the full rate.
 
-    Any unit will do, such as an epoch; both numbers scale with the budget. With `warmup` 0 there is no rise. The rise
-    begins one step above 0 and ends at the full learning rate.
+    `of` is the budget in the same unit, e.g. in epochs; both numbers scale with the budget. With `warmup` 0 there is no
+    rise. The rise begins one step above 0 and ends at the full learning rate.
 
     Raises:
         ValueError: the warm-up is as long as the budget.
@@ -94,7 +94,7 @@ class WarmupCosine:
 
 
 class Exponential:
-    """Falls as exp(-k t), where k makes it end at `final_factor` (Srivastava et al. 2015, section 3.1)."""
+    """Falls as exp(-k t) to `final_factor` at the end of the budget (Srivastava et al. 2015, section 3.1)."""
 
     def __init__(self, total: int, final_factor: PositiveFactor) -> None:
         self.total = total
@@ -108,10 +108,11 @@ class Exponential:
 
 
 class Plateau:
-    """Multiplies by `factor` if the loss falls too little `patience` epochs in a row (Balduzzi et al. 2017, A4).
+    """Multiplies the rate by `factor` when the loss has fallen too little for `patience` epochs in a row.
 
-    It falls too little if it loses less than the share `threshold` of its value `window` epochs ago. After a change,
-    epochs are counted anew. A change acts from the next epoch's second iteration on; the first has its rate already.
+    The loss falls too little if it falls by less than `threshold` times its value `window` epochs ago (Balduzzi et al.
+    2017, A4). After a change of the rate, epochs are counted anew. A change acts from the second iteration of the next
+    epoch on, because the rate of the first iteration is set already.
     """
 
     def __init__(self, total: int, window: Count, patience: Count, threshold: Share, factor: Share) -> None:
@@ -140,8 +141,8 @@ class Plateau:
 class ErrorPlateau:
     """Multiplies the rate by `factor` when an error has reached no new low for `patience` epochs.
 
-    `watched` names the error: train, validation or test. A new low is below the lowest error so far by more than the
-    share `threshold` of it. He et al. 2015 only say "when the error plateaus". A change acts as in `Plateau`.
+    `watched` names the error: train, validation or test. A new low is below the lowest error so far by more than
+    `threshold` times that error. He et al. 2015 only say "when the error plateaus". A change acts as in `Plateau`.
     """
 
     def __init__(
@@ -164,7 +165,7 @@ class ErrorPlateau:
         return f"learning rate x {self.factor:g} where the {self.watched} error plateaus"
 
     def observe_errors(self, iteration: int, errors: dict[str, float]) -> None:
-        """Take note of the errors of an epoch; an epoch that is only timed has none."""
+        """Take note of the errors of an epoch; an epoch that is only timed has no errors."""
         if self.watched not in errors:
             return
         is_lower = errors[self.watched] < self.lowest * (1 - self.threshold)

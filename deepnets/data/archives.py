@@ -30,10 +30,10 @@ STALL = 30.0  # seconds without a byte until a download is given up
 
 @dataclass(frozen=True)
 class Archive:
-    """An official data set: its class `kind` in torchvision, and the class's arguments for each part of train and test.
+    """An official data set that torchvision's class `kind` reads; `train` and `test` hold its arguments for each part.
 
-    `files` (paths in the data folder) are needed to read it, `packed` is the published file they are unpacked from,
-    and `labels` the attribute of the class that holds the labels.
+    The class needs `files` (paths in the data folder). If they are published as one file, `packed` is its name. The
+    class has the labels in its attribute `labels`.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Archive:
 def obtain(archive: Archive, root: Path) -> None:
     """Make sure that `archive.files` are in `root`: unpack them from `archive.packed`, or download them.
 
-    They are made in a temporary folder and renamed into place, under a lock. If the network is dead, it raises
+    They are made in a temporary folder and renamed into place, under a lock. If the host cannot be reached, this raises
     `UserError` within seconds and leaves nothing behind.
     """
     if _complete(archive, root):
@@ -77,7 +77,7 @@ def obtain(archive: Archive, root: Path) -> None:
 
 
 def official(archive: Archive, root: Path, sizes: tuple[int, int]) -> DataFiles:
-    """Return the data files of an archive of 32x32 colour images in `root`; their `read` obtains and verifies it."""
+    """Return the files of an archive of 32x32 colour images in `root`; `read` obtains and verifies the archive."""
 
     def read() -> tuple[Split, Split]:
         obtain(archive, root)
@@ -90,14 +90,14 @@ def official(archive: Archive, root: Path, sizes: tuple[int, int]) -> DataFiles:
 
 
 def missing(archive: Archive, root: Path) -> str | None:
-    """Return a line that says what would have to be downloaded, None if nothing; does not use the network."""
+    """Return a line that names the download that training would begin with, or None; does not use the network."""
     if _complete(archive, root) or (archive.packed and (root / archive.packed).is_file()):
         return None
     return f"no {archive.name} in {root}: training would first download {archive.url}"
 
 
 def find_idx(folder: Path, name: str) -> Path | None:
-    """Return `name` or `name`.gz in `folder`, None if neither is there; raises `UserError` if it is not a file."""
+    """Return `name` or `name`.gz in `folder`, or None if neither exists; raises `UserError` for a folder or pipe."""
     file = next((path for path in (folder / name, folder / f"{name}.gz") if path.exists()), None)
     if file and not file.is_file():
         raise UserError(f"{file} is not a file: replace or delete it")
@@ -154,7 +154,7 @@ def _read(archive: Archive, root: Path) -> tuple[Split, Split]:
         raise UserError(f"{archive.name} is damaged (an MD5 is not the published one): delete {files}") from error
 
     def split(parts: list) -> Split:
-        # SVHN comes channels first
+        # torchvision's SVHN has the channels first
         images = [p.data if p.data.shape[-1] == 3 else p.data.transpose(0, 2, 3, 1) for p in parts]
         labels = [np.asarray(getattr(part, archive.labels), np.int64) for part in parts]
         return Split(torch.from_numpy(np.concatenate(images)), torch.from_numpy(np.concatenate(labels)))
@@ -163,7 +163,10 @@ def _read(archive: Archive, root: Path) -> tuple[Split, Split]:
 
 
 def _unreachable(url: str) -> str | None:
-    """Return why `url` cannot be reached, None if its host answers; in a thread, as name look-up has no time limit."""
+    """Return why `url` cannot be reached, or None if its host answers.
+
+    A thread asks, because the look-up of the host's name has no time limit.
+    """
     answer: queue.Queue[str | None] = queue.Queue()
 
     def ask() -> None:

@@ -1,4 +1,4 @@
-"""How images are cropped, mirrored, coloured and mixed: at random in training, and as fixed views in evaluation.
+"""Crops, mirrors, colours and mixes images: at random in training, and as fixed views in evaluation.
 
 Batches of small images are padded and cropped on the device, and then changed by operations such as Cutout.
 Photographs, uint8 (3, H, W), are cropped one by one.
@@ -18,14 +18,14 @@ from deepnets.system.ranges import Positive, PositiveFactor
 Crop = Literal["scale", "aspect_ratio", "none"]
 ViewName = Literal["center", "center_320", "ten_crop", "multi_scale"]
 Image = Tensor
-SHORTER = 256 / 224  # the shorter side of the image that is cropped, in sides of the crop
-LARGEST = 480 / 224  # the largest shorter side in scale augmentation, in sides of the crop
+SHORTER = 256 / 224  # shorter side of the scaled image / side of the crop
+LARGEST = 480 / 224  # the same ratio, at most, in scale augmentation
 SCALES = (224, 256, 384, 480, 640)  # shorter sides of the fully convolutional test, for crops of 224
 # Principal components of ImageNet's colours on a scale of 0 to 1, one a row, and their eigenvalues (Krizhevsky et al.
 # 2012; numbers of fb.resnet.torch, datasets/imagenet.lua).
 COMPONENTS = torch.tensor([[-0.5675, -0.5808, -0.5836], [0.7192, -0.0045, -0.6948], [0.4009, -0.8140, 0.4203]])
 EIGENVALUES = torch.tensor([0.2175, 0.0188, 0.0045])
-GREY = torch.tensor([0.299, 0.587, 0.114])  # the shares of red, green and blue
+GREY = torch.tensor([0.299, 0.587, 0.114])  # the weights of red, green and blue in a grey value
 
 
 def pad_and_crop(x: Tensor, pad: int, mirrored: Tensor, top: Tensor, left: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ class Operation(Protocol):
 class Cutout:
     """Set a square around a random pixel to zero (DeVries and Taylor 2017).
 
-    Its sides are `size` times the sides of the image; where it reaches over the border, it is cut off.
+    The sides of the square are `size` times the sides of the image; its part beyond the border is cut off.
     """
 
     def __init__(self, size: PositiveFactor) -> None:
@@ -101,7 +101,7 @@ class Mixup:
 
 
 def random_crop(crop: Crop, size: int, flip: bool) -> Callable[[Image], Image]:
-    """Return a function that crops an image at random to `size` x `size`, with draws of torch's generator.
+    """Return a function that crops an image at random to `size` x `size`; it draws from torch's generator.
 
     `scale` first scales the shorter side to a size drawn evenly from [256, 480] for crops of 224 (He et al. 2015,
     section 3.4). `aspect_ratio` takes a part of 8 % to 100 % of the area with an aspect ratio of 3/4 to 4/3, and scales
@@ -151,12 +151,12 @@ def lighting(draws: Tensor) -> Tensor:
 
 
 def views(name: ViewName, size: int) -> Callable[[Image], list[Tensor]]:
-    """Return a function that makes the views (k, 3, h, w) of an image for evaluation, one tensor for each size.
+    """Return a function that makes an image's views for evaluation: one tensor (k, 3, h, w) for each size of view.
 
     `center` scales the shorter side to 8/7 of `size` and crops the centre (224 of 256). `center_320` scales it to 10/7
     of `size` and crops a square of that side (320 of 320; He et al. 2016, Table 5). `ten_crop` takes four corners and
-    the centre, 224 of 256, and their mirror images. `multi_scale` takes the whole image at five scales, and mirrored
-    (He et al. 2015, section 3.4, after Simonyan and Zisserman; the mirror images are our choice).
+    the centre, 224 of 256, and their mirror images. `multi_scale` takes the whole image and its mirror image, each at
+    five scales (He et al. 2015, section 3.4, after Simonyan and Zisserman; the mirror images are our choice).
     """
     return partial(_seen, name, size)
 
@@ -171,7 +171,7 @@ def _seen(name: ViewName, size: int, image: Image) -> list[Tensor]:
     from torchvision.transforms.v2 import functional as F
 
     def centre(shorter: int, side: int) -> list[Tensor]:
-        """Crop the centre; both sizes are in pixels as if `size` were 224."""
+        """Crop the centre; `shorter` and `side` are pixels for `size` 224, and scale with `size`."""
         side = round(size * side / 224)
         return [F.center_crop(at(shorter), [side, side])[None]]
 
@@ -179,7 +179,7 @@ def _seen(name: ViewName, size: int, image: Image) -> list[Tensor]:
         return F.resize(image, [round(size * shorter / 224)])
 
     if name == "multi_scale":
-        return [torch.stack([one, F.horizontal_flip(one)]) for one in map(at, SCALES)]
+        return [torch.stack([scaled, F.horizontal_flip(scaled)]) for scaled in map(at, SCALES)]
     if name == "ten_crop":
         return [torch.stack(F.ten_crop(at(256), [size, size]))]
     return centre(256, 224) if name == "center" else centre(320, 320)

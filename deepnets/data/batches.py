@@ -1,7 +1,6 @@
-"""Batches of normalised images: how processes share them, and how batches are made from data sets in memory.
+"""Makes batches of normalised images from a data set in the device's memory, and divides them among processes.
 
-Such data sets are held in the memory of the device, and their batches are made there. `loading` makes the batches of
-photographs, which are decoded while the network trains.
+`loading` makes the batches of photographs, which are decoded while the network trains.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,7 @@ from deepnets.models.parallel import Share
 
 
 class ShuffledBatches:
-    """The base class of training batches: `images` images in batches of `batch_size`; the last one may be shorter.
+    """The base class of training batches: an epoch has `images` images; its last batch may be shorter.
 
     `share` says which part of the current batch this process has.
     """
@@ -29,11 +28,11 @@ class ShuffledBatches:
         self.share = Share(world.rank)
 
     def __len__(self) -> int:
-        """Batches per epoch."""
+        """Return the number of batches in an epoch."""
         return ceil(self.images / self.batch_size)
 
     def images_in(self, batch: int) -> int:
-        """Return how many images a batch of an epoch has, over all processes."""
+        """Return the number of images in batch number `batch` of an epoch, over all processes."""
         return min(self.batch_size, self.images - batch * self.batch_size)
 
 
@@ -41,7 +40,7 @@ class OrderedBatches:
     """The base class of evaluation batches: this process's share of `images` images, in order.
 
     All processes have the same number of batches, so a process's last batch may be empty. If `top` is a number, the
-    top-`top` error is computed too. If `is_final`, the batches are evaluated only once, when the budget ends.
+    top-`top` error is computed too. If `is_final`, the batches are evaluated only after the last epoch.
     """
 
     top: int | None = None
@@ -55,7 +54,7 @@ class OrderedBatches:
         return ceil(self.largest_share / self.batch_size)
 
     def slices(self) -> list[slice]:
-        """Return the part of this process's share that each batch has."""
+        """Return one slice for each batch, which selects the batch from this process's share."""
         return [slice(first, first + self.batch_size) for first in range(0, self.largest_share, self.batch_size)]
 
 
@@ -96,7 +95,7 @@ class TrainingBatches(ShuffledBatches):
 
         y is (n,) int64 or, with operations, (n, classes) float32.
         """
-        # Apart from the draws of operations, this is the only copy from the host.
+        # This is the only copy from the host in an epoch, apart from the draws of operations.
         draws = _moved(self._draws(epoch), self.split.labels.device)
         whole_batches = draws.split(self.batch_size, dim=1)[start:]
         shards = [self.world.shards(whole.shape[1]) for whole in whole_batches]
@@ -121,7 +120,7 @@ class TrainingBatches(ShuffledBatches):
         """Yield whole batches after all operations have changed them."""
         device = self.split.labels.device
         drawn = []
-        for place, operation in enumerate(self.operations, 1):  # from 1: (seed, epoch, 0) is the stream (seed, epoch)
+        for place, operation in enumerate(self.operations, 1):  # not from 0: numpy seeds (s, e, 0) and (s, e) alike
             rows = operation.draw(np.random.default_rng((self.seed, epoch, place)), self.images)
             drawn.append(_moved(torch.from_numpy(rows), device).split(self.batch_size)[start:])
         one_hot = torch.eye(self.classes, device=device)
@@ -150,8 +149,8 @@ class EvaluationBatches(OrderedBatches):
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield x (n, C, H, W) float32 with channels_last strides, and y (n,) int64."""
-        for these in self.slices():
-            yield self.normalization(self.split.images[these]).permute(0, 3, 1, 2), self.split.labels[these]
+        for part in self.slices():
+            yield self.normalization(self.split.images[part]).permute(0, 3, 1, 2), self.split.labels[part]
 
     def some(self, count: int) -> Tensor:
         """Return at most `count` images, spread over the split, the same at every call: (n, C, H, W), normalised."""
@@ -160,5 +159,5 @@ class EvaluationBatches(OrderedBatches):
 
 
 def _moved(x: Tensor, device: torch.device) -> Tensor:
-    """Copy `x` from the host to `device`; for a GPU it is pinned first, or the host would wait for the copy."""
+    """Copy `x` from the host to `device`; for a GPU `x` is pinned first, so that the host need not wait."""
     return (x.pin_memory() if device.type == "cuda" else x).to(device, non_blocking=True)

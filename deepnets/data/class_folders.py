@@ -1,4 +1,4 @@
-"""Lists images in class folders, FOLDER/<class>/<image files>; they are read later.
+"""Lists the images in class folders, FOLDER/<class>/<image files>, without decoding them.
 
 `tree` makes a data set of FOLDER/{train,test}/, which is read into memory. `ImageFiles` lists photographs, which are
 decoded while a network trains.
@@ -27,7 +27,7 @@ STREAMED_SUFFIXES = (".jpeg", ".jpg", ".png", ".webp")  # of files that torchvis
 class ImageFiles:
     """The images FOLDER/<class>/<name>: `names` (N,) are bytes, as a million Python strings take too much memory.
 
-    `labels` (N,) int64 are indices of `classes`. Images are sorted by their class folder's name, then by their own.
+    `labels` (N,) int64 are indices of `classes`. Images are sorted by class, and within a class by name.
     """
 
     folder: Path
@@ -45,7 +45,7 @@ class ImageFiles:
 
     @property
     def fingerprint(self) -> bytes:
-        """Return the names of the images as bytes, which tell one list from another."""
+        """Return the names of all images, joined as bytes, by which two lists can be compared."""
         return self.names.tobytes()
 
     @property
@@ -82,10 +82,11 @@ class ImageFiles:
 def list_images(
     folder: Path, classes: int | None = None, every: int = 1, *, suffixes: tuple[str, ...] = STREAMED_SUFFIXES
 ) -> ImageFiles:
-    """List the images in every `every`-th class folder of `folder`, which must have `classes` of them if given.
+    """List the images in every `every`-th class folder of `folder`.
 
     Raises:
-        UserError: there is no such folder, or another number of classes; or a class has no images, or a folder in it.
+        UserError: `folder` is missing, or has another number of class folders than `classes`, if given; or a class
+            folder has no images, or holds a folder.
     """
     try:
         names = sorted(entry.name for entry in os.scandir(folder) if entry.name[0] != "." and entry.is_dir())
@@ -108,7 +109,7 @@ def images_in(folder: Path, suffixes: tuple[str, ...] = STREAMED_SUFFIXES) -> np
     """Return the names of the image files in `folder`, sorted, as bytes (N,).
 
     Raises:
-        UserError: there are none, or a folder or something that is no file is among them.
+        UserError: there are no images, a folder lies among them, or something else than a file has an image's name.
     """
     entries = [entry for entry in os.scandir(folder) if entry.name[0] != "."]
     if inner := sorted(entry.name for entry in entries if entry.is_dir()):
@@ -116,9 +117,10 @@ def images_in(folder: Path, suffixes: tuple[str, ...] = STREAMED_SUFFIXES) -> np
             f"{folder / inner[0]} is a folder among the images of a class: move its images up, or remove it"
         )
     images = [entry for entry in entries if entry.name.lower().endswith(suffixes)]
-    # `stat` raises OSError for a link to nothing. Few files need it, since a million on a network would take minutes.
-    if odd := sorted(entry.name for entry in images if not entry.is_file() and entry.stat()):
-        raise UserError(f"{folder / odd[0]} is not a file: replace or remove it")
+    # `stat` raises OSError for a link to nothing. It is called only for entries that are no files, because a million
+    # calls over a network take minutes.
+    if not_files := sorted(entry.name for entry in images if not entry.is_file() and entry.stat()):
+        raise UserError(f"{folder / not_files[0]} is not a file: replace or remove it")
     if not images:
         raise UserError(f"no images in {folder}: put some there ({' '.join(suffixes)}) or remove the folder")
     return np.array(sorted(os.fsencode(entry.name) for entry in images))
@@ -141,8 +143,9 @@ def tree(
     """Make a `Source` of the images in the `training` folders and in test/; labels number the sorted class names.
 
     If `classes` is given, class folders must have these names or their numbers, so that labels keep their meaning. All
-    images must have `shape` (C, H, W), by default that of the first image; with `size`, they are scaled and cut to it.
-    Folders are only listed here; raises `UserError` if one is missing, empty or contradicts another.
+    images must have `shape` (C, H, W), by default the first image's; with `size`, they are scaled and cut to squares of
+    `size` pixels. Here the folders are only listed. Raises `UserError` if a folder is missing, is empty or contradicts
+    another one.
     """
     if size is not None and size < 1:
         raise UserError(f"size={size} pixels: must be positive, or null for images as they are")
@@ -150,8 +153,10 @@ def tree(
     *train, test = splits.values()
     names = train[0].classes
     for split, images in splits.items():
-        if odd := sorted(set(images.classes) ^ set(names)):
-            raise UserError(f"{folder}: class folders differ between {training[0]}/ and {split}/: {', '.join(odd)}")
+        if differing := sorted(set(images.classes) ^ set(names)):
+            raise UserError(
+                f"{folder}: class folders differ between {training[0]}/ and {split}/: {', '.join(differing)}"
+            )
     if classes is not None:
         _check_names(name, folder, names, classes)
     if shape is None:
@@ -172,7 +177,7 @@ def _listed(folder: Path) -> ImageFiles:
     if not folder.is_dir():
         raise UserError(
             f"no folder {folder}: a tree of images is DIR/train/<class>/<images> and DIR/test/<class>/<images>; "
-            "make it so, or name another DIR by dataset.root=DIR, in an analysis by --root DIR"
+            "arrange it so, or name another DIR by dataset.root=DIR, in an analysis by --root DIR"
         )
     return list_images(folder, suffixes=SUFFIXES)
 
@@ -184,8 +189,8 @@ def _check_names(name: str, folder: Path, names: Sequence[str], classes: Sequenc
         raise UserError(f"{folder} has {len(names)} class folders, {name} has {len(classes)}: complete it, {remedy}")
     numbers = [int(number) for number in names if number.isdecimal()]
     if tuple(names) != tuple(classes) and numbers != list(range(len(classes))):
-        others = ", ".join(sorted(set(names) ^ set(classes)))
-        raise UserError(f"{folder}: class folders are not named as in {name} ({others}): rename them, {remedy}")
+        differing = ", ".join(sorted(set(names) ^ set(classes)))
+        raise UserError(f"{folder}: class folders are not named as in {name} ({differing}): rename them, {remedy}")
 
 
 def _fingerprint(folder: Path, splits: Sequence[ImageFiles], form: str) -> str:

@@ -21,12 +21,12 @@ from deepnets.distributed.world import ALONE, World
 from deepnets.errors import UserError, brief
 from deepnets.system.ranges import Count, Name, Natural
 
-CHECKED_IMAGES = 1000  # of each split at most, evenly spread, in the checksum that older versions wrote
+CHECKED_IMAGES = 1000  # the checksum `images` covers at most this many images of each split, evenly spread
 
 
 @dataclass(frozen=True)
 class Splits:
-    """The images that a run trains, selects and tests on, on one device; without a hold-out `validation` is None."""
+    """The images that a run trains, validates and tests on, on one device; without a hold-out `validation` is None."""
 
     train: Split
     validation: Split | None
@@ -38,9 +38,10 @@ class Splits:
         return EvaluationBatches(split, self.normalization, batch_size=batch_size, world=world)
 
     def contents(self) -> dict[str, Any]:
-        """Return how many images each split has, and checksums of them in their order.
+        """Return the number of images in each split, and checksums that depend on the images' order.
 
-        `content` covers all images and labels. Older versions wrote `labels`, and `images`, which covers some images.
+        `content` covers all images and labels. `labels` and `images`, which covers some images, are the checksums that
+        older versions wrote.
         """
         parts = {"train": self.train, "validation": self.validation, "test": self.test}
         splits = {name: split for name, split in parts.items() if split is not None}
@@ -59,14 +60,14 @@ class Dataset:
     """The images under `root`, their augmentation, and a hold-out of `validation` training images.
 
     Squares of `reduce` x `reduce` pixels are averaged to one; then training images are shifted by up to `pad` pixels
-    and mirrored with `flip`, and the operations of `augmentation` change their batches. `training_size` looks for the
-    files and `load` reads them; so a network can be built for data that are elsewhere. A known data set must have all
-    its images and no others, unless `incomplete` allows it.
+    and mirrored with `flip`, and the operations of `augmentation` change their batches. Only `training_size` and `load`
+    need the files, so a network can be built on a machine without them. A known data set must have as many images as
+    published, unless `incomplete` is set.
     """
 
     is_streamed = False
-    reading_seconds = 0.0  # per image, while a network trains; here all images are in memory
-    final_shapes: tuple[tuple[int, int, int], ...] = ()  # (C, H, W) of images in the last test, if not `shape`
+    reading_seconds = 0.0  # seconds to read an image while a network trains: none, as all images are in memory
+    final_shapes: tuple[tuple[int, int, int], ...] = ()  # (C, H, W) of the images in an extra last test
     final_passes = 0.0  # extra passes over the test set after the last epoch
 
     def __init__(
@@ -87,7 +88,7 @@ class Dataset:
         try:
             if folder.exists() and not folder.is_dir():
                 raise UserError(f"dataset.root={root} is a file: name the folder that holds the data")
-        except OSError as error:  # a name too long, a folder that may not be searched
+        except OSError as error:  # the name is too long, or a folder on its path may not be searched
             raise UserError(f"dataset.root={root}: {error.strerror}") from error
         self.source, self.root = source(folder), root
         _, *sides = self.source.shape
@@ -135,16 +136,16 @@ class Dataset:
         return train - self.validation
 
     def load(self, device: torch.device) -> Splits:
-        """Read all splits to `device`, and fit the normalisation to the images that are left for training.
+        """Read all splits to `device`, and fit the normalisation to the training images that are not held out.
 
         Raises:
             UserError: the images cannot be read, or do not fit into the memory of the GPU.
         """
         splits = self.source.found.read()
-        self._refuse_incomplete((len(splits[0]), len(splits[1])))  # an archive's contents are known only now
+        self._refuse_incomplete((len(splits[0]), len(splits[1])))  # the contents of an archive are known only now
         for split in splits:
             self._refuse_unfit(split)
-        # Each process reduces them anew, which takes less time than reading a second cache would save.
+        # Not cached: reading a cache of reduced images would hardly be faster.
         train, test = (split.reduced(self.reduce) for split in splits)
         if device.type == "cuda" and (size := train.images.nbytes + test.images.nbytes) > (
             free := torch.cuda.mem_get_info(device)[0]
@@ -175,7 +176,7 @@ class Dataset:
         )
 
     def evaluated(self, splits: Splits, *, batch_size: int, world: World = ALONE) -> dict[str, EvaluationBatches]:
-        """Return the batches that each epoch is evaluated on, by the name of their split."""
+        """Return the batches to evaluate after each epoch; the keys are the names of their splits."""
         parts = {"validation": splits.validation, "test": splits.test}
         return {
             name: splits.evaluation_batches(split, batch_size=batch_size, world=world)
@@ -195,7 +196,7 @@ class Dataset:
         )
 
     def _refuse_unfit(self, split: Split) -> None:
-        """Raise `UserError` if images or labels contradict the source, as a cache of other images would."""
+        """Raise `UserError` if images or labels contradict the source, e.g. if they come from another set's cache."""
         channels, height, width = self.source.shape
         shape, labels = tuple(split.images.shape[1:]), split.labels
         if len(labels) and (shape != (height, width, channels) or not 0 <= labels.min() <= labels.max() < self.classes):
@@ -207,13 +208,14 @@ class Dataset:
 
 
 def hold_out(labels: Tensor, count: int, classes: int) -> tuple[Tensor, Tensor]:
-    """Hold out `count` images in the classes' proportions: (training, validation) indices of `labels` (N,), ascending.
+    """Hold out `count` images, from each class in proportion to its size; `labels` are (N,).
 
-    The classes' shares are rounded by the largest remainder. There is no seed, so that all runs of a table hold
-    out the same images. Raises `UserError` if a class would lose all its training images.
+    Return the indices of the images for (training, validation), ascending. The numbers of images per class are rounded
+    by the largest remainder. There is no seed, so that all runs of a table hold out the same images. Raises `UserError`
+    if a class would lose all its training images.
     """
-    of_class = labels.cpu().numpy()
-    sizes = np.bincount(of_class, minlength=classes)
+    class_of_image = labels.cpu().numpy()
+    sizes = np.bincount(class_of_image, minlength=classes)
     shares, remainders = np.divmod(sizes * count, len(labels))
     shares[np.argsort(-remainders, kind="stable")[: count - shares.sum()]] += 1
     if (lost := np.flatnonzero(shares >= sizes)).size:
@@ -223,7 +225,7 @@ def hold_out(labels: Tensor, count: int, classes: int) -> tuple[Tensor, Tensor]:
         )
     generator = np.random.default_rng(0)
     held = np.sort(
-        np.concatenate([generator.permutation(np.flatnonzero(of_class == c))[:n] for c, n in enumerate(shares)])
+        np.concatenate([generator.permutation(np.flatnonzero(class_of_image == c))[:n] for c, n in enumerate(shares)])
     )
     return torch.from_numpy(np.setdiff1d(np.arange(len(labels)), held)), torch.from_numpy(held)
 

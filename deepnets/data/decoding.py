@@ -57,7 +57,7 @@ def decode(paths: Sequence[Path], shape: tuple[int, int, int], fit: bool) -> np.
     channels, height, width = shape
     images = np.empty((len(paths), height, width, channels), np.uint8)
     chunks = [paths[first : first + CHUNK] for first in range(0, len(paths), CHUNK)]
-    # Threads would wait for the interpreter's lock in Pillow. On Linux processes are forked, and import nothing again.
+    # Processes, because Pillow's threads would wait for the interpreter's lock; forked ones import nothing again.
     count = min(8, os.cpu_count() or 1, len(chunks))
     start = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     animated: list[Path] = []
@@ -107,8 +107,8 @@ def cached(folder: Path, name: str, key: str, build: Callable[[], tuple[Split, S
     """
     places = [folder / name]
     with suppress(UserError):  # the user may have no cache folder
-        mine = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
-        places.append(own_cache() / f"{mine}-{name}")
+        digest = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
+        places.append(own_cache() / f"{digest}-{name}")
     for place in places:
         if (splits := _load(place, key)) is not None:
             return splits
@@ -141,7 +141,7 @@ def _decode_all(paths: Sequence[Path], shape: tuple[int, int, int], fit: bool) -
 
 
 def _is_deep(image: ImageFile) -> bool:
-    """Return whether a file, open but not loaded, has more than 8 bits per channel; Pillow cuts coloured ones to 8."""
+    """Return whether a file, open but not loaded, has more than 8 bits per channel; Pillow cuts colours to 8 bits."""
     arguments = [part for tile in image.tile for part in (tile[3] if isinstance(tile[3], tuple) else (tile[3],))]
     return image.mode in DEEP or any(
         "16" in part if isinstance(part, str) else isinstance(part, int) and image.format == "PPM" and part > 255
@@ -162,7 +162,8 @@ def _decode(path: Path, shape: tuple[int, int, int], fit: bool, make_grey: bool 
         raise UserError(f"{path} has more than 8 bits per channel (mode {image.mode}): save it with 8 bits per channel")
     if channels == 1 and image.mode not in GREY and not make_grey:
         raise UserError(
-            f"{path} has colours (mode {image.mode}) but the first image is greyscale: make all of one kind"
+            f"{path} has colours (mode {image.mode}) but the first image is greyscale: make all images greyscale, or "
+            "all coloured"
         )
     image = image.convert("L" if channels == 1 else "RGB")
     if fit:
@@ -200,7 +201,7 @@ def _is_whole(split: Split) -> bool:
 
 
 def _save(path: Path, key: str, splits: tuple[Split, Split]) -> bool:
-    """Write the splits; return False, and leave nothing, if the place cannot be written or is full."""
+    """Write the splits; return False, and leave nothing behind, if the disk is full or `path` cannot be written."""
     train, test = splits
     temporary = path.with_name(f".{path.name}-{uuid4().hex}")
     try:

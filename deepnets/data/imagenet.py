@@ -46,13 +46,13 @@ KIT = "ILSVRC2012_devkit_t12"
 META = f"{KIT}/data/meta.mat"
 # Per channel, on a scale of 0 to 1, over a random part of ImageNet (fb.resnet.torch, datasets/imagenet.lua).
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-MEAN_IMAGES = 4096  # training images, evenly spread, that the mean image averages
+MEAN_IMAGES = 4096  # the mean image averages about this many training images, evenly spread
 TIMED_IMAGES = 32  # images that a plan reads to predict the time
 
 
 @dataclass(frozen=True)
 class Streams:
-    """The photographs, not read yet, that a run trains, selects and tests on; used like `dataset.Splits`."""
+    """The photographs, not read yet, that a run trains, validates and tests on; used like `dataset.Splits`."""
 
     train: ImageFiles
     validation: ImageFiles | None
@@ -83,11 +83,11 @@ class Streams:
 class ImageNet:
     """The photographs under `root`: class folders in train/ and val/, shards of both, or ImageNet's official archives.
 
-    Of `classes` class folders, every `every_class`-th is used. All thousand together must hold as many images as
-    published, unless `incomplete` allows others. `size` is the side of a crop in training; `crop`, `jitter`, `flip`
-    and `lighting` are the augmentation (see the module `augmentation`). Each epoch ends with a test on centre
-    crops; the last one adds a test by `view`, whose error is the result. `validation` training images are
-    held out. `workers` processes read and decode, by default one per core; with decoder=gpu they only read.
+    Every `every_class`-th of the `classes` class folders is used. A run that uses all 1,000 needs as many images as
+    published, unless `incomplete` is set. `size` is the side of a crop in training; `crop`, `jitter`, `flip` and
+    `lighting` are the augmentation (see the module `augmentation`). Each epoch ends with a test on centre crops. A test
+    on the views of `view` follows the last epoch, and its error is the result. `validation` training images are held
+    out. `workers` processes read and decode, by default one per core; with decoder=gpu they only read.
     """
 
     is_streamed = True
@@ -152,20 +152,21 @@ class ImageNet:
 
     @cached_property
     def reading_seconds(self) -> float:
-        """The seconds that a device's workers take per image to read, decode and crop, timed on a few; 0 if none.
+        """The seconds per image in which all workers of a process read, decode and crop; 0 if there are no files.
 
-        With decoder=gpu, one process reads and the GPU decodes.
+        One process is timed on a few images, and its time is divided by the number of workers. With decoder=gpu, one
+        process reads and the GPU decodes.
         """
         if not self.photographs.splits:
             return 0.0
         train, device = self.photographs.splits[0], torch.device("cuda" if self.decoder == "gpu" else "cpu")
         workers = self.workers if self.decoder == "cpu" else 1
         chosen = train.select(torch.arange(0, len(train), -(-len(train) // TIMED_IMAGES)))
-        here = Loading(0, device, skip_unreadable=True, decoder=self.decoder)
-        as_is = self._scaled(torch.zeros(3), torch.ones(3), here)
+        loading = Loading(0, device, skip_unreadable=True, decoder=self.decoder)
+        as_is = self._scaled(torch.zeros(3), torch.ones(3), loading)
         cropped = random_crop(self.crop, self.size, self.flip)
-        batches = StreamedTraining(chosen, as_is, cropped, here, lights=0, jitter=0, batch_size=8, seed=0)
-        for _ in batches.epoch(0):  # the first epoch imports what it needs
+        batches = StreamedTraining(chosen, as_is, cropped, loading, lights=0, jitter=0, batch_size=8, seed=0)
+        for _ in batches.epoch(0):  # not timed, because the first epoch also imports libraries
             pass
         started = time.perf_counter()
         for _ in batches.epoch(1):
@@ -178,7 +179,7 @@ class ImageNet:
 
     @property
     def final_passes(self) -> float:
-        """The cost of the extra test by `view`, as a number of tests on centre crops: the area it shows / theirs."""
+        """The cost of the test on `view`, in tests on centre crops: area of an image's views / area of its crop."""
         seen = {"center": 0.0, "center_320": (320 / 224) ** 2, "ten_crop": 10.0}
         whole = 4 / 3 * 2 * sum((scale / 224) ** 2 for scale in SCALES)  # usual photographs are 4:3; each is mirrored
         return seen.get(self.view, whole)
@@ -201,7 +202,7 @@ class ImageNet:
         )
 
     def evaluated(self, splits: Streams, *, batch_size: int, world: World = ALONE) -> dict[str, StreamedEvaluation]:
-        """Return the batches to evaluate by name: centre crops after each epoch, those of `view` only at the end."""
+        """Return the batches to evaluate: centre crops of each split after each epoch, `view` after the last one."""
         parts = {"validation": splits.validation, "test": splits.test}
         batches = {
             name: splits.evaluation_batches(images, batch_size=batch_size, world=world)
@@ -248,7 +249,7 @@ class Photographs:
         self.classes, self.every, self.incomplete = classes, every, incomplete
 
     def find(self) -> DataFiles:
-        """Count the images; raises `UserError` if ImageNet's number is wrong or another data set has none."""
+        """Count the images; raises `UserError` if ImageNet is incomplete, or if another data set has no images."""
         if self.splits:
             sizes = len(self.splits[0]), len(self.splits[1])
             whole = self.classes == CLASSES and self.every == 1
@@ -280,8 +281,8 @@ class Photographs:
             (split,) = set(SPLITS) - set(present)
             raise UserError(f"{self.root} has {present[0]}/ but no {split}/: it is half copied; complete it")
         train, test = (self._split(self.folder / split) for split in SPLITS)
-        if odd := sorted(set(train.classes) ^ set(test.classes)):
-            raise UserError(f"{self.root}: class folders differ between train/ and val/: {', '.join(odd[:5])}")
+        if differing := sorted(set(train.classes) ^ set(test.classes)):
+            raise UserError(f"{self.root}: class folders differ between train/ and val/: {', '.join(differing[:5])}")
         return train, test
 
     def _split(self, folder: Path) -> ImageFiles:
@@ -298,12 +299,12 @@ class Photographs:
 
 
 def numbers_of(root: Path, classes: Sequence[str]) -> list[int]:
-    """Return the numbers by which ImageNet's test server knows `classes`, which are WordNet names.
+    """Return the numbers that ImageNet's test server uses for `classes`, which are WordNet names.
 
-    A number is the ILSVRC2012_ID in the development kit in `root`, packed or not.
+    They are the ILSVRC2012_IDs in the development kit, which lies in `root`, packed or not.
 
     Raises:
-        UserError: there is no such kit, or it lacks a class.
+        UserError: `root` has no such kit, or the kit lacks a class.
     """
     try:
         if (file := root / META).is_file():
@@ -317,7 +318,7 @@ def numbers_of(root: Path, classes: Sequence[str]) -> list[int]:
         numbers = {str(name): int(number) for name, number in pairs}
     except Exception as error:  # scipy may raise anything for a damaged file
         raise UserError(
-            f"{root}: the server's numbers of the classes are in {KIT}.tar.gz, put it there ({error})"
+            f"{root}: needs {KIT}.tar.gz, which holds the server's numbers of the classes; put it there ({error})"
         ) from error
     if unknown := [name for name in classes if name not in numbers]:
         raise UserError(f"{root}: {KIT} knows no class {unknown[0]}; the server knows only ImageNet's classes")
@@ -333,7 +334,7 @@ def unlabelled(folder: Path) -> ImageFiles:
 
 
 def _unpack(folder: Path) -> None:
-    """Unpack `ARCHIVES` into `folder`, where they lie, as train/ and val/; raises `UserError` if they are damaged."""
+    """Unpack the `ARCHIVES` in `folder` to train/ and val/ beside them; raises `UserError` if they are damaged."""
     from torchvision.datasets import ImageNet
 
     try:

@@ -31,14 +31,14 @@ from deepnets.errors import UserError, printable
 
 MOST_WORKERS = 16
 ORPHANED_SECONDS = 5.0
-TOP = 5  # ImageNet's second error: the label is not among the five classes of the highest scores
+TOP = 5  # ImageNet's second error counts images whose label is not among the five classes with the highest scores
 
 Decoder = Literal["cpu", "gpu"]
 
 
 @dataclass(frozen=True)
 class Loading:
-    """How photographs reach `device`: `workers` processes read and decode them; if it is 0, this process does.
+    """Says how photographs reach `device`: `workers` processes read and decode them, or this process if there are 0.
 
     With `skip_unreadable`, the next readable image of the split replaces an unreadable one, so that every process has
     full batches. `skipped` holds the unreadable files found so far. With decoder=gpu workers only read, and the device
@@ -57,8 +57,8 @@ class StreamedTraining(ShuffledBatches):
 
     As in `TrainingBatches`, the order depends only on (seed, epoch); an image's crop and colours depend only on (seed,
     epoch, image). So they are the same for any number of processes and workers, and after resuming. `lights` is the
-    standard deviation of lighting noise (fb.resnet.torch: 0.1; 0 for none), `jitter` how far the factors of
-    brightness, contrast and saturation may lie from 1 (0.4).
+    standard deviation of lighting noise (fb.resnet.torch: 0.1; 0 for none). The factors of brightness, contrast and
+    saturation differ from 1 by at most `jitter` (fb.resnet.torch: 0.4).
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class StreamedEvaluation(OrderedBatches):
         world: World = ALONE,
         is_final: bool = False,
     ) -> None:
-        # Images of several sizes cannot lie in one tensor, and ten crops are a batch of ten images.
+        # Images of several sizes cannot lie in one tensor, and ten crops take as much memory as ten images.
         batch_size = {"multi_scale": 1, "ten_crop": ceil(batch_size / 10)}.get(view, batch_size)
         super().__init__(len(images), batch_size=batch_size, world=world)
         self.source, self.normalization, self.loading, self.is_final = images, normalization, loading, is_final
@@ -128,9 +128,10 @@ class StreamedEvaluation(OrderedBatches):
     def __iter__(self) -> Iterator[tuple[Tensor | tuple[Tensor, ...], Tensor]]:
         """Yield x (n, C, H, W) float32 with channels_last strides, and y (n,) int64.
 
-        If an image has several views, x is a tuple of a tensor (n * k, C, h, w) per size; each image's k are adjacent.
+        If an image has several views, x is a tuple with one tensor (n * k, C, h, w) for each size of view, in which the
+        k views of an image are adjacent.
         """
-        chunks = [self.numbers[these] for these in self.slices()]
+        chunks = [self.numbers[part] for part in self.slices()]
         for pixels, labels in loaded(Views(self.source, self.views, self.loading), chunks):
             x = tuple(self._normalised(view) for view in pixels)
             yield (x[0] if self.has_one_view and x else x), labels
@@ -157,7 +158,7 @@ def at_size(normalization: Normalization, height: int, width: int) -> Normalizat
 
 
 def check_decoder(decoder: Decoder, device: torch.device) -> None:
-    """Raise `UserError` if images should be decoded on a device that cannot decode."""
+    """Raise `UserError` if a GPU should decode the images, but `device` is no CUDA GPU."""
     if decoder == "gpu" and device.type != "cuda":
         raise UserError(
             f"dataset.decoder=gpu: images are decoded by nvJPEG, which needs CUDA, and this run's device is "
@@ -173,7 +174,7 @@ def default_workers() -> int:
 
 @dataclass(frozen=True)
 class Crops(Dataset):
-    """Gives for n image numbers: crops (n, H, W, 3) uint8, labels (n,), and random numbers for the colours.
+    """Returns, for n numbers of images, crops (n, H, W, 3) uint8, labels (n,), and random numbers for the colours.
 
     The random numbers are normal for lighting (n, 3), and uniform in [-1, 1) for jitter (n, 3).
     """
@@ -187,13 +188,13 @@ class Crops(Dataset):
         return self.batch(numbers, self.images.decoded)
 
     def batch(self, numbers: np.ndarray, decode: Callable[[int], Tensor]) -> tuple[Any, list[str]]:
-        """Return the images' tensors, or None if one cannot be read or replaced, and the errors of unreadable ones."""
+        """Return the images' tensors and the errors of unreadable images; no tensors if one could not be replaced."""
         problems: list[str] = []
         readable, pixels = numbers.copy(), []
         lights, jitters = torch.empty(2, len(numbers), 3)
         with torch.random.fork_rng(devices=[]):
             for place, number in enumerate(numbers.tolist()):
-                # Seed this generator alone: seeding absent devices too takes half as long as decoding.
+                # Not torch.manual_seed: it also seeds absent devices, and takes half as long as decoding.
                 torch.default_generator.manual_seed(_seed(*self.draw, number))
                 lights[place] = torch.randn(3)
                 readable[place], image = _readable(self, number, decode, problems)
@@ -201,13 +202,13 @@ class Crops(Dataset):
                     return None, problems
                 pixels.append(self.cropped(image).permute(1, 2, 0))
                 jitters[place] = torch.rand(3) * 2 - 1
-        # default_collate writes them at once into the memory that workers share.
+        # default_collate writes the crops directly into the memory that workers share.
         return (default_collate(pixels), self.images.labels[readable], lights, jitters), problems
 
 
 @dataclass(frozen=True)
 class Views(Dataset):
-    """Gives for n image numbers: a tensor (n * k, h, w, 3) uint8 for each size of view, and labels (n,)."""
+    """Returns, for n numbers of images, one tensor (n * k, h, w, 3) uint8 for each size of view, and labels (n,)."""
 
     images: ImageFiles
     views: Callable[[Tensor], list[Tensor]]
@@ -217,7 +218,7 @@ class Views(Dataset):
         return self.batch(numbers, self.images.decoded)
 
     def batch(self, numbers: np.ndarray, decode: Callable[[int], Tensor]) -> tuple[Any, list[str]]:
-        """Return the images' tensors, or None if one cannot be read or replaced, and the errors of unreadable ones."""
+        """Return the images' tensors and the errors of unreadable images; no tensors if one could not be replaced."""
         problems: list[str] = []
         readable, seen = numbers.copy(), []
         for place, number in enumerate(numbers.tolist()):
@@ -232,7 +233,10 @@ class Views(Dataset):
 def _readable(
     dataset: "Crops | Views", number: int, decode: Callable[[int], Tensor], problems: list[str]
 ) -> tuple[int, Tensor | None]:
-    """Decode an image or, if unreadable ones are skipped, the next readable one; adds errors to `problems`."""
+    """Decode an image or, if unreadable ones are skipped, the next readable one; return its number and pixels.
+
+    The errors of unreadable images are added to `problems`; the pixels are None if nothing could be decoded.
+    """
     images = dataset.images
     for candidate in chain(range(number, len(images)), range(number)):
         try:
@@ -261,11 +265,11 @@ def loaded(dataset: Crops | Views, batches: Sequence[np.ndarray]) -> Iterator[An
         batch_size=None,
         sampler=batches,  # type: ignore[arg-type]
         num_workers=workers,
-        # Workers watch for their parent's end, so this process must fork them; Python 3.14 would let a server do so.
+        # Workers watch whether this process, their parent, lives; by default Python 3.14 would let a server fork them.
         multiprocessing_context="fork" if workers and sys.platform == "linux" else None,
         pin_memory=loading.device.type == "cuda" and loading.decoder == "cpu",
         worker_init_fn=partial(_leave_signals_to_the_parent, os.getpid()),
-        generator=torch.Generator(),  # draws the workers' seeds, which nothing uses; the run's generator must not move
+        generator=torch.Generator(),  # seeds the workers, which ignore it; the run's generator must not advance
     )
     results = loader if loading.decoder == "cpu" else map(partial(_decoded_on_device, dataset), batches, loader)
     for tensors, problems in results:
@@ -283,7 +287,7 @@ def loaded(dataset: Crops | Views, batches: Sequence[np.ndarray]) -> Iterator[An
 
 @dataclass(frozen=True)
 class _Bytes(Dataset):
-    """Gives for image numbers: the bytes, uint8, of each file that can be read, by number."""
+    """Returns, for numbers of images, the bytes (uint8) of the files that can be read; the keys are the numbers."""
 
     images: ImageFiles
 
@@ -296,12 +300,12 @@ class _Bytes(Dataset):
 
 
 def _decoded_on_device(dataset: Crops | Views, numbers: np.ndarray, read: dict[int, Tensor]) -> tuple[Any, list[str]]:
-    """Decode images together on the device; if one is no readable JPEG, decode one by one in this process."""
+    """Decode images together on the device; if a file is no readable JPEG, this process decodes one by one."""
     from torchvision.io import ImageReadMode, decode_jpeg
 
     device = dataset.loading.device
     decoded: dict[int, Tensor] = {}
-    with suppress(RuntimeError, ValueError):  # one is no JPEG or is damaged, or none could be read
+    with suppress(RuntimeError, ValueError):  # a file is no JPEG or damaged, or no file could be read
         decoded = dict(zip(read, decode_jpeg(list(read.values()), ImageReadMode.RGB, device), strict=True))
 
     def decode(number: int) -> Tensor:
@@ -313,18 +317,18 @@ def _decoded_on_device(dataset: Crops | Views, numbers: np.ndarray, read: dict[i
 def _moved(value: Any, device: torch.device) -> Any:
     if isinstance(value, Tensor):
         return value.to(device, non_blocking=True)
-    return [_moved(one, device) for one in value]
+    return [_moved(part, device) for part in value]
 
 
 def _leave_signals_to_the_parent(parent: int, worker: int) -> None:
-    """Block signals in a worker: a scheduler signals all processes, but the run needs workers until it is saved."""
+    """Block signals in a worker: a scheduler signals all processes, but the run needs its workers until it is saved."""
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     if hasattr(signal, "sigtimedwait"):
         threading.Thread(target=_end_for_the_parent, args=(parent,), daemon=True).start()
 
 
 def _end_for_the_parent(parent: int) -> None:
-    """End when the parent says so or has died: torch's watch misses a parent that dies while this process starts."""
+    """End when the parent says so or has died; torch does not notice a parent that dies while this process starts."""
     while os.getppid() == parent:
         if (received := signal.sigtimedwait({signal.SIGTERM}, ORPHANED_SECONDS)) and received.si_pid == parent:
             break

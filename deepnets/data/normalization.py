@@ -20,8 +20,8 @@ def as_is(x: Tensor) -> Tensor:
 def global_contrast(x: Tensor) -> Tensor:
     """Subtract from each image its mean and divide by sqrt(10 + its variance), both over all pixels and channels.
 
-    Overwrites x (n, H, W, C) float32. Coates et al. 2011, which is pylearn2's use_std=True with sqrt_bias=10. The
-    highway papers name global contrast normalisation without its constants: this form is our choice.
+    Overwrites x (n, H, W, C) float32. Coates et al. 2011; pylearn2 computes the same with use_std=True, sqrt_bias=10.
+    The highway papers name global contrast normalisation without its constants: this form is our choice.
     """
     pixels = x.flatten(1)
     pixels.sub_(pixels.mean(1, keepdim=True))
@@ -32,7 +32,7 @@ def global_contrast(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Normalization:
-    """`mean` and `scale` (H, W, C) float32 on the device of the images, and g, `of_each`, which acts on single images.
+    """Holds `mean` and `scale`, (H, W, C) float32 on the images' device, and g, `of_each`, which acts on each image.
 
     `mean` and `scale` are whole images even if only channels differ: rows of three numbers broadcast slowly.
     """
@@ -47,7 +47,7 @@ class Normalization:
 
 
 def fit(kind: str, images: Tensor) -> Normalization:
-    """Fit a normalisation of a kind to `images` (N, H, W, C) uint8, the training images after the hold-out."""
+    """Fit the normalisation `kind` to `images` (N, H, W, C) uint8, the training images that are not held out."""
     fitted = KINDS[kind](images)
     mean, scale = (
         torch.broadcast_to(x, images.shape[1:]).to(images.device, torch.float32).contiguous()
@@ -72,7 +72,7 @@ def pixel_mean(images: Tensor) -> Normalization:
 def pixel_mean_scalar_std(images: Tensor) -> Normalization:
     """Subtract the mean image, then divide by one number, the standard deviation of all pixel values.
 
-    It is the deviation of the raw values from their overall mean, not from the mean image (Huang et al. 2016,
+    This is the deviation of the raw values from their overall mean, not from the mean image (Huang et al. 2016,
     cifar-dataset.lua of the released code).
     """
     sums, squares = _power_sums(images)
@@ -99,7 +99,7 @@ def scaled_256(images: Tensor) -> Normalization:
 
 
 def of_each(kind: str) -> Callable[[Tensor], Tensor]:
-    """Return the g of a kind of normalisation."""
+    """Return the function g of the normalisation `kind`."""
     return global_contrast if kind == "global_contrast" else as_is
 
 
@@ -114,7 +114,7 @@ KINDS: dict[str, Callable[[Tensor], Normalization]] = {
 
 
 def _moments(values: Tensor, squares: Tensor, count: int) -> tuple[float, float]:
-    """Return mean and standard deviation from exact sums of u and u²; the deviation of a constant is set to 1."""
+    """Return mean and standard deviation of u from exact sums of u and u²; the deviation of a constant is set to 1."""
     s, q = int(values), int(squares)  # Python's integers: n q - s² of a large data set would round in float64
     variance = (count * q - s * s) / count**2
     return s / count, math.sqrt(variance) if variance > 0 else 1.0

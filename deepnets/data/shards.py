@@ -1,8 +1,7 @@
 """Shards of image files, as the library litdata writes them: few large files in place of a million small ones.
 
 `python -m deepnets.data.shards TREE OUT` writes shards of a tree; `pip install 'deepnets[shards]'` installs litdata.
-litdata is released every month and reads any sample by its number, so deepnets decides the order of images and where a
-run resumes, as it does for files.
+litdata reads any sample by its number, so deepnets decides the order of images and where a run resumes, as for files.
 """
 
 import argparse
@@ -28,7 +27,7 @@ ABOUT = "images.npz"  # lies beside the shards: `labels`, `names` and `classes` 
 
 @dataclass(frozen=True)
 class Shards(ImageFiles):
-    """Images in the shards of `folder`; `places` (N,) are their numbers there."""
+    """Images in the shards of `folder`; `places` (N,) are the numbers of their samples."""
 
     places: np.ndarray
 
@@ -75,13 +74,13 @@ def sharded(folder: Path, classes: int, every: int = 1) -> Shards:
         raise UserError(f"{folder} has {count} classes, but {classes} are expected: set dataset.classes={count}")
     places = np.flatnonzero(labels % every == 0)
     chosen = names[places]
-    chosen = chosen.astype(f"S{np.char.str_len(chosen).max()}")  # as in `list_images`, for the same fingerprint
+    chosen = chosen.astype(f"S{np.char.str_len(chosen).max()}")  # as in `list_images`: the longest name sets the size
     return Shards(folder, tuple(class_names[::every]), chosen, torch.from_numpy(labels[places] // every), places)
 
 
 @lru_cache(maxsize=4)
 def _opened(folder: Path, process: int) -> Any:
-    """Open the shards for reading; each process opens them itself."""
+    """Open the shards for reading; `process` is this process's id, so that a fork of it opens them anew."""
     try:
         from litdata import StreamingDataset
     except ImportError as error:

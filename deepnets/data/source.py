@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-CHUNK = 1000  # images, so that their sums stay in the processor's cache
+CHUNK = 1000  # images reduced at a time, so that their sums stay in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Split:
         return Split(self.images.to(device), self.labels.to(device))
 
     def reduced(self, factor: int) -> "Split":
-        """Return the split with `reduced` images."""
+        """Return the split with each square of `factor` x `factor` pixels averaged, as by the function `reduced`."""
         if factor == 1:
             return self
         return Split(torch.cat([reduced(images, factor) for images in self.images.split(CHUNK)]), self.labels)
@@ -46,9 +46,10 @@ def reduced(images: Tensor, factor: int) -> Tensor:
 
 @dataclass(frozen=True)
 class DataFiles:
-    """The number of images in (train, test), and `read`, which reads both or raises `UserError`.
+    """The files of a data set: `sizes` are the numbers of images in (train, test), and `read` reads both splits.
 
-    If a published set is not in the data folder, `missing` says so, and `read` downloads it first.
+    `read` raises `UserError` if it fails. If a published set is not in the data folder, `missing` says so, and `read`
+    downloads it first.
     """
 
     sizes: tuple[int, int]
@@ -61,7 +62,7 @@ class Source:
     """A data set: the `shape` (C, H, W) of its images, and the names of its `classes` by label.
 
     `published` is the number of images in (train, test) of a known set. A network can be built before the files are
-    there: only `found` looks for them, and raises `UserError` if they are unfit.
+    there, because only `found` looks for them. It raises `UserError` if they are unfit.
     """
 
     name: str

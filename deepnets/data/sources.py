@@ -1,4 +1,4 @@
-"""The built-in data sets: each is a function of the data folder; nothing is decoded before `read`."""
+"""The built-in data sets: each function takes the data folder and returns a `Source`, which decodes images later."""
 
 import os
 from functools import partial
@@ -27,7 +27,7 @@ CIFAR100 = tuple(
     squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle
     wardrobe whale willow_tree wolf woman worm""".split()  # noqa: SIM905 (one name a line would fill the page)
 )
-HALVES = ({"train": True},), ({"train": False},)
+HALVES = ({"train": True},), ({"train": False},)  # the arguments of torchvision's classes for training and test images
 CIFAR_SIZES, MNIST_SIZES = (50_000, 10_000), (60_000, 10_000)  # images for training and testing
 MNIST_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
@@ -36,7 +36,7 @@ def digits(root: Path) -> Source:
     """scikit-learn's 1,797 handwritten digits, 8x8, a fixed stratified fifth of them for testing; ignores `root`."""
 
     def read() -> tuple[Split, Split]:
-        os.environ.setdefault("JOBLIB_MULTIPROCESSING", "0")  # it would warn where no semaphore can be created
+        os.environ.setdefault("JOBLIB_MULTIPROCESSING", "0")  # joblib would warn if it cannot create a semaphore
         from sklearn.datasets import load_digits  # heavy
         from sklearn.model_selection import train_test_split
 
@@ -50,7 +50,7 @@ def digits(root: Path) -> Source:
 
 
 def mnist(root: Path) -> Source:
-    """MNIST: idx files (plain or .gz) in root/MNIST/raw or root/mnist, or a tree root/mnist; else downloaded."""
+    """MNIST from idx files (plain or .gz) in root/MNIST/raw or root/mnist, or a tree root/mnist; else downloaded."""
     return Source("mnist", MNIST_SHAPE, DIGITS, partial(_find_mnist, root), MNIST_SIZES)
 
 
@@ -76,10 +76,11 @@ def svhn(root: Path, *, extra: bool) -> Source:
 
 
 def image_folder(root: Path, *, name: Name, size: Size | None) -> Source:
-    """Any tree root/{train,test}/<class>/<images>, called `name`; labels number the sorted class names.
+    """A data set called `name`, from a tree root/{train,test}/<class>/<images>; labels number the sorted class names.
 
-    If the first image is greyscale, all must be, and have one channel; else all have three, and greyscale images are
-    repeated. With `size` the shorter side is scaled to it and the centre cut out; without, all must have one size.
+    If the first image is greyscale, all must be greyscale, and images have one channel. Otherwise they have three, and
+    a greyscale image gets three equal ones. With `size`, the shorter side of each image is scaled to `size` pixels, and
+    a square is cut from its centre. Without `size`, all images must have the same height and width.
     """
     return tree(name, root, size=size)
 
@@ -162,5 +163,5 @@ def _find_svhn(root: Path, extra: bool, sizes: tuple[int, int]) -> DataFiles:
 
 
 def _tree_in(root: Path, name: str) -> Path | None:
-    """Return root/name if it is a tree, else `root` if it is one itself, else None."""
+    """Return root/name if it is a tree of images, else `root` if `root` is such a tree, else None."""
     return next((folder for folder in (root / name, root) if is_tree(folder)), None)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Self
 
-# Ctrl-C; the end of a job; SLURM's warning before that, if it is asked for one; the end of the terminal.
+# Ctrl-C; the end of a job; SLURM's warning before the end, if the job asks for it; the end of the terminal.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 RESUME = "Run the same command again to resume"
 
@@ -24,10 +24,10 @@ class Interrupted(BaseException):
 
 
 class Interruption:
-    """Notes the first signal in `received`; the training loop looks there.
+    """Notes the first signal in `received`, where the training loop looks for it.
 
-    Before there is anything to save, `at_once` is set, and the handler also raises `Interrupted`. A second Ctrl-C acts
-    as usual. Other repeated signals change nothing, because SLURM sends several. If a parent looks after this process
+    With `at_once`, while there is nothing to save, the handler also raises `Interrupted`. A second Ctrl-C acts as
+    usual. Other repeated signals change nothing, because SLURM sends several. If a parent looks after this process
     (`has_parent`), no repeated signal changes anything, even after this context has ended.
     """
 

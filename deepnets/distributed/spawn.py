@@ -1,4 +1,4 @@
-"""Starts processes on this machine that end when their parent ends: a single one, or the several of one `World`."""
+"""Starts processes on this machine that end when their parent ends: a single process, or all processes of a `World`."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from deepnets.system.files import opened_to_append
 
 LOOPBACK = "lo"
 WATCH_SECONDS = 0.1
-GRACE_SECONDS = 30.0  # for the others to end after one has failed, as one of them may be saving
+GRACE_SECONDS = 30.0  # after one process has failed, the others get this long to end: one of them may be saving
 # A process runs this before it becomes its command. It asks the kernel (Linux's prctl, option 1) for a signal when its
 # parent dies, however it dies; if the parent is dead already, the process ends.
 BOUND = (
@@ -34,15 +34,15 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """Start `command` in a process that gets the signal `at_parents_death`; its output is appended to `output`.
 
-    It inherits the open `descriptors`. Signals to it wait until its own `Interruption` can note them. Call this from
-    the main thread: to the kernel, the parent dies when the thread that forked ends.
+    The process inherits the open `descriptors`. Signals to it wait until its own `Interruption` can note them. Call
+    this from the main thread: for the kernel, the parent dies when the thread that forked ends.
     """
     bound = [sys.executable, "-I", "-S", "-c", BOUND, str(os.getpid()), str(int(at_parents_death)), *command]
     with signals_blocked():
         if output is None:
             return subprocess.Popen(bound, stdin=subprocess.DEVNULL, env=environment, pass_fds=descriptors)
         with opened_to_append(output) as file:
-            # A group of its own: Ctrl-C in the terminal reaches it through its parent, once.
+            # In a group of its own the process gets Ctrl-C once, from its parent, and not from the terminal too.
             return subprocess.Popen(
                 bound, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, process_group=0
             )
@@ -57,7 +57,7 @@ def how_it_ended(code: int) -> str:
 
 
 class Processes:
-    """Several processes, by rank; passes the first signal that reaches this process on to each of them."""
+    """Several processes, by rank, to which this process passes on the first signal that it gets."""
 
     def __init__(self, interruption: Interruption) -> None:
         self.started: list[subprocess.Popen[bytes]] = []
@@ -81,7 +81,7 @@ class Processes:
         return self._interruption.received
 
     def wait(self) -> None:
-        """Wait until all have ended, but at most `GRACE_SECONDS`."""
+        """Wait until all processes have ended, but at most `GRACE_SECONDS`."""
         end = time.monotonic() + GRACE_SECONDS
         while None in self._codes() and time.monotonic() < end:
             time.sleep(WATCH_SECONDS)
@@ -111,7 +111,7 @@ def processes(command: Sequence[str], count: int, threads: int) -> Iterator[Proc
     """
     if sys.platform != "linux":
         raise UserError(f"devices={count}: several processes need Linux; start them with torchrun")
-    # They meet in a file without a name: no other user can open it, and it is gone with the last of them.
+    # The processes connect through a file without a name: no other user can open it, and it ends with the last process.
     store = os.memfd_create("deepnets")
     common = {
         **os.environ,

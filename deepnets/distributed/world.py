@@ -1,4 +1,4 @@
-"""The processes that train a run together: which one this is, what all of them know, and how they decide together."""
+"""The processes that train a run together: which one this is, and how they exchange values and decide together."""
 
 import json
 import os
@@ -23,10 +23,10 @@ from deepnets.distributed.signals import Interruption
 from deepnets.errors import UserError
 
 T = TypeVar("T")
-STORE = "DEEPNETS_STORE"  # names a file where processes of one machine meet; torchrun and SLURM set an address
+STORE = "DEEPNETS_STORE"  # names the file through which processes of one machine connect; torchrun sets an address
 DECISION_SECONDS = 0.5  # between two decisions of several processes
-LONGEST_INTERVAL = 100  # yields between two decisions at most
-ESTABLISHED = "01"
+LONGEST_INTERVAL = 100  # at most this many yields between two decisions
+ESTABLISHED = "01"  # the state of an open connection in /proc/net/tcp
 LOOPBACK = "[0-9A-F]{6}7F:|0{24}01000000:"  # 127.0.0.0/8 or ::1, as a little-endian Linux writes them
 ATTEMPTS = 4  # /proc/net/tcp can lack a line if it changes while it is read
 GPU_TIMEOUT = timedelta(minutes=10)  # NCCL's default; the mixed backend would use gloo's 30
@@ -69,9 +69,9 @@ class World:
         """Return the largest of each value over all processes; waits for the processes, but not for the device."""
         if self.size == 1:
             return values
-        together = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(together, dist.ReduceOp.MAX)
-        return together.tolist()
+        largest = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return largest.tolist()
 
     def all_gather(self, values: Tensor) -> Tensor:
         """Return the `values` of every process by rank: (size, *shape)."""
@@ -111,7 +111,7 @@ class World:
         """Return the module that training calls, so that gradients of `model` become means over all processes."""
         if self.size == 1:
             return model
-        warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")  # torch 2.11 has no new name
+        warnings.filterwarnings("ignore", message="`broadcast_buffers` is deprecated")  # torch 2.11 has no successor
         on_gpu = device.type == "cuda"
         replica = DistributedDataParallel(
             model, device_ids=[device] if on_gpu else None, broadcast_buffers=False, gradient_as_bucket_view=True
@@ -161,8 +161,8 @@ def joined(world: World, device: torch.device) -> Iterator[None]:
 class Decisions:
     """Decides whether to stop, on which signal, and whether to save: the same in all processes at the same yield.
 
-    Several processes ask each other every few yields; how many depends on the pace of the slowest process. They also
-    ask when they turn from training to evaluation or back, because the two have different paces.
+    Several processes ask each other about every `DECISION_SECONDS`, measured at the pace of the slowest process. They
+    also ask when they turn from training to evaluation or back, because the two have different paces.
     """
 
     def __init__(self, world: World, interruption: Interruption, checkpoint_seconds: float) -> None:
@@ -172,7 +172,10 @@ class Decisions:
         self.trains, self.left = True, 1
 
     def __call__(self, *, trains: bool) -> tuple[int | None, bool]:
-        """Decide at a yield of `fit` after an iteration of training (`trains`) or of evaluation."""
+        """Return the signal on which to stop, or None, and whether to save.
+
+        Call this at each yield of `fit`, after an iteration of training (`trains`) or of evaluation.
+        """
         has_turned, self.trains = trains != self.trains, trains
         self.left -= 1
         if self.left and not has_turned:
@@ -208,7 +211,7 @@ def check_peers() -> None:
     Gloo accepts any process that connects to its port first.
 
     Raises:
-        UserError: one is with another user's process, or with a process that has ended.
+        UserError: a connection is with another user's process, or with a process that has ended.
     """
     for attempt in range(ATTEMPTS):
         time.sleep(0.1 * attempt)
@@ -216,12 +219,12 @@ def check_peers() -> None:
         if not strangers:
             return
     raise UserError(
-        f"devices: user {strangers.pop()} of this machine has connected in place of a process; start the run again"
+        f"devices: a process of user {strangers.pop()} has connected in place of this run's; start the run again"
     )
 
 
 def lost_another(error: BaseException) -> bool:
-    """Return whether the error only says that another process is gone; why that process ended is the true cause."""
+    """Return whether the error only says that another process has ended; that process knows the true cause."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))
 
 
@@ -235,8 +238,8 @@ def _mean_in_order(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Ten
     """Average a bucket of gradients over all processes, and add them in the order of their ranks.
 
     Gloo adds the gradients of three or more processes in an order that depends on their place in the bucket, and DDP
-    rearranges its buckets after the first iteration. So a resumed run would differ from an uninterrupted one in the
-    last bits.
+    rearranges its buckets after the first iteration. With gloo's sum, a resumed run would differ from an uninterrupted
+    one in the last bits.
     """
     parts = [torch.empty_like(bucket.buffer()) for _ in range(dist.get_world_size())]
     gathered = dist.all_gather(parts, bucket.buffer(), async_op=True).get_future()

@@ -18,13 +18,13 @@ FOLDED_CHANNELS = 8  # from 8 channels on, torch's kernel fills a vector and is 
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """torch's BatchNorm2d, but in training on a CPU `_Folded` may normalise maps that have few channels.
+    """torch's BatchNorm2d, except that in training on a CPU `_Folded` may normalise maps with few channels.
 
     torch's kernel reads the channels of one pixel at a time, which is slow if they do not fill a vector. It also adds
     all values in one float32 sum, so its rounding error is several times as large as `_Folded`'s.
     """
 
-    may_fold = False  # `let_fold` sets it. Analyses may need second derivatives, so they keep torch's kernel
+    may_fold = False  # `let_fold` sets it for training; analyses may need second derivatives, which `_Folded` lacks
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training and self.folds(x):
@@ -58,15 +58,16 @@ class BatchNorm(nn.BatchNorm2d):
 
 
 def _pixels_in_a_row(channels: int) -> int:
-    """Return the largest power of two n such that n pixels of `channels` numbers each are at most LANES numbers."""
+    """Return the largest power of two n for which n pixels, each of `channels` numbers, have at most LANES numbers."""
     return 1 << (LANES // channels).bit_length() - 1
 
 
 class _Folded(torch.autograd.Function):
     """Normalises equal groups of x (N, C, H, W), which has channels_last strides.
 
-    It reads several pixels as one row of at most LANES numbers, so that sums over the rows and products use whole
-    vectors. Then it adds the lanes of each channel. Returns y, and each group's mean and unbiased variance (groups, C).
+    Several pixels are read as one row of at most LANES numbers, so that products and sums over the rows use whole
+    vectors. Then the lanes of each channel are added. Returns y, and each group's mean and unbiased variance
+    (groups, C).
     """
 
     @staticmethod
@@ -119,7 +120,7 @@ def _maps(rows: Tensor, like: Tensor) -> Tensor:
 
 
 def _by_channel(lanes: Tensor, channels: int) -> Tensor:
-    """Add those of the lanes (groups, lanes) that belong to the same channel: (groups, C)."""
+    """Add the lanes (groups, lanes) of each channel: (groups, C)."""
     return lanes.view(len(lanes), -1, channels).sum(1)
 
 
@@ -129,12 +130,12 @@ def _by_lane(values: Tensor, pixels: int) -> Tensor:
 
 
 class GhostBatchNorm(nn.Module):
-    """Batch normalisation that in training normalises groups of at most `images` images, each by its own statistics.
+    """Batch normalisation that in training divides a batch into groups, and normalises each by its own statistics.
 
-    The groups are as equal in size as possible, so that none is tiny. Each updates the running statistics with the
-    momentum times its share of the batch. With a `share`, x is this process's part of a batch, and the groups divide
-    the whole batch. He et al. trained batches of 128 images on two GPUs, which presumably normalised 64 images each.
-    Hoffer et al. 2017, "Train longer, generalize better".
+    A group has at most `images` images; the groups are as equal in size as possible, so that none is tiny. Each group
+    updates the running statistics with the momentum times its fraction of the batch. With a `share`, x is this
+    process's part of a batch, and the groups divide the whole batch. He et al. trained batches of 128 images on two
+    GPUs, and each presumably normalised 64 images. Hoffer et al. 2017, "Train longer, generalize better".
     """
 
     def __init__(self, channels: int, *, images: int) -> None:
@@ -156,13 +157,13 @@ class GhostBatchNorm(nn.Module):
         _count(self.bn)
         # Not tensor_split: its backward pass writes each group's gradient into a batch of zeros, then adds the batches.
         groups = x.split(sizes)
-        return torch.cat([self._of_group(group, share=len(group) / len(x)) for group in groups])
+        return torch.cat([self._of_group(group, fraction=len(group) / len(x)) for group in groups])
 
-    def _of_group(self, group: Tensor, share: float) -> Tensor:
+    def _of_group(self, group: Tensor, fraction: float) -> Tensor:
         bn = self.bn
         assert bn.momentum is not None
         statistics = bn.running_mean, bn.running_var
-        return batch_norm(group, *statistics, bn.weight, bn.bias, True, share * bn.momentum, bn.eps)
+        return batch_norm(group, *statistics, bn.weight, bn.bias, True, fraction * bn.momentum, bn.eps)
 
     def extra_repr(self) -> str:
         return f"images={self.images}"
@@ -239,9 +240,9 @@ def _of_whole_groups(
 ) -> Tensor:
     """Normalise x when no group is divided among processes, so that the processes need not communicate.
 
-    The running statistics are linear in the groups' statistics. So each process counts its own groups `processes` times
-    and no others; the mean over the processes then equals the statistics of a single process that has the whole batch.
-    `Training.gather_statistics` computes this mean.
+    Each process updates its running statistics only by its own groups, but with `processes` times their weight.
+    `Training.gather_statistics` then averages over the processes. The running statistics are linear in the groups'
+    statistics, so this mean equals the running statistics of a single process that has the whole batch.
     """
     assert bn.running_mean is not None
     assert bn.running_var is not None
@@ -270,24 +271,24 @@ def _statistics(
     computing the sample variance", because E[x^2] - E[x]^2 would lose digits to cancellation.
     """
     parts = like.new_zeros(len(sizes), 3, *like.shape)
-    unused = like.new_empty(2, *like.shape)  # stand in for running statistics; the result has their dtype
+    unused = like.new_empty(2, *like.shape)  # placeholders for running statistics; the result has their dtype
     for group, piece in _pieces(x, lengths).items():
         mean, variance = torch.batch_norm_update_stats(piece, unused[0], unused[1], 0.0)
         parts[group] = torch.stack([torch.full_like(mean, len(piece) / sizes[group]), mean, variance])
-    of_all = parts.new_empty(processes * len(parts), *parts.shape[1:])
-    dist.all_gather_into_tensor(of_all, parts)
-    weight, mean, variance = of_all.view(processes, *parts.shape).unbind(2)
+    gathered = parts.new_empty(processes * len(parts), *parts.shape[1:])
+    dist.all_gather_into_tensor(gathered, parts)
+    weight, mean, variance = gathered.view(processes, *parts.shape).unbind(2)
     means = (weight * mean).sum(0)
     deviation = mean - means
     return means, (weight * torch.addcmul(variance, deviation, deviation)).sum(0)
 
 
 class _OfDividedGroups(torch.autograd.Function):
-    """Normalises groups that are divided among processes, by statistics that are given.
+    """Normalises groups that are divided among processes, by the given means and variances.
 
     For a group of m values, dx = w/s dy - w/s (sum(dy) + sum(dy x^) x^) / m with s^2 = variance + eps. The first term
-    is the gradient of a normalisation by constants; torch computes this process's part of both sums with it. The second
-    term is x normalised with another weight and bias. Torch has a fused operation for each.
+    is the gradient of a normalisation by constants; the same call of torch returns this process's part of both sums.
+    The second term is x normalised with another weight and bias. Torch has a fused operation for each term.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Further shortcuts: separate gates for x and r, updates that depend on the direction of r, and concatenation.
+"""More shortcuts: separate gates for x and r, updates that depend on the direction of r, and concatenation.
 
 The usual gate of highway networks, (1 - g) x + g r, is `shortcuts.Gated`.
 """
@@ -82,27 +82,27 @@ class Orthogonal(nn.Module):
         x = self.resize(x)
         exact, update = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in (x, r))
         over = _channels(x) if self.feature_wise else tuple(range(1, x.dim()))
-        share = (exact * update).sum(over, keepdim=True) / (exact.square().sum(over, keepdim=True) + self.eps)
-        return x + r - (share * exact).to(x.dtype)
+        factor = (exact * update).sum(over, keepdim=True) / (exact.square().sum(over, keepdim=True) + self.eps)
+        return x + r - (factor * exact).to(x.dtype)
 
     def extra_repr(self) -> str:
         return f"feature_wise={self.feature_wise}, eps={self.eps}"
 
 
 class Delta(nn.Module):
-    """y = x + b k (v - k'x), k = r / |r| over the channels of each position: Deep Delta (2601.00417).
+    """y = x + b k (v - k'x), where k = r / |r| and b = 2 sigmoid(W x + bias): Deep Delta (2601.00417).
 
-    Each position has one b and one v. The shortcut is the identity for b = 0, a projection for b = 1 and a reflection
-    for b = 2, where b = 2 sigmoid(W x + bias). W x and v are linear in the unit's input here; we do not know which
-    layers the authors use for them.
+    Each position has one b, one v and one norm |r| over its channels. The factor 1 - b kk' of x is the identity for
+    b = 0, a projection for b = 1 and a reflection for b = 2. Here W x and v are linear in the unit's input; we do not
+    know which layers the authors use.
     """
 
     def __init__(self, *, bias: Real, ends: ShortcutShape) -> None:
         super().__init__()
         self.bias = bias
         self.resize = ends.resized()
-        one = (Conv(1, 1, ends.stride),)
-        self.b, self.v = _linears(ends, one), _linears(ends, one)
+        convs = (Conv(outputs=1, kernel=1, stride=ends.stride),)
+        self.b, self.v = _linears(ends, convs), _linears(ends, convs)
 
     def reset_bias(self) -> None:
         """Set b's bias to its initial value."""
@@ -127,7 +127,7 @@ class Concatenated(nn.Module):
 
     @staticmethod
     def channels(x: int, r: int) -> int:
-        """Return the number of channels of y, given those of x and of r."""
+        """Return the number of channels of y, from the numbers of channels of x and of r."""
         return x + r
 
     def forward(self, x: Tensor, r: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ class Concatenated(nn.Module):
 
 
 def _linears(ends: ShortcutShape, convs: Sequence[Conv]) -> nn.Module:
-    """Build layers W x + b on the unit's input, "conv" or "linear" as in the branch, with ReLU between two of them."""
+    """Build layers W x + b that read the unit's input: "conv" or "linear" as in the branch, with ReLU between them."""
     layers = replace(ends.layers, conv_bias=True)
     names = (ends.projection[0], "relu") * len(convs)
     sequence = layers.sequence(names[:-1], ends.inputs, convs)

@@ -1,4 +1,4 @@
-"""Initialisations: how a network's parameters are set before the first step."""
+"""Initialisations: they draw a network's parameters before the first step."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -31,8 +31,8 @@ class Initialization(ABC):
     def draw_bias(self, bias: Tensor) -> None:
         nn.init.zeros_(bias)
 
-    def finish(self, model: nn.Module, head: nn.Linear) -> None:  # noqa: B027, as most change nothing
-        """Change weights after all are drawn; raises ValueError if the net has no layers for it."""
+    def finish(self, model: nn.Module, head: nn.Linear) -> None:  # noqa: B027, most initialisations change nothing
+        """Change some weights after all are drawn; raises ValueError if the net lacks the layers to change."""
 
 
 class HeFanOut(Initialization):
@@ -76,7 +76,7 @@ class TruncatedNormal(Initialization):
 
 @dataclass(frozen=True)
 class Orthogonal(Initialization):
-    """`gain` times a matrix (outputs, inputs of one output) with orthonormal rows or columns: Saxe et al. 2014."""
+    """W, as a matrix with one row per output, is `gain` times orthonormal rows or columns: Saxe et al. 2014."""
 
     gain: Positive
 
@@ -86,7 +86,10 @@ class Orthogonal(Initialization):
 
 @dataclass(frozen=True)
 class DeltaOrthogonal(Initialization):
-    """W is sigma_w times an orthogonal centre, else 0; biases ~ N(0, sigma_b^2): Xiao et al. 2018 (1806.05393)."""
+    """W is sigma_w times an orthogonal matrix at the kernel's centre, and 0 around it; biases ~ N(0, sigma_b^2).
+
+    Xiao et al. 2018 (1806.05393).
+    """
 
     weight_variance: Positive
     bias_variance: NotNegative
@@ -99,10 +102,10 @@ class DeltaOrthogonal(Initialization):
 
 
 class LooksLinear(Initialization):
-    """Each weight maps every pixel by an orthogonal matrix: Balduzzi et al. 2017, section 4.
+    """W is an orthogonal matrix at the kernel's centre, and 0 around it: Balduzzi et al. 2017, section 4.
 
-    Every weight that follows a CReLU, the head's too, is (W, -W), so a net of convolutions, CReLU and linear shortcuts
-    is linear. `initialize` refuses zero padding after a CReLU, because it would separate the two halves.
+    Every weight that follows a CReLU, including the head's, is (W, -W), so a net of convolutions, CReLU and linear
+    shortcuts is linear. `initialize` refuses zero padding after a CReLU, because it would separate the two halves.
     """
 
     mirrors = True
@@ -211,7 +214,10 @@ def initialize(model: nn.Module, head: nn.Linear, initialization: Initialization
 
 
 def _visit(module: nn.Module, head: nn.Linear, initialization: Initialization, mirrored: bool) -> bool:
-    """Draw a module's weights, mirrored if its input comes from a CReLU; return whether to mirror those that follow."""
+    """Draw a module's weights, mirrored if its input comes from a CReLU.
+
+    Return whether to mirror the weights of the module that follows.
+    """
     if isinstance(module, CReLU):
         return initialization.mirrors
     if isinstance(module, nn.Conv2d | nn.Linear):

@@ -1,4 +1,4 @@
-"""The layers that YAML can name, and the modules that these names stand for."""
+"""Builds the layers that a configuration names, such as "conv", "bn" and "relu"."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from torch.nn.functional import conv2d, relu
 from deepnets.models.batchnorm import BatchNorm, GhostBatchNorm
 
 WEIGHTS = ("conv", "linear")
-SUBLAYERS = ("sublayer", "attention", "mlp")  # of transformers; "sublayer" stands for attention or mlp
+SUBLAYERS = ("sublayer", "attention", "mlp")  # layers of transformers; "sublayer" stands for "attention" or "mlp"
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class StridedPointwiseConv(nn.Conv2d):
 
 
 def channels_after(names: Sequence[str], channels: int, convs: Sequence[Conv] = ()) -> int:
-    """Return how many channels the named layers make of `channels`."""
+    """Return the number of channels behind the named layers, if the first of them gets `channels`."""
     following = iter(convs)
     for name in names:
         if name in WEIGHTS:
@@ -80,8 +80,8 @@ class Layers:
 
     `conv_bias` says whether convolutions have a bias. In front of batch normalisation it has no effect; fb.resnet.torch
     omits it, others keep it. "bn" normalises groups of at most `batchnorm_images` images, or the whole batch if None.
-    `dropout` is the rate of "dropout". `further` holds layers that only one family of nets has, by name, as functions
-    of the number of channels.
+    `dropout` is the rate of "dropout". `further` holds the layers that only one family of nets has: by its name, a
+    function that builds the layer for a number of channels.
     """
 
     conv_bias: bool
@@ -90,7 +90,7 @@ class Layers:
     further: Mapping[str, Callable[[int], nn.Module]] = field(default_factory=dict)
 
     def sequence(self, names: Sequence[str], channels: int, convs: Sequence[Conv] = ()) -> nn.Sequential:
-        """Build the named layers in order; each "conv" or "linear" takes the next of `convs`. No names: the identity.
+        """Build the named layers in order; each "conv" or "linear" takes the next of `convs`.
 
         The sequence maps (N, `channels`, H, W) to (N, C, ceil(H / s), ceil(W / s)), where C is the last convolution's
         outputs and s the product of the strides; or it maps (N, `channels`) to (N, C). Raises ValueError for an unknown
@@ -123,7 +123,7 @@ class Layers:
                 images = self.batchnorm_images
                 return BatchNorm(channels) if images is None else GhostBatchNorm(channels, images=images)
             case "relu":
-                # Not in place: a shortcut or a hook may hold its input, and a measurement showed no gain.
+                # Not in place: a shortcut or a hook may hold the input, and a measurement showed no gain.
                 return nn.ReLU()
             case "crelu":
                 return CReLU()

@@ -1,4 +1,4 @@
-"""The base of networks made of units: a stem, stages of units, a tail and a head.
+"""The base class of networks that consist of a stem, stages of units, a tail and a head.
 
 To save memory, the backward pass can compute again the activations that the forward pass did not store. `divide`
 prepares a network for batches that several processes share.
@@ -25,7 +25,7 @@ from deepnets.models.unit import Unit
 
 
 class UnitNetwork(nn.Module):
-    """logits = head(average(tail(units(stem(x))))), where each unit gets its b from `survival`.
+    """logits = head(average(tail(units(stem(x))))); `survival` gives each unit the b of x' = f(h(x) + b F(x)).
 
     A family of networks sets `stem`, `stages`, `tail` and `head` in its constructor, and then calls `complete`. A stage
     may hold other layers besides units. Stochastic depth and recomputation are the same in all families.
@@ -47,7 +47,11 @@ class UnitNetwork(nn.Module):
         return [self.stem, *self.stages, self.tail, self.average, self.head]
 
     def complete(self, survival: Survival | None, initialization: Initialization | str) -> None:
-        """Draw all parameters; raises ValueError if a plain unit may lose its branch, or if `initialize` does."""
+        """Set `survival` and draw all parameters, after the constructor has built the layers.
+
+        Raises ValueError if stochastic depth could skip the branch of a plain unit, or if `survival` or `initialize`
+        raises it.
+        """
         self.survival = survival
         self.keep(Memory.full)
         if survival is not None:
@@ -60,10 +64,11 @@ class UnitNetwork(nn.Module):
         self.draws = own_generator() if survival else None
 
     def keep(self, memory: Memory) -> None:
-        """Choose the tensors that the forward pass stores; the backward pass computes the rest again. `full` at first.
+        """Choose the tensors that the forward pass stores; the backward pass computes the others again.
 
-        recompute_activations stores the outputs of the convolutions, recompute_units the input of every unit,
-        recompute_segments the input of about sqrt(3 L) of L units. The gradients are the same, bit by bit.
+        full, the default, stores all; recompute_activations stores the outputs of the convolutions; recompute_units
+        stores the input of every unit; recompute_segments stores the inputs of about sqrt(3 L) of the L units. The
+        gradients are the same, bit by bit.
         """
         self.memory = memory
         branch = RecomputedBranch if memory == Memory.recompute_activations else nn.Sequential
@@ -83,7 +88,7 @@ class UnitNetwork(nn.Module):
         return x.mean((2, 3))
 
     def _survival(self) -> list[float]:
-        """Return b of each unit; in training it is drawn anew at each call."""
+        """Return b of each unit: in training a new draw at each call, at test the expected value."""
         units = len(self.units)
         if self.survival is None:
             return [1.0] * units
@@ -93,8 +98,8 @@ class UnitNetwork(nn.Module):
 def divide(model: nn.Module, share: Share) -> None:
     """Give `share` to all layers that draw random numbers, or whose output depends on more than one image.
 
-    Torch's BatchNorm2d and Dropout inside a user's own layer get it too. If a user's layer itself computes statistics
-    or draws random numbers, it does so only for this process's part of the batch.
+    Torch's BatchNorm2d and Dropout inside a user's own layer get it too. A user's layer that itself computes statistics
+    or draws random numbers gets no share: it works on this process's part of the batch alone.
     """
     for module in list(model.modules()):
         if isinstance(module, GhostBatchNorm | Dropped):
@@ -110,8 +115,8 @@ def divide(model: nn.Module, share: Share) -> None:
 class RecomputedBranch(nn.Sequential):
     """A branch that stores only the convolutions' outputs for the backward pass.
 
-    The backward pass computes the batch normalisation and ReLU in front of each convolution again, but not the
-    convolution itself: it stops at the convolution's input, the last tensor that it needs.
+    The backward pass computes the batch normalisation and ReLU in front of each convolution again. It does not repeat
+    the convolution, because the gradients need only the convolution's input.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -126,7 +131,7 @@ def recomputed(function: Callable[..., Tensor], *arguments: Any, within: nn.Modu
     """Call `function(*arguments)` and store only the arguments; the backward pass calls it again.
 
     The second call draws the same random numbers and does not change the statistics of batch normalisation in `within`.
-    So gradients, statistics and later random numbers equal those of a plain call, on a CPU bit by bit.
+    So a plain call gives the same gradients, statistics and later random numbers; on a CPU they agree bit by bit.
     """
     return checkpoint(
         function,
@@ -143,10 +148,10 @@ def draws(module: nn.Module) -> bool:
 
 
 def _through(units: Sequence[nn.Module], survival: Sequence[float | None], x: Tensor, memory: Memory) -> Tensor:
-    """Pass x through `units`; `survival` has the b of each, or None for a layer that is not a unit.
+    """Pass x through `units`; `survival` holds the b of each unit, or None for a layer that is not a unit.
 
-    "recompute_units" stores the input of each, "recompute_segments" only of the first in each segment: Chen et al.
-    2016, "Training deep nets with sublinear memory cost".
+    With "recompute_units" the forward pass stores the input of every unit. With "recompute_segments" it stores only the
+    input of each segment of units: Chen et al. 2016, "Training deep nets with sublinear memory cost".
     """
     if memory not in (Memory.recompute_units, Memory.recompute_segments) or not torch.is_grad_enabled():
         return _plainly(units, survival, x)
@@ -180,7 +185,10 @@ def _still(within: nn.Module) -> Iterator[None]:
 
 
 def _parts(layers: nn.Sequential) -> list[nn.Sequential]:
-    """Cut the sequence after each convolution or linear layer; a slice of `layers` would have its class."""
+    """Cut the sequence after each convolution or linear layer.
+
+    The parts are plain nn.Sequential: a slice of a RecomputedBranch would be a RecomputedBranch, which cuts again.
+    """
     ends = [index + 1 for index, layer in enumerate(layers) if isinstance(layer, nn.Conv2d | nn.Linear)]
     bounds = [0, *ends, *([len(layers)] if ends[-1:] != [len(layers)] else [])]
     return [nn.Sequential(*list(layers)[first:last]) for first, last in pairwise(bounds)]

@@ -16,9 +16,9 @@ from torch.nn import functional as F
 class Share:
     """Says which images of a batch each process has: process r has `parts[r]`, and this process is number `rank`.
 
-    The parts follow one another without gaps. The iterator over the batches sets `parts` before it yields a batch, as
-    an epoch's last batch may be shorter. `network.divide` gives the share to the layers that need it, because a forward
-    pass has no argument for it.
+    The parts follow one another without gaps. The iterator over the batches sets `parts` before it yields a batch,
+    because an epoch's last batch may be shorter. `network.divide` gives the share to the layers that need it, because
+    `forward` has no argument for it.
     """
 
     rank: int
@@ -67,13 +67,13 @@ def statistics_of(model: nn.Module) -> Tensor:
 
 
 def mean_statistics(statistics: Tensor) -> Tensor:
-    """Average the running statistics of all processes (processes, values); return the whole batch's (values,)."""
+    """Return the mean (values,) of the running statistics of all processes (processes, values)."""
     first = statistics[0]
     return first + (statistics - first).mean(0)  # the mean of equal values is the same, bit by bit
 
 
 def named_statistics(model: nn.Module, values: Tensor) -> dict[str, Tensor]:
-    """Split the vector that `statistics_of` returns into tensors, by their names in the state of `model`."""
+    """Split the vector that `statistics_of` returns into tensors; the keys are their names in model.state_dict()."""
     running = _running(model)
     parts = values.split([buffer.numel() for buffer in running.values()])
     return {name: part.view_as(running[name]) for name, part in zip(running, parts, strict=True)}
@@ -87,5 +87,5 @@ def set_statistics(model: nn.Module, values: Tensor) -> None:
 
 
 def _running(model: nn.Module) -> dict[str, Tensor]:
-    """Return all buffers of floats, which are the running statistics, by their names in the state of `model`."""
+    """Return the running statistics, which are all buffers of floats; the keys are their names in state_dict()."""
     return {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}

@@ -32,10 +32,9 @@ class ZeroPadding(nn.Module):
 
 @dataclass(frozen=True)
 class ShortcutShape:
-    """Describes the two ends of a shortcut: x has `inputs` channels, F(x) has `outputs`; `convs` are the branch's.
+    """Describes a shortcut: it leads from x with `inputs` channels to F(x) with `outputs`, past a branch of `convs`.
 
-    The shortcut belongs to unit number `unit` of `units`, counted from 1. Raises ValueError if zero padding would have
-    to remove channels.
+    It belongs to unit number `unit` of `units`, counted from 1. `projection` names the layers of a projection.
     """
 
     inputs: int
@@ -53,7 +52,10 @@ class ShortcutShape:
         return prod(conv.stride for conv in self.convs)
 
     def resized(self) -> nn.Module:
-        """Build the layer that brings x to the shape of F(x); it is the identity if they agree already."""
+        """Build the layer that brings x to the shape of F(x): the identity if x has this shape already.
+
+        Raises ValueError if zero padding would have to remove channels.
+        """
         if self.inputs == self.outputs and self.stride == 1:
             return nn.Identity()
         if self.resize == "projection":
@@ -65,7 +67,7 @@ class ShortcutShape:
             )
         extra = self.outputs - self.inputs
         if self.resize == "average_pooling":
-            # Huang et al. 2016: means of 2x2 pixels where option A takes one of them.
+            # Huang et al. 2016 average 2x2 pixels; option A would take one of the four.
             pooling = nn.AvgPool2d(self.stride, ceil_mode=True)
             return nn.Sequential(pooling, ZeroPadding(extra=extra, stride=1))
         return ZeroPadding(extra=extra, stride=self.stride)

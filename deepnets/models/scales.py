@@ -1,6 +1,6 @@
-"""Further shortcuts, which scale their two terms by constants that depend on the depth, or by learned numbers.
+"""More shortcuts: they scale x or r by learned numbers, or by constants that depend on the unit or on the depth.
 
-`shortcuts.Scaled` has constants that are the same in all units.
+`shortcuts.Scaled` scales by the same constants in all units.
 """
 
 from collections.abc import Sequence
@@ -62,7 +62,7 @@ class PerUnit(nn.Module):
 
 
 class DepthScaled(nn.Module):
-    """y = x + L^(-exponent) r for L units: 1/2 as in Bordelon et al. 2024, 1 as in Dey et al. 2025 (CompleteP)."""
+    """y = x + L^(-exponent) r for L units; exponent 1/2 in Bordelon et al. 2024, 1 in Dey et al. 2025 (CompleteP)."""
 
     def __init__(self, *, exponent: NotNegative, ends: ShortcutShape) -> None:
         super().__init__()

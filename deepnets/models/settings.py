@@ -1,6 +1,6 @@
-"""Settings of a network's units that commands read without importing torch, which takes seconds.
+"""The number of units in each stage, and the choice of tensors that units store for the backward pass.
 
-They are the number of units in each stage, and the choice of tensors that units store for the backward pass.
+Commands read these settings without importing torch, which takes seconds.
 """
 
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Memory(StrEnum):
-    """The tensors that units store for the backward pass: all, or a part from which the others are computed again.
+    """The tensors that units store for the backward pass; the backward pass computes all others again.
 
     `UnitNetwork.keep` says what each value stores.
     """
@@ -20,10 +20,10 @@ class Memory(StrEnum):
 
 
 def units_of_stages(depth: int | None, units: Sequence[int] | None, stages: int, kernels: int) -> list[int]:
-    """Return the units of each stage: `units`, or n of depth = 2 + stages * n * kernels, where stem and head count 1.
+    """Return the number of units in each stage: `units`, or n for all stages if depth = 2 + stages * n * kernels.
 
-    Raises ValueError unless exactly one of `depth` and `units` is given; if `units` has not one number >= 1 per stage;
-    and for a depth without such an n, naming the nearest depths.
+    The 2 stands for stem and head. Raises ValueError unless exactly one of `depth` and `units` is given, unless `units`
+    holds one number >= 1 per stage, and if no n gives `depth`; the message then names the nearest depths.
     """
     if depth is not None and units is None:
         return [_equal_units(depth, stages, kernels)] * stages

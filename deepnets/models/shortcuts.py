@@ -1,8 +1,8 @@
 """Shortcuts: each computes y from x, the unit's input, and r = F(x) (He et al. 2016, Fig. 2).
 
-Here are the identity and scaled, gated (highway), projected and dropped shortcuts. `scales` has shortcuts that scale
-their terms by learned numbers or by the depth (ReZero, LayerScale, DeepNorm). `gates` has further gates, updates that
-depend on the direction of r, and the concatenation of DenseNet.
+This module has the identity, scaled, gated (highway), projected and dropped shortcuts. `scales` has shortcuts that
+scale x or r by learned numbers or by the depth (ReZero, LayerScale, DeepNorm). `gates` has separate gates for x and r,
+updates that depend on the direction of r, and the concatenation of DenseNet.
 """
 
 from dataclasses import replace
@@ -35,7 +35,7 @@ class Scaled(nn.Module):
         super().__init__()
         self.shortcut_scale = shortcut_scale
         self.branch_scale = branch_scale
-        # In a plain net projections would never learn, so it has none.
+        # A plain net would multiply its projections by 0, so they would never learn; it has none.
         self.resize = None if shortcut_scale == 0 else ends.resized()
 
     def forward(self, x: Tensor, r: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class Gated(nn.Module):
         g, x = self.gate(x), self.resize(x)
         if not self.exclusive:
             return torch.addcmul(x + r, g, x, value=-1)
-        wide = torch.promote_types(x.dtype, r.dtype)  # autocast may give them two types; lerp takes one
+        wide = torch.promote_types(x.dtype, r.dtype)  # autocast may give x, r and g different types
         return torch.lerp(x.to(wide), r.to(wide), g.to(wide))
 
     def extra_repr(self) -> str:

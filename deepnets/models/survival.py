@@ -41,9 +41,9 @@ class Uniform:
 class RandomSubset:
     """Exactly `size` units survive in each mini-batch, and all subsets are equally likely (Veit et al. 2016, sec. 5).
 
-    The paper leaves two things open. Here units that open a stage are drawn like all others; and at test all units are
-    used, with F(x) times size / L, the share of mini-batches in which its unit survives, as in Huang et al. Raises
-    ValueError unless 1 <= size <= L.
+    The paper leaves two choices open. Here units that open a stage are drawn like all others. At test all units are
+    used, and F(x) is multiplied by size / L, the fraction of mini-batches in which a unit survives, as in Huang et al.
+    `expected` raises ValueError unless 1 <= size <= L.
     """
 
     size: Size

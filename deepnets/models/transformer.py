@@ -1,4 +1,4 @@
-"""Vision transformers: units on the tokens of an image's patches, whose branches are attention and MLP in turn.
+"""Vision transformers: each patch of an image is a token, and the branches of the units are attention and MLP in turn.
 
 Vaswani et al. 2017, "Attention is all you need"; Dosovitskiy et al. 2021, "An image is worth 16x16 words".
 """
@@ -28,8 +28,8 @@ class Transformer(UnitNetwork):
     `layer` and `after` are an ordering in which "sublayer" stands for attention or MLP. Pre-norm has layer
     [ln, sublayer], after [], and a norm in front of the head. Post-norm has layer [sublayer, ln], after [ln], and no
     norm in front of the head. The head reads the class token or the mean of all tokens; if `representation` is given, a
-    linear layer of this width and tanh precede it. Maps images (N, C, H, W) to logits (N, classes). Dosovitskiy et al.
-    2021; Xiong et al. 2020.
+    linear layer of this width and tanh precede the head. Maps images (N, C, H, W) to logits (N, classes). Dosovitskiy
+    et al. 2021; Xiong et al. 2020.
 
     Raises ValueError if the depth is odd, if `layer` is not one sublayer and norms, if patches do not divide the image,
     or if Ordering, Attention, UnitDesign or UnitNetwork.complete raises it.
@@ -70,7 +70,7 @@ class Transformer(UnitNetwork):
         layers = Layers(conv_bias=True, batchnorm_images=None, dropout=dropout, further=further)
         orderings = [_around(sublayer, layer, after) for sublayer in ("attention", "mlp")]
         designs = [UnitDesign(ordering, layers, shortcut, "zero_padding", units=depth) for ordering in orderings]
-        convs = [Conv(width, kernel=1, stride=1)]  # a gated shortcut has a linear layer of this width
+        convs = [Conv(width, kernel=1, stride=1)]  # a gated shortcut builds a linear layer of this width
         self.stem = Tokens(width, patch=patch, class_token=readout == "class_token", dropout=dropout, shape=shape)
         units = [designs[index % 2].unit(index + 1, width, convs) for index in range(depth)]
         self.stages = nn.Sequential(nn.Sequential(*units))
@@ -148,7 +148,7 @@ class Attention(nn.Module):
 
 
 class Packed(nn.Linear):
-    """`parts` linear maps of one input, each initialised as a layer of its own: W is (parts * d, d)."""
+    """`parts` linear maps of one input, their weights stacked in W (parts * d, d); each is initialised separately."""
 
     def __init__(self, width: int, *, parts: int, bias: bool) -> None:
         super().__init__(width, parts * width, bias)
@@ -176,7 +176,7 @@ class MLP(nn.Module):
 def _check_layer(layer: Sequence[str]) -> None:
     if list(layer).count("sublayer") != 1 or "ln" not in layer or set(layer) - {"ln", "sublayer"}:
         raise ValueError(
-            f"layer is {list(layer)}; a transformer's is one sublayer and its norm, [ln, sublayer] or [sublayer, ln]: "
+            f"layer is {list(layer)}; a transformer needs one sublayer and its norm, [ln, sublayer] or [sublayer, ln]: "
             "choose model/ordering=pre_norm or post_norm"
         )
 

@@ -13,7 +13,7 @@ from deepnets.models.resize import Resize, ShortcutShape
 from deepnets.models.scales import PerUnit
 from deepnets.models.shortcuts import Scaled
 
-CENTRES = (*WEIGHTS, *SUBLAYERS)  # the layer of an ordering holds exactly one of these
+CENTRES = (*WEIGHTS, *SUBLAYERS)  # `Ordering.layer` holds exactly one of these
 
 
 class Unit(nn.Module):
@@ -54,10 +54,10 @@ class Unit(nn.Module):
 
 
 class Idle(torch.autograd.Function):
-    """Returns x unchanged and gives zero gradients to the parameters, which it does not use.
+    """Returns x unchanged, and gives `parameters` gradients of zero, although x does not depend on them.
 
-    An optimiser would skip parameters without a gradient, but in the authors' code momentum and weight decay act on
-    them.
+    An optimiser skips parameters without a gradient. In the authors' code momentum and weight decay still change the
+    parameters of a skipped branch.
     """
 
     @staticmethod
@@ -72,10 +72,11 @@ class Idle(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Ordering:
-    """Says in which order the layers of F and f act: F repeats `layer` once per kernel, but without the last `after`.
+    """Says in which order the layers of F and f act: F repeats `layer` once per kernel.
 
-    `after` acts after the addition, as f. The five orderings of He et al. 2016, Fig. 4, are in `conf/model/ordering/`.
-    Raises ValueError unless `layer` holds exactly one conv, linear or sublayer, and the layers after it end in `after`.
+    The last repetition ends without the layers `after`, because these are f and act after the addition. The five
+    orderings of He et al. 2016, Fig. 4, are in `conf/model/ordering/`. Raises ValueError unless `layer` holds exactly
+    one conv, linear or sublayer, and the layers behind it end in `after`.
     """
 
     layer: tuple[str, ...]
@@ -100,13 +101,14 @@ class Ordering:
 
     @property
     def stem(self) -> tuple[str, ...]:
-        """The part of `layer` that begins with its conv; it precedes the first unit."""
+        """The conv of `layer` and all layers behind it; a network without a stem of its own begins with them."""
         return self.layer[self._conv :]
 
     @property
     def before(self) -> tuple[str, ...]:
-        """The part of `layer` in front of its conv. A stage's first unit has it before the split; it is the net's tail.
+        """The part of `layer` in front of its conv.
 
+        The first unit of a stage applies it before the split, and the net's tail applies it after the last unit.
         He et al. 2016, appendix, activate before the first split and after the last addition; fb.resnet.torch's
         preresnet activates before the split in the first unit of every stage.
         """
@@ -119,7 +121,7 @@ class Ordering:
 
     @property
     def projection(self) -> tuple[str, ...]:
-        """F's last conv and its batch normalisation, if any: a shortcut of these ends as F does, but is linear."""
+        """The layers of a projection shortcut: a conv, and batch normalisation if it follows the last conv of F."""
         if self.layer[self._conv] in SUBLAYERS:
             return ("linear",)
         return tuple(name for name in self.branch(1)[self._conv :] if name in (*WEIGHTS, "bn"))
@@ -129,10 +131,10 @@ class Ordering:
 class Block:
     """The convolutions of a unit: one for each of `kernels`, the last with `expansion` times the width.
 
-    The convolution at index `strided_kernel` has the unit's stride. In He et al.'s released models of 2015 it is the
-    first; in fb.resnet.torch and torchvision it is the bottleneck's 3x3 (index 1). Convolutions with a kernel larger
-    than 1 divide their channels into `groups`: Xie et al. 2017, "Aggregated residual transformations" (ResNeXt). Raises
-    ValueError for an even kernel, and for a `strided_kernel` that is not an index of `kernels`.
+    The convolution at index `strided_kernel` has the unit's stride: the first (0) in He et al.'s released models of
+    2015, the bottleneck's 3x3 (1) in fb.resnet.torch and torchvision. Convolutions with a kernel larger than 1 divide
+    their channels into `groups`: Xie et al. 2017, "Aggregated residual transformations" (ResNeXt). Raises ValueError
+    for an even kernel, and for a `strided_kernel` that is not an index of `kernels`.
     """
 
     kernels: tuple[int, ...]
@@ -165,11 +167,11 @@ class Block:
 
 @dataclass(frozen=True)
 class UnitDesign:
-    """The design that all `units` units of a net share.
+    """The design that all units of a net share; `units` is their number.
 
-    y has as many channels as F(x), unless the shortcut has a static method `channels`, which computes their number from
-    the channels of x and F(x). Only a net that `grows` accepts a y with more or fewer channels than F(x). With `drops`,
-    dropout precedes each convolution of the branch except the first.
+    y has as many channels as F(x), unless the shortcut has a static method `channels`, which computes the channels of y
+    from the channels of x and F(x). Only a net that `grows` accepts a y with more or fewer channels than F(x). With
+    `drops`, dropout precedes each convolution of the branch except the first.
     """
 
     ordering: Ordering
@@ -183,7 +185,7 @@ class UnitDesign:
     def unit(
         self, index: int, inputs: int, convs: Sequence[Conv], *, opens_stage: bool = False, activated: bool = False
     ) -> Unit:
-        """Build unit `index`, counted from 1, on `inputs` channels; its branch holds `convs`.
+        """Build unit `index`, counted from 1, whose x has `inputs` channels and whose branch holds `convs`.
 
         A unit that opens a stage activates x before the split, unless the stem has already `activated` it. Raises
         ValueError if the shortcut changes the number of channels, but the net does not grow.

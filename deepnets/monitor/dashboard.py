@@ -1,7 +1,7 @@
-"""A run in TensorBoard: its curves, its place in the table of the sweep, and pictures of its units.
+"""Shows a run in TensorBoard: its curves, its row in the table of the sweep, and pictures of its units.
 
-A network's units are measured and drawn while it trains, without any effect on the training. Pictures are small and
-fast enough for that: uint8 arrays (H, W, 3).
+A network's units are measured and drawn while it trains, without any effect on the training. Pictures are uint8 arrays
+(H, W, 3), small enough to be drawn quickly.
 """
 
 import math
@@ -33,7 +33,7 @@ from deepnets.models.unit import Unit
 from deepnets.monitor.style import styled
 from deepnets.training.fit import Training
 
-OBSERVATIONS = 20  # of the units, spread over a run; the first and last epoch are always observed
+OBSERVATIONS = 20  # the units are observed in about this many epochs, always in the first and in the last
 PICTURE_SHARE = 0.01  # the share of a run's time for drawing, apart from the last epoch's pictures
 PICTURE_SECONDS = 0.1  # drawing takes at most this long, on one core
 SEARCHED = ("optimizer", "schedule", "model.shortcut")  # nodes whose numbers a random search draws
@@ -62,7 +62,7 @@ OVERLAYS = {
         "transform gate": ["gates/lowest_unit", "gates/mean", "gates/highest_unit"],
     },
 }
-PROBE_IMAGES = 32  # gates are measured on them; spread over the whole split, which may be sorted by class
+PROBE_IMAGES = 32  # gates are measured on these test images, spread over the split, which may be sorted by class
 # TensorBoard shows a picture about 350 pixels wide by repeating or leaving out pixels: a larger one would lose strokes
 # of its letters.
 SIZE, DPI = (3.4, 2.3), 100  # inches, dots per inch
@@ -86,8 +86,8 @@ class Dashboard:
         if training.iteration == 0:  # an execution that left no checkpoint wrote these files
             for file in folder.glob("events.out.tfevents.*"):
                 file.unlink(missing_ok=True)
-        # Hide what an interrupted execution logged beyond the checkpoint, or curves would double. An epoch's evaluation
-        # is logged at its last iteration; if the checkpoint lies within the evaluation, hide that iteration too.
+        # An interrupted execution may have logged iterations beyond the checkpoint: hide these, or curves would double.
+        # An epoch's evaluation is logged at its last iteration; hide this too if the checkpoint lies in an evaluation.
         evaluates = training.batch == len(training.batches) or (
             training.batch and training.iteration == training.iterations
         )
@@ -103,7 +103,7 @@ class Dashboard:
             self.writer.add_scalar("loss/iteration", value, iteration)
 
     def epoch(self, training: Training, history: list[dict[str, Any]]) -> None:
-        """Log the epoch that `training` has just completed, the last of `history`; now and then also the units."""
+        """Log the epoch that `training` has just completed, the last of `history`, and in some epochs the units."""
         row = history[-1]
         for split, mean in training.completed.items():
             self._scalar(f"loss/{split}", mean.loss, training)
@@ -143,8 +143,8 @@ class Dashboard:
         self.writer.file_writer.add_summary(summary)  # type: ignore[attr-defined]  # torch types the open file as None
 
     def _begin(self, choices: dict[str, str | float | None], is_table: bool) -> None:
-        given = {name: value for name, value in choices.items() if value is not None}
-        _, session, _ = hparams(given, {})
+        chosen = {name: value for name, value in choices.items() if value is not None}
+        _, session, _ = hparams(chosen, {})
         self._add(session)
         if is_table:  # TensorBoard uses these columns for all rows; without them, it joins the columns of all runs
             columns = {name: 0.0 if value is None else value for name, value in choices.items()}
@@ -188,17 +188,17 @@ class Dashboard:
 
 
 def event_writer(folder: Path, **options: Any) -> SummaryWriter:
-    """Make a writer to a new file in `folder`, whose name nobody can guess: TensorBoard would follow a link there."""
+    """Make a writer to a new file in `folder`, with a random name: TensorBoard would follow a link of a known name."""
     return SummaryWriter(str(folder), filename_suffix=f".{secrets.token_hex(8)}", **options)
 
 
 def choices_of(config: Config, origin: dict[str, Any]) -> dict[str, str | float | None]:
-    """Return the columns of TensorBoard's HParams in which runs of a sweep differ, with the values of this run.
+    """Return this run's row of TensorBoard's table HParams: the columns in which runs differ, and their values.
 
-    A column is a group, whose value is the chosen option, a key of the configuration, or the seed. A sweep of
-    conf/sweep/ has its axes and, in a random search, the keys that are drawn. Runs without a sweep have the keys that
-    were typed, and the few that often differ. All runs of a sweep have the same keys and types: numbers are floats,
-    None stands for no value, everything else is text.
+    A column is a group with the chosen option as its value, a key of the configuration, or the seed. The columns of a
+    sweep are its axes and, in a random search, the keys that are drawn. The columns of a run without a sweep are the
+    keys that were typed, and `USUAL`. All runs of a sweep have the same columns and types: numbers are floats, None
+    stands for no value, everything else is text.
     """
     options, values = origin.get("choices", {}), OmegaConf.structured(config)
     typed = [override.partition("=")[0].lstrip("+~") for override in origin.get("overrides", [])]
@@ -219,8 +219,8 @@ def units_of(model: nn.Module) -> list[Unit]:
 def gradient_norms(model: nn.Module) -> list[float]:
     """Return ||dL/dw|| of each unit from the images to the head; w are its parameters, L the last batch's mean loss.
 
-    Reads gradients that the last iteration left, clipped if the run clips them; none before the first one. A unit
-    whose branch was dropped in that iteration (stochastic depth) has norm 0.
+    The gradients are those of the last iteration, clipped if the run clips them; before the first iteration there are
+    none. A unit whose branch was dropped in the last iteration (stochastic depth) has norm 0.
     """
     gradients = [[p.grad for p in unit.parameters() if p.grad is not None] for unit in units_of(model)]
     norms = [get_total_norm(of_unit) for of_unit in gradients if of_unit]
@@ -228,7 +228,7 @@ def gradient_norms(model: nn.Module) -> list[float]:
 
 
 def gate_activity(model: nn.Module, images: Tensor, precision: torch.dtype) -> list[float]:
-    """Return the mean transform gate g(x), over images, channels and pixels, of each gated unit from images to head.
+    """Return the mean transform gate g(x) of each gated unit, over images, channels and pixels, from images to head.
 
     Images (N, C, H, W) are as in evaluation; a net without gates has no means. See Srivastava et al. 2015, section 4.
     """
@@ -257,7 +257,7 @@ def gate_activity(model: nn.Module, images: Tensor, precision: torch.dtype) -> l
 def first_filters(model: nn.Module, shape: tuple[int, int, int]) -> Tensor | None:
     """Return the first layer's weights as pictures (n, H, W, C); None unless C is 1 or 3 and H W is more than 1.
 
-    They are a convolution's filters or, for a net on flattened images of `shape` (C, H, W), an image per output.
+    A picture is a filter of the first convolution or, in a net on flattened images (C, H, W), the weights of an output.
     """
     layers = (module for module in model.modules() if isinstance(module, nn.Conv2d | nn.Linear))
     if (first := next(layers, None)) is None:

@@ -1,6 +1,6 @@
 """The style of all figures, in reports, analyses and TensorBoard; colour-blind people can tell its colours apart.
 
-It lies in `monitor`, which draws while a net trains, because `monitor` may not import reports and analyses.
+It is here, and not with reports or analyses, because `monitor` draws too but may not import them.
 """
 
 import textwrap
@@ -75,13 +75,13 @@ def new_panels(height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, 
 
 
 def show_array(axes: Axes, array: np.ndarray, **how: Any) -> AxesImage:
-    """Draw an array as coloured cells, without a grid."""
+    """Draw an array as coloured cells without a grid."""
     axes.grid(visible=False)
     return axes.imshow(array, aspect="auto", interpolation="nearest", **how)
 
 
 def look(index: int) -> dict[str, Any]:
-    """Return colour and dash of line number `index`; after the last colour, they repeat with another dash."""
+    """Return colour and dash of line number `index`; after the last colour, the colours repeat with another dash."""
     return {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[index // len(COLOURS) % len(DASHES)]}
 
 
@@ -105,7 +105,7 @@ def show_as_text(figure: Figure) -> None:
 
 
 def name_lines(figure: Figure, *panels: Axes) -> None:
-    """Write the names of the panels' lines above the panels, where they cover nothing; none for a single line."""
+    """Write the names of the panels' lines above the panels, where they cover nothing; a single line gets no name."""
     named = {label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     if len(named) > 1:
         columns = max(1, min(len(named), 100 // (max(map(len, named)) + 8)))
@@ -113,7 +113,7 @@ def name_lines(figure: Figure, *panels: Axes) -> None:
 
 
 def line(axes: Axes, y: Values, x: Values | None = None, band: tuple[Values, Values] | None = None, **how: Any) -> None:
-    """Draw a line through dots, and the `band` between two more lines in its colour; x is 1, 2, ... by default."""
+    """Draw a line through dots and, in the same colour, the `band` between two curves; x is 1, 2, ... by default."""
     x = np.arange(1, len(y) + 1) if x is None else x
     (drawn,) = axes.plot(x, y, **(DOTS | how))
     if band is not None:
@@ -137,7 +137,7 @@ def mark_stages(axes: Axes, nets: Iterable[Sequence[int]]) -> None:
     stages, *others = dict.fromkeys(map(tuple, nets))
     if others:
         return
-    axes.grid(visible=False, axis="x")  # or the lines would be lost in it
+    axes.grid(visible=False, axis="x")  # it would hide these lines
     for unit in range(1, len(stages)):
         if stages[unit] != stages[unit - 1]:
             axes.axvline(unit + 0.5, color=GREY, linewidth=0.8, linestyle=":")

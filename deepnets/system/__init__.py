@@ -1,4 +1,4 @@
-"""The parts of the system that every command uses: its beginning, files, printed lines and ranges of numbers."""
+"""The base of every command: how its process begins, files, printed lines and legal ranges of numbers."""
 
 import os
 import signal
@@ -19,7 +19,8 @@ def begin() -> None:
         signal.signal(signal.SIGINT, _stop)
     for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
         if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))  # it gets the lowest free number
+            # The file gets the lowest free number, which is the stream's.
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
     try:
         os.getcwd()
     except FileNotFoundError:

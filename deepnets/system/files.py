@@ -1,4 +1,4 @@
-"""Writes and reads files so that a crash leaves each whole or absent, in order, and so that no link is followed."""
+"""Writes files so that a crash leaves each whole or absent, and writes and reads them without following links."""
 
 import errno
 import json
@@ -15,7 +15,7 @@ from deepnets.errors import UserError
 
 LONGEST = 10_000_000  # characters of a JSON file; a result has a few thousand
 BYTE_CODE = "bytecode"  # in the user's cache: byte code of copied sources
-LONGEST_METRICS = 10_000_000  # bytes of a metrics.csv; a hundred thousand epochs
+LONGEST_METRICS = 10_000_000  # bytes of a metrics.csv, enough for a hundred thousand epochs
 
 
 @contextmanager
@@ -42,9 +42,9 @@ def new_name(path: Path) -> Path:
 
 
 def write_atomically(path: Path, content: str | bytes, durable: bool = True) -> None:
-    """Replace the file in one step, so that a kill at any instant leaves the old or the new one.
+    """Replace the file in one step, so that a kill at any instant leaves the old or the new file.
 
-    If `durable`, that also holds if the power fails; it takes some milliseconds.
+    If `durable`, so does a power failure; this takes some milliseconds.
     """
     with fresh(path, durable) as file:
         file.write(content.encode() if isinstance(content, str) else content)
@@ -54,7 +54,7 @@ def write_atomically(path: Path, content: str | bytes, durable: bool = True) -> 
 
 
 def flush_folder(folder: Path) -> None:
-    """Make it durable which files a folder has: those created, renamed and removed so far."""
+    """Write the folder's list of files to disk, so that a power failure undoes no creation, renaming or removal."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -71,10 +71,10 @@ def make_folder(folder: Path) -> None:
 
 
 def make_own_folder(folder: Path) -> None:
-    """Create a folder in a run's or a sweep's folder, with a name that deepnets chose and not the user.
+    """Create a folder in a run's or a sweep's folder, if deepnets and not the user has chosen its name.
 
     Raises:
-        OSError: it is a link, which is not followed, or cannot be created.
+        OSError: the folder is a link, which is not followed, or cannot be created.
     """
     if folder.is_symlink():
         raise OSError(errno.ELOOP, "is a link, and is not followed; put a folder in its place", str(folder))
@@ -90,7 +90,7 @@ def own_cache() -> Path:
     """Return the user's own cache folder, and create it if it is missing; nobody else can read or write in it.
 
     Raises:
-        UserError: it cannot be created, or somebody else could have put something into it.
+        UserError: the folder cannot be created, or somebody else could have written into it.
     """
     folder = cache_folder()
     try:
@@ -174,10 +174,10 @@ def read_text(path: Path, longest: int) -> str:
 
 @contextmanager
 def writing(place: Path) -> Iterator[None]:
-    """Report as a UserError that the block cannot write to a place that the user named.
+    """Turn an OSError of the block into a UserError that names `place`, which the user chose.
 
     Raises:
-        UserError: the system refused; names the place.
+        UserError: the system refused to write there.
     """
     try:
         yield
@@ -186,10 +186,10 @@ def writing(place: Path) -> Iterator[None]:
 
 
 def check_writable(folder: Path) -> None:
-    """Check that files can be written into a folder, which need not exist yet, before hours are spent on them.
+    """Check that files can be written into a folder, before a command spends hours on them; it need not exist yet.
 
     Raises:
-        UserError: they cannot; names the folder.
+        UserError: the folder or its nearest parent cannot be written.
     """
     nearest = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
     if not nearest.is_dir() or not os.access(nearest, os.W_OK):
@@ -200,11 +200,11 @@ def check_folder(folder: Path) -> None:
     """Check that a folder of runs is there.
 
     Raises:
-        UserError: it is missing; names the folder beside it with the nearest name.
+        UserError: the folder is missing; the message names the folder beside it with the most similar name.
     """
     if not folder.is_dir():
         beside = [each.name for each in folder.parent.iterdir() if each.is_dir()] if folder.parent.is_dir() else []
-        longer = [name for name in beside if name.startswith(folder.name)]  # the sweep with overrides
+        longer = [name for name in beside if name.startswith(folder.name)]  # this sweep with overrides
         near = [*sorted(longer, key=len), *get_close_matches(folder.name, beside, 1)][:1]
         hint = f"the nearest: {folder.with_name(near[0])}" if near else "as in outputs/<sweep>, or a run's"
         raise UserError(f"{folder}: no such folder; name a sweep's folder, {hint}")

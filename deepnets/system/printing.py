@@ -20,7 +20,7 @@ PIPE_WIDTH = 200  # columns if the output is not a terminal, so that names in a 
 
 
 def print_line(line: str) -> None:
-    """Print a line at once; if the output is full, closed or no longer read, nothing more is printed."""
+    """Print a line at once; once the output is full, closed or without a reader, print nothing more."""
     _print(printable(line))
 
 
@@ -64,9 +64,9 @@ def console_for(exporting: bool = False) -> Console:
     return console
 
 
-def as_text(words: str, style: str = "") -> Text:
+def as_text(text: str, style: str = "") -> Text:
     """Make text for rich in which brackets are not markup and escape characters are shown."""
-    return Text(printable(words), style=style)
+    return Text(printable(text), style=style)
 
 
 def print_rich(renderable: Any) -> None:

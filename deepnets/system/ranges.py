@@ -11,8 +11,8 @@ Size = Annotated[int, Ge(1), Le(100_000)]  # channels, pixels, processes
 Depth = Annotated[int, Ge(1), Le(20_000)]  # layers, units: building a network with more takes over a minute
 Units = Annotated[int, Ge(0), Le(20_000)]  # units in a stage
 Kernel = Annotated[int, Ge(1), Le(255)]  # kernels, strides
-# More cores than a machine with two sockets has. The limit is not the number of cores here: a run's last bits depend
-# on its threads, and a smaller machine may repeat them.
+# More cores than a machine with two sockets has. This machine's cores are no limit, because a run's last bits depend on
+# its number of threads, and a smaller machine may repeat the run with as many.
 Threads = Annotated[int, Ge(1), Le(512)]
 Seed = Annotated[int, Ge(0), Lt(2**63)]  # torch's limits
 Real = Annotated[float, Ge(-1e30), Le(1e30)]  # float32 holds up to 3e38

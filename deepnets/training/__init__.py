@@ -1,1 +1,1 @@
-"""How a network learns: the loop, an iteration, and what a run is assembled from."""
+"""Trains a network: the loop, how an iteration is executed, and how a run is assembled from its configuration."""

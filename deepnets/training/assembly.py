@@ -77,7 +77,7 @@ def splits_of(dataset: Dataset, device: torch.device) -> Splits:
     """Return the images; all runs of this process with the same dataset node share them. A GPU holds one data set."""
     if device.type == "cuda":
         if (dataset, device) not in _on_gpu:
-            _on_gpu.clear()  # frees the memory that the next one may need
+            _on_gpu.clear()  # frees the memory that the next data set may need
             _on_gpu[dataset, device] = dataset.load(device)
         return _on_gpu[dataset, device]
     splits = _on_cpu(dataset, device)
@@ -98,7 +98,7 @@ def _on_cpu(dataset: Dataset, device: torch.device) -> Splits | UserError:
 
 
 def iterations_of(config: Config, epoch_iterations: int) -> int:
-    """Return the budget in iterations; an epoch has `epoch_iterations` of them.
+    """Return the budget in iterations at the run's scale; an epoch has `epoch_iterations` iterations.
 
     Raises:
         UserError: as `check_budget`.

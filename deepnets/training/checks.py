@@ -1,4 +1,4 @@
-"""Checks that a run can be executed, before anything of it is written or trained."""
+"""Checks that a run can be executed, before it writes or trains anything."""
 
 import json
 import math
@@ -26,7 +26,7 @@ NO_VALIDATION = "needs a validation split; add dataset.validation=IMAGES, e.g. 5
 
 
 def check(config: Config, code: str | None = None) -> None:
-    """Check everything about a run except its training. The run's data are read and stay in memory.
+    """Check everything about a run except its training; this reads the run's data, which stay in memory.
 
     For `code` see `check_settings`.
 
@@ -42,8 +42,8 @@ def check(config: Config, code: str | None = None) -> None:
 def check_settings(config: Config, code: str | None = None) -> tuple[Dataset, int]:
     """Check that a run can be executed, without reading its data; returns the data set and the budget in iterations.
 
-    A network with classes of the user's own is tried out. If it passed with the same `code`, a hash of all the user's
-    code that the run uses, it is not tried again, even by a later command; without `code`, each process tries it once.
+    A network with the user's own classes is tried out. If it has passed with the same `code`, a hash of all the user's
+    code that the run uses, not even a later command tries it again. Without `code`, each process tries it once.
 
     Raises:
         UserError: names the first thing that is wrong.
@@ -77,7 +77,7 @@ def check_settings(config: Config, code: str | None = None) -> tuple[Dataset, in
     _try_out_loss(json.dumps(config.loss, sort_keys=True), dataset.classes, bool(operations))
     if config.step is not StepKind.eager:
         check_network(config.step, meta_network(config, dataset), dataset.is_streamed)
-    # The data come last: looking for them may mean a download.
+    # The data come last, because they may have to be downloaded.
     iterations = check_batches(config, dataset)
     for images in _batch_sizes(config, dataset):
         groups = group_sizes(images, config.model.get("batchnorm_images") or images)
@@ -131,7 +131,7 @@ def check_batches(config: Config, dataset: Dataset) -> int:
 
 
 def _batch_sizes(config: Config, dataset: Dataset) -> tuple[int, int]:
-    """Return how many images a batch has, and how many an epoch's last batch has."""
+    """Return the number of images in a batch, and in the last batch of an epoch."""
     return config.batch_size, dataset.training_size % config.batch_size or config.batch_size
 
 
@@ -141,7 +141,7 @@ def _check_devices(config: Config) -> None:
         if ":" in config.device:
             raise UserError(f"devices={config.devices} device={config.device}: names one GPU; use device=cuda")
         if config.devices > torch.cuda.device_count():
-            raise UserError(f"devices={config.devices}: this machine has {torch.cuda.device_count()}")
+            raise UserError(f"devices={config.devices}: this machine has {torch.cuda.device_count()} GPUs")
 
 
 def check_memory(parameters: int) -> None:

@@ -21,7 +21,7 @@ from deepnets.training.metrics import Mean, Sums
 from deepnets.training.step import Forward, check_device, check_network, check_step, forward_of
 
 Evaluated = EvaluationBatches | StreamedEvaluation
-FIRST = 20  # iterations whose loss is always computed, to compare it with another training of the same run
+FIRST = 20  # the first iterations' losses are always computed, to compare them with another training of the same run
 
 
 @dataclass
@@ -30,10 +30,10 @@ class Training:
 
     `replica` is `model` or, with several processes, a module that averages its gradients over `world`; `forward` is its
     forward pass, executed as `step` says; `criterion` is the loss that is minimised. If the gradient of all parameters
-    has a larger norm than `clip_gradient_norm`, it is scaled down to it (Pascanu et al. 2013). `iterations` is the
-    budget; `iteration`, `epoch`, `batch` (within the epoch) and `images` count what is done. On the device, `sums`
+    has a larger norm than `clip_gradient_norm`, it is scaled down to this norm (Pascanu et al. 2013). `iterations` is
+    the budget; `iteration`, `epoch`, `batch` (within the epoch) and `images` count what is done. On the device, `sums`
     holds this process's training loss and error in this epoch so far, and `loss` the last batch's mean loss. Several
-    processes add up `loss` only every `log_iterations` and in the first `FIRST` iterations; otherwise it is None.
+    processes add up `loss` only every `log_iterations` and in the first `FIRST` iterations; otherwise `loss` is None.
     `completed` is set only when an epoch ends: the means over "train" and over each evaluated split.
     """
 
@@ -96,7 +96,7 @@ class Training:
         self.images += count
 
     def end_epoch(self, evaluated: dict[str, Mean]) -> None:
-        """Complete the epoch with the means over each evaluated split, and go to the beginning of the next one."""
+        """Complete the epoch with the means over each evaluated split, and go to the beginning of the next epoch."""
         self.completed = {"train": self.sums.mean(self.world), **evaluated}
         errors = {name: mean.error for name, mean in self.completed.items()}
         end_epoch(self.schedule.lr_lambdas[0], self.iteration, self.completed["train"].loss, errors)
@@ -115,7 +115,7 @@ class Training:
         return self.iteration < self.iterations or self.batch > 0
 
     def gather_statistics(self) -> None:
-        """Average running statistics of batch normalisation over processes, which gives those of the whole batch."""
+        """Average batch normalisation's running statistics over processes: the mean holds for the whole batch."""
         if self.world.size > 1:
             set_statistics(self.model, mean_statistics(self.world.all_gather(statistics_of(self.model))))
 
@@ -124,9 +124,10 @@ class Training:
         return getattr(self.model, "draws", None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that is needed to resume here; the same number of processes then gets bit-identical weights.
+        """Return everything that a training needs to resume at this iteration.
 
-        Every process of `world` must call this. Sums and running statistics differ between processes: one per rank.
+        If as many processes resume, their weights become the same, bit by bit. Every process of `world` must call this,
+        because the state holds the sums, running statistics and random states of each process.
         """
         on_gpu = self.device.type == "cuda"
         model, statistics = self.model.state_dict(), None
@@ -149,7 +150,7 @@ class Training:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to the iteration of a `state_dict`, which any number of processes may have made."""
+        """Resume from `state`, a `state_dict` that any number of processes may have made."""
         rank, is_same_size = self.world.rank, len(state["sums"]) == self.world.size
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -164,7 +165,7 @@ class Training:
             set_statistics(self.model, state["statistics"][rank])
         if self._survival:
             self._survival.set_state(state["survival"])
-        torch.set_rng_state(state["random"][0].clone())  # torch reads from the start of a storage
+        torch.set_rng_state(state["random"][0].clone())  # a copy, as torch reads from the storage's start
         if self.device.type == "cuda" and state["random_cuda"] is not None:
             torch.cuda.set_rng_state(state["random_cuda"][0].clone(), self.device)
 
@@ -172,8 +173,8 @@ class Training:
 def fit(training: Training) -> Iterator[Training]:
     """Train to the end of the budget; yields the same object after each iteration, evaluated batch and epoch.
 
-    At each yield the caller may log, save `state_dict()` or stop. The caller decides when to read from the device: here
-    only the end of an epoch waits for it. If the budget ends within an epoch, that epoch ends too.
+    At each yield the caller may log, save `state_dict()` or stop. The caller decides when to read from the device; this
+    function waits for the device only when an epoch ends. If the budget ends within an epoch, that epoch ends too.
     """
     t = training
     while t.in_progress:
@@ -205,7 +206,7 @@ def fit(training: Training) -> Iterator[Training]:
 
 
 def evaluate(model: nn.Module, batches: Evaluated, sums: Sums, precision: torch.dtype) -> Iterator[Sums]:
-    """Add the loss and error of the whole split to `sums`, in evaluation mode; yields after each batch."""
+    """Add the loss and error of a whole split to `sums`, with `model` in evaluation mode; yields after each batch."""
     model.eval()
     for images, labels in batches:
         if len(labels):
@@ -216,7 +217,7 @@ def evaluate(model: nn.Module, batches: Evaluated, sums: Sums, precision: torch.
 
 
 def logits_of(model: nn.Module, images: Tensor | Sequence[Tensor], count: int) -> Tensor:
-    """Return the logits, float32 (count, classes), of `count` images or, averaged, of several views of each."""
+    """Return the logits (count, classes) float32 of `count` images; views of the same image are averaged."""
     return model(images).float() if isinstance(images, Tensor) else averaged(model, images, count)
 
 
@@ -232,6 +233,6 @@ def averaged(model: nn.Module, views: Sequence[Tensor], images: int) -> Tensor:
 def autocast(device: torch.device, precision: torch.dtype) -> torch.autocast:
     """Let operations that allow it compute in bfloat16 if `precision` is bfloat16; change nothing for float32.
 
-    Nothing is cached: a pass reads no weight twice, and a CUDA graph could not hold a cache.
+    Converted weights are not cached: a pass reads no weight twice, and a CUDA graph could not hold a cache.
     """
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == torch.bfloat16, cache_enabled=False)

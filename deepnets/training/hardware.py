@@ -12,10 +12,10 @@ from deepnets.config.schema import Config, Precision
 from deepnets.errors import UserError
 
 DEVICE_FILES = Path("/dev")  # where NVIDIA's driver puts a file for each GPU
-# malloc.h of glibc; the largest thresholds it takes
+# Two parameters of glibc's mallopt (malloc.h), and the largest values that they may have.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 LARGEST_TRIM, LARGEST_MMAP = 2**31 - 1, 32 * 2**20
-CORES_PER_GPU = 2  # the loop, and the threads of autograd, NCCL and the heartbeat
+CORES_PER_GPU = 2  # for the loop, and for the threads of autograd, NCCL and the heartbeat
 
 
 def find_device(name: str) -> torch.device:
@@ -23,7 +23,7 @@ def find_device(name: str) -> torch.device:
 
     Raises:
         UserError: `name` names no device, this machine has no such device, or `name` is "auto" and torch cannot use
-            the GPU: it would train on the CPU, and nobody would know why it is slow.
+            the GPU: the run would train on the CPU, and nobody would know why it is slow.
     """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     devices = ", ".join(["cpu", *(f"cuda:{index}" for index in range(gpus))])
@@ -47,9 +47,9 @@ def find_device(name: str) -> torch.device:
 
 
 def device_of_process(name: str, local_rank: int) -> torch.device:
-    """Return the device called `name` for one of several processes of this machine, each of which has its own GPU.
+    """Return the device called `name` for one of several processes of this machine; each process has its own GPU.
 
-    If a scheduler shows each process only one GPU, that is `cuda:0` in all of them.
+    If a scheduler shows each process only its own GPU, this is `cuda:0` in all processes.
     """
     device = find_device(name)
     return find_device(f"cuda:{local_rank}") if device.type == "cuda" and torch.cuda.device_count() > 1 else device
@@ -65,9 +65,9 @@ def scarce_cores(device: torch.device) -> str | None:
 
 
 def set_arithmetic(*, deterministic: bool = False) -> None:
-    """Let GPUs compute float32 products and convolutions in float32, not TF32, whatever the environment asks for.
+    """Let GPUs compute float32 products and convolutions in float32, even if the environment asks for TF32.
 
-    With `deterministic` only algorithms that add in one order are used; an operation that has none is an error.
+    With `deterministic`, an operation without an algorithm that always adds in the same order is an error.
     """
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     if deterministic:
@@ -98,7 +98,7 @@ def _why_cuda_fails() -> str:
 
 
 def choose_precision(precision: Precision, device: torch.device) -> torch.dtype:
-    """Return the dtype of the forward pass; "auto" is bfloat16 if the device computes in it and need not emulate it."""
+    """Return the dtype of the forward pass; "auto" is bfloat16 if the device computes it without emulation."""
     if precision is Precision.auto:
         native = _gpu_computes_bfloat16(device) if device.type == "cuda" else _cpu_computes_bfloat16()
         return torch.bfloat16 if native else torch.float32
@@ -106,9 +106,9 @@ def choose_precision(precision: Precision, device: torch.device) -> torch.dtype:
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep the memory that it frees, instead of giving back and mapping the pages of large tensors.
+    """Let this process keep the memory that it frees, instead of returning it to the system.
 
-    Training on a CPU allocates the same tensors at each step. Does nothing where the C library is not glibc.
+    Training on a CPU allocates the same large tensors at each step. Does nothing if the C library is not glibc.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt:
@@ -126,7 +126,7 @@ def describe(device: torch.device) -> str:
 def describe_processor() -> str:
     """Return maker, family, model and clock of the first processor, which `describe` leaves out; empty if unknown.
 
-    On Linux, e.g. "AuthenticAMD family 25 model 17, 2600 MHz". A clock that varies is the one of this moment.
+    On Linux, e.g. "AuthenticAMD family 25 model 17, 2600 MHz". If the clock varies, this is its present value.
     """
     try:
         first, *_ = Path("/proc/cpuinfo").read_text().split("\n\n")

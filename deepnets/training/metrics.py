@@ -38,7 +38,7 @@ class Sums:
         self.values += torch.stack(values)
 
     def mean(self, world: World = ALONE) -> "Mean":
-        """Return the means so far over all processes of `world`, by default this one alone. Waits for the device."""
+        """Return the means so far over all processes of `world`, by default this process. Waits for the device."""
         loss, wrong, images, *wrong_in_top = world.all_reduce_sum(self.values).tolist()
         right = None if self._right is None else _gathered(torch.cat(self._right), int(images), world)
         top_error = 100 * wrong_in_top[0] / max(images, 1) if wrong_in_top else None
@@ -46,7 +46,7 @@ class Sums:
 
 
 def _gathered(right: Tensor, images: int, world: World) -> Tensor:
-    """Join the `right` of all processes, one for each of `World.shards`, in the images' order; on the host."""
+    """Join the `right` of all processes, which cover `World.shards`, in the images' order; return it on the host."""
     if world.size == 1:
         return right.cpu()
     shards = world.shards(images)

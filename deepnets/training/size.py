@@ -22,8 +22,8 @@ from deepnets.system.files import own_cache, read_object, write_atomically
 from deepnets.training.assembly import model_of
 
 REMEMBERED = "networks.json"  # in the user's cache
-PASSED = "passed.json"  # beside it: networks with the user's own classes that were tried without an error
-MOST = 2_000  # networks that are remembered
+PASSED = "passed.json"  # beside it: the networks with the user's own classes that were tried without an error
+MOST = 2_000  # each file remembers at most this many networks
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ SIZES = TypeAdapter(dict[str, Size])
 def size_of(config: Config, dataset: Dataset, code: str | None = None) -> Size:
     """Return the size of the run's network, and check that its layers fit together for each shape of its images.
 
-    The user's cache remembers it for this version of deepnets and torch. For a network with the user's own classes it
-    needs `code`, a hash of their code.
+    The user's cache remembers the size for this version of deepnets and torch. It remembers the size of a network with
+    the user's own classes only if `code`, a hash of their code, is given.
 
     Raises:
         UserError: the network is illegal.
@@ -64,16 +64,16 @@ def size_of(config: Config, dataset: Dataset, code: str | None = None) -> Size:
 
 
 def key_of(config: Config, dataset: Dataset, code: str | None = None) -> str:
-    """Return a hash of all that the network depends on; `code` is the hash of the user's own classes, if it has any."""
+    """Return a hash of all that the network depends on; `code` is the hash of the user's own classes in it, if any."""
     shapes = [dataset.shape, *dataset.final_shapes]
-    about = [config.model, config.memory, shapes, dataset.classes, torch.__version__, _version()]
-    about += [code] if code else []
-    return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:24]
+    dependencies = [config.model, config.memory, shapes, dataset.classes, torch.__version__, _version()]
+    dependencies += [code] if code else []
+    return hashlib.sha256(json.dumps(dependencies, sort_keys=True).encode()).hexdigest()[:24]
 
 
 @cache
 def passed() -> dict[str, int]:
-    """Return the parameters' bytes of each network with the user's own classes that was tried, by `key_of`."""
+    """Return the networks with the user's own classes that passed: the bytes of their parameters, by `key_of`."""
     try:
         return TypeAdapter(dict[str, int]).validate_python(read_object(own_cache() / PASSED))
     except (ValueError, OSError):  # the file is damaged: networks are tried again
@@ -115,7 +115,7 @@ def try_out(model: nn.Module, shape: tuple[int, int, int]) -> None:
     """Compute the logits of one image by a model on the meta device; leaves the model in evaluation mode.
 
     Raises:
-        UserError: its parts do not fit together.
+        UserError: the model's parts do not fit together.
     """
     try:
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Trains equal networks together: small networks spend most of their time on calls, which a stack makes only once."""
+"""Trains equal small networks together: most of their time goes into calls, and a stack makes each call only once."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -22,17 +22,18 @@ CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
 class Stack:
     """K trainings by torch's SGD, at the same iteration, of networks that have one structure and no `obstacle`.
 
-    Each has its own order of images, schedule, learning rate, momentum and weight decay. From now on their weights,
-    gradients and momenta lie in three tensors (K, parameters), and each buffer in one (K, *shape); the tensors of each
-    training become views of these. A training's `state_dict` is the same as if it trained alone, so that stacked and
+    Each has its own order of images, schedule, learning rate, momentum and weight decay. The stack moves their weights,
+    gradients and momenta into three tensors (K, parameters), and each buffer into one tensor (K, *shape). The tensors
+    of each training become views of these. A training's `state_dict` is the same as if it trained alone, so stacked and
     single trainings can resume each other.
     """
 
     def __init__(self, trainings: Sequence[Training]) -> None:
         self.trainings = list(trainings)
-        of_all = [_parameters(training) for training in self.trainings]
-        self.weights = torch.stack([_flat(parameters) for parameters in of_all])
-        momenta = torch.stack([_flat(_momenta(*each)) for each in zip(self.trainings, of_all, strict=True)])
+        all_parameters = [_parameters(training) for training in self.trainings]
+        self.weights = torch.stack([_flat(parameters) for parameters in all_parameters])
+        pairs = zip(self.trainings, all_parameters, strict=True)
+        momenta = torch.stack([_flat(_momenta(training, parameters)) for training, parameters in pairs])
         rows = self.weights, torch.zeros_like(self.weights), momenta
         for training, *tensors in zip(self.trainings, *rows, strict=True):
             training.optimizer.zero_grad()
@@ -47,10 +48,11 @@ class Stack:
         layers = [module for module in self.network.modules() if isinstance(module, nn.Linear | _ConvNd)]
         of_layers = {parameter for layer in layers for parameter in layer.parameters(recurse=False)}
         names = {parameter: name for name, parameter in self.network.named_parameters()}
-        exact, rounded, self.gradients = (_split(whole, of_all[0]) for whole in (self.weights, self.rounded, rows[1]))
+        first = all_parameters[0]
+        exact, rounded, self.gradients = (_split(whole, first) for whole in (self.weights, self.rounded, rows[1]))
         self.parameters = {
-            names[parameter]: (values if parameter in of_layers else exactly).detach().requires_grad_()
-            for parameter, exactly, values in zip(of_all[0], exact, rounded, strict=True)
+            names[parameter]: (rounded_values if parameter in of_layers else values).detach().requires_grad_()
+            for parameter, values, rounded_values in zip(first, exact, rounded, strict=True)
         }
         self.buffers = _stacked_buffers([training.model for training in self.trainings])
 
@@ -63,8 +65,8 @@ class Stack:
         for whole, gradient in zip(self.gradients, gradients, strict=True):
             whole.copy_(gradient)
         groups = (group for training in self.trainings for group in training.optimizer.param_groups)
-        for alone, group in zip(groups, self.optimizer.param_groups, strict=True):
-            group["lr"] = alone["lr"]
+        for scheduled, group in zip(groups, self.optimizer.param_groups, strict=True):
+            group["lr"] = scheduled["lr"]
         self.optimizer.step()
         if self.rounded is not self.weights:
             self.rounded.copy_(self.weights)
@@ -78,8 +80,8 @@ class Stack:
             with torch.inference_mode():
                 k = len(self.trainings)
                 losses, logits = self._losses(images.expand(k, *images.shape), labels.expand(k, len(labels)))
-                for each, loss, answers in zip(sums, losses, logits, strict=True):
-                    each.add(loss, answers, labels)
+                for network_sums, loss, network_logits in zip(sums, losses, logits, strict=True):
+                    network_sums.add(loss, network_logits, labels)
             yield
 
     def _losses(self, images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,7 +92,7 @@ class Stack:
         return each.view(logits.shape[:2]).sum(1), logits
 
     def _optimizer(self, *rows: Tensor) -> torch.optim.SGD:
-        """Make torch's optimiser with one group, a flat tensor, for each group of each training."""
+        """Make one optimiser for all trainings; each group of a training becomes a group with one flat tensor."""
         groups, state = [], {}
         for training, *tensors in zip(self.trainings, *rows, strict=True):
             sizes = [sum(p.numel() for p in group["params"]) for group in training.optimizer.param_groups]
@@ -107,7 +109,7 @@ class Stack:
 
 
 def fit_together(stack: Stack) -> Iterator[None]:
-    """Run `fit` for all trainings of the stack at once; yields whenever `fit` would yield each of them."""
+    """Do for all trainings of the stack at once what `fit` does for one; yields where `fit` yields."""
     trainings, first = stack.trainings, stack.trainings[0]
     while first.in_progress:
         for training in trainings:
@@ -151,7 +153,7 @@ def stacked(network: nn.Module, parameters: dict[str, Tensor], buffers: dict[str
 class _Layers(TorchFunctionMode):
     """Replaces autocast, which does not see linear layers, convolutions and batch normalisation within vmap.
 
-    The first two compute in the precision of their weights, batch normalisation in float32 at least.
+    Linear layers and convolutions compute in the precision of their weights, batch normalisation in float32 at least.
     """
 
     def __torch_function__(
@@ -171,14 +173,14 @@ class _Layers(TorchFunctionMode):
 
 
 def obstacle(network: nn.Module, shape: tuple[int, int, int]) -> str | None:
-    """Return why networks like this one, for images of `shape`, cannot be stacked; None if they can.
+    """Return why networks like this one, for images of `shape`, cannot be stacked; None if they can be stacked.
 
-    Their draws or control flow may differ by network. A user's own classes are tried out on the meta device.
+    Networks whose random draws or control flow may differ cannot. The user's own classes are tried on the meta device.
     """
     if getattr(network, "survival", None) is not None:
-        return "stochastic depth draws anew which units each network computes"
+        return "stochastic depth skips different units in each network"
     if any(map(draws, network.modules())):
-        return "dropout draws anew for each network"
+        return "dropout drops different values in each network"
     kinds = {type(module) for module in network.modules()}
     if unknown := sorted(kind.__name__ for kind in kinds if not kind.__module__.startswith(("torch.nn.", "deepnets."))):
         parameters, buffers = (
@@ -216,7 +218,7 @@ def _flat(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _split(whole: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Split `whole` (..., n), which lies as `_flat` returns it, into views (..., *shape) like each tensor."""
+    """Split `whole` (..., n), whose rows are in the order of `_flat`, into views (..., *shape) like each tensor."""
     parts = whole.split([tensor.numel() for tensor in like], dim=-1)
     return [
         part.as_strided((*part.shape[:-1], *tensor.shape), (*part.stride()[:-1], *tensor.stride()))
@@ -237,9 +239,9 @@ def _move(training: Training, weights: Tensor, gradients: Tensor, momenta: Tenso
 
 def _stacked_buffers(networks: Sequence[nn.Module]) -> dict[str, Tensor]:
     """Stack the buffers of all networks by name, (K, *shape); each network's buffers become views of them."""
-    of_all = [dict(network.named_buffers()) for network in networks]
-    whole = {name: torch.stack([buffers[name] for buffers in of_all]) for name in of_all[0]}
+    all_buffers = [dict(network.named_buffers()) for network in networks]
+    whole = {name: torch.stack([buffers[name] for buffers in all_buffers]) for name in all_buffers[0]}
     for name, rows in whole.items():
-        for buffers, row in zip(of_all, rows, strict=True):
+        for buffers, row in zip(all_buffers, rows, strict=True):
             buffers[name].data = row
     return whole

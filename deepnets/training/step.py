@@ -1,4 +1,4 @@
-"""How the forward pass of training is executed: operation by operation, from compiled code, or as a CUDA graph."""
+"""Executes the forward pass of training: operation by operation, from compiled code, or from a CUDA graph."""
 
 from collections.abc import Callable
 from inspect import signature
@@ -14,11 +14,11 @@ from deepnets.models.settings import Memory
 from deepnets.system.files import own_cache
 
 Forward = Callable[[Tensor], Tensor]  # images (N, C, H, W) -> logits (N, classes)
-BATCH_SIZES = 2  # a run has two, as an epoch's last batch may be shorter; code is compiled for each
+BATCH_SIZES = 2  # an epoch's last batch may be shorter than the others; code is compiled for each size
 
 
 def forward_of(kind: StepKind, model: nn.Module, batch_size: int) -> Forward:
-    """Return a function that executes the forward pass of `model` as `kind` says; the backward pass likewise.
+    """Return a function that executes the forward pass of `model`, and later its backward pass, as `kind` says.
 
     With CUDA graphs, an epoch's shorter last batch is executed operation by operation.
 
@@ -50,9 +50,9 @@ class Captured:
         return self.graphs(images)
 
     def _capture(self, images: Tensor) -> Forward:
-        """Capture both passes; torch runs them a few times first, so statistics and random states are restored."""
+        """Capture both passes; torch first runs them a few times, so statistics and random states are restored."""
         statistics = [buffer.clone() for buffer in self.model.buffers()]
-        network = nn.Sequential(self.model)  # torch replaces its `forward`; the model's own is still needed
+        network = nn.Sequential(self.model)  # torch replaces `forward` of its argument; the model keeps its own
         with torch.cuda.device_of(images), torch.random.fork_rng([images.device] if images.is_cuda else []):
             graphs = torch.cuda.make_graphed_callables(network, (images,), allow_unused_input=True, **_thread_local())
         for buffer, before in zip(self.model.buffers(), statistics, strict=True):
@@ -75,13 +75,13 @@ def compiled(model: nn.Module, *, graphed: bool = False) -> Forward:
     Raises:
         UserError: compilation is switched off; at the first call: `model` cannot be compiled; or as `own_cache`.
     """
-    own_cache()  # torch loads code from it, so it must be the user's own
+    own_cache()  # torch loads code from this folder, so nobody else may write in it
     torch.compiler.reset()
     # `mode="reduce-overhead"` would exclude `fallback_random`.
     graphs = {"triton.cudagraphs": True, "triton.cudagraph_or_error": True} if graphed else {}
     code = torch.compile(model, fullgraph=True, dynamic=False, options={"fallback_random": True, **graphs})
     if code is model or torch._dynamo.config.disable:
-        raise UserError("step=compiled: TORCHDYNAMO_DISABLE or TORCH_COMPILE_DISABLE turns it off; unset both")
+        raise UserError("step=compiled: TORCHDYNAMO_DISABLE or TORCH_COMPILE_DISABLE turns compilation off; unset both")
     failures = torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit
     strictly = torch._dynamo.config.patch(
         recompile_limit=BATCH_SIZES, fail_on_recompile_limit_hit=True, suppress_errors=False
@@ -95,7 +95,9 @@ def compiled(model: nn.Module, *, graphed: bool = False) -> Forward:
                 return code(images)
             except failures as error:
                 reason = str(error).partition("\n")[0]  # the rest is in log.txt
-                raise UserError(f"step=compiled: cannot be compiled in one piece; use step=eager ({reason})") from error
+                raise UserError(
+                    f"step=compiled: the network cannot be compiled in one piece; use step=eager ({reason})"
+                ) from error
 
     return call
 
@@ -121,20 +123,20 @@ def check_network(kind: StepKind, model: nn.Module, is_streamed: bool = False) -
         return
     if getattr(model, "survival", None) is not None:
         raise UserError(
-            f"step={kind}: stochastic depth draws anew which units each batch passes, which no compiled code or graph "
-            "can follow; use step=eager"
+            f"step={kind}: stochastic depth skips different units in each batch, and compiled code and graphs "
+            "cannot do that; use step=eager"
         )
     if kind == StepKind.graphed and is_streamed and not _thread_local():
         raise UserError(
-            f"step={kind}: a thread pins images, beside which torch {torch.__version__} cannot capture a graph; "
+            f"step={kind}: torch {torch.__version__} cannot capture a graph while a thread pins images; "
             "use a newer torch, step=compiled_graphed or step=eager"
         )
     if "compiled" in kind and memory != Memory.full:
         raise UserError(f"step={kind} memory={memory}: compiled code decides itself what to store; use memory=full")
     if memory != Memory.full and any(map(draws, model.modules())):
         raise UserError(
-            f"step={kind} memory={memory}: dropout that is computed again must draw the same numbers again, which a "
-            "graph cannot; use memory=full or step=eager"
+            f"step={kind} memory={memory}: a graph cannot draw the same random numbers again when dropout is "
+            "recomputed; use memory=full or step=eager"
         )
 
 

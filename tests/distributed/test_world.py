@@ -201,7 +201,7 @@ def test_a_connection_of_another_user_is_refused(user: str) -> None:
         try:
             connection, _ = server.accept()
             if user == "another":
-                with pytest.raises(UserError, match="user 65534 of this machine"):
+                with pytest.raises(UserError, match="user 65534 has connected"):
                     check_peers()
             else:
                 check_peers()

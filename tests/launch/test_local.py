@@ -165,7 +165,7 @@ def config_of(*overrides: str) -> Config:
         (["optimizer=adam"], "only SGD"),
         (["loss.smoothing=0.1"], "only runs of cross-entropy"),
         (["devices=2"], "only runs of one process"),
-        (["model/shortcut=dropout"], "dropout draws anew"),
+        (["model/shortcut=dropout"], "dropout drops different"),
     ],
 )
 def test_rows_are_grouped_by_what_they_compute(tmp_path: Path, overrides: list[str], reason: str | None) -> None:
@@ -292,7 +292,7 @@ def test_what_cannot_be_stacked_is_trained_alone_and_told(tmp_path: Path) -> Non
     done = train(*few, f"output_root={tmp_path}")
     assert done.returncode == 0, done.stderr
     assert "stacked=4: every run is trained alone" in done.stdout
-    assert "dropout draws anew for each network" in done.stdout
+    assert "dropout drops different values in each network" in done.stdout
     assert done.stdout.count("finished") >= 2
 
 

@@ -139,7 +139,7 @@ def test_first_and_last_layer_have_the_released_spread(network: Callable[..., Hi
     ("override", "message"),
     [
         ("model.widths=[32,80]", "lengths: widths 2, entries 4, .*; give each list one entry per stage"),
-        ("model.entries=[[3,1],null,[3,1],[1,0]]", "widths: 80 follows 32, so this stage needs an entry"),
+        ("model.entries=[[3,1],null,[3,1],[1,0]]", "widths: 80 follows 32 channels; this stage needs an entry"),
         ("model.entries=[[3],[3,1],[3,1],[1,0]]", r"entries: \[3\] given; needs two numbers or null"),
         ("model.entries=[[40,0],[3,1],[3,1],[1,0]]", "images of 32x32 are too small"),
         ("model.kernels=[2]", "a highway layer keeps the size of a map, so choose odd ones"),

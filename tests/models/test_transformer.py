@@ -134,7 +134,7 @@ def test_a_thousand_sublayers(network: Network) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("model.layer=[sublayer]", r"a transformer's is one sublayer and its norm, \[ln, sublayer\] or"),
+        ("model.layer=[sublayer]", r"a transformer needs one sublayer and its norm, \[ln, sublayer\] or"),
         ("model/ordering=original", "choose model/ordering=pre_norm or post_norm"),
         ("model.after=[ln]", r"after is \['ln'\], which is not how layer .* ends"),
         ("model.heads=5", "heads is 5, which does not divide the width 32: choose from 1, 2, 4, 8, 16, 32"),

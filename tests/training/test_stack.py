@@ -169,9 +169,9 @@ def test_a_network_that_blows_up_leaves_its_neighbours_as_they_are(net: str) -> 
         (["model=highway_fc50"], None),
         (HIGHWAY, None),
         (["model=resnet110", "model.batchnorm_images=64"], None),
-        (["model=highway_cifar19"], "dropout draws anew"),
-        (["model=resnet20", "model/shortcut=dropout"], "dropout draws anew"),
-        (["model=stochastic_depth110"], "stochastic depth draws anew"),
+        (["model=highway_cifar19"], "dropout drops different"),
+        (["model=resnet20", "model/shortcut=dropout"], "dropout drops different"),
+        (["model=stochastic_depth110"], "stochastic depth skips different"),
     ],
     ids=lambda given: "+".join(given) if isinstance(given, list) else "",
 )

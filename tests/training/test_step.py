@@ -133,7 +133,7 @@ def test_more_batch_sizes_than_a_run_has_are_refused() -> None:
 
 
 def test_compilation_that_is_switched_off_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    message = "TORCHDYNAMO_DISABLE or TORCH_COMPILE_DISABLE turns it off"
+    message = "TORCHDYNAMO_DISABLE or TORCH_COMPILE_DISABLE turns compilation off"
     with torch._dynamo.config.patch(disable=True), pytest.raises(UserError, match=message):
         training(8, step="compiled")
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
@@ -144,11 +144,11 @@ def test_compilation_that_is_switched_off_is_refused(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["step=compiled", "model/survival=linear_decay"], "step=compiled: stochastic depth draws anew"),
-        (["step=graphed", "model/survival=uniform"], "step=graphed: stochastic depth draws anew"),
+        (["step=compiled", "model/survival=linear_decay"], "step=compiled: stochastic depth skips different"),
+        (["step=graphed", "model/survival=uniform"], "step=graphed: stochastic depth skips different"),
         (["step=compiled", "memory=recompute_units"], "compiled code decides itself what to store; use memory=full"),
         (["step=compiled_graphed", "memory=recompute_units"], "compiled code decides itself"),
-        (["step=graphed", "memory=recompute_units", "model/shortcut=dropout"], "dropout that is computed again"),
+        (["step=graphed", "memory=recompute_units", "model/shortcut=dropout"], "a graph cannot draw"),
         (["step=compiled", "devices=2"], "step=compiled devices=2: supports one process only"),
         (["step=graphed", "devices=2"], "step=graphed devices=2: supports one process only"),
     ],
