@@ -47,7 +47,7 @@ class Classifier(nn.Module):
         elif about.mean is not None:
             mean = torch.tensor(about.mean, dtype=torch.float32)
         else:
-            raise UserError("the mean image is not there; it is in the run's checkpoint and in what export writes")
+            raise UserError("the mean image is missing; the run's checkpoint has it, and so have exported weights")
         self.register_buffer("mean", mean)
         self.register_buffer("scale", torch.tensor(about.scale, dtype=torch.float32))
         self.eval()

@@ -48,7 +48,7 @@ class Locked(UserError):
 
 
 class OtherSettings(UserError):
-    """A folder holds a run with other settings; the arguments are the folder and, by key, the kept and the new value."""
+    """A folder holds a run with other settings; the arguments are the folder and, by key, the old and the new value."""
 
     def __str__(self) -> str:
         lines = [f"  {key}: {kept!r} there, {new!r} here" for key, (kept, new) in self.args[1].items()]

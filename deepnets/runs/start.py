@@ -31,7 +31,7 @@ def with_weights(rows: Sequence[Row]) -> list[Row]:
 def _with_hash(config: Config) -> Config:
     if config.weights is None:
         if config.weights_hash is not None:
-            raise UserError(f"weights_hash={config.weights_hash}: of which weights? Add weights=RUN_OR_FILE")
+            raise UserError(f"weights_hash={config.weights_hash}: is the hash of weights; add weights=RUN_OR_FILE")
         return config
     weights_hash = hash_of(Path(config.weights))
     if config.weights_hash not in (None, weights_hash):
