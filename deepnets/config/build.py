@@ -47,7 +47,7 @@ TARGETS = frozenset(
 
 LARGEST = 2**63  # torch's integers are smaller
 LONGEST_TARGET = 200  # characters
-PLAINER_WORDS = {  # pydantic's words: ours
+PLAINER_WORDS = {  # from words in pydantic's messages to ours
     "Input should be": "must be",
     "an instance of Sequence": "a list, as in [1,2]",
     "String should match pattern '^[^\\x00-\\x1f\\x7f]+$'": "must be a text of one line, and not empty",
@@ -208,7 +208,7 @@ def _built(node: Any, runtime: dict[str, Any]) -> Any:
 def _check(
     where: str, node: dict[str, Any], runtime: Collection[str], nested: bool = False, is_called: bool = False
 ) -> None:
-    """Check a node; `is_called` says that deepnets calls the object later, so it may lack a `_partial_: true`."""
+    """Check a node; if deepnets calls the object later (`is_called`), a message may suggest `_partial_: true`."""
     target = node.get("_target_")
     if not isinstance(target, str) or (target not in TARGETS and not is_trusted(target)):
         message = f"{where}._target_: {brief(target)} is not one of the classes a configuration may name."

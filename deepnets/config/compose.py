@@ -173,7 +173,7 @@ def typed(composed: DictConfig) -> Config:
 
 def _with_absolute_folders(config: Config) -> Config:
     for node, key in ((vars(config), "output_root"), (vars(config), "weights"), (config.dataset, "root")):
-        if isinstance(node.get(key), str) and node[key]:  # an empty one must not become the working directory
+        if isinstance(node.get(key), str) and node[key]:  # an empty path must not become the working directory
             node[key] = os.path.abspath(os.path.expanduser(node[key]))
     return config
 

@@ -1,4 +1,4 @@
-"""Decides whether two runs are the same experiment: their settings are equal, apart from where and how they execute."""
+"""Decides whether two runs are the same experiment: whether they differ only in where and how they execute."""
 
 import copy
 import hashlib
@@ -100,7 +100,7 @@ def difference(settings: dict[str, Any], config: Config) -> dict[str, tuple[Any,
 
 
 def identity_hash(config: Config) -> str:
-    """Return twelve hexadecimal digits that are equal for two runs exactly if their identities are.
+    """Return twelve hexadecimal digits, which are equal for two runs exactly if the runs have the same identity.
 
     A key that a later version adds does not change them while the key has its neutral value.
     """

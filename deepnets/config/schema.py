@@ -56,7 +56,7 @@ class StepKind(StrEnum):
 
 
 class CodeChoice(StrEnum):
-    """Which version of the user's code a run executes after a change: the copy of when it began, or the current one."""
+    """Which version of the user's code a run executes after a change: the copy made when it began, or current code."""
 
     frozen = "frozen"
     current = "current"
@@ -238,7 +238,7 @@ def choice(setting: int | None, name: str, *options: Any) -> Any:
 
 
 def _as_node(value: Any) -> Any:
-    """Return a list as OmegaConf's own, since `--cfg job --resolve` cannot write a plain one."""
+    """Turn a list into OmegaConf's `ListConfig`, because `--cfg job --resolve` cannot write a plain list."""
     return OmegaConf.create(value) if isinstance(value, list) else value
 
 

@@ -96,7 +96,7 @@ def lacking(target: str) -> str | None:
 
 
 def choose_code(choice: str | None) -> None:
-    """Choose which version of trusted modules runs execute from now on: a `CodeChoice`, or the hash of a copy.
+    """Choose the version of trusted modules that runs execute from now on: a `CodeChoice`, or the hash of a copy.
 
     Raises:
         UserError: the choice is neither.
@@ -119,14 +119,14 @@ def choosing_code(choice: str | None) -> Iterator[None]:
 
 
 def chosen_code() -> str | None:
-    """Return which version of trusted modules runs execute: a `CodeChoice`, the hash of a copy, or None."""
+    """Return the chosen version of trusted modules: a `CodeChoice`, the hash of a copy, or None."""
     return _choice
 
 
 def execute_from(copy: Path) -> None:
-    """Import trusted modules from this folder first; it holds copies of them from when a run began.
+    """Import trusted modules from this folder first; it holds their copies, which were made when a run began.
 
-    Python does not read byte code in this folder, because nobody has compared that with the sources.
+    Python does not read byte code in this folder, because nobody has compared the byte code with the sources.
     """
     _copies.append(copy)
     sys.path.insert(0, str(copy))

@@ -32,7 +32,7 @@ TIMED_SECONDS, TIMED_STEPS = 0.4, 3  # the least that is timed, after a first st
 REMEMBERED = "paces.json"  # in the user's cache
 FARTHEST = 5.0  # the largest ratio of multiply-adds for which an estimate holds; layers' overheads spoil larger ones
 NOISE = f"{__name__}.noise"
-CPU_MACS = 8e9  # on a CPU, time a forward pass of about so many multiply-adds: its time is proportional to the images
+CPU_MACS = 8e9  # on a CPU, time is proportional to the images: time a batch of about this many multiply-adds
 
 
 @dataclass(frozen=True)

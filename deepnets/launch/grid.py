@@ -169,7 +169,7 @@ def launchable(config: Config, launcher: Launcher) -> Config:
 
 @dataclass
 class Tally:
-    """Counts the runs of a sweep: `failed` says why runs failed; another process trains the runs in `elsewhere`.
+    """Counts the runs of a sweep: `failed` are the runs that failed, and why; `elsewhere` are those of other processes.
 
     The command began with `left` runs to train, and `ended` of them have ended. It skips the runs in `before`, which
     failed in an earlier command.

@@ -62,7 +62,7 @@ def code_of(config: Config) -> Code | None:
 
 
 def sources_of(config: Config) -> dict[str, Path | str]:
-    """Return the file of each module outside deepnets that a run uses, or the version of an installed one, by name."""
+    """Return by name each module outside deepnets that a run uses: its file, or its version if it is installed."""
     targets = {target for node in NODES for target in targets_in(getattr(config, node))} - TARGETS
     waiting = sorted({target.rpartition(".")[0] for target in targets})
     sources: dict[str, Path | str] = {}

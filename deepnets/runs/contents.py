@@ -27,7 +27,7 @@ LONGEST_WAIT = 1e12  # seconds; a timedelta holds no more than 8.6e13
 
 
 class Unreadable(UserError):
-    """A file of a run folder cannot be read, or has other contents than a run writes; args: its path, the error."""
+    """A run folder's file cannot be read, or is not as a run writes it; the arguments are its path and the error."""
 
     def __str__(self) -> str:
         return f"{self.args[0]}: cannot be read ({self.reason}); restore the run's own, or remove it"

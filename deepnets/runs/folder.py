@@ -100,7 +100,7 @@ class RunFolder:
         """The frozen configuration.
 
         Raises:
-            UserError: the folder holds none, or one that this version cannot read.
+            UserError: the folder holds no configuration, or one that this version cannot read.
         """
         file = self.path / "config.yaml"
         if not file.is_file():
@@ -108,7 +108,7 @@ class RunFolder:
             raise UserError(f"{self}: not a run folder ({reason})")
         try:
             frozen = read_frozen(read_text(file, LONGEST))
-            # OmegaConf would copy these unchanged, and take three times as long for them as for the rest.
+            # OmegaConf would copy these nodes unchanged, and take three times as long for them as for the rest.
             nodes: dict[str, Any] = {name: frozen[name] for name in NODES if _is_plain_node(frozen.get(name))}
             config = OmegaConf.to_object(OmegaConf.merge(SCHEMA, frozen | {name: {} for name in nodes}))
             assert isinstance(config, Config)

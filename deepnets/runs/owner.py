@@ -16,7 +16,7 @@ from deepnets.system.files import fresh, new_name, read_object, read_text, write
 from deepnets.system.printing import print_line
 
 LATE_SECONDS = 60.0  # NFS caches names and contents, so a machine sees another's files this late at most
-GONE_SECONDS = 180.0  # an owner that is silent for this long has ended: LATE_SECONDS for NFS, and twice that to spare
+GONE_SECONDS = 180.0  # an owner that is silent for this long has ended; the first LATE_SECONDS may be due to NFS
 OLD_SECONDS = 600.0  # an earlier owner's file of this age is deleted
 OWNER = ".owner."
 BOOT = Path("/proc/sys/kernel/random/boot_id")  # identifies the kernel, so that all containers of a machine share it

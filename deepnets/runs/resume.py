@@ -55,7 +55,7 @@ SILENT_SECONDS = 30.0  # after this time a process prints that it waits until an
 
 
 class AnotherFailed(Exception):
-    """Another process of the run failed before this one, and has said why."""
+    """Another process of the run failed before this one, and its reason is recorded."""
 
 
 @dataclass(frozen=True)
