@@ -1,1 +1,1 @@
-"""The verbs of `deepnets`: each has a module here, which parses the command's words and makes one call."""
+"""The verbs of `deepnets`: the module of each verb parses the command's words and makes one call."""

@@ -15,7 +15,7 @@ from deepnets.errors import UserError
 from deepnets.system.files import check_writable
 
 COMMANDS = "deepnets.analysis.commands"
-# A module is imported only when a command needs it: torch and the figures take three seconds.
+# Only the modules that a command needs are imported: torch and the figures take three seconds.
 ANALYSES = {
     name: f"{COMMANDS}.{name}"
     for name in (
@@ -29,7 +29,7 @@ OWN_SUBJECT = ("showcase", "transfer", "variability")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Do the analysis that `argv` names; None: the arguments of the command line.
+    """Carry out the analysis that `argv` (None: the command line) names; returns the exit code.
 
     Raises:
         UserError: there is no such analysis, or its results cannot be written.

@@ -25,7 +25,7 @@ from deepnets.training.hardware import describe, describe_processor, find_device
 
 
 class Bench(NamedTuple):
-    """A bench: one function adds its options, one measures. The docstring of `measure`, up to Raises, is the help."""
+    """A bench: a function that adds its options, and one that measures, whose docstring up to Raises is the help."""
 
     add_options: Callable[[argparse.ArgumentParser], None]
     measure: Callable[[argparse.Namespace], list[Comparison]]
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print(comparison.table())
         for note in comparison.notes:
             console.print(as_text(note))
-    if arguments.json and comparisons:  # a bench with many parts writes the file itself
+    if arguments.json and comparisons:  # a bench with many parts returns none and writes the file itself
         tables = {comparison.title: comparison.as_json() for comparison in comparisons}
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps({**machine, "tables": tables}, indent=2) + "\n")

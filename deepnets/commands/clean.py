@@ -18,12 +18,12 @@ from deepnets.system.printing import print_line
 
 CHECKPOINTS_KIND = "checkpoints of finished runs"
 KEPT_KIND = "weights that keep_checkpoints kept in finished runs"
-COPY = r"(deepnets-)?[0-9a-f]{16}(\.\d+\.new)?"  # names of copies; another's `.code` holds other names
-LEFT_BEHIND = ("*.damaged", "*.new")  # a run sets damaged files aside; a killed process leaves new ones
+COPY = r"(deepnets-)?[0-9a-f]{16}(\.\d+\.new)?"  # names of copies; a `.code` of another program holds other names
+LEFT_BEHIND = ("*.damaged", "*.new")  # damaged files that a run has renamed; new files of a killed process
 
 
 def main() -> int:
-    """Clean the folders that the command line names."""
+    """Clean the folders that the command line names; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="folders of sweeps, or of single runs")
     parser.add_argument("--yes", action="store_true", help="remove the listed files")
@@ -51,10 +51,10 @@ class Removable:
 
 
 def clean(paths: Sequence[Path], *, remove: bool, keep_weights: bool) -> int:
-    """List what can be removed below `paths`; with `remove`, remove it. Returns the exit code: 1 if something stays.
+    """List the files below `paths` that nobody needs; with `remove`, remove them. Returns 1 if one cannot be, else 0.
 
-    `keep_weights` writes the last weights of each run as `weights.safetensors` before its checkpoints go, and leaves
-    the weights that keep_checkpoints=N kept.
+    With `keep_weights`, it writes the last weights of each run as `weights.safetensors` before it removes the run's
+    checkpoints, and it leaves the weights that keep_checkpoints=N kept.
 
     Raises:
         UserError: a folder is missing, or has no run in it.
@@ -72,11 +72,11 @@ def clean(paths: Sequence[Path], *, remove: bool, keep_weights: bool) -> int:
         line = f"{in_bytes(total)} of {in_bytes(size_of(folders))} can be removed; add --yes to do it"
         print_line(f"{line}, and --keep-weights to keep weights as safetensors")
         return 0
-    kept = [error for each in removables if (error := _remove(each, keep_weights))]
-    for error in kept:
+    errors = [error for each in removables if (error := _remove(each, keep_weights))]
+    for error in errors:
         print_line(f"kept: {error}")
     print_line(f"removed {in_bytes(total - sum(each.size for each in removables))}")
-    return 1 if kept else 0
+    return 1 if errors else 0
 
 
 def size_of(folders: Sequence[RunFolder]) -> int:
@@ -86,12 +86,12 @@ def size_of(folders: Sequence[RunFolder]) -> int:
 
 
 def disk_line(paths: Sequence[Path]) -> str:
-    """Return a line with the bytes of the runs below `paths`, and of their checkpoints that nobody needs."""
+    """Return a line with the bytes of the runs below `paths`, and with the bytes of the finished runs' checkpoints."""
     folders = folders_in(paths)
     removables = [each for folder in folders for each in _removables_of(folder)]
     checkpoints = sum(each.size for each in removables if each.kind == CHECKPOINTS_KIND)
     line = f"on disk  {in_bytes(size_of(folders))}"
-    return f"{line}, of which {in_bytes(checkpoints)} {CHECKPOINTS_KIND} (deepnets clean)" if checkpoints else line
+    return f"{line}; {in_bytes(checkpoints)} are {CHECKPOINTS_KIND} (deepnets clean)" if checkpoints else line
 
 
 def in_bytes(size: float) -> str:
@@ -105,7 +105,7 @@ def in_bytes(size: float) -> str:
 
 
 def _removables(folders: Sequence[RunFolder], paths: Sequence[Path]) -> Iterator[Removable]:
-    """Yield everything that can be removed from these runs, and copies of code that lie below the named `paths`."""
+    """Yield the files of these runs that nobody needs, and the unused copies of code below `paths`."""
     for folder in folders:
         yield from _removables_of(folder)
     sweeps = {folder.grid for folder in folders}
@@ -141,12 +141,12 @@ def _code_hashes(runs: Sequence[RunFolder]) -> set[str]:
 
 
 def _is_awaited(copy: Path, runs: Sequence[RunFolder]) -> bool:
-    """Return whether a queued job may yet execute this copy of deepnets."""
+    """Return whether a queued job may still execute this copy of deepnets."""
     return copy.name.startswith("deepnets-") and not all(run.is_complete for run in runs)
 
 
 def _remove(removable: Removable, keep_weights: bool) -> str | None:
-    """Remove the files; returns the reason if one of them cannot be removed, else None."""
+    """Remove the files; returns None, or the reason if one of them cannot be removed."""
     try:
         if removable.run is None:
             for path in removable.paths:
@@ -156,7 +156,7 @@ def _remove(removable: Removable, keep_weights: bool) -> str | None:
             if removable.kind == CHECKPOINTS_KIND:
                 if keep_weights and not (removable.run.path / WEIGHTS).exists():
                     write_weights(read_weights(removable.run.path), removable.run.path)
-                if origin := Origin.read(removable.run.path):  # `inspect` then does not report them
+                if origin := Origin.read(removable.run.path):  # `inspect` then does not call them missing
                     origin.model_copy(update={"cleaned": True}).write(removable.run.path)
             for path in removable.paths:
                 path.unlink()

@@ -1,6 +1,6 @@
-"""Write a run's weights, and everything that is needed to use them in deepnets and elsewhere, to a folder.
+"""Write a run's weights, and the files with which deepnets and other programs can use them, to a folder.
 
-A model card is among it: README.md beside the weights, with their measured error in the form that model hubs read.
+One of the files is a model card, README.md: it has the weights' measured error in the form that model hubs read.
 """
 
 import argparse
@@ -28,7 +28,7 @@ FOR_TORCHVISION = "torchvision.safetensors"
 CARD = "README.md"
 OURS = "library_name: deepnets"  # a line of every card that deepnets writes
 LONGEST = 1_000_000  # bytes of a README.md
-MOST_CLASSES = 20  # the most that a card lists
+MOST_CLASSES = 20  # a card lists at most this many
 FOR_DEEPNETS = """
 deepnets reads `weights.safetensors` and `config.yaml`; `FOLDER` is this folder:
 
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             file = writer()
         except UserError as error:
-            if not isinstance(error, NoSuchNetwork):  # that is no failure
+            if not isinstance(error, NoSuchNetwork):  # no failure: most networks are not torchvision's
                 failed.append(name)
             print(printable(f"{name:<12} not written: {' '.join(str(error).split())}"))
             return None
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def write_card(folder: RunFolder, weights: Weights, into: Path, program: str | None = None) -> Path:
-    """Write the card of the run in `folder` into the folder `into`, beside its `weights` and its `program`, if any.
+    """Write the card of the run in `folder` into the folder `into`, which has its `weights` and maybe its `program`.
 
     Raises:
         UserError: the run has no result for these weights, or `into` has a README.md that deepnets did not write.
@@ -104,7 +104,7 @@ def write_card(folder: RunFolder, weights: Weights, into: Path, program: str | N
 
 
 def card_of(folder: RunFolder, weights: Weights, program: str | None = None) -> str:
-    """Return the text of the card: YAML between lines of dashes, then Markdown.
+    """Return the card's text: YAML between lines of dashes, then Markdown.
 
     Raises:
         UserError: the run has no result for these weights.
@@ -150,7 +150,7 @@ def _is_ours(file: Path) -> bool:
 
 
 def _entry(folder: RunFolder, config: Config, result: Result, data: str) -> dict[str, Any]:
-    """Return the one result of the `model-index`; errors and accuracies are in percent."""
+    """Return the entry of the card's `model-index`; errors and accuracies are in percent."""
     metric, error = _measured(result)
     args = {
         "protocol": result.protocol.removeprefix("protocol: "),
@@ -168,9 +168,9 @@ def _entry(folder: RunFolder, config: Config, result: Result, data: str) -> dict
 
 
 def _measured(result: Result) -> tuple[str, float]:
-    """Return the name of the test error of the last epoch's weights, which are exported, and its value in percent.
+    """Return the name and the value (percent) of the test error of the exported weights, which are the last epoch's.
 
-    If validation selected another epoch, the run's result is the test error of that epoch, not of these weights.
+    If validation selected another epoch, the run's `test_error` belongs to that epoch, so it is not used.
     """
     is_last = result.selected_epoch in (None, result.epochs)
     error = result.test_error if is_last else result.last_test_error
@@ -194,7 +194,7 @@ def _split_sizes(result: Result) -> dict[str, Any]:
 
 
 def _errors_by_seed(folder: RunFolder, config: Config) -> dict[int, float | str]:
-    """Return, by seed, the test errors (or statuses) of this run and of the runs beside it that differ only in seed."""
+    """Return by seed the test error, or the status if there is none, of this run and of the runs with other seeds."""
     settings, errors = identity(config), {}
     for beside in map(RunFolder, folder.path.resolve().parent.glob("seed*")):
         if (beside.path / "config.yaml").is_file() and (result := beside.completed):

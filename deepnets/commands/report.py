@@ -22,7 +22,7 @@ EXAMPLES = """examples:
   COMMAND --compare RECORD MINE                            why my result differs from a record
 """.replace("COMMAND", program("report"))
 EXPORTS = ("csv", "latex", "markdown")
-# Requests that take none of a report's options.
+# Options that ask for something other than a report, so that a report's options do not go with them.
 NO_REPORT = ("status", "watch", "keep", "records", "screenshots", "verify", "export")
 
 
@@ -71,7 +71,7 @@ def main() -> int:
 
 
 def _check(given: argparse.Namespace, exports: dict[str, Path]) -> None:
-    """Raise a UserError for options that do not go together, and for missing folders."""
+    """Raise a UserError if options do not go together or a folder is missing."""
     requests = [name for name in (*NO_REPORT, "compare") if getattr(given, name)]
     if "watch" in requests and {*requests} - {"watch", "status"}:
         raise UserError(f"--watch shows what runs are doing; it does not go with --{requests[-1]}")
@@ -106,7 +106,7 @@ def _check(given: argparse.Namespace, exports: dict[str, Path]) -> None:
 
 def _answer(given: argparse.Namespace, exports: dict[str, Path]) -> int:
     """Carry out the request; returns the exit code."""
-    # Imported here, as torch and pandas take seconds, which --help and an error about a folder need not wait for.
+    # Imported here, because torch and pandas take seconds: --help and errors about folders come without this wait.
     if given.json or given.status or given.watch:  # these need neither statistics nor figures
         from deepnets.commands.clean import disk_line
         from deepnets.runs.status import show, show_json

@@ -5,11 +5,11 @@ from deepnets.errors import UserError
 
 
 def main() -> int:
-    """Train the runs that the command line names, or print their plan."""
+    """Train the runs that the command line names, or print their plan; returns the exit code."""
     rows = rows_of_command()
     if not rows:
         return 0
-    # Imported here, as torch takes seconds, which --help and an error about an option need not wait for.
+    # Imported here, because torch takes seconds: --help and errors about options come without this wait.
     from deepnets.runs.start import with_weights
 
     rows = with_weights(rows)

@@ -1,6 +1,6 @@
-"""`until=decided`: train the rows that claims are about, test the claims, and train more for undecided ones.
+"""`until=decided`: trains the rows that claims are about, tests the claims, and trains more seeds for undecided claims.
 
-The ended runs alone decide which seeds of which rows are trained next.
+Only the runs that have ended decide which seeds of which rows are trained next.
 """
 
 import sys
@@ -31,11 +31,11 @@ MOST_ANSWERS = 100
 def train_until_decided(rows: Sequence[Row]) -> int:
     """Train round after round until every claim is decided, ten seeds are trained or the hours are used.
 
-    The next round depends only on the results in the sweep's folder, so the same command may continue anywhere. With
-    `plan=true` it only plans the next round. Returns the exit code: 1 if a run failed.
+    The next round depends only on the results in the sweep's folder, so the same command may continue on any machine.
+    With `plan=true` it only prints the plan of the next round. Returns the exit code: 1 if a run failed.
 
     Raises:
-        UserError: there are no claims about these rows, or the hours do not pay for one run.
+        UserError: there are no claims about these rows, or the hours are not enough for one run.
     """
     grid, printed = _Grid.of(rows), set[str]()
     while True:
@@ -65,9 +65,9 @@ def train_until_decided(rows: Sequence[Row]) -> int:
 
 @dataclass(frozen=True)
 class Round:
-    """The seeds to train next, by row, and why; none if each claim is decided or cannot be decided.
+    """The seeds to train next, by row, and why; no seeds if more runs would decide no claim.
 
-    `findings` are the claims about these rows, tested on the runs so far; `left_out` are claims about other rows.
+    `findings` are the claims about these rows, tested on the runs so far; `left_out` are the claims about other rows.
     """
 
     why: str
@@ -80,22 +80,22 @@ def next_round(names: Sequence[str], runs: Sequence[Run], file: Path) -> Round:
     """Choose what to train after `runs`, which are all runs of the grid so far.
 
     The first round trains one seed of every row that a claim of the sweep's `file` is about. Each later round trains
-    the seeds that undecided claims lack for their next look, starting with the claims of the fewest looks.
+    the seeds that undecided claims lack for their next look, first for the claims whose next look needs fewest seeds.
     """
     sweep = sweep_of(file)
     asked = _asked(sweep, names)
-    here = [(claim, rows) for claim, rows, _ in asked if {*rows} <= {*names}]
+    about_these = [(claim, rows) for claim, rows, _ in asked if {*rows} <= {*names}]
     left_out = [text for _, rows, text in asked if not {*rows} <= {*names}]
-    if not here:
+    if not about_these:
         return Round("no claim is about these rows alone", left_out=left_out)
     ended = {run.row for run in runs if run.has_ended}
-    named = dict.fromkeys(row for row in names if any(row in rows for _, rows in here))
-    if new := [row for row in named if row not in ended]:
+    claimed = [row for row in names if any(row in rows for _, rows in about_these)]
+    if new := [row for row in dict.fromkeys(claimed) if row not in ended]:
         return Round(f"a first seed of {_rows(len(new))}", {row: [0] for row in new}, left_out=left_out)
     findings = [
         finding
         for finding in _findings(runs, file)
-        if (finding.claim, tuple(side.row for side in finding.sides)) in here
+        if (finding.claim, tuple(side.row for side in finding.sides)) in about_these
     ]
     open_ones = [finding for finding in findings if any(finding.lacking or ())]
     if not open_ones:
@@ -119,7 +119,7 @@ def next_round(names: Sequence[str], runs: Sequence[Run], file: Path) -> Round:
 
 @dataclass(frozen=True)
 class _Grid:
-    """The command's rows by name, each with one of its seeds; `folder` holds them all, and `file` is the sweep's."""
+    """The command's rows by name, each with one of its seeds, the `folder` of their runs, and the sweep's `file`."""
 
     rows: Mapping[str, Row]
     folder: Path
@@ -151,17 +151,18 @@ class _Grid:
         return next(iter(self.rows.values())).config
 
     def runs(self) -> list[Run]:
-        """Read the runs of these rows that are in the folder now."""
+        """Read the runs of these rows that the folder holds now."""
         has_runs = self.folder.is_dir() and run_folders(self.folder)
         return [run for run in read_runs([self.folder]) if run.row in self.rows] if has_runs else []
 
     def affordable(self, planned: Round, runs: Sequence[Run]) -> list[Row]:
-        """Choose as many runs of the round as the hours pay, by seed and then compute; print why, or print the answers.
+        """Choose the runs of the round for which the hours are enough, lowest seed first, then least compute first.
 
-        A run's price is its compute at the pace of the ended runs; before one has ended, it is `plan=true`'s estimate.
+        Print why; if no run is chosen, also print the claims' answers. A run's cost is its compute at the pace of the
+        ended runs; before a run has ended, it is the estimate of `plan=true`.
 
         Raises:
-            UserError: the hours do not even pay for the first run.
+            UserError: the hours are not enough for the first run.
         """
         asked = [self._with_seed(row, seed) for row, seeds in planned.seeds.items() for seed in seeds]
         compute = compute_of([*self.rows.values()])
@@ -178,15 +179,13 @@ class _Grid:
             needs = cost.flops * used / trained if trained else cost.seconds / 3600
             if hours is not None and price + needs > hours:
                 if not ended and not chosen:
-                    raise UserError(
-                        f"hours={hours:g}: do not pay one run; that of {_name(row)} takes about {needs:.2g} hours"
-                    )
+                    raise UserError(f"hours={hours:g}: do not pay one run; {_name(row)} takes about {needs:.2g} hours")
                 break
             price += needs
             chosen.append(row)
         spent = f"{used:.3g} hours used" + (f" of {hours:g}" if hours is not None else "")
         if chosen:
-            less = f", of which the hours pay {len(chosen)}" if len(chosen) < len(asked) else ""
+            less = f", the hours pay {len(chosen)}" if len(chosen) < len(asked) else ""
             print_line(f"{planned.why}: {len(asked)} run{'s' * (len(asked) > 1)}{less} ({spent})")
         else:
             why = f"the hours do not pay the next run of {planned.why}" if asked else planned.why
@@ -203,13 +202,13 @@ class _Grid:
 
 
 def hours_of(run: Run) -> float:
-    """Return the hours that a run trained, times its number of processes."""
+    """Return the hours that a run has trained, times its number of processes."""
     processes = list(run.result.get("processes", {"0": 1}).values())[-1]
     return processes * (run.result.get("seconds") or 0.0) / 3600
 
 
 def _asked(sweep: Any, names: Sequence[str]) -> list[tuple[Claim | Registered, tuple[str, ...], str]]:
-    """List each claim that runs can decide, its rows and its text; a claim about an axis is listed for each pair."""
+    """List each claim that runs can decide, with its rows and its text; a claim about an axis appears for each pair."""
     axes = len(axes_of(sweep)) or 1
     asked: list[tuple[Claim | Registered, tuple[str, ...], str]] = []
     for claim in decidable_of(sweep):

@@ -1,1 +1,1 @@
-"""The configuration of a run: its schema, how YAML composes it, what its nodes build, when two runs are the same."""
+"""Defines a run's settings, composes them from YAML, builds the objects they name, and says when two runs are equal."""

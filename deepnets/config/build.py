@@ -1,4 +1,4 @@
-"""Checks the nodes of a configuration, each a `_target_` and its arguments, against its signature, and calls them."""
+"""Checks each node of a configuration against the signature of its `_target_`, and calls the target to build it."""
 
 import inspect
 import re
@@ -47,7 +47,7 @@ TARGETS = frozenset(
 
 LARGEST = 2**63  # torch's integers are smaller
 LONGEST_TARGET = 200  # characters
-PLAINER_WORDS = {  # for those of pydantic's messages
+PLAINER_WORDS = {  # from words in pydantic's messages to ours
     "Input should be": "must be",
     "an instance of Sequence": "a list, as in [1,2]",
     "String should match pattern '^[^\\x00-\\x1f\\x7f]+$'": "must be a text of one line, and not empty",
@@ -60,10 +60,10 @@ PLAINER_WORDS = {  # for those of pydantic's messages
 
 
 def build(where: str, node: dict[str, Any], **runtime: Any) -> Any:
-    """Build the object that `node` describes; `runtime` are further arguments.
+    """Call the target of `node` with the node's arguments and `runtime`, and return the object; messages name `where`.
 
     Raises:
-        UserError: as `check_node`; or the target refuses its values, or the user's own class fails.
+        UserError: as `check_node`; or the target raises a ValueError, or the user's own class raises any error.
     """
     check_node(where, node, runtime)
     try:
@@ -103,7 +103,7 @@ def check_ranges(settings: "DataclassInstance", prefix: str = "") -> None:
 
 
 def check_types(settings: dict[str, Any]) -> None:
-    """Check settings read from YAML, which may lack keys, as `check_ranges` does.
+    """Check the types and ranges of settings that were read from YAML, where keys may be missing.
 
     Raises:
         UserError: names the first key whose value is of another type or out of range.
@@ -114,7 +114,7 @@ def check_types(settings: dict[str, Any]) -> None:
 
 
 def check_early(rows: Sequence[Row]) -> None:
-    """Refuse a grid in which all runs have the same error; different errors are reported later, row by row.
+    """Refuse a grid if all of its runs have the same error; other errors are reported later, for each row.
 
     Raises:
         UserError: the error that all runs have.
@@ -132,7 +132,7 @@ def check_early(rows: Sequence[Row]) -> None:
 
 
 def check_plain_settings(config: Config) -> None:
-    """Check that numbers are in their ranges, that there is one budget, and that the schedule can be built.
+    """Check that numbers are in their ranges, that one budget is set, and that the schedule can be built.
 
     Raises:
         UserError: names the first thing that is wrong.
@@ -169,9 +169,9 @@ def targets_in(node: Any) -> Iterator[str]:
 
 
 def takes(settings: Any, key: str, value: Any) -> bool:
-    """Return whether the dotted key of a configuration takes values of this type.
+    """Return whether a dotted key in the configuration `settings` accepts the type of `value`.
 
-    True if that cannot be known: there is no such key, or its class is not trusted.
+    True also if the key's type is unknown, because the key does not exist or its class is not trusted.
     """
     *path, last = key.split(".")
     annotations = annotations_of(Config)
@@ -193,7 +193,7 @@ def annotations_of(schema: type) -> dict[str, Any]:
 
 
 def _built(node: Any, runtime: dict[str, Any]) -> Any:
-    """Build a node whose targets and arguments are all checked already; strings stay as they are."""
+    """Build a node that `_check` has accepted; values other than nodes stay as they are."""
     if isinstance(node, list):
         return [_built(value, {}) for value in node]
     if not isinstance(node, dict):
@@ -208,7 +208,7 @@ def _built(node: Any, runtime: dict[str, Any]) -> Any:
 def _check(
     where: str, node: dict[str, Any], runtime: Collection[str], nested: bool = False, is_called: bool = False
 ) -> None:
-    """Check a node; with `is_called` the program passes it one more argument, which a partial node leaves open."""
+    """Check a node; if deepnets calls the object later (`is_called`), a message may suggest `_partial_: true`."""
     target = node.get("_target_")
     if not isinstance(target, str) or (target not in TARGETS and not is_trusted(target)):
         message = f"{where}._target_: {brief(target)} is not one of the classes a configuration may name."
@@ -245,7 +245,7 @@ def _check(
     missing = [
         name for name, parameter in parameters.items() if parameter.default is parameter.empty and name not in present
     ]
-    if len(missing) > is_partial:  # a partial node leaves one argument open, which the program sets
+    if len(missing) > is_partial:  # deepnets passes the one argument that a partial node leaves open
         needs = f"{target} needs {'all but one of them' if is_partial else 'them'}"
         if is_called and not is_partial:
             needs = "add `_partial_: true`, with which deepnets passes one argument later, such as a shortcut's ends"
@@ -253,7 +253,7 @@ def _check(
 
 
 def _check_nested(where: str, value: Any, is_called: bool = False) -> None:
-    """Check every node inside a value, however deep in lists and dictionaries: `build` calls them all."""
+    """Check every node inside a value, also in nested lists and dictionaries, because `build` calls all of them."""
     if isinstance(value, dict) and "_target_" in value:
         _check(where, value, (), nested=True, is_called=is_called)
     elif isinstance(value, dict):
@@ -270,7 +270,7 @@ def _check_type(where: str, value: Any, annotation: Any, strict: bool = True) ->
     try:
         _adapter(annotation).validate_python(value, strict=strict)
     except ValidationError as error:
-        first = max(error.errors(), key=lambda each: len(each["loc"]))  # in a list, the error of an element
+        first = max(error.errors(), key=lambda each: len(each["loc"]))  # the longest path: an element's error
         path = "".join(f"[{index}]" for index in first["loc"] if isinstance(index, int))
         is_option = first["type"] == "callable_type"
         reason = f"choose an option by {where.replace('.', '/')}=NAME" if is_option else _plainer(first["msg"])

@@ -1,4 +1,4 @@
-"""Reads a paper's claims about the rows of its table, which the sweep file lists."""
+"""Reads the claims in a sweep file: statements of the paper about the rows of its table."""
 
 import hashlib
 import json
@@ -31,7 +31,7 @@ class Relation(StrEnum):
 
 
 class Measured(StrEnum):
-    """The error that a claim is about, after the last epoch."""
+    """Which error a claim compares: the test or the training error, after the last epoch."""
 
     test = "test"
     training = "training"
@@ -39,11 +39,11 @@ class Measured(StrEnum):
 
 @dataclass(frozen=True)
 class Claim:
-    """The paper says at `place` that row `first` stands in this `relation` to row `second`, in their `error`.
+    """The paper says at `place` how the `error` of row `first` relates to the `error` of row `second`.
 
     In a sweep with several axes, both names may be values of one axis; the claim is then about each pair of rows that
-    differ only in that axis. `second` may be a row of another sweep, SWEEP/ROW. `above` is the error in percent above
-    which a run of the published protocol fails, if the paper names one.
+    differ only in that axis. `second` may be a row of another sweep, SWEEP/ROW. If the paper says from which error on
+    a run of the published protocol has failed, `above` is this error in percent.
     """
 
     first: str
@@ -60,7 +60,7 @@ class Claim:
 
     @property
     def hash(self) -> str:
-        """Eight hexadecimal digits of `text`; they do not depend on `place` and `above`."""
+        """Eight hexadecimal digits, which depend on `text` but not on `place` and `above`."""
         return _hash(self.text)
 
 
@@ -68,10 +68,10 @@ class Claim:
 class Registered:
     """A claim that no `Relation` can express, written down before the runs that will test it.
 
-    `sentence` says what the paper states at `place`, `rows` names the rows it is about (ROW, SWEEP/ROW, or
-    analysis/NAME/NET for the networks that an analysis draws itself). `quantity` says what is measured, in which unit,
-    and on which side of `margin`, a number in that unit, its 95 % interval must lie; it is the claim's only test.
-    `test` computes the quantity, and may be added later.
+    `sentence` says what the paper states at `place`, and `rows` names the rows that it is about: ROW, SWEEP/ROW, or
+    analysis/NAME/NET for a network that an analysis draws itself. `quantity` says what is measured, in which unit, and
+    whether its 95 % interval must lie above, below or within `margin`, a number in that unit; nothing else decides the
+    claim. `test` says how to compute the quantity, and may be added later.
     """
 
     sentence: str
@@ -83,7 +83,7 @@ class Registered:
 
     @property
     def elsewhere(self) -> str:
-        """The sweep of the claim's rows, or analysis/NAME; empty if the claim's own sweep has one of the rows."""
+        """The other sweep, or analysis/NAME, that has the rows; empty if one of them is in the claim's own sweep."""
         sweeps = [row.rpartition("/")[0] for row in (self.test.rows if self.test else self.rows)]
         return "" if "" in sweeps else sweeps[0]
 
@@ -94,7 +94,7 @@ class Registered:
 
     @property
     def hash(self) -> str:
-        """Eight hexadecimal digits of everything but `place` and `test`, so that a test may be added later."""
+        """Eight hexadecimal digits, which depend on all but `place` and `test`, so that a test may be added later."""
         return _hash(json.dumps([self.sentence, list(self.rows), self.quantity, self.margin]))
 
 
@@ -118,7 +118,7 @@ def decidable_of(sweep: Any) -> list[Claim | Registered]:
 
 
 def margins_of(sweep: Any) -> dict[str, float]:
-    """Return a sweep's margin at each scale, in percent points; a smaller difference counts as none.
+    """Return a sweep's margin by scale, in percent points: rows whose errors differ by less count as equal.
 
     Raises:
         UserError: the margins are not a positive number for each scale.
@@ -156,9 +156,9 @@ def claims_on_file(folder: Path) -> tuple[str, ...]:
 
 
 def check_claims(file: Path) -> None:
-    """Check that the rows in a sweep file's claims and the scales in its margins exist; a misspelt one costs seeds.
+    """Check that the rows in a sweep file's claims and the scales in its margins exist, before any seed is trained.
 
-    A row may be missing at some scales. A file is not checked if it must be composed before its rows are known.
+    A row must exist at one scale or more. A file is not checked if Hydra must compose it to know its rows.
 
     Raises:
         UserError: a row or scale does not exist; the message gives the nearest one that does.
@@ -180,8 +180,8 @@ def check_claims(file: Path) -> None:
             rows = rows_of_file(of_rows) if of_rows.is_file() else set()
             parts = {part for each in rows for part in each.split(",")}
             if rows or not of_rows.is_file():
-                said = claim.text if isinstance(claim, Claim) else claim.sentence
-                _check_name(row, [*rows, *parts], f"{file}: sweep.claims: {said}: no row")
+                text = claim.text if isinstance(claim, Claim) else claim.sentence
+                _check_name(row, [*rows, *parts], f"{file}: sweep.claims: {text}: no row")
 
 
 def _check_name(name: str, names: Sequence[str], wrong: str) -> None:

@@ -1,4 +1,4 @@
-"""Reads the `test` of a registered claim: the number that each run gives, and where their mean must lie."""
+"""Reads the `test` of a registered claim: which number each run gives, and where the rows' means must lie."""
 
 import math
 import re
@@ -15,17 +15,17 @@ from deepnets.errors import UserError
 TEST_EXAMPLE = "test: {of: test error, each: [identity minus none]}"
 OF_EXAMPLE = "{analyze: lesion --only single, table: single, median: error, where: {unit: [15, 45]}, minus: {unit: 0}}"
 FORMS = ("each", "mean", "slope", "log_slope", "order", "share_above")
-REDUCTIONS = {"mean": 1, "median": 1, "min": 1, "max": 1, "slope": 2, "tau": 2, "pearson": 2}  # columns that each takes
+REDUCTIONS = {"mean": 1, "median": 1, "min": 1, "max": 1, "slope": 2, "tau": 2, "pearson": 2}  # columns that each needs
 BASES = {"e": math.e, 2: 2.0, 10: 10.0}
 REGION = re.compile(r"must lie (above|below)( minus)? the margin|must lie within plus and minus the margin")
 COLUMN = re.compile(r"(?:(log2|log10|abs) )?(\w+)(?: below (-?\d+(?:\.\d+)?))?")
 
-DRAWN = "analysis/"  # in front of the rows that an analysis draws itself: analysis/NAME/NET
-Lines = tuple[tuple[str, Any], ...]  # a value, or the two ends of a range, by column
+DRAWN = "analysis/"  # analysis/NAME/NET is a network that an analysis draws itself
+Lines = tuple[tuple[str, Any], ...]  # chosen lines of a CSV file: pairs (column, value) or (column, (low, high))
 
 
 class Quantity(StrEnum):
-    """The error (percent) or loss (nats) that a registered claim is about, after the last or an earlier epoch."""
+    """The error (percent) or loss (nats) of a run, after the last or an earlier epoch, that a registered claim uses."""
 
     test_error = "test error"
     training_error = "training error"
@@ -34,7 +34,7 @@ class Quantity(StrEnum):
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a CSV file, or a `function` of it; with `below`, 1 where it is below that number, else 0."""
+    """A column of a CSV file, or its log2, log10 or abs (`function`); with `below`, 1 if less than that, else 0."""
 
     name: str
     function: str = ""
@@ -43,10 +43,11 @@ class Column:
 
 @dataclass(frozen=True)
 class Analysed:
-    """A number that `deepnets analyze` measures of a run: a `reduction` of the `columns` of its CSV file `table`.
+    """A number that `deepnets analyze` measures on a run: a `reduction` of `columns` in its CSV file `table`.
 
-    `where` chooses lines by a column's value or range. Lines of equal value in the column `by` are averaged first.
-    `minus` chooses other lines, whose number is subtracted. An `analysis` with other `options` does not count.
+    `where` chooses lines by a column's value or range. Lines with the same value in the column `by` are averaged first.
+    `minus` chooses other lines; the number that they give is subtracted. Results of the `analysis` with other `options`
+    do not count.
     """
 
     analysis: str
@@ -88,12 +89,14 @@ class Contrast:
 class ClaimTest:
     """How runs test a registered claim.
 
-    `of` is the quantity. Each of the `contrasts` between the rows' means must lie between `low` and `high`. Without
-    contrasts, Kendall's tau-b must lie there, between the runs' numbers and the places of their rows in `order`. A
-    run's number is taken after the share `at` of its iterations (1: the last epoch); with a base `log`, its logarithm.
+    Each run gives a number: its quantity `of` after the share `at` of its iterations (1: after the last epoch), or the
+    logarithm of this quantity to the base `log`. Each of the `contrasts` between the rows' means must lie between `low`
+    and `high`. Without contrasts, Kendall's tau-b must lie there: it compares the runs' numbers with the places of
+    their rows in `order`.
 
-    If `is_share`, a run's number is the share of later epochs in which it is above the other row's run of the same
-    seed. With `best`, the rows are nets of a random search, and the mean is over this best share of their trials.
+    If `is_share`, a run's number is the share of the epochs after `at` in which its quantity is above the quantity of
+    the other row's run with the same seed. With `best`, each row is a network of a random search, and its mean is over
+    this share of its trials, the best ones.
     """
 
     of: Quantity | Analysed
@@ -116,7 +119,7 @@ def read_test(node: Any, sentence: str, rows: Sequence[str], quantity: str, marg
     """Read the `test` of the claim that has this sentence, rows, quantity and margin.
 
     Raises:
-        UserError: it is not written as `TEST_EXAMPLE`, or is about other rows.
+        UserError: the test is not written as `TEST_EXAMPLE`, or names rows that the claim does not have.
     """
     wrong = f'sweep.claims: "{sentence}": test: {node}: must be as {TEST_EXAMPLE}'
     keys = {"of", "at", "log", "best", *FORMS}
@@ -156,13 +159,13 @@ def read_test(node: Any, sentence: str, rows: Sequence[str], quantity: str, marg
 
 
 def nearest(name: str, names: Sequence[str]) -> str:
-    """Return the end of a message that gives the nearest name; empty if no name is near."""
+    """Return text that ends a message with the nearest of the names; empty if no name is near."""
     near = get_close_matches(name, names, 1)
     return f"; the nearest: {near[0]}" if near else ""
 
 
 def _region(quantity: str, margin: float, wrong: str) -> tuple[float, float]:
-    """Read from the quantity's text the bounds between which it must lie."""
+    """Read the lower and upper bound of a quantity from its text."""
     if not (region := REGION.search(" ".join(quantity.split()))):
         raise UserError(f"{wrong}; the quantity does not say that it must lie above, below or within the margin")
     bound = -margin if region[2] else margin
@@ -170,7 +173,7 @@ def _region(quantity: str, margin: float, wrong: str) -> tuple[float, float]:
 
 
 def _analysed(node: Mapping[str, Any], where: str) -> Analysed:
-    """Read which number to take from an analysis."""
+    """Read an `of` that names a number of an analysis."""
     wrong = f"{where}: must be as {OF_EXAMPLE}"
     keys = {"analyze", "table", "where", "minus", "by", *REDUCTIONS}
     if unknown := [str(key) for key in node if key not in keys]:
@@ -184,15 +187,15 @@ def _analysed(node: Mapping[str, Any], where: str) -> Analysed:
     if len(texts) != REDUCTIONS[chosen[0]] or not all(matches):
         number = "a column" if REDUCTIONS[chosen[0]] == 1 else "two columns, [x, y]"
         raise UserError(f"{wrong}; {chosen[0]} takes {number}; each is NAME, log2, log10 or abs NAME, or NAME below 0")
-    analysis, *words = str(node["analyze"]).split()
+    analysis, *options = str(node["analyze"]).split()
     names = sorted(file.stem for file in (PACKAGE / "analysis" / "commands").glob("[a-z]*.py"))
     if analysis not in names:
         raise UserError(f"{where}: analyze {analysis}: no such analysis{nearest(analysis, names)}")
-    if len(words) % 2 or not all(word.startswith("--") for word in words[::2]):
+    if len(options) % 2 or not all(name.startswith("--") for name in options[::2]):
         raise UserError(f"{wrong}; behind the analysis come only options with a value, as --only single")
     return Analysed(
         analysis,
-        tuple((name.removeprefix("--"), value) for name, value in zip(words[::2], words[1::2], strict=True)),
+        tuple((name.removeprefix("--"), value) for name, value in zip(options[::2], options[1::2], strict=True)),
         str(node["table"]),
         chosen[0],
         tuple(Column(each[2], each[1] or "", float(each[3]) if each[3] else None) for each in matches if each),
@@ -203,7 +206,7 @@ def _analysed(node: Mapping[str, Any], where: str) -> Analysed:
 
 
 def _lines(node: Any, wrong: str) -> Lines:
-    """Read which lines of a table count: a word, a number or a range for each column."""
+    """Read which lines of a table to use: for each column a word, a number or a range."""
     chosen: list[tuple[str, Any]] = []
     for column, value in node.items() if isinstance(node, Mapping) else [("", None)]:
         if isinstance(value, Sequence) and len(value) == 2 and all(map(is_number, value)):
@@ -216,7 +219,7 @@ def _lines(node: Any, wrong: str) -> Lines:
 
 
 def _contrasts(form: str, node: Any, rows: Sequence[str], wrong: str) -> tuple[tuple[Contrast, ...], tuple[str, ...]]:
-    """Read a test's contrasts, or the rows of its order; the other one is empty."""
+    """Read the test's contrasts and the rows of its order; a test has only one of them, and the other is empty."""
     if form in ("slope", "log_slope"):
         if not isinstance(node, Mapping) or len(node) < 2 or not all(map(is_number, node)):
             raise UserError(f"{wrong}; a {form} is a mapping from two or more numbers, as {{20: a minus b, 56: c}}")
@@ -257,7 +260,7 @@ def _sum(texts: Sequence[str], weights: Sequence[float], rows: Sequence[str]) ->
 
 
 def are_names(node: Any) -> bool:
-    """Say whether the node is a list of words, and not empty."""
+    """Return whether the node is a list of one or more strings."""
     return (
         isinstance(node, Sequence)
         and not isinstance(node, str)
@@ -267,5 +270,5 @@ def are_names(node: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Say whether the value is a finite number; True is not one."""
+    """Return whether the value is a finite int or float, and not a bool."""
     return type(value) in (int, float) and math.isfinite(value)

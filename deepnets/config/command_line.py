@@ -43,25 +43,25 @@ from deepnets.config.trust import trust
 from deepnets.errors import UserError, brief
 from deepnets.system.printing import with_progress
 
-PLUGINS = {  # Hydra's defaults; others would change nothing
+PLUGINS = {  # Hydra's defaults; deepnets calls neither of them, so others would change nothing
     "sweeper": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper",
     "launcher": "hydra._internal.core_plugins.basic_launcher.BasicLauncher",
 }
 HYDRA_KEYS = ("hydra.mode", "hydra.searchpath", "hydra.sweeper.params")  # deepnets reads these
-HARMLESS = ("hydra.job.name", "hydra.verbose")  # for Hydra's users, who may type them by habit
+HARMLESS = ("hydra.job.name", "hydra.verbose")  # ignored: users of Hydra may type them by habit
 NODES = ("model", "dataset", "optimizer", "schedule", "loss")
 RESERVED_FOLDERS = {"runs": "the runs without a sweep", "records": "the records"}
 FIXING_GROUPS = ("sweep", "protocol")  # their files set values of other groups' options
 
 
 def rows_of_command() -> list[Row]:
-    """Compose the rows that `sys.argv` describes; returns none if it asks for something else, as with --help.
+    """Compose the rows that `sys.argv` asks for; if it asks for a page such as --help, print this and return no rows.
 
     Raises:
-        HydraException, OmegaConfBaseException: an unknown option or key, a value of the wrong type.
-        UserError: options or sweeps that do not go together, or as `trust`.
+        HydraException, OmegaConfBaseException: an option or key is unknown, or a value has the wrong type.
+        UserError: options or sweeps do not go together, or as `trust`.
     """
-    # A shell expands ~ only where a word begins, and Hydra does not read it.
+    # A shell expands ~ only at the beginning of a word, and Hydra does not expand it.
     sys.argv[1:] = [
         re.sub(r"^([\w.]+=)(~/)", lambda match: match[1] + expanduser(match[2]), word) for word in sys.argv[1:]
     ]
@@ -96,7 +96,7 @@ def rows_of_command() -> list[Row]:
 
 
 def check_options(row: Row) -> None:
-    """Refuse an option if the row's sweep or protocol would replace its values by those meant for another option.
+    """Refuse an option if the row's sweep or protocol replaces its values by values for another option.
 
     `model=resnet56` in a sweep that sets `model.depth` to 110 would train 110 layers under the name of 56. Allowed:
     options on the sweep's axes, values that the option shares with the one it replaces, values typed explicitly.
@@ -129,7 +129,7 @@ def check_options(row: Row) -> None:
 
 
 def check_widths(row: Row) -> None:
-    """Refuse scale=deep for a model whose file has no smaller widths for it, unless widths are typed.
+    """Refuse scale=deep if the model's file has no smaller widths for this scale and the command sets no widths.
 
     Raises:
         UserError: names the model's widths.
@@ -151,10 +151,10 @@ def check_widths(row: Row) -> None:
 
 
 def check_name(row: Row) -> None:
-    """Refuse a `name` that cannot name a folder, or names the folder of another sweep.
+    """Refuse a `name` that cannot name a folder, or that names the folder of another sweep.
 
     Raises:
-        UserError: says which of the two it is.
+        UserError: `name` is one of these.
     """
     name, sweep = row.config.name, row.choices.get("sweep")
     if name is None or name == sweep:
@@ -168,19 +168,19 @@ def check_name(row: Row) -> None:
 
 
 def _rows(words: Sequence[str], multirun: bool, search: Search) -> list[Row]:
-    """Compose every run of the grid, or the single run if the words ask for no grid."""
+    """Compose all rows of the grid; if the words ask for no grid, compose one row."""
     words = [_with_commas(word, {}) if "=[" in word and "." not in key_of(word) else word for word in words]
     check_words(words)
     _check_root(words)
-    of_hydra = [word for word in words if parsed(word).is_hydra_override()]
-    if swept := [word for word in of_hydra if parsed(word).is_sweep_override()]:
+    hydra_words = [word for word in words if parsed(word).is_hydra_override()]
+    if swept := [word for word in hydra_words if parsed(word).is_sweep_override()]:
         raise UserError(f"{swept[0]}: Hydra's own settings have one value for all runs")
-    task = [word for word in words if word not in of_hydra]
-    shared = _composed_for_all(of_hydra, task, search)
+    task = [word for word in words if word not in hydra_words]
+    shared = _composed_for_all(hydra_words, task, search)
     for plugin, target in PLUGINS.items():
         if shared.hydra[plugin]["_target_"] != target:
             raise UserError(f"hydra/{plugin}: deepnets multiplies and launches rows itself; leave it out")
-    for word in of_hydra:
+    for word in hydra_words:
         if not f"{key_of(word)}.".startswith(tuple(f"{key}." for key in (*HYDRA_KEYS, *HARMLESS))):
             raise UserError(f"{word}: changes nothing here; of Hydra's settings deepnets reads {', '.join(HYDRA_KEYS)}")
     sweep: Any = OmegaConf.to_object(shared.config.sweep) if shared.config.sweep else Sweep()
@@ -196,16 +196,16 @@ def _rows(words: Sequence[str], multirun: bool, search: Search) -> list[Row]:
         return [compose(words, search)]
     # This search includes the folders that hydra.searchpath names.
     search = search_of(shared.hydra, search.defaults)
-    of_hydra = [word for word in of_hydra if key_of(word) != "hydra.searchpath"]
+    hydra_words = [word for word in hydra_words if key_of(word) != "hydra.searchpath"]
     if any(key_of(word) == "sweep.seeds" for word in task):
-        params.pop("seed", None)  # the scale may set it, and the command comes first
+        params.pop("seed", None)  # typed seeds replace seeds that the scale sets
     params = params_of(sweep.rows, sweep.seeds, params)
     if any("." in key_of(word) and isinstance(parsed(word).value(), list) for word in task):
         chosen = [word for word in task if "." not in key_of(word) and not parsed(word).is_sweep_override()]
-        settings = OmegaConf.to_container(composed((*of_hydra, *chosen), search).config, resolve=False)
+        settings = OmegaConf.to_container(composed((*hydra_words, *chosen), search).config, resolve=False)
         task = [_with_commas(word, settings) for word in task]
     rows = rows_of(params, sweep, task, search)
-    return [compose([*of_hydra, *row], search) for row in with_progress(rows, "rows composed")]
+    return [compose([*hydra_words, *row], search) for row in with_progress(rows, "rows composed")]
 
 
 def _check_root(words: Sequence[str]) -> None:
@@ -240,23 +240,23 @@ def _sweep_files(words: Iterable[str], places: Iterable[str]) -> list[Path]:
     return [file for file in files if file.is_file()]
 
 
-def _composed_for_all(of_hydra: Sequence[str], task: Sequence[str], search: Search) -> Composed:
+def _composed_for_all(hydra_words: Sequence[str], task: Sequence[str], search: Search) -> Composed:
     """Compose the sweep, its axes and Hydra's own node from the words that all rows share."""
     words = [
         word
         for word in task
         if not parsed(word).is_sweep_override() and re.fullmatch(r"(sweep|scale)\..*|[^./]+", key_of(word))
     ]
-    shared = composed((*of_hydra, *(word for word in words if not plain_value(word))), search)
+    shared = composed((*hydra_words, *(word for word in words if not plain_value(word))), search)
     sweep: Any = OmegaConf.to_container(shared.config, resolve=False)["sweep"] or {}  # type: ignore[call-overload,index]
     axes = str([OmegaConf.to_container(shared.hydra.sweeper, resolve=False), sweep.get("rows"), sweep.get("seeds")])
     if any(plain_value(word) and re.search(rf"\b{key_of(word)}\b", axes) for word in words):
-        return composed((*of_hydra, *words), search)
+        return composed((*hydra_words, *words), search)
     return shared
 
 
 def _options_on_axes(composition: Composed) -> dict[str, list[str]]:
-    """Return the values of each axis of the sweep, and of the entries of its union."""
+    """Return the values of each axis in the sweep's rows, in `hydra.sweeper.params`, and in the sweep's union."""
     options: dict[str, list[str]] = {}
     sweep = composition.config.sweep or {"rows": {}, "union": []}
     for axes in (sweep["rows"], composition.hydra.sweeper.params or {}, *sweep["union"]):
@@ -340,7 +340,7 @@ def _flags(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _refuse(message: str) -> NoReturn:
-    """Raise argparse's message about a flag as an error of one line."""
+    """Raise argparse's message about a flag as a UserError of one line."""
     raise UserError(f"{message}; options are written as key=value, and --hydra-help lists all flags")
 
 
@@ -362,9 +362,9 @@ def _show(words: Sequence[str], overrides: Sequence[str], search: Search) -> Non
 
 
 def _help_page(overrides: Sequence[str], search: Search) -> str | None:
-    """Return the page of --help; None if its template has more to fill in than the groups, as a user's own may have.
+    """Return the page of --help; None if a user's template has other placeholders, which Hydra must fill in.
 
-    Hydra itself takes half a second: it copies all that it knows of each source of options, once for each group.
+    Hydra would take half a second to list the groups: for each group it copies its notes on all sources of options.
     """
     before, groups, after = composed(tuple(overrides), search).hydra.help.template.partition("$APP_CONFIG_GROUPS")
     if not groups or "$" in before + after:
@@ -387,7 +387,7 @@ def _groups(repository: Any, parent: str = "") -> Iterator[tuple[str, list[str]]
 
 @contextmanager
 def _errors_raised() -> Iterator[None]:
-    """Let Hydra raise its errors: unless this variable is set, it prints them in tens of lines and exits."""
+    """Set HYDRA_FULL_ERROR, so that Hydra raises its errors. Otherwise it prints them in tens of lines and exits."""
     before = os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:

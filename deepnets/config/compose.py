@@ -35,9 +35,9 @@ from deepnets.config.safe_yaml import refuse_interpolations
 from deepnets.config.schema import Config, Row, Search, at_scale, axes_of, case, choice, log_uniform, uniform
 from deepnets.errors import UserError
 
-ABSENT = object()  # in place of the value, if there is no such key
+ABSENT = object()  # stands for the value of a key that does not exist
 CONF_ALONE = Search()
-CALLBACKS = {"callbacks": None}  # an entry of Hydra's defaults
+CALLBACKS = {"callbacks": None}  # the entry of Hydra's own defaults list that chooses callbacks
 NODES = ("model", "dataset", "optimizer", "schedule", "loss", "launcher")  # the chosen option decides their keys
 COMPOSED_KEYS = ("scale", "setting", "sweep")  # they decide other values or the rows, so Hydra composes them
 SET_KEYS = {key.name for key in fields(Config)} - {*COMPOSED_KEYS}
@@ -57,7 +57,7 @@ class WithoutCallbacks(HydraConf):
 
 
 class OptionFolders(SearchPathPlugin):
-    """Tells Hydra to look for options also in `places`, which `searching` sets."""
+    """Makes Hydra look for options in `places` too, which `searching` sets."""
 
     places: ClassVar[tuple[str, ...]] = ()
 
@@ -94,8 +94,8 @@ def register() -> None:
 def compose(overrides: Sequence[str], search: Search = CONF_ALONE) -> Row:
     """Compose a run from conf/train.yaml and these overrides.
 
-    Hydra composes the overrides that choose options, add or delete keys, or have keys that an interpolation reads. The
-    others are set on a copy of the result, if their type is right.
+    Hydra composes the overrides that choose options, that add or delete keys, whose keys an interpolation reads, or
+    whose values have a wrong type. The other values are set on a copy of the result.
 
     Raises:
         HydraException: an unknown option or key. OmegaConfBaseException, UserError: as `typed`.
@@ -114,7 +114,7 @@ def compose(overrides: Sequence[str], search: Search = CONF_ALONE) -> Row:
 
 @dataclass(frozen=True)
 class Composed:
-    """Hydra's answer to some overrides: the configuration, Hydra's own node, and the option chosen in each group."""
+    """The configuration that Hydra composed, Hydra's own node, and the option chosen in each group."""
 
     config: DictConfig
     hydra: Any
@@ -123,7 +123,7 @@ class Composed:
 
 @cache
 def composed(overrides: tuple[str, ...], search: Search = CONF_ALONE) -> Composed:
-    """Let Hydra compose the overrides; `typed` turns its answer into a run.
+    """Let Hydra compose the overrides; `typed` then turns the configuration into a run.
 
     Raises:
         HydraException: an unknown option or key. UserError: as `check_words` and `explained`.
@@ -138,7 +138,7 @@ def composed(overrides: tuple[str, ...], search: Search = CONF_ALONE) -> Compose
 
 
 def typed(composed: DictConfig) -> Config:
-    """Turn what Hydra composed into a `Config` with every interpolation resolved and every folder absolute.
+    """Turn Hydra's configuration into a `Config`: resolve interpolations, and make the paths of folders absolute.
 
     Raises:
         OmegaConfBaseException: a value is missing, or an interpolation names no key.
@@ -155,7 +155,7 @@ def typed(composed: DictConfig) -> Config:
     for place, schema in (("", config), ("scale.", config.scale), ("sweep.", config.sweep)):
         if schema is None:
             continue
-        # Overrides with + add keys and overrides with ~ delete keys; no class checks that.
+        # Overrides may add keys (+) and delete keys (~); OmegaConf compares neither with the schema.
         keys, values = {key.name for key in fields(schema)}, vars(schema)
         unknown, missing = values.keys() - keys, {key for key in keys if values.get(key) == MISSING}
         if unknown:
@@ -173,7 +173,7 @@ def typed(composed: DictConfig) -> Config:
 
 def _with_absolute_folders(config: Config) -> Config:
     for node, key in ((vars(config), "output_root"), (vars(config), "weights"), (config.dataset, "root")):
-        if isinstance(node.get(key), str) and node[key]:  # an empty one must not become the working directory
+        if isinstance(node.get(key), str) and node[key]:  # an empty path must not become the working directory
             node[key] = os.path.abspath(os.path.expanduser(node[key]))
     return config
 
@@ -190,7 +190,7 @@ def _plain_values(overrides: Sequence[str]) -> Plain:
 
 @cache
 def plain_value(word: str) -> tuple[str, Any] | None:
-    """Return key and value of an override if its value is known before anything is composed, else None."""
+    """Return the key and value of an override if its value is known without composing anything, else None."""
     override = parsed(word)
     is_value = override.type == OverrideType.CHANGE and not override.package and not override.is_sweep_override()
     key, value = override.key_or_group, override.value()
@@ -208,11 +208,11 @@ def _is_plain_text(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Base:
-    """A composed choice of options; plain values are set on copies of it.
+    """A run composed from a choice of options; plain values are set on copies of it.
 
     Attributes:
-        config: the run, or the error that its values cause, which an override may correct.
-        open_keys: the keys whose value is missing or an interpolation.
+        config: the run, or an error in its values, which a plain value may correct.
+        open_keys: the keys whose value is missing or is an interpolation.
         mentioned_keys: the keys that interpolations mention.
     """
 
@@ -234,13 +234,13 @@ class _Base:
         return replace(self.config, **nodes)
 
     def refused(self, plain: Plain) -> list[str]:
-        """Return the overrides that Hydra has to compose."""
+        """Return the overrides that cannot be set on a copy, so that Hydra has to compose them."""
         if isinstance(self.config, Exception):
             return [word for word, (key, _) in plain.items() if key in self.open_keys] or list(plain)
         return [word for word, (key, value) in plain.items() if not self._takes(key, value)]
 
     def _takes(self, key: str, value: Any) -> bool:
-        """Return whether setting the value on a copy gives the same configuration as composing it with Hydra."""
+        """Return whether setting the value on a copy gives the configuration that Hydra would compose."""
         if key in self.choices or any(_overlap(key, mentioned) for mentioned in self.mentioned_keys):
             return False
         node, _, last = key.rpartition(".")
@@ -313,7 +313,7 @@ def parsed(word: str) -> Override:
     """Parse an override as Hydra does.
 
     Raises:
-        OverrideParseException: it cannot be read.
+        OverrideParseException: the word cannot be read.
     """
     with explained((word,)):
         return OverridesParser.create().parse_overrides([word])[0]  # its errors name the word
@@ -323,7 +323,7 @@ def check_words(words: Iterable[str]) -> None:
     """Refuse a group whose value cannot be the name of an option; Hydra would accept it.
 
     Raises:
-        UserError: a word is such as `model=null` or `scale=0.5`, or has no key.
+        UserError: a word gives a group another value, such as `model=null` or `scale=0.5`, or has no key.
         OverrideParseException: a word cannot be read.
     """
     for word in words:
@@ -338,7 +338,7 @@ def check_words(words: Iterable[str]) -> None:
 
 @contextmanager
 def explained(words: Iterable[str]) -> Iterator[None]:
-    """Explain Hydra's errors in the context. Only Hydra may work there, so a word or a file of options is the cause.
+    """Explain Hydra's errors within the context. Call only Hydra there, so that a word or an option file is the cause.
 
     Raises:
         UserError: Hydra fails an assertion or a look-up, or there is no such group of options.
@@ -365,14 +365,14 @@ def explained(words: Iterable[str]) -> Iterator[None]:
 
 
 def search_of(hydra_node: Any, defaults: str) -> Search:
-    """Return where Hydra searched for options, which it notes in its own node."""
+    """Return where Hydra searched for options, as its own node says."""
     sources = [(each.provider, each.schema, each.path) for each in hydra_node.runtime.config_sources]
     places = (f"{schema}://{path}" for provider, schema, path in sources if provider not in ("hydra", "schema"))
     return Search(tuple(dict.fromkeys(place for place in places if place != f"file://{CONF}")), defaults)
 
 
 def selected(config: DictConfig, key: str, otherwise: Any = None, resolve: bool = True) -> Any:
-    """Return the plain value of a dotted key; `otherwise` if the key, or one that it depends on, is missing."""
+    """Return the plain value of a dotted key; `otherwise` if the key, or a key that its value refers to, is missing."""
     value = OmegaConf.select(config, key, default=otherwise, throw_on_resolution_failure=False)
     if OmegaConf.is_config(value):
         return OmegaConf.to_container(value, resolve=resolve)

@@ -1,4 +1,4 @@
-"""Decides whether two runs are the same, by the settings that make a run what it is, not where and how it executes."""
+"""Decides whether two runs are the same experiment: whether they differ only in where and how they execute."""
 
 import copy
 import hashlib
@@ -18,7 +18,7 @@ LONGEST_NAME = 160  # bytes; file systems allow 255
 RESNET = "deepnets.models.resnet.ResNet"
 PLAIN_LOSS = {"_target_": "deepnets.loss.CrossEntropy", "smoothing": 0.0}
 
-# These keys say where a run executes, reads and writes, and may change. All other keys are the run's identity.
+# These keys say where and how a run executes, and may change. All other keys are the run's identity.
 EXECUTION_KEYS = frozenset(
     {
         "dataset.root",
@@ -51,14 +51,14 @@ EXECUTION_KEYS = frozenset(
 
 
 def is_execution(key: str) -> bool:
-    """Return whether `EXECUTION_KEYS` has the key or a node around it: for `launcher.time` it has `launcher`."""
+    """Return whether `EXECUTION_KEYS` has the key or a node around it, as `launcher` for `launcher.time`."""
     return any(key == other or key.startswith(other + ".") for other in EXECUTION_KEYS)
 
 
 def identity(config: Config) -> dict[str, Any]:
-    """Return the settings that make the run what it is: all but `EXECUTION_KEYS`.
+    """Return the settings that define the run: all but `EXECUTION_KEYS`.
 
-    The number of units in each stage replaces a depth, so that one net has one identity.
+    A ResNet's depth is replaced by the number of units in each stage, so that one network has one identity.
     """
     return _canonical(plain_values(config))
 
@@ -75,7 +75,7 @@ def plain_values(node: Any) -> Any:
 
 
 def _canonical(settings: dict[str, Any]) -> dict[str, Any]:
-    """Change `settings`: remove `EXECUTION_KEYS`, and replace a depth by each stage's number of units."""
+    """Remove `EXECUTION_KEYS` from `settings`, replace a ResNet's depth by its stages' units, and return `settings`."""
     for key in EXECUTION_KEYS:
         *path, last = key.split(".")
         node: Any = settings
@@ -93,16 +93,16 @@ def _canonical(settings: dict[str, Any]) -> dict[str, Any]:
 
 def difference(settings: dict[str, Any], config: Config) -> dict[str, tuple[Any, Any]]:
     """Return the dotted keys in which `settings` differ from `config`, each with both values."""
-    # Both are upgraded: an option of the user's own may lack a key that was added later.
+    # `config` is upgraded too: a user's own option may lack a key that a later version added.
     others, values = (flat(_canonical(upgrade(each))) for each in (settings, plain_values(config)))
     keys = sorted(key for key in {*others, *values} if others.get(key, "absent") != values.get(key, "absent"))
     return {key: (others.get(key, "absent"), values.get(key, "absent")) for key in keys}
 
 
 def identity_hash(config: Config) -> str:
-    """Twelve hexadecimal digits that are equal exactly when two runs are the same.
+    """Return twelve hexadecimal digits, which are equal for two runs exactly if the runs have the same identity.
 
-    They stay the same if a later version adds a key, as long as the key has its neutral value.
+    A key that a later version adds does not change them while the key has its neutral value.
     """
     settings = identity(config)
     for step in STEPS:
@@ -121,7 +121,7 @@ def flat(node: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def plain(name: str) -> str:
-    """Turn a name into a folder's name that a shell need not quote; long ones are cut off and end in a hash."""
+    """Turn a name into a folder's name that a shell need not quote; a long name is cut off and ends in a hash."""
     folder = re.sub(r"[^\w.=+,-]", "", name.replace("/", "."))
     if len(folder.encode()) <= LONGEST_NAME:
         return folder
@@ -133,7 +133,7 @@ Frozen = dict[str, Any]
 
 
 def upgrade(frozen: Frozen) -> Frozen:
-    """Turn the settings of a run folder's `config.yaml`, written by any version, into those that this version writes.
+    """Return the settings of a frozen `config.yaml`, which any version may have written, as this version writes them.
 
     Every reader of a frozen configuration calls this, so that an older folder stays the same run. If you add, drop or
     move a key, add a step to `STEPS`; each is tested with a frozen folder.
@@ -146,12 +146,12 @@ def upgrade(frozen: Frozen) -> Frozen:
 
 @dataclass(frozen=True)
 class Added:
-    """A step for a key that older versions lack: sets it, in place, to the value with which a run behaves as before.
+    """Adds a key that older versions lack, in place, with the value with which a run behaves as before.
 
     Attributes:
         key: the dotted key.
         neutral: the value.
-        target: the `_target_` that the node must have; None for any.
+        target: the `_target_` that the key's node must have; None: any.
     """
 
     key: str
@@ -163,7 +163,7 @@ class Added:
         return self.key.rpartition(".")[2]
 
     def node(self, frozen: Frozen) -> Frozen | None:
-        """Return the node that the key belongs in; None if it is absent or of another class."""
+        """Return the node that the key belongs in; None if the node is absent or has another `_target_`."""
         node: Any = frozen
         for name in self.key.split(".")[:-1]:
             node = node.get(name) if isinstance(node, dict) else None
@@ -178,7 +178,7 @@ class Added:
 
 @dataclass(frozen=True)
 class Removed:
-    """A step for a key that no longer exists and was not part of a run's identity.
+    """Removes a key that no longer exists and was not part of a run's identity.
 
     Attributes:
         key: the key, at the top of a configuration.

@@ -32,8 +32,8 @@ class _Content(BaseModel):
 class Project:
     """A user's project: its file, its folder of `options`, which is laid out like conf/, and its `defaults`.
 
-    `defaults` names the file that composes a run: `train`, or a file in `options` that stands for it. Modules beside
-    the project's file are its own; a configuration may name them if the project is trusted.
+    `defaults` names the file from which a run is composed: `train`, or a file in `options` that replaces it. If the
+    user trusts the project, configurations may also name classes in the modules beside `file`.
     """
 
     file: Path
@@ -49,7 +49,7 @@ def read_project(file: str | Path) -> Project:
     """Read a project's file.
 
     Raises:
-        UserError: the file is missing or is not a project's file, or `check_options_folder` refuses its options.
+        UserError: the file is missing or is not a project's file, or as `check_options_folder`.
     """
     path = Path(file).expanduser().absolute()
     try:
@@ -71,11 +71,11 @@ def read_project(file: str | Path) -> Project:
 
 
 def check_options_folder(folder: Path) -> None:
-    """Check that a folder's options can be used besides those in conf/.
+    """Check that the options in a folder can be used together with conf/.
 
     Raises:
-        UserError: the folder is missing, or one of its options cannot be read, or would never be read because conf/ has
-            an option of the same name.
+        UserError: the folder is missing, an option in it cannot be read, or conf/ has an option of the same name, which
+            would be read instead.
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder of options")
@@ -90,7 +90,7 @@ def check_options_folder(folder: Path) -> None:
 
 
 def home() -> Path:
-    """Return the folder that holds outputs/ and data/: the clone if its scripts run, else the working directory."""
+    """Return the folder that holds outputs/ and data/: the clone for a clone's scripts, else the working directory."""
     return Path.cwd() if _is_verb() else PACKAGE.parent
 
 
@@ -101,9 +101,9 @@ def program(verb: str) -> str:
 
 @cache
 def git_commit() -> str | None:
-    """Return the commit of the clone that deepnets runs from, or that its wheel was built from.
+    """Return the commit of the clone that deepnets runs from, or from which its wheel was built.
 
-    It ends in `-dirty` with uncommitted changes. It is None outside a clone, or if the wheel was not built in one.
+    It ends in `-dirty` if there were uncommitted changes. It is None if there is no clone.
     """
     if INSTALLED:  # git might find another project's clone in a folder above
         file = CONF / "commit"
@@ -113,7 +113,7 @@ def git_commit() -> str | None:
 
 @cache
 def commit_of(folder: Path) -> str | None:
-    """Return the commit of the clone around a folder, `-dirty` with uncommitted changes; None if there is no clone."""
+    """Return the commit of the clone that contains a folder, as `git_commit` does; None if there is no clone."""
     command = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -123,5 +123,5 @@ def commit_of(folder: Path) -> str | None:
 
 
 def _is_verb() -> bool:
-    """Return whether a user types `deepnets VERB`, not a clone's scripts."""
+    """Return whether the user types `deepnets VERB`; otherwise the user runs a clone's scripts."""
     return INSTALLED or sys.argv[0].startswith("deepnets ")

@@ -6,7 +6,7 @@ import yaml
 
 from deepnets.config.identity import upgrade
 
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, ten times as fast, where PyYAML has it
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # PyYAML's build of libyaml is ten times as fast
 LONGEST = 1_000_000  # characters; a configuration has a few thousand
 DEEPEST = 20  # nested nodes; a configuration has five
 ALIASES = 20  # allowed in a file of options; nine levels of nine aliases could fill any memory
@@ -16,7 +16,7 @@ def read_frozen(text: str) -> dict[str, Any]:
     """Read the settings in a frozen `config.yaml`, and upgrade them to this version.
 
     Raises:
-        ValueError: as `plain_yaml`, or the text holds no settings. yaml.YAMLError: as `plain_yaml`.
+        ValueError, yaml.YAMLError: as `plain_yaml`; ValueError also if the text is not a mapping of settings by name.
     """
     frozen = plain_yaml(text)
     if not isinstance(frozen, dict) or not all(isinstance(key, str) for key in frozen):
@@ -28,8 +28,8 @@ def plain_yaml(text: str) -> Any:
     """Read the values of a YAML text.
 
     Raises:
-        ValueError: the text is longer or nested deeper than any configuration, has aliases, which can make a small text
-            large, or holds a date, bytes, or an interpolation (`${...}`), which somebody may resolve.
+        ValueError: the text is longer or nested deeper than any configuration; it has aliases, which can make a small
+            text large; or it holds a date, bytes, or an interpolation (`${...}`), which other code may resolve.
         yaml.YAMLError: the text is not YAML of plain values.
     """
     check_bounds(text)
@@ -42,11 +42,11 @@ def plain_yaml(text: str) -> Any:
 def check_bounds(text: str, aliases: int = 0) -> None:
     """Raise ValueError if a YAML text is too long, nested too deep, or has more than `aliases` aliases.
 
-    An alias repeats a part of the text. One inside the part that it repeats would never end, and is refused too.
+    An alias repeats a part of the text. It is also refused if it lies inside this part, as it would repeat for ever.
     """
     if len(text) > LONGEST:
         raise ValueError(f"{len(text)} characters, at most {LONGEST} are read")
-    nodes: list[str | None] = []  # the anchors of the nodes around each event
+    nodes: list[str | None] = []  # the anchors of the nodes around the event
     for event in yaml.parse(text, LOADER):
         if isinstance(event, yaml.AliasEvent) and (aliases := aliases - 1) < 0:
             raise ValueError(f"line {event.start_mark.line + 1}: an alias (*{event.anchor}); write the value itself")

@@ -1,7 +1,7 @@
 """The names and types of a run's settings. Every value is in conf/, none here.
 
-At the end are the functions that `${name:...}` in conf/ calls: values by scale or by another value, draws of a random
-search.
+At the end are the functions that `${name:...}` in conf/ calls: they choose a value by the scale or by another value, or
+draw it for a random search.
 """
 
 import hashlib
@@ -56,21 +56,21 @@ class StepKind(StrEnum):
 
 
 class CodeChoice(StrEnum):
-    """Which version of the user's changed code a run executes: the copy from when it began, or today's."""
+    """Which version of the user's code a run executes after a change: the copy made when it began, or current code."""
 
     frozen = "frozen"
     current = "current"
 
 
 class Until(StrEnum):
-    """When a sweep that chooses its seeds itself ends: as soon as its claims are decided."""
+    """When a sweep stops training more seeds: as soon as its claims are decided."""
 
     decided = "decided"
 
 
 @dataclass(frozen=True)
 class Typed:
-    """The type that pydantic checks where OmegaConf gets `Any`, because it knows neither these unions nor ranges."""
+    """A type for pydantic to check; OmegaConf sees `Any`, because it supports neither these unions nor ranges."""
 
     type: Any
 
@@ -85,13 +85,13 @@ Seeds = Annotated[Any, Typed(Count | list[Seed] | None)]
 
 @dataclass
 class Published:
-    """The paper's numbers, in percent, by row. A row is named like its folder: its values of `Sweep.rows`, with commas.
+    """The paper's numbers, in percent, by row. A row has its folder's name: its values in `Sweep.rows`, with commas.
 
-    `statistic` says what `test_error` is, as in "median of 5" or "single". An error is a number, `fail` (non-finite or
-    above 20), or null if the paper draws it without a number. `mean`, `std` and `best` are further statistics of the
-    same rows, `top5_error` their top-5 errors; `view` says how the test images are shown. `literature` names rows that
-    the paper prints and no run trains. With `best_epochs: N`, a run's number is the mean of its N lowest test errors;
-    with null, the last epoch's error. If the paper prints nothing, all is empty.
+    `statistic` says what `test_error` is, such as "median of 5" or "single". An error is a number, `fail` (non-finite
+    or above 20), or null if the paper draws it without a number. `mean`, `std` and `best` are further statistics of the
+    same rows, and `top5_error` their top-5 errors; `view` says how the test images are shown. `literature` names rows
+    that the paper prints and no run trains. With `best_epochs: N`, a run's number is the mean of its N lowest test
+    errors; with null, it is the last epoch's error. All are empty if the paper prints no numbers.
     """
 
     statistic: Optional[str] = None
@@ -111,10 +111,10 @@ class Sweep:
 
     `seeds` is how many seeds each row has, from 0 on, or a list of them. `axes` lists the choices without their values,
     in a frozen run and in a file that gives the values in `hydra.sweeper.params`. `claims` are the paper's statements
-    about rows, which `deepnets.config.claim` reads; `margins` says for each scale below how many percent points two
-    rows count as equal. `deep` states that scale=deep suits its networks. `zip` pairs axes instead of multiplying them,
-    `exclude` leaves out the rows with all these values, `union` joins blocks of rows, each with axes of its own: see
-    `deepnets.config.sweep`.
+    about rows, which `deepnets.config.claim` reads. `margins` are percent points by scale: rows whose errors differ by
+    less count as equal. `deep` says that the sweep supports scale=deep. `zip` pairs axes instead of multiplying them,
+    `exclude` leaves out the rows with all these values, and `union` joins blocks of rows, each with axes of its own;
+    `deepnets.config.sweep` applies these rules.
     """
 
     rows: Values = field(default_factory=dict)
@@ -130,7 +130,7 @@ class Sweep:
 
 
 def axes_of(sweep: Mapping[str, Any]) -> list[str]:
-    """Return which choices name a sweep's rows: its `axes`, or if it has none, the keys of `rows` and of `union`."""
+    """Return the keys that name a sweep's rows: its `axes`, or if it has none, the keys in `rows` and `union`."""
     axes, rows, union = (sweep.get(key) for key in ("axes", "rows", "union"))
     if axes and isinstance(axes, list):
         return axes
@@ -193,7 +193,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Search:
-    """Where options lie besides conf/ (`file://FOLDER`, `pkg://PACKAGE`), and the name of the file that is one run."""
+    """Where options lie besides conf/ (`file://FOLDER`, `pkg://PACKAGE`), and which file a run is composed from."""
 
     places: tuple[str, ...] = ()
     defaults: str = DEFAULTS
@@ -215,15 +215,14 @@ def at_scale(full: Any, mini: Any, *deep: Any, _root_: DictConfig) -> Any:
 
 
 def case(value: Any, cases: Mapping[Any, Any], otherwise: Any) -> Any:
-    """`${case:${model.depth},{110:400},0}`: the value in `cases` for `value`, or `otherwise`."""
+    """`${case:${model.depth},{110:400},0}`: the entry of `cases` for `value`, or `otherwise` if there is none."""
     return _as_node(cases.get(value, otherwise))
 
 
 def uniform(setting: int | None, name: str, low: float, high: float) -> float | None:
     """`${uniform:${setting},momentum,0.5,0.99}`: a number drawn evenly from [low, high], rounded to 4 digits.
 
-    The number depends only on setting and name: it is the same on every machine, whatever else changes. Without a
-    setting it is None.
+    The number depends only on `setting` and `name`, so it is the same on every machine. It is None without a setting.
     """
     return None if setting is None else _rounded(low + (high - low) * _draw(setting, name))
 
@@ -239,7 +238,7 @@ def choice(setting: int | None, name: str, *options: Any) -> Any:
 
 
 def _as_node(value: Any) -> Any:
-    """Return a list as OmegaConf's own, since `--cfg job --resolve` cannot write a plain one."""
+    """Turn a list into OmegaConf's `ListConfig`, because `--cfg job --resolve` cannot write a plain list."""
     return OmegaConf.create(value) if isinstance(value, list) else value
 
 

@@ -37,14 +37,16 @@ TOO_LARGE = f"a grid of more than {LARGEST_GRID:,} runs, the most that one comma
 def rows_of(
     params: Mapping[str, Any], sweep: Sweep, typed: Sequence[str], search: Search = CONF_ALONE
 ) -> list[list[str]]:
-    """Return the overrides of each row: `params` are the axes of the file, `typed` the words of the command.
+    """Return the overrides of each row; `params` are the axes of the file, `typed` the words of the command.
 
-    A word that sets an axis narrows it; words that set all axes of a pair in `zip` are paired with each other.
+    A word replaces the values of an axis; on an axis of `union` or `zip` it only selects values. If words set all axes
+    of a `zip`, they are paired with each other instead.
 
     Raises:
         OverrideParseException: a word cannot be read.
         UserError: a rule names an unknown axis or pairs lists of different lengths, two entries of a union give the
-            same row, a typed value has no row left, or there are over `LARGEST_GRID` rows; the message names the rule.
+            same row, no row with a typed value is left, or there are over `LARGEST_GRID` rows; the message names the
+            rule.
     """
     words = _axes(typed, search)
     entries = [_values(entry, search) for entry in sweep.union or [{}]]
@@ -74,10 +76,10 @@ def rows_of(
 
 
 def params_of(rows: Mapping[str, Any], seeds: Any, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all axes of a sweep with their values: `rows`, `seeds`, and, overriding both, Hydra's own `params`.
+    """Return all axes of a sweep with their values: `rows`, then `seeds`, then Hydra's `params`; later ones win.
 
     Raises:
-        UserError: `rows` has the seed, which names no row.
+        UserError: `rows` has an axis `seed`, which names no row.
     """
     if "seed" in rows:
         raise UserError("sweep.rows: seed names no row; write sweep.seeds, as 3 (for 0, 1, 2) or [3, 4, 5]")
@@ -117,7 +119,7 @@ def sweep_of(file: Path) -> dict[str, Any]:
 def set_at_scale(file: Path, key: str, scale: str) -> Any:
     """Return the value that a sweep file gives a dotted key at a scale.
 
-    None if the file gives none, or if it must be composed before the value is known.
+    None if the file does not set the key, or if Hydra must compose the file to know the value.
 
     Raises:
         UserError: as `sweep_of`.
@@ -132,9 +134,9 @@ def set_at_scale(file: Path, key: str, scale: str) -> Any:
 
 
 def names_at(file: Path, scale: str) -> list[str]:
-    """Return the folder names of the rows that a sweep file trains at a scale, in its order.
+    """Return the folder names of the rows that a sweep file trains at a scale, in the file's order.
 
-    The list is empty if the file has to be composed to know them.
+    The list is empty if Hydra must compose the file to know its rows.
 
     Raises:
         UserError: as `sweep_of` and `rows_of`.
@@ -153,7 +155,7 @@ def _package(text: str) -> str | None:
     """Return the package that the header of a file of options names, as Hydra reads it."""
     try:
         return ConfigSource._get_header_dict(text)["package"]
-    except ValueError:  # a header of too many words
+    except ValueError:  # the header has too many words
         return None
 
 
@@ -180,13 +182,13 @@ def _bounded(rows: Iterable[R]) -> list[R]:
 def _rows(
     block: Axes, all_axes: set[str], union_axes: set[str], zips: Sequence[Sequence[str]], words: Axes
 ) -> Iterator[Row]:
-    """Yield the rows of one block; none if a word sets an axis that only other blocks have."""
+    """Yield the rows of one block; it has none if a word sets an axis that only other blocks have."""
     if any(key in words for key in all_axes - block.keys()):
         return
     groups = [group for group in zips if set(group) <= block.keys()]
     paired = {key for group in groups for key in group}
     factors = [
-        # A word selects among the values of a union's axis; it replaces those of an axis that all blocks share.
+        # A word selects among the values of a union's axis; it replaces all values of any other axis.
         [{key: value} for value in words.get(key, values) if key not in union_axes or value in values]
         for key, values in block.items()
         if key not in paired
@@ -234,10 +236,10 @@ def _values(node: Mapping[str, Any], search: Search) -> Axes:
 
 
 def _value(key: str, value: Any) -> str:
-    """Write a value of a list as in a command, and equal values always in the same form, so that they compare equal.
+    """Write a list's value as in a command; equal values are written in the same form, so that they compare equal.
 
     Raises:
-        UserError: the value stands for several, as `range(3)`.
+        UserError: the value stands for several values, as `range(3)` does.
     """
     text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
     override = parsed(f"{key}={text}")
@@ -277,7 +279,7 @@ def _parsed(words: Sequence[str], search: Search) -> list[Override]:
 
 def _check_size(overrides: Iterable[Override]) -> None:
     """Raise a UserError if the values of these words make more runs than `LARGEST_GRID`."""
-    runs = 1.0  # of several words for one key, the last counts
+    runs = 1.0  # if several words set one key, the last counts
     for override in {override.get_key_element(): override for override in overrides}.values():
         runs *= _number_of_values(override.value())
         if not runs <= LARGEST_GRID:  # also if it is NaN
@@ -285,7 +287,7 @@ def _check_size(overrides: Iterable[Override]) -> None:
 
 
 def _number_of_values(sweep: Any) -> float:
-    """Count the values of a word's sweep without writing them out; 1 if the word is no sweep."""
+    """Count the values that a word's sweep stands for, without listing them; 1 if the word is no sweep."""
     if isinstance(sweep, ChoiceSweep):
         return len(sweep.list)
     if isinstance(sweep, RangeSweep) and sweep.step:  # Hydra refuses a step of 0

@@ -1,4 +1,4 @@
-"""Keeps which classes besides deepnets' own this process trusts a configuration to name, and in which version.
+"""Keeps the names of the user's classes that configurations may name in this process, and which version of them runs.
 
 Trust is never written to a file: the user states it in each command, which passes it to the processes that it starts.
 """
@@ -27,13 +27,13 @@ Trust = str | Path | Iterable[str | Path]
 
 
 def trust(names: Trust) -> None:
-    """Trust classes from here on: a class or a module by name, a file of Python, or a project's file.
+    """Trust classes from now on; each name is a class, a module, a Python file, or a project's file.
 
-    The name of a module or Python file covers the classes and functions that it defines; a project's file covers all
-    modules beside it. Python then also imports from the file's folder, and looks there last.
+    A module or Python file covers the classes and functions that it defines; a project's file covers all modules beside
+    it. The folder of a file becomes the last one from which Python imports modules.
 
     Raises:
-        UserError: a file cannot be read, or a name belongs to no module that can be imported here.
+        UserError: a file cannot be read, or no module of this name can be imported here.
     """
     for name in map(str, [names] if isinstance(names, str | Path) else names):
         if is_file(name):
@@ -70,18 +70,18 @@ def trusting(names: Trust) -> Iterator[None]:
 
 
 def trusted() -> tuple[str, ...]:
-    """Return the names that this process trusts, for --trust of another process: the paths of files are absolute."""
+    """Return the names that this process trusts, to pass on as --trust to another process; paths are absolute."""
     return tuple(_trusted)
 
 
 def trusted_search() -> Search:
-    """Return where the project that this process trusts keeps its options; if it trusts none, that is only conf/."""
+    """Return where the trusted project keeps its options; only conf/ if this process trusts no project."""
     projects = (name for name in _trusted if is_file(name) and not _is_python(name))
     return next((read_project(project).search for project in projects), Search())
 
 
 def is_trusted(target: str) -> bool:
-    """Return whether this process trusts the class or function, given as `module.name`; imports no project's code."""
+    """Return whether this process trusts the class or function `module.name`, without importing a project's code."""
     module, _, name = target.rpartition(".")
     if target in _trusted:
         return True
@@ -90,16 +90,16 @@ def is_trusted(target: str) -> bool:
 
 
 def lacking(target: str) -> str | None:
-    """Return an error's message if the target's module is trusted but does not define the target, else None."""
+    """Return an error message if the target's module is trusted but does not define the target, else None."""
     file = next(_trusted_files(target.rpartition(".")[0]), None)
     return _only_others(file, target) if file else None
 
 
 def choose_code(choice: str | None) -> None:
-    """Choose which version of trusted modules runs execute from here on: a `CodeChoice`, or the hash of a copy.
+    """Choose the version of trusted modules that runs execute from now on: a `CodeChoice`, or the hash of a copy.
 
     Raises:
-        UserError: it is neither.
+        UserError: the choice is neither.
     """
     global _choice
     if choice not in (None, *CodeChoice) and not re.fullmatch("[0-9a-f]{16}", str(choice)):
@@ -109,7 +109,7 @@ def choose_code(choice: str | None) -> None:
 
 @contextmanager
 def choosing_code(choice: str | None) -> Iterator[None]:
-    """Choose a version within the context only; raises as `choose_code`. Modules imported before stay as they are."""
+    """Choose a version within the context only; raises as `choose_code`. Modules already imported do not change."""
     before = _choice
     try:
         choose_code(choice or before)
@@ -119,14 +119,14 @@ def choosing_code(choice: str | None) -> Iterator[None]:
 
 
 def chosen_code() -> str | None:
-    """Return which version of trusted modules runs execute: a `CodeChoice`, the hash of a copy, or None."""
+    """Return the chosen version of trusted modules: a `CodeChoice`, the hash of a copy, or None."""
     return _choice
 
 
 def execute_from(copy: Path) -> None:
-    """Import trusted modules from this folder first: a copy of them, as they were when a run began.
+    """Import trusted modules from this folder first; it holds their copies, which were made when a run began.
 
-    Byte code that lies in the copy is not read, as nobody has compared it with the sources.
+    Python does not read byte code in this folder, because nobody has compared the byte code with the sources.
     """
     _copies.append(copy)
     sys.path.insert(0, str(copy))
@@ -175,7 +175,7 @@ def _misspelt(name: str) -> Path | None:
     module, _, last = name.rpartition(".")
     spec = _spec(module) if module else None
     if spec is None or spec.submodule_search_locations or not _is_python(spec.origin or ""):
-        return None  # the name may be that of a module in the package
+        return None  # `last` may be a module in the package
     file = Path(str(spec.origin))
     is_mentioned = re.search(rf"\b{last}\b|import \*|__getattr__", file.read_text(errors="replace"))
     return None if is_mentioned else file
@@ -197,7 +197,7 @@ def _spec(module: str) -> ModuleSpec | None:
 def _definitions(file: Path) -> set[str] | None:
     """Return the names of the classes and functions that a file defines and does not merely import.
 
-    It returns None if the file is not valid Python; an import of the file then raises the error.
+    None if the file cannot be read as Python; an import of the file then raises the error.
     """
     try:
         body = ast.parse(file.read_bytes()).body

@@ -1,4 +1,4 @@
-"""Measures the pace and the memory of a network's training once on each device, remembers both, or estimates them."""
+"""Measures the pace and memory of a network's training once on each device and remembers them, or estimates them."""
 
 import json
 import math
@@ -28,19 +28,19 @@ from deepnets.training.hardware import choose_precision, describe, find_device, 
 from deepnets.training.metrics import Sums
 from deepnets.training.size import Size
 
-TIMED_SECONDS, TIMED_STEPS = 0.4, 3  # timing takes at least this long and this many steps, after a slower first one
+TIMED_SECONDS, TIMED_STEPS = 0.4, 3  # the least that is timed, after a first step, which is slower
 REMEMBERED = "paces.json"  # in the user's cache
-FARTHEST = 5.0  # largest ratio of multiply-adds for which an estimate holds; beyond it, layers' overheads decide
+FARTHEST = 5.0  # the largest ratio of multiply-adds for which an estimate holds; layers' overheads spoil larger ones
 NOISE = f"{__name__}.noise"
-CPU_MACS = 8e9  # multiply-adds of a timed forward pass on a CPU, where time is proportional to images: a few are enough
+CPU_MACS = 8e9  # on a CPU, time is proportional to the images: time a batch of about this many multiply-adds
 
 
 @dataclass(frozen=True)
 class Pace:
     """Seconds per image in training and in evaluation, for one device's share of the batch, and bytes of memory.
 
-    `memory` is that of the weights, of the optimiser's state and of a step on the share. `spread` is half the range of
-    the timed training steps, divided by their mean. `macs` are the multiply-adds for one image.
+    `memory` counts the bytes of the weights, of the optimiser's state and of a step on the share. `spread` is half the
+    range of the times of the training steps, divided by their mean. `macs` are the multiply-adds for one image.
     """
 
     training: float
@@ -56,9 +56,9 @@ PACES = TypeAdapter(dict[str, Pace])
 class Paces:
     """Remembers the measured paces of networks in the user's cache, with the machine that each was measured on.
 
-    With `measure`, it measures every network again. Otherwise it estimates the pace of a new network: it takes the
-    network with the nearest multiply-adds that was measured on this device in this arithmetic, and scales its pace by
-    their ratio. It measures a new network if no other has between a fifth and five times its multiply-adds.
+    With `measure`, it measures every network again. Otherwise it estimates the pace of a new network from the measured
+    network with the nearest number of multiply-adds, on this device and in this arithmetic: it scales that network's
+    pace by the ratio of multiply-adds. It measures a new network if all ratios are above 5 or below 1 / 5.
     """
 
     def __init__(self, measure: bool) -> None:
@@ -79,7 +79,7 @@ class Paces:
             torch.set_num_threads(threads_of(config))
             measured_here[key] = _measured_pace(config, dataset, size)
             self.measured.add(key)
-            self.stored = {**self.stored, **_remembered(), key: measured_here[key]}  # other commands measure too
+            self.stored = {**self.stored, **_remembered(), key: measured_here[key]}  # other commands add some too
             write_atomically(own_cache() / REMEMBERED, json.dumps({k: asdict(pace) for k, pace in self.stored.items()}))
         if key in measured_here:
             return measured_here[key], True
@@ -98,7 +98,7 @@ def _remembered() -> dict[str, Pace]:
 
 
 def _machine_of(config: Config) -> list[Any]:
-    """List the hardware and the settings that decide how fast this machine multiplies and adds."""
+    """List the hardware and the settings on which the pace of any network depends."""
     device = find_device(config.device)
     precision = str(choose_precision(config.precision, device))
     return [describe(device), precision, threads_of(config), config.step.value, torch.__version__]
@@ -167,7 +167,7 @@ def _state_bytes(training: Training) -> int:
 
 
 def _peak(act: Callable[[], None], device: torch.device) -> int:
-    """Call `act` and return the most bytes that it used at once, without those in use before."""
+    """Call `act` and return the most bytes that it used at once, not counting the bytes in use before."""
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -207,7 +207,7 @@ def noise(root: Path, *, shape: list[int], classes: int, train: int, test: int) 
 
 
 def _noise_node(dataset: Dataset, images: int) -> dict:
-    """Configure a data set of noise with the shape of `dataset` and four training batches: timing needs no files."""
+    """Configure a data set of noise, with the shape of `dataset` and four training batches, so that no file is read."""
     source = {"shape": list(dataset.shape), "classes": dataset.classes, "train": 4 * images, "test": images}
     return {
         "_target_": "deepnets.data.dataset.Dataset",
@@ -221,9 +221,9 @@ def _noise_node(dataset: Dataset, images: int) -> dict:
 
 
 class _PeakMemory(TorchDispatchMode):
-    """Counts the memory of the tensors that are made within its context: `bytes` is the most they used at once.
+    """Counts the memory of the tensors that are made within its context: `bytes` is the most that they used at once.
 
-    It counts the storages that an operation returns and did not receive. It sees neither the memory that an operation
+    It counts a storage that an operation returns and did not receive. It counts neither the memory that an operation
     uses internally nor the memory that an allocator keeps.
     """
 

@@ -38,7 +38,7 @@ from deepnets.system.printing import as_text, print_error, print_line, print_ric
 from deepnets.training.checks import check
 
 Retry = Literal["failed"]  # "failed" executes failed runs again; None skips them
-OUTPUT = "output.txt"  # in a run's folder: the output of the process, if the run has one of its own
+OUTPUT = "output.txt"  # in a run's folder: the output of the run's own process, if it has one
 
 
 def launch(rows: list[Row]) -> int:
@@ -89,8 +89,8 @@ def launch(rows: list[Row]) -> int:
                     print_line(line)
                 if code and (before := noted_code(folder)) and (changed := changed_files(folder, before, code)):
                     trained_before_change[", ".join(changed)] += 1
-        except Locked as error:  # another process trains this run; `_check` found the same settings in the folder,
-            if row.config.overwrite:  # but it does not look at them if the run is to be overwritten
+        except Locked as error:  # another process trains this run; below, the launcher skips it
+            if row.config.overwrite:  # skip it here: `_check` has not compared its settings with the folder's
                 print_line(f"{error}; skipped")
                 continue
         to_execute[folder] = row.config
@@ -114,7 +114,7 @@ def check_tables(rows: Sequence[Row], folders: Sequence[RunFolder]) -> None:
         if row.config.sweep and (sweep_file := file_of_sweep(row)).is_file():
             check_claims(sweep_file)
         file = next(place.glob(f"*/*/{Origin.FILE}"), None)
-        with suppress(Unreadable):  # any command that reads that run reports it
+        with suppress(Unreadable):  # commands that need this run's origin report the error
             origin = Origin.read(file.parent) if file else None
             if origin and origin.choices and (sweep := origin.choices.get("sweep")) != row.choices.get("sweep"):
                 runs = f"runs of sweep={sweep}" if sweep else "runs without a sweep"
@@ -122,7 +122,7 @@ def check_tables(rows: Sequence[Row], folders: Sequence[RunFolder]) -> None:
 
 
 def file_of_sweep(row: Row) -> Path:
-    """Return the file of the row's sweep: the user's own file if there is one, else that of deepnets."""
+    """Return the file of the row's sweep: the user's own file if there is one, else the file in conf/."""
     name = f"{row.choices.get('sweep')}.yaml"
     places = (Path(place.removeprefix("file://")) / "sweep" for place in row.search.places)
     return next((place / name for place in places if (place / name).is_file()), SWEEPS / name)
@@ -137,14 +137,14 @@ class Launcher(Protocol):
     in_process: ClassVar[bool]
 
     def check(self, config: Config) -> None:
-        """Check that this launcher can execute a run; called for each run before any is frozen.
+        """Check that this launcher can execute a run; this is called for each run before the first is frozen.
 
         Raises:
             UserError: it cannot, for example because there are too few devices.
         """
 
     def check_all(self, runs: Mapping[RunFolder, Config]) -> None:
-        """Check that this launcher can execute these runs together; called once before any is frozen.
+        """Check that this launcher can execute these runs together; this is called once before the first is frozen.
 
         Raises:
             UserError: it cannot.
@@ -158,7 +158,7 @@ class Launcher(Protocol):
 
 
 def launchable(config: Config, launcher: Launcher) -> Config:
-    """Return the configuration to check here: on the CPU if the run executes elsewhere, to keep its data off a GPU.
+    """Return the configuration to check here; the device is the CPU if another process will execute the run.
 
     Raises:
         UserError: the launcher cannot execute the run.
@@ -169,7 +169,7 @@ def launchable(config: Config, launcher: Launcher) -> Config:
 
 @dataclass
 class Tally:
-    """Counts the runs of a sweep: `failed` says why runs failed; another process trains the runs in `elsewhere`.
+    """Counts the runs of a sweep: `failed` are the runs that failed, and why; `elsewhere` are those of other processes.
 
     The command began with `left` runs to train, and `ended` of them have ended. It skips the runs in `before`, which
     failed in an earlier command.
@@ -194,7 +194,7 @@ class Tally:
         self.left, self.begun = len(self.folders) - len(complete) - len(self.before), time.monotonic()
 
     def end(self, count: int = 1) -> None:
-        """Add `count` to the runs that this command has trained to their end."""
+        """Count `count` more runs that have ended in this command."""
         self.ended += count
 
     def heading(self, folder: RunFolder) -> str:
@@ -264,7 +264,7 @@ def lines_by_reason(reasons: Mapping[RunFolder, str]) -> list[str]:
 
 
 def _reuse(rows: list[Row], folders: list[RunFolder]) -> None:
-    """Copy the runs that other sweeps have trained already, and print where they come from."""
+    """Copy the runs that other sweeps have trained already, and print from which folders."""
     by_folder = dict(zip(folders, rows, strict=True))
     copied = Counter[str]()
     for folder, twin in twins_of(rows, folders).items():
@@ -290,13 +290,13 @@ def _check(row: Row, folder: RunFolder, launcher: Launcher) -> None:
 
 
 def _copy_sweep(row: Row, folder: RunFolder) -> None:
-    """Copy the file of a user's own sweep beside its runs: reports compare the runs with the numbers in it."""
+    """Copy the file of a user's own sweep beside its runs, because reports compare the runs with its numbers."""
     if row.config.sweep and (file := file_of_sweep(row)).parent != SWEEPS and file.is_file():
         write_atomically(folder.path.parents[1] / file.name, file.read_bytes())
 
 
 def _origin(row: Row, folder: RunFolder, code: Code | None) -> Origin:
-    """Describe where the run comes from, for its folder."""
+    """Describe the command that freezes the run, the versions of the code, and the claims known by now."""
     origin = Origin(
         command=_typed_command(),
         overrides=list(row.overrides),
@@ -319,7 +319,7 @@ def _claims_known(row: Row, folder: RunFolder) -> list[str]:
     """Return the claims, as SWEEP/HASH, that were in a sweep file before anybody could see this run's result.
 
     The result counts for these claims only. If a run of the same identity has a result already, on record or in the
-    folder to overwrite, this run will repeat its bits, so it gets only the claims of that earlier run.
+    folder to overwrite, this run will have the same result, so it gets only claims that the earlier run has too.
     """
     folders = [SWEEPS, *(Path(place.removeprefix("file://")) / "sweep" for place in row.search.places)]
     seen = _known_on_record(home() / "outputs" / "records").get(identity_hash(row.config), [])
@@ -331,7 +331,7 @@ def _claims_known(row: Row, folder: RunFolder) -> list[str]:
 
 @cache
 def _known_on_record(records: Path) -> dict[str, list[list[str]]]:
-    """Return the claims noted in each run on record, by the run's identity. Reading 400 records takes 0.05 s."""
+    """Return the list of claims of each run on record, by the runs' identity. Reading 400 records takes 0.05 s."""
     claims: dict[str, list[list[str]]] = {}
     for folder in run_folders(records):
         with suppress(Unreadable):  # reports name a folder that cannot be read

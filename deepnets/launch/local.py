@@ -51,7 +51,7 @@ MAY_DIFFER = (
     "model.initialization",
     "model.shortcut.bias",
 )
-MUST_AGREE = ("device", "threads")  # settings of the execution that all runs of a group share
+MUST_AGREE = ("device", "threads")  # settings outside the identity that must be equal too
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Local:
         """Train the runs that are not complete; returns 1 if one failed, else 0.
 
         Raises:
-            Interrupted: a signal came; the runs in flight are saved and the others do not start.
+            Interrupted: a signal came; the runs that are training are saved, and the others do not start.
         """
         folders = list(runs)
         config = runs[folders[0]]
@@ -111,7 +111,7 @@ class Local:
 
 
 def groups_of(folders: Sequence[RunFolder], most: int) -> tuple[list[list[RunFolder]], dict[RunFolder, str]]:
-    """Make groups of up to `most` folders to train at once; also say why the other folders train alone.
+    """Make groups of up to `most` folders to train at once; also return why each other folder trains alone.
 
     The groups are in the order of their first folders.
     """
@@ -135,7 +135,7 @@ def groups_of(folders: Sequence[RunFolder], most: int) -> tuple[list[list[RunFol
 
 
 def obstacle(config: Config) -> str | None:
-    """Return why the run cannot be trained at once with similar ones; None if it can."""
+    """Return why the run cannot be trained at once with similar runs; None if it can."""
     config = with_counted_devices(config)
     if config.devices > 1:
         return f"devices={config.devices}: only runs of one process can be stacked"
@@ -158,14 +158,14 @@ def obstacle(config: Config) -> str | None:
 
 
 def run_together(folders: Sequence[RunFolder]) -> dict[RunFolder, Ending]:
-    """Train the folders of a group of `groups_of`, and return the result of each, or the error that made it fail.
+    """Train the folders of a group of `groups_of`, and return each run's result, or the error that made it fail.
 
     A run that fails or diverges does not change a bit of the others: it is still computed, but not recorded. The same
-    group resumes with the same bits; alone or in another group, a run resumes with differences of rounding. A run that
-    another process has meanwhile trained to another iteration is left out.
+    group resumes with the same bits; alone or in another group, a run resumes with differences of rounding. A run is
+    left out if another process has meanwhile trained it to another iteration.
 
     Raises:
-        Interrupted: a signal came; the state of each is saved.
+        Interrupted: a signal came; each run is saved.
     """
     endings: dict[RunFolder, Ending] = {}
     going: list[Execution] = []
@@ -192,17 +192,17 @@ def run_together(folders: Sequence[RunFolder]) -> dict[RunFolder, Ending]:
         except Interrupted as stop:
             print_error(f"\nStopped by {stop}; {len(unfinished())} runs trained at once are saved. {RESUME}.")
             raise
-        except Exception as error:  # in the batched network
+        except Exception as error:  # the batched network failed, and with it every run
             for execution in unfinished():
                 fail(execution, error)
         endings |= {execution.folder: execution.result for execution in going if execution.result}
-        if interruption.received:  # too late for these runs, but the signal stops the next
+        if interruption.received:  # these runs ended before the signal, but it stops the next ones
             raise Interrupted(interruption.received)
     return endings
 
 
 def _alone(folder: RunFolder, config: Config, is_only: bool) -> Ending:
-    """Execute a run; returns its error, so that others go on. If the run is the only one, raises it unless `Locked`."""
+    """Execute a run and return its result or error. If it is the only run, an error other than `Locked` is raised."""
     try:
         return run(folder)
     except Exception as error:
@@ -244,14 +244,14 @@ def _open(folder: RunFolder, held: ExitStack) -> Execution | Ending:
 
 
 def _close_with(error: Exception, folder: RunFolder, held: ExitStack) -> Exception:
-    """Close the folder's session with the error, which it records; returns the error to show."""
-    with suppress(Exception):  # the session raises it again, or another one if it cannot write it
+    """Close the folder's session with the error, which the session records; returns the error to show."""
+    with suppress(Exception):  # the session raises this error again, or another one if it cannot record it
         held.__exit__(type(error), error, error.__traceback__)
     return UserError(f"{folder}: {refused}") if (refused := system_message(error)) else error
 
 
 def _in_step(executions: list[Execution]) -> list[Execution]:
-    """Return the executions at the position of the first one; closes the others."""
+    """Return the executions with the same iteration, threads and precision as the first one, and close the others."""
 
     def position(execution: Execution) -> tuple:
         training = execution.training
@@ -264,7 +264,7 @@ def _in_step(executions: list[Execution]) -> list[Execution]:
 
 
 def _shared_settings(config: Config) -> str:
-    """Return, as text, the settings that all runs of a group share."""
+    """Return as text the settings that must be equal in all runs of a group."""
     values = flat(identity(config)) | {key: getattr(config, key) for key in MUST_AGREE}
     values["dataset.root"] = config.dataset.get("root")
     free = tuple(f"{key}." for key in MAY_DIFFER)

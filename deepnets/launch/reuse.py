@@ -13,13 +13,13 @@ from deepnets.runs.folder import Locked, RunFolder, run_folders
 from deepnets.runs.owner import OWNER
 from deepnets.system.files import write_atomically
 
-OWN_FILES = ("config.yaml", Origin.FILE, Result.FILE, ".lock")  # a copy has its own, except the result, copied last
+OWN_FILES = ("config.yaml", Origin.FILE, Result.FILE, ".lock")  # the copy writes its own; the result comes last
 
 
 def twins_of(rows: Sequence[Row], folders: Sequence[RunFolder]) -> dict[RunFolder, RunFolder]:
     """Find, for each folder without a result, a finished run of the same identity under the same `output_root`.
 
-    Of several such runs, it takes the first by name. Folders without such a run are left out.
+    If there are several such runs, it takes the first by name. Folders without such a run are left out.
     """
     twins = {}
     for row, folder in zip(rows, folders, strict=True):
@@ -35,10 +35,10 @@ def twins_of(rows: Sequence[Row], folders: Sequence[RunFolder]) -> dict[RunFolde
 def reuse(row: Row, folder: RunFolder, twin: RunFolder) -> None:
     """Copy the finished run `twin` into the folder of a row of the same identity, and note where it comes from.
 
-    The copy keeps the claims of `twin`, which were registered before it was trained.
+    The copy keeps the claims of `twin`, which were registered before `twin` was trained.
 
     Raises:
-        Locked: another process trains the row. OSError: it cannot be copied.
+        Locked: another process trains the row. OSError: a file cannot be copied.
     """
     changes = {"copied_from": str(twin), "choices": row.choices, "overrides": list(row.overrides)}
     origin = twin.origin.model_copy(update=changes)
@@ -49,7 +49,7 @@ def reuse(row: Row, folder: RunFolder, twin: RunFolder) -> None:
         for item in sorted(twin.path.iterdir()):
             if item.name not in OWN_FILES and not item.name.startswith(OWNER) and item.is_file():
                 shutil.copyfile(item, folder.path / item.name, follow_symlinks=False)
-        # The result comes last: if this process is killed before, the run is not finished.
+        # Copy the result last: if this process is killed before, the run does not look finished.
         write_atomically(folder.path / Result.FILE, (twin.path / Result.FILE).read_bytes())
 
 

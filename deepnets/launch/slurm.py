@@ -1,4 +1,4 @@
-"""The launcher `slurm`: a job array whose tasks execute the runs; SLURM alone schedules, requeues and cancels them."""
+"""The launcher `slurm`: submits a job array whose tasks execute runs; SLURM schedules, requeues and cancels them."""
 
 import math
 import os
@@ -27,9 +27,9 @@ from deepnets.runs.jobs import LOGS, forget_answers
 from deepnets.runs.status import State, follow, read_states
 from deepnets.system.ranges import Count, Name, Size
 
-POLL_SECONDS = 5  # between two questions to the queue, which all users of a cluster share
+POLL_SECONDS = 5  # between two questions to SLURM, which all users of a cluster share
 EARLY_SECONDS = 60  # SLURM signals up to this much earlier than asked
-# Options of runs that also apply to the job that writes the report or decides the next round; it needs no GPU.
+# The options that also apply to the jobs that write the report or decide the next round; these jobs need no GPU.
 OF_EVERY_JOB = ("partition", "account", "time", "qos", "mem", "mem-per-cpu", "reservation", "constraint", "clusters")
 
 
@@ -88,7 +88,7 @@ class Slurm:
         """Check that SLURM takes as many jobs as these runs need.
 
         Raises:
-            UserError: SLURM takes fewer, so each task must execute more runs; or it does not answer.
+            UserError: SLURM takes fewer jobs, so that each task must execute more runs; or SLURM does not answer.
         """
         again = [folder for folder, config in runs.items() if config.overwrite and folder.is_complete]
         new = {folder: runs[folder] for folder in [*sort_out(list(runs), self.retry).new, *again]}
@@ -97,7 +97,8 @@ class Slurm:
     def execute(self, runs: Mapping[RunFolder, Config]) -> int:
         """Submit the runs to train; return at once or, with `wait`, when none of them is in the queue any more.
 
-        Returns 1 if a run has failed and is not submitted again, 130 after Ctrl-C while waiting; the jobs continue.
+        The exit code is 1 if a run has failed and is not submitted again. It is 130 after Ctrl-C while waiting; then
+        the jobs continue.
 
         Raises:
             UserError: SLURM refuses the job, or does not answer.
@@ -129,7 +130,7 @@ class Slurm:
         except KeyboardInterrupt:
             print(f"\nThe jobs continue; to cancel them: scancel {' '.join(arrays)}", file=sys.stderr)
             return 130
-        forget_answers()  # they are from before the runs left the queue
+        forget_answers()  # SLURM gave them before the runs left the queue
         states = read_states([folder for folder in folders if folder not in left.elsewhere])
         reasons = {folder: _why(state) for folder, state in states.items() if not folder.is_complete}
         return Tally(folders, reasons, set(left.elsewhere)).print()
@@ -137,7 +138,7 @@ class Slurm:
     def submit_next(self, folders: Sequence[RunFolder], words: Sequence[str]) -> str:
         """Submit a job that executes the command `words` again when the runs in `folders` have ended.
 
-        Returns a line to print about it. If such a job already waits, no second one is submitted.
+        Returns a line to print about the job. If such a job already waits, no second one is submitted.
 
         Raises:
             UserError: SLURM refuses it, or does not answer.
@@ -160,7 +161,7 @@ class Slurm:
     def directives(self, directory: Path, tasks: int, config: Config, after: str | None = None) -> list[str]:
         """Return sbatch's options for an array of `tasks` tasks that execute runs like this one.
 
-        Its files are in `directory`. It begins when the array `after` has ended.
+        The array's files are in `directory`. The array begins when the array `after` has ended.
         """
         processes = self._processes(config) // self.nodes
         ranks = processes if self.nodes > 1 else 1  # on one node the run starts its processes itself
@@ -186,7 +187,7 @@ class Slurm:
             others = [str(options["dependency"])] if "dependency" in options else []
             given["dependency"] = ",".join([f"afterany:{after}", *others])
         if self.gpus is None and {"gres", "gpus", "gpus-per-task", "gpus-per-node"} & options.keys():
-            given["gpus-per-node"] = options.get("gpus-per-node")  # another option asks for them
+            given["gpus-per-node"] = options.get("gpus-per-node")  # another option asks for GPUs
         given = {name: value for name, value in given.items() if value is not None and value is not False}
         return [f"--{name}" if value is True else f"--{name}={value}" for name, value in given.items()]
 
@@ -204,7 +205,7 @@ class Slurm:
         """Return how many runs a task executes: `runs_per_task`, or as few as SLURM's limits allow.
 
         Raises:
-            UserError: SLURM does not take so many tasks, or does not answer.
+            UserError: SLURM takes fewer tasks, or does not answer.
         """
         if not groups:
             return 1
@@ -225,7 +226,7 @@ class Slurm:
         return self.runs_per_task or least
 
     def _submit(self, runs: Mapping[RunFolder, Config]) -> list[str]:
-        """Submit the runs, an array for each group of `_groups`; returns the numbers of the jobs."""
+        """Submit an array for each group of `_groups`, and the job of the report; returns the numbers of the jobs."""
         groups = self._groups(runs)
         if not groups:
             return []
@@ -256,7 +257,7 @@ class Slurm:
         return [*arrays, *([submission.report] if submission.report else [])]
 
     def _cpu_directives(self, directory: Path, verb: str) -> list[str]:
-        """Return sbatch's options for a job that trains nothing: the options that a cluster may demand of every job."""
+        """Return sbatch's options for a job that trains nothing: only those that a cluster may demand of every job."""
         given = {"job-name": f"{directory.parents[1].name}:{verb}", "nodes": 1, "ntasks": 1}
         options = {"partition": self.partition, "account": self.account, "time": self.time, **(self.options or {})}
         given |= {name: value for name, value in options.items() if name in OF_EVERY_JOB and value is not None}
@@ -264,7 +265,7 @@ class Slurm:
 
 
 def _why(state: State) -> str:
-    """Say why a run that has left the queue has no result."""
+    """Return why a run that has left the queue has no result."""
     if state.name == FAILED and state.reason:
         return state.reason
     return f"{state.name}: {state.reason}" if state.reason else f"{state.name}, and no longer in the queue"

@@ -1,4 +1,4 @@
-"""Asks SLURM which runs are in its queue, to find those to submit, and how many more jobs it takes."""
+"""Asks SLURM which runs are in its queue, so that only the others are submitted, and how many more jobs it takes."""
 
 import math
 import os
@@ -20,14 +20,15 @@ from deepnets.runs.jobs import ENDED
 from deepnets.runs.status import RUNNING, read_state
 
 FILES = ".slurm"  # in the sweep's folder: a folder for each submission, with its scripts, logs and lists of runs
-# Options that differ between any two submissions; options that scontrol can change in the queue, with its names.
+# Options that differ between any two submissions.
 OF_SUBMISSION = ("array", "output", "dependency", "job-name", "hold")
+# Options that scontrol can change in the queue, with its names for them.
 UPDATES = {"time": "TimeLimit", "partition": "Partition", "account": "Account", "qos": "QOS"}
 
 
 @dataclass(frozen=True)
 class QueuedTask:
-    """A task in SLURM's queue: its script, whether it has yet to begin, and the options that squeue shows."""
+    """A task in SLURM's queue: its script, whether it is pending, and the options that squeue shows."""
 
     script: Path
     is_pending: bool
@@ -49,7 +50,7 @@ class Unfinished:
 
 
 def sort_out(folders: list[RunFolder], retry: Retry | None) -> Unfinished:
-    """Sort the runs that are not complete by what to do with them; a failed run is new only if `retry` says so."""
+    """Sort the runs that are not complete by their state; a failed run counts as new only if `retry` is "failed"."""
     tasks, left = _tasks(), Unfinished({}, [], {}, [], {})
     queue = _runs_of(tasks)
     for folder in folders:
@@ -60,7 +61,7 @@ def sort_out(folders: list[RunFolder], retry: Retry | None) -> Unfinished:
             left.queued[folder] = task
             if tasks[task].is_pending:
                 left.pending[task.partition("_")[0]] = tasks[task]
-        elif state.name == RUNNING and (not state.job or state.job in tasks):  # if its job is gone, it was killed
+        elif state.name == RUNNING and (not state.job or state.job in tasks):  # without its job, it was killed
             left.elsewhere.append(folder)
         elif state.name == FAILED and retry != FAILED:
             left.failed[folder] = state.reason or ""
@@ -70,9 +71,9 @@ def sort_out(folders: list[RunFolder], retry: Retry | None) -> Unfinished:
 
 
 def changed_options(array: str, task: QueuedTask, wanted: Sequence[str]) -> str | None:
-    """Say in a line which options of a pending task differ from `wanted`, and which command changes them.
+    """Return a line that says which options of a pending task differ from `wanted`, and which command changes them.
 
-    None if no option differs, or if somebody has changed them by scontrol already.
+    None if no option differs, or if the user has changed them in the queue already.
     """
     directives = [pair[1] for line in task.script.read_text().splitlines() if (pair := _directive(line))]
     then, now = _by_name(directives), _by_name(wanted)
@@ -134,9 +135,9 @@ def _tasks() -> dict[str, QueuedTask]:
 
 
 def _runs_of(tasks: dict[str, QueuedTask]) -> dict[str, str]:
-    """Return the task that executes each run, or has yet to execute it: the task's name, by the run's `key_of`.
+    """Return the name of the task that executes or will execute each run, by the run's `key_of`.
 
-    This reads the lists beside the scripts, not the runs' folders: a command may die before it notes a task there.
+    This reads the lists beside the scripts, not the runs' folders: a command may die before it notes a task in them.
     """
     by_script: dict[Path, dict[str, str]] = {}
     for name, task in tasks.items():
@@ -152,13 +153,13 @@ def _runs_of(tasks: dict[str, QueuedTask]) -> dict[str, str]:
             if place in names and names[place] not in begun:
                 runs[row] = names[place]
         for begun_task in begun.keys() & names.values():
-            with suppress(FileNotFoundError):  # it has just ended
+            with suppress(FileNotFoundError):  # the task has just ended
                 runs |= dict.fromkeys(begun[begun_task].read_text().splitlines(), begun_task)
     return runs
 
 
 def is_queued(folders: list[RunFolder]) -> bool:
-    """Return whether a task in SLURM's queue executes any of the runs, or has yet to."""
+    """Return whether a task in SLURM's queue executes or will execute any of the runs."""
     try:
         return not _runs_of(_tasks()).keys().isdisjoint(key_of(folder) for folder in folders)
     except UserError:  # the controller is busy for a moment
@@ -183,9 +184,9 @@ def slurm_answer(*command: str) -> str:
 
 
 def limits(account: str | None) -> tuple[tuple[int, str], tuple[int, str]]:
-    """Return how many tasks SLURM takes in an array and how many more jobs of this user, each with the limit's name.
+    """Return how many tasks an array may have and how many more jobs this user may submit, each with the limit's name.
 
-    Each task of an array counts as a job. SLURM may have rules that it does not show, and still refuse such an array.
+    Each task of an array counts as a job. SLURM may refuse the array all the same, by rules that it does not show.
 
     Raises:
         UserError: SLURM does not answer.
@@ -212,7 +213,7 @@ def _most_submitted(account: str | None, cluster: str) -> list[tuple[str, int]]:
     query = [f"name={_user()}", f"cluster={cluster}", "withassoc", "format=DefaultAccount,Account,MaxSubmitJobs"]
     try:
         lines = slurm_answer("sacctmgr", "--noheader", "--parsable2", "show", "user", *query).splitlines()
-    except UserError:  # its database does not answer; sbatch itself refuses too many jobs
+    except UserError:  # SLURM's database does not answer; sbatch itself refuses too many jobs
         return []
     associations = [line.split("|") for line in lines]
     return [(each, int(most)) for usual, each, most in associations if each == (account or usual) and most]

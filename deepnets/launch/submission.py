@@ -1,4 +1,4 @@
-"""One submission to SLURM: a folder, arrays, which are all submitted or none, and the job that writes the report."""
+"""Submits the arrays of a sweep to SLURM, all or none, and a job that writes the report; one folder has their files."""
 
 import shlex
 import shutil
@@ -19,7 +19,7 @@ from deepnets.runs.jobs import LOGS
 from deepnets.system.files import make_own_folder, write_atomically
 
 SCRIPT = ".sh"
-REPORT = "report"  # names the script and the log of the job that writes the report
+REPORT = "report"  # the name of the job that writes the report, of its script and of its log
 
 
 class Submission:
@@ -35,7 +35,7 @@ class Submission:
         self.arrays: list[str] = []
         self.report: str | None = None
         self._has_new_copy = self.copy is not None and self.copy not in earlier
-        self._before: dict[Path, bytes | None] = {}  # contents of the runs' files before; None: no file
+        self._before: dict[Path, bytes | None] = {}  # earlier contents of runs' files; None: no file
 
     def submit(self, name: str, script: str, tasks: Mapping[RunFolder, int]) -> str:
         """Submit an array with this script, note its tasks in the runs' folders, and return a line to print about it.
@@ -46,8 +46,8 @@ class Submission:
         file = (self.directory / name).with_suffix(SCRIPT)
         file.with_suffix(ROWS).write_text("".join(f"{task} {key_of(each)}\n" for each, task in tasks.items()))
         for folder in tasks:
-            if (result := folder.path / Result.FILE).is_file():  # of an earlier attempt
-                with suppress(Locked), folder.hold():  # another process may have begun to execute it a moment ago
+            if (result := folder.path / Result.FILE).is_file():  # an earlier attempt failed
+                with suppress(Locked), folder.hold():  # another process may have begun to execute the run just now
                     self._before[result] = result.read_bytes()
                     folder.retry()
         submitted = datetime.now(UTC)  # the time before sbatch, as a task may start at once
@@ -71,10 +71,10 @@ class Submission:
         return f"report  {self.report}: goes to {RunFolder(self.sweep)}/report when these runs have ended; log in {log}"
 
     def undo(self) -> str:
-        """Cancel the submitted arrays and remove their files; returns text that says so, to end a message.
+        """Cancel the submitted arrays and remove their files; returns text about this that ends an error message.
 
         Raises:
-            UserError: SLURM does not cancel them; says how to do it by hand.
+            UserError: SLURM does not cancel the arrays; the message says how to cancel them.
         """
         if self.arrays:
             try:
@@ -82,7 +82,7 @@ class Submission:
             except UserError as error:
                 raise UserError(f"{error}; still in the queue: cancel it by scancel {' '.join(self.arrays)}") from error
         ending = f"; cancelled what was submitted before: {', '.join(self.arrays)}" if self.arrays else ""
-        if any(self.directory.glob("*.out")):  # a task has begun, and is about to save
+        if any(self.directory.glob("*.out")):  # a task has begun; it saves now and needs its files
             return ending
         for file, content in self._before.items():
             if content is not None:
@@ -95,12 +95,12 @@ class Submission:
         if self.copy and self._has_new_copy:
             shutil.rmtree(self.copy)
         for folder in (FILES, LOGS, FOLDER):
-            with suppress(OSError):  # it has files of another submission, or does not exist
+            with suppress(OSError):  # the folder has files of another submission, or does not exist
                 (self.sweep / folder).rmdir()
         return ending
 
     def _link(self, array: str) -> str:
-        """Link the array's number to its files and return the link's name; an older link is replaced."""
+        """Make a link, named by the array's number, to the submission's files; returns its name. An older link goes."""
         make_own_folder(self.sweep / LOGS)
         link, new = self.sweep / LOGS / array, self.sweep / LOGS / f"{array}.new"
         new.unlink(missing_ok=True)

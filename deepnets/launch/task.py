@@ -1,8 +1,8 @@
-"""A task of SLURM: its script, the copy of deepnets that it executes, and a process that executes several runs.
+"""Writes the script of a task of SLURM and the copy of deepnets that it executes, and executes several runs in a task.
 
-`python -m deepnets.launch.task` is that process: it imports once, and each run's output goes to the run's own file. The
-task executes a copy of deepnets' own code beside the runs, even if the clone changes meanwhile. An installed wheel and
-other packages are not copied: the task uses the versions that are there when it starts.
+`python -m deepnets.launch.task` executes several runs: it imports once, and each run's output goes to the run's own
+file. The task executes a copy of deepnets' own code beside the runs, even if the clone changes meanwhile. An installed
+wheel and other packages are not copied: the task uses the versions that are installed when it starts.
 """
 
 import argparse
@@ -35,17 +35,17 @@ from deepnets.system.files import BYTE_CODE, cache_folder, opened_to_append, wri
 from deepnets.system.printing import print_error
 
 ROWS = ".rows"  # beside the script of an array: a line "TASK FOLDER" for each of its runs
-LEFT = ".left"  # beside it, named after a task: the folders of its unfinished runs; the first is executing
-FAILED = "failed"  # beside it: with fail_fast, exists after a failure, and then no other run starts
-ARRAYS = "arrays"  # beside it: the numbers of all arrays of the submission
+LEFT = ".left"  # beside the script, named after a task: the folders of its unfinished runs; the first is executing
+FAILED = "failed"  # beside the script: with fail_fast, this file exists after a failure, and then no other run starts
+ARRAYS = "arrays"  # beside the script: the numbers of all arrays of the submission
 SUMS = "SHA256SUMS"  # in the form that the command sha256sum writes and checks
 
 # SLURM sends its warning only to this shell (--signal=B:). It sends the SIGTERM that ends a job to this shell and, on
 # some clusters, to all processes below. The shell passes both signals on; if one interrupts its `wait`, it waits again.
 # Exit code 138 is 128 + SIGUSR1: the run is saved, because its time limit is near. Any other code belongs to the first
 # run in the list `left`; the shell then starts the process again for the others, and writes a result for a run that
-# could not even start. A killed run has not failed, so the next command submits it again. A run that ends with
-# {locked} has not failed either: another process executes it.
+# could not even start. A killed run has not failed, so the next command submits it again. A run that ends with the
+# code LOCKED has not failed either: another process executes it.
 BODY = """
 task=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
 todo={directory}/$task{left}
@@ -165,8 +165,8 @@ def batch_script(
 def snapshot(sweep: Path) -> Path | None:
     """Copy the package and conf/ into `sweep`/.code unless that copy exists; returns None for an installed wheel.
 
-    The copy has the layout of a wheel and notes the commit of the clone. If a job that executes a copy submits another
-    job, that one gets the same copy.
+    The copy has the layout of a wheel and notes the commit of the clone. A job that executes a copy and submits another
+    job passes the same copy on.
     """
     if (PACKAGE.parent / SUMS).is_file():
         return PACKAGE.parent
@@ -186,8 +186,8 @@ def snapshot(sweep: Path) -> Path | None:
 def verifying_lines(copy: Path | None) -> str:
     """Return the lines of a task's script that verify the files of the copy and let Python import it.
 
-    If a file has changed, they call `fail` for each run in the script's list `left`. Python searches the working
-    directory last, and reads no byte code from the copy, because no checksum covers that.
+    If a file has changed, they call `fail` for each run in the script's list `left`. They make Python search the
+    working directory last, and read no byte code from the copy, because no checksum covers byte code.
     """
     if copy is None:
         return ""
@@ -212,10 +212,10 @@ def command_of_task(is_shared: bool, failed: str, ranks: str = "") -> str:
 
 
 def main() -> int:
-    """Execute the runs of a task one after the other; each is removed from the file when it has ended well.
+    """Execute the runs of a task one after the other, and remove each from the file `left` unless it fails.
 
-    The process ends when no run is left, when no other may start, or with the first failure: a failed run may leave
-    something on a GPU that makes the next one fail too.
+    The process ends when no run is left, when the file `failed` exists, or with the first failure: a failed run may
+    leave something on a GPU that makes the next run fail too.
     """
     parser = argparse.ArgumentParser(description="Execute the runs of a task of SLURM.")
     parser.add_argument("left", type=Path, help="a file with a run folder in each line")

@@ -1,1 +1,1 @@
-"""A run on disk: its folder, its execution and what it leaves."""
+"""Executes runs and keeps them on disk: folders, locks, checkpoints, logs, results and weights."""

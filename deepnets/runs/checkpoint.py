@@ -21,9 +21,9 @@ from deepnets.system.files import flush_folder, fresh, new_name, opened
 from deepnets.training.fit import Training
 
 LAST, PREVIOUS = CHECKPOINTS
-# Torch's optimisers load these settings without a check; the schedule sets the learning rate anyway.
+# Torch's optimisers load these settings without a check. The learning rate is not here: the schedule sets it.
 OF_OPTIMIZER = ("initial_lr", "momentum", "dampening", "nesterov", "betas", "eps", "weight_decay")
-MOST = 8  # differing settings that a message names
+MOST = 8  # a message names at most this many differing settings
 MOST_ENTRIES = 1_000_000  # tensors in a file; a net of 1001 layers and its momenta have ten thousand
 LONGEST_PICKLE = 100_000_000  # bytes of everything but the tensors; a thousand epochs take 100,000
 MOST_VALUES, DEEPEST = 10_000_000, 30
@@ -80,12 +80,12 @@ def save(folder: Path, state: dict[str, Any]) -> None:
 def load(
     folder: Path, malformed: Callable[[Any], str | None] = lambda state: None
 ) -> tuple[dict[str, Any] | None, dict[str, str]]:
-    """Return the newest intact checkpoint (tensors on the CPU) or None, and what is wrong with each damaged file.
+    """Return the newest intact checkpoint (tensors on the CPU) or None, and the damage of each damaged file by name.
 
-    `malformed` checks a state that can be read; it returns what is wrong with it, or None.
+    `malformed` checks a state that could be read; it returns the state's damage, or None.
 
     Raises:
-        OSError: a file is there but cannot be read, so that nobody knows whether it is damaged.
+        OSError: a file exists but cannot be read, so nobody knows whether it is damaged.
     """
     damaged: dict[str, str] = {}
     for name in (LAST, PREVIOUS):
@@ -101,12 +101,12 @@ def load(
 
 
 def _own(tensor: Tensor) -> Tensor:
-    """Copy a tensor that is a view of a larger one: torch.save would write the larger one."""
+    """Copy a tensor if it is a view of a larger one, which torch.save would write instead."""
     return tensor.clone() if tensor.untyped_storage().nbytes() > tensor.nbytes else tensor
 
 
 def damage_of(file: Path) -> str | None:
-    """Return what is wrong with a checkpoint's file, container, checksums or kind of content; None if it is intact."""
+    """Return the damage of a checkpoint's file, zip container, checksums or data types; None if it is intact."""
     try:
         opened(file).close()
     except ValueError as error:  # a link, a folder, a pipe
@@ -121,7 +121,7 @@ def damage_of(file: Path) -> str | None:
             return f"it names {foreign[0]}, which is no data of a run"
     except MemoryError:
         raise
-    except Exception as error:  # damage makes the two readers raise nearly anything
+    except Exception as error:  # a damaged file makes the two readers raise nearly any error
         if isinstance(error, OSError) and error.errno != errno.EINVAL:  # a damaged length leads to EINVAL
             raise
         return f"{type(error).__name__}: {error}"
@@ -129,7 +129,7 @@ def damage_of(file: Path) -> str | None:
 
 
 def _unusual(archive: zipfile.ZipFile, size: int) -> str | None:
-    """Return why torch cannot have written this archive of `size` bytes, or None; reads only its list of entries."""
+    """Return why torch cannot have written this archive of `size` bytes, or None; only its list of entries is read."""
     entries = archive.infolist()
     if len(entries) > MOST_ENTRIES:
         return f"it has {len(entries):,} entries, a checkpoint has at most {MOST_ENTRIES:,}"
@@ -143,7 +143,7 @@ def _unusual(archive: zipfile.ZipFile, size: int) -> str | None:
 
 
 def _too_large(state: Any) -> str | None:
-    """Return why a state is too large to walk through, or None; values that hold one another have no end."""
+    """Return why a state is too large to walk through, or None; values that contain each other never end."""
     values, walked = [(state, 0)], 0
     while values:
         value, depth = values.pop()
@@ -158,14 +158,14 @@ def _too_large(state: Any) -> str | None:
 
 
 def load_checked(folder: RunFolder, config: Config) -> tuple[dict[str, Any] | None, dict[str, str]]:
-    """Return the newest intact checkpoint of this run or None, and what is wrong with each damaged file.
+    """Return the newest intact checkpoint of this run or None, and the damage of each damaged file by name.
 
     Raises:
         UserError: the checkpoint is of another run; the message gives the settings that differ.
     """
     state, damaged = load(folder.path, malformed)
     if state and (differing := difference(state["run"], config)):
-        lines = [f"  {key}: {brief(there)} there, {brief(here)} here" for key, (there, here) in differing.items()]
+        lines = [f"  {key}: {brief(saved)} there, {brief(value)} here" for key, (saved, value) in differing.items()]
         lines = [*lines[:MOST], *([f"  and {len(lines) - MOST} more"] if len(lines) > MOST else [])]
         raise UserError(
             "\n".join([f"{folder}: the checkpoint in it is of another run:", *lines])
@@ -180,7 +180,7 @@ def described(damaged: dict[str, str]) -> list[str]:
 
 
 def malformed(state: Any) -> str | None:
-    """Return which entry of a checkpoint is missing or of another type; None if all are there."""
+    """Return which entry of a checkpoint is missing or has a wrong type; None if there is none."""
     for place, kind in ENTRIES.items():
         value = state
         for name in place.split("."):
@@ -194,7 +194,7 @@ def malformed(state: Any) -> str | None:
 
 
 def is_state(value: Any) -> bool:
-    """Return whether the value is tensors by name, as `state_dict` of a network returns them."""
+    """Return whether the value maps names to tensors, as a network's `state_dict` does."""
     return isinstance(value, dict) and all(isinstance(k, str) and isinstance(v, Tensor) for k, v in value.items())
 
 
@@ -202,7 +202,7 @@ def resume(folder: RunFolder, state: dict[str, Any], training: Training) -> str:
     """Bring `training` to the iteration of the checkpoint `state`; returns a line that says so.
 
     Raises:
-        UserError: the checkpoint is of another network or optimiser, or at an iteration outside this budget.
+        UserError: the checkpoint is of another network or optimiser, or its iteration does not fit this run's budget.
     """
     saved = state["training"]
     per_epoch, whole = len(training.batches), training.iterations
@@ -224,7 +224,7 @@ def resume(folder: RunFolder, state: dict[str, Any], training: Training) -> str:
 
 
 def _check_alike(saved: dict[str, Any], training: Training) -> None:
-    """Raise ValueError if dtypes, optimiser settings or shapes differ from the run's; torch would just adopt them."""
+    """Raise ValueError if dtypes, optimiser settings or shapes differ from the run's; torch would load them anyway."""
     for name, weight in training.model.state_dict().items():
         stored = saved["model"].get(name, weight)
         if stored.dtype != weight.dtype:

@@ -19,7 +19,7 @@ from deepnets.runs.weights import Weights
 from deepnets.system.files import fresh, new_name, writing
 
 BATCH = 64
-TOLERANCE = 1e-5  # of a probability; the program may compute the same operations in another order
+TOLERANCE = 1e-5  # of a probability; the program may execute its operations in another order
 PROGRAM = "model.pt2"
 
 
@@ -29,7 +29,7 @@ class Classifier(nn.Module):
     It normalises like the run, and computes in float32 on the device that it is moved to.
 
     Raises:
-        UserError: `about` does not say how images are normalised.
+        UserError: `about` lacks the mean image, or has a normalisation that this version does not know.
     """
 
     def __init__(self, model: nn.Module, about: Input) -> None:
@@ -47,7 +47,7 @@ class Classifier(nn.Module):
         elif about.mean is not None:
             mean = torch.tensor(about.mean, dtype=torch.float32)
         else:
-            raise UserError("the mean image is not there; it is in the run's checkpoint and in what export writes")
+            raise UserError("the mean image is missing; the run's checkpoint has it, and so have exported weights")
         self.register_buffer("mean", mean)
         self.register_buffer("scale", torch.tensor(about.scale, dtype=torch.float32))
         self.eval()
@@ -78,7 +78,7 @@ class Classifier(nn.Module):
         return torch.cat(parts) if len(images) else torch.zeros(0, len(self.classes))
 
     def read(self, file: str | Path) -> Tensor:
-        """Read an image file for `predict` as (H, W, C) uint8: scaled, cut and coloured like the run's test images.
+        """Read an image file as `predict` takes it: (H, W, C) uint8, scaled, cropped and coloured like the test images.
 
         Colours become grey where C = 1, and grey becomes three equal channels where C = 3.
 
@@ -103,7 +103,7 @@ class Classifier(nn.Module):
 
 
 def classifier_of(weights: Weights) -> Classifier:
-    """Build the classifier with these weights, on the CPU; raises UserError if they do not describe its input."""
+    """Build the classifier with these weights, on the CPU; raises UserError if they lack a description of the input."""
     if weights.input is None:
         raise UserError(
             "the run is of an earlier version, which did not store normalisation and names of classes; name the folder "
@@ -113,12 +113,12 @@ def classifier_of(weights: Weights) -> Classifier:
 
 
 def with_input(weights: Weights, folder: str | Path, data: str | Path | None) -> Weights:
-    """Add to the weights a description of the network's input, which is computed from the images in `data`.
+    """Add a description of the network's input, computed from the images in `data`, to weights that have none.
 
-    Runs of earlier versions, in `folder`, need this: they did not store the description.
+    Weights of earlier versions need this. `folder` is the folder of their run.
 
     Raises:
-        UserError: `data` has no images, or not those that the run was trained on.
+        UserError: `data` has no images, or other images than the run was trained on.
     """
     if weights.input or data is None:
         return weights
@@ -135,12 +135,12 @@ def write_program(classifier: Classifier, file: Path) -> Path:
     The program needs torch, but not deepnets. It is read back and compared with `classifier` before it replaces `file`.
 
     Raises:
-        UserError: torch cannot export this network, or the program computes something else or cannot be written.
+        UserError: torch cannot export this network, the program computes other probabilities, or it cannot be written.
     """
     channels, height, width = classifier.shape
     draw = torch.Generator().manual_seed(0)
     images = torch.randint(256, (3, height, width, channels), generator=draw, dtype=torch.uint8)
-    classifier.to(memory_format=torch.contiguous_format)  # a program knows no other; a checkpoint has channels_last
+    classifier.to(memory_format=torch.contiguous_format)  # export supports no other; a checkpoint has channels_last
     try:
         number = torch.export.Dim("images", min=1)
         program = torch.export.export(classifier, (images,), dynamic_shapes=({0: number},))

@@ -1,7 +1,7 @@
-"""A researcher's own code in a run: finds the modules that a run uses, copies them, and notices when they change.
+"""Finds the user's own modules that a run uses, copies them, and notices when they change.
 
-These are the modules whose classes a configuration names, and the modules of the same project that those import. This
-module reads their sources and imports nothing. A copy is executed only if somebody asks for it.
+A run uses the modules whose classes its configuration names, and the modules that these import from the same project.
+This module reads their sources and imports nothing. A copy is executed only if a command chooses it.
 """
 
 import ast
@@ -32,14 +32,14 @@ NODES = ("model", "dataset", "optimizer", "schedule", "loss")
 
 
 class OtherCode(UserError):
-    """A run began with other code; the arguments are its folder, the files that differ, and how to type a choice."""
+    """A run began with other code; the arguments are its folder, the changed files, and how to type a choice."""
 
     def __str__(self) -> str:
         return f"{self.args[0]}: {self.summary}.\n{self.remedy}"
 
     @property
     def summary(self) -> str:
-        """Name the files that differ, in a line without the folder."""
+        """Name the changed files, in a line without the folder."""
         return f"your code has changed since the run began: {', '.join(self.args[1])}"
 
     @property
@@ -62,7 +62,7 @@ def code_of(config: Config) -> Code | None:
 
 
 def sources_of(config: Config) -> dict[str, Path | str]:
-    """Return, by name, each module outside deepnets that a run uses: its file or, if it is installed, its version."""
+    """Return by name each module outside deepnets that a run uses: its file, or its version if it is installed."""
     targets = {target for node in NODES for target in targets_in(getattr(config, node))} - TARGETS
     waiting = sorted({target.rpartition(".")[0] for target in targets})
     sources: dict[str, Path | str] = {}
@@ -86,7 +86,7 @@ def sources_of(config: Config) -> dict[str, Path | str]:
 
 
 def store(folder: RunFolder, config: Config, code: Code) -> Path:
-    """Copy the sources beside the rows of the run's sweep unless that copy exists; returns the copy's folder."""
+    """Copy the sources of `code` beside the rows of the run's sweep, if not done yet; returns the copy's folder."""
     copy = folder.grid / FOLDER / code.hash
     if copy.is_dir():
         return copy
@@ -101,7 +101,7 @@ def store(folder: RunFolder, config: Config, code: Code) -> Path:
 
 
 def write_copy(copy: Path, contents: Mapping[Path, bytes]) -> None:
-    """Write `contents`, by path, into a new folder `copy`; it appears as a whole, and the first writer wins.
+    """Write a new folder `copy` with these contents by path; it appears as a whole, and the first writer wins.
 
     Raises:
         OSError: the folder cannot be written, or the folder above it is a link.
@@ -119,10 +119,10 @@ def write_copy(copy: Path, contents: Mapping[Path, bytes]) -> None:
 
 
 def changed_files(folder: RunFolder, before: Code, now: Code) -> list[str]:
-    """Return the files of the modules whose code has changed; comments and docstrings do not count."""
+    """Return the files of the modules whose code differs; comments and docstrings do not count."""
     if before.hash == now.hash:
         return []
-    # Hashes depend on Python's version, so this Python computes them again from the copy, if there is one.
+    # Hashes depend on Python's version, so they are computed again from the copy, if there is one.
     copied = _modules_in(folder.grid / FOLDER / before.hash)
     then = {name: copied.get(name, value) for name, value in before.modules.items()}
     names = sorted({*then, *now.modules})
@@ -130,7 +130,7 @@ def changed_files(folder: RunFolder, before: Code, now: Code) -> list[str]:
 
 
 def noted_code(folder: RunFolder) -> Code | None:
-    """Return the user's own code that the run executes, or last executed; None if the folder notes none."""
+    """Return the user's own code that the run folder notes as executed last; None if it notes none."""
     if code := folder.origin.code:
         return code
     result = folder.result  # a record has no origin
@@ -138,12 +138,12 @@ def noted_code(folder: RunFolder) -> Code | None:
 
 
 def code_to_execute(folder: RunFolder, config: Config, option: str = "--code {}") -> Code | None:
-    """Return the user's own code with which this process executes the run: the noted code or, if chosen, today's.
+    """Return the user's own code with which this process executes the run: the noted code or, if chosen, the current.
 
-    `option` shows in messages how a user chooses, with {} for the choice.
+    `option` says in messages how a user types the choice, with {} in its place.
 
     Raises:
-        OtherCode: the code has changed since, and nothing was chosen. UserError: as `execute_copy`.
+        OtherCode: the code has changed since the run began, and no version was chosen. UserError: as `execute_copy`.
     """
     before, choice = noted_code(folder), chosen_code()
     if before and choice not in (None, CodeChoice.current):
@@ -158,10 +158,10 @@ def code_to_execute(folder: RunFolder, config: Config, option: str = "--code {}"
 
 
 def execute_copy(folder: RunFolder, name: str) -> None:
-    """Let this process import the run's modules from the copy with the hash `name`, not from today's files.
+    """Make this process import the run's modules from the copy with the hash `name`, not from the current files.
 
     Raises:
-        UserError: there is no such copy, its code has another hash, or this process has imported another version.
+        UserError: the copy is missing, its code has another hash, or this process has imported another version.
     """
     copy = folder.grid / FOLDER / name
     if copy in executed_from():
@@ -187,10 +187,7 @@ def execute_copy(folder: RunFolder, name: str) -> None:
 
 
 def _place(top: str) -> Path | None:
-    """Return the folder that a top-level module or package is imported from.
-
-    Returns None if it does not exist, or belongs to Python.
-    """
+    """Return the folder from which a top-level module is imported; None if it is missing or belongs to Python."""
     try:
         spec = find_spec(top)  # this imports nothing, as the name has no dots
     except (ValueError, ImportError):
@@ -206,7 +203,7 @@ def _place(top: str) -> Path | None:
 
 
 def _version(top: str) -> str:
-    """Return the version of the installed package that provides this import name; `yaml` comes from PyYAML."""
+    """Return the version of the installed package that provides a top-level module, as PyYAML provides `yaml`."""
     distributions = packages_distributions().get(top)
     return version(distributions[0]) if distributions else "installed"
 
@@ -217,7 +214,7 @@ def _file(place: Path, name: str) -> Path | None:
 
 
 def _imports(name: str, file: Path) -> Iterator[str]:
-    """Yield each name in a file's imports that may be a module; some are not modules."""
+    """Yield the names in a file's imports; some are modules, others classes or functions."""
     package = name.split(".") if file.name == "__init__.py" else name.split(".")[:-1]
     for node in ast.walk(_parsed(_read(file))):
         if isinstance(node, ast.Import):
@@ -238,7 +235,7 @@ def _read(file: Path) -> str:
 
 @cache
 def _parsed(source: str) -> ast.Module:
-    """Parse a module and drop its docstrings; empty if it is not valid Python, as its import will report that."""
+    """Parse a module and drop its docstrings; empty if it is not valid Python, which its import will report."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -27,7 +27,7 @@ LONGEST_WAIT = 1e12  # seconds; a timedelta holds no more than 8.6e13
 
 
 class Unreadable(UserError):
-    """A file of a run folder does not hold what it should; the arguments are its path and the error."""
+    """A run folder's file cannot be read, or is not as a run writes it; the arguments are its path and the error."""
 
     def __str__(self) -> str:
         return f"{self.args[0]}: cannot be read ({self.reason}); restore the run's own, or remove it"
@@ -43,7 +43,7 @@ def _text(value: object) -> object:
     return value
 
 
-Instant = Annotated[AwareDatetime, BeforeValidator(_text)]  # pydantic would also read a number of seconds
+Instant = Annotated[AwareDatetime, BeforeValidator(_text)]  # pydantic alone also accepts a number of seconds
 
 
 class RunFile(BaseModel):
@@ -55,10 +55,10 @@ class RunFile(BaseModel):
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
-        """Read the file; returns None if there is none, or if a crash of the machine left it empty.
+        """Read the file; returns None if it is missing, or if a crash of the machine left it empty.
 
         Raises:
-            Unreadable: it holds no JSON object, or one with entries of other types than a run writes.
+            Unreadable: the file is no JSON object, or an entry has another type than a run writes.
         """
         try:
             content = read_object(folder / cls.FILE)
@@ -71,13 +71,13 @@ class RunFile(BaseModel):
             raise Unreadable(folder / cls.FILE, error) from error
 
     def write(self, folder: Path) -> None:
-        """Write all fields that were set, even to a default; the file appears as a whole."""
+        """Write all fields that were set, also those set to their default; the file appears as a whole."""
         text = json.dumps(self.model_dump(mode="json", exclude_unset=True), indent=2, allow_nan=False)
         write_atomically(folder / self.FILE, text + "\n")
 
 
 class Progress(BaseModel):
-    """How far a run is; `test_error` is in percent, and None until the first epoch ends.
+    """How far a run has come; `test_error` is in percent, and None until the first epoch ends.
 
     `seconds_idle` is the time between the last iteration or evaluated batch and the last heartbeat.
     """
@@ -117,9 +117,9 @@ class Job(RunFile):
 
 
 class Code(BaseModel):
-    """A researcher's own code: `modules` by name with a hash of each, or the version of an installed package.
+    """A user's own code: `modules` maps each module to its hash, and each installed package to its version.
 
-    `commit` is the commit of their clone. See `deepnets.runs.code`.
+    `commit` is the commit of the clone with the modules. See `deepnets.runs.code`.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -146,7 +146,7 @@ class Origin(RunFile):
 
 
 class Beginning(BaseModel):
-    """How a run began: see `deepnets.runs.record.Evidence`."""
+    """The losses (nats) of a run's first iterations and the checksum of the weights after them; see `Evidence`."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
@@ -159,10 +159,10 @@ class Input(BaseModel):
 
     `shape` is (C, H, W) of x. `mean` and `scale` have a number for each channel. If the mean is an image, `mean` is
     None and `mean_image` holds (H, W, C) float32, little-endian, in base 64: 16 kB for CIFAR-10. Checkpoints and
-    exports hold that image, result.json does not. `normalization` names g: see `deepnets.data.normalization`.
+    exports hold this image; result.json does not. `normalization` names g: see `deepnets.data.normalization`.
 
-    An image file is scaled until its shorter side is `shorter_side` (None: it just covers `shape`), and its centre is
-    cut out. Squares of `reduce` x `reduce` pixels are averaged to one pixel.
+    An image file is scaled until its shorter side is `shorter_side` (None: until it just covers `shape`), and its
+    centre is cropped. Squares of `reduce` x `reduce` pixels are averaged to one pixel.
     """
 
     model_config = ConfigDict(strict=True, frozen=True)
@@ -192,10 +192,10 @@ class Input(BaseModel):
 
 
 class Result(RunFile):
-    """result.json: how the run ended, errors in percent; a run that failed has only status, reason and job.
+    """result.json: how the run ended, with errors in percent; a run that failed has only status, reason and job.
 
-    `test_right` has a bit for each test image (see `packed`); `weights_sha256` is a checksum of the final weights;
-    `code` is the researcher's own code, by the iteration at which the run began to execute it.
+    `test_right` has a bit for each test image (see `packed`). `weights_sha256` is a checksum of the final weights.
+    `code` is the user's own code, by the iteration at which the run began to execute it.
     """
 
     model_config = ConfigDict(strict=True)
@@ -259,7 +259,7 @@ def packed(right: np.ndarray) -> str:
 
 
 def unpacked(text: str, images: int) -> np.ndarray:
-    """Return the array (images,) bool that `packed` has packed.
+    """Return the array (images,) bool that `packed` turned into this text.
 
     Raises:
         ValueError: the text does not hold a bit for each image.

@@ -33,7 +33,7 @@ from deepnets.system.files import check_folder, flush_folder, make_folder, read_
 RUNS = "runs"  # the folder of runs without a sweep
 BUDGETS = ("epochs", "iterations")  # one is null, the other is the budget
 CHECKPOINTS = ("checkpoint.pt", "checkpoint.previous.pt")  # the last one, and the one before
-WEIGHTS = "weights.safetensors"  # of a record, or of a run without checkpoints
+WEIGHTS = "weights.safetensors"  # in a record, or in a run without checkpoints
 BESIDE = "name=NAME"  # the override that trains the same runs in another folder
 SCHEMA = OmegaConf.structured(Config)
 FREEZING_SECONDS = 10.0  # longer than any process takes to write a configuration
@@ -48,22 +48,22 @@ class Locked(UserError):
 
 
 class OtherSettings(UserError):
-    """A folder holds a run with other settings; the arguments are the folder and, by key, its value and the new one."""
+    """A folder holds a run with other settings; the arguments are the folder and, by key, the old and the new value."""
 
     def __str__(self) -> str:
-        lines = [f"  {key}: {there!r} there, {here!r} here" for key, (there, here) in self.args[1].items()]
+        lines = [f"  {key}: {kept!r} there, {new!r} here" for key, (kept, new) in self.args[1].items()]
         return "\n".join([f"{self.args[0]} holds a run with other settings:", *lines, self.remedy])
 
     @property
     def summary(self) -> str:
         """Say in a line, without the folder, how the settings differ."""
-        values = (f"{key} {there!r} there, {here!r} here" for key, (there, here) in self.args[1].items())
+        values = (f"{key} {kept!r} there, {new!r} here" for key, (kept, new) in self.args[1].items())
         return f"other settings: {'; '.join(values)}"
 
     @property
     def remedy(self) -> str:
-        """Say how to continue that run, to train beside it, or to delete it."""
-        settings = {key: there for key, (there, _) in self.args[1].items() if there != "absent"}
+        """Say how to continue the run in the folder, to train beside it, or to delete it."""
+        settings = {key: kept for key, (kept, _) in self.args[1].items() if kept != "absent"}
         overrides = [f"{key}={json.dumps(value, separators=(',', ':'))}" for key, value in settings.items()]
         return (
             f"To continue what is there, add {shlex.join(overrides)}; to train beside it, {BESIDE}; "
@@ -75,7 +75,7 @@ class RunFolder:
     """One run on disk. Its existence, `config.yaml` and `result.json` are the only memory between commands.
 
     config.yaml   the run's settings, frozen before training starts
-    origin.json   the command and the code version that froze it
+    origin.json   the command that froze the run, and the versions of deepnets and of the user's code
     other files   see docs/run-folder.md
     """
 
@@ -100,7 +100,7 @@ class RunFolder:
         """The frozen configuration.
 
         Raises:
-            UserError: the folder holds none, or one that this version cannot read.
+            UserError: the folder holds no configuration, or one that this version cannot read.
         """
         file = self.path / "config.yaml"
         if not file.is_file():
@@ -108,7 +108,7 @@ class RunFolder:
             raise UserError(f"{self}: not a run folder ({reason})")
         try:
             frozen = read_frozen(read_text(file, LONGEST))
-            # OmegaConf would copy these unchanged, and take three times as long for them as for the rest.
+            # OmegaConf would copy these nodes unchanged, and take three times as long for them as for the rest.
             nodes: dict[str, Any] = {name: frozen[name] for name in NODES if _is_plain_node(frozen.get(name))}
             config = OmegaConf.to_object(OmegaConf.merge(SCHEMA, frozen | {name: {} for name in nodes}))
             assert isinstance(config, Config)
@@ -121,27 +121,27 @@ class RunFolder:
 
     @property
     def origin(self) -> Origin:
-        """The command, overrides and git commit that froze this folder."""
+        """The command that froze this folder, its overrides and its git commit; without a file, all are empty."""
         return Origin.read(self.path) or Origin()
 
     @property
     def result(self) -> Result | None:
-        """How the run ended; None before that, or if a crash of the machine left the file empty."""
+        """How the run ended; None if it has not ended, or if a crash of the machine left the file empty."""
         return Result.read(self.path)
 
     @property
     def status(self) -> Status | None:
-        """The last status that the training process wrote; None if it has written none."""
+        """The last status that the training process wrote; None if it has not written one."""
         return Status.read(self.path)
 
     @property
     def job(self) -> Job | None:
-        """The SLURM task that was submitted for the run; None if there was none."""
+        """The SLURM task that was last submitted for the run; None if the run was never submitted."""
         return Job.read(self.path)
 
     @property
     def completed(self) -> Result | None:
-        """The result of a run that finished or diverged; None while anything is left to train, e.g. after a failure."""
+        """The result of a run that finished or diverged; None if something is left to train, e.g. after a failure."""
         result = self.result
         return result if result and result.is_complete else None
 
@@ -152,16 +152,16 @@ class RunFolder:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the run has a checkpoint or a job, so that the code that the folder notes may have trained it."""
+        """Whether the run has a checkpoint or a job, so that the code noted in the folder may have trained it."""
         return any(os.path.lexists(self.path / name) for name in (*CHECKPOINTS, Job.FILE))
 
     @property
     def has_weights(self) -> bool:
-        """Whether a network can be loaded from here."""
+        """Whether the folder has a file from which a network can be loaded."""
         return any(os.path.lexists(self.path / name) for name in (*CHECKPOINTS, WEIGHTS))
 
     def check(self, config: Config) -> Config | None:
-        """Check that this folder may hold a run with `config`; returns the configuration that it keeps, or None.
+        """Check that this folder may hold a run with `config`; returns the configuration frozen in it, or None.
 
         Raises:
             OtherSettings: the folder holds another run.
@@ -180,16 +180,16 @@ class RunFolder:
         return kept
 
     def freeze(self, config: Config, origin: Origin) -> None:
-        """Write the run's configuration, with the settings of its execution; `overwrite` first deletes all other files.
+        """Write the run's configuration, with the settings of its execution; `overwrite` first deletes an earlier run.
 
-        Trust is not frozen: every command that executes the folder needs it again. Of the sweep, only the axes, which
-        name the run, and their pairs are frozen; reports read published numbers and claims from the sweep's file.
+        Trust is not frozen: the user states it again in each command that executes the folder. Only `axes`, `deep` and
+        `zip` of the sweep are frozen; reports read published numbers and claims from the sweep's file.
 
         Raises:
             Locked: another process executes the folder.
         """
         make_folder(self.path)
-        # If there is no configuration yet, the process that holds the lock is just writing it.
+        # If there is no configuration yet, a process that holds the lock is about to write it.
         with self.hold(0 if (self.path / "config.yaml").is_file() else FREEZING_SECONDS):
             if config.overwrite:
                 self._clear()
@@ -202,14 +202,14 @@ class RunFolder:
             write_atomically(self.path / "config.yaml", _yaml_of(config))
 
     def _clear(self) -> None:
-        # The configuration goes last: a kill in between must not leave a checkpoint that another run would continue.
+        # Delete the configuration last: after a kill, no other run may find a checkpoint without a configuration.
         for item in sorted(self.path.iterdir(), key=lambda item: item.name == "config.yaml"):
             if item.name != ".lock" and not item.name.startswith(OWNER):
                 shutil.rmtree(item) if item.is_dir() and not item.is_symlink() else item.unlink()
         flush_folder(self.path)
 
     def retry(self) -> bool:
-        """Delete the result of a failed run; returns whether anything is left to train. The caller holds the folder."""
+        """Delete a failed run's result; returns whether something is left to train. The caller holds the folder."""
         if self.is_complete:
             return False
         (self.path / Result.FILE).unlink(missing_ok=True)
@@ -219,8 +219,8 @@ class RunFolder:
     def hold(self, patience: float = 0, *, to_train: bool = False) -> Iterator[Owner | None]:
         """Hold the folder's lock, so that no other process of this machine writes here; a process that dies frees it.
 
-        With `to_train`, this machine also becomes the run's only `Owner`; this yields the owner, or None if nothing is
-        left to train. It waits at most `patience` seconds for the lock.
+        With `to_train`, this machine also becomes the run's only `Owner`, which is yielded; otherwise, or if nothing is
+        left to train, None is yielded. The call waits at most `patience` seconds for the lock.
 
         Raises:
             Locked: another process, here or on another machine, holds the folder.
@@ -233,7 +233,7 @@ class RunFolder:
             lock.acquire()
         except filelock.Timeout:
             raise Locked(self) from None
-        except OSError as error:  # a link that is not followed, or a file system that has run out of locks
+        except OSError as error:  # .lock is a link, which is not followed, or the file system has no locks left
             raise UserError(f"{self.path / '.lock'}: cannot be locked ({error.strerror})") from error
         with ExitStack() as held:
             held.callback(lock.release)
@@ -245,7 +245,7 @@ class RunFolder:
             owner = held.enter_context(owned(self.path))
             if owner is None:
                 raise Locked(self, *filter(None, [owner_elsewhere(self.path)]))
-            yield None if self.is_complete else owner  # another machine may have just finished it
+            yield None if self.is_complete else owner  # another machine may just have finished the run
 
 
 def _is_plain_node(node: Any) -> bool:
@@ -260,7 +260,7 @@ def _is_plain(values: Any) -> bool:
 
 
 def _yaml_of(config: Config) -> str:
-    """Write the configuration like OmegaConf.to_yaml, but without its slow check of the type of every value."""
+    """Return the configuration as YAML, like OmegaConf.to_yaml but without its slow check of every value's type."""
     dumper = get_omega_conf_dumper()  # it puts texts that look like numbers in quotes
     return yaml.dump(plain_values(config), Dumper=dumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
 
@@ -290,8 +290,8 @@ def folders_of(rows: list[Row]) -> list[RunFolder]:
 def folder_of(row: Row) -> RunFolder:
     """Return `runs/<model>,<dataset>,<changes>/seed<seed>`, or `<sweep>+<changes>/<row>/seed<seed>` in a sweep.
 
-    With `name=NAME`, NAME replaces `runs` or the sweep's name. A change is a setting that differs from the value that
-    the options or the sweep in the name give it: `epochs=164` is no change if they say 164 anyway.
+    With `name=NAME`, NAME replaces `runs` or the sweep's name. A change is a setting with another value than the named
+    options or the named sweep give it: `epochs=164` is no change if they give 164 too.
 
     Raises:
         UserError: `sweep.axes` is empty, or has a name that is neither a group nor a key.
@@ -316,7 +316,7 @@ def folder_of(row: Row) -> RunFolder:
 
 
 def run_folders(below: Path) -> list[RunFolder]:
-    """Return all run folders below a folder, or the folder itself, in the order of their names: seed2 before seed10."""
+    """Return all run folders in and below a folder, in the order of their names: seed2 before seed10."""
     folders = []
     for path, names, files in os.walk(below):
         names.sort(key=lambda name: [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)])
@@ -343,17 +343,17 @@ def folders_in(paths: Sequence[Path]) -> list[RunFolder]:
 
 
 def _changes(row: Row, naming: set[str]) -> list[str]:
-    """Return `key=value` for each choice or value that makes this another run than the one `naming` describes."""
+    """Return `key=value` for each choice or value in which the row differs from the run that `naming` describes."""
     overrides = {override.partition("=")[0].lstrip("+~"): override for override in row.overrides}
     typed = [key for key in overrides if key == "sweep" or not is_execution(key)]
     groups = {key: row.choices[key] for key in typed if key in row.choices}
     values = [key for key in typed if key not in groups and key not in {"seed", *naming}]
-    if "dataset.root" in overrides and "dataset.source.name" not in naming:  # the folder names a user's images
+    if "dataset.root" in overrides and "dataset.source.name" not in naming:  # the folder names a user's data set
         values.append("dataset.source.name")
     if "weights" in overrides and "weights_hash" not in values:
         values.append("weights_hash")
     search = row.search
-    if search.defaults != DEFAULTS and not _is_own_sweep(row):  # a user's own file counts as typed
+    if search.defaults != DEFAULTS and not _is_own_sweep(row):  # all that the user's file sets counts as typed
         search = replace(search, defaults=DEFAULTS)
         options = {group: option for group, option in row.choices.items() if option and not group.startswith("hydra/")}
         groups |= {group: option for group, option in options.items() if not is_execution(group)}
@@ -366,7 +366,7 @@ def _changes(row: Row, naming: set[str]) -> list[str]:
     def chosen(among: set[str]) -> tuple[str, ...]:
         return *sorted(f"{group}={option}" for group, option in groups.items() if group in among), *axes
 
-    # A protocol chooses options too: compare it first, then the other options with those that it chooses.
+    # A protocol chooses options too: compare it first, then compare the other options with its choices.
     protocol = composed(chosen(naming), search).choices["protocol"]
     usual_choices = composed(chosen({*naming, "protocol"}), search).choices | {"protocol": protocol}
     changed = {key: value for key, value in groups.items() if key not in naming and usual_choices.get(key) != value}
@@ -380,7 +380,7 @@ def _changes(row: Row, naming: set[str]) -> list[str]:
 
 
 def _is_own_sweep(row: Row) -> bool:
-    """Return whether the sweep's file is the user's own; the user's own defaults then belong to it."""
+    """Return whether the sweep's file is the user's own; if so, the user's defaults count as part of the sweep."""
     return bool(row.choices.get("sweep")) and not (SWEEPS / f"{row.choices['sweep']}.yaml").is_file()
 
 

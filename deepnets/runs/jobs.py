@@ -17,13 +17,13 @@ from deepnets.runs.folder import RunFolder
 from deepnets.system.files import opened
 
 LOGS = "slurm"  # in the sweep's folder: for each array, a link (named by the array's number) to the folder of its files
-ANSWER_SECONDS = 10.0  # SLURM's time to answer, and the time between questions, as all users of a cluster share it
+ANSWER_SECONDS = 10.0  # the longest wait for an answer, and the time between questions, as all users share SLURM
 LAST_BYTES = 100_000  # read from the end of a log
 TASK = re.compile(r"[1-9]\d*(_\d+)?", re.ASCII)
 
 CANCELLED = "CANCELLED"
 PENDING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT")
-# Why a task did not end by itself: SLURM's state, and our message for it.
+# SLURM's state of a task that did not end by itself, and our message about it.
 CAUSES = {
     CANCELLED: "cancelled",
     "OUT_OF_MEMORY": "out of memory: give more by launcher.options={mem:...}",
@@ -34,7 +34,7 @@ CAUSES = {
     "PREEMPTED": "preempted, and not queued again",
 }
 ENDED = ("COMPLETED", "FAILED", *CAUSES)
-# slurmstepd writes such a line into a log. Its ending names the state; after scancel, the line has another ending.
+# slurmstepd writes such a line into the log of a task that it stops. It ends in DUE TO, except after scancel.
 STOPPED = re.compile(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+))?")
 STOPPED_BY = {
     "": CANCELLED,
@@ -64,14 +64,14 @@ class Task:
 
 @dataclass(frozen=True)
 class Answer:
-    """SLURM's answer: the tasks that it knew when it was `asked` (seconds since 1970)."""
+    """SLURM's answer: the tasks that it knew at the time `asked` (seconds since 1970)."""
 
     tasks: dict[str, Task]
     asked: float
 
 
 def ask(jobs: Collection[str]) -> Answer | None:
-    """Ask SLURM about these tasks, e.g. 123_4: first its queue, then its accounting for those missing there.
+    """Ask SLURM about these tasks, e.g. 123_4: first its queue, then its accounting for tasks that the queue lacks.
 
     Returns None if there is no SLURM, or if it does not answer.
     """
@@ -90,7 +90,7 @@ def forget_answers() -> None:
 
 
 def read_log(folder: RunFolder, job: str) -> tuple[Task, str | None]:
-    """Return how a task ended according to its log and, in words, the signal that killed the folder's run."""
+    """Return how a task ended according to its log, and the signal that killed the folder's run, as text or None."""
     if not TASK.fullmatch(job):
         return Task(""), None
     file = _log(folder, job)
@@ -98,9 +98,9 @@ def read_log(folder: RunFolder, job: str) -> tuple[Task, str | None]:
         with opened(file) as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - LAST_BYTES))
             text = log.read().decode(errors="replace")
-    except (OSError, ValueError):  # it never began, or its log was removed
+    except (OSError, ValueError):  # the task never began, or its log was removed
         return Task(""), None
-    text = text[max(0, text.rfind(f" {job} on ")) :]  # since it last began
+    text = text[max(0, text.rfind(f" {job} on ")) :]  # since the task last began
     rows = re.findall(rf" {job}: exit code (\d+): (.+)", text)
     codes = [int(code) for code, row in rows if row.split("/")[-3:] == [*folder.path.resolve().parts[-3:]]]
     number = codes[-1] - 128 if codes else 0
@@ -111,7 +111,7 @@ def read_log(folder: RunFolder, job: str) -> tuple[Task, str | None]:
 
 
 def never_began(folder: RunFolder, job: str) -> bool:
-    """Return whether a task that SLURM has forgotten was cancelled in the queue: then it has no log in its folder."""
+    """Return whether a task that SLURM has forgotten never began: its folder of logs exists, but has no log of it."""
     file = _log(folder, job) if TASK.fullmatch(job) else None
     return file is not None and file.parent.is_dir() and not os.path.lexists(file)
 
@@ -127,7 +127,7 @@ def _log(folder: RunFolder, job: str) -> Path:
 
 @lru_cache(maxsize=1)
 def _queue(_period: int) -> Answer | None:
-    """Return all tasks in SLURM's queue, and those that ended in the last minutes (its MinJobAge)."""
+    """Return all tasks in SLURM's queue and all that ended a few minutes ago at most (SLURM's MinJobAge)."""
     asked = time.time()
     lines = _output_lines("squeue", "--noheader", "--array", "--states=all", "--format=%F_%K|%T|%r")
     if lines is None:

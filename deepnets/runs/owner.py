@@ -15,22 +15,22 @@ from deepnets.runs.contents import Status, Unreadable
 from deepnets.system.files import fresh, new_name, read_object, read_text, write_atomically
 from deepnets.system.printing import print_line
 
-LATE_SECONDS = 60.0  # a machine sees files of another after at most this: NFS caches names and contents
-GONE_SECONDS = 180.0  # an owner that is silent for so long is gone: LATE_SECONDS for NFS, the rest is spare
-OLD_SECONDS = 600.0
+LATE_SECONDS = 60.0  # NFS caches names and contents, so a machine sees another's files this late at most
+GONE_SECONDS = 180.0  # an owner that is silent for this long has ended; the first LATE_SECONDS may be due to NFS
+OLD_SECONDS = 600.0  # an earlier owner's file of this age is deleted
 OWNER = ".owner."
 BOOT = Path("/proc/sys/kernel/random/boot_id")  # identifies the kernel, so that all containers of a machine share it
 
 
 class TakenOver(UserError):
-    """Another machine trains the run now, because this one seemed to be gone."""
+    """Another machine trains the run now, because this machine was silent for too long."""
 
 
 class Owner:
     """This machine's right to train the run in a folder; the file `.owner.N` stands for the Nth owner.
 
     The code relies only on this: if two machines create the same file, one of them fails. Numbers only grow, so a
-    machine that still sees the files of a minute ago fails to create the next one.
+    machine whose view of the folder is a minute old tries a number that is taken, and fails.
     """
 
     def __init__(self, folder: Path, number: int) -> None:
@@ -44,7 +44,7 @@ class Owner:
 
 @contextmanager
 def owned(folder: Path) -> Iterator[Owner | None]:
-    """Make this machine the owner; yields None if another machine is. The caller must hold the folder's lock."""
+    """Make this machine the owner, or yield None if another machine is. The caller must hold the folder's lock."""
     number, me = _last_number(folder) + 1, _me()
     if number > 1:
         before = _content(folder, number - 1)
@@ -70,7 +70,7 @@ def owned(folder: Path) -> Iterator[Owner | None]:
 
 
 def owner_elsewhere(folder: Path) -> str | None:
-    """Return which process on another machine trains the run, and its last sign of life; None if none does."""
+    """Return text that names the process on another machine that trains the run and its last sign of life, or None."""
     number, me = _last_number(folder), _me()
     if not number:
         return None
@@ -84,12 +84,13 @@ def owner_elsewhere(folder: Path) -> str | None:
 def is_left_behind(folder: Path) -> bool:
     """Return whether `.lock` was left by a process killed on another machine, on a file system without locks.
 
-    There the existence of the file is the lock, and its lines name the process that made it; elsewhere it is empty.
+    On such a file system the file's existence is the lock, and the file names the process that made it. On file systems
+    with locks the file is empty.
     """
     try:
         maker = read_text(folder / ".lock", 1000).split()
         silent = time.time() - (folder / ".lock").stat().st_mtime
-    except (OSError, ValueError):  # there is no file, or one that can be neither read nor locked
+    except (OSError, ValueError):  # the file is missing, or can be neither read nor locked
         return False
     is_elsewhere = bool(maker) and socket.gethostname() not in maker
     return is_elsewhere and silent > GONE_SECONDS and owner_elsewhere(folder) is None
@@ -101,7 +102,7 @@ def _me() -> dict[str, Any]:
 
 
 def _created(file: Path, content: dict[str, Any]) -> bool:
-    """Create the file; returns False if it exists already. It appears as a whole if the file system has links."""
+    """Create the file; returns False if it exists already. On a file system with hard links it appears as a whole."""
     draft = file.with_name(f"{file.name}.{content['host']}.{content['pid']}")
     with fresh(draft) as new:
         new.write(json.dumps(content).encode())
@@ -151,9 +152,9 @@ def _last_number(folder: Path) -> int:
 
 
 def _content(folder: Path, number: int) -> dict[str, Any]:
-    """Return the content of an owner's file; {} if a crash or a full disk spoilt it, so that nobody owns the run."""
+    """Return the content of an owner's file; {} if a crash or a full disk damaged it, and then nobody owns the run."""
     file = _file(folder, number)
-    # Drafts are listed first: on a file system without links, the owner fills the file while its draft is there.
+    # List the drafts before reading the file: without hard links, the owner fills the file while its draft exists.
     drafts = sorted(folder.glob(f"{file.name}.*.new"))
     for path in (file, *drafts):
         try:

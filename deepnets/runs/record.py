@@ -1,4 +1,4 @@
-"""The result of a run: its environment, its errors, and the evidence that lets anybody check it later."""
+"""Describes a run for its result: its environment, its errors, and the evidence with which anybody can check it."""
 
 import base64
 import hashlib
@@ -29,7 +29,7 @@ THREADS = torch.get_num_threads()  # read when this process starts, before a run
 
 
 def environment_of(config: Config, device: torch.device) -> dict[str, Any]:
-    """Return the environment, which must stay the same for a resumed run to be bit-identical; checkpoints store it."""
+    """Return the environment, which checkpoints store: a resumed run has the same bits only if it stays the same."""
     dataset = dataset_of(config)
     precision = choose_precision(config.precision, device)
     return {
@@ -46,14 +46,14 @@ def environment_of(config: Config, device: torch.device) -> dict[str, Any]:
 
 
 def threads_of(config: Config) -> int:
-    """Return the CPU threads of a process: its part of the run's `threads` or, without those, torch's default."""
+    """Return how many CPU threads a process uses: its share of `threads`, or torch's default if `threads` is null."""
     return max(1, config.threads // config.devices) if config.threads else THREADS
 
 
 def with_processes(frozen: dict[str, Any], processes: int, iteration: int, config: Config) -> dict[str, Any]:
-    """Return `frozen` with this number added to its "processes", under the iteration where it begins.
+    """Return `frozen` with a note in "processes" that the run has this many processes from `iteration` on.
 
-    If the number changes, the number of threads of each process changes too.
+    If the number changes, the number of threads of each process is computed again.
     """
     if list(frozen["processes"].values())[-1] == processes:
         return frozen
@@ -62,7 +62,7 @@ def with_processes(frozen: dict[str, Any], processes: int, iteration: int, confi
 
 
 def check_arithmetic(folder: RunFolder, began: str, config: Config, device: torch.device) -> None:
-    """Check that a run that began in an arithmetic, e.g. "float32", resumes in the same one on this device.
+    """Check that a run resumes on this device in the arithmetic in which it began, e.g. "float32".
 
     Raises:
         UserError: `precision=auto` means another arithmetic here.
@@ -78,7 +78,7 @@ def check_arithmetic(folder: RunFolder, began: str, config: Config, device: torc
 
 
 def protocol_of(config: Config, training: Training) -> str:
-    """Describe the training in a line; a reader of the result first compares this with a paper's protocol."""
+    """Describe the training in a line, which a reader of the result can compare with a paper's protocol."""
     images = f"batches of {config.batch_size}"
     if together := config.model.get("batchnorm_images"):
         images += f", normalised over {group_sizes(config.batch_size, together)[0]} images"
@@ -107,7 +107,7 @@ def _described(node: dict[str, Any]) -> str:
 
 
 def changes_since(folder: RunFolder, config: Config, frozen: dict[str, Any], device: torch.device) -> list[str]:
-    """Return a line about each change since the run started."""
+    """Return a line about each part of the environment that has changed since the run started."""
     now = {"torch": str(torch.__version__), "device": describe(device), "step": config.step}
     remarks = [
         f"started with {name} {frozen[name]}, resumes with {now[name]}" for name in now if frozen[name] != now[name]
@@ -135,7 +135,7 @@ def result_of(
 ) -> Result:
     """Return the content of result.json, with `facts`; errors in percent, `seconds` of wall time over all executions.
 
-    `test_error` is that of the selected epoch, null if the run diverged; `best_test_error` is only information.
+    `test_error` is the error after the selected epoch, null if the run diverged. `best_test_error` selects nothing.
     """
     speeds = sorted(row["images_per_second"] for row in history)
     return Result(
@@ -160,7 +160,7 @@ def result_of(
 
 
 def errors_of(config: Config, history: list[dict[str, Any]], status: str) -> dict[str, Any]:
-    """Compute the entries of result.json that follow from metrics.csv and the configuration; errors in percent."""
+    """Compute the entries of result.json that depend only on metrics.csv and the configuration; errors in percent."""
     last = history[-1] if history else {}
     selected = last
     if config.selection == Selection.best_validation and history:
@@ -183,12 +183,12 @@ def errors_of(config: Config, history: list[dict[str, Any]], status: str) -> dic
 
 
 def data_of(config: Config, device: torch.device) -> dict[str, Any]:
-    """Return the `contents` of the run's data, which tell data sets of the same name apart."""
+    """Return the `contents` of the run's data, which differ between data sets of the same name."""
     return splits_of(dataset_of(config), device).contents()
 
 
 def input_of(config: Config, device: torch.device) -> Input:
-    """Describe the input of the run's network and its classes; a process reads the images only once.
+    """Describe the input of the run's network, and its classes; a process reads the images only once.
 
     The mean is an image if the pixels of a channel have different means.
     """
@@ -214,7 +214,7 @@ def input_of(config: Config, device: torch.device) -> Input:
 
 
 def _shortest(numbers: Tensor) -> list[float]:
-    """Round numbers (n,) float32 to nine digits, from which each can be read back exactly."""
+    """Round numbers (n,) float32 to nine digits, which are enough to read each back exactly."""
     return [float(f"{number:.9g}") for number in numbers.tolist()]
 
 
@@ -244,10 +244,11 @@ def duration(seconds: float) -> str:
 
 
 class Evidence:
-    """The evidence of a run that trains; its checkpoints hold `state`, and its result holds `facts`.
+    """Collects evidence while a run trains; the run's checkpoints hold `state`, and its result holds `facts`.
 
-    `losses` are those of the first `FIRST` iterations, on the device until they are read; `weights` is the checksum of
-    the weights after these. `right` (N,) says which test images were right after the last completed epoch.
+    `losses` has the losses of the first `FIRST` iterations, which stay on the device until they are read; `weights` is
+    the checksum of the weights after these iterations. `right` (N,) says which test images the network classified
+    correctly after the last completed epoch.
     """
 
     def __init__(self, state: dict[str, Any] | None = None) -> None:
@@ -268,8 +269,8 @@ class Evidence:
 
     @property
     def state(self) -> dict[str, Any]:
-        """The evidence as tensors and text."""
-        # Losses from before a resume are on the CPU.
+        """The evidence as tensors and text, on the CPU."""
+        # `torch.stack` needs one device, and losses from before a resume are on the CPU.
         losses = torch.stack([loss.cpu() for loss in self.losses]) if self.losses else torch.zeros(0)
         return {"losses": losses, "weights": self.weights, "right": self.right}
 
@@ -294,7 +295,7 @@ def weights_checksum(model: torch.nn.Module) -> str:
 
 
 def state_checksum(state: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 (hex) of all tensors in the order of their names: name, type, shape and bytes of each."""
+    """Return the SHA-256 (hex) over the name, type, shape and bytes of each tensor, in the order of their names."""
     checksum = hashlib.sha256()
     for name, tensor in sorted(state.items()):
         checksum.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())

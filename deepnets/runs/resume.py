@@ -48,14 +48,14 @@ from deepnets.training.checks import check_batches
 from deepnets.training.fit import Training
 from deepnets.training.hardware import device_of_process, find_device, scarce_cores
 
-STARTING_SECONDS = 2.0  # a parent that writes into the folder holds its lock for much less
+STARTING_SECONDS = 2.0  # much longer than a parent process holds the folder's lock to write into it
 LOST_SECONDS = 2.0  # the parent of several processes checks every 0.1 s which of them ended
 FINITE_CHECK_ITERATIONS = 50
-SILENT_SECONDS = 30.0  # then a process prints that it waits for another one to read data
+SILENT_SECONDS = 30.0  # after this time a process prints that it waits until another one has read its data
 
 
 class AnotherFailed(Exception):
-    """Another process of the run failed before this one, and has said why."""
+    """Another process of the run failed before this one, and its reason is recorded."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def session(folder: RunFolder, config: Config, world: World = ALONE) -> Iterator
 
     Raises:
         Locked: another process executes the folder.
-        TakenOver: another machine executes it by now, because this one seemed to be gone.
+        TakenOver: another machine now executes the folder, because this machine was silent for too long.
         AnotherFailed: another process of `world` failed first.
     """
     with ExitStack() as held:
@@ -95,7 +95,7 @@ def session(folder: RunFolder, config: Config, world: World = ALONE) -> Iterator
         except Exception as error:
             is_lost = world.size > 1 and lost_another(error)
             if is_lost:
-                time.sleep(LOST_SECONDS)  # so that the other one, or the parent, first records its failure
+                time.sleep(LOST_SECONDS)  # let the other process, or the parent, record its failure first
             reason = f"{type(error).__name__}: {error}"
             if world.size > 1:
                 reason += f" (process {world.rank} of {world.size})"
@@ -110,11 +110,11 @@ def session(folder: RunFolder, config: Config, world: World = ALONE) -> Iterator
 class Execution:
     """Trains the run in a folder from its last checkpoint to its end, as one process of `world`.
 
-    Only the first process reads and writes the folder, which `held` holds until `result` is written. If several runs
-    train at once, `name` stands before this run's lines on the console.
+    Only the first process reads and writes the folder; `held` keeps it locked until `result` is written. If several
+    runs train at once, `name` precedes this run's lines on the console.
 
     Raises:
-        UserError: the run cannot go on.
+        UserError: the checkpoint, the data or the arithmetic are not the run's, or as `start_from_weights`.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class Execution:
         self.result: Result | None = None
 
     def _continue_code(self, code: Code | None, iteration: int) -> list[str]:
-        """Note from which iteration on the run executes the code; returns the files that have changed."""
+        """Note that the run executes `code` from `iteration` on; returns the files that have changed."""
         before = {key: Code.model_validate(value) for key, value in self.frozen.get("code", {}).items()}
         last = list(before.values())[-1] if before else None
         if not code or (last and last.hash == code.hash):
@@ -184,7 +184,7 @@ class Execution:
         self.heartbeat.follow(lambda: _progress(self.training, log))
 
     def note(self) -> bool:
-        """Record the last iteration or epoch; returns False if the training has diverged, and so ends."""
+        """Record the last iteration or epoch; returns False if the training has diverged, which ends it."""
         if self.log:
             self.log.iteration(self.training)
             self.evidence.note(self.training)
@@ -198,7 +198,7 @@ class Execution:
         return True
 
     def _keep_weights(self) -> None:
-        """Write the weights of this iteration into a file of their own, once; every process must call it."""
+        """Write the weights of this iteration into a separate file; every process must call this."""
         iteration = self.training.iteration
         self.to_keep.remove(iteration)
         state = self.training.state_dict()["model"]
@@ -224,7 +224,7 @@ class Execution:
         self.saved = state["training"]["model"]
 
     def finish(self) -> None:
-        """Save the run and write its result when its budget is used up."""
+        """Save the run, whose budget is used up, and write its result; every process must call this."""
         self.save()
         self._end(FINISHED)
 
@@ -232,7 +232,7 @@ class Execution:
         if self.log:
             self.log.end(finished=status == FINISHED)
             facts = {"claims": self.folder.origin.claims, "input": self.input.without_image, **self.evidence.facts()}
-            if status == FINISHED:  # a run that diverged has no checkpoint of the weights at its end
+            if status == FINISHED:  # no checkpoint holds the final weights of a run that diverged
                 facts["weights_sha256"] = state_checksum(self.saved)
             self.result = result_of(
                 self.config, self.training, self.history, self.log.seconds, status, self.frozen, facts
@@ -253,11 +253,11 @@ def train(
 ) -> None:
     """Train all executions to their end; `steps` is `fit` of a single training, or `fit_together` of several.
 
-    If an execution raises an error, `failed` is called with it, and the others go on.
+    If an execution raises an error, this calls `failed` with both, and the others go on. Without `failed`, it raises
+    the error.
 
     Raises:
-        Interrupted: a signal came to one of the processes; the state is saved.
-        UserError: a run cannot go on.
+        Interrupted: a signal came to one of the processes; the runs are saved.
     """
     going = list(executions)
 
@@ -287,15 +287,15 @@ def train(
             each(Execution.save)
             decide.saved_at = time.monotonic()
         if stop:
-            world.barrier()  # wait until the first has saved: when one process ends, the others may be killed
+            world.barrier()  # wait until the first process has saved: when one ends, the others may be killed
             raise Interrupted(stop)
     each(Execution.finish)
 
 
 def note_failure(folder: RunFolder, reason: str, details: str) -> bool:
-    """Write the reason into result.json and the details into log.txt, unless the run has a result; then returns False.
+    """Write the reason into result.json and the details into log.txt; returns False if the run already has a result.
 
-    So if several processes fail, only the first one's reason is written: the others fail because that one is gone.
+    If several processes fail, only the first reason is written: the other processes fail because the first is gone.
     """
     try:
         (folder.path / Result.FILE).open("x").close()
@@ -307,7 +307,7 @@ def note_failure(folder: RunFolder, reason: str, details: str) -> bool:
         result.write(folder.path)
     except FileExistsError:
         return False
-    except OSError as unwritable:  # a full disk may be the failure itself: the user should see the first error
+    except OSError as unwritable:  # a full disk may be the failure itself, so the user should still see `details`
         print_error(f"{folder}: the failure could not be noted there ({unwritable})")
     return True
 
@@ -328,17 +328,17 @@ def _hold_in_first(folder: RunFolder, world: World, held: ExitStack) -> Owner | 
 
 def _loaded(folder: RunFolder, config: Config) -> tuple[dict[str, Any] | None, dict[str, str]]:
     saved, damaged = load_checked(folder, config)
-    for name in damaged:  # otherwise the next checkpoint would move it over the intact one
+    for name in damaged:  # otherwise the next `save` would move a damaged file over the intact one
         (folder.path / name).rename(folder.path / f"{name}.damaged")
     return saved, damaged
 
 
 @contextmanager
 def _reading() -> Iterator[None]:
-    """Hold a lock while data are read: one process of this machine downloads and decodes, so the next need not.
+    """Hold a lock while data are read, so that one process of this machine downloads and decodes them for the others.
 
-    A process may wait here for any length of time. If the processes of a run waited for each other instead, they would
-    fail at gloo's time limit.
+    A process may wait for the lock for any time. If the processes of a run waited for each other by gloo instead, they
+    would fail at its time limit.
 
     Raises:
         UserError: as `own_cache`.
@@ -357,7 +357,7 @@ def _reading() -> Iterator[None]:
 
 
 def _is_non_finite(state: Training) -> bool:
-    """Return whether a loss is not finite; checked at fixed iterations, so that a run always ends at the same one."""
+    """Return whether a loss is not finite; it is checked at fixed iterations, so that reruns end at the same one."""
     if state.completed:
         return not all(math.isfinite(mean.loss) for mean in state.completed.values())
     if state.iteration % FINITE_CHECK_ITERATIONS:
@@ -366,7 +366,7 @@ def _is_non_finite(state: Training) -> bool:
 
 
 def _progress(training: Training, log: Log) -> Progress:
-    """Return the run's progress; until this epoch has a pace, that of the last epoch counts."""
+    """Return the run's progress; before this epoch has a pace, it has the last epoch's pace."""
     last = log.history[-1] if log.history else {}
     return Progress(
         epoch=training.epoch,

@@ -20,10 +20,10 @@ DIGITS = 12  # of the SHA-256 that becomes part of the run's identity
 
 
 def with_weights(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows; those that start from weights get the weights' hash, which is part of their identity.
+    """Return the rows; a row that starts from weights gets their hash, which is part of its identity.
 
     Raises:
-        UserError: the weights are missing, are of an unfinished run, or do not have the hash that was typed.
+        UserError: the weights are missing, are of an unfinished run, or do not have the row's `weights_hash`.
     """
     return [replace(row, config=_with_hash(row.config)) for row in rows]
 
@@ -31,7 +31,7 @@ def with_weights(rows: Sequence[Row]) -> list[Row]:
 def _with_hash(config: Config) -> Config:
     if config.weights is None:
         if config.weights_hash is not None:
-            raise UserError(f"weights_hash={config.weights_hash}: of which weights? Add weights=RUN_OR_FILE")
+            raise UserError(f"weights_hash={config.weights_hash}: is the hash of weights; add weights=RUN_OR_FILE")
         return config
     weights_hash = hash_of(Path(config.weights))
     if config.weights_hash not in (None, weights_hash):
@@ -43,7 +43,7 @@ def _with_hash(config: Config) -> Config:
 
 @cache
 def hash_of(path: Path) -> str:
-    """Return twelve digits of a checksum: of a finished run's weights, from its result, or of a file's bytes.
+    """Return twelve digits of a SHA-256: of a finished run's weights, as its result notes it, or of a file's bytes.
 
     Raises:
         UserError: the path is neither a finished run with a checksum nor a file.
@@ -63,7 +63,7 @@ def hash_of(path: Path) -> str:
 def start_from_weights(model: nn.Module, config: Config, classes: int) -> str | None:
     """Copy the weights that the configuration names into a fresh network; returns a line about it.
 
-    A last layer for another number of classes keeps its fresh weights.
+    If the weights are for another number of classes, the last layer keeps its fresh weights.
 
     Raises:
         UserError: the weights have changed since the run was set up, are damaged, or are of another network.

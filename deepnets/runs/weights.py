@@ -30,9 +30,9 @@ from deepnets.system.printing import print_line
 from deepnets.system.ranges import Size
 from deepnets.training.assembly import model_of
 
-KEPT = "weights.{}.safetensors"  # of an iteration, with keep_checkpoints=N
+KEPT = "weights.{}.safetensors"  # weights of one iteration, which keep_checkpoints=N keeps
 CODE_WORDS = '--code {} (in Python, code="{}")'
-TOLERANCE = 1e-4  # of the largest logit: two orders of operations differ by rounding
+TOLERANCE = 1e-4  # of the largest logit; another order of operations rounds differently
 
 
 class NoSuchNetwork(UserError):
@@ -46,7 +46,7 @@ class _Metadata(BaseModel):
     shape: Json[tuple[Size, Size, Size]]
     classes: Size
     iteration: int | None = None  # earlier versions did not write this
-    input: Json[Input] | None = None  # nor did they write this
+    input: Json[Input] | None = None  # nor this
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,13 @@ class Weights:
 def read_weights(folder: str | Path, allow_previous: bool = False, iteration: int | None = None) -> Weights:
     """Read the weights of a run's last checkpoint or, if there is none, from `weights.safetensors` of a record.
 
-    Prints their iteration. `allow_previous` accepts weights of an earlier iteration than the result's. With `iteration`
-    it instead reads the weights of that iteration, if keep_checkpoints=N has kept them.
+    This prints the weights' iteration. `allow_previous` accepts weights of an earlier iteration than the result's. With
+    `iteration`, this instead reads the weights that keep_checkpoints=N has kept of this iteration.
 
     Raises:
         OtherCode: the user's own code has changed since the run began, and neither version was chosen.
-        UserError: the folder is not a run folder, or its weights are missing, damaged, of another run, or not those of
-            the run's result or of `iteration`.
+        UserError: the folder is not a run folder, or its weights are missing, damaged, of another run, or of another
+            iteration than asked for.
     """
     run_folder = RunFolder(folder)
     config = run_folder.config
@@ -123,7 +123,7 @@ def read_weights(folder: str | Path, allow_previous: bool = False, iteration: in
 
 
 def _input_in(state: Mapping[str, Any], file: Path) -> Input | None:
-    """Return the network's input in the checkpoint `state` of `file`; None if an earlier version wrote it."""
+    """Return the network's input in `state`, the checkpoint in `file`; None if an earlier version wrote the file."""
     try:
         return Input.model_validate(state["input"]) if "input" in state else None
     except ValidationError as error:
@@ -131,7 +131,7 @@ def _input_in(state: Mapping[str, Any], file: Path) -> Input | None:
 
 
 def _reason(error: ValidationError, *place: str) -> str:
-    """Say in one line which entry is wrong first, and why."""
+    """Return a line about the first wrong entry: its name and pydantic's message."""
     first = error.errors()[0]
     return f"{'.'.join(map(str, (*place, *first['loc'])))}: {first['msg']}"
 
@@ -139,7 +139,7 @@ def _reason(error: ValidationError, *place: str) -> str:
 def _iteration_line(
     folder: RunFolder, weights: Weights, name: str, damaged: dict[str, str], allow_previous: bool
 ) -> str:
-    """Say which iteration the weights in the file `name` are of; raises UserError if they are not the result's."""
+    """Return a line about the iteration of the weights in `name`; raises UserError if they are not the result's."""
     result = folder.completed
     line = (
         "weights of an unknown iteration" if weights.iteration is None else f"weights of iteration {weights.iteration}"
@@ -170,7 +170,7 @@ def _iteration_line(
 
 
 def kept_iterations(count: int, iterations: int) -> list[int]:
-    """Return `count` different iterations, log-spaced from 1 to the last, rounded; if there are fewer, all of them."""
+    """Return `count` different iterations, log-spaced from 1 to the last; all iterations if there are fewer."""
     kept = [0]
     for exact in np.geomspace(1, iterations, count) if count > 1 else [iterations]:
         kept.append(min(max(round(exact), kept[-1] + 1), iterations))
@@ -184,7 +184,7 @@ def kept_files(folder: Path) -> dict[int, Path]:
 
 
 def _read_kept(folder: RunFolder, config: Config, iteration: int) -> Weights:
-    """Read the kept weights of this iteration; raises UserError if there are none, or the file holds another's."""
+    """Read the kept weights of this iteration; raises UserError if they are missing, or the file has another's."""
     file = folder.path / KEPT.format(iteration)
     if not os.path.lexists(file):
         kept = ", ".join(map(str, kept_files(folder.path)))
@@ -197,7 +197,7 @@ def _read_kept(folder: RunFolder, config: Config, iteration: int) -> Weights:
 
 
 def _read_record(folder: RunFolder, config: Config, name: str = WEIGHTS) -> Weights:
-    """Read the weights in the file `name`, which must be of this configuration."""
+    """Read the weights in the file `name`; raises UserError if they are not of a run with this configuration."""
     file = folder.path / name
     try:
         opened(file).close()
@@ -214,12 +214,12 @@ def _read_record(folder: RunFolder, config: Config, name: str = WEIGHTS) -> Weig
 
 
 def write_weights(weights: Weights, folder: Path, name: str = WEIGHTS) -> Path:
-    """Write the weights as `name` into `folder`, and `config.yaml` where there is none; returns the file.
+    """Write the weights as `name` into `folder`, and `config.yaml` if it is missing; returns the file of weights.
 
-    Neither file holds paths of this machine, or says which code to trust.
+    Neither file has paths of this machine or says which code to trust.
 
     Raises:
-        UserError: they cannot be written, or the folder holds another run.
+        UserError: the files cannot be written, or the folder holds another run.
     """
     run = RunFolder(folder)
     about = {
@@ -279,7 +279,7 @@ def write_for_torchvision(weights: Weights, file: Path) -> Path:
 def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Load the tensors of `state` into `model`; they have the model's names or torchvision's.
 
-    Counts of batches, which no network here reads, may be missing, as in torchvision's older files.
+    Batch normalisation's counts of batches may be missing, as in torchvision's older files: no network here reads them.
 
     Raises:
         UserError: a weight is missing, unknown, or of another shape.
@@ -287,29 +287,29 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     model.load_state_dict(fitting(model, state), assign=True)
 
 
-def by_own_names(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return `state` with the names of `own`, a deepnets network's state; translates torchvision's names."""
-    if own.keys() & state.keys():
+def by_own_names(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return `state` with the names in `wanted`, a deepnets network's state, instead of torchvision's names."""
+    if wanted.keys() & state.keys():
         return dict(state)
-    return {name: state[renamed] for name, renamed in torchvision_names(own).items() if renamed in state}
+    return {name: state[renamed] for name, renamed in torchvision_names(wanted).items() if renamed in state}
 
 
 def fitting(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of `state` with the names and types of the model's own.
+    """Return the tensors of `state` with the names and data types that the model's tensors have.
 
     Raises:
         UserError: as `load_state`.
     """
-    own = model.state_dict()
-    state = by_own_names(state, own)
-    counts = {name: tensor.new_zeros((), device="cpu") for name, tensor in own.items() if name.endswith("_tracked")}
+    wanted = model.state_dict()
+    state = by_own_names(state, wanted)
+    counts = {name: tensor.new_zeros((), device="cpu") for name, tensor in wanted.items() if name.endswith("_tracked")}
     state = {**counts, **state}
-    wrong = [f"{name} is missing" for name in own.keys() - state.keys()]
-    wrong += [f"{name} is unknown" for name in state.keys() - own.keys()]
+    wrong = [f"{name} is missing" for name in wanted.keys() - state.keys()]
+    wrong += [f"{name} is unknown" for name in state.keys() - wanted.keys()]
     wrong += [
-        f"{name} is {list(state[name].shape)}, not {list(own[name].shape)}"
-        for name in own.keys() & state.keys()
-        if own[name].shape != state[name].shape
+        f"{name} is {list(state[name].shape)}, not {list(wanted[name].shape)}"
+        for name in wanted.keys() & state.keys()
+        if wanted[name].shape != state[name].shape
     ]
     wrong += [
         f"{name} holds {str(tensor.dtype).removeprefix('torch.')}, not real numbers in memory"
@@ -318,11 +318,11 @@ def fitting(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     ]
     if wrong:
         raise UserError(f"the weights are of another network: {min(wrong)} ({len(wrong)} differences)")
-    return {name: tensor.to(own[name].dtype) for name, tensor in state.items()}
+    return {name: tensor.to(wanted[name].dtype) for name, tensor in state.items()}
 
 
 def read_state(file: Path) -> dict[str, Tensor]:
-    """Read a state dictionary that `safetensors` or `torch.save` wrote, onto the CPU; calls nothing in it.
+    """Read a state dictionary that `safetensors` or `torch.save` wrote, onto the CPU, without executing code in it.
 
     Raises:
         UserError: the file cannot be read as a state dictionary.
@@ -333,7 +333,7 @@ def read_state(file: Path) -> dict[str, Tensor]:
         return _read_safetensors(file)[0]
     try:
         state: Any = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # damage shows as nearly any exception
+    except Exception as error:  # a damaged file raises nearly any error
         raise UserError(f"{file}: cannot be read as weights: {first_line(error)}") from error
     if not is_state(state):
         raise UserError(f"{file}: holds more than weights by name; save a network's state_dict()")
@@ -372,7 +372,7 @@ def torchvision_network(model: ResNet) -> nn.Module:
 
 
 def torchvision_names(names: Iterable[str]) -> dict[str, str]:
-    """Return torchvision's name of each weight, by its name in a ResNet with the original ordering."""
+    """Return torchvision's name of each weight, by the weight's name in a ResNet with the original ordering."""
 
     def renamed(name: str) -> str:
         name = re.sub(r"(?<=\d)\.bn\.", ".", name)  # ghost batch normalisation keeps torch's layer as `bn`

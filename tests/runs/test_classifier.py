@@ -238,7 +238,7 @@ def test_images_of_another_shape_are_refused(on_digits: Path) -> None:
         ({"shape": [1, 8]}, r"input\.shape: "),
         ({"classes": ["0"]}, "its input and weights are of different networks"),
         ({"normalization": "os.system"}, "normalization=os.system: this version knows"),
-        ({"mean": None}, "the mean image is not there"),
+        ({"mean": None}, "the mean image is missing"),
     ],
 )
 def test_a_damaged_input_is_refused(on_digits: Path, tmp_path: Path, changes: dict[str, object], why: str) -> None:
