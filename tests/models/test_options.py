@@ -89,6 +89,7 @@ PARAMETERS = {
     "thin_crelu198": 2_329_370,
     "thin_looks_linear": 563_896,
     "thin_looks_linear198": 2_329_370,
+    "thin_looks_linear_resnet": 569_470,
     "thin_relu": 565_642,
     "thin_relu198": 2_338_330,
     "thin_linear": 565_642,
