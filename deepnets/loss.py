@@ -10,7 +10,7 @@ from collections.abc import Callable
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from deepnets.system.ranges import Rate
+from deepnets.system.settings import Rate
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 

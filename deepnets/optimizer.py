@@ -7,7 +7,7 @@ import torch
 from annotated_types import Len
 from torch import nn
 
-from deepnets.system.ranges import NotNegative, Positive, Rate
+from deepnets.system.settings import NotNegative, Positive, Rate
 
 Decayed = Literal["all", "weights"]
 

@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from deepnets.system.ranges import Count, Factor, Natural, PositiveFactor, Rate, Share
+from deepnets.system.settings import Count, Factor, Natural, PositiveFactor, Rate, Share
 
 
 class Step:

@@ -98,9 +98,9 @@ def test_models_import_torch_only() -> None:
     for file in (ROOT / "deepnets" / "models").glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             for name in imported(node):
-                assert name.split(".")[0] in LIGHT or name.startswith(("deepnets.models", "deepnets.system.ranges")), (
-                    f"{file}: {name}"
-                )
+                assert name.split(".")[0] in LIGHT or name.startswith(
+                    ("deepnets.models", "deepnets.system.settings")
+                ), f"{file}: {name}"
 
 
 def test_only_config_build_finds_objects_by_name() -> None:

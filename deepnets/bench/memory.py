@@ -22,7 +22,7 @@ from deepnets.bench.comparison import (
 from deepnets.bench.training import endless
 from deepnets.command import count, some_of
 from deepnets.errors import UserError
-from deepnets.models.settings import Memory
+from deepnets.system.settings import Memory
 from deepnets.training.hardware import wait
 
 MODES = list(Memory)

@@ -31,10 +31,10 @@ from deepnets.bench.peers import Task, arithmetic_name, peer_in, prepare_lightni
 from deepnets.command import count, some_of, whole
 from deepnets.config.schema import Precision
 from deepnets.data.batches import TrainingBatches
-from deepnets.models.settings import Memory
 from deepnets.run import build_model
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.log import Log
+from deepnets.system.settings import Memory
 from deepnets.training.assembly import dataset_of
 from deepnets.training.fit import Training, fit
 from deepnets.training.hardware import choose_precision, wait

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any
 
 from deepnets.config.schema import Config
-from deepnets.models.settings import units_of_stages
+from deepnets.system.settings import units_of_stages
 
 LONGEST_NAME = 160  # bytes; file systems allow 255
 

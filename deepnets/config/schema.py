@@ -15,8 +15,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import CoreSchema
 
-from deepnets.models.settings import Memory
-from deepnets.system.ranges import Count, Name, NotNegative, Positive, PositiveFactor, Seed, Threads
+from deepnets.system.settings import Count, Memory, Name, NotNegative, Positive, PositiveFactor, Seed, Threads
 
 DEFAULTS = "train"  # the file in conf/ that composes one run
 

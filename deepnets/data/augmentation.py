@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from deepnets.system.ranges import Positive, PositiveFactor
+from deepnets.system.settings import Positive, PositiveFactor
 
 Crop = Literal["scale", "aspect_ratio", "none"]
 ViewName = Literal["center", "center_320", "ten_crop", "multi_scale"]

@@ -19,7 +19,7 @@ from deepnets.data.normalization import KINDS, Normalization, fit
 from deepnets.data.source import Source, Split
 from deepnets.distributed.world import ALONE, World
 from deepnets.errors import UserError, brief
-from deepnets.system.ranges import Count, Name, Natural
+from deepnets.system.settings import Count, Name, Natural
 
 CHECKED_IMAGES = 1000  # the checksum `images` covers at most this many images of each split, evenly spread
 

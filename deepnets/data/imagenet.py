@@ -37,7 +37,7 @@ from deepnets.data.shards import SPLITS, is_sharded, sharded
 from deepnets.data.source import DataFiles, Source
 from deepnets.distributed.world import ALONE, World
 from deepnets.errors import UserError
-from deepnets.system.ranges import Factor, Natural, Size
+from deepnets.system.settings import Factor, Natural, Size
 
 CLASSES = 1000
 PUBLISHED = (1_281_167, 50_000)  # images for training and validation

@@ -13,7 +13,7 @@ from deepnets.data.archives import Archive, find_idx, idx_shape, missing, obtain
 from deepnets.data.class_folders import is_tree, tree
 from deepnets.data.source import DataFiles, Source, Split
 from deepnets.errors import UserError
-from deepnets.system.ranges import Count, Name, Size
+from deepnets.system.settings import Count, Name, Size
 
 MNIST_SHAPE, COLOUR_SHAPE = (1, 28, 28), (3, 32, 32)
 DIGITS = tuple("0123456789")

@@ -46,8 +46,8 @@ from deepnets.bench.training import endless, floor_steps
 from deepnets.command import run_command
 from deepnets.config.schema import StepKind
 from deepnets.errors import UserError
-from deepnets.models.settings import Memory
 from deepnets.runs.folder import RunFolder, run_folders
+from deepnets.system.settings import Memory
 from deepnets.training.fit import Training, fit
 
 MODELS = {"resnet20": 40, "resnet110": 20, "resnet164": 20, "resnet1001": 4}  # iterations to time

@@ -20,7 +20,6 @@ from deepnets.distributed.signals import RESUME, Interrupted, Interruption
 from deepnets.distributed.world import ALONE
 from deepnets.errors import UserError, system_message
 from deepnets.launch.grid import Retry, Tally, failed_before, lines_by_reason
-from deepnets.models.settings import Memory
 from deepnets.runs import checkpoint
 from deepnets.runs.checkpoint import malformed
 from deepnets.runs.code import code_to_execute
@@ -31,7 +30,7 @@ from deepnets.runs.record import describe_result
 from deepnets.runs.resume import Execution, session, train
 from deepnets.runs.status import read_state
 from deepnets.system.printing import print_error, print_line
-from deepnets.system.ranges import Size
+from deepnets.system.settings import Memory, Size
 from deepnets.training import stack
 from deepnets.training.assembly import dataset_of, model_of
 from deepnets.training.hardware import find_device, with_counted_devices

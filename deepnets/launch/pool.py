@@ -23,7 +23,7 @@ from deepnets.runs.resume import note_failure
 from deepnets.runs.status import live_table
 from deepnets.system.files import opened
 from deepnets.system.printing import print_error, print_line
-from deepnets.system.ranges import Size
+from deepnets.system.settings import Size
 from deepnets.training.hardware import find_device, with_counted_devices
 from deepnets.training.step import check_device
 

@@ -25,7 +25,7 @@ from deepnets.runs.contents import FAILED
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.jobs import LOGS, forget_answers
 from deepnets.runs.status import State, follow, read_states
-from deepnets.system.ranges import Count, Name, Size
+from deepnets.system.settings import Count, Name, Size
 
 POLL_SECONDS = 5  # between two questions to SLURM, which all users of a cluster share
 EARLY_SECONDS = 60  # SLURM signals up to this much earlier than asked

@@ -10,7 +10,7 @@ from deepnets.models.network import UnitNetwork
 from deepnets.models.resize import Resize
 from deepnets.models.survival import Survival
 from deepnets.models.unit import Ordering, UnitDesign
-from deepnets.system.ranges import Count, Depth, Kernel, PositiveFactor, Rate, Size
+from deepnets.system.settings import Count, Depth, Kernel, PositiveFactor, Rate, Size
 
 
 class DenseNet(UnitNetwork):

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from deepnets.models.initialization import Initialization, initialize
 from deepnets.models.layers import Conv, Layers
 from deepnets.models.unit import Ordering, Unit, UnitDesign
-from deepnets.system.ranges import Depth, Size
+from deepnets.system.settings import Depth, Size
 
 
 class FullyConnected(nn.Module):

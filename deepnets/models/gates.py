@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 
 from deepnets.models.layers import Conv
 from deepnets.models.resize import ShortcutShape, ZeroPadding
-from deepnets.system.ranges import Kernel, NotNegative, Real
+from deepnets.system.settings import Kernel, NotNegative, Real
 
 
 class SeparatelyGated(nn.Module):

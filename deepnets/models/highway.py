@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from deepnets.models.initialization import Initialization, initialize
 from deepnets.models.layers import Conv, Layers
 from deepnets.models.unit import Ordering, Unit, UnitDesign
-from deepnets.system.ranges import Count, Kernel, NotNegative, Rate, Size, Units
+from deepnets.system.settings import Count, Kernel, NotNegative, Rate, Size, Units
 
 
 class Highway(nn.Module):

@@ -12,7 +12,7 @@ from deepnets.models.batchnorm import GhostBatchNorm
 from deepnets.models.layers import CReLU
 from deepnets.models.resize import ZeroPadding
 from deepnets.models.unit import Unit
-from deepnets.system.ranges import NotNegative, Positive, PositiveFactor
+from deepnets.system.settings import NotNegative, Positive, PositiveFactor
 
 
 class Initialization(ABC):

@@ -18,10 +18,10 @@ from torch.utils.checkpoint import checkpoint
 from deepnets.models.batchnorm import BatchNorm, GhostBatchNorm, SynchronizedBatchNorm
 from deepnets.models.initialization import Initialization, initialize
 from deepnets.models.parallel import Dropout, Share
-from deepnets.models.settings import Memory
 from deepnets.models.shortcuts import Dropped
 from deepnets.models.survival import Survival, own_generator
 from deepnets.models.unit import Unit
+from deepnets.system.settings import Memory
 
 
 class UnitNetwork(nn.Module):

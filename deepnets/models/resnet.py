@@ -10,10 +10,9 @@ from deepnets.models.initialization import Initialization
 from deepnets.models.layers import Conv, Layers, channels_after
 from deepnets.models.network import UnitNetwork
 from deepnets.models.resize import Resize
-from deepnets.models.settings import units_of_stages
 from deepnets.models.survival import Survival
 from deepnets.models.unit import Block, Ordering, UnitDesign
-from deepnets.system.ranges import Count, Depth, Kernel, Natural, Rate, Size
+from deepnets.system.settings import Count, Depth, Kernel, Natural, Rate, Size, units_of_stages
 
 
 class ResNet(UnitNetwork):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from deepnets.models.resize import ShortcutShape
-from deepnets.system.ranges import Factor, NotNegative, Real
+from deepnets.system.settings import Factor, NotNegative, Real
 
 
 class ScaledBranch(nn.Module):

@@ -14,7 +14,7 @@ from deepnets.models.batchnorm import GhostBatchNorm
 from deepnets.models.layers import Conv
 from deepnets.models.parallel import Share, dropout
 from deepnets.models.resize import ShortcutShape
-from deepnets.system.ranges import Kernel, Rate, Real
+from deepnets.system.settings import Kernel, Rate, Real
 
 
 class Identity(nn.Module):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from deepnets.system.ranges import PositiveFactor, Size
+from deepnets.system.settings import PositiveFactor, Size
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from deepnets.models.layers import Conv, Layers
 from deepnets.models.network import UnitNetwork
 from deepnets.models.survival import Survival
 from deepnets.models.unit import Ordering, UnitDesign
-from deepnets.system.ranges import Depth, Kernel, Positive, Rate, Size
+from deepnets.system.settings import Depth, Kernel, Positive, Rate, Size
 
 Activation = Literal["gelu", "relu"]
 Readout = Literal["class_token", "mean"]

@@ -27,7 +27,7 @@ MOST = 8  # a message names at most this many differing settings
 MOST_ENTRIES = 1_000_000  # tensors in a file; a net of 1001 layers and its momenta have ten thousand
 LONGEST_PICKLE = 100_000_000  # bytes of everything but the tensors; a thousand epochs take 100,000
 MOST_VALUES, DEEPEST = 10_000_000, 30
-LARGEST = 100_000  # channels or pixels, as `deepnets.system.ranges.Size`
+LARGEST = 100_000  # channels or pixels, as `deepnets.system.settings.Size`
 
 ENTRIES: dict[str, Any] = {
     "run": dict,

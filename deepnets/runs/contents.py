@@ -17,7 +17,7 @@ from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Fiel
 
 from deepnets.errors import UserError
 from deepnets.system.files import read_object, write_atomically
-from deepnets.system.ranges import Size
+from deepnets.system.settings import Size
 
 FinalStatus = Literal["finished", "diverged", "failed"]
 FINISHED: FinalStatus = "finished"

@@ -27,7 +27,7 @@ from deepnets.runs.folder import WEIGHTS, RunFolder
 from deepnets.runs.record import state_checksum
 from deepnets.system.files import fresh, new_name, opened, write_atomically
 from deepnets.system.printing import print_line
-from deepnets.system.ranges import Size
+from deepnets.system.settings import Size
 from deepnets.training.assembly import model_of
 
 KEPT = "weights.{}.safetensors"  # weights of one iteration, which keep_checkpoints=N keeps

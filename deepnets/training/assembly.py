@@ -13,7 +13,7 @@ from deepnets.distributed.world import ALONE, World
 from deepnets.errors import UserError
 from deepnets.models.batchnorm import let_fold
 from deepnets.models.network import divide
-from deepnets.models.settings import Memory
+from deepnets.system.settings import Memory
 from deepnets.training.fit import Training
 from deepnets.training.hardware import keep_freed_memory, set_arithmetic
 from deepnets.training.metrics import Sums

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from deepnets.config.schema import StepKind
 from deepnets.errors import UserError
 from deepnets.models.network import draws
-from deepnets.models.settings import Memory
 from deepnets.system.files import own_cache
+from deepnets.system.settings import Memory
 
 Forward = Callable[[Tensor], Tensor]  # images (N, C, H, W) -> logits (N, classes)
 BATCH_SIZES = 2  # an epoch's last batch may be shorter than the others; code is compiled for each size

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, layer_norm, relu
 
 from deepnets.errors import UserError
-from deepnets.models.settings import Memory
 from deepnets.models.transformer import Transformer
+from deepnets.system.settings import Memory
 from deepnets.training.stack import stacked
 
 Network = Callable[..., Transformer]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from deepnets.models.settings import units_of_stages
+from deepnets.system.settings import units_of_stages
 
 
 @pytest.mark.parametrize(

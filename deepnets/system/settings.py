@@ -1,10 +1,34 @@
-"""The number of units in each stage, and the choice of tensors that units store for the backward pass.
+"""Legal values of settings: ranges of numbers as types, the tensors that units may store, the units in each stage.
 
-Commands read these settings without importing torch, which takes seconds.
+Commands read these without importing torch, which takes seconds. config/build.py checks the ranges, and that numbers
+are finite.
 """
 
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import Annotated
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import Field
+
+Count = Annotated[int, Ge(1), Le(10**12)]  # epochs, iterations, images
+Natural = Annotated[int, Ge(0), Le(10**12)]
+Size = Annotated[int, Ge(1), Le(100_000)]  # channels, pixels, processes
+Depth = Annotated[int, Ge(1), Le(20_000)]  # layers, units: building a network with more takes over a minute
+Units = Annotated[int, Ge(0), Le(20_000)]  # units in a stage
+Kernel = Annotated[int, Ge(1), Le(255)]  # kernels, strides
+# More cores than a machine with two sockets has. This machine's cores are no limit, because a run's last bits depend on
+# its number of threads, and a smaller machine may repeat the run with as many.
+Threads = Annotated[int, Ge(1), Le(512)]
+Seed = Annotated[int, Ge(0), Lt(2**63)]  # torch's limits
+Real = Annotated[float, Ge(-1e30), Le(1e30)]  # float32 holds up to 3e38
+Positive = Annotated[float, Gt(0), Le(1e30)]
+NotNegative = Annotated[float, Ge(0), Le(1e30)]
+Factor = Annotated[float, Ge(0), Le(1)]
+PositiveFactor = Annotated[float, Gt(0), Le(1)]
+Share = Annotated[float, Gt(0), Lt(1)]
+Rate = Annotated[float, Ge(0), Lt(1)]  # a dropout rate, a momentum
+Name = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")]  # one line, not empty
 
 
 class Memory(StrEnum):
