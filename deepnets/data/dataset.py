@@ -202,8 +202,8 @@ class Dataset:
         if len(labels) and (shape != (height, width, channels) or not 0 <= labels.min() <= labels.max() < self.classes):
             raise UserError(
                 f"{self.source.name} in {self.root} has images of shape {shape} and labels {labels.min()} to "
-                f"{labels.max()}; they must be {(height, width, channels)} and 0 to {self.classes - 1}: repair the "
-                "files, or delete deepnets-*.npz there"
+                f"{labels.max()}; they must be {(height, width, channels)} and 0 to {self.classes - 1}: repair it, "
+                "or delete its deepnets-*.npz"
             )
 
 
