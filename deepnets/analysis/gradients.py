@@ -1,4 +1,4 @@
-"""Gradients and signals over depth: how large they are at each unit, and how much of a gradient shortcuts pass on.
+"""Gradients and signals over depth: how large they are at each unit, and by how much shortcuts scale a gradient.
 
 Signals are the values that units and layers put out in the forward pass.
 """
@@ -90,9 +90,9 @@ def _rms(values: Tensor) -> float:
 
 
 def clipped(walk: Walk, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[np.ndarray, np.ndarray]:
-    """Count the values that the ReLU after each unit's addition sets to 0, and all its values, both (units,).
+    """Count the values below 0, which the ReLU after each unit's addition clips to 0, and all values that enter it.
 
-    A unit without such a ReLU has 0 of 0 values.
+    Both counts are arrays (units,), with 0 for a unit without such a ReLU. This is not gradient clipping.
 
     Raises:
         UserError: no unit has such a ReLU.
@@ -113,7 +113,7 @@ def clipped(walk: Walk, batches: Iterable[tuple[Tensor, Tensor]]) -> tuple[np.nd
 
 
 def responses(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
-    """Return, by the layer's name, the standard deviation of each layer's response over all its values.
+    """Map each layer's name to the standard deviation of its response over all images, channels and positions.
 
     These are the layers with weights, except head and shortcuts. A response is the output of the BN that follows the
     layer, or of the layer if no BN follows; ReLU and addition come later. He et al. 2015, section 4.2 and Fig. 7.
@@ -140,7 +140,7 @@ def responses(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> dic
 
 
 def _response_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Return, by the name of each layer with weights, the module whose output is its response: its BN, or the layer.
+    """Map the name of each layer with weights to the module that puts out its response: its BN, or the layer.
 
     Names are in the order of the net. A transformer's attention or MLP counts as one layer.
     """
@@ -157,7 +157,7 @@ def _response_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 @dataclass(frozen=True)
 class Bypass:
-    """The factors on a gradient that passes only through shortcuts, a number per unit, (units,).
+    """The factors by which each unit scales a gradient that passes only through shortcuts, (units,).
 
     `shortcut` is the measured factor of the shortcut alone, `formula` the same factor by formula, and `whole` the
     measured factor of the shortcut together with the unit's `before` and `after`.
@@ -180,18 +180,18 @@ class Bypass:
         product, formula = np.prod(self.shortcut), np.prod(self.formula)
         text = f"product of {len(self.shortcut)} shortcuts {product:.4g} {when}"
         text += "" if np.isnan(formula) or not fresh else f" (formula {formula:.4g})"
-        text += f"; past all branches, with the layers before and after the additions, {np.prod(self.whole):.4g}"
+        text += f"; with the layers before and after the additions they scale a gradient by {np.prod(self.whole):.4g}"
         changed = np.flatnonzero(~np.isclose(self.whole, self.shortcut, rtol=CHANGED))
         if not len(changed):
             return text
         if len(changed) > MOST_NAMED:
-            return f"{text}: {len(changed)} of {len(self.whole)} units scale it beyond their shortcuts"
+            return f"{text}: {len(changed)} of {len(self.whole)} units scale it by another factor than their shortcuts"
         names = ", ".join(f"{index + 1} ({self.whole[index]:.3g})" for index in changed)
-        return f"{text}: of {len(self.whole)} units {names} scale it beyond their shortcuts"
+        return f"{text}: of {len(self.whole)} units {names} scale it by another factor than their shortcuts"
 
 
 def bypass_of(walk: Walk, x: Tensor, seed: int) -> Bypass:
-    """Measure the factors on the images x (N, C, H, W), with random gradients of this seed."""
+    """Measure all factors of `Bypass` on the images x (N, C, H, W); the seed draws the gradients that are scaled."""
     generator = torch.Generator().manual_seed(seed)
     return Bypass(shortcut_factors(walk, x, generator), shortcut_formula(walk), bypass_factors(walk, x, generator))
 
@@ -199,7 +199,7 @@ def bypass_of(walk: Walk, x: Tensor, seed: int) -> Bypass:
 def shortcut_factors(walk: Walk, x: Tensor, generator: torch.Generator) -> np.ndarray:
     """Measure by how much each unit's h scales a gradient that passes through it, (units,): 0 for plain units.
 
-    The factor is ||J' v|| / ||S' v|| over the batch x (N, C, H, W), with v ~ N(0, 1), the Jacobian J of h, and the
+    The factor is ||J^T v|| / ||S^T v|| over the batch x (N, C, H, W), with v ~ N(0, 1), the Jacobian J of h, and the
     Jacobian S of h's change of shape alone. In He et al. 2016, Eq. 7, the product of these factors scales a gradient
     that takes no branch; `bypass_factors` also measures the other layers that scale it.
     """
@@ -247,13 +247,13 @@ def bypass_factors(walk: Walk, x: Tensor, generator: torch.Generator) -> np.ndar
 
     With the layers e before the split and f after the addition, a unit and its Jacobian without the branch are
 
-        x' = f(h(e(x)) + b F(e(x)))        J = f'(y) h'(e(x)) e'(x),    y = h(e(x)) + b F(e(x))
+        x_l+1 = f(y)        J = f'(y) h'(e(x_l)) e'(x_l),    y = h(e(x_l)) + b F(e(x_l))
 
-    We draw v_L ~ N(0, 1) at the last unit's output and pull it back: v_l-1 = J_l' v_l. The factor of unit l is
-    ||J_l' v_l|| / ||S' v_l||, where S is its change of shape alone. The factors contain e and f, such as a ReLU after
-    the addition or a normalisation before a stage; `shortcut_factors` contain h alone. A plain unit and all units
-    before it have the factor 0. The gradient is also pulled back through layers between two units, e.g. pooling, but
-    they count for neither unit. He et al. 2016, Eq. 5.
+    We draw v_L ~ N(0, 1) at the last unit's output and pull it back: v_l = J_l^T v_l+1. The factor of unit l is
+    ||J_l^T v_l+1|| / ||S^T v_l+1||, where S is the Jacobian of its change of shape alone. The factors contain e and f,
+    such as a ReLU after the addition or a normalisation before a stage; `shortcut_factors` contain h alone. A plain
+    unit and all units before it have the factor 0. The gradient is also pulled back through layers between two units,
+    e.g. pooling, but they count for neither unit. He et al. 2016, Eq. 5.
     """
     steps = []
     with torch.no_grad():
@@ -285,7 +285,7 @@ def _past_branch(unit: Unit, x: Tensor, b: float, gradient: Tensor) -> tuple[Ten
         reference = gradient if resize is None else _through(resize, split.detach().requires_grad_(), gradient)
     norm = reference.double().norm().item()
     size = pulled.double().norm().item()
-    return pulled / (size or 1.0), size / norm if norm else 0.0  # norm 1: over many units it could underflow
+    return pulled / (size or 1.0), size / norm if norm else 0.0  # scaled, or it could underflow
 
 
 def _pulled_past_branch(unit: Unit, x: Tensor, b: float, gradient: Tensor) -> Tensor:
@@ -329,7 +329,7 @@ class Cancelled:
         return {name: float("nan") if np.isnan(array).all() else float(np.nanmax(array)) for name, array in shares}
 
     def sentence(self, when: str) -> str:
-        """Describe the largest share over the units of cancelled coordinates and of cancelled images."""
+        """Name, for coordinates and for images, the share that is cancelled in the unit where it is largest."""
         values, images, values_all, images_all = (f"{100 * share:.2g}%" for share in self.most.values())
         text = f"{values} of coordinates and {images} of images {when}"
         return f"{text} (with all later branches {values_all}, {images_all})"

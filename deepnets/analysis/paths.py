@@ -20,7 +20,7 @@ from deepnets.errors import UserError
 from deepnets.models.shortcuts import Dropped, Identity, Projected, Scaled
 from deepnets.models.unit import Unit
 
-AT_ONCE = 32  # images of one backward pass
+AT_ONCE = 32  # images, or paths with an image each, of one backward pass
 PATHS = 256  # paths whose gradients are held at once
 FAR = 40  # powers of two: a gradient that is further than this from 1 is rescaled
 # With these shortcuts y is h(x) plus a term of r alone. So `_branch_of` detaches the x in h(x): if it computed
@@ -119,7 +119,7 @@ def _shortcut_of(unit: Unit, before: Callable[[Tensor], Tensor], _: float, x: Te
 
 
 def _scaled(gradients: Tensor, exponents: Tensor) -> tuple[Tensor, Tensor]:
-    """Rescale g 2^e, so that the greatest value of each g (first dimension) stays far from float32's limits."""
+    """Rescale g 2^e, so that the greatest value of each path's g stays far from float32's limits."""
     rows = _in_order(gradients).flatten(1)
     greatest = torch.maximum(rows.amax(1), -rows.amin(1))
     more = torch.frexp(greatest).exponent.to(exponents)

@@ -45,8 +45,8 @@ class Propagation:
     """Statistics of each unit's output on a batch of images, (units,).
 
     `squared_mean` and `variance` are a channel's squared mean and variance over images and pixels, averaged over
-    channels (Brock et al. 2021). `branch_variance` is the same variance of what F(x) adds to the sum. `moments` holds
-    the mean square and the mean product at two different images; `start` holds both for the first unit's input.
+    channels (Brock et al. 2021). `branch_variance` is this variance for y - h(x), the branch's part of y. `moments`
+    holds the mean square and the mean product at two different images; `start` holds both for the first unit's input.
     """
 
     squared_mean: np.ndarray
@@ -182,7 +182,7 @@ def weighted(x: Moments, weight_variance: float, bias_variance: float) -> Moment
 
 
 def activated(phi: Phi, u: Moments) -> Moments:
-    """Return the moments of phi(u): ReLU's by q / 2 and the arc-cosine kernel (Cho, Saul 2009), tanh by quadrature."""
+    """Return the moments of phi(u), by the arc-cosine kernel for ReLU (Cho, Saul 2009) and by quadrature for tanh."""
     q, c, growth = u.length, min(max(u.correlation, -1.0), 1.0), u.growth * slope(phi, u.length)
     if phi is nn.ReLU:
         return Moments(q / 2, q / (2 * np.pi) * (np.sqrt(1 - c * c) + c * (np.pi - np.arccos(c))), growth)

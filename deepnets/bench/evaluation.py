@@ -32,7 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> list[Comparison]:
-    """Measure images/s of the test set, evaluated as at an epoch's end, by batch size and against a plain loop."""
+    """Measure how fast the test set is evaluated after an epoch, with each batch size and by the usual plain loop."""
     run = chosen_run(arguments)
     splits = splits_of(dataset_of(run.config), run.device)
     images = min(arguments.images or len(splits.test), len(splits.test))
@@ -71,7 +71,7 @@ def _seconds(training: Training, test: Split, normalization: Normalization, size
 
 
 class _PlainLoop:
-    """Evaluates as the usual script does: torchvision's loader, no gradients, correct predictions counted by batch."""
+    """Reads batches from torch's DataLoader and counts the correct predictions of each, as the usual script does."""
 
     def __init__(self, task: Task) -> None:
         self.task = task

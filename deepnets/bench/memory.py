@@ -45,9 +45,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def measure(arguments: argparse.Namespace) -> list[Comparison]:
     """Measure an iteration's memory and time with recomputation and with memory=full, which stores all activations.
 
-    Memory is the peak in MiB minus what the process held before its first iteration, weights and data included. So it
-    counts activations, gradients, momentum and, on a CPU, code that is loaded on first use and gaps in the heap. Each
-    measurement has its own process. The deepest network takes about 11 GB with memory=full:
+    Memory is the peak in MiB minus the memory that the process held before its first iteration, such as weights and
+    data. So it counts activations, gradients, momentum and, on a CPU, code that is loaded on first use and gaps in the
+    heap. Each measurement has its own process. The deepest network takes about 11 GB with memory=full:
 
         python scripts/bench.py memory --model preact1001 --iterations 1 --repeats 1
     """
@@ -86,7 +86,7 @@ def _in_a_process(overrides: Sequence[str], iterations: int) -> tuple[float, flo
 
 
 def _trained(overrides: Sequence[str], iterations: int, threads: int) -> tuple[float, float]:
-    """Train 1 + `iterations` iterations; return the peak above the start in bytes, and the seconds of an iteration.
+    """Train 1 + `iterations` iterations; return the most bytes held beyond those at the start, and the seconds of one.
 
     Raises:
         DoesNotFit: there is not enough memory.

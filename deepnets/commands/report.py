@@ -1,4 +1,4 @@
-"""Show results beside the paper's: tables, statistics, figures and a page of run folders; `--help` lists options."""
+"""Show the results of run folders beside the paper's, as a table, statistics, figures and a page."""
 
 import argparse
 from pathlib import Path
@@ -17,7 +17,7 @@ EXAMPLES = """examples:
   COMMAND outputs/he2016_table1 --keep outputs/records     copy its small files, to commit them
   COMMAND outputs/records --records                        write README.md of a folder of records
   COMMAND outputs/records/he2016_table1+scale=deep --verify data   do they still train the same way?
-  COMMAND outputs/records/digits_shortcuts --verify data --whole --scratch again   the same, to their end
+  COMMAND outputs/records/digits_shortcuts --verify data --whole --scratch again   train them again to their end
   COMMAND outputs/he2016_table1 --export mlflow            send its runs to the server at MLFLOW_TRACKING_URI
   COMMAND --compare RECORD MINE                            why my result differs from a record
 """.replace("COMMAND", program("report"))
@@ -60,7 +60,7 @@ def main() -> int:
         "--project", type=filled, metavar="FILE", help="your project, for its published numbers and claims"
     )
     places.add_argument("--config-dir", type=Path, metavar="DIR", help="your folder of options, as for train")
-    parser.add_argument("--full", action="store_true", help="also print all sheets and rules of the page")
+    parser.add_argument("--full", action="store_true", help="also print the page's other tables and notes")
     parser.add_argument("--log", action="store_true", help="draw the curves' errors on a logarithmic scale")
     for kind in EXPORTS:
         parser.add_argument(f"--{kind}", type=Path, metavar="FILE", help=f"write the table as {kind} (- prints it)")
@@ -88,12 +88,12 @@ def _check(given: argparse.Namespace, exports: dict[str, Path]) -> None:
                 f"--compare writes a page; it does not go with {', '.join(f'--{kind}' for kind in exports)}"
             )
         if unused := [name for name in ("full", "project", "config_dir") if getattr(given, name)]:
-            raise UserError(f"--compare reads no sweep files: drop --{unused[0].replace('_', '-')}")
+            raise UserError(f"--compare does not use --{unused[0].replace('_', '-')}: drop it")
         return
     if not given.folders:
         raise UserError("name the folder of a sweep, as in outputs/<sweep>; --help lists all options")
     if requests and (exports or given.output or given.log):
-        raise UserError(f"--{requests[0]} makes no report: drop --output, --log and exports")
+        raise UserError(f"--{requests[0]} makes no report: drop --output, --log, --csv, --latex and --markdown")
     for name in ("records", "screenshots"):
         if getattr(given, name) and len(given.folders) > 1:
             raise UserError(f"--{name} takes one folder, not {len(given.folders)}")

@@ -20,12 +20,12 @@ BASES = {"e": math.e, 2: 2.0, 10: 10.0}
 REGION = re.compile(r"must lie (above|below)( minus)? the margin|must lie within plus and minus the margin")
 COLUMN = re.compile(r"(?:(log2|log10|abs) )?(\w+)(?: below (-?\d+(?:\.\d+)?))?")
 
-DRAWN = "analysis/"  # analysis/NAME/NET is a network that an analysis draws itself
+DRAWN = "analysis/"  # the row analysis/NAME/NET is not trained: the analysis NAME initialises this network itself
 Lines = tuple[tuple[str, Any], ...]  # chosen lines of a CSV file: pairs (column, value) or (column, (low, high))
 
 
 class Quantity(StrEnum):
-    """The error (percent) or loss (nats) of a run, after the last or an earlier epoch, that a registered claim uses."""
+    """A registered claim uses one of these numbers of a run: an error in percent or a loss in nats."""
 
     test_error = "test error"
     training_error = "training error"
@@ -34,7 +34,10 @@ class Quantity(StrEnum):
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a CSV file, or its log2, log10 or abs (`function`); with `below`, 1 if less than that, else 0."""
+    """A column of a CSV file, or its log2, log10 or abs (`function`).
+
+    If `below` is given, each value becomes 1 if it is less than `below`, and otherwise 0.
+    """
 
     name: str
     function: str = ""
@@ -87,16 +90,16 @@ class Contrast:
 
 @dataclass(frozen=True)
 class ClaimTest:
-    """How runs test a registered claim.
+    """Says how runs test a registered claim.
 
-    Each run gives a number: its quantity `of` after the share `at` of its iterations (1: after the last epoch), or the
-    logarithm of this quantity to the base `log`. Each of the `contrasts` between the rows' means must lie between `low`
-    and `high`. Without contrasts, Kendall's tau-b must lie there: it compares the runs' numbers with the places of
-    their rows in `order`.
+    Each run gives a number, the quantity `of`, or its logarithm to the base `log`. The quantity is read after the share
+    `at` of the run's iterations (1: after the last epoch). Each of the `contrasts` between the rows' means must lie
+    between `low` and `high`. Without contrasts, Kendall's tau-b must lie there: it compares the runs' numbers with the
+    places of their rows in `order`.
 
     If `is_share`, a run's number is the share of the epochs after `at` in which its quantity is above the quantity of
-    the other row's run with the same seed. With `best`, each row is a network of a random search, and its mean is over
-    this share of its trials, the best ones.
+    the other row's run with the same seed. With `best`, each row is a network of a random search; the row's mean is
+    over its best trials, and `best` is their share of all trials.
     """
 
     of: Quantity | Analysed
@@ -126,27 +129,33 @@ def read_test(node: Any, sentence: str, rows: Sequence[str], quantity: str, marg
     if not isinstance(node, Mapping) or not {*node} <= keys or len({*node} & {*FORMS}) != 1:
         unknown = [str(key) for key in node if key not in keys] if isinstance(node, Mapping) else []
         raise UserError(
-            f"{wrong}, with one of {', '.join(FORMS)}; beside it only of, at, log and best"
+            f"{wrong}, with one of {', '.join(FORMS)}; only `of`, `at`, `log` and `best` may stand beside it"
             + (f"; {unknown[0]} is unknown{nearest(unknown[0], [*keys])}" if unknown else "")
         )
     (form,) = {*node} & {*FORMS}
     of = node.get("of", Quantity.test_error)
     if isinstance(of, Mapping):
         if {"at", "log", "best"} & {*node} or form == "share_above":
-            raise UserError(f"{wrong}; at, log, best and share_above are for errors and losses, not for an analysis")
+            raise UserError(
+                f"{wrong}; `at`, `log`, `best` and `share_above` are for errors and losses, not for an analysis"
+            )
         of = _analysed(of, f"{wrong.partition(': must be')[0]}: of")
     elif of in [*Quantity]:
         of = Quantity(of)
     else:
-        raise UserError(f"{wrong}; of is one of {', '.join(Quantity)}, or {OF_EXAMPLE}{nearest(str(of), [*Quantity])}")
+        raise UserError(
+            f"{wrong}; `of` is one of {', '.join(Quantity)}, or {OF_EXAMPLE}{nearest(str(of), [*Quantity])}"
+        )
     at = node.get("at", 0.0 if form == "share_above" else 1.0)
     if not is_number(at) or not 0 <= at <= 1 or (at == 0 and form != "share_above"):
-        raise UserError(f"{wrong}; at is a share of the iterations, above 0 and at most 1")
+        raise UserError(f"{wrong}; `at` is a share of the iterations, above 0 and at most 1")
     if "log" in node and node["log"] not in BASES:
-        raise UserError(f"{wrong}; log is the base, one of {', '.join(map(str, BASES))}")
+        raise UserError(f"{wrong}; `log` is the base, one of {', '.join(map(str, BASES))}")
     best = node.get("best")
     if best is not None and not (is_number(best) and 0 < best < 1 and form == "each" and of == Quantity.training_loss):
-        raise UserError(f"{wrong}; best is a share of a search's trials, above 0 and below 1, beside of: training loss")
+        raise UserError(
+            f"{wrong}; `best` is a share of a search's trials, between 0 and 1; it needs `each` and `of: training loss`"
+        )
     low, high = _region(quantity, margin, wrong)
     contrasts, order = _contrasts(form, node[form], rows, wrong)
     if order and margin:
@@ -186,13 +195,15 @@ def _analysed(node: Mapping[str, Any], where: str) -> Analysed:
     matches = [COLUMN.fullmatch(text) if isinstance(text, str) else None for text in texts]
     if len(texts) != REDUCTIONS[chosen[0]] or not all(matches):
         number = "a column" if REDUCTIONS[chosen[0]] == 1 else "two columns, [x, y]"
-        raise UserError(f"{wrong}; {chosen[0]} takes {number}; each is NAME, log2, log10 or abs NAME, or NAME below 0")
+        raise UserError(
+            f"{wrong}; {chosen[0]} takes {number}: NAME or NAME below 0, with or without log2, log10 or abs in front"
+        )
     analysis, *options = str(node["analyze"]).split()
     names = sorted(file.stem for file in (PACKAGE / "analysis" / "commands").glob("[a-z]*.py"))
     if analysis not in names:
         raise UserError(f"{where}: analyze {analysis}: no such analysis{nearest(analysis, names)}")
     if len(options) % 2 or not all(name.startswith("--") for name in options[::2]):
-        raise UserError(f"{wrong}; behind the analysis come only options with a value, as --only single")
+        raise UserError(f"{wrong}; after the analysis write only options with a value, as --only single")
     return Analysed(
         analysis,
         tuple((name.removeprefix("--"), value) for name, value in zip(options[::2], options[1::2], strict=True)),
@@ -214,7 +225,7 @@ def _lines(node: Any, wrong: str) -> Lines:
         elif isinstance(value, str) or is_number(value):
             chosen.append((str(column), value))
         else:
-            raise UserError(f"{wrong}; where and minus have a value or a range by column, as {{unit: [1, 40]}}")
+            raise UserError(f"{wrong}; `where` and `minus` give a column a value or a range, as {{unit: [1, 40]}}")
     return tuple(chosen)
 
 

@@ -59,7 +59,7 @@ def rows_of_command() -> list[Row]:
 
     Raises:
         HydraException, OmegaConfBaseException: an option or key is unknown, or a value has the wrong type.
-        UserError: options or sweeps do not go together, or as `trust`.
+        UserError: options or sweeps do not go together, or `trust` raises it.
     """
     # A shell expands ~ only at the beginning of a word, and Hydra does not expand it.
     sys.argv[1:] = [
@@ -96,10 +96,10 @@ def rows_of_command() -> list[Row]:
 
 
 def check_options(row: Row) -> None:
-    """Refuse an option if the row's sweep or protocol replaces its values by values for another option.
+    """Refuse an option if the row's sweep or protocol changes values that the option sets.
 
-    `model=resnet56` in a sweep that sets `model.depth` to 110 would train 110 layers under the name of 56. Allowed:
-    options on the sweep's axes, values that the option shares with the one it replaces, values typed explicitly.
+    `model=resnet56` in a sweep that sets `model.depth` to 110 would train 110 layers under the name of 56. An option on
+    the sweep's axes is allowed, and so are a value that the sweep's own option has too and a value that is typed.
 
     Raises:
         UserError: names the values, ready to paste.
@@ -144,8 +144,8 @@ def check_widths(row: Row) -> None:
     )
     if deep == full:
         raise UserError(
-            f"scale=deep trains smaller widths, which the model's file names, as conf/model/resnet.yaml does; "
-            f"model={model} has the widths {full or 'none'} only: choose another model or scale, or add "
+            f"scale=deep needs smaller widths in the model's file, as conf/model/resnet.yaml has them; "
+            f"model={model} has only the widths {full or 'none'}: choose another model or scale, or add "
             "model.widths=[...]"
         )
 
@@ -179,7 +179,7 @@ def _rows(words: Sequence[str], multirun: bool, search: Search) -> list[Row]:
     shared = _composed_for_all(hydra_words, task, search)
     for plugin, target in PLUGINS.items():
         if shared.hydra[plugin]["_target_"] != target:
-            raise UserError(f"hydra/{plugin}: deepnets multiplies and launches rows itself; leave it out")
+            raise UserError(f"hydra/{plugin}: deepnets expands the grid and launches its runs itself; leave it out")
     for word in hydra_words:
         if not f"{key_of(word)}.".startswith(tuple(f"{key}." for key in (*HYDRA_KEYS, *HARMLESS))):
             raise UserError(f"{word}: changes nothing here; of Hydra's settings deepnets reads {', '.join(HYDRA_KEYS)}")
@@ -278,7 +278,7 @@ def _differing(node: str, *configs: DictConfig) -> list[str]:
 
 def _message(option: str, fixing: str, overruled: dict[str, tuple[Any, Any]]) -> str:
     fixed = [
-        f"{key} ({'' if of_option is ABSENT else f'{json.dumps(of_option)} of the option, '}{json.dumps(value)} here)"
+        f"{key} is {json.dumps(value)}" + ("" if of_option is ABSENT else f" (the option has {json.dumps(of_option)})")
         for key, (value, of_option) in overruled.items()
     ]
     remedy = [
@@ -286,7 +286,7 @@ def _message(option: str, fixing: str, overruled: dict[str, tuple[Any, Any]]) ->
         for key, (_, of_option) in overruled.items()
     ]
     remedies = f"Add {' '.join(remedy)}, or other values, or leave {option} out"
-    return f"{option}: fixed by {fixing}: {', '.join(fixed)}. {remedies}"
+    return f"{option}: with {fixing}, {', '.join(fixed)}. {remedies}"
 
 
 def _own_flags(words: Sequence[str]) -> tuple[list[str], Search]:
@@ -335,7 +335,7 @@ def _flags(words: Sequence[str]) -> argparse.Namespace:
     if flags.config_path is not None:
         raise UserError("--config-path: cannot replace the options of deepnets; add your own with --config-dir")
     if flags.experimental_rerun is not None:
-        raise UserError("--experimental-rerun: the same command again resumes a run")
+        raise UserError("--experimental-rerun: to resume a run, give its command again")
     return flags
 
 
@@ -364,7 +364,7 @@ def _show(words: Sequence[str], overrides: Sequence[str], search: Search) -> Non
 def _help_page(overrides: Sequence[str], search: Search) -> str | None:
     """Return the page of --help; None if a user's template has other placeholders, which Hydra must fill in.
 
-    Hydra would take half a second to list the groups: for each group it copies its notes on all sources of options.
+    Hydra would take half a second to list the groups, because it copies its repository of options for each group.
     """
     before, groups, after = composed(tuple(overrides), search).hydra.help.template.partition("$APP_CONFIG_GROUPS")
     if not groups or "$" in before + after:

@@ -45,7 +45,7 @@ SET_KEYS = {key.name for key in fields(Config)} - {*COMPOSED_KEYS}
 
 @dataclass
 class NoCallback:
-    """Empty schema: every callback name is an unknown key."""
+    """The only type that a callback may have; no option can write it, so OmegaConf refuses all callbacks."""
 
 
 @dataclass
@@ -69,7 +69,7 @@ class OptionFolders(SearchPathPlugin):
 
 @contextmanager
 def searching(search: Search) -> Iterator[None]:
-    """Let Hydra find the options of `search`, the schemas and the resolvers within the context."""
+    """Let Hydra find the options of `search` within the context; schemas and resolvers stay registered after it."""
     register()
     before, OptionFolders.places = OptionFolders.places, search.places
     try:
@@ -92,13 +92,14 @@ def register() -> None:
 
 
 def compose(overrides: Sequence[str], search: Search = CONF_ALONE) -> Row:
-    """Compose a run from conf/train.yaml and these overrides.
+    """Compose a run from the file that `search.defaults` names, such as conf/train.yaml, and from these overrides.
 
     Hydra composes the overrides that choose options, that add or delete keys, whose keys an interpolation reads, or
     whose values have a wrong type. The other values are set on a copy of the result.
 
     Raises:
-        HydraException: an unknown option or key. OmegaConfBaseException, UserError: as `typed`.
+        HydraException: an option or a key is unknown.
+        OmegaConfBaseException, UserError: `typed` raises it.
     """
     plain = _plain_values(overrides)
     base = _base(tuple(word for word in overrides if word not in plain), search)
@@ -126,7 +127,8 @@ def composed(overrides: tuple[str, ...], search: Search = CONF_ALONE) -> Compose
     """Let Hydra compose the overrides; `typed` then turns the configuration into a run.
 
     Raises:
-        HydraException: an unknown option or key. UserError: as `check_words` and `explained`.
+        HydraException: an option or a key is unknown.
+        UserError: `check_words` or `explained` raises it.
     """
     check_words(overrides)
     with searching(search), explained(overrides), initialize_config_dir(str(CONF), version_base="1.3"):
@@ -166,7 +168,7 @@ def typed(composed: DictConfig) -> Config:
         raise UserError("scale=deep is not supported by this sweep: use scale=mini or scale=full")
     if config.setting is not None and "${setting}" not in OmegaConf.to_yaml(composed):
         raise UserError(
-            f"setting={config.setting}: numbers the trials of a random search, but this is no random search"
+            f"setting={config.setting}: this key numbers the trials of a random search, but this is no random search"
         )
     return _with_absolute_folders(config)
 
@@ -223,7 +225,7 @@ class _Base:
     mentioned_keys: frozenset[str]
 
     def copy(self) -> Config:
-        """Copy the run; the copy shares only the sweep, which nobody changes.
+        """Copy the run; the copy shares only the scale and the sweep, which nobody changes.
 
         Raises:
             UserError, OmegaConfBaseException: these options make no run.
@@ -316,14 +318,15 @@ def parsed(word: str) -> Override:
         OverrideParseException: the word cannot be read.
     """
     with explained((word,)):
-        return OverridesParser.create().parse_overrides([word])[0]  # its errors name the word
+        # The errors of parse_override would not name the word.
+        return OverridesParser.create().parse_overrides([word])[0]
 
 
 def check_words(words: Iterable[str]) -> None:
     """Refuse a group whose value cannot be the name of an option; Hydra would accept it.
 
     Raises:
-        UserError: a word gives a group another value, such as `model=null` or `scale=0.5`, or has no key.
+        UserError: a word gives a group a value that is no name, such as `model=null` or `scale=0.5`, or has no key.
         OverrideParseException: a word cannot be read.
     """
     for word in words:
@@ -338,7 +341,7 @@ def check_words(words: Iterable[str]) -> None:
 
 @contextmanager
 def explained(words: Iterable[str]) -> Iterator[None]:
-    """Explain Hydra's errors within the context. Call only Hydra there, so that a word or an option file is the cause.
+    """Explain errors within the context as mistakes in the words or in an option file; so call only Hydra there.
 
     Raises:
         UserError: Hydra fails an assertion or a look-up, or there is no such group of options.

@@ -51,7 +51,7 @@ EXECUTION_KEYS = frozenset(
 
 
 def is_execution(key: str) -> bool:
-    """Return whether `EXECUTION_KEYS` has the key or a node around it, as `launcher` for `launcher.time`."""
+    """Return whether `EXECUTION_KEYS` has the key or a node that holds it: `launcher` holds `launcher.time`."""
     return any(key == other or key.startswith(other + ".") for other in EXECUTION_KEYS)
 
 
@@ -133,7 +133,7 @@ Frozen = dict[str, Any]
 
 
 def upgrade(frozen: Frozen) -> Frozen:
-    """Return the settings of a frozen `config.yaml`, which any version may have written, as this version writes them.
+    """Turn the settings of a frozen `config.yaml` that any version wrote into those that this version would write.
 
     Every reader of a frozen configuration calls this, so that an older folder stays the same run. If you add, drop or
     move a key, add a step to `STEPS`; each is tested with a frozen folder.
@@ -146,11 +146,11 @@ def upgrade(frozen: Frozen) -> Frozen:
 
 @dataclass(frozen=True)
 class Added:
-    """Adds a key that older versions lack, in place, with the value with which a run behaves as before.
+    """Adds, in place, a key that older versions lack. Its value leaves the behaviour of a run as it was.
 
     Attributes:
         key: the dotted key.
-        neutral: the value.
+        neutral: this value.
         target: the `_target_` that the key's node must have; None: any.
     """
 

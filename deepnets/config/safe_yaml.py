@@ -16,11 +16,12 @@ def read_frozen(text: str) -> dict[str, Any]:
     """Read the settings in a frozen `config.yaml`, and upgrade them to this version.
 
     Raises:
-        ValueError, yaml.YAMLError: as `plain_yaml`; ValueError also if the text is not a mapping of settings by name.
+        ValueError: the text does not map names to settings.
+        ValueError, yaml.YAMLError: `plain_yaml` raises it.
     """
     frozen = plain_yaml(text)
     if not isinstance(frozen, dict) or not all(isinstance(key, str) for key in frozen):
-        raise ValueError("it holds no settings by name")
+        raise ValueError("it does not map names to settings")
     return upgrade(frozen)
 
 
@@ -68,7 +69,7 @@ def _refuse_other_types(values: Any) -> None:
         for value in values:
             _refuse_other_types(value)
     elif not isinstance(values, str | int | float | None):
-        raise ValueError(f"{values}: a {type(values).__name__}; a text is written in quotes")
+        raise ValueError(f"{values}: a {type(values).__name__}; if you mean a text, write it in quotes")
 
 
 def refuse_interpolations(values: Any) -> None:

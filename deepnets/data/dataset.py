@@ -40,8 +40,8 @@ class Splits:
     def contents(self) -> dict[str, Any]:
         """Return the number of images in each split, and checksums that depend on the images' order.
 
-        `content` covers all images and labels. `labels` and `images`, which covers some images, are the checksums that
-        older versions wrote.
+        `content` covers all images and labels. `labels` covers all labels, and `images` some of the images: older
+        versions wrote only these two.
         """
         parts = {"train": self.train, "validation": self.validation, "test": self.test}
         splits = {name: split for name, split in parts.items() if split is not None}
@@ -78,7 +78,7 @@ class Dataset:
         normalization: str,
         pad: Natural,
         flip: bool,
-        reduce: Count = 1,  # the last three are optional: users' own files may not name them
+        reduce: Count = 1,  # the last three are optional, since users' own files need not name them
         incomplete: bool = False,
         augmentation: list[Any] | tuple[Any, ...] = (),
     ) -> None:
@@ -176,7 +176,7 @@ class Dataset:
         )
 
     def evaluated(self, splits: Splits, *, batch_size: int, world: World = ALONE) -> dict[str, EvaluationBatches]:
-        """Return the batches to evaluate after each epoch; the keys are the names of their splits."""
+        """Return the batches that will be evaluated after each epoch, by the name of their split."""
         parts = {"validation": splits.validation, "test": splits.test}
         return {
             name: splits.evaluation_batches(split, batch_size=batch_size, world=world)
@@ -202,8 +202,8 @@ class Dataset:
         if len(labels) and (shape != (height, width, channels) or not 0 <= labels.min() <= labels.max() < self.classes):
             raise UserError(
                 f"{self.source.name} in {self.root} has images of shape {shape} and labels {labels.min()} to "
-                f"{labels.max()}, must be {(height, width, channels)} and 0 to {self.classes - 1}: repair it, or "
-                "delete its deepnets-*.npz"
+                f"{labels.max()}; they must be {(height, width, channels)} and 0 to {self.classes - 1}: repair it, "
+                "or delete its deepnets-*.npz"
             )
 
 

@@ -38,7 +38,7 @@ CHUNK = 100  # files per task: handing over a task takes longer than decoding a 
 
 
 def shape_of(path: Path) -> tuple[int, int, int]:
-    """Return (C, H, W) of an image as it is shown, from the file's header: C is 1 for a greyscale image, else 3."""
+    """Decode an image and return its (C, H, W) as it is shown: C is 1 for a greyscale image, else 3."""
     try:
         with Image.open(path) as image:
             width, height = ImageOps.exif_transpose(image).size
@@ -48,7 +48,7 @@ def shape_of(path: Path) -> tuple[int, int, int]:
 
 
 def decode(paths: Sequence[Path], shape: tuple[int, int, int], fit: bool) -> np.ndarray:
-    """Decode images to (N, H, W, C) uint8; with `fit`, the shorter side is scaled to the shape and the centre cut out.
+    """Decode images to (N, H, W, C) uint8; `fit` scales each image until it just covers the shape, and crops it.
 
     Images are turned as their EXIF orientation says. Greyscale files among coloured ones get three equal channels,
     transparency is dropped, and an animated file gives its first picture and a warning. Raises `UserError` for a file
@@ -57,7 +57,7 @@ def decode(paths: Sequence[Path], shape: tuple[int, int, int], fit: bool) -> np.
     channels, height, width = shape
     images = np.empty((len(paths), height, width, channels), np.uint8)
     chunks = [paths[first : first + CHUNK] for first in range(0, len(paths), CHUNK)]
-    # Processes, because Pillow's threads would wait for the interpreter's lock; forked ones import nothing again.
+    # Threads that call Pillow would wait for the interpreter's lock. A forked process need not import anything again.
     count = min(8, os.cpu_count() or 1, len(chunks))
     start = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     animated: list[Path] = []
@@ -69,7 +69,7 @@ def decode(paths: Sequence[Path], shape: tuple[int, int, int], fit: bool) -> np.
                 animated += moving
     except BrokenProcessPool as error:
         raise UserError(
-            f"{paths[0].parents[2]}: a process that decodes was killed, as the system does when memory runs out"
+            f"{paths[0].parents[2]}: the system killed a process that decodes images, probably for lack of memory"
         ) from error
     if animated:
         others = f" and {len(animated) - 1} more are" if len(animated) > 1 else " is"
@@ -78,7 +78,7 @@ def decode(paths: Sequence[Path], shape: tuple[int, int, int], fit: bool) -> np.
 
 
 def decode_one(path: Path, shape: tuple[int, int, int]) -> np.ndarray:
-    """Decode one image as `decode` does, to fit the shape (H, W, C) uint8; if C = 1, colours become grey.
+    """Decode one image to (H, W, C) uint8, as `decode` does with `fit`; if C = 1, colours become grey.
 
     Raises:
         UserError: the image cannot be read, or has more than 8 bits per channel.
@@ -102,8 +102,8 @@ def decode_bytes(content: Tensor) -> Tensor:
 def cached(folder: Path, name: str, key: str, build: Callable[[], tuple[Split, Split]]) -> tuple[Split, Split]:
     """Read (train, test) from the file `name` in `folder` if it was written with `key`; else `build` and write them.
 
-    If `folder` cannot be written, the file lies in the user's cache folder. A file that is outdated or damaged (zip
-    checksums) is built again. Whole files are renamed into place, so several processes may build at once.
+    If `folder` cannot be written, the file lies in the user's cache folder. A file that is outdated, or fails its zip
+    checksums, is built again. Whole files are renamed into place, so several processes may build at once.
     """
     places = [folder / name]
     with suppress(UserError):  # the user may have no cache folder
@@ -120,7 +120,7 @@ def cached(folder: Path, name: str, key: str, build: Callable[[], tuple[Split, S
 
 
 def fingerprint(files: Iterable[tuple[str, int, int]], form: str) -> str:
-    """Hash (path, bytes, mtime in ns) of each file, in any order, and the form that the files are decoded to."""
+    """Hash the form that files are decoded to, and each file's (path, bytes, mtime in ns); the order is ignored."""
     lines = [form, *sorted(f"{path}\t{size}\t{changed}" for path, size, changed in files)]
     return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()
 

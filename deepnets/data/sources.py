@@ -1,4 +1,7 @@
-"""The built-in data sets: each function takes the data folder and returns a `Source`, which decodes images later."""
+"""The built-in data sets: each function takes the data folder and returns a `Source`, which decodes images later.
+
+A tree has its images in TREE/{train,test}/<class>/, and `root` itself may be the tree.
+"""
 
 import os
 from functools import partial
@@ -27,13 +30,13 @@ CIFAR100 = tuple(
     squirrel streetcar sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle
     wardrobe whale willow_tree wolf woman worm""".split()  # noqa: SIM905 (one name a line would fill the page)
 )
-HALVES = ({"train": True},), ({"train": False},)  # the arguments of torchvision's classes for training and test images
+HALVES = ({"train": True},), ({"train": False},)  # what torchvision takes for training and for test images
 CIFAR_SIZES, MNIST_SIZES = (50_000, 10_000), (60_000, 10_000)  # images for training and testing
 MNIST_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
 
 def digits(root: Path) -> Source:
-    """scikit-learn's 1,797 handwritten digits, 8x8, a fixed stratified fifth of them for testing; ignores `root`."""
+    """scikit-learn's 1,797 handwritten digits, 8x8, a fixed stratified fifth is for testing; `root` is not used."""
 
     def read() -> tuple[Split, Split]:
         os.environ.setdefault("JOBLIB_MULTIPROCESSING", "0")  # joblib would warn if it cannot create a semaphore
@@ -50,24 +53,24 @@ def digits(root: Path) -> Source:
 
 
 def mnist(root: Path) -> Source:
-    """MNIST from idx files (plain or .gz) in root/MNIST/raw or root/mnist, or a tree root/mnist; else downloaded."""
+    """MNIST: the tree `root`/mnist, or idx files (plain or .gz) in `root`/MNIST/raw or `root`/mnist, or a download."""
     return Source("mnist", MNIST_SHAPE, DIGITS, partial(_find_mnist, root), MNIST_SIZES)
 
 
 def cifar10(root: Path) -> Source:
-    """CIFAR-10 (50,000 and 10,000 images 32x32): a tree root/cifar10, or the official archive in `root`."""
+    """CIFAR-10 (50,000 and 10,000 images 32x32): the tree `root`/cifar10, the archive in `root`, or a download."""
     find = partial(_find_cifar, root, 10, "cifar-10-batches-py")
     return Source("cifar10", COLOUR_SHAPE, CIFAR10, find, CIFAR_SIZES)
 
 
 def cifar100(root: Path) -> Source:
-    """CIFAR-100 (50,000 and 10,000 images 32x32): a tree root/cifar100, or the official archive in `root`."""
+    """CIFAR-100 (50,000 and 10,000 images 32x32): the tree `root`/cifar100, the archive in `root`, or a download."""
     find = partial(_find_cifar, root, 100, "cifar-100-python")
     return Source("cifar100", COLOUR_SHAPE, CIFAR100, find, CIFAR_SIZES)
 
 
 def svhn(root: Path, *, extra: bool) -> Source:
-    """SVHN, cropped digits 32x32: a tree root/svhn, or the official files in `root`.
+    """SVHN, cropped digits 32x32: the tree `root`/svhn, the official files in `root`, or a download.
 
     73,257 images for training, 604,388 with the easier `extra` ones (stochastic depth, section 4), 26,032 for testing.
     """
@@ -94,7 +97,7 @@ def synthetic(
     train: Count,
     test: Count,
 ) -> Source:
-    """Noise around one random pattern per class: learnable, the same on every call; ignores `root`."""
+    """Noise around one random pattern per class: learnable, the same on every call; `root` is not used."""
 
     def split(count: int, seed: int, patterns: np.ndarray) -> Split:
         noise = np.random.default_rng(seed).integers(128, size=(count, size, size, channels), dtype=np.uint8)

@@ -1,7 +1,7 @@
 """`bench.py gpu` measures everything that needs a GPU, part by part, and writes it into one file.
 
-`parts_of` lists the parts in their order. The functions below it measure them: they run tests, other benches,
-trainings by commands that users type, and iterations in processes of their own, which execute this file's `main`.
+`parts_of` lists the parts in their order, and the functions below it measure them. Most of them run a command in a
+process of its own: pytest, another bench, a training, or this file's `main`, which times iterations.
 """
 
 import argparse
@@ -68,13 +68,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> list[Comparison]:
-    """Measure everything that needs a GPU, part by part, into one file; the same command measures missing parts.
+    """Measure what `parts_of` lists and the file lacks, until the minutes are over; the user repeats it for the rest.
 
-    The order is: the GPU's tests; the default run; images/s by `step` and memory layout beside the floor; waits for
-    the device within an epoch; memory of the deepest network; several runs on the GPU; stochastic depth, stopping, both
-    arithmetics, data and peers, several GPUs; then ResNet-110 with both orderings by the full protocol. Each part runs
-    in its own process; its result, or the reason why it has none, is written at once. The working directory must be the
-    clone with the tests.
+    When a part ends, its result, or the reason why it has none, is written to the file. The working directory must be
+    the clone with the tests.
 
     Raises:
         UserError: there is no GPU, or the user named no data.
@@ -224,9 +221,10 @@ def trained(overrides: Sequence[str], folder: RunFolder, seconds: float) -> Part
 
 
 def throughput(ways: Sequence[str], repeats: int, iterations: int, overrides: Sequence[str]) -> PartResult:
-    """Measure images/s of training in each way, e.g. "graphed NCHW", and of the floor, all in turns.
+    """Measure images/s of training in each way; a way is a `step` and a memory layout, e.g. "graphed NCHW".
 
-    If a way fails, `absent` in the result holds the reason.
+    The ways take turns with `floor_steps`, which trains on one batch without data pipeline, sums, schedule or log. If
+    a way fails, `absent` in the result holds the reason.
     """
     run, candidates, absent = compose_run(overrides), Candidates(), {}
 

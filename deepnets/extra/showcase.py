@@ -1,4 +1,4 @@
-"""Makes a page with knobs that shows signals and gradients per unit, post-activation above pre-activation.
+"""Makes a page with knobs that shows signals and gradients per unit of two networks, one drawn below the other.
 
 It measures all networks beforehand, on digits, at initialisation or after some epochs: residual networks with one stage
 of equal units, and transformers of as many units, post-norm and pre-norm.
@@ -47,7 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, default=where, help="folder for showcase.html (default: %(default)s)")
     parser.add_argument("--depths", default="10,20,30,40", help="numbers of units (default: %(default)s)")
     parser.add_argument("--images", type=count, default=128, help="training images of the one batch (default: 128)")
-    parser.add_argument("--draws", type=count, default=2, help="networks that each number averages (default: 2)")
+    parser.add_argument("--draws", type=count, default=2, help="networks whose mean each number is (default: 2)")
     parser.add_argument("--epochs", type=whole, default=0, help="epochs to train each network first (default: 0)")
     parser.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 or auto (default)")
 
@@ -73,28 +73,29 @@ def run(arguments: argparse.Namespace) -> None:
         f"after {arguments.epochs} epochs of training" if arguments.epochs else "at initialisation, before any training"
     )
     about = (
-        f"The networks are residual networks of {', '.join(map(str, depths))} units of two 3x3 convolutions with "
-        f"{WIDTH} channels, and transformers of as many units, attention and MLP in turn, of width "
-        f"{transformer.model['width']}, {state}; the data is a batch of {arguments.images} handwritten digits of 8x8 "
-        "pixels, whose own statistics batch normalisation uses; numbers are means of "
-        f"{arguments.draws} random draws, the seeds 0 to {arguments.draws - 1}."
+        f"All networks have {', '.join(map(str, depths))} units and are measured {state}. A unit of a residual network "
+        f"is two 3x3 convolutions with {WIDTH} channels; the units of a transformer are attention and MLP in turn, of "
+        f"width {transformer.model['width']}. The data is one batch of {arguments.images} handwritten digits of 8x8 "
+        "pixels, and batch normalisation uses the statistics of this batch. Each number is the mean over "
+        f"{arguments.draws} random draws, with the seeds 0 to {arguments.draws - 1}."
     )
     write_showcase(page, Showcase(about, _drawn(designs, arguments), depths, SCALES, BIASES, bars))
     ratios = "; ".join(
         f"{name} "
         + ", ".join(
-            f"{first_to_last(np.array(bars[name, depth, (1.0, None)].gradient)):.3g} of {depth}" for depth in depths
+            f"{first_to_last(np.array(bars[name, depth, (1.0, None)].gradient)):.3g} ({depth} units)"
+            for depth in depths
         )
         for name in (ORDERINGS[0], ORDERINGS[-1], *NORMS)
     )
-    print(f"showcase: {len(combinations)} networks, {state}; first unit's gradient over the last one's: {ratios} units")
+    print(f"showcase: {len(combinations)} networks, {state}; first unit's gradient over the last one's: {ratios}")
     print(printable(f"page         {page}"))
 
 
 def _depths(arguments: argparse.Namespace) -> list[int]:
     depths = sorted(set(whole_numbers("--depths", arguments.depths)))
     if odd := [depth for depth in depths if depth % 2]:
-        raise UserError(f"--depths {odd[0]}: an even number of units, as transformers have attention and MLP in turn")
+        raise UserError(f"--depths {odd[0]}: must be even, as the units of a transformer are attention and MLP in turn")
     return depths
 
 
@@ -190,7 +191,7 @@ def _shortcut(scale: float, bias: float | None) -> dict[str, Any]:
 
 
 def _networks(config: Config, changes: dict[str, Any], arguments: argparse.Namespace) -> Iterator[nn.Module]:
-    """Yield the network of each seed as its run starts or, with --epochs, as its run ends."""
+    """Yield the network of each seed: the one its run starts with or, with --epochs, the one its run ends with."""
     device = find_device(arguments.device)
     for seed in range(arguments.draws):
         if not arguments.epochs:
@@ -222,7 +223,7 @@ def _drawn(designs: dict[str, dict[str, Any]], arguments: argparse.Namespace) ->
 
 
 def _command(name: str, arguments: argparse.Namespace) -> str:
-    """Return the command that measures a network of seed 0 again; its gradients_units.csv has the page's numbers."""
+    """Return the command that measures a network of seed 0 alone, and writes its numbers to gradients_units.csv."""
     net = f"model=resnet model.depth=null 'model.units=[{{depth}}]' 'model.widths=[{WIDTH}]' dataset=digits"
     if name in NORMS:
         net = f"model=vit_digits model.depth={{depth}} {' '.join(TRAINED)}"

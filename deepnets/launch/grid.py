@@ -114,7 +114,7 @@ def check_tables(rows: Sequence[Row], folders: Sequence[RunFolder]) -> None:
         if row.config.sweep and (sweep_file := file_of_sweep(row)).is_file():
             check_claims(sweep_file)
         file = next(place.glob(f"*/*/{Origin.FILE}"), None)
-        with suppress(Unreadable):  # commands that need this run's origin report the error
+        with suppress(Unreadable):  # if a command needs this run's origin, it reports the error
             origin = Origin.read(file.parent) if file else None
             if origin and origin.choices and (sweep := origin.choices.get("sweep")) != row.choices.get("sweep"):
                 runs = f"runs of sweep={sweep}" if sweep else "runs without a sweep"
@@ -158,7 +158,9 @@ class Launcher(Protocol):
 
 
 def launchable(config: Config, launcher: Launcher) -> Config:
-    """Return the configuration to check here; the device is the CPU if another process will execute the run.
+    """Check that the launcher can execute the run, and return the configuration for all further checks in this process.
+
+    Its device is the CPU if another process will execute the run.
 
     Raises:
         UserError: the launcher cannot execute the run.
@@ -171,15 +173,15 @@ def launchable(config: Config, launcher: Launcher) -> Config:
 class Tally:
     """Counts the runs of a sweep: `failed` are the runs that failed, and why; `elsewhere` are those of other processes.
 
-    The command began with `left` runs to train, and `ended` of them have ended. It skips the runs in `before`, which
-    failed in an earlier command.
+    The command began with `to_train` unfinished runs, and `ended` of them have ended. It skips the runs in `before`,
+    which failed in an earlier command.
     """
 
     folders: list[RunFolder]
     failed: dict[RunFolder, str] = field(default_factory=dict)
     elsewhere: set[RunFolder] = field(default_factory=set)
     ended: int = 0
-    left: int = 0
+    to_train: int = 0
     begun: float = 0.0
     before: dict[RunFolder, str] = field(default_factory=dict)
 
@@ -191,7 +193,7 @@ class Tally:
         elif complete:
             print_line(f"{len(complete)} of {len(self.folders)} runs already finished; nothing to train in them")
         print_failed_before(self.before)
-        self.left, self.begun = len(self.folders) - len(complete) - len(self.before), time.monotonic()
+        self.to_train, self.begun = len(self.folders) - len(complete) - len(self.before), time.monotonic()
 
     def end(self, count: int = 1) -> None:
         """Count `count` more runs that have ended in this command."""
@@ -201,7 +203,7 @@ class Tally:
         """Return the run's folder and, if there are several runs, its number and the time left for all of them."""
         if len(self.folders) == 1:
             return str(folder)
-        seconds = (time.monotonic() - self.begun) / max(self.ended, 1) * (self.left - self.ended)
+        seconds = (time.monotonic() - self.begun) / max(self.ended, 1) * (self.to_train - self.ended)
         time_left = f"  ({duration(seconds)} left for all)" if self.ended else ""
         return f"[{self.folders.index(folder) + 1}/{len(self.folders)}] {folder}{time_left}"
 

@@ -145,7 +145,7 @@ class Slurm:
         """
         left = [folder.job for folder in folders if folder.job and not folder.is_complete]
         if not (arrays := sorted({job.job.split("_")[0] for job in left}, key=int)):
-            return "the round trains elsewhere; the same command goes on when it has ended"
+            return "the round trains elsewhere; when it has ended, give the same command to continue"
         sweep = folders[0].path.parents[1]
         name, this = f"{sweep.name}:train", os.environ.get("SLURM_JOB_ID")
         waiting = slurm_answer("squeue", "--noheader", f"--user={os.getuid()}", f"--name={name}", "--format=%A").split()

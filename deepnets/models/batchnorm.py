@@ -21,7 +21,8 @@ class BatchNorm(nn.BatchNorm2d):
     """torch's BatchNorm2d, except that in training on a CPU `_Folded` may normalise maps with few channels.
 
     torch's kernel reads the channels of one pixel at a time, which is slow if they do not fill a vector. It also adds
-    all values in one float32 sum, so its rounding error is several times as large as `_Folded`'s.
+    all values in one float32 sum, so its rounding error is several times as large as `_Folded`'s. To fold means here to
+    read several pixels as one row; nothing is fused with a convolution.
     """
 
     may_fold = False  # `let_fold` sets it for training; analyses may need second derivatives, which `_Folded` lacks

@@ -13,9 +13,9 @@ from deepnets.system.settings import Depth, Size
 class FullyConnected(nn.Module):
     """A plain layer with `width` outputs, depth - 1 units of the same width, and a linear head.
 
-    `depth` does not count the head. Flattens images (N, C, H, W) and maps them to logits (N, classes). A unit computes
-    y = H(x) T(x) + x (1 - T(x)) with a gated shortcut, and y = H(x) in the plain net: Srivastava et al. 2015, "Training
-    very deep networks", 3.1.
+    `depth` does not count the head. The net flattens images (N, C, H, W) and maps them to logits (N, classes). A unit
+    computes y = H(x) T(x) + x (1 - T(x)) with a gated shortcut, and y = H(x) in the plain net: Srivastava et al. 2015,
+    "Training very deep networks", 3.1.
 
     Raises ValueError if `layer` holds other layers than linear, relu and tanh, or if Ordering raises it.
     """

@@ -43,7 +43,7 @@ class UnitNetwork(nn.Module):
 
     @property
     def parts(self) -> list[Callable[[Tensor], Tensor]]:
-        """The modules that an image passes, in this order; some of them contain the units."""
+        """The functions that an image passes, from the first to the last; the stages among them contain the units."""
         return [self.stem, *self.stages, self.tail, self.average, self.head]
 
     def complete(self, survival: Survival | None, initialization: Initialization | str) -> None:
@@ -68,7 +68,7 @@ class UnitNetwork(nn.Module):
 
         full, the default, stores all; recompute_activations stores the outputs of the convolutions; recompute_units
         stores the input of every unit; recompute_segments stores the inputs of about sqrt(3 L) of the L units. The
-        gradients are the same, bit by bit.
+        gradients are the same, on a CPU bit by bit.
         """
         self.memory = memory
         branch = RecomputedBranch if memory == Memory.recompute_activations else nn.Sequential

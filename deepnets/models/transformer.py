@@ -28,8 +28,8 @@ class Transformer(UnitNetwork):
     `layer` and `after` are an ordering in which "sublayer" stands for attention or MLP. Pre-norm has layer
     [ln, sublayer], after [], and a norm in front of the head. Post-norm has layer [sublayer, ln], after [ln], and no
     norm in front of the head. The head reads the class token or the mean of all tokens; if `representation` is given, a
-    linear layer of this width and tanh precede the head. Maps images (N, C, H, W) to logits (N, classes). Dosovitskiy
-    et al. 2021; Xiong et al. 2020.
+    linear layer of this width and tanh precede the head. The net maps images (N, C, H, W) to logits (N, classes).
+    Dosovitskiy et al. 2021; Xiong et al. 2020.
 
     Raises ValueError if the depth is odd, if `layer` is not one sublayer and norms, if patches do not divide the image,
     or if Ordering, Attention, UnitDesign or UnitNetwork.complete raises it.
@@ -156,7 +156,7 @@ class Packed(nn.Linear):
 
 
 class MLP(nn.Module):
-    """W2 activation(W1 x + b1) + b2 for each token (N, T, d), `ratio` times as wide inside, followed by dropout."""
+    """Maps each token x of (N, T, d) to dropout(W2 activation(W1 x + b1) + b2), where W1 x has `ratio` * d values."""
 
     def __init__(self, width: int, *, ratio: int, activation: Activation, dropout: float) -> None:
         super().__init__()

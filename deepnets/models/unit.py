@@ -147,7 +147,7 @@ class Block:
             raise ValueError(f"kernels are {list(self.kernels)}; choose one or more odd numbers, e.g. [3, 3]")
         if not 0 <= self.strided_kernel < len(self.kernels):
             raise ValueError(
-                f"strided_kernel is {self.strided_kernel}; it is an index of kernels {list(self.kernels)}, "
+                f"strided_kernel is {self.strided_kernel}; it must be an index of kernels {list(self.kernels)}, "
                 f"0 to {len(self.kernels) - 1}"
             )
 

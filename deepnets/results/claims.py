@@ -31,9 +31,9 @@ AnyFinding = Finding | RegisteredFinding
 def findings_of(table: Table, index: int, sweeps: Path) -> list[AnyFinding]:
     """Test every claim of the table's sweep file, which lies in `sweeps`, on one column of the table.
 
-    A claim about two values of an axis is tested on each pair of rows that differ only in these. Registered claims that
-    have a test come last, also those of other files that are only about this table's rows. Claims are about depth: if
-    the nets have another depth than at the file's full scale, no claim is tested.
+    A claim about two values of an axis is tested on each pair of rows that differ only in these. The last
+    findings are about registered claims that have a test, among them claims of other files that are only about rows of
+    this table. Claims are about depth: if the nets have another depth than at the file's full scale, none is tested.
     """
     if not has_claims(table, sweeps) or is_of_other_depth(table, index, sweeps):
         return []
@@ -58,7 +58,7 @@ def _registered(table: Table, sweeps: Path) -> list[tuple[str, Registered]]:
 def drawn_findings(sweep: str, claims: Sequence[Registered], place: Path) -> list[RegisteredFinding]:
     """Test the claims about nets that an analysis draws itself, on its results in place/analysis/NAME/seed*.
 
-    Each seed of the analysis gives one number, and notes the claims on file as a run does.
+    The analysis gives one number for each seed, and notes the claims on file as a run does.
     """
     return [
         RegisteredFinding(claim, tuple(_drawn(row, test.of, f"{sweep}/{claim.hash}", place) for row in test.rows))
@@ -231,7 +231,7 @@ def _side(
     known: Sequence[bool],
     test: ClaimTest | None = None,
 ) -> Side:
-    """Gather the runs of a row that have a number; no run counts if they were trained by different code of the user."""
+    """Gather the runs of a row that have a number; if the user's code changed between its runs, none of them counts."""
     measured = [] if mixes_code(runs) else [*zip(runs, numbers, known, strict=True)]
     ended = [(run, number, knows) for run, number, knows in measured if number is not None]
     by = TRIAL if test and test.best else "seed"
@@ -240,7 +240,7 @@ def _side(
         waiting = [
             Waiting(
                 run.config["seed"],
-                knows and run.folder.has_weights,  # without weights it can never be analysed, so no look waits for it
+                knows and run.folder.has_weights,  # the test does not wait for a run that has no weights to analyse
                 f"{ANALYZE} {of.analysis} {shlex.quote(str(run.folder))}{of.words}",
             )
             for run, number, knows in measured

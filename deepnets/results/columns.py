@@ -29,11 +29,11 @@ DEPTH = "model.depth"
 FEWEST_VALUES = 3  # a line over a swept number needs at least 3 values; over depth, 2
 ARITHMETIC = {"fp32": "float32", "bf16": "bfloat16"}
 
-Lines = dict[str, dict[float, str]]  # by line: the row at each value
+FigureLines = dict[str, dict[float, str]]  # for the name of each line, its rows by the number they lie at
 
 
 def frame_of(runs: Sequence[Run]) -> pd.DataFrame:
-    """Put runs into one frame, a row per run: the run itself, its place, its status and its arithmetic.
+    """Put runs into one frame, one run per line: the run itself, where it lies, its status and its arithmetic.
 
     `sweep` is the name of the folder `grid`, and `table` the name of the sweep file. `changes` has the command's
     overrides of that file, without `precision`. `is_read` is False if the run's configuration is damaged.
@@ -70,7 +70,7 @@ class Column:
 
     @cached_property
     def rows(self) -> dict[str, list[Run]]:
-        """The runs of each row, which may be averaged."""
+        """The runs of each row of the table; a row's runs may be averaged."""
         return {row: list(runs) for row, runs in self.frame.groupby("row", sort=False)["run"]}
 
     @property
@@ -80,8 +80,9 @@ class Column:
 
 
 def columns_of(runs: pd.DataFrame) -> list[Column]:
-    """Split the runs of a table into columns: by folder, arithmetic, and each setting that differs within a row.
+    """Split the runs of a table into columns: by folder, arithmetic and settings.
 
+    The settings are those that differ within a row, and those of `PROTOCOL` that differ between rows of a sweep.
     Folders whose names differ only in `precision=` count as one, unless two of them hold the same run. Labels name the
     arithmetic if the table has several.
     """
@@ -129,7 +130,7 @@ def warnings_of(column: Column) -> list[str]:
         warnings.append(_mixture(f"{column.label}: {row} was trained on different data", data))
         if mixes_code(runs):
             code = [run.code for run in runs if run.has_ended]
-            what = f"{column.label}: {row} was trained by different code of one's own, and counts for no claim"
+            what = f"{column.label}: {row} counts for no claim, because different versions of your own code trained it"
             warnings.append(f"{what}: {', '.join(sorted(set(code)))}")
     return [warning for warning in warnings if warning]
 
@@ -155,8 +156,8 @@ def in_other_arithmetic(paths: Sequence[Path]) -> list[Path]:
     return folders
 
 
-def lines_over(key: str, rows: Mapping[str, Run]) -> Lines:
-    """Group rows into lines over the number `key`: the names of the rows on a line differ only in that number.
+def lines_over(key: str, rows: Mapping[str, Run]) -> FigureLines:
+    """Group rows into lines over a numeric setting: the names of the rows on a line differ only in the number of `key`.
 
     If the sweep pairs an axis with the number, the names may differ in that axis too. A line has at least two depths,
     or `FEWEST_VALUES` values of another number.
@@ -165,7 +166,7 @@ def lines_over(key: str, rows: Mapping[str, Run]) -> Lines:
     values = {row: value for row, value in settings.items() if is_number(value)}
     parts = {row: _parts(row, rows[row]) for row in values}
     named = {row: name for row in values if (name := _without_axis(parts[row], _paired(rows[row], key)))}
-    lines: Lines = defaultdict(dict)
+    lines: FigureLines = defaultdict(dict)
     for row, value in values.items():
         # A row whose name lacks the number belongs to the line that has the row's name.
         name = named.get(row) or (row if row in named.values() else _without_number(parts[row], key, value))
@@ -266,7 +267,7 @@ def _mixture(what: str, values: Sequence[Any]) -> str:
 
 
 def _parts(row: str, run: Run) -> list[tuple[str, str]]:
-    """Split a row's name into words, each paired with the key of its group or number (see naming.py)."""
+    """Split a row's name into words, and pair each with the group or the key whose choice it names: see `folder_of`."""
     words, axes = row.split(","), run.sweep.get("axes", [])
     keys = axes or ["model", "dataset", *(word.partition("=")[0] for word in words[2:])]
     keys = [key.replace("/", ".") for key in keys] + [""] * len(words)  # a list in a name has commas, too
@@ -280,13 +281,13 @@ def _paired(run: Run, key: str) -> list[str]:
 
 
 def _without_axis(parts: Sequence[tuple[str, str]], keys: Sequence[str]) -> str | None:
-    """Return the name without the words for the number and for axes paired with it; None without such a word."""
+    """Return the name without the words that belong to `keys`; None if it has no such word."""
     words = [word for named, word in parts if named not in keys]
     return (",".join(words) or keys[0]) if len(words) < len(parts) else None
 
 
 def _without_number(parts: Sequence[tuple[str, str]], key: str, value: float) -> str | None:
-    """Return the name without the number in its group's word, as 20 in resnet20; None if that word lacks the number."""
+    """Return the name without the number in the option that sets it: resnet for resnet20; None if no option has it."""
     number = re.compile(rf"(?<![\d.]){re.escape(f'{abs(value):g}')}(?![\d.])")
     for index, (group, word) in enumerate(parts):
         if key.startswith(f"{group}.") and number.search(word):

@@ -29,11 +29,11 @@ from deepnets.system.files import LONGEST_METRICS, read_text
 from deepnets.training.assembly import iterations_of
 
 COLUMNS = ("epoch", "iteration", "learning_rate", "train_loss", "train_error", "test_loss", "test_error")
-FACTS = {  # the facts to check, and the reason why a run's cannot be checked
+FACTS = {  # each fact that is checked, and the reason why it may be impossible to check
     "test error by image": "result.json has no test_right",
     "errors by epoch": "no readable metrics.csv",
     "number of epochs": "no readable metrics.csv, or no data.train in result.json",
-    "learning rates": "as the number of epochs, or a schedule or optimizer of a user's own",
+    "learning rates": "no readable metrics.csv, no data.train, or the user's own schedule or optimizer",
     "identity": "result.json has none",
 }
 CONFIG = TypeAdapter(Config)
@@ -100,7 +100,7 @@ class Run:
 
     @property
     def code(self) -> str:
-        """The hash of each version of the user's code that trained the run, with commas between; empty without any."""
+        """The hashes of all versions of the user's code that trained the run, joined by commas, or an empty text."""
         return ", ".join(each["hash"] for each in (self.result.get("code") or {}).values())
 
     @property
@@ -128,7 +128,7 @@ class Run:
 
     @property
     def experiment(self) -> str:
-        """A hash of the identity without the seed: all seeds of a row share it, and the row's name does not matter."""
+        """A hash of the identity without the seed, or the row's folder if config.yaml lacks keys."""
         return str(self.folder.path.parent) if _lacking(self) else identity_hash(replace(self.typed_config, seed=0))
 
     @cached_property
@@ -171,9 +171,10 @@ class Run:
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """Read the runs that `folders_in` finds; raises what it raises.
+    """Read the runs that `folders_in` finds; a run that contradicts itself or repeats another one loses its numbers.
 
-    A run that contradicts itself or repeats another one loses its numbers.
+    Raises:
+        UserError: `folders_in` raises it.
     """
     runs = [_read(folder) for folder in folders_in(paths)]
     wrong = {run.folder: reason for run in runs if run.has_ended and (reason := next(_contradictions(run), ""))}

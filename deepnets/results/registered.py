@@ -1,4 +1,4 @@
-"""Tests registered claims: at each look, bounds a number of several rows and says if it lies in the claimed region.
+"""Tests registered claims: each look bounds a number that several rows give, and asks if it is in the claimed region.
 
 A run's number is in its result, or in a CSV file that `deepnets analyze` wrote.
 """
@@ -37,9 +37,11 @@ COLUMNS: dict[Any, str] = {
 TRIALS = 10  # 10 trials of a random search count as one seed: a look at 3 seeds takes 30 trials
 
 REGISTERED_RULE = (
-    "A registered claim is looked at with the same seeds and the same part of the error. It is supported if the "
-    "interval of its number lies in the claimed region, or each interval if it has several numbers; it is contradicted "
-    "if one lies outside, at the error divided by their count. The line shows the number that is worst for the claim. "
+    "A registered claim has the same looks, and they divide the error in the same way. It is supported if the interval "
+    "of its number lies in the claimed region, and contradicted if the interval lies outside. A claim of several "
+    "numbers is supported if all their intervals lie in the region. It is contradicted if one lies outside; these "
+    "intervals are wider, since the numbers divide the error among them. The line shows the number that is worst for "
+    "the claim. "
     f"The mean over a search's best trials is looked at with {', '.join(str(TRIALS * seeds) for seeds in LOOKS)} "
     "trials. A number that an analysis measures waits for the analysis."
 )
@@ -81,7 +83,7 @@ class RegisteredFinding:
 
     @property
     def number(self) -> str:
-        """Which number each run gives, such as `log10 training loss at 0.1`; without `at`, after the last epoch."""
+        """Which number each run gives, such as `log10 training loss at 0.1`; without `at`, it is the last epoch's."""
         base = {None: "", math.e: "ln "}.get(self.test.log, f"log{self.test.log:g} " if self.test.log else "")
         kind = "order, " if self.test.order else "share above, " if self.test.is_share else ""
         best = f", best {self.test.best:g} of trials" if self.test.best else ""
@@ -186,7 +188,7 @@ def looks_of(test: ClaimTest) -> dict[int, float]:
 def number_of(run: Run, test: ClaimTest, best_epochs: int | None) -> float | None:
     """Return the number that a test takes from a run; None if the run has not ended or waits for its analysis.
 
-    Errors are in percent, losses in nats. If the run diverged before, an error is 100; other numbers are not finite.
+    Errors are in percent, losses in nats. If the run diverged before `at`, an error is 100, another number not finite.
     """
     if not run.has_ended:
         return None
@@ -265,7 +267,7 @@ def share_above(run: Run, other: Run, test: ClaimTest) -> float | None:
 
 
 def _from_history(run: Run, test: ClaimTest) -> float | None:
-    """Return the number of the epoch that reaches the share `at` of the iterations; nan or 100 if the run diverged."""
+    """Return the error or loss after the share `at` of the iterations; 100 or nan if the run diverged before."""
     column = COLUMNS[test.of]
     if run.history:
         total = iterations_of(run.typed_config, int(run.history[0]["iteration"]))

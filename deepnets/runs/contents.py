@@ -30,7 +30,7 @@ class Unreadable(UserError):
     """A run folder's file cannot be read, or is not as a run writes it; the arguments are its path and the error."""
 
     def __str__(self) -> str:
-        return f"{self.args[0]}: cannot be read ({self.reason}); restore the run's own, or remove it"
+        return f"{self.args[0]}: cannot be read ({self.reason}); restore the run's own file, or remove it"
 
     @property
     def reason(self) -> str:

@@ -129,7 +129,7 @@ def _run_in_processes(folder: RunFolder, config: Config, code: Code | None) -> R
 def inspect(folder: RunFolder) -> Iterator[str]:
     """Yield a line about each missing or damaged file of a finished run; restores metrics.csv from a checkpoint.
 
-    A record has no checkpoint, and this does not report that one is missing there.
+    A record has no checkpoint, so no line says that its checkpoint is missing.
     """
     result = folder.completed
     if not result or result.status != FINISHED:

@@ -70,7 +70,7 @@ def owned(folder: Path) -> Iterator[Owner | None]:
 
 
 def owner_elsewhere(folder: Path) -> str | None:
-    """Return text that names the process on another machine that trains the run and its last sign of life, or None."""
+    """Name the process on another machine that trains the run, and say when it was last heard of; None without one."""
     number, me = _last_number(folder), _me()
     if not number:
         return None
@@ -125,7 +125,7 @@ def _who(owner: dict[str, Any]) -> str:
 
 
 def _is_gone(owner: dict[str, Any], me: dict[str, Any]) -> bool:
-    """Return whether the owner must have ended: it ran on this machine, whose lock we hold, or in this SLURM job."""
+    """Return whether the owner trains nowhere else: it ran on this machine, where the lock decides, or in this job."""
     same_host = owner.get("host") == me["host"] != "localhost"
     same_job = owner.get("job") is not None and owner["job"] == me["job"]
     return owner.get("boot") == me["boot"] or same_host or same_job

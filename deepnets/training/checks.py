@@ -42,8 +42,8 @@ def check(config: Config, code: str | None = None) -> None:
 def check_settings(config: Config, code: str | None = None) -> tuple[Dataset, int]:
     """Check that a run can be executed, without reading its data; returns the data set and the budget in iterations.
 
-    A network with the user's own classes is tried out. If it has passed with the same `code`, a hash of all the user's
-    code that the run uses, not even a later command tries it again. Without `code`, each process tries it once.
+    A network with the user's own classes is tried out, once in each process. `code` is a hash of all the user's code
+    that the run uses: if the network has passed with the same hash, later commands do not try it again either.
 
     Raises:
         UserError: names the first thing that is wrong.
@@ -87,7 +87,9 @@ def check_settings(config: Config, code: str | None = None) -> tuple[Dataset, in
 
 
 def check_processes(config: Config) -> None:
-    """Check that the processes of a run can start on this machine; builds no network, which would take a second.
+    """Check that the processes of a run can start on this machine.
+
+    This builds no network, because that would take a second.
 
     Raises:
         UserError: names the first thing that is wrong.
@@ -160,10 +162,11 @@ def check_memory(parameters: int) -> None:
 
 @lru_cache(maxsize=256)
 def _try_out_own(model: str, shape: tuple[int, int, int], classes: int) -> bool:
-    """Let a network with the user's own classes compute logits and gradients for two images, once for each network.
+    """Let a network with the user's own classes compute logits and gradients for two images.
 
     It is first tried on the meta device, which has no numbers and takes no memory. If it fails there, it is
-    tried on the CPU, unless it is large: then a line says that it is not tried. Returns whether it was tried.
+    tried on the CPU, unless it is large: then a line says that it is not tried. Returns whether it was tried; the
+    cache keeps the answer, so a process tries each network only once.
 
     Raises:
         UserError: names the class's file and line, or what does not fit together.

@@ -30,9 +30,9 @@ MOST = 2_000  # each file remembers at most this many networks
 class Size:
     """A network's parameters and the bytes that they take, and `macs` for one image.
 
-    `macs` are the multiply-adds of convolutions and linear layers if every branch is taken. `architecture` is equal for
-    networks that take the same time: a hash of torch's description of the modules, without decimal numbers such as the
-    bias of a gate.
+    `macs` are the multiply-adds of convolutions and linear layers if every branch is taken. Networks with an equal
+    `architecture` take the same time. It is a hash of torch's description of the modules, without decimal numbers such
+    as the bias of a gate.
     """
 
     parameters: int
@@ -73,7 +73,7 @@ def key_of(config: Config, dataset: Dataset, code: str | None = None) -> str:
 
 @cache
 def passed() -> dict[str, int]:
-    """Return the networks with the user's own classes that passed: the bytes of their parameters, by `key_of`."""
+    """Return the networks with the user's own classes that ran without an error, as {`key_of`: bytes of parameters}."""
     try:
         return TypeAdapter(dict[str, int]).validate_python(read_object(own_cache() / PASSED))
     except (ValueError, OSError):  # the file is damaged: networks are tried again

@@ -56,7 +56,7 @@ SWEEPS = [[], [], [], ["sweep=digits_shortcuts"], ["-m", "seed=0,1"], ["scale=mi
         (["--cfg", "nope"], "--cfg/-c: invalid choice: 'nope'"),
         (
             ["--multirun", "hydra.sweeper._target_=os.system"],
-            "hydra/sweeper: deepnets multiplies and launches rows itself",
+            "hydra/sweeper: deepnets expands the grid and launches its runs itself",
         ),
         (["+hydra.callbacks={a:{_target_:os.mkdir}}"], "hydra.callbacks"),
         (["hydra.searchpath=[file:///nowhere]"], "/nowhere: no such folder of options"),
@@ -70,7 +70,7 @@ SWEEPS = [[], [], [], ["sweep=digits_shortcuts"], ["-m", "seed=0,1"], ["scale=mi
         (["-m", "model/shortcut=glob(nope*)"], "model/shortcut=glob(nope*): names no value"),
         (["-m", "seed=interval(0,1)"], "seed=interval(0,1): is no list of values"),
         (["-m", "hydra.mode=RUN,MULTIRUN"], "hydra.mode=RUN,MULTIRUN: Hydra's own settings have one value"),
-        (["--experimental-rerun", "config.pickle"], "--experimental-rerun: the same command again resumes a run"),
+        (["--experimental-rerun", "config.pickle"], "--experimental-rerun: to resume a run, give its command again"),
         (["sweep=digits_shortcuts", "epochs=range(1,1000000000)"], "a grid of more than 10,000 runs"),
         (["-m", "seed=0,1", "hydra.sweeper.params={epochs:5}"], "Hydra cannot compose this"),
         (["--trust", ""], "--trust '': names neither a file nor a class"),

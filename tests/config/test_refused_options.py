@@ -15,23 +15,26 @@ from deepnets.errors import UserError
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        (["sweep=he2016_table1", "model=resnet56"], "model.depth (56 of the option, 110 here). Add model.depth=56,"),
-        (["sweep=he2016_table1", "scale=mini", "model=resnet56"], "model.depth (56 of the option, 20 here)"),
-        (["sweep=srivastava2025_gates", "model=resnet56"], "model.depth (56 of the option, 110 here)"),
+        (["sweep=he2016_table1", "model=resnet56"], "model.depth is 110 (the option has 56). Add model.depth=56,"),
+        (["sweep=he2016_table1", "scale=mini", "model=resnet56"], "model.depth is 20 (the option has 56)"),
+        (["sweep=srivastava2025_gates", "model=resnet56"], "model.depth is 110 (the option has 56)"),
         (
             ["sweep=srivastava2015_table1", "schedule=constant"],
-            "schedule.milestones ([] of the option, [100, 200] here)",
+            "schedule.milestones is [100, 200] (the option has [])",
         ),
-        (["sweep=srivastava2015_table1", "optimizer=adam"], "optimizer.lr (0.001 of the option, 0.01 here)"),
-        (["sweep=he2015_table6", "schedule=cosine"], "(0 here). Add ~schedule.warmup_iterations,"),
-        (["protocol=huang2016", "schedule=constant"], "schedule.milestones ([] of the option, [250, 375] here)"),
+        (["sweep=srivastava2015_table1", "optimizer=adam"], "optimizer.lr is 0.01 (the option has 0.001)"),
+        (
+            ["sweep=he2015_table6", "schedule=cosine"],
+            "schedule.warmup_iterations is 0. Add ~schedule.warmup_iterations,",
+        ),
+        (["protocol=huang2016", "schedule=constant"], "schedule.milestones is [250, 375] (the option has [])"),
         (
             ["protocol=huang2016_code", "model=resnet20", "model/initialization=glorot"],
-            'model.initialization ("glorot" of the option, "huang2016" here)',
+            'model.initialization is "huang2016" (the option has "glorot")',
         ),
         (
             ["sweep=srivastava2025_gates", "model=resnet110", "model/initialization=zero_gamma"],
-            'model.initialization ("zero_gamma" of the option, "he_fan_in" here)',
+            'model.initialization is "he_fan_in" (the option has "zero_gamma")',
         ),
     ],
 )
@@ -60,7 +63,7 @@ def test_an_option_is_free_where_the_table_leaves_it_what_it_is(overrides: list[
 @pytest.mark.parametrize("model", ["highway_mnist_w16", "wrn16_8"])
 def test_smaller_widths_are_for_models_whose_files_have_them(model: str) -> None:
     words = [f"model={model}", "dataset=cifar10", "dataset.root=/data"]
-    with pytest.raises(UserError, match=f"scale=deep trains smaller widths, .*; model={model} has "):
+    with pytest.raises(UserError, match=f"scale=deep needs smaller widths .*; model={model} has "):
         check_widths(compose([*words, "scale=deep"]))
     check_widths(compose([*words, "scale=mini"]))
     check_widths(compose([*words, "scale=deep", "model.widths=[4,8,16,32]"]))

@@ -125,5 +125,5 @@ def test_yaml_that_is_no_configuration_is_refused_before_it_costs_anything(text:
 
 @pytest.mark.parametrize("text", ["", "[1, 2]", "word", "1: 2"])
 def test_settings_have_names(text: str) -> None:
-    with pytest.raises(ValueError, match="no settings by name"):
+    with pytest.raises(ValueError, match="does not map names to settings"):
         read_frozen(text)

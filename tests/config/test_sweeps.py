@@ -301,7 +301,7 @@ def test_without_a_setting_nothing_is_drawn_and_the_run_is_refused() -> None:
 
 
 def test_a_setting_without_a_search_is_refused() -> None:
-    with pytest.raises(UserError, match="setting=5: numbers the trials of a random search"):
+    with pytest.raises(UserError, match="setting=5: this key numbers the trials of a random search"):
         compose(["setting=5"])
 
 

@@ -177,5 +177,5 @@ def test_every_number_is_what_the_named_command_measures(tmp_path: Path) -> None
 
 
 def test_an_odd_number_of_units_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--depths 3: an even number of units"):
+    with pytest.raises(UserError, match="--depths 3: must be even"):
         analyze("showcase", "--depths", "2,3", "--output", tmp_path)

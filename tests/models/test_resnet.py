@@ -109,7 +109,7 @@ def test_a_network_can_be_copied_and_pickled(network: Callable[..., ResNet], sho
         ("model.expansion=-1", "expansion: got -1; must be at least 1"),
         ("model.kernels=[3,2]", "kernels are .*; choose one or more odd numbers"),
         ("model.kernels=[]", "kernels are .*; choose one or more odd numbers"),
-        ("model.strided_kernel=2", "strided_kernel is 2; it is an index of kernels .*, 0 to 1"),
+        ("model.strided_kernel=2", "strided_kernel is 2; it must be an index of kernels .*, 0 to 1"),
         ("model.stem_kernel=0", "stem_kernel: got 0; must be at least 1"),
         ("model.stem=[bn,relu]", "stem is .*; it must hold exactly one conv"),
         ("model.layer=[conv,bn,gelu]", "after is .*which is not how layer .* ends"),

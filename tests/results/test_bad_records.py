@@ -72,7 +72,7 @@ BAD: dict[str, tuple[Callable[[Path], None], str]] = {
     "an error that is no number": (in_json("result.json", "test_error", "NaN"), "NaN is not a finite number"),
     "a number too large": (in_json("result.json", "test_error", "1e999"), "1e999 is not a finite number"),
     "a word for a number": (in_json("result.json", "test_error", '"9"'), "test_error: Input should be a valid number"),
-    "a date": (dated, "2026-01-01: a date; a text is written in quotes"),
+    "a date": (dated, "2026-01-01: a date; if you mean a text, write it in quotes"),
     "a heartbeat without a zone": (running('"2026-01-01T00:00:00"'), "heartbeat: Input should have timezone info"),
     "a heartbeat in seconds": (running("5"), "heartbeat: Value error, is no date and time"),
 }  # fmt: skip

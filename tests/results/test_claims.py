@@ -296,7 +296,7 @@ def test_seeds_by_different_code_are_marked_and_count_for_no_claim(
     assert findings_of(mixed, 0, sweeps)[0].seeds == (0, 3)
     assert mixed.cells["identity", 0].remarks.startswith(MIXED_CODE)
     assert MIXED_CODE not in mixed.cells["none", 0].remarks
-    (warning,) = [line for line in warnings_of(mixed.columns[0]) if "different code" in line]
+    (warning,) = [line for line in warnings_of(mixed.columns[0]) if "different versions of your own code" in line]
     assert f"{16 * 'a'}, {16 * 'b'}" in warning
 
 

@@ -326,7 +326,7 @@ def test_what_cannot_be_checked_is_counted(tmp_path: Path) -> None:
         "test error by image: 1 of 3 runs (result.json has no test_right)",
         "errors by epoch: 1 of 3 runs (no readable metrics.csv)",
         "number of epochs: 1 of 3 runs (no readable metrics.csv, or no data.train in result.json)",
-        "learning rates: 2 of 3 runs (as the number of epochs, or a schedule or optimizer of a user's own)",
+        "learning rates: 2 of 3 runs (no readable metrics.csv, no data.train, or the user's own schedule or optimizer)",
         "identity: 1 of 3 runs (result.json has none)",
     ]
 

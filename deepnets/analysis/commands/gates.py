@@ -19,10 +19,10 @@ ABSENT = "0.85"  # the grey of blocks that a narrower layer lacks
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options besides the subject."""
-    parser.add_argument("--images", type=number, help="number of training images, drawn once (default: all)")
+    parser.add_argument("--images", type=number, help="use this many random training images (default: all)")
     parser.add_argument("--sample", type=number, help="index of the training image to draw (default: random)")
     parser.add_argument(
-        "--classes", help="labels of the routing figure, e.g. 0,7 as in the paper (default: at most 10)"
+        "--classes", help="labels of the routing figure, e.g. 0,7 as in the paper (default: the first 10)"
     )
     parser.add_argument("--seed", type=whole, default=0, help="seed of the random image (default: 0)")
 
@@ -73,8 +73,8 @@ def _finding(subject: Subject, start: float, bias: np.ndarray, mean: np.ndarray,
     lower = 100 * np.nanmean(np.where(np.isnan(bias), np.nan, bias < start))
     most, least, layers = opened.argmax(), opened.argmin(), len(opened)
     return (
-        f"{subject.name}: biases began at {start:g}, have a mean of {np.nanmean(bias):.2f} and lie lower in "
-        f"{lower:.0f}% of the blocks; gates open by {np.nanmean(mean):.3f} in the mean, by {opened[most]:.3f} in layer "
+        f"{subject.name}: biases began at {start:g}, fell in {lower:.0f}% of the blocks and now have a mean of "
+        f"{np.nanmean(bias):.2f}; gates open by {np.nanmean(mean):.3f} in the mean, by {opened[most]:.3f} in layer "
         f"{most + 1} and {opened[least]:.3f} in layer {least + 1}; classes differ most in layer {apart.argmax() + 1} "
         f"of {layers}"
     )
