@@ -38,7 +38,8 @@ def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     assert not (tmp_path / "gpu.json").exists()
 
 
-def test_a_part_is_measured_once_and_stored_at_once(tmp_path: Path) -> None:
+def test_a_part_is_measured_once_and_stored_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison.time, "monotonic", lambda: 0.0)
     file, asked = tmp_path / "gpu.json", []
 
     def part(name: str, ends: list[PartResult | Exception]) -> Part:
