@@ -1,4 +1,4 @@
-"""The installed program: `deepnets VERB` does the same as the script for VERB in a clone of the repository."""
+"""The installed program `deepnets VERB`. A clone also has scripts for train, report, analyze, predict and bench."""
 
 import sys
 from importlib import import_module

@@ -163,7 +163,10 @@ def _message_of(error: Exception) -> str | None:
 
 
 def _end_stopped() -> NoReturn:
-    """End after Ctrl-C, but not by sys.exit, which may end in a signal if code was generated, as for dataclasses."""
+    """End with 130 after Ctrl-C.
+
+    sys.exit may end in SIGINT instead, if Ctrl-C came while Python executed generated code, as of a dataclass.
+    """
     print_error(f"Stopped. {RESUME}.")
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

@@ -20,7 +20,7 @@ class UserError(ValueError):
     """A message for the user: what was given, what is allowed, what to do.
 
     A command catches it once, at the top, prints it without traceback, and exits with 1. Every other exception is a
-    bug, unless `system_message` explains it.
+    bug, unless `system_message` or `hydra_errors.explain` explains it.
     """
 
     @property
@@ -40,7 +40,7 @@ def system_message(error: BaseException) -> str | None:
 
 
 def own_code_message(error: BaseException) -> str | None:
-    """Say in one line which error a user's own file raised, and where; None if the error arose elsewhere."""
+    """Say in one line which error arose in a user's own file or in code that it called, and where; None for others."""
     frames = [(Path(frame.filename), frame) for frame in traceback.extract_tb(error.__traceback__)]
     in_package = [index for index, (file, _) in enumerate(frames) if file.is_relative_to(PACKAGE)]
     for file, frame in reversed(frames[min(in_package, default=len(frames)) :]):

@@ -16,8 +16,8 @@ def parameter_groups(model: nn.Module, weight_decay: float, decayed: Decayed) ->
     """Group the model's parameters by their weight decay.
 
     With `all`, weight decay acts on every parameter (fb.resnet.torch); with `weights`, on parameters of two or more
-    dimensions. These are the weights of convolutions (He et al. 2015, according to fb.resnet.torch's README) and of
-    linear layers (our choice).
+    dimensions. These are the weights of convolutions (He et al. 2015, according to fb.resnet.torch's README) and, by
+    our choice, those of linear layers and a transformer's position embeddings and class token.
     """
     weights = [parameter for parameter in model.parameters() if decayed == "all" or parameter.ndim > 1]
     others = [parameter for parameter in model.parameters() if decayed == "weights" and parameter.ndim <= 1]
@@ -28,7 +28,10 @@ def parameter_groups(model: nn.Module, weight_decay: float, decayed: Decayed) ->
 def sgd(
     model: nn.Module, lr: Positive, momentum: Rate, nesterov: bool, weight_decay: NotNegative, decayed: Decayed
 ) -> torch.optim.SGD:
-    """v = momentum v + g; w = w - lr v, or Nesterov's form; dampening 0."""
+    """Build stochastic gradient descent: v = momentum v + g and w = w - lr v, where g includes the weight decay.
+
+    With `nesterov`, w = w - lr (g + momentum v). There is no dampening.
+    """
     groups = parameter_groups(model, weight_decay, decayed)
     return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov, fused=True)
 
@@ -63,7 +66,8 @@ def caffe_sgd(
 ) -> torch.optim.SGD:
     """`sgd` with Caffe's factors on the weight decay of the last linear layer and on the learning rate of biases.
 
-    Biases, like all other parameters of one dimension, have no decay (Srivastava et al. 2015, their network files).
+    All other parameters of fewer than two dimensions are treated like biases. Biases have no decay (Srivastava et al.
+    2015, their network files).
 
     Raises:
         ValueError: the model has no linear layer.

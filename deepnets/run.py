@@ -39,7 +39,7 @@ def build_model(overrides: list[str], trust: Trust = ()) -> nn.Module:
     classes, modules, files of Python, or your project's file, whose options can then be chosen too.
 
     Raises:
-        UserError: a value is illegal, or as `deepnets.config.trust.trust`.
+        UserError: a value is illegal, or `deepnets.config.trust.trust` refuses `trust`.
         hydra.errors.HydraException: an unknown option or key.
     """
     with trusting(trust):
@@ -86,7 +86,8 @@ def load_classifier(
     data; only a run of an earlier version needs it, because that version did not store the normalisation.
 
     Raises:
-        UserError: as `load_run`; or the run has not stored its normalisation, and `data` is not given or not its data.
+        UserError: `load_run` raises it; or the run has not stored its normalisation, and `data` is not given or not
+            its data.
     """
     with trusting(trust):
         weights = read_weights(folder, allow_previous)

@@ -1,9 +1,10 @@
 """Learning-rate schedules: the factor on the optimiser's learning rate at each iteration.
 
 A schedule maps the number of iterations done to the factor. `torch.optim.lr_scheduler.LambdaLR` calls it, and saves and
-restores its state. `total` is the budget in iterations. A schedule may depend on the training: if it has a method
-`observe`, `fit` calls it at the end of each epoch with the iterations done and the mean training loss; if it has a
-method `observe_errors`, with the iterations done and each split's error in percent, by the split's name.
+restores its state. `total` is the budget in iterations. A schedule may depend on the training. At the end of
+each epoch, `fit` calls `schedule.observe` with the iterations done and the mean training loss, and
+`schedule.observe_errors` with the iterations done and each split's error in percent, by the split's name. Either method
+may be missing.
 """
 
 import math
@@ -22,7 +23,7 @@ class Step:
     The warm-up ends in a jump (He et al. 2015, section 4.2, for 110 layers) and does not scale.
 
     Raises:
-        ValueError: milestones do not rise or lie beyond `of`.
+        ValueError: milestones do not rise, or one of them is not between 1 and `of`.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Cosine:
 class WarmupCosine:
     """Rises linearly for `warmup` units of time, then falls in half a cosine to `final_factor` times the full rate.
 
-    `of` is the budget in the same unit, e.g. in epochs; both numbers scale with the budget. With `warmup` 0 there is no
+    `of` is the budget in the same unit, e.g. in epochs; the warm-up scales with the budget. With `warmup` 0 there is no
     rise. The rise begins one step above 0 and ends at the full learning rate.
 
     Raises:

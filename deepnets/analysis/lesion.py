@@ -64,8 +64,8 @@ def scores(
     its weights.
 
     Variants share their activations up to the first unit that differs: all single deletions of n units cost n / 2
-    evaluations, not n. One activation per position is held at a time, so on a CPU batches that fit its cache are the
-    fastest.
+    evaluations, not n. Deletions hold one activation per position at a time, re-orderings may hold more. So on a CPU
+    batches that fit its cache are the fastest.
     """
     sums, images = np.zeros((len(variants), 2)), 0
     for x, labels in batches:

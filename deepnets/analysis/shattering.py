@@ -34,11 +34,12 @@ class Net:
     """A family of nets and a depth L; `beta` scales the branches of residual ones.
 
     one_layer is w relu(x - b) with b ~ N(0, 1), so that its kinks lie all over the grid; one_layer_literal has the
-    paper's b ~ N(0, 1 / N), so that all kinks lie within about 0.2 of 0. The others have an input layer x v + b,
-    v ~ N(0, 1), b ~ N(0, 1 / N), hidden weights N(0, 2 / N) and a readout N(0, 1 / N). In feedforward nets all L layers
-    are rectified, and centred except in feedforward_uncentred. resnet has L - 1 blocks x + beta W relu(BN(x)) after the
-    input layer, as Theorem 3 counts them; resnet_centred has L blocks x + beta W relu(x - mean), as in Theorem 2.
-    looks_linear has L layers with CReLU and mirrored orthogonal weights, and a mirrored readout.
+    paper's b ~ N(0, 1 / N), so that all kinks lie within about 0.2 of 0. The others have an input layer x v + b, with
+    v ~ N(0, 1 / D) for inputs of D values and b ~ N(0, 1 / N), hidden weights N(0, 2 / N) and a readout N(0, 1 / N). In
+    feedforward nets all L layers are rectified, and centred except in feedforward_uncentred. resnet has L - 1 blocks
+    x + beta W relu(BN(x)) after the input layer, as Theorem 3 counts them; resnet_centred has L blocks
+    x + beta W relu(x - mean), as in Theorem 2. looks_linear has L layers with CReLU and mirrored orthogonal weights,
+    and a mirrored readout.
     """
 
     kind: Kind
@@ -136,7 +137,7 @@ def brown_noise(draws: int, generator: torch.Generator, points: int = POINTS) ->
 
 
 def autocorrelation(g: np.ndarray, lags: int) -> np.ndarray:
-    """Compute r(k), the sum of (g_i - mean)(g_i+k - mean) over the sum of squares, for k = 0 to `lags` (Fig. 2).
+    """Compute r(k), the sum of (g_i - mean)(g_{i+k} - mean) over the sum of squares, for k = 0 to `lags` (Fig. 2).
 
     g is (draws, M), and the result (draws, lags + 1). A constant sequence, without variance, has r = 1 at all lags.
     """

@@ -1,4 +1,4 @@
-"""A network as all analyses see it: a sequence of units. Also chooses the statistics of its batch normalisation."""
+"""Shows analyses a network as a sequence of units, and chooses the statistics of its batch normalisation."""
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -108,7 +108,7 @@ def unchanged(x: Tensor) -> Tensor:
 def with_batch_statistics(model: nn.Module) -> nn.Module:
     """Copy `model` in evaluation mode, but let its batch normalisation still use the batch's own statistics.
 
-    This is how training sees the network; before training there are no other statistics.
+    Training normalises in this way; before training there are no other statistics.
     """
     model = deepcopy(model).eval()
     for module in model.modules():
@@ -118,7 +118,7 @@ def with_batch_statistics(model: nn.Module) -> nn.Module:
 
 
 def recalibrate_batchnorm(model: nn.Module, x: Tensor) -> None:
-    """Set the running statistics of every batch normalisation to its statistics on one batch of images x (N, C, H, W).
+    """Set the running statistics of every BatchNorm2d to its statistics on one batch of images x (N, C, H, W).
 
     Before training, means are 0 and variances 1, so a fresh network in evaluation mode does not normalise. `model` must
     be in evaluation mode, so that dropout is off and stochastic depth scales each branch by its survival probability.

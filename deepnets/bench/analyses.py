@@ -33,7 +33,7 @@ from deepnets.errors import UserError
 from deepnets.run import build_model
 from deepnets.training.assembly import dataset_of, splits_of
 
-SHARED = 64  # images in a batch, if deletions share its pass through the first units
+SHARED = 64  # images in a batch that passes the first units once for several deletions
 NET = ("model=resnet110",)
 GATED = ("model=resnet110", "model/shortcut=exclusive_gating_b6")
 LIMIT, LANDSCAPE_LIMIT = 300.0, 1200.0  # seconds that an analysis may take on two idle cores
@@ -71,11 +71,11 @@ def add_lesion_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure_lesion(arguments: argparse.Namespace) -> list[Comparison]:
-    """Measure images/s of a network with one unit deleted, for each of its units in turn.
+    """Measure images/s of a network with one unit deleted.
 
-    With "shared beginnings", a batch passes the units before a deleted one only once; its 64 images fit the cache. With
-    "one by one", each deletion is evaluated alone, in batches of evaluation_batch_size. Both are measured in the run's
-    precision and in float32.
+    With "shared beginnings", each unit is deleted in turn, and a batch passes the units before a deleted one only once;
+    its 64 images fit the cache. With "one by one", only the middle unit is deleted, and one batch of
+    evaluation_batch_size is evaluated. Both are measured in the run's precision and in float32.
 
     Raises:
         RuntimeError: the two ways give different errors.
@@ -99,11 +99,11 @@ def add_analyses_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure_analyses(arguments: argparse.Namespace) -> list[Comparison]:
-    """Measure the seconds of every analysis of ResNet-110 on 1,000 images of CIFAR-10, beside its limit on two cores.
+    """Measure the seconds of every analysis of a ResNet-110 on CIFAR-10, beside its limit on two cores.
 
-    Each analysis is a command in its own process, on a fresh net. Its seconds are written when it has ended, so that
-    the same command, typed again, measures only what is missing. A landscape has 25 x 25 points on 250 images. An
-    analysis that takes twice its limit is stopped.
+    Each analysis is a command in its own process, on a fresh net. It takes 1,000 images; but `evaluate` takes 10,000,
+    `shattering` 5,120, and `landscape` 250 at each of 25 x 25 points. Its seconds are written when it has ended, so
+    that the same command, typed again, measures only what is missing. An analysis is stopped at twice its limit.
 
     Raises:
         UserError: the user named no data.

@@ -37,7 +37,7 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `bench.py data`."""
     add_run_options(parser, "resnet20")
     parser.add_argument("--iterations", type=count, default=40, help="batches in each repeat (default: 40)")
-    parser.add_argument("--workers", type=whole, default=2, help="processes of torchvision's loader (default: 2)")
+    parser.add_argument("--workers", type=whole, default=2, help="processes of torch's DataLoader (default: 2)")
 
 
 def measure_data(arguments: argparse.Namespace) -> list[Comparison]:

@@ -40,7 +40,9 @@ OWN = "strong, statistics of each process's part"
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `bench.py ddp`."""
     add_run_options(parser, "resnet20", dataset="synthetic")
-    parser.add_argument("--processes", type=count, default=2, help="processes; one or all of them train (default: 2)")
+    parser.add_argument(
+        "--processes", type=count, default=2, help="number of processes that are compared with one (default: 2)"
+    )
     parser.add_argument("--threads", type=count, default=1, help="threads of each process (default: 1)")
     parser.add_argument("--iterations", type=count, default=10, help="iterations a repeat (default: 10)")
 
@@ -96,8 +98,8 @@ def _step(title: str, seconds: Measurement, key: str) -> Comparison:
     reducing = [100 * b / a for a, b in zip(step, alone, strict=True)]
     values = {"step": step, "the same under no_sync()": without, "all-reduce of the gradients alone": alone}
     notes = [
-        f"waits for gradients after the backward pass: {_spread(waiting)} of the step",
-        f"the all-reduce alone: {_spread(reducing)} of the step; its rest runs during the backward pass",
+        f"after the backward pass, a step waits for gradients for {_spread(waiting)} of its time",
+        f"the all-reduce alone takes {_spread(reducing)} of a step's time; all but the wait runs in the backward pass",
     ]
     return Comparison(title, "seconds", values, notes=notes)
 

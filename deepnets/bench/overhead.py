@@ -59,7 +59,10 @@ def add_startup_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure_startup(arguments: argparse.Namespace) -> list[Comparison]:
-    """Measure the seconds until a command's first optimiser step is on disk, and of --help and an empty Python."""
+    """Measure the seconds until a command's first optimiser step is on disk.
+
+    --help, an import of torch and a Python that does nothing are timed beside it.
+    """
     overrides = overrides_of(arguments)
     candidates = {
         "first optimiser step": lambda: _until_first_step(overrides),
@@ -167,7 +170,7 @@ def measure_sweep(arguments: argparse.Namespace) -> list[Comparison]:
 
     `compose` makes rows from the overrides; `freeze` also checks them and writes their folders; `submit` does both for
     SLURM's queue, then its jobs are cancelled; `status` and `report` read the folders when all runs have finished;
-    `again` repeats the first command, which has nothing left to train. Each command has its own process with one
+    `again` is the sweep's command when nothing is left to train. Each command has its own process with one
     thread, imports included. All results are copies of one result, with other errors.
     """
     no_slurm, rows = _no_slurm(), max(1, arguments.runs // SEEDS)

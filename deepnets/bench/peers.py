@@ -1,4 +1,4 @@
-"""Other ways to train the same network, which deepnets is compared with: the task that each peer gets, and the peers.
+"""Peers train the same network in other ways, and deepnets is compared with them; each of them gets the same task.
 
 The plain peer is the usual PyTorch script for CIFAR. Its other forms may be faster: they have another layout,
 arithmetic or data pipeline, or are compiled. timm and Lightning are imported only when somebody compares with them. A
@@ -26,7 +26,7 @@ from deepnets.errors import UserError
 from deepnets.run import build_model
 from deepnets.training.hardware import wait
 
-STARTING = 2  # iterations before the clock: a Trainer starts anew each time, and so do the loader's workers
+STARTING = 2  # iterations before the one whose end starts the clock: a Trainer and its loader's workers start anew
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def plain_normalization(task: Task) -> list[Callable]:
 def plain_loader(
     task: Task, transforms: Sequence[Callable] | None = None, *, trains: bool = True, collate: Callable | None = None
 ) -> DataLoader:
-    """Return a loader as in the usual script; in training it drops the last, smaller batch: iterations are equal."""
+    """Return the usual script's loader; in training it drops the last, smaller batch, so that iterations are equal."""
     return DataLoader(
         PlainImages(task.images, task.labels, transforms or [*plain_augmentation(task), *plain_normalization(task)]),
         task.batch_size,

@@ -45,11 +45,11 @@ def add_stacked_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `bench.py stacked`."""
     add_run_options(parser, "highway_fc50", dataset="mnist")
     parser.add_argument("--rows", type=counts, default="10,32", help="numbers of rows at once (default: 10,32)")
-    parser.add_argument("--iterations", type=count, default=40, help="iterations of all rows, a repeat (default: 40)")
+    parser.add_argument("--iterations", type=count, default=40, help="iterations of all rows together (default: 40)")
 
 
 def measure_stacked(arguments: argparse.Namespace) -> list[Comparison]:
-    """Measure images/s, summed over the runs of a random search, trained as one batched network and one by one.
+    """Measure the images/s that runs of a random search reach together, as one batched network and one by one.
 
     Trials per minute have the same ratios as images/s. Everything is measured in the precision that training uses here,
     and in float32.
@@ -67,10 +67,11 @@ def add_seeds_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure_seeds(arguments: argparse.Namespace) -> list[Comparison]:
-    """Measure images/s, summed over runs of a narrow, deep network, by how its seeds share the CPU's cores.
+    """Measure the images/s that runs of a narrow, deep network reach together, sharing the CPU's cores in several ways.
 
-    It compares one run on all threads, one run a core by launcher=pool (also with torch's own batch normalisation) and
-    three seeds as one batched network by launcher.stacked, in both precisions. Each turn is a command of its own.
+    The ways are one run on each core by launcher=pool (also with torch's own batch normalisation), one run on all
+    cores, and three seeds as one batched network by launcher.stacked. Each is measured in both precisions, and each
+    turn is a command of its own.
     """
     return [_seeds_in(precision, arguments) for precision in (Precision.fp32, Precision.bf16)]
 

@@ -1,4 +1,4 @@
-"""`bench.py training` compares images/s of training with its floor and with other ways to train the same network."""
+"""`bench.py training` compares training with its bare arithmetic and with other ways to train the same network."""
 
 import argparse
 import tempfile
@@ -40,7 +40,7 @@ from deepnets.training.fit import Training, fit
 from deepnets.training.hardware import choose_precision, wait
 
 PEERS = ("plain", "compiled", "timm", "lightning")
-ENDLESS = 10**9  # iterations: the bench ends the training
+ENDLESS = 10**9  # iterations, more than any bench takes
 TRIED = 4  # timed iterations of each form of the plain script, after as many to warm up
 # The size of the tensor to copy: far larger than any cache.
 COPY_BYTES = {"cpu": 2**28, "cuda": 2**31}
@@ -59,12 +59,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def measure(arguments: argparse.Namespace) -> list[Comparison]:
     """Measure images/s of the training part of an epoch, against its bare arithmetic and against other ways to train.
 
-    deepnets (fit) makes batches and sums; with its log it does the same as scripts/train.py. The floor does the same
-    forward, backward and optimiser steps on one batch that stays on the device; below it are the network's convolutions
-    alone. The plain script is the usual one for CIFAR. Its arithmetics, memory layouts and ways to feed it are tried
-    beforehand, and the fastest form is compared too, as it is and compiled. If timm and Lightning are installed, they
-    train the same network on the same batches and augmentation; --peer FILE adds another peer (its interface is
-    Task in deepnets/bench/peers.py).
+    deepnets (fit) also makes the batches and computes metrics; with its log it does the same as scripts/train.py. The
+    floor does the same forward, backward and optimiser steps on one batch that stays on the device. The plain script is
+    the usual one for CIFAR. Its arithmetics, memory layouts and ways to feed it are tried beforehand, and the fastest
+    form is compared too, as it is and compiled. If timm and Lightning are installed, they train the same network on the
+    same batches and augmentation; --peer FILE adds another peer (its interface is Task in deepnets/bench/peers.py). Two
+    bounds follow the peers: the network's convolutions alone, and the bytes that an iteration must move.
 
     All candidates share one process, so on a CPU the peers also profit from deepnets' call of `keep_freed_memory`.
     """
@@ -96,7 +96,7 @@ def endless(training: Training) -> Iterator[Training]:
 
 
 def floor_steps(training: Training) -> Iterator[None]:
-    """Take endless optimiser steps on one batch on the device, without data pipeline, sums, schedule or log."""
+    """Take endless optimiser steps on one batch on the device, without data pipeline, metrics, schedule or log."""
     images, labels = next(iter(training.batches.epoch(0)))
     training.model.train()
     while True:
@@ -165,7 +165,7 @@ def _logged(run: BenchRun, open_logs: ExitStack) -> Iterator[Training]:
 def _peers(
     arguments: argparse.Namespace, run: BenchRun
 ) -> tuple[dict[str, Callable[[int], float]], dict[str, str], list[str]]:
-    """Prepare the peers; return them by name, why others are absent, and notes on the forms of the script tried."""
+    """Prepare the peers; return them by name, a reason for each absent one, and notes on the plain script's forms."""
     dataset, batches = dataset_of(run.config), run.training().batches
     assert isinstance(batches, TrainingBatches), "dataset= names images that lie on the device"
     task = task_of(run, batches.split, dataset.pad, dataset.flip, arguments.workers)
@@ -196,7 +196,10 @@ def _peers(
 def _best_plain(
     another: Callable[..., Task], run: BenchRun, *, is_compiled: bool
 ) -> tuple[dict[str, Callable[[int], float]], dict[str, str], list[str]]:
-    """Try all forms of the plain script; return the fastest, also compiled, why one is absent, and all speeds."""
+    """Try all forms of the plain script; return the fastest one, as it is and compiled.
+
+    Also return the reason if it cannot be compiled, and a note with the speeds of all forms.
+    """
     speeds: dict[tuple[torch.dtype, torch.memory_format, int | None], float] = {}
     workers = another().workers
     for precision in dict.fromkeys((torch.float32, choose_precision(Precision.auto, run.device))):
@@ -237,8 +240,8 @@ def _bounds(run: BenchRun) -> tuple[Candidates, list[str]]:
     notes = [
         f"convolutions alone: the {layers.total()} convolutions and linear layers, forward and backward, each in the "
         "faster memory layout",
-        f"byte floor: {moved / 1e6:,.1f} MB an iteration (2 S + 24 P: activations kept for the backward pass written "
-        "and read; weights, gradients and momentum) at the rate of a large copy, which caches may exceed",
+        f"byte floor: an iteration moves {moved / 1e6:,.1f} MB (2 S + 24 P: it writes and reads activations for the "
+        "backward pass, weights, gradients and momentum) at the rate of a large copy, which caches may exceed",
     ]
     return candidates, notes
 

@@ -1,8 +1,9 @@
 """Measure deepnets on this machine.
 
-One run measures both terms of each ratio in turn, and prints the ratio's median and range over the repeats.
-WHAT --help lists its options. Most take `--root DIR`, a folder with CIFAR-10 (for stacked:
-MNIST) in any form that `dataset=cifar10` reads; the others generate their images.
+One command measures all candidates of a bench. Its table has the median and range, over the repeats, of their values
+and of the ratios between the first candidate and each. WHAT --help lists a bench's options. Most benches take
+`--root DIR`, a folder with CIFAR-10 (stacked: MNIST) in any form that `dataset=` reads, or (imagenet) a tree of
+photographs; the others need no data.
 """
 
 import argparse
@@ -69,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         subparser.set_defaults(measure=bench.measure)
         bench.add_options(subparser)
-        subparser.add_argument("--repeats", type=count, default=5, help="number of measurements of each (default: 5)")
+        subparser.add_argument("--repeats", type=count, default=5, help="measurements of each candidate (default: 5)")
         subparser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     arguments = parser.parse_args(argv)
     if arguments.json:

@@ -51,10 +51,10 @@ class Removable:
 
 
 def clean(paths: Sequence[Path], *, remove: bool, keep_weights: bool) -> int:
-    """List the files below `paths` that nobody needs; with `remove`, remove them. Returns 1 if one cannot be, else 0.
+    """List the files below `paths` that nobody needs; with `remove`, remove them.
 
     With `keep_weights`, it writes the last weights of each run as `weights.safetensors` before it removes the run's
-    checkpoints, and it leaves the weights that keep_checkpoints=N kept.
+    checkpoints, and it leaves the weights that keep_checkpoints=N kept. Returns 1 if a file cannot be removed, else 0.
 
     Raises:
         UserError: a folder is missing, or has no run in it.

@@ -194,7 +194,7 @@ def _split_sizes(result: Result) -> dict[str, Any]:
 
 
 def _errors_by_seed(folder: RunFolder, config: Config) -> dict[int, float | str]:
-    """Return by seed the test error, or the status if there is none, of this run and of the runs with other seeds."""
+    """Return the test error of this run and of the runs with other seeds, by seed; or a run's status if it has none."""
     settings, errors = identity(config), {}
     for beside in map(RunFolder, folder.path.resolve().parent.glob("seed*")):
         if (beside.path / "config.yaml").is_file() and (result := beside.completed):

@@ -8,7 +8,7 @@ from pathlib import Path
 from deepnets.config.project import SCHEMAS
 from deepnets.errors import UserError, printable
 
-FILES = Path(__file__).parent / "project"  # templates NAME.in of the files to write; NAME stands for the project
+FILES = Path(__file__).parent / "project"  # templates *.in; NAME in them is the project's name
 UNTRACKED = ("/data/", "/outputs/", "__pycache__/")
 
 

@@ -23,7 +23,10 @@ COLUMNS = ("file", "class", "probability")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Classify the images that `argv` (None: the command line) names; returns 1 if one could not be read."""
+    """Classify the images that `argv` (None: the command line) names.
+
+    Returns 1 if an image cannot be read or a folder has no images, else 0.
+    """
     parser = argparse.ArgumentParser(
         description="Write the most probable class of each image, and its probability, according to a trained run. "
         "Images are scaled, cut and normalised like the run's test images."

@@ -14,7 +14,7 @@ def main() -> int:
 
     rows = with_weights(rows)
     if rows[0].config.hours is not None and not rows[0].config.until:
-        raise UserError("hours: limit until=decided; add it")
+        raise UserError("hours: limits only until=decided; add until=decided")
     if rows[0].config.until:
         from deepnets.commands.until import train_until_decided
 

@@ -35,7 +35,8 @@ def train_until_decided(rows: Sequence[Row]) -> int:
     With `plan=true` it only prints the plan of the next round. Returns the exit code: 1 if a run failed.
 
     Raises:
-        UserError: there are no claims about these rows, or the hours are not enough for one run.
+        UserError: the rows are trials of a search, of several grids or of another depth; their sweep has no claims; the
+            runs of the next round have ended, but count for no claim; or the hours are not enough for one run.
     """
     grid, printed = _Grid.of(rows), set[str]()
     while True:
@@ -159,7 +160,7 @@ class _Grid:
         """Choose the runs of the round for which the hours are enough, lowest seed first, then least compute first.
 
         Print why; if no run is chosen, also print the claims' answers. A run's cost is its compute at the pace of the
-        ended runs; before a run has ended, it is the estimate of `plan=true`.
+        runs that have ended; until one has ended, the cost is the estimate of `plan=true`.
 
         Raises:
             UserError: the hours are not enough for the first run.
@@ -179,16 +180,16 @@ class _Grid:
             needs = cost.flops * used / trained if trained else cost.seconds / 3600
             if hours is not None and price + needs > hours:
                 if not ended and not chosen:
-                    raise UserError(f"hours={hours:g}: do not pay one run; {_name(row)} takes about {needs:.2g} hours")
+                    raise UserError(f"hours={hours:g}: too few for one run; {_name(row)} takes about {needs:.2g} hours")
                 break
             price += needs
             chosen.append(row)
         spent = f"{used:.3g} hours used" + (f" of {hours:g}" if hours is not None else "")
         if chosen:
-            less = f", the hours pay {len(chosen)}" if len(chosen) < len(asked) else ""
+            less = f", the hours are enough for {len(chosen)}" if len(chosen) < len(asked) else ""
             print_line(f"{planned.why}: {len(asked)} run{'s' * (len(asked) > 1)}{less} ({spent})")
         else:
-            why = f"the hours do not pay the next run of {planned.why}" if asked else planned.why
+            why = f"the hours are not enough for the next run of {planned.why}" if asked else planned.why
             print_line(f"{why} ({spent})")
             for table in tables_of(runs, self.file.parent) if runs else []:
                 for line in claim_answers(table, MOST_ANSWERS):

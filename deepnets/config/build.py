@@ -169,9 +169,9 @@ def targets_in(node: Any) -> Iterator[str]:
 
 
 def takes(settings: Any, key: str, value: Any) -> bool:
-    """Return whether a dotted key in the configuration `settings` accepts the type of `value`.
+    """Return whether a dotted key in the configuration `settings` accepts `value`, by its type and range.
 
-    True also if the key's type is unknown, because the key does not exist or its class is not trusted.
+    A key of unknown type accepts every value: the key does not exist, or no class that is trusted declares it.
     """
     *path, last = key.split(".")
     annotations = annotations_of(Config)

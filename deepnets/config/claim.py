@@ -42,8 +42,8 @@ class Claim:
     """The paper says at `place` how the `error` of row `first` relates to the `error` of row `second`.
 
     In a sweep with several axes, both names may be values of one axis; the claim is then about each pair of rows that
-    differ only in that axis. `second` may be a row of another sweep, SWEEP/ROW. If the paper says from which error on
-    a run of the published protocol has failed, `above` is this error in percent.
+    differ only in that axis. `second` may be a row of another sweep, SWEEP/ROW. `above` is the error in percent above
+    which a run of the published protocol has failed, if the paper names one.
     """
 
     first: str
@@ -69,9 +69,9 @@ class Registered:
     """A claim that no `Relation` can express, written down before the runs that will test it.
 
     `sentence` says what the paper states at `place`, and `rows` names the rows that it is about: ROW, SWEEP/ROW, or
-    analysis/NAME/NET for a network that an analysis draws itself. `quantity` says what is measured, in which unit, and
-    whether its 95 % interval must lie above, below or within `margin`, a number in that unit; nothing else decides the
-    claim. `test` says how to compute the quantity, and may be added later.
+    analysis/NAME/NET for a network that the analysis NAME initialises itself. `quantity` says what is measured, in
+    which unit, and whether its 95 % interval must lie above, below or within `margin`, a number in that unit; nothing
+    else decides the claim. `test` says how to compute the quantity, and may be added later.
     """
 
     sentence: str
@@ -141,7 +141,7 @@ def registered_on_file(folder: Path) -> tuple[tuple[str, Registered], ...]:
 
 @cache
 def claims_on_file(folder: Path) -> tuple[str, ...]:
-    """Return every claim of all sweep files in a folder, as SWEEP/HASH. Cached: 50 files take 10 ms.
+    """Return every claim of all sweep files in a folder, as SWEEP/HASH; the files are read once, as this takes 50 ms.
 
     Raises:
         UserError: as `claims_of`.

@@ -81,7 +81,7 @@ def check_options_folder(folder: Path) -> None:
         raise UserError(f"{folder}: no such folder of options")
     for file in sorted(folder.rglob("*.yaml")):
         if (CONF / file.relative_to(folder)).is_file():
-            named = "; `defaults` of a project's file, or --config-name, names it" if file.parent == folder else ""
+            named = ", and name it by `defaults` of a project's file or --config-name" if file.parent == folder else ""
             raise UserError(f"{file}: deepnets has an option of this name, and reads that one; rename yours{named}")
         try:
             check_bounds(read_text(Path(os.path.realpath(file)), LONGEST), ALIASES)

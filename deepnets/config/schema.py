@@ -1,7 +1,7 @@
 """The names and types of a run's settings. Every value is in conf/, none here.
 
-At the end are the functions that `${name:...}` in conf/ calls: they choose a value by the scale or by another value, or
-draw it for a random search.
+`${name:...}` in conf/ calls the functions at the end: they choose a value by the scale or by another value, or draw it
+for a random search.
 """
 
 import hashlib
@@ -84,13 +84,14 @@ Seeds = Annotated[Any, Typed(Count | list[Seed] | None)]
 
 @dataclass
 class Published:
-    """The paper's numbers, in percent, by row. A row has its folder's name: its values in `Sweep.rows`, with commas.
+    """The paper's numbers, in percent, by row. Rows are named as their folders, by their values in `Sweep.rows`.
 
-    `statistic` says what `test_error` is, such as "median of 5" or "single". An error is a number, `fail` (non-finite
-    or above 20), or null if the paper draws it without a number. `mean`, `std` and `best` are further statistics of the
-    same rows, and `top5_error` their top-5 errors; `view` says how the test images are shown. `literature` names rows
-    that the paper prints and no run trains. With `best_epochs: N`, a run's number is the mean of its N lowest test
-    errors; with null, it is the last epoch's error. All are empty if the paper prints no numbers.
+    A row's values are joined by commas. `statistic` says what `test_error` is, such as "median of 5" or "single". An
+    error is a number, `fail` (non-finite or above 20), or null if the paper draws it without a number. `mean`, `std`
+    and `best` are further statistics of the same rows, and `top5_error` their top-5 errors; `view` says how the test
+    images are shown. `literature` names rows that the paper prints and no run trains. With `best_epochs: N`, a run's
+    number is the mean of its N lowest test errors; with null, it is the last epoch's error. All are empty if the paper
+    prints no numbers.
     """
 
     statistic: Optional[str] = None
@@ -106,14 +107,14 @@ class Published:
 
 @dataclass
 class Sweep:
-    """A sweep: `rows` maps each choice that names a row to its values; `reported` are the paper's numbers.
+    """A sweep: `rows` maps each axis, a key that rows differ in, to its values; `reported` has the paper's numbers.
 
-    `seeds` is how many seeds each row has, from 0 on, or a list of them. `axes` lists the choices without their values,
-    in a frozen run and in a file that gives the values in `hydra.sweeper.params`. `claims` are the paper's statements
+    `seeds` is how many seeds each row has, from 0 on, or a list of them. `axes` lists the axes without their values, in
+    a frozen run and in a file that gives the values in `hydra.sweeper.params`. `claims` are the paper's statements
     about rows, which `deepnets.config.claim` reads. `margins` are percent points by scale: rows whose errors differ by
     less count as equal. `deep` says that the sweep supports scale=deep. `zip` pairs axes instead of multiplying them,
-    `exclude` leaves out the rows with all these values, and `union` joins blocks of rows, each with axes of its own;
-    `deepnets.config.sweep` applies these rules.
+    `exclude` leaves out the rows that match one of its entries, and `union` joins blocks of rows, each with axes of its
+    own; `deepnets.config.sweep` applies these rules.
     """
 
     rows: Values = field(default_factory=dict)
@@ -148,14 +149,14 @@ class Scale:
 
 @dataclass
 class Config:
-    """One run. Model, dataset, optimizer, schedule and loss have a `_target_`, whose signature is their schema."""
+    """One run. Each dictionary here, such as `model`, has a `_target_`, whose signature is the dictionary's schema."""
 
     model: dict[str, Any] = MISSING
     dataset: dict[str, Any] = MISSING
     optimizer: dict[str, Any] = MISSING
     schedule: dict[str, Any] = MISSING
     loss: dict[str, Any] = MISSING
-    epochs: Optional[Count] = MISSING  # omegaconf 2.3 does not read `int | None` in dataclasses
+    epochs: Optional[Count] = MISSING
     iterations: Optional[Count] = MISSING
     scale: Scale = MISSING
     batch_size: Count = MISSING
@@ -170,7 +171,7 @@ class Config:
     step: StepKind = MISSING
     selection: Selection = MISSING
     evaluation_batch_size: Count = MISSING
-    devices: Any = MISSING  # a number, or auto; omegaconf would read a number as text in Union[int, str]
+    devices: Any = MISSING  # a number, or auto
     launcher: dict[str, Any] = MISSING
     deterministic: bool = MISSING
     fail_fast: bool = MISSING

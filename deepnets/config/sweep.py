@@ -222,7 +222,7 @@ def _typed(row: Row) -> list[str]:
 
 
 def _values(node: Mapping[str, Any], search: Search) -> Axes:
-    """Write `{seed: [0, 1]}`, or `{seed: range(2)}` as in a command, as `{seed: ["0", "1"]}`."""
+    """Turn a node such as `{seed: [0, 1]}` or `{seed: range(2)}` into axes, here `{seed: ["0", "1"]}`."""
     axes: Axes = {}
     for key, value in node.items():
         if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Keeps the names of the user's classes that configurations may name in this process, and which version of them runs.
+"""Keeps which of the user's classes a configuration may name in this process, and which version of them is executed.
 
 Trust is never written to a file: the user states it in each command, which passes it to the processes that it starts.
 """

@@ -30,10 +30,10 @@ STALL = 30.0  # seconds without a byte until a download is given up
 
 @dataclass(frozen=True)
 class Archive:
-    """An official data set that torchvision's class `kind` reads; `train` and `test` hold its arguments for each part.
+    """An official data set that torchvision's class `kind` reads, in one call for each entry of `train` and `test`.
 
-    The class needs `files` (paths in the data folder). If they are published as one file, `packed` is its name. The
-    class has the labels in its attribute `labels`.
+    An entry holds the call's arguments. The class needs `files` (paths in the data folder). If they are published as
+    one file, `packed` is its name. `labels` names the attribute of the class that holds the labels.
     """
 
     name: str

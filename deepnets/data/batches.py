@@ -61,10 +61,11 @@ class OrderedBatches:
 class TrainingBatches(ShuffledBatches):
     """This process's share of shuffled batches, each image normalised, mirrored with p = 1/2, zero-padded and cropped.
 
-    After the normalisation zero is the mean colour, so the border carries no signal (fb.resnet.torch,
-    datasets/cifar10.lua). Order, mirroring and shifts depend only on (seed, epoch), not on batch size, device or number
-    of processes: all are drawn together on the host. Then `operations` change whole batches, with draws that depend
-    only on (seed, epoch, place in the list), and labels become probabilities of `classes` classes.
+    Padding follows normalisation: if this subtracts a mean, zero is the mean colour, and the border carries no signal
+    (fb.resnet.torch, datasets/cifar10.lua). Order, mirroring and shifts depend only on (seed, epoch), not on batch
+    size, device or number of processes: all are drawn together on the host. Then `operations` change whole batches,
+    with draws that depend only on (seed, epoch, place in the list), and labels become probabilities of `classes`
+    classes.
     """
 
     def __init__(
@@ -153,7 +154,7 @@ class EvaluationBatches(OrderedBatches):
             yield self.normalization(self.split.images[part]).permute(0, 3, 1, 2), self.split.labels[part]
 
     def some(self, count: int) -> Tensor:
-        """Return at most `count` images, spread over the split, the same at every call: (n, C, H, W), normalised."""
+        """Return at most `count` images of this process, evenly spread, always the same: (n, C, H, W), normalised."""
         images = self.split.images
         return self.normalization(images[:: ceil(len(images) / count)]).permute(0, 3, 1, 2)
 

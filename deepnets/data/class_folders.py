@@ -144,8 +144,8 @@ def tree(
 
     If `classes` is given, class folders must have these names or their numbers, so that labels keep their meaning. All
     images must have `shape` (C, H, W), by default the first image's; with `size`, they are scaled and cut to squares of
-    `size` pixels. Here the folders are only listed. Raises `UserError` if a folder is missing, is empty or contradicts
-    another one.
+    `size` pixels. Here the folders are listed, and without `shape` the first image is decoded. Raises `UserError` if a
+    folder is missing, is empty or contradicts another one.
     """
     if size is not None and size < 1:
         raise UserError(f"size={size} pixels: must be positive, or null for images as they are")

@@ -152,7 +152,7 @@ class ImageNet:
 
     @cached_property
     def reading_seconds(self) -> float:
-        """The seconds per image in which all workers of a process read, decode and crop; 0 if there are no files.
+        """The seconds per image that all workers of a process together need to read, decode and crop; 0 without files.
 
         One process is timed on a few images, and its time is divided by the number of workers. With decoder=gpu, one
         process reads and the GPU decodes.

@@ -137,7 +137,7 @@ class StreamedEvaluation(OrderedBatches):
             yield (x[0] if self.has_one_view and x else x), labels
 
     def some(self, count: int) -> Tensor:
-        """Return at most `count` images, spread over the split, the same at every call: (n, C, H, W), normalised."""
+        """Return at most `count` images of this process, evenly spread, always the same: (n, C, H, W), normalised."""
         chosen = self.numbers[:: max(1, ceil(len(self.numbers) / count))]
         ((pixels, _),) = loaded(Views(self.source, self.views, replace(self.loading, workers=0)), [chosen])
         return self._normalised(pixels[0])
@@ -167,14 +167,17 @@ def check_decoder(decoder: Decoder, device: torch.device) -> None:
 
 
 def default_workers() -> int:
-    """Return one worker for each core of this process; the processes of a run on one machine share its cores."""
+    """Return the number of workers: one for each core of this process, at most `MOST_WORKERS`.
+
+    The processes of a run on one machine share its cores.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(MOST_WORKERS, max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1))))
 
 
 @dataclass(frozen=True)
 class Crops(Dataset):
-    """Returns, for n numbers of images, crops (n, H, W, 3) uint8, labels (n,), and random numbers for the colours.
+    """Returns crops (n, H, W, 3) uint8, labels (n,) and random numbers for the colours, of the images at n indices.
 
     The random numbers are normal for lighting (n, 3), and uniform in [-1, 1) for jitter (n, 3).
     """
@@ -208,7 +211,7 @@ class Crops(Dataset):
 
 @dataclass(frozen=True)
 class Views(Dataset):
-    """Returns, for n numbers of images, one tensor (n * k, h, w, 3) uint8 for each size of view, and labels (n,)."""
+    """Returns a tensor (n * k, h, w, 3) uint8 for each size of view, and labels (n,), of the images at n indices."""
 
     images: ImageFiles
     views: Callable[[Tensor], list[Tensor]]
@@ -287,7 +290,7 @@ def loaded(dataset: Crops | Views, batches: Sequence[np.ndarray]) -> Iterator[An
 
 @dataclass(frozen=True)
 class _Bytes(Dataset):
-    """Returns, for numbers of images, the bytes (uint8) of the files that can be read; the keys are the numbers."""
+    """Returns the bytes (uint8) of the images' files by index, without the files that cannot be read."""
 
     images: ImageFiles
 

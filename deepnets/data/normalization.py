@@ -13,7 +13,7 @@ CONTRAST_BIAS = 10.0  # added to a variance on the 0..255 scale (Coates et al. 2
 
 
 def as_is(x: Tensor) -> Tensor:
-    """Return x: the g of normalisations that use statistics of the data set only, not of an image."""
+    """Return x unchanged: this is g where a normalisation uses only statistics of the data set, not of an image."""
     return x
 
 

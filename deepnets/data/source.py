@@ -29,7 +29,7 @@ class Split:
         return Split(self.images.to(device), self.labels.to(device))
 
     def reduced(self, factor: int) -> "Split":
-        """Return the split with each square of `factor` x `factor` pixels averaged, as by the function `reduced`."""
+        """Return the split with each square of `factor` x `factor` pixels averaged; see the function `reduced`."""
         if factor == 1:
             return self
         return Split(torch.cat([reduced(images, factor) for images in self.images.split(CHUNK)]), self.labels)
@@ -61,8 +61,8 @@ class DataFiles:
 class Source:
     """A data set: the `shape` (C, H, W) of its images, and the names of its `classes` by label.
 
-    `published` is the number of images in (train, test) of a known set. A network can be built before the files are
-    there, because only `found` looks for them. It raises `UserError` if they are unfit.
+    `published` are the numbers of images in (train, test) if the set is a published one. A network can be built before
+    the files are there, because only `found` looks for them. It raises `UserError` if they are unfit.
     """
 
     name: str

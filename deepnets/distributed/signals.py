@@ -12,7 +12,10 @@ RESUME = "Run the same command again to resume"
 
 
 class Interrupted(BaseException):
-    """The run was asked to stop and has saved its state. Not an `Exception`: it ends a whole sweep, not one run."""
+    """The run was asked to stop, and has saved its state if it had begun to train.
+
+    This is not an `Exception`, because it ends a whole sweep, not one run.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -26,9 +29,9 @@ class Interrupted(BaseException):
 class Interruption:
     """Notes the first signal in `received`, where the training loop looks for it.
 
-    With `at_once`, while there is nothing to save, the handler also raises `Interrupted`. A second Ctrl-C acts as
-    usual. Other repeated signals change nothing, because SLURM sends several. If a parent looks after this process
-    (`has_parent`), no repeated signal changes anything, even after this context has ended.
+    While `at_once` is true, there is nothing to save, so the handler also raises `Interrupted`. After the first signal,
+    Ctrl-C acts as usual, and other signals change nothing, because SLURM sends several. If a parent looks after this
+    process (`has_parent`), no repeated signal changes anything, even after this context has ended.
     """
 
     def __init__(self, *, at_once: bool = False, has_parent: bool = False) -> None:

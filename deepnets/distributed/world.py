@@ -23,7 +23,7 @@ from deepnets.distributed.signals import Interruption
 from deepnets.errors import UserError
 
 T = TypeVar("T")
-STORE = "DEEPNETS_STORE"  # names the file through which processes of one machine connect; torchrun sets an address
+STORE = "DEEPNETS_STORE"  # names the file through which processes of one machine connect, unless torchrun starts them
 DECISION_SECONDS = 0.5  # between two decisions of several processes
 LONGEST_INTERVAL = 100  # at most this many yields between two decisions
 ESTABLISHED = "01"  # the state of an open connection in /proc/net/tcp
@@ -36,7 +36,8 @@ GPU_TIMEOUT = timedelta(minutes=10)  # NCCL's default; the mixed backend would u
 class World:
     """Process `rank` of `size`, the `local_rank`-th on its machine; `ALONE` is a process on its own.
 
-    If there are several processes, all must make each call below, in the same order, inside `joined`.
+    If there are several processes, all must call the methods below, except `shard` and `shards`, in the same order,
+    inside `joined`.
     """
 
     rank: int = 0
@@ -159,10 +160,10 @@ def joined(world: World, device: torch.device) -> Iterator[None]:
 
 
 class Decisions:
-    """Decides whether to stop, on which signal, and whether to save: the same in all processes at the same yield.
+    """Decides whether to stop, on which signal, and whether to save. All processes decide the same at the same yield.
 
-    Several processes ask each other about every `DECISION_SECONDS`, measured at the pace of the slowest process. They
-    also ask when they turn from training to evaluation or back, because the two have different paces.
+    Several processes decide together roughly once per `DECISION_SECONDS`, measured at the pace of the slowest one, and
+    also when they turn from training to evaluation or back, because the two have different paces.
     """
 
     def __init__(self, world: World, interruption: Interruption, checkpoint_seconds: float) -> None:
@@ -235,7 +236,7 @@ def slurm_task() -> str | None:
 
 
 def _mean_in_order(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """Average a bucket of gradients over all processes, and add them in the order of their ranks.
+    """Add the gradients of a bucket over all processes, in the order of the ranks, and return their mean.
 
     Gloo adds the gradients of three or more processes in an order that depends on their place in the bucket, and DDP
     rearranges its buckets after the first iteration. With gloo's sum, a resumed run would differ from an uninterrupted
@@ -273,7 +274,7 @@ def _from_json(node: Any, tensors: list[Tensor]) -> Any:
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:
-    """Return the memory of a tensor without gaps, as uint8."""
+    """Return the memory of a tensor as uint8; the tensor must have no gaps."""
     return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
 
 

@@ -61,7 +61,10 @@ def text_of(node: Any, indent: str = "") -> str:
 
 
 def _targets_in(key: str, node: Any) -> Iterator[tuple[str, str]]:
-    """Yield each class that a node and the nodes inside it name, with the key of its node, or of its node's list."""
+    """Yield each class that a node or a node inside it names, with the key of the node that names it.
+
+    Nodes in a list have the key of the list.
+    """
     if isinstance(node, list):
         for value in node:
             yield from _targets_in(key, value)

@@ -28,7 +28,7 @@ def take_screenshots(folder: Path, into: Path) -> int:
     Returns 0.
 
     Raises:
-        UserError: there is no such folder or no Chromium, or `into` cannot be written.
+        UserError: there is no such folder or no Chromium, `into` cannot be written, or TensorBoard or Chromium fails.
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; use one that scripts/train.py has written")

@@ -161,7 +161,7 @@ TRACKERS: dict[str, type[MlflowTracker | WandbTracker]] = {"mlflow": MlflowTrack
 
 
 def export(paths: Sequence[Path], kind: str) -> int:
-    """Add the ended runs in `paths` that the tracker does not have: parameters, curves, figures and tags. Returns 0.
+    """Add the ended runs in `paths` that the tracker does not have, with their results, curves and figures. Returns 0.
 
     Raises:
         UserError: the tracker's library is not installed, the tracker refuses, or a folder has no runs.

@@ -1,4 +1,4 @@
-"""Measures the pace and memory of a network's training once on each device and remembers them, or estimates them."""
+"""Measures a network's training pace and memory once on each device and remembers them, or estimates the pace."""
 
 import json
 import math
@@ -193,7 +193,7 @@ def _seconds(act: Callable[[], None], device: torch.device) -> tuple[float, floa
 
 
 def noise(root: Path, *, shape: list[int], classes: int, train: int, test: int) -> Source:
-    """Make random images of `shape` (C, H, W), spread evenly over the classes; `root` is not used."""
+    """Return a source of random images of `shape` (C, H, W), spread evenly over the classes; `root` is not used."""
     channels, height, width = shape
 
     def split(count: int) -> Split:

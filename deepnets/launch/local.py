@@ -110,9 +110,9 @@ class Local:
 
 
 def groups_of(folders: Sequence[RunFolder], most: int) -> tuple[list[list[RunFolder]], dict[RunFolder, str]]:
-    """Make groups of up to `most` folders to train at once; also return why each other folder trains alone.
+    """Make groups of up to `most` folders to train at once, in the order of their first folders.
 
-    The groups are in the order of their first folders.
+    If `most` is more than 1, also return the reason for each folder that is alone in its group.
     """
     by_key: dict[Any, list[RunFolder]] = {}
     alone: dict[RunFolder, str] = {}
@@ -226,7 +226,7 @@ def _note(endings: Mapping[RunFolder, Ending], tally: Tally) -> None:
 
 
 def _open(folder: RunFolder, held: ExitStack) -> Execution | Ending:
-    """Lock and read the folder; returns its result if it is already complete, or the error if it cannot be trained."""
+    """Lock and read the folder; returns its execution, or its result if complete, or the error if it cannot train."""
     held_by_run = held.enter_context(ExitStack())
     try:
         config = folder.config

@@ -1,4 +1,4 @@
-"""`plan=true`: prints each row of a sweep, its cost on this device and how much of it is finished, before any runs."""
+"""`plan=true`: before any run starts, prints a sweep's rows, their cost on this device, and how much is finished."""
 
 import csv
 from collections import Counter
@@ -35,7 +35,10 @@ DEVICES = (1, 8, 64)  # the numbers of devices whose time is printed
 
 
 def show_plan(rows: list[Row]) -> int:
-    """Print the plan of these runs; train and write nothing. Returns the exit code, 1 if a run cannot start."""
+    """Print the plan of these runs; do not train them or write to their folders.
+
+    Returns the exit code: 1 if a run cannot start or lacks its data.
+    """
     folders, first = folders_of(rows), rows[0].config
     check_tables(rows, folders)
     launcher: Launcher = build("launcher", first.launcher)
@@ -62,7 +65,7 @@ def compute_of(rows: Sequence[Row]) -> list[Compute]:
     """Return the compute of each row from its start, even if a part of it is trained already.
 
     Raises:
-        UserError: a row cannot start.
+        UserError: a row cannot start or lacks its data.
     """
     launcher: Launcher = build("launcher", rows[0].config.launcher)
     paces = Paces(measure=False)
@@ -105,7 +108,7 @@ class _Planned:
 
     `flops` count the whole training, without evaluations. `left` is the fraction that is not trained yet. It takes
     `seconds` on one device; `spread` is the relative error of that time, None if the time is an estimate. The run uses
-    `devices` devices, each with `memory` bytes, 0 if the memory was never measured.
+    `devices` devices and `memory` bytes on each, 0 if the memory was never measured.
     """
 
     folder: RunFolder
@@ -121,7 +124,7 @@ class _Planned:
 
 
 def _plan(config: Config, folder: RunFolder, launcher: Launcher, paces: Paces) -> _Planned:
-    """Plan one run; if it cannot start, `problem` says why."""
+    """Plan one run; `problem` says why it cannot start, or which data it lacks."""
     state, size = _state(config, folder), None
     is_complete = state not in ("new", "resumable")
     try:
@@ -164,7 +167,10 @@ def _state(config: Config, folder: RunFolder) -> str:
 
 
 def _extent(config: Config, dataset: Dataset, iterations: int) -> tuple[int, int]:
-    """Return how many epochs `iterations` begin, each with an evaluation, and how many training images they take."""
+    """Return the number of epochs and of training images in this number of iterations.
+
+    An incomplete epoch counts too, because it ends with an evaluation.
+    """
     batches = ceil(dataset.training_size / config.batch_size)
     whole, rest = divmod(iterations, batches)
     return whole + (rest > 0), whole * dataset.training_size + rest * config.batch_size

@@ -17,9 +17,9 @@ OWN_FILES = ("config.yaml", Origin.FILE, Result.FILE, ".lock")  # the copy write
 
 
 def twins_of(rows: Sequence[Row], folders: Sequence[RunFolder]) -> dict[RunFolder, RunFolder]:
-    """Find, for each folder without a result, a finished run of the same identity under the same `output_root`.
+    """Find, for each run that is not complete, a finished run of the same identity under the same `output_root`.
 
-    If there are several such runs, it takes the first by name. Folders without such a run are left out.
+    If there are several such runs, it takes the first by name. Runs without such a run are left out.
     """
     twins = {}
     for row, folder in zip(rows, folders, strict=True):
@@ -38,7 +38,7 @@ def reuse(row: Row, folder: RunFolder, twin: RunFolder) -> None:
     The copy keeps the claims of `twin`, which were registered before `twin` was trained.
 
     Raises:
-        Locked: another process trains the row. OSError: a file cannot be copied.
+        Locked: another process trains the row, or has trained it. OSError: a file cannot be copied.
     """
     changes = {"copied_from": str(twin), "choices": row.choices, "overrides": list(row.overrides)}
     origin = twin.origin.model_copy(update=changes)
@@ -55,7 +55,7 @@ def reuse(row: Row, folder: RunFolder, twin: RunFolder) -> None:
 
 @cache
 def _finished(root: Path) -> dict[str, list[RunFolder]]:
-    """Return the finished runs under `root` by identity, without records and copies."""
+    """Return the finished runs under `root` by identity, without records, which have no origin.json."""
     runs: dict[str, list[RunFolder]] = {}
     for folder in run_folders(root):
         with suppress(Unreadable):

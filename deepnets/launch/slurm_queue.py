@@ -159,7 +159,10 @@ def _runs_of(tasks: dict[str, QueuedTask]) -> dict[str, str]:
 
 
 def is_queued(folders: list[RunFolder]) -> bool:
-    """Return whether a task in SLURM's queue executes or will execute any of the runs."""
+    """Return whether a task in SLURM's queue executes or will execute any of the runs.
+
+    Returns True also if SLURM does not answer.
+    """
     try:
         return not _runs_of(_tasks()).keys().isdisjoint(key_of(folder) for folder in folders)
     except UserError:  # the controller is busy for a moment
@@ -209,7 +212,10 @@ def limits(account: str | None) -> tuple[tuple[int, str], tuple[int, str]]:
 
 
 def _most_submitted(account: str | None, cluster: str) -> list[tuple[str, int]]:
-    """Return the account (None: the user's default account) and its MaxSubmitJobs; empty if no limit is known."""
+    """Return the account and its MaxSubmitJobs; empty if no limit is known.
+
+    None stands for the user's default account.
+    """
     query = [f"name={_user()}", f"cluster={cluster}", "withassoc", "format=DefaultAccount,Account,MaxSubmitJobs"]
     try:
         lines = slurm_answer("sacctmgr", "--noheader", "--parsable2", "show", "user", *query).splitlines()

@@ -71,7 +71,9 @@ class Submission:
         return f"report  {self.report}: goes to {RunFolder(self.sweep)}/report when these runs have ended; log in {log}"
 
     def undo(self) -> str:
-        """Cancel the submitted arrays and remove their files; returns text about this that ends an error message.
+        """Cancel the submitted arrays; returns text that says so, for the end of an error message.
+
+        If no task has begun, this also removes the submission's files, and the runs' files get their earlier contents.
 
         Raises:
             UserError: SLURM does not cancel the arrays; the message says how to cancel them.
@@ -100,7 +102,7 @@ class Submission:
         return ending
 
     def _link(self, array: str) -> str:
-        """Make a link, named by the array's number, to the submission's files; returns its name. An older link goes."""
+        """Link the array's number to the submission's files, in place of an older link; returns the link's name."""
         make_own_folder(self.sweep / LOGS)
         link, new = self.sweep / LOGS / array, self.sweep / LOGS / f"{array}.new"
         new.unlink(missing_ok=True)

@@ -113,8 +113,8 @@ FAIL_FAST = """: >{failed}
 KILL = 'kill "-$1" "$child"'
 # srun, the last step of the job, passes SIGUSR1 on, but on SIGTERM it kills its processes.
 KILL_RANKS = '{ [ "$1" = TERM ] && scancel --signal=TERM "$SLURM_JOB_ID.$step" || kill "-$1" "$child"; }'
-# One process per device, as torchrun starts them, but each is a task of SLURM, so that signals reach it directly. When
-# one has ended, the others have a minute to end by themselves: one of them may be saving.
+# srun starts one process per device, as torchrun would, but SLURM's signals reach each process directly. When one has
+# ended, the others have a minute to end by themselves: one of them may be saving.
 PORT = "export MASTER_ADDR=$(hostname) MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))"
 RANK = 'export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS; exec "$@"'
 RANKS = f"srun --kill-on-bad-exit=0 --wait=60 bash -c {shlex.quote(RANK)} rank "
@@ -133,8 +133,9 @@ def batch_script(
 ) -> str:
     """Return the script of an array; the file `array` + `ROWS` in `directory` lists the run folders of each task.
 
-    If a run saves because its time limit is near, its task is queued again; other exit codes become the task's. The
-    tasks execute the `copy` of deepnets that `snapshot` made, and the copies of the user's code that the runs note.
+    If a run saves because its time limit is near, its task is queued again. Otherwise the task exits with the code
+    of the last run that did not exit with 0, or with 0. The tasks execute the `copy` of deepnets that `snapshot` made,
+    and the copies of the user's code that the runs note.
 
     Raises:
         UserError: a directive has a line break; the text after it would become a command of the script.

@@ -47,7 +47,7 @@ class SeparatelyGated(nn.Module):
 
     @property
     def gate_bias(self) -> Tensor:
-        """The current bias of the transform gate (C,)."""
+        """The current bias of the transform gate (channels,)."""
         return _last_bias(self.transform)
 
     def gate(self, x: Tensor) -> Tensor:

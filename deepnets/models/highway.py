@@ -20,7 +20,7 @@ class Highway(nn.Module):
     Stage i has, in this order: a plain convolution to `widths[i]` channels with (kernel, padding) = `entries[i]`;
     `units[i]` units, which keep the shape and use `kernels` in turn; max pooling with (kernel, stride) = `pools[i]`,
     which keeps incomplete windows; and dropout with rate `dropouts[i]`. If an entry or a pool is None, the stage has no
-    such layer. `initialization` draws all weights. Then, if `first_std` or `head_std` is given, the weights of the
+    such layer. `initialize` draws all weights. Then, if `first_std` or `head_std` is given, the weights of the
     first convolution or of the head are drawn again, from N(0, std^2). Maps images (N, C, H, W) to logits (N, classes).
 
     Raises ValueError if the lists differ in length, a kernel is even or images are too small, or if Ordering raises it.

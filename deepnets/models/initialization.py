@@ -16,7 +16,7 @@ from deepnets.system.settings import NotNegative, Positive, PositiveFactor
 
 
 class Initialization(ABC):
-    """Draws the weights of all layers; `initialize` does the rest.
+    """Draws the weights of all layers except the head; `initialize` calls it, and sets all other parameters.
 
     Attributes:
         mirrors: whether a weight that follows a CReLU is (W, -W).
@@ -32,7 +32,7 @@ class Initialization(ABC):
         nn.init.zeros_(bias)
 
     def finish(self, model: nn.Module, head: nn.Linear) -> None:  # noqa: B027, most initialisations change nothing
-        """Change some weights after all are drawn; raises ValueError if the net lacks the layers to change."""
+        """Change some parameters after all are drawn; raises ValueError if the net lacks the layers to change."""
 
 
 class HeFanOut(Initialization):
@@ -76,7 +76,7 @@ class TruncatedNormal(Initialization):
 
 @dataclass(frozen=True)
 class Orthogonal(Initialization):
-    """W, as a matrix with one row per output, is `gain` times orthonormal rows or columns: Saxe et al. 2014."""
+    """W, as a matrix with one row per output, has orthonormal rows or columns, times `gain`: Saxe et al. 2014."""
 
     gain: Positive
 

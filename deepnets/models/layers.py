@@ -48,9 +48,10 @@ class CReLU(nn.Module):
 class StridedPointwiseConv(nn.Conv2d):
     """A 1x1 convolution with a stride, which reads every stride-th pixel of each row and column.
 
-    On a CPU it takes these pixels first and convolves them without a stride, unless the channels fill oneDNN's vectors.
-    Otherwise oneDNN writes past its buffer when it computes the gradient of the weights in channels_last: the process
-    crashes, or other tensors change silently (https://github.com/uxlfoundation/oneDNN/issues/6035).
+    On a CPU, if the channels do not fill oneDNN's vectors, it takes these pixels first and convolves them without a
+    stride. With a stride, oneDNN would write past its buffer when it computes the gradient of the weights in
+    channels_last, which crashes the process or silently changes other tensors
+    (https://github.com/uxlfoundation/oneDNN/issues/6035).
     """
 
     VECTOR = 16  # float32 numbers in a register of AVX-512; AVX2 has 8
@@ -80,8 +81,8 @@ class Layers:
 
     `conv_bias` says whether convolutions have a bias. In front of batch normalisation it has no effect; fb.resnet.torch
     omits it, others keep it. "bn" normalises groups of at most `batchnorm_images` images, or the whole batch if None.
-    `dropout` is the rate of "dropout". `further` holds the layers that only one family of nets has: by its name, a
-    function that builds the layer for a number of channels.
+    `dropout` is the rate of "dropout". `further` holds the layers that only one family of nets has: it maps a
+    layer's name to a function that builds the layer for a number of channels.
     """
 
     conv_bias: bool
@@ -92,9 +93,10 @@ class Layers:
     def sequence(self, names: Sequence[str], channels: int, convs: Sequence[Conv] = ()) -> nn.Sequential:
         """Build the named layers in order; each "conv" or "linear" takes the next of `convs`.
 
-        The sequence maps (N, `channels`, H, W) to (N, C, ceil(H / s), ceil(W / s)), where C is the last convolution's
-        outputs and s the product of the strides; or it maps (N, `channels`) to (N, C). Raises ValueError for an unknown
-        name, and for groups that do not divide the channels.
+        The sequence maps (N, `channels`, H, W) to (N, C, H', W'), or (N, `channels`) to (N, C); `channels_after`
+        returns C. If no layer pools, and kernels are odd with the default padding, H' is ceil(H / s) and W' is
+        ceil(W / s), where s is the product of the strides. Raises ValueError for an unknown name, and for groups that
+        do not divide the channels.
         """
         following = iter(convs)
         modules: list[nn.Module] = []

@@ -73,5 +73,8 @@ class ShortcutShape:
         return ZeroPadding(extra=extra, stride=self.stride)
 
     def projected(self) -> nn.Module:
-        """Build the projection W x: a 1x1 convolution, and batch normalisation if it follows F's last convolution."""
+        """Build the projection W x, a 1x1 convolution or a linear layer.
+
+        If batch normalisation follows F's last convolution, it also follows W x.
+        """
         return self.layers.sequence(self.projection, self.inputs, [Conv(self.outputs, kernel=1, stride=self.stride)])

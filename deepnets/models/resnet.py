@@ -19,8 +19,8 @@ class ResNet(UnitNetwork):
     """A stem, a stage of units for each of `widths`, global average pooling and a linear head.
 
     The first unit of every stage but the first halves the map. Stage i has `units[i]` units. If `depth` is given
-    instead, each stage has n units: depth = 2 + stages * n * kernels is the number of layers with weights. Maps images
-    (N, C, H, W) to logits (N, classes). He et al. 2015, section 4; 2016, sections 3 to 5.
+    instead, each stage has n units: depth = 2 + len(widths) * n * len(kernels) is the number of layers with weights.
+    Maps images (N, C, H, W) to logits (N, classes). He et al. 2015, section 4; 2016, sections 3 to 5.
 
     In a stage's first unit, shortcut and branch both read the activated x (2016, appendix); with `opening` raw, the
     shortcut reads x itself. Dropout with rate `dropout` precedes each convolution of a branch except its first:

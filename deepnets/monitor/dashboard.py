@@ -228,9 +228,9 @@ def gradient_norms(model: nn.Module) -> list[float]:
 
 
 def gate_activity(model: nn.Module, images: Tensor, precision: torch.dtype) -> list[float]:
-    """Return the mean transform gate g(x) of each gated unit, over images, channels and pixels, from images to head.
+    """Return the mean gate g(x) of each unit with a `Gated` shortcut, over images, channels and pixels, in order.
 
-    Images (N, C, H, W) are as in evaluation; a net without gates has no means. See Srivastava et al. 2015, section 4.
+    Images (N, C, H, W) are as in evaluation; a net without them has no means. See Srivastava et al. 2015, section 4.
     """
     gates = [unit.shortcut.gate for unit in units_of(model) if isinstance(unit.shortcut, Gated)]
     if not gates:
@@ -307,7 +307,7 @@ def pixels(figure: Figure) -> np.ndarray:
 
 
 def tiles(filters: Tensor) -> np.ndarray:
-    """Draw the first 64 filters (n, H, W, C), where C is 1 or 3; each is scaled by its largest weight, grey is 0."""
+    """Draw the first 64 filters (n, H, W, C), where C is 1 or 3, each scaled by its largest weight; 0 is grey."""
     weights = filters[:SHOWN_FILTERS].float().cpu().numpy()
     count, height, width, channels = weights.shape
     largest = np.abs(weights).max((1, 2, 3), keepdims=True)

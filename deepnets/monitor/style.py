@@ -30,7 +30,7 @@ DOTS: dict[str, Any] = {
     "linewidth": 1,
 }  # for a line whose points are units or layers, or counts of them
 WIDTH = 6.4  # inches
-NAME_WIDTH = 30  # characters over one of three panels, or beside a bar
+NAME_WIDTH = 30  # characters of a name that fit above one of three panels, or beside a bar
 STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 9,
@@ -64,7 +64,7 @@ def styled() -> AbstractContextManager[None]:
 
 
 def new_figure(height: float, width: float = WIDTH) -> Figure:
-    """Make an empty figure, sizes in inches, whose parts do not overlap."""
+    """Make an empty figure; sizes are in inches, and panels and texts drawn later do not overlap."""
     return Figure(figsize=(width, height), layout="constrained")
 
 
@@ -121,18 +121,21 @@ def line(axes: Axes, y: Values, x: Values | None = None, band: tuple[Values, Val
 
 
 def mean_and_range(axes: Axes, x: Values, draws: np.ndarray, **how: Any) -> None:
-    """Draw the mean over the draws (len(x), draws), and the band from the least to the greatest."""
+    """Draw the mean of the samples `draws` (len(x), samples), and a band from the least to the greatest of them."""
     line(axes, draws.mean(1), x, (draws.min(1), draws.max(1)), **how)
 
 
 def mean_and_deviation(axes: Axes, draws: np.ndarray, **how: Any) -> None:
-    """Draw the mean over the draws (draws, values) without dots, and a band of a standard deviation to both sides."""
+    """Draw the mean of the samples `draws` (samples, values) without dots, and one standard deviation to both sides."""
     mean, deviation = draws.mean(0), draws.std(0, ddof=1)
     line(axes, mean, np.arange(len(mean)), (mean - deviation, mean + deviation), marker="", **how)
 
 
 def mark_stages(axes: Axes, nets: Iterable[Sequence[int]]) -> None:
-    """Draw a line where a stage begins, if all nets agree on it; `nets` holds the stage of each unit of each net."""
+    """Draw a line where each stage ends and the next begins; draw none if the nets have different stages.
+
+    `nets` holds the stage of each unit of each net.
+    """
     axes.locator_params(axis="x", integer=True)
     stages, *others = dict.fromkeys(map(tuple, nets))
     if others:

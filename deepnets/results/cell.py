@@ -20,7 +20,7 @@ MIXED_CODE = "seeds by different code"
 SHARE = 10  # the best tenth of the trials is averaged: 10 of 100, as in the paper
 LOSS = "train_loss"
 SEARCH_NOTE = "Training loss of the last epoch, by which the best trial is chosen; test error in percent."
-SEARCH_SEEDS_NOTE = " Of several seeds of a trial the run of median loss counts, of two the worse."
+SEARCH_SEEDS_NOTE = " If a trial has several seeds, its run of median loss counts, the worse of two."
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Cell:
 
     @property
     def train_median(self) -> float | None:
-        """The median over finished runs of the last epoch's training error, in percent."""
+        """The median training error of the last epoch, in percent, over the finished runs."""
         ended = [run.result.get("train_error") for run in self.runs if run.state.name == FINISHED]
         return middle([error for error in ended if error is not None])
 
@@ -119,7 +119,7 @@ class Cell:
 
     @property
     def remarks(self) -> str:
-        """Says which runs are missing, diverged, still running or failed, and why they failed."""
+        """Says how many runs diverged, are still running or failed, and why they failed; or that there are none."""
         if not self.runs:
             return "literature" if self.published.is_literature else "missing"
         states = Counter(run.state.name for run in self.runs)
@@ -177,7 +177,7 @@ class Net(Cell):
 
     @property
     def errors(self) -> list[float]:
-        """Empty, because the trials of a net are no sample of one distribution."""
+        """This list is empty, because the trials of a net do not come from one distribution."""
         return []
 
     @property
@@ -191,7 +191,7 @@ class Net(Cell):
 
     @property
     def example(self) -> Run | None:
-        """The best trial, without the axis of trials, as a run of the net; None if all trials diverged."""
+        """The run of the best trial, whose sweep no longer has the trial's number as an axis; None if all diverged."""
         if not self.trials or math.isinf(self.losses[0]):
             return None
         best = self.trials[0]
@@ -270,7 +270,7 @@ def search_note(trials: Iterable[Cell]) -> str:
 
 
 def final_loss(run: Run) -> float:
-    """Return the mean training loss of the last epoch; infinite if the run diverged or has no epoch."""
+    """Return the mean training loss of the last epoch; infinite if the run has not ended, diverged or has no epoch."""
     if run.error is None or math.isinf(run.error):
         return math.inf
     loss = run.history[-1].get(LOSS, math.inf) if run.history else math.inf

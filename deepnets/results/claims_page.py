@@ -51,10 +51,10 @@ PAGE_HEAD = f"""# Claims of the papers, tested
 
 Written by `python scripts/report.py {{folder}} --records`. A sweep file states what its paper claims about its rows
 (`sweep.claims`). Each line below is a claim, tested on the runs of one protocol. A registered claim is about more than
-the errors of two rows; its file states the quantity and the margin of its one test. Runs in brackets are at a scale,
-of the paper's depth, on narrower nets or with fewer iterations, or in an {OWN}, whose nets, data or budget were
-chosen here and not by the paper; they test the claim, not the paper's numbers. A command below trains the rows of
-its own sweep; the command of another sweep trains that sweep's rows, as in SWEEP/ROW."""
+the errors of two rows; its file states the quantity and the margin of its one test. Runs in brackets are at a scale
+that keeps the paper's depth, with narrower nets or fewer iterations, or in an {OWN}, whose nets, data or budget
+were chosen here and not by the paper; they test the claim, not the paper's numbers. A command below trains only the
+rows of the sweep that it names; a row of another sweep, written SWEEP/ROW, is trained by that sweep's command."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,10 @@ def claim_line(finding: AnyFinding) -> tuple[str, ...]:
 
 
 def show_seeds(rows: Sequence[Row]) -> None:
-    """If the sweep has claims, print each claim's outcome in the grid's folder, and the seeds for its next look."""
+    """If the sweep has claims, print each claim's outcome so far, and the seeds that its next look needs.
+
+    The outcomes come from the runs that are already in the sweep's folder.
+    """
     if not (claims := decidable_of(rows[0].config.sweep)):
         return
     grids = dict.fromkeys(folder.path.parents[1] for folder in folders_of(list(rows)))
@@ -190,7 +193,8 @@ def claims_page(folder: Path, tables: Sequence[Table], sweeps: Path = SWEEPS) ->
     )
     head = [PAGE_HEAD.format(folder=RunFolder(folder)), counts, CLAIM_RULE, REGISTERED_RULE]
     page = "\n\n".join([*head, *sections]) + "\n"
-    # An analysis needs weights. A record has none, so the command names its run, by default beside the records.
+    # An analysis needs weights. A record has none, so the command names the run that it was copied from, which lies by
+    # default in the folder that holds the records' folder.
     return re.sub(
         rf"(analyze\.py \w+ '?){re.escape(str(RunFolder(folder)))}/", rf"\g<1>{RunFolder(folder.parent)}/", page
     )
@@ -203,7 +207,10 @@ def _entries(title: str, claims: Sequence[Registered]) -> list[str]:
 
 
 def _cost(table: Table, index: int, findings: Sequence[AnyFinding]) -> list[str]:
-    """Say how many hours a decided claim, all runs and `MOST` seeds of each row take; empty if no claim is decided."""
+    """Say how many hours all runs took, also per decided claim, and how many `MOST` seeds of each row would take.
+
+    Empty if no claim is decided.
+    """
     rows = {side.row for finding in findings for side in finding.sides}
     for device, unit in (("cpu", "core"), ("cuda", "GPU")):
         cells = [cell for row, cell in table.column(index).items() if row in rows and cell.hours(device)]

@@ -40,7 +40,7 @@ class Compared:
 
 
 def compare_runs(first: Path, second: Path) -> Compared | None:
-    """Compare a record with your own run; a folder is the run's, or it holds several seeds of one row.
+    """Compare a record with your own run; each folder is a run's folder, or holds several seeds of one row.
 
     Of several seeds we compare the one that the other side has, or else the run with the median error. Returns None if
     a folder has several rows, or both folders have several runs.

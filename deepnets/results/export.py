@@ -14,7 +14,7 @@ from deepnets.results.read import Run, read_runs
 from deepnets.results.table import Table, result_sheets, tables_of
 
 NAMES = ["sweep", "row", "seed", "folder"]
-FIGURES = (
+ENTRIES = (
     *("test_error", "last_test_error", "best_test_error", "train_error", "validation_error", "epochs", "iterations"),
     *("seconds", "images_per_second", "parameters", "device", "precision", "threads", "commit"),
 )
@@ -44,7 +44,8 @@ class Results(pd.DataFrame):
     def claims(self) -> pd.DataFrame:
         """The claims in the sweeps' files, tested on these runs: a row per claim, pair of rows and protocol.
 
-        `difference` is between the mean errors, in percent points; `low` and `high` bound it at the last look.
+        `difference` is between the mean errors, in percent points; for a registered claim it is the claim's own number.
+        `low` and `high` bound it at the last look.
         """
         lines = []
         for table in tables_of(self._members(), own=self._own_sweeps):
@@ -76,7 +77,7 @@ def load_results(*folders: str | Path, project: str | Path | None = None) -> Res
     """
     runs = {str(run.folder): run for run in read_runs([Path(folder) for folder in folders])}
     lines = frame_of(list(runs.values()))[[*NAMES, "status", "reason"]].to_dict("records")
-    details = [_figures(run) | run.options | run.settings for run in runs.values()]
+    details = [_entries(run) | run.options | run.settings for run in runs.values()]
     results = Results([names | of_run for names, of_run in zip(lines, details, strict=True)])
     options = read_project(project).options if project else None
     results._runs, results._own_sweeps = runs, options and options / "sweep"
@@ -127,8 +128,8 @@ def to_latex(tables: Sequence[Table]) -> str:
     ) + _notes(tables, "% {}\n")
 
 
-def _figures(run: Run) -> dict[str, Any]:
-    return {name: run.result.get(name) for name in FIGURES}
+def _entries(run: Run) -> dict[str, Any]:
+    return {name: run.result.get(name) for name in ENTRIES}
 
 
 def _notes(tables: Sequence[Table], form: str) -> str:

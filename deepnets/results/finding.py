@@ -15,14 +15,14 @@ from deepnets.config.claim import Claim, Measured, Relation
 from deepnets.results.cell import FAIL_ABOVE
 from deepnets.results.statistics import CONFIDENCE, TEST_SET_NOTE, WORST_ERROR, image_noise, power, welch
 
-LOOKS = {3: 0.005, 5: 0.015, 10: 0.03}  # by a look's seeds of each row: the part of the 5 % error that it spends
+LOOKS = {3: 0.005, 5: 0.015, 10: 0.03}  # seeds of each row at a look: the part of the 5 % error that this look spends
 MOST = max(LOOKS)
 CHANCE = 90.0  # percent; the error of guessing among ten classes
 FAIL_MARGIN = 10.0  # percent points
 
 CLAIM_RULE = (
-    f"A claim is looked at three times at most: when {', '.join(map(str, LOOKS))} seeds of both rows have ended, the "
-    "first by number without those that somebody had seen before the claim was written down. Each look is Welch's t "
+    f"A claim is looked at three times at most: when the first {', '.join(map(str, LOOKS))} seeds of both rows have "
+    "ended; seeds that somebody had seen before the claim was written down do not count. Each look is Welch's t "
     f"test on the mean errors; the looks divide an error of {100 * (1 - CONFIDENCE):.0f}% among them, "
     f"{', '.join(f'{100 * spent:g}%' for spent in LOOKS.values())}, so that intervals are wider at earlier looks. "
     "The first look whose interval leaves out 0 answers: supported on the claimed side, contradicted on the other. "
@@ -30,12 +30,13 @@ CLAIM_RULE = (
     "Undecided: no look has answered yet. At the paper's protocol a run fails by the paper's bound "
     f"({FAIL_ABOVE:.0f}%, or the claim's own); elsewhere it fails unless it is {FAIL_MARGIN:.0f} percent points better "
     "than the plain net of the table, or than guessing if the table has no plain net or the row is the plain net. The "
-    "claim that a row fails is supported only if, besides, all of its runs fail and none of the other row's; it is "
+    "claim that a row fails is supported only if all of its runs fail too, and no run of the other row does; it is "
     "contradicted if none of its runs fails and the interval does not lie on the claimed side; it is not shown at this "
     "scale if a row that learns in the paper fails here by the same rule. "
-    f"A diverged run counts as {WORST_ERROR:.0f}%. Holm: the smallest p of the looks, corrected for their number and "
-    "for the distinct pairs of rows in the sweep; a second mark, not the answer. P is the share of pairs of runs in "
-    f"which the first row's error is higher. {TEST_SET_NOTE}"
+    f"A diverged run counts as {WORST_ERROR:.0f}%. p (Holm) is the smallest p of the looks, corrected for the part of "
+    "the error that each spends and for the distinct pairs of rows in the sweep; it is a second mark, not the answer. "
+    "P is the share of pairs of runs in which the first row's error is higher; ties count half. "
+    f"{TEST_SET_NOTE}"
 )
 
 

@@ -175,8 +175,8 @@ def true_difference(errors: Sequence[float], printed: Printed) -> tuple[float, f
     """Return the interval of the expected error here minus the paper's, in percentage points, at `CONFIDENCE`.
 
     It is a prediction interval: if nothing differs, the printed number is one more draw from the same distribution.
-    If errors are normal, it is exact for one run and for a mean; for a median or a best run only the variance is exact,
-    and Student's distribution is assumed. None if there are fewer than `FEWEST_SEEDS` errors.
+    If errors are normal, it is exact for one run and for a mean; for a median or a best run it is approximate, because
+    Student's distribution is assumed. None if there are fewer than `FEWEST_SEEDS` errors.
     """
     if len(errors) < FEWEST_SEEDS:
         return None

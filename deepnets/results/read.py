@@ -249,7 +249,7 @@ def _parsed(text: str) -> dict[str, Any]:
 def _part(text: str) -> dict[str, Any]:
     part = plain_yaml(text) or {}
     if not isinstance(part, dict) or not all(isinstance(key, str) for key in part):
-        raise ValueError("it holds no settings by name")
+        raise ValueError("it does not map names to settings")
     return part
 
 

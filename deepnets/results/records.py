@@ -39,7 +39,7 @@ ENTRIES = {"protocol", "device", "threads", "seconds"}  # the entries of result.
 
 
 def keep(paths: Sequence[Path], into: Path) -> int:
-    """Copy config.yaml, metrics.csv and result.json of the ended runs in `paths` to into/<table>/<row>/<seed>.
+    """Copy config.yaml, metrics.csv and result.json of the ended runs in `paths` to into/<sweep's folder>/<row>/<seed>.
 
     The analysis files from which claims take numbers are copied too. A record names no folder of this machine. Reports
     read records as they read runs, and a record in an output root counts there as a finished run. A run with a file
@@ -217,7 +217,7 @@ def _copy(run: Run, folder: Path) -> None:
     sweep = run.grid / f"{run.table}.yaml"  # the copy of the user's own sweep file
     if sweep.is_file() and not sweep.is_symlink():
         write_atomically(folder.parents[1] / sweep.name, _text(sweep, LONGEST))
-    if run.table != run.grid.name.split("+")[0]:  # the command named the folder
+    if run.table != run.grid.name.split("+")[0]:  # the folder's name does not tell the sweep, so the record notes it
         Origin(choices={"sweep": run.table}).write(folder)
     for of in {claim.test.of for _, claim in registered_on_file(SWEEPS) if claim.test}:
         if isinstance(of, Analysed):
@@ -250,7 +250,7 @@ def _table(place: Path) -> Table:
 
 
 def _beside(place: Path) -> list[Path]:
-    """Find the table's other folders, with `precision=` typed; those with an about.md have their own section."""
+    """Find the same table's folders for other values of `precision`, except those with an about.md of their own."""
     return [other for other in in_other_arithmetic([place]) if not (other / ABOUT).is_file()]
 
 

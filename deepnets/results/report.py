@@ -68,7 +68,8 @@ def report(
 ) -> int:
     """Print the tables of these folders; write report.html, the figures and `exports` (by kind). Returns 0.
 
-    The terminal shows the results and a line for each answer about a claim; with `full`, all sheets of the page.
+    The terminal shows the results and a line for each answer about a claim. With `full` it shows, instead of these
+    lines, the rules and the sheets about claims and about differences between rows.
 
     The page and the figures go to `output`, by default the folder `report` in the first of `paths`. A sweep's folders
     for `precision=fp32` and `precision=bf16` are read too. `own_sweeps` is the folder of a project's sweep files.
@@ -98,7 +99,7 @@ def report(
     title = " and ".join(dict.fromkeys(table.name for table in tables))
     warnings = [f"{table.name}: {warning}" for table in tables for warning in table.warnings]
     write_report_page(folder / "report.html", title, _summary(tables), warnings, _sections(tables, pairs, pictures))
-    more = "" if full else "  (with rules, statistics and settings; --full prints them here)"
+    more = "" if full else "  (with settings, rules and statistics; --full prints the last two here)"
     console.print(as_text(f"page         {RunFolder(folder / 'report.html')}{more}"), soft_wrap=True)
     console.print(as_text(f"figures      {len(pictures)} as PNG and SVG in {RunFolder(folder)}"), soft_wrap=True)
     return 0
@@ -107,8 +108,9 @@ def report(
 def compare(first: Path, second: Path, output: Path | None, logarithmic: bool) -> int:
     """Print how A and B, two runs or two sweeps, differ in settings and results, and draw their curves. Returns 0.
 
-    For two runs it prints what `compare_runs` finds, on one screen. Writes compare.html and the figure to `output`, by
-    default the folder `report` in A; for two runs only to `output`, because A may be somebody's record.
+    For two runs it prints what `compare_runs` finds, on one screen. It writes compare.html and the figure to `output`,
+    by default the folder `report` in A. For two runs it writes nothing without `output`, because A may be somebody's
+    record.
 
     Raises:
         UserError: a folder has no runs, or a file cannot be written, or, for two runs, `compare_runs` raises it.
@@ -191,7 +193,7 @@ def command_sheet(runs: Sequence[Run]) -> Sheet:
 
 
 def _print_table(console: Console, table: Table, comparisons: Sequence[Sheet] | None) -> None:
-    """Print the results and the answers about claims; if `comparisons` are given, print all sheets and rules."""
+    """Print the results and the answers about claims; with `comparisons`, print rules and sheets instead of answers."""
     for sheet in _results(table):
         print_sheet(console, sheet)
     if comparisons is None:

@@ -21,8 +21,8 @@ RESAMPLES = 9999
 TAIL_RESAMPLES = 499
 WORST_ERROR = 100.0  # percent; a diverged run counts as this if a finite number is needed
 TEST_SET_NOTE = (
-    "Test set: half of the interval of the difference over the choice of test images, from the images that each run "
-    "got right."
+    "Test set: the choice of test images alone may move the difference by this much (half of a "
+    f"{100 * CONFIDENCE:.0f}% interval, from the images that each run got right)."
 )
 
 
@@ -46,7 +46,7 @@ def image_noise(first: Sequence[np.ndarray | None], second: Sequence[np.ndarray 
     """Return how far the choice of test images alone may move the difference of two mean errors: half a 95 % interval.
 
     Each array says which images a run got wrong, (images,). Images are paired and a row's runs are averaged, so that
-    differences between its seeds do not count. In percent points; None if all arrays of a row are None.
+    differences between its seeds do not count. In percent points; None if a row has no arrays or their lengths differ.
     """
     rows = [[wrong for wrong in row if wrong is not None] for row in (first, second)]
     if not all(rows) or len({len(wrong) for row in rows for wrong in row}) > 1:
@@ -88,7 +88,7 @@ class Comparison:
     why_not: str = ""
 
     @property
-    def claim(self) -> str:
+    def answer(self) -> str:
         """Whether the first row's error is lower or higher, or why nothing can be said."""
         if self.why_not:
             return self.why_not

@@ -62,7 +62,7 @@ class Table:
         """Return the cells of a column by row."""
         return {row: self.cells[row, index] for row in self.rows}
 
-    def asked(self, index: int) -> dict[str, Cell]:
+    def shown(self, index: int) -> dict[str, Cell]:
         """Return the cells of a column, without the rows that have runs in other columns only."""
         elsewhere = {row for (row, _), cell in self.cells.items() if cell.runs}
         return {row: cell for row, cell in self.column(index).items() if cell.runs or row not in elsewhere}
@@ -123,7 +123,7 @@ def result_sheets(table: Table) -> list[Sheet]:
 
 def result_sheet(table: Table, index: int) -> Sheet:
     """Show the rows of the column `index`, with a note on what the numbers are."""
-    lines = {row: cell.facts() for row, cell in table.asked(index).items()}
+    lines = {row: cell.facts() for row, cell in table.shown(index).items()}
     header = (table.row_name, *next(iter(lines.values()), ()))
     if table.trials:
         notes = [search_note(table.trials.column(index).values())]
@@ -152,7 +152,7 @@ def overview_sheet(table: Table) -> Sheet | None:
     if len(table.columns) < 2:
         return None
     header = (table.row_name, "published", *(column.label for column in table.columns))
-    columns = [table.asked(index) for index in range(len(table.columns))]
+    columns = [table.shown(index) for index in range(len(table.columns))]
     lines = []
     for row in table.rows:
         cells = [column[row].headline if row in column else NOTHING for column in columns]
@@ -277,7 +277,7 @@ def _comparison(pair: Comparison) -> tuple[str, ...]:
         f"{pair.p:.2g}",
         f"{pair.p_corrected:.2g}",
         pair.second,
-        pair.claim,
+        pair.answer,
     )
 
 

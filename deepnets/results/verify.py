@@ -42,7 +42,7 @@ FALSE_ALARM = 1e-3  # the rate for honest records, if the logarithms of ratios a
 LEAST = 8.0  # typical gaps are always allowed, because all twelve trainings may be close by chance
 MOST = 0.1  # largest share of a loss that is allowed, or a few very different trainings would allow any gap
 SEPARATED = 0.01  # once rounding has moved a loss by this share of it, later losses show little
-SAME_NAMES = "; torch and the processor's name are the record's, but another generation rounds otherwise"
+SAME_NAMES = "; torch and the processor's name are the record's, but processors of one name may round differently"
 FLOOR = 4 * 2.0**-23  # share of a loss; in any net, another order of the sum over a batch may round by as much
 
 
@@ -247,7 +247,8 @@ def _verify_whole(run: Run, root: str, scratch: Path) -> Verification:
         raise UserError("a result has no final error")
     gap = allowed = None
     if is_equal or not changes:
-        text, passed = "every epoch is equal bit by bit" if is_equal else "and all is as it was", is_equal
+        passed, same = is_equal, "though torch, the device and the first iterations are the same"
+        text = "every epoch is equal bit by bit" if is_equal else same
     else:
         errors = [each.error for each in read_runs([run.folder.path.parent]) if each.error is not None]
         error = min(again.error, WORST_ERROR)  # for a run that diverged

@@ -190,7 +190,7 @@ def malformed(state: Any) -> str | None:
     shape = state["frozen"]["shape"]
     if len(shape) != 3 or not all(isinstance(length, int) and 0 < length <= LARGEST for length in shape):
         return f"frozen.shape is {shape}"
-    return None if is_state(state["training"]["model"]) else "training.model is not of weights by name"
+    return None if is_state(state["training"]["model"]) else "training.model does not map names to tensors"
 
 
 def is_state(value: Any) -> bool:

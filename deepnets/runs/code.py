@@ -62,7 +62,10 @@ def code_of(config: Config) -> Code | None:
 
 
 def sources_of(config: Config) -> dict[str, Path | str]:
-    """Return by name each module outside deepnets that a run uses: its file, or its version if it is installed."""
+    """Return the user's own modules that a run uses: the file of each, by the module's name.
+
+    If the configuration names a class of an installed package, the package is included, with its version.
+    """
     targets = {target for node in NODES for target in targets_in(getattr(config, node))} - TARGETS
     waiting = sorted({target.rpartition(".")[0] for target in targets})
     sources: dict[str, Path | str] = {}
@@ -130,7 +133,7 @@ def changed_files(folder: RunFolder, before: Code, now: Code) -> list[str]:
 
 
 def noted_code(folder: RunFolder) -> Code | None:
-    """Return the user's own code that the run folder notes as executed last; None if it notes none."""
+    """Return the version of the user's own code that the folder notes for its run; None if it notes none."""
     if code := folder.origin.code:
         return code
     result = folder.result  # a record has no origin
@@ -138,12 +141,13 @@ def noted_code(folder: RunFolder) -> Code | None:
 
 
 def code_to_execute(folder: RunFolder, config: Config, option: str = "--code {}") -> Code | None:
-    """Return the user's own code with which this process executes the run: the noted code or, if chosen, the current.
+    """Return the user's own code with which this process executes the run: the noted version, or the chosen one.
 
     `option` says in messages how a user types the choice, with {} in its place.
 
     Raises:
-        OtherCode: the code has changed since the run began, and no version was chosen. UserError: as `execute_copy`.
+        OtherCode: the code has changed since the run began, and no version was chosen.
+        UserError: `execute_copy` raises it.
     """
     before, choice = noted_code(folder), chosen_code()
     if before and choice not in (None, CodeChoice.current):
@@ -235,7 +239,7 @@ def _read(file: Path) -> str:
 
 @cache
 def _parsed(source: str) -> ast.Module:
-    """Parse a module and drop its docstrings; empty if it is not valid Python, which its import will report."""
+    """Return a module without its docstrings; if it is not valid Python, return an empty one: its import will fail."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

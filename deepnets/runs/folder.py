@@ -72,7 +72,7 @@ class OtherSettings(UserError):
 
 
 class RunFolder:
-    """One run on disk. Its existence, `config.yaml` and `result.json` are the only memory between commands.
+    """One run on disk. Commands know it by the files in its folder:
 
     config.yaml   the run's settings, frozen before training starts
     origin.json   the command that froze the run, and the versions of deepnets and of the user's code
@@ -92,7 +92,7 @@ class RunFolder:
 
     @property
     def grid(self) -> Path:
-        """The folder of the run's sweep, which holds the rows; absolute, and / for a run folder in /."""
+        """The absolute path of the sweep's folder, which holds the rows; for a run folder in / it is / too."""
         return self.path.resolve().parent.parent
 
     @property
@@ -290,8 +290,8 @@ def folders_of(rows: list[Row]) -> list[RunFolder]:
 def folder_of(row: Row) -> RunFolder:
     """Return `runs/<model>,<dataset>,<changes>/seed<seed>`, or `<sweep>+<changes>/<row>/seed<seed>` in a sweep.
 
-    With `name=NAME`, NAME replaces `runs` or the sweep's name. A change is a setting with another value than the named
-    options or the named sweep give it: `epochs=164` is no change if they give 164 too.
+    With `name=NAME`, NAME replaces `runs` or the sweep's name. A change is a setting whose value differs from that of
+    the named options or the named sweep: `epochs=164` is no change if they set 164 too.
 
     Raises:
         UserError: `sweep.axes` is empty, or has a name that is neither a group nor a key.
@@ -343,12 +343,12 @@ def folders_in(paths: Sequence[Path]) -> list[RunFolder]:
 
 
 def _changes(row: Row, naming: set[str]) -> list[str]:
-    """Return `key=value` for each choice or value in which the row differs from the run that `naming` describes."""
+    """Return `key=value` for each setting that is not in `naming` and does not follow from the row's other choices."""
     overrides = {override.partition("=")[0].lstrip("+~"): override for override in row.overrides}
     typed = [key for key in overrides if key == "sweep" or not is_execution(key)]
     groups = {key: row.choices[key] for key in typed if key in row.choices}
     values = [key for key in typed if key not in groups and key not in {"seed", *naming}]
-    if "dataset.root" in overrides and "dataset.source.name" not in naming:  # the folder names a user's data set
+    if "dataset.root" in overrides and "dataset.source.name" not in naming:  # root names the user's data set
         values.append("dataset.source.name")
     if "weights" in overrides and "weights_hash" not in values:
         values.append("weights_hash")

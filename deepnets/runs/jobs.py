@@ -1,4 +1,4 @@
-"""Asks SLURM about the tasks that train runs, and reads the log of a task that SLURM no longer knows."""
+"""Asks SLURM about the tasks that train runs, and reads in a task's log how the task ended."""
 
 import os
 import re
@@ -34,7 +34,7 @@ CAUSES = {
     "PREEMPTED": "preempted, and not queued again",
 }
 ENDED = ("COMPLETED", "FAILED", *CAUSES)
-# slurmstepd writes such a line into the log of a task that it stops. It ends in DUE TO, except after scancel.
+# slurmstepd writes such a line into the log of a task that it stops. After scancel the line has no DUE TO.
 STOPPED = re.compile(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+))?")
 STOPPED_BY = {
     "": CANCELLED,

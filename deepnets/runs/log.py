@@ -32,8 +32,9 @@ class Log:
     """Follows one run; call `iteration` at every yield of `fit`, and `epoch` when an epoch is completed.
 
     `history` holds one dict an epoch, as in metrics.csv, and `observed` the dashboard's measurements of the units; the
-    log adds to both, and checkpoints store them. `seconds` is the wall time of earlier executions. If other runs train
-    at the same time, the run's `name` stands before its lines on the console, and no progress is displayed.
+    log adds to both, and checkpoints store them. The argument `seconds` is the wall time of earlier executions; the
+    property adds this one's. If other runs train at the same time, the run's `name` stands before its lines on the
+    console, and no progress is displayed.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Log:
         self.noted = training.iteration
         self.refreshed = 0.0
         self.begun = self.yielded = time.monotonic()
-        if training.iteration == 0:  # an earlier execution wrote it, but left no checkpoint
+        if training.iteration == 0:  # log.txt is of an execution that left no checkpoint
             (folder.path / "log.txt").unlink(missing_ok=True)
         self.dashboard = Dashboard(folder.path, folder.origin.model_dump(), training, config, observed)
         console = Console(highlight=False)
@@ -106,7 +107,7 @@ class Log:
         self._display(training, training.sums.mean().loss)
 
     def epoch(self, training: Training) -> None:
-        """Add the epoch that `training` has just completed to metrics.csv, TensorBoard and the console."""
+        """Write the epoch just completed to metrics.csv, log.txt, TensorBoard and, if a line is due, to the console."""
         row: dict[str, Any] = {
             "epoch": training.epoch,
             "iteration": training.iteration,

@@ -51,7 +51,7 @@ def threads_of(config: Config) -> int:
 
 
 def with_processes(frozen: dict[str, Any], processes: int, iteration: int, config: Config) -> dict[str, Any]:
-    """Return `frozen` with a note in "processes" that the run has this many processes from `iteration` on.
+    """Return the environment `frozen`, with a note that the run has this many processes from `iteration` on.
 
     If the number changes, the number of threads of each process is computed again.
     """
@@ -107,7 +107,7 @@ def _described(node: dict[str, Any]) -> str:
 
 
 def changes_since(folder: RunFolder, config: Config, frozen: dict[str, Any], device: torch.device) -> list[str]:
-    """Return a line about each part of the environment that has changed since the run started."""
+    """Return a line about each change of the environment since the run started, and one about several processes."""
     now = {"torch": str(torch.__version__), "device": describe(device), "step": config.step}
     remarks = [
         f"started with {name} {frozen[name]}, resumes with {now[name]}" for name in now if frozen[name] != now[name]
@@ -133,9 +133,10 @@ def result_of(
     frozen: dict[str, Any],
     facts: dict[str, Any],
 ) -> Result:
-    """Return the content of result.json, with `facts`; errors in percent, `seconds` of wall time over all executions.
+    """Return the content of result.json, including `facts`; errors are in percent, and `seconds` counts all executions.
 
-    `test_error` is the error after the selected epoch, null if the run diverged. `best_test_error` selects nothing.
+    `test_error` is the error after the selected epoch, or null if the run diverged. `best_test_error` is the lowest of
+    all epochs; no epoch is selected by it.
     """
     speeds = sorted(row["images_per_second"] for row in history)
     return Result(
@@ -160,7 +161,7 @@ def result_of(
 
 
 def errors_of(config: Config, history: list[dict[str, Any]], status: str) -> dict[str, Any]:
-    """Compute the entries of result.json that depend only on metrics.csv and the configuration; errors in percent."""
+    """Compute the errors (percent) and the selected epoch in result.json from metrics.csv, `config` and `status`."""
     last = history[-1] if history else {}
     selected = last
     if config.selection == Selection.best_validation and history:
@@ -183,12 +184,12 @@ def errors_of(config: Config, history: list[dict[str, Any]], status: str) -> dic
 
 
 def data_of(config: Config, device: torch.device) -> dict[str, Any]:
-    """Return the `contents` of the run's data, which differ between data sets of the same name."""
+    """Return the `contents` of the run's data, by which data sets of the same name can be told apart."""
     return splits_of(dataset_of(config), device).contents()
 
 
 def input_of(config: Config, device: torch.device) -> Input:
-    """Describe the input of the run's network, and its classes; a process reads the images only once.
+    """Describe the input of the run's network, and its classes, from the splits that `splits_of` keeps.
 
     The mean is an image if the pixels of a channel have different means.
     """
@@ -258,7 +259,7 @@ class Evidence:
         self.right: Tensor | None = state.get("right")
 
     def note(self, training: Training) -> None:
-        """Note an iteration or epoch; call this when `fit` yields. Waits for the device once, and when epochs end."""
+        """Note an iteration or epoch; call this when `fit` yields. It waits for the device only once."""
         first = min(FIRST, training.iterations)
         if training.loss is not None and len(self.losses) == training.iteration - 1 < first:
             self.losses.append(training.loss)

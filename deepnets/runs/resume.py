@@ -114,7 +114,7 @@ class Execution:
     runs train at once, `name` precedes this run's lines on the console.
 
     Raises:
-        UserError: the checkpoint, the data or the arithmetic are not the run's, or as `start_from_weights`.
+        UserError: the checkpoint, the data or the arithmetic are not the run's, or `start_from_weights` raises it.
     """
 
     def __init__(
@@ -341,7 +341,7 @@ def _reading() -> Iterator[None]:
     would fail at its time limit.
 
     Raises:
-        UserError: as `own_cache`.
+        UserError: `own_cache` raises it.
     """
     path = own_cache() / f"reading.{socket.gethostname()}.lock"  # machines may share the cache
     lock = filelock.FileLock(path)
@@ -366,7 +366,7 @@ def _is_non_finite(state: Training) -> bool:
 
 
 def _progress(training: Training, log: Log) -> Progress:
-    """Return the run's progress; before this epoch has a pace, it has the last epoch's pace."""
+    """Return the run's progress, with the pace of this epoch or, before it has one, of the previous epoch."""
     last = log.history[-1] if log.history else {}
     return Progress(
         epoch=training.epoch,

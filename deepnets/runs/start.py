@@ -43,7 +43,9 @@ def _with_hash(config: Config) -> Config:
 
 @cache
 def hash_of(path: Path) -> str:
-    """Return twelve digits of a SHA-256: of a finished run's weights, as its result notes it, or of a file's bytes.
+    """Return the first twelve digits of a SHA-256.
+
+    If the path is a finished run, its result holds the SHA-256 of its weights. If it is a file, this hashes its bytes.
 
     Raises:
         UserError: the path is neither a finished run with a checksum nor a file.

@@ -254,7 +254,7 @@ def live_table(folders: list[RunFolder]) -> Iterator[bool]:
 
 
 def table_of(folders: list[RunFolder], most: int | None = None) -> Table:
-    """Make a table with a line for each run, but only for the `most` urgent ones; its caption counts all."""
+    """Make a table with a line for each run, or for only `most` runs, the urgent ones first; its caption counts all."""
     states = read_states(folders)
     shown = folders
     if most is not None and len(folders) > most:

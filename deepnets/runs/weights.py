@@ -77,7 +77,7 @@ class Weights:
 
 
 def read_weights(folder: str | Path, allow_previous: bool = False, iteration: int | None = None) -> Weights:
-    """Read the weights of a run's last checkpoint or, if there is none, from `weights.safetensors` of a record.
+    """Read a run's weights from its newest intact checkpoint or, if it has none at all, from `weights.safetensors`.
 
     This prints the weights' iteration. `allow_previous` accepts weights of an earlier iteration than the result's. With
     `iteration`, this instead reads the weights that keep_checkpoints=N has kept of this iteration.
@@ -170,7 +170,7 @@ def _iteration_line(
 
 
 def kept_iterations(count: int, iterations: int) -> list[int]:
-    """Return `count` different iterations, log-spaced from 1 to the last; all iterations if there are fewer."""
+    """Return `count` iterations, log-spaced from 1 to the last: the last if `count` is 1, all if there are fewer."""
     kept = [0]
     for exact in np.geomspace(1, iterations, count) if count > 1 else [iterations]:
         kept.append(min(max(round(exact), kept[-1] + 1), iterations))
@@ -184,12 +184,13 @@ def kept_files(folder: Path) -> dict[int, Path]:
 
 
 def _read_kept(folder: RunFolder, config: Config, iteration: int) -> Weights:
-    """Read the kept weights of this iteration; raises UserError if they are missing, or the file has another's."""
+    """Read the kept weights of this iteration; raises UserError if they are missing or of another iteration."""
     file = folder.path / KEPT.format(iteration)
     if not os.path.lexists(file):
         kept = ", ".join(map(str, kept_files(folder.path)))
-        what_to_do = f"choose from {kept}" if kept else "train it with keep_checkpoints=N, which keeps those of N"
-        raise UserError(f"{folder}: no weights of iteration {iteration} are kept; {what_to_do}")
+        otherwise = "train it with keep_checkpoints=N, which keeps the weights of N iterations"
+        remedy = f"choose from {kept}" if kept else otherwise
+        raise UserError(f"{folder}: no weights of iteration {iteration} are kept; {remedy}")
     weights = _read_record(folder, config, file.name)
     if weights.iteration != iteration:
         raise UserError(f"{file}: holds weights of iteration {weights.iteration}; restore the run's own file")
@@ -267,8 +268,8 @@ def write_for_torchvision(weights: Weights, file: Path) -> Path:
             expected, logits = reference(images), model(images)
         if not torch.allclose(logits, expected, rtol=0, atol=TOLERANCE * expected.abs().max().item()):
             raise ValueError(
-                "its logits differ. It strides in a bottleneck's 3x3 convolution (model.strided_kernel=1) and has "
-                "no stochastic depth"
+                "its logits differ. Torchvision's network strides in a bottleneck's 3x3 convolution "
+                "(model.strided_kernel=1) and has no stochastic depth"
             )
     except (ValueError, RuntimeError) as error:  # RuntimeError if names or shapes differ
         reason = " ".join(str(error).split())
@@ -298,7 +299,7 @@ def fitting(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors of `state` with the names and data types that the model's tensors have.
 
     Raises:
-        UserError: as `load_state`.
+        UserError: a weight is missing, unknown, of another shape, or does not hold real numbers.
     """
     wanted = model.state_dict()
     state = by_own_names(state, wanted)
@@ -366,7 +367,9 @@ def torchvision_network(model: ResNet) -> nn.Module:
     kernels = sum(isinstance(layer, nn.Conv2d) for layer in model.units[0].branch)
     units = [len(list(stage.children())) for stage in model.stages]
     if len(units) != 4 or kernels not in (2, 3):
-        raise ValueError(f"it has 4 stages of units with 2 or 3 convolutions, this one {len(units)} with {kernels}")
+        raise ValueError(
+            f"its networks have 4 stages of units with 2 or 3 convolutions, this one {len(units)} with {kernels}"
+        )
     block = resnet.BasicBlock if kernels == 2 else resnet.Bottleneck
     return resnet.ResNet(block, units, num_classes=model.head.out_features)
 

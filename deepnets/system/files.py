@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from deepnets.errors import UserError
 
-LONGEST = 10_000_000  # characters of a JSON file; a result has a few thousand
+LONGEST = 10_000_000  # bytes of a JSON file; a result has a few thousand
 BYTE_CODE = "bytecode"  # in the user's cache: byte code of copied sources
 LONGEST_METRICS = 10_000_000  # bytes of a metrics.csv, enough for a hundred thousand epochs
 
@@ -44,7 +44,7 @@ def new_name(path: Path) -> Path:
 def write_atomically(path: Path, content: str | bytes, durable: bool = True) -> None:
     """Replace the file in one step, so that a kill at any instant leaves the old or the new file.
 
-    If `durable`, so does a power failure; this takes some milliseconds.
+    If `durable`, a power failure also leaves one of them; this takes some milliseconds.
     """
     with fresh(path, durable) as file:
         file.write(content.encode() if isinstance(content, str) else content)
@@ -71,7 +71,7 @@ def make_folder(folder: Path) -> None:
 
 
 def make_own_folder(folder: Path) -> None:
-    """Create a folder in a run's or a sweep's folder, if deepnets and not the user has chosen its name.
+    """Create a folder in a run's or a sweep's folder; use this if deepnets chose its name, not the user.
 
     Raises:
         OSError: the folder is a link, which is not followed, or cannot be created.
@@ -164,7 +164,11 @@ def _finite(text: str) -> float:
 
 
 def read_text(path: Path, longest: int) -> str:
-    """Read the text of a regular file; raises as `opened`, and ValueError if it has more than `longest` bytes."""
+    """Read the text of a regular file.
+
+    Raises:
+        ValueError: it has more than `longest` bytes or is not UTF-8, or `opened` raises it. OSError: it cannot be read.
+    """
     with opened(path) as file:
         content = file.read(longest + 1)
     if len(content) > longest:

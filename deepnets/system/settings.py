@@ -46,8 +46,11 @@ class Memory(StrEnum):
 def units_of_stages(depth: int | None, units: Sequence[int] | None, stages: int, kernels: int) -> list[int]:
     """Return the number of units in each stage: `units`, or n for all stages if depth = 2 + stages * n * kernels.
 
-    The 2 stands for stem and head. Raises ValueError unless exactly one of `depth` and `units` is given, unless `units`
-    holds one number >= 1 per stage, and if no n gives `depth`; the message then names the nearest depths.
+    The 2 stands for stem and head.
+
+    Raises:
+        ValueError: both or neither of `depth` and `units` are given, `units` does not hold a number >= 1 for each
+            stage, or no n gives `depth`; then the message names the nearest depths.
     """
     if depth is not None and units is None:
         return [_equal_units(depth, stages, kernels)] * stages

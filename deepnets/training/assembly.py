@@ -101,7 +101,7 @@ def iterations_of(config: Config, epoch_iterations: int) -> int:
     """Return the budget in iterations at the run's scale; an epoch has `epoch_iterations` iterations.
 
     Raises:
-        UserError: as `check_budget`.
+        UserError: `check_budget` raises it.
     """
     check_budget(config)
     iterations = config.iterations if config.epochs is None else config.epochs * epoch_iterations

@@ -79,7 +79,10 @@ class Training:
 
     @property
     def divisor(self) -> float:
-        """Whole batch size / number of processes. DDP averages gradients: loss sum / divisor gives the batch's mean."""
+        """The whole batch's size / the number of processes, by which each process divides the sum of its losses.
+
+        DDP then averages the gradients over the processes, which makes them those of the whole batch's mean loss.
+        """
         return self.batches.images_in(self.batch) / self.world.size
 
     def end_step(self, loss: Tensor, logits: Tensor, targets: Tensor) -> None:
@@ -126,8 +129,9 @@ class Training:
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a training needs to resume at this iteration.
 
-        If as many processes resume, their weights become the same, bit by bit. Every process of `world` must call this,
-        because the state holds the sums, running statistics and random states of each process.
+        On a CPU, a run that resumes with the same number of processes ends with the same bits as an uninterrupted one.
+        Every process of `world` must call this, because the state holds the sums, running statistics and random states
+        of each process.
         """
         on_gpu = self.device.type == "cuda"
         model, statistics = self.model.state_dict(), None
@@ -206,7 +210,7 @@ def fit(training: Training) -> Iterator[Training]:
 
 
 def evaluate(model: nn.Module, batches: Evaluated, sums: Sums, precision: torch.dtype) -> Iterator[Sums]:
-    """Add the loss and error of a whole split to `sums`, with `model` in evaluation mode; yields after each batch."""
+    """Add the loss and error over `batches` to `sums`, with `model` in evaluation mode; yields after each batch."""
     model.eval()
     for images, labels in batches:
         if len(labels):

@@ -67,7 +67,7 @@ def scarce_cores(device: torch.device) -> str | None:
 def set_arithmetic(*, deterministic: bool = False) -> None:
     """Let GPUs compute float32 products and convolutions in float32, even if the environment asks for TF32.
 
-    With `deterministic`, an operation without an algorithm that always adds in the same order is an error.
+    With `deterministic`, an operation raises an error if it cannot add in the same order every time.
     """
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     if deterministic:
@@ -76,10 +76,12 @@ def set_arithmetic(*, deterministic: bool = False) -> None:
 
 
 def with_counted_devices(config: Config) -> Config:
-    """Return `config` with a number of devices: `devices=auto` becomes the number of GPUs, or 1 on the CPU.
+    """Return `config` with a number of devices: `devices=auto` becomes the number of GPUs.
+
+    It becomes 1 on the CPU, and if `device` names one GPU, as cuda:1 does.
 
     Raises:
-        UserError: `devices` is neither a number nor auto; or as `find_device`.
+        UserError: `devices` is neither a number >= 1 nor auto, or `find_device` raises it.
     """
     if config.devices == "auto":
         is_all = find_device(config.device).type == "cuda" and ":" not in config.device

@@ -46,7 +46,7 @@ class Sums:
 
 
 def _gathered(right: Tensor, images: int, world: World) -> Tensor:
-    """Join the `right` of all processes, which cover `World.shards`, in the images' order; return it on the host."""
+    """Return `right` of all images, in their order, on the host; each process has it for its part of `World.shards`."""
     if world.size == 1:
         return right.cpu()
     shards = world.shards(images)

@@ -20,12 +20,13 @@ CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
 
 
 class Stack:
-    """K trainings by torch's SGD, at the same iteration, of networks that have one structure and no `obstacle`.
+    """Executes K trainings at once, which are at the same iteration and train networks of one structure.
 
-    Each has its own order of images, schedule, learning rate, momentum and weight decay. The stack moves their weights,
-    gradients and momenta into three tensors (K, parameters), and each buffer into one tensor (K, *shape). The tensors
-    of each training become views of these. A training's `state_dict` is the same as if it trained alone, so stacked and
-    single trainings can resume each other.
+    They use torch's SGD without clipping, plain cross-entropy, one precision, and the same images in memory, and their
+    networks have no `obstacle`. Each has its own order of images, schedule, learning rate, momentum and weight decay.
+    The stack moves their weights, gradients and momenta into three tensors (K, parameters), and each buffer into one
+    tensor (K, *shape). The tensors of each training become views of these. A training's `state_dict` has the same
+    entries as if it trained alone, so stacked and single trainings can resume each other.
     """
 
     def __init__(self, trainings: Sequence[Training]) -> None:
@@ -175,7 +176,8 @@ class _Layers(TorchFunctionMode):
 def obstacle(network: nn.Module, shape: tuple[int, int, int]) -> str | None:
     """Return why networks like this one, for images of `shape`, cannot be stacked; None if they can be stacked.
 
-    Networks whose random draws or control flow may differ cannot. The user's own classes are tried on the meta device.
+    Networks cannot be stacked if their random draws or control flow may differ. The user's own classes are tried on the
+    meta device.
     """
     if getattr(network, "survival", None) is not None:
         return "stochastic depth skips different units in each network"

@@ -69,11 +69,12 @@ def _thread_local() -> dict[str, Any]:
 def compiled(model: nn.Module, *, graphed: bool = False) -> Forward:
     """Compile `model` in one piece for each of at most `BATCH_SIZES` shapes; drops what was compiled before.
 
-    The code draws the same random numbers as `model`. An operation that torch.compile would silently leave to Python
-    or, with `graphed`, out of its CUDA graphs is an error.
+    The code draws the same random numbers as `model`. An operation is an error if torch.compile would silently leave
+    it to Python or, with `graphed`, execute it outside of CUDA graphs.
 
     Raises:
-        UserError: compilation is switched off; at the first call: `model` cannot be compiled; or as `own_cache`.
+        UserError: compilation is switched off, or `own_cache` raises it.
+            The first call raises it if `model` cannot be compiled.
     """
     own_cache()  # torch loads code from this folder, so nobody else may write in it
     torch.compiler.reset()

@@ -105,7 +105,7 @@ def test_lesions_of_a_run_lie_in_its_folder_and_begin_with_its_error(
     assert figures(results) >= {"lesion_single", "lesion_random", "lesion_order"}
     assert pictures(residual.path) >= {"analysis/lesion_single", "analysis/lesion_random", "analysis/lesion_order"}
     told = capsys.readouterr().out.splitlines()
-    assert f"test error {whole:.2f}% whole; without one of 6 units" in told[1]
+    assert f"the whole net has {whole:.2f}% test error; without one of 6 units it has" in told[1]
     assert told[-1].startswith("results")
 
 
@@ -163,7 +163,7 @@ def test_a_part_that_a_net_is_too_small_for_is_left_out_of_it_with_the_reason(
     options = ["model.depth=8", "model.widths=[4,4,4]", "--images", 8, "--draws", 1, "--most", 2]
     assert analyze("lesion", *options, "--output", tmp_path / "alone") == 0
     told = capsys.readouterr().out
-    assert re.search("order is left out of .*, untrained: no stage of this network has two units of equal shape", told)
+    assert re.search("order is left out for .*, untrained: no stage of this network has two units of equal shape", told)
     assert {file.name for file in (tmp_path / "alone").glob("*.csv")} == {
         f"lesion_{part}.csv" for part in ("single", "random", "paths")
     }

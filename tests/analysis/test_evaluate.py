@@ -83,9 +83,9 @@ def test_a_run_has_its_recorded_error_again(tmp_path: Path, capsys: pytest.Captu
     result = run(folder)
     main(["evaluate", CPU, str(folder.path)])
     assert found(folder.path / "analysis")["test_error"] == result.test_error
-    assert f"its record has {result.test_error:.2f} %" in capsys.readouterr().out
+    assert f"the run's result has {result.test_error:.2f} %" in capsys.readouterr().out
     main(["evaluate", CPU, str(folder.path), "--output", str(tmp_path / "elsewhere")])
-    assert f"its record has {result.test_error:.2f} %" in capsys.readouterr().out
+    assert f"the run's result has {result.test_error:.2f} %" in capsys.readouterr().out
     with pytest.raises(UserError, match="only the images of dataset=imagenet have several views"):
         main(["evaluate", CPU, str(folder.path), "--view", "ten_crop"])
     with pytest.raises(UserError, match="name the network of a state dict by options"):

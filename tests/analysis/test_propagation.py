@@ -113,7 +113,7 @@ def test_the_command_measures_a_net(net: list[str], tmp_path: Path, capsys: pyte
     assert len(findings) == 2 + plain
     told = capsys.readouterr().out
     assert "singular values of the units' Jacobian" in told
-    assert ("by mean-field theory a perturbation's square grows by" in told) is plain
+    assert ("by mean-field theory each unit multiplies a perturbation's square by" in told) is plain
     assert {file.suffix for file in tmp_path.glob("propagation_units.*")} == {".csv", ".png", ".svg"}
 
 

@@ -29,10 +29,10 @@ def test_images_that_fall_each_by_its_own_chance_deviate_as_much_as_that_predict
     rng = np.random.default_rng(0)
     chance = rng.beta(0.3, 1.5, size=2000)
     found = variability_of(rng.random((300, 2000)) < chance)
-    assert found.independent == pytest.approx(100 * np.sqrt((chance * (1 - chance)).sum()) / 2000, rel=0.02)
-    assert found.deviation == pytest.approx(found.independent, rel=0.12)
+    assert found.independent_deviation == pytest.approx(100 * np.sqrt((chance * (1 - chance)).sum()) / 2000, rel=0.02)
+    assert found.deviation == pytest.approx(found.independent_deviation, rel=0.12)
     together = variability_of(np.repeat(rng.random((300, 20)) < 0.2, 100, axis=1))
-    assert together.deviation > 5 * together.independent
+    assert together.deviation > 5 * together.independent_deviation
 
 
 def test_the_command_compares_runs_that_differ_in_their_seed(

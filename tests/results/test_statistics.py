@@ -68,7 +68,7 @@ def test_a_pair_by_welch() -> None:
     pooled = math.sqrt((4 * variance(FIRST) + 2 * variance(SECOND)) / 6)
     assert pair.effect == pytest.approx(pair.difference / pooled * (1 - 3 / 23))
     assert pair.effect == pytest.approx(hedges_g(FIRST, SECOND))
-    assert pair.claim == "lower"
+    assert pair.answer == "lower"
 
 
 def test_intervals_widen_and_p_grows_with_the_number_of_pairs() -> None:
@@ -99,7 +99,7 @@ def test_holm_by_hand() -> None:
 def test_no_claim_is_made(second: tuple[float, ...], why: str) -> None:
     (pair,) = compare_rows([Errors("a", FIRST), Errors("b", second)])
     assert all(map(math.isnan, (pair.difference, pair.p, pair.effect)))
-    assert pair.claim == why
+    assert pair.answer == why
     assert pair.seeds == (5, len(second))
 
 
@@ -113,7 +113,7 @@ def test_one_row_without_spread_is_tested_in_silence() -> None:
 
 def test_no_claim_without_spread() -> None:
     (pair,) = compare_rows([Errors("a", (6.0, 6.0, 6.0)), Errors("b", (7.0, 7.0, 7.0))])
-    assert pair.claim == "no spread between seeds"
+    assert pair.answer == "no spread between seeds"
 
 
 def test_pairs_without_a_claim_do_not_count_for_the_correction() -> None:
@@ -125,7 +125,7 @@ def test_pairs_without_a_claim_do_not_count_for_the_correction() -> None:
 
 def test_a_small_difference_is_not_claimed() -> None:
     (pair,) = compare_rows([Errors("a", (6.0, 6.5, 7.0)), Errors("b", (6.1, 6.6, 7.2))])
-    assert pair.claim == "no difference shown"
+    assert pair.answer == "no difference shown"
 
 
 def test_the_agreement_of_two_rankings_counts_pairs() -> None:

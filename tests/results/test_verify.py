@@ -175,7 +175,7 @@ def test_elsewhere_the_final_error_must_be_as_seeds_would_have_it(
     scratch = tmp_path / "scratch"
     beginning = losses_times(verifiable, 1 + 1e-6)
     change(verifiable, beginning=beginning)
-    generation = r"bits cannot be equal \(the first iterations .* another generation .* the row has 1 of 3 seeds"
+    generation = r"bits cannot be equal \(the first iterations .* processors of one name .* the row has 1 of 3 seeds"
     with pytest.raises(UserError, match=generation):
         verify([verifiable.path], "data", scratch=scratch)
     change(verifiable, **ELSEWHERE)

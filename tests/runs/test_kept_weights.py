@@ -158,9 +158,9 @@ def test_an_analysis_is_drawn_over_training(trained: RunFolder, tmp_path: Path) 
     with (tmp_path / "gradients_units.csv").open() as file:
         last = [row for row in csv.DictReader(file) if row["unit"] == "1"][-1]
     assert float(last["gradient_norm"]) == late, "the last iteration is the checkpoint's"
-    with pytest.raises(UserError, match="--iteration 1: only run folders have kept weights"):
+    with pytest.raises(UserError, match="--iteration 1: weights are kept only in run folders"):
         analyze("gradients", *RUN, "--iteration", "1", *options)
-    with pytest.raises(UserError, match="2 networks; this takes one"):
+    with pytest.raises(UserError, match="2 networks; this analysis takes one"):
         analyze("gates", trained.path, "--iteration", "1,3", "--output", tmp_path)
 
 

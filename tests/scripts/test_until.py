@@ -196,8 +196,8 @@ def test_it_trains_until_the_claims_are_decided_and_no_further(lab: list[str], t
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["until=decided", "hours=1e-9"], r"hours=1e-09: do not pay one run; \w+ takes about .* hours"),
-        (["hours=1"], "hours: limit until=decided; add it"),
+        (["until=decided", "hours=1e-9"], r"hours=1e-09: too few for one run; \w+ takes about .* hours"),
+        (["hours=1"], "hours: limits only until=decided; add until=decided"),
         (["until=decided", "hours=much"], "hours"),
         (["sweep=silent", "until=decided"], "needs a sweep with claims"),
     ],

@@ -27,7 +27,7 @@ AT_ONCE = 250  # images in one double backward pass, which holds all activations
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options besides the subject."""
-    parser.add_argument("--images", type=number, default=1000, help="number of images, drawn once (default: 1000)")
+    parser.add_argument("--images", type=number, default=1000, help="use this many random images (default: 1000)")
     parser.add_argument(
         "--split", choices=("train", "test"), default="train", help="source of the images (default: train)"
     )
@@ -124,7 +124,7 @@ def _flat(parts: Sequence[Tensor]) -> Tensor:
 
 
 def largest_eigenvalues(hessian: Hessian, count: int, tolerance: float, seed: int) -> list[float]:
-    """Compute the `count` largest eigenvalues, greatest first, to a relative tolerance: restarted Lanczos (ARPACK)."""
+    """Compute the `count` largest eigenvalues to a relative tolerance by restarted Lanczos (ARPACK), greatest first."""
 
     def product(v: np.ndarray) -> np.ndarray:
         return (hessian @ torch.from_numpy(v.ravel().copy())).numpy()

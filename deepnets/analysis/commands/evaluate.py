@@ -1,4 +1,4 @@
-"""Measures the test error of a run, a record with weights or a state dict, or writes guesses for ImageNet's server.
+"""Measures the test error of a run, of its record or of a state dict, or writes guesses for ImageNet's server.
 
 Any view of ImageNet's images may be chosen.
 """
@@ -30,7 +30,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that this analysis has besides its subject."""
     parser.add_argument("--weights", type=Path, metavar="FILE", help="state dict of deepnets, torchvision or timm")
     parser.add_argument("--view", choices=get_args(ViewName), help="view of ImageNet's images (default: the run's)")
-    parser.add_argument("--precision", choices=list(Precision), help="arithmetic (default: the run's, else fp32)")
+    parser.add_argument(
+        "--precision", choices=list(Precision), help="arithmetic (default: as in the run's result, else fp32)"
+    )
     parser.add_argument(
         "--predict", type=Path, metavar="DIR", help="folder of unlabelled images to classify for the test server"
     )
@@ -55,7 +57,7 @@ def run(arguments: argparse.Namespace) -> None:
         if arguments.predict:
             file = output.folder / "evaluate_predictions.txt"
             count = _predict(subject, arguments, precision, file)
-            sentence = f"{subject.name}: guesses at {count} images of {arguments.predict} in {file.name}"
+            sentence = f"{subject.name}: {file.name} has guesses for {count} images of {arguments.predict}"
             output.finding(sentence, images=count)
             return
         view, batches = _batches(subject, arguments.view)
@@ -66,7 +68,7 @@ def run(arguments: argparse.Namespace) -> None:
         numbers = {"test_error": mean.error, "top5_error": mean.top_error, "loss": mean.loss, "images": images}
         shown = f" by {view}, top-5 {mean.top_error:.2f} %" if mean.top_error is not None else ""
         error = result and result.test_error
-        before = "" if error is None else f"; its record has {error:.2f} %"
+        before = "" if error is None else f"; the run's result has {error:.2f} %"
         dtype = str(precision).removeprefix("torch.")
         output.finding(
             f"{subject.name}: test error {mean.error:.2f} %{shown}, {images} images, in {dtype}{before}",

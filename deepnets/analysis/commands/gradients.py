@@ -1,8 +1,8 @@
 """Gradients, signals and responses over depth, post- against pre-activation (He et al. 2015, Fig. 7; 2016, section 4).
 
-Networks are measured at initialisation and, for a run folder, after training; with --epochs also while the run is
-repeated. Several run folders are drawn in one figure. --orderings compares fresh networks like the first subject, with
-these orderings and several depths.
+Networks are measured at initialisation and, for a run folder, after training. With --epochs the run is trained anew and
+measured after each of these epochs. Several run folders are drawn in one figure. With --orderings, fresh networks that
+differ from the first subject only in ordering and depth are compared.
 """
 
 import argparse
@@ -51,7 +51,9 @@ from deepnets.training.hardware import choose_precision
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options besides the subject."""
     parser.add_argument("--images", type=number, default=128, help="training images in the batch (default: 128)")
-    parser.add_argument("--test-images", type=number, help="images for responses and clipped shares (default: all)")
+    parser.add_argument(
+        "--test-images", type=number, help="test images to measure responses and clipping by ReLUs (default: all)"
+    )
     parser.add_argument(
         "--epochs", type=number, default=0, help="repeat the run for this many epochs and measure each (default: 0)"
     )
@@ -96,7 +98,8 @@ def run(arguments: argparse.Namespace) -> None:
 class Snapshot:
     """The measurements of one network at one time; arrays have an entry per unit.
 
-    The ReLU after the addition clipped `below` of `values` values; without such a ReLU, both are 0.
+    `values` counts the values that enter the ReLU after the addition, and `below` those that it clips to 0. Without
+    such a ReLU, both are 0.
     """
 
     run: str
@@ -188,7 +191,7 @@ def _write_snapshots(snapshots: list[Snapshot], output: Output) -> None:
 def _finding(subject: Subject, snapshots: list[Snapshot]) -> str:
     ratios = " and ".join(f"{first_to_last(snapshot.norms):.3g} {_when(snapshot)}" for snapshot in snapshots)
     first, last = snapshots[0], snapshots[-1]
-    text = f"{subject.name}: first unit's gradient over the last one's, of {len(last.walk)} units, {ratios}; "
+    text = f"{subject.name}: first unit's gradient over the last one's ({len(last.walk)} units): {ratios}; "
     text += first.bypass.sentence(_when(first), fresh=first.time == "initial")
     if last.values.any():
         share = 100 * last.clipped
@@ -196,7 +199,7 @@ def _finding(subject: Subject, snapshots: list[Snapshot]) -> str:
         text += f"; ReLUs after the additions clip {total:.1f}% of all values {_when(last)}, "
         text += f"{np.nanmin(share):.1f}% to {np.nanmax(share):.1f}% by unit"
     else:
-        text += "; no ReLU after the additions clips anything"
+        text += "; no ReLU follows an addition"
     return text
 
 
@@ -280,14 +283,14 @@ def _follow(subject: Subject, arguments: argparse.Namespace, output: Output) -> 
     output.figure("training", _training_figure(norms))
     ratios = [first_to_last(row) for row in norms]
     output.finding(
-        f"{subject.name}: in {len(norms) - 1} epochs that ratio went from {ratios[0]:.3g} to {ratios[-1]:.3g}, "
-        f"between {min(ratios):.3g} and {max(ratios):.3g}",
+        f"{subject.name}: in {len(norms) - 1} epochs the first unit's gradient over the last one's went from "
+        f"{ratios[0]:.3g} to {ratios[-1]:.3g}; it lay between {min(ratios):.3g} and {max(ratios):.3g}",
         ratios=ratios,
     )
 
 
 def _training_figure(norms: np.ndarray) -> Figure:
-    """Draw gradient norms (epochs + 1, units) while a run trains, and the ratio of the first to the last."""
+    """Draw gradient norms (epochs + 1, units) while a run trains, and by epoch the first unit's over the last one's."""
     figure = new_figure(3, 7.5)
     left, right = figure.subplots(1, 2, width_ratios=[2, 1])
     image = show_array(
@@ -320,7 +323,7 @@ def _compare_orderings(
     norms_of: dict[str, dict[int, np.ndarray]] = {}  # (draws, units), by ordering and number of units
     for name, ordering in orderings.items():
         for size in sizes:
-            # A survival rule may demand more units than a size has; before training it makes no difference.
+            # A survival rule may demand more units than a size has, so these nets have none: b is 1.
             changes = {**ordering, "depth": None, "units": [size] * stages, "survival": None}
             drawn = []
             for seed in range(arguments.draws):
@@ -338,16 +341,19 @@ def _compare_orderings(
     output.figure("depth", _orderings_figure(norms_of))
     for name, by_units in norms_of.items():
         ratios = {units: np.mean([first_to_last(row) for row in norms]) for units, norms in by_units.items()}
-        listed = ", ".join(f"{ratio:.3g} of {units}" for units, ratio in ratios.items())
+        listed = ", ".join(f"{ratio:.3g} ({units} units)" for units, ratio in ratios.items())
         output.finding(
-            f"{name}, at initialisation: first unit's gradient over the last one's {listed} units",
+            f"{name}, at initialisation: first unit's gradient over the last one's: {listed}",
             units=list(ratios),
             ratios=list(ratios.values()),
         )
 
 
 def _orderings_figure(norms_of: Mapping[str, Mapping[int, np.ndarray]]) -> Figure:
-    """Draw gradient norms (draws, units) by ordering and number of units: bars of the deepest nets, ratios of all."""
+    """Draw gradient norms (draws, units) by ordering and number of units.
+
+    Bars show the norms of the deepest nets, and lines the first unit's norm over the last one's for all sizes.
+    """
     figure = new_figure(1 + 1.7 * len(norms_of), 10)
     grid = figure.add_gridspec(len(norms_of), 2, width_ratios=[2, 1])
     right = figure.add_subplot(grid[:, 1])

@@ -22,7 +22,7 @@ Interval = tuple[float, float, float]  # value, low, high
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options besides the subject."""
-    parser.add_argument("--images", type=number, help="number of training images, drawn once (default: all)")
+    parser.add_argument("--images", type=number, help="use this many random training images (default: all)")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -94,8 +94,8 @@ def _sentence(numbers: dict[str, Interval], routing: Routing) -> str:
         f"{'biases are all equal' if np.isnan(depth[0]) else biases}; an image opens {said('opened', True)} of the "
         f"gates beyond one half, with sparseness {said('population_sparseness')} over blocks; a block's sparseness "
         f"over images is {said('lifetime_sparseness')}, and {said('between_classes', True)} of its variance lies "
-        f"between classes; a layer changes the state by {said('change', True)} of the possible change, the first "
-        f"{layers // 2} of {layers} layers by {said('first_half_of_change', True)} of the sum"
+        f"between classes; a layer changes the state by {said('change', True)} of the possible change, and the first "
+        f"{layers // 2} of {layers} layers add up to {said('first_half_of_change', True)} of all changes"
     )
 
 

@@ -31,11 +31,20 @@ LEVELS = 12  # contour levels
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options besides the subject."""
     parser.add_argument("--line", action="store_true", help="measure the loss on the line between two run folders")
-    parser.add_argument("--points", type=number, default=25, help="points on each axis, an odd number (default: 25)")
     parser.add_argument(
-        "--range", type=float, default=1.0, help="extent of a surface, in units of the filters' norms (default: 1)"
+        "--points",
+        type=number,
+        default=25,
+        help="odd number of points on each axis of a surface; a line has about twice as many (default: 25)",
     )
-    parser.add_argument("--images", type=number, default=250, help="number of images, drawn once (default: 250)")
+    parser.add_argument(
+        "--range",
+        type=float,
+        default=1.0,
+        help="how far a surface extends each way, in units of the filters' norms; past each net, a line extends by "
+        "half this share of their distance (default: 1)",
+    )
+    parser.add_argument("--images", type=number, default=250, help="use this many random images (default: 250)")
     parser.add_argument(
         "--split", choices=("train", "test"), default="train", help="source of the images (default: train)"
     )
@@ -46,7 +55,8 @@ def run(arguments: argparse.Namespace) -> None:
     """Measure, write the files and print the finding."""
     if arguments.points < 3 or arguments.points % 2 == 0 or not arguments.range > 0:
         raise UserError(
-            f"--points {arguments.points} must be an odd number of at least 3, --range {arguments.range:g} above 0"
+            f"--points {arguments.points} --range {arguments.range:g}: the points must be an odd number of at least 3, "
+            "and the range above 0"
         )
     subjects = subjects_of(arguments)
     if arguments.line and len(subjects) != 2:

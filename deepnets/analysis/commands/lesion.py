@@ -2,8 +2,9 @@
 
 The errors after random deletions are compared with how many paths survive: of all lengths, and of effective lengths.
 
-Exclusive gates are forced to 0 instead, and measured on the training set: Srivastava et al. 2015, Fig. 4. Several run
-folders, e.g. of a residual and a plain network, are drawn in one figure.
+A unit with exclusive gates is deleted by forcing its gates to 0. If all units have such gates, the net is measured on
+the training set unless --split says otherwise: Srivastava et al. 2015, Fig. 4. Several run folders, e.g. of a residual
+and a plain network, are drawn in one figure.
 """
 
 import argparse
@@ -36,7 +37,7 @@ COUNTED = {"deleted": "units deleted", "surviving": "surviving paths", "effectiv
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options besides the subject."""
     parser.add_argument("--only", choices=PARTS, help="run one of the three experiments (default: all)")
-    parser.add_argument("--images", type=number, help="number of images, drawn once (default: all)")
+    parser.add_argument("--images", type=number, help="use this many random images (default: all)")
     parser.add_argument(
         "--split", choices=("train", "test"), help="source of the images (default: test; train where gates are closed)"
     )
@@ -57,7 +58,7 @@ def run(arguments: argparse.Namespace) -> None:
         able[part], reasons = _able(part, nets)
         if arguments.only and not able[part]:
             raise UserError("; ".join(reasons))
-        left_out += [f"{part} is left out of {reason}" for reason in reasons]
+        left_out += [f"{part} is left out for {reason}" for reason in reasons]
     models = [subject.model for subject in subjects]
     with Output("lesion", subjects[0].folder, arguments) as output, output.saved(*models) as saved:
         for net in nets:
@@ -98,8 +99,13 @@ class Lesioned:
             images += len(labels)
         return lesion.scored(sums, images)
 
-    def drawn(self, most: int, draws: int, draw: Callable[[int], Variant]) -> tuple[np.ndarray, list[Variant], Scores]:
-        """Draw `draws` variants for 0 and up to POINTS other numbers of changes; return numbers, variants, scores."""
+    def score_draws(
+        self, most: int, draws: int, draw: Callable[[int], Variant]
+    ) -> tuple[np.ndarray, list[Variant], Scores]:
+        """Draw `draws` variants with 0 changes and as many with each of up to POINTS numbers of changes, 1 to `most`.
+
+        Returns how many changes each variant has, the variants and their scores.
+        """
         changes = np.repeat([0, *np.unique(np.linspace(1, most, POINTS).round().astype(int))], draws)
         variants = [draw(count) for count in changes]
         return changes, variants, self.scores(variants)
@@ -146,7 +152,7 @@ def _single(nets: Sequence[Lesioned], output: Output, arguments: argparse.Namesp
         axes.axhline(whole, color=net.color, linestyle="--", linewidth=1)
         worst = int(errors.argmax())
         sentence = (
-            f"{net.name}: {net.split} error {whole:.2f}% whole; without one of {len(units)} units "
+            f"{net.name}: the whole net has {whole:.2f}% {net.split} error; without one of {len(units)} units it has "
             f"{np.median(errors):.2f}% in the median, {errors[worst]:.2f}% at worst (unit {units[worst] + 1} of "
             f"{len(net.walk)}, stage {stages[worst]})"
         )
@@ -165,13 +171,14 @@ def _random(nets: Sequence[Lesioned], output: Output, arguments: argparse.Namesp
     for net in nets:
         units = lesion.deletable(net.walk, net.sample)
         draw = partial(lesion.random_deletions, net.walk, units, generator=net.generator)
-        deleted, _, scores = net.drawn(min(arguments.most, len(units)), arguments.draws, draw)
+        deleted, _, scores = net.score_draws(min(arguments.most, len(units)), arguments.draws, draw)
         rows += [(net.name, *row) for row in zip(deleted, scores.error, scores.loss, strict=True)]
         counts, errors = deleted[:: arguments.draws], scores.error.reshape(-1, arguments.draws)
         mean_and_range(axes, counts, errors, color=net.color, label=net.label)
         output.finding(
-            f"{net.name}: {net.split} error {errors[0, 0]:.2f}% whole, {errors[1].mean():.2f}% without {counts[1]} and "
-            f"{errors[-1].mean():.2f}% without {counts[-1]} random units, means of {arguments.draws} draws",
+            f"{net.name}: the whole net has {errors[0, 0]:.2f}% {net.split} error; without {counts[1]} random units it "
+            f"has {errors[1].mean():.2f}%, without {counts[-1]} {errors[-1].mean():.2f}%, means of {arguments.draws} "
+            "draws",
             deleted=counts,
             error=errors.mean(1),
         )
@@ -185,8 +192,8 @@ def _count_paths(nets: Sequence[Lesioned], rows: Sequence[tuple[Any, ...]], outp
     """Correlate the errors with units deleted, paths left and effective paths left (Veit et al. 2016, first claim).
 
     `rows` are (run, deleted, error, loss). The lengths that carry 95 % of the gradient are measured on each whole net.
-    All three numbers depend only on how many units are deleted, so their rank correlations agree up to the sign; the
-    linear correlations differ.
+    Both numbers of paths fall as more units are deleted. So the rank correlations agree up to the sign, as long as an
+    effective path survives; the linear correlations differ.
     """
     if not nets:
         return
@@ -212,8 +219,8 @@ def _count_paths(nets: Sequence[Lesioned], rows: Sequence[tuple[Any, ...]], outp
         linear = {name: pearsonr(values, error).statistic for name, values in counts.items()}
         correlations = ", ".join(f"{COUNTED[name]} {ranks[name]:.2f} (linear {linear[name]:.2f})" for name in counts)
         output.finding(
-            f"{net.name}: rank correlation of the error with {correlations}; effective are lengths {lengths[0]} to "
-            f"{lengths[1]} of {units}",
+            f"{net.name}: rank correlation of the error with {correlations}; the effective lengths are "
+            f"{lengths[0]} to {lengths[1]} of {units}",
             lengths=lengths,
             **{f"rank_{name}": value for name, value in ranks.items()},
             **{f"linear_{name}": value for name, value in linear.items()},
@@ -243,7 +250,7 @@ def _order(nets: Sequence[Lesioned], output: Output, arguments: argparse.Namespa
     for net in nets:
         pairs = lesion.swappable(net.walk, net.sample)
         draw = partial(lesion.reordering, net.walk, pairs, generator=net.generator)
-        swaps, variants, scores = net.drawn(arguments.most, arguments.draws, draw)
+        swaps, variants, scores = net.score_draws(arguments.most, arguments.draws, draw)
         taus = [kendalltau(range(len(net.walk)), [place.unit for place in variant]).statistic for variant in variants]
         rows += [(net.name, *row) for row in zip(swaps, taus, scores.error, scores.loss, strict=True)]
         axes.scatter(taus, scores.error, s=12, color=net.color, alpha=0.7, linewidth=0, label=net.label)

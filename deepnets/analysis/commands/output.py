@@ -37,8 +37,9 @@ LINE = TypeAdapter(tuple[str, list[float]])
 class Output:
     """The files of one analysis: `<folder>/analysis/<analysis>_<name>.{csv,png,svg}`, or directly in --output.
 
-    `<analysis>.json` beside them holds the options and, for each finding, its sentence and its numbers. If no run
-    trained the nets, it also holds the claims that were on file before, as a run's result does.
+    `<analysis>.json` beside them holds the options and, for each finding, its sentence and its numbers. Unless `folder`
+    is a run folder, the JSON file also holds the claims that were on file when it was first written, as a run's result
+    does.
 
     Each figure is also the TensorBoard image `analysis/<analysis>_<name>` of the run folder; a UserError is raised if
     another process, e.g. the training, writes to that folder. With --output the run folder is not touched.
@@ -53,7 +54,7 @@ class Output:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            # TensorBoard follows only the newest events file: it would no longer show what a training run writes.
+            # TensorBoard follows only the newest events file, so it would lose sight of a run that still trains.
             if (self.events / "config.yaml").is_file():
                 stack.enter_context(RunFolder(self.events).hold())
             if self.folder.parent == self.events:
@@ -68,7 +69,7 @@ class Output:
         self.held.close()
         if kind is None:
             contents = {"analysis": self.analysis, "options": self.options, "findings": self.findings}
-            if not (self.events / "config.yaml").is_file():  # no run trained these nets, so none noted the claims
+            if not (self.events / "config.yaml").is_file():  # no run folder: no result notes the claims
                 contents["claims"] = self._claims_known()
             text = json.dumps(contents, indent=1, ensure_ascii=False, allow_nan=False)
             write_atomically(self.folder / f"{self.analysis}.json", text + "\n")

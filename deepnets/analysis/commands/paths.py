@@ -29,7 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--draws", type=number, default=100, help="random paths of each length (default: 100; paper: 1000)"
     )
     parser.add_argument(
-        "--images", type=number, default=25, help="number of images, drawn once, which take turns (default: 25)"
+        "--images", type=number, default=25, help="use this many random images, which take turns (default: 25)"
     )
     parser.add_argument(
         "--split", choices=("train", "test"), default="test", help="source of the images (default: test)"
@@ -75,16 +75,15 @@ def run(arguments: argparse.Namespace) -> None:
         numbers = [("effective_paths", *(100 * each for each in (effective[0], *effective[1])))]  # percent of all
         output.rows("numbers", ("measure", "value", "low", "high"), numbers)
         output.table("units", {"unit": lengths[1:], "shortcut_factor": past.shortcut, "bypass_factor": past.whole})
-        output.finding(
-            f"{subject.name}: of the path of length 0, {past.sentence('as it is', fresh=not subject.trained)}",
-            **past.numbers,
-        )
+        when = "trained" if subject.trained else "at initialisation"
+        sentence = past.sentence(when, fresh=not subject.trained)
+        output.finding(f"{subject.name}, path of length 0: {sentence}", **past.numbers)
 
 
 def _norms(
     walk: Walk, x: Tensor, labels: Tensor, lengths: np.ndarray, arguments: argparse.Namespace, saved: Saved
 ) -> np.ndarray:
-    """Compute the norms of `draws` paths of each length, (lengths, draws); save them a few images at a time."""
+    """Compute the gradient's norm along `draws` paths of each length, (lengths, draws); save PATHS norms at a time."""
     generator = torch.Generator().manual_seed(arguments.seed)
     through, image = paths.drawn(len(walk), lengths.tolist(), arguments.draws, len(x), generator)
     norms = torch.empty(len(image), dtype=torch.float64)
@@ -123,7 +122,7 @@ def _finding(
         f"{subject.name}: the mean path takes {units / 2:g} of {units} branches; 95% of count times norm lies at "
         f"lengths {products[0]} to {products[1]}, {100 * share:.3g}% of all paths ({100 * low:.3g}% to "
         f"{100 * high:.3g}% by the bootstrap over images); paths of one length partly cancel: the norms of their sums "
-        f"come to {remain:.3g}% of that, 95% at lengths {sums[0]} to {sums[1]}"
+        f"come to {remain:.3g}% of count times norm, 95% at lengths {sums[0]} to {sums[1]}"
     )
 
 

@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far a gradient g agrees with the reference r: cosine g r / |g| |r|, relative difference |g - r| / |r|.
+    """The cosine of a gradient g and a reference r, g r / (|g| |r|), and the relative difference |g - r| / |r|.
 
     `cosines` and `differences` have an entry per unit, `cosine` and `difference` are over all parameters. The
     cosine is NaN if g or r is 0; the difference is not finite if r is 0.

@@ -1,8 +1,8 @@
 """Signals over depth against mean-field theory, and singular values of the Jacobian (Brock et al. 2021; Xiao 2018).
 
 Channel statistics and correlations are measured on a batch that is normalised by its own statistics, as in training.
-The Jacobian of the last unit's output with respect to the first unit's input is measured at one image, with stored
-statistics. Theory is drawn for plain nets of ReLU or tanh without batch normalisation.
+The Jacobian of the last unit's output with respect to the first unit's input is measured at the middle of one image,
+with stored statistics. Theory is drawn for plain nets of ReLU or tanh without batch normalisation.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--jacobian",
         type=number,
         default=1024,
-        help="largest number of values in the last unit's output (default: 1024)",
+        help="crop the image until the last unit's output has at most this many values (default: 1024)",
     )
 
 
@@ -98,7 +98,7 @@ def _finding(
         chi, critical = theory[-1].growth ** (1 / len(walk)), _critical(walk)
         phase = "critical" if abs(chi - 1) < NEAR else "ordered" if chi < 1 else "chaotic"
         output.finding(
-            f"{subject.name}: by mean-field theory a perturbation's square grows by {chi:.3f} a unit, which is {phase} "
+            f"{subject.name}: by mean-field theory each unit multiplies a perturbation's square by {chi:.3f}: {phase} "
             f"(variance of weights times fan-in {critical['weight_variance']:.3f}, critical "
             f"{critical['critical_weight_variance']:.3f}); after all units length {theory[-1].length:.3g} and "
             f"correlation {theory[-1].correlation:.3f}",
@@ -108,7 +108,7 @@ def _finding(
             **critical,
         )
     is_rounding = values[-1] <= len(values) * np.finfo(float).eps * values[0]
-    spread = "beyond rounding" if is_rounding else f"{values[0] / values[-1]:.3g}"
+    spread = "unknown, since the least is rounding" if is_rounding else f"{values[0] / values[-1]:.3g}"
     output.finding(
         f"{subject.name}: {len(values)} singular values of the units' Jacobian at a {size}x{size} image, root mean "
         f"square {np.sqrt(np.mean(values**2)):.3g}, from {values[0]:.3g} to {values[-1]:.3g}, "

@@ -33,7 +33,7 @@ NAMES = {"feedforward": "centred feed-forward", "resnet": "resnet", "resnet_cent
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options; depths and beta concern only the paper's nets."""
+    """Add the options; depths, beta and --literal concern only the paper's nets."""
     parser.add_argument(
         "--depths", default="2,4,10,24,50", help="depths of the nets in the curves (default: %(default)s)"
     )
@@ -44,7 +44,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--resnet-depth", type=count, default=50, help="depth of the resnets in the picture (default: 50)"
     )
     parser.add_argument("--beta", type=float, default=0.1, help="factor on the branches of resnets (default: 0.1)")
-    parser.add_argument("--draws", type=number, default=20, help="networks of each kind and depth (default: 20)")
+    parser.add_argument(
+        "--draws", type=number, default=20, help="networks of each kind and depth, or pairs of images (default: 20)"
+    )
     parser.add_argument("--literal", action="store_true", help="draw Fig. 1a also with the paper's biases N(0, 1/N)")
     parser.add_argument("--seed", type=whole, default=0, help="seed of the draws (default: 0)")
 
@@ -97,9 +99,9 @@ def _measure_drawn_nets(arguments: argparse.Namespace, depths: Sequence[int]) ->
         residual = [f", resnet with beta {beta:g} {r:.2f}" for (kind, beta), r in first.items() if kind == "resnet"]
         output.finding(
             f"autocorrelation of the gradient at lag 1, mean of {arguments.draws} nets of {deepest} layers: centred "
-            f"feed-forward {first['feedforward', 1.0]:.2f}{''.join(residual)}, looks-linear "
-            f"{beside['looks-linear']:.2f}; white noise {beside['white']:.2f}, brown noise {beside['brown']:.2f} "
-            f"({seconds:.0f} s)",
+            f"feed-forward {first['feedforward', 1.0]:.2f}{''.join(residual)}; looks-linear nets of "
+            f"{arguments.resnet_depth} layers {beside['looks-linear']:.2f}; white noise {beside['white']:.2f}, brown "
+            f"noise {beside['brown']:.2f} ({seconds:.0f} s)",
             depth=deepest,
             **{f"{kind}_{beta:g}": mean for (kind, beta), mean in first.items()},
             **{name.replace("-", "_"): mean for name, mean in beside.items()},

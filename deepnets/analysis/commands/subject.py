@@ -47,7 +47,7 @@ class Subject:
         groups of a batch that are normalised separately would see one class each.
 
         Raises:
-            UserError: fewer than 1 image.
+            UserError: `images` is below 1.
         """
         splits = splits_of(dataset_of(self.config), self.device)
         chosen = getattr(splits, split)
@@ -101,7 +101,7 @@ def subject_of(arguments: argparse.Namespace) -> Subject:
     """
     subjects = subjects_of(arguments)
     if len(subjects) > 1:
-        raise UserError(f"{' '.join(arguments.subject)}: {len(subjects)} networks; this takes one")
+        raise UserError(f"{' '.join(arguments.subject)}: {len(subjects)} networks; this analysis takes one")
     return subjects[0]
 
 
@@ -111,7 +111,7 @@ def subjects_of(arguments: argparse.Namespace) -> list[Subject]:
     With --iteration there is a subject for each of these iterations of each folder.
 
     Raises:
-        UserError: folders and options are mixed, or load_run or build refuses them.
+        UserError: folders and options are mixed, the options are a sweep, or `load_run` or `compose` refuses them.
     """
     typed = arguments.subject
     folders = [word for word in typed if _is_folder(word)]
@@ -122,7 +122,9 @@ def subjects_of(arguments: argparse.Namespace) -> list[Subject]:
         named = zip(folders, _names(folders), strict=True)
         return [_trained(Path(word), name, arguments, each) for word, name in named for each in iterations]
     if arguments.iteration is not None:
-        raise UserError(f"--iteration {arguments.iteration}: only run folders have kept weights, not options")
+        raise UserError(
+            f"--iteration {arguments.iteration}: weights are kept only in run folders; name those, not options"
+        )
     if folders:
         raise UserError(f"{' '.join(typed)}: name run folders, or options such as model=preact110 dataset=cifar10")
     return [_fresh(typed, arguments)]

@@ -50,7 +50,7 @@ class Trend:
     """Best learning rates (points,) at depths (points,), and the slope of their logarithms with its 95 % interval.
 
     If the slope is -1, the rate halves as the depth doubles; if it is 0, the rate transfers. `at_edge` counts the rates
-    at an end of the grid, where the true best rate may lie beyond it.
+    at an end of the grid, where the true best rate may lie beyond it, and those that are NaN.
     """
 
     depths: np.ndarray
@@ -99,10 +99,10 @@ def _figure(trends: Mapping[str, Trend]) -> Figure:
 
 
 def best_rate(losses: Mapping[float, float]) -> tuple[float, bool]:
-    """Return the learning rate of the lowest loss, and whether it is an end of the grid; NaN if no loss is finite.
+    """Return the learning rate of the lowest loss, and whether it is an end of the grid.
 
-    If the lowest loss has a neighbour on both sides, the rate is the minimum of the parabola through the three points,
-    over the logarithm of the rate.
+    If no loss is finite, the rate is NaN and counts as an end. If the lowest loss has a neighbour on both sides, the
+    rate is the minimum of the parabola through the three points, over the logarithm of the rate.
     """
     rates = sorted(losses)
     by_rate = [losses[rate] for rate in rates]

@@ -32,12 +32,12 @@ def run(arguments: argparse.Namespace) -> None:
         always, never, images = missed[-1], missed[0], wrong.shape[1]
         output.finding(
             f"{name}: {len(runs)} runs, errors {measured.errors.min():.2f}% to {measured.errors.max():.2f}%, deviation "
-            f"{measured.deviation:.2f} points ({measured.independent:.2f} if images were independent); two runs differ "
-            f"on {measured.mean_disagreement:.2f}% of {images} images; "
+            f"{measured.deviation:.2f} points ({measured.independent_deviation:.2f} if images were independent); two "
+            f"runs differ on {measured.mean_disagreement:.2f}% of {images} images; "
             f"{100 * never / images:.1f}% of images are right in all runs, {100 * always / images:.1f}% in none",
             errors=measured.errors,
             deviation=measured.deviation,
-            independent=measured.independent,
+            independent=measured.independent_deviation,
             disagreement=measured.mean_disagreement,
             always_right=never / images,
             never_right=always / images,
@@ -62,7 +62,7 @@ class Variability:
         return float(self.errors.std(ddof=1))
 
     @property
-    def independent(self) -> float:
+    def independent_deviation(self) -> float:
         """The deviation if images were wrong independently of each other: 100 sqrt(sum p (1 - p)) / images.
 
         p (1 - p) of an image is estimated without bias from its `share`.

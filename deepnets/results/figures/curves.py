@@ -42,7 +42,7 @@ def training_curves(runs: Mapping[str, Run], logarithmic: bool) -> Figure:
 
 
 def curves_beside(pairs: Mapping[str, tuple[Run, Run]], logarithmic: bool) -> Figure:
-    """Draw the curves of A and of B, a panel for each row."""
+    """Draw the errors of the two runs of each row over the training, named A and B; each row gets a panel."""
     pairs = dict(list(pairs.items())[:MOST_PANELS])
     runs = {f"{row} {index}": run for row, both in pairs.items() for index, run in enumerate(both)}
     unit = _unit(runs)
@@ -56,9 +56,9 @@ def curves_beside(pairs: Mapping[str, tuple[Run, Run]], logarithmic: bool) -> Fi
 
 
 def degradation(runs: Mapping[str, Run], logarithmic: bool) -> Figure | None:
-    """Draw the effect of depth on plain nets and on nets with shortcuts (He et al. 2015, Fig. 4 and 6), a panel each.
+    """Draw the errors of plain nets of several depths beside those of nets with shortcuts (He et al. 2015, Fig. 4, 6).
 
-    Return None unless both kinds have two depths.
+    Rows that differ only in depth share a panel. Return None unless both plain nets and others have two depths.
     """
     lines = lines_over(DEPTH, runs)
     plain = {name: depths for name, depths in lines.items() if is_plain(runs[next(iter(depths.values()))])}

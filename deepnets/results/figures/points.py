@@ -58,7 +58,8 @@ def pictures_of(tables: Sequence[Table], logarithmic: bool = False) -> list[Pict
 def bars(cells: Mapping[str, Cell]) -> Figure | None:
     """Draw each row's median error and the published one, with a 95% interval or, below 3 seeds, all its errors.
 
-    A row that fails has a bar up to the edge, with its number. Return None without errors or with too many rows.
+    A row that fails has a bar up to the edge, on which its median is written. Return None without errors or with too
+    many rows.
     """
     cells = {row: cell for row, cell in cells.items() if cell.errors or cell.published.test_error is not None}
     if not any(cell.errors for cell in cells.values()) or len(cells) > MOST_BARS:
@@ -100,9 +101,10 @@ def bars(cells: Mapping[str, Cell]) -> Figure | None:
 
 
 def error_over(key: str, runs: Mapping[str, Run], cells: Mapping[str, Cell]) -> Figure | None:
-    """Draw median errors over a number, with 95% intervals and published values; a line joins rows alike in all else.
+    """Draw median errors over a number, with 95% intervals and published values.
 
-    A row that diverged is a triangle at `WORST_ERROR`. Return None if the ended rows make no line.
+    A line joins the rows that differ only in this number. A row that diverged is a triangle at `WORST_ERROR`. Return
+    None if the ended rows make no line.
     """
     lines = lines_over(key, {row: run for row, run in runs.items() if cells[row].errors})
     if not lines:
@@ -137,7 +139,7 @@ def error_over(key: str, runs: Mapping[str, Run], cells: Mapping[str, Cell]) -> 
 
 
 def looks_of_claims(findings: Sequence[Finding]) -> Figure | None:
-    """Draw each claim's difference of mean errors at every look, the first one on top, with the look's bounds.
+    """Draw each claim's difference of mean errors, with bounds, at every look; a claim's first look is on top.
 
     The side that the paper claims is shaded, the margin dotted. Return None if no claim has had a look.
     """
