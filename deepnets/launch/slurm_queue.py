@@ -123,12 +123,12 @@ def seconds_of(limit: int | str) -> float:
 
 def _tasks() -> dict[str, QueuedTask]:
     """Return this user's tasks by name: `123_4` is a task of an array, `123` a job without an array."""
-    form = "--format=%F %K %T %l %P %a %o"
+    form = "--format=%F %K %T %l %P %a %q %o"
     lines = slurm_answer("squeue", "--noheader", "--array", f"--user={os.getuid()}", form).splitlines()
     tasks = {}
     for line in lines:
-        job, task, state, time, partition, account, script = line.split(" ", 6)
-        options = {"time": time, "partition": partition, "account": account}
+        job, task, state, time, partition, account, qos, script = line.split(" ", 7)
+        options = {"time": time, "partition": partition, "account": account, "qos": qos}
         name = job if task == "N/A" else f"{job}_{task}"
         tasks[name] = QueuedTask(Path(script.strip()), state == "PENDING", options)
     return tasks

@@ -169,9 +169,10 @@ class Training:
             set_statistics(self.model, state["statistics"][rank])
         if self._survival:
             self._survival.set_state(state["survival"])
-        torch.set_rng_state(state["random"][0].clone())  # a copy, as torch reads from the storage's start
+        own = rank if is_same_size else 0  # a user's layer draws other numbers where a process has fewer images
+        torch.set_rng_state(state["random"][own].clone())  # a copy, as torch reads from the storage's start
         if self.device.type == "cuda" and state["random_cuda"] is not None:
-            torch.cuda.set_rng_state(state["random_cuda"][0].clone(), self.device)
+            torch.cuda.set_rng_state(state["random_cuda"][own].clone(), self.device)
 
 
 def fit(training: Training) -> Iterator[Training]:

@@ -17,6 +17,7 @@ from deepnets.config.schema import StepKind
 from deepnets.data.batches import EvaluationBatches, TrainingBatches
 from deepnets.data.normalization import Normalization
 from deepnets.data.source import Split
+from deepnets.distributed.world import ALONE, World
 from deepnets.optimizer import sgd
 from deepnets.schedule import Plateau, Step
 from deepnets.training.assembly import prepare
@@ -232,3 +233,14 @@ def test_training_with_operations_resumes_within_an_epoch_to_the_last_bit(option
     assert math.isfinite(means["train"].loss)
     for name, weight in whole.model.state_dict().items():
         assert torch.equal(resumed.model.state_dict()[name], weight), name
+
+
+def test_each_process_resumes_with_its_own_random_numbers() -> None:
+    state = training(3).state_dict()
+    first, second = (torch.Generator().manual_seed(seed).get_state() for seed in (1, 2))
+    state |= {"random": torch.stack([first, second]), "sums": state["sums"].repeat(2, 1)}
+    resumed = training(3)
+    for world, own in ((World(rank=1, size=2), second), (ALONE, first)):
+        resumed.world = world
+        resumed.load_state_dict(state)
+        assert torch.equal(torch.get_rng_state(), own)
