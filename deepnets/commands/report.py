@@ -60,7 +60,7 @@ def main() -> int:
         "--project", type=filled, metavar="FILE", help="your project, for its published numbers and claims"
     )
     places.add_argument("--config-dir", type=Path, metavar="DIR", help="your folder of options, as for train")
-    parser.add_argument("--full", action="store_true", help="also print the page's other tables and notes")
+    parser.add_argument("--full", action="store_true", help="also print the statistics and the rules")
     parser.add_argument("--log", action="store_true", help="draw the curves' errors on a logarithmic scale")
     for kind in EXPORTS:
         parser.add_argument(f"--{kind}", type=Path, metavar="FILE", help=f"write the table as {kind} (- prints it)")
