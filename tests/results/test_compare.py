@@ -197,7 +197,7 @@ def test_what_cannot_be_compared_is_said_in_a_line(
 
 
 def test_curves_of_two_runs_are_drawn_where_a_folder_is_named(row: Path, tmp_path: Path, said: Said) -> None:
-    with pytest.raises(UserError, match="--log is for the curves of two runs, which --output DIR draws"):
+    with pytest.raises(UserError, match="--log is for the curves; add --output DIR, "):
         said(row / "seed0", row / "seed1", "--log")
     words = said(row / "seed0", row / "seed1", "--log", "--output", tmp_path)
     assert {file.name for file in tmp_path.iterdir()} == {"compare.html", "compare.png", "compare.svg"}
