@@ -31,7 +31,7 @@ from deepnets.runs.code import OtherCode, changed_files, code_of, code_to_execut
 from deepnets.runs.contents import FAILED, Code, Origin, Unreadable
 from deepnets.runs.execute import inspect
 from deepnets.runs.folder import BESIDE, Locked, OtherSettings, RunFolder, folders_of, run_folders
-from deepnets.runs.record import describe_result, duration
+from deepnets.runs.record import change_of_images, describe_result, duration
 from deepnets.runs.status import read_state, read_states
 from deepnets.system.files import write_atomically
 from deepnets.system.printing import as_text, print_error, print_line, print_rich, with_progress
@@ -76,7 +76,7 @@ def launch(rows: list[Row]) -> int:
     launcher.check_all({folder: row.config for row, folder in zip(rows, folders, strict=True)})
     if first.reuse:
         _reuse(rows, folders)
-    to_execute, trained_before_change = {}, Counter[str]()
+    to_execute, trained_before_change, other_data = {}, Counter[str](), Counter[str]()
     for row, folder in with_progress(pairs, "runs frozen"):
         try:
             code = code_of(row.config)
@@ -89,14 +89,17 @@ def launch(rows: list[Row]) -> int:
                     print_line(line)
                 if code and (before := noted_code(folder)) and (changed := changed_files(folder, before, code)):
                     trained_before_change[", ".join(changed)] += 1
+                if (result := folder.completed) and (change := change_of_images(row.config, result)):
+                    other_data[f"now in {row.config.dataset['root']} ({change})"] += 1
         except Locked as error:  # another process trains this run; below, the launcher skips it
             if row.config.overwrite:  # skip it here: `_check` has not compared its settings with the folder's
                 print_line(f"{error}; skipped")
                 continue
         to_execute[folder] = row.config
     for files, count in trained_before_change.items():
-        runs = f"{count} finished runs were" if count > 1 else "1 finished run was"
-        print_line(f"{runs} trained before your code changed ({files}); to train in another folder, add {BESIDE}")
+        print_line(f"{_finished(count)} before your code changed ({files}); to train in another folder, add {BESIDE}")
+    for change, count in other_data.items():
+        print_line(f"{_finished(count)} on other images than those {change}; to train in another folder, add {BESIDE}")
     _copy_sweep(rows[0], folders[0])
     # One seed of every row first, so that all rows can be compared after the first round.
     to_execute = dict(sorted(to_execute.items(), key=lambda item: item[1].seed))
@@ -287,6 +290,10 @@ def _check(row: Row, folder: RunFolder, launcher: Launcher) -> None:
         check(launchable(row.config, launcher), code.hash if code else None)
     elif kept and kept.dataset.get("root") != row.config.dataset.get("root"):
         print_line(f"{folder}: was trained on the data in {kept.dataset.get('root')}")
+
+
+def _finished(count: int) -> str:
+    return f"{count} finished runs were trained" if count > 1 else "1 finished run was trained"
 
 
 def _copy_sweep(row: Row, folder: RunFolder) -> None:

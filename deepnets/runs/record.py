@@ -5,18 +5,22 @@ import hashlib
 import json
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import lru_cache
 from importlib.metadata import version
-from math import isfinite
+from math import isfinite, prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from deepnets.config.build import TARGETS, targets_in
 from deepnets.config.identity import PLAIN_LOSS, identity_hash
 from deepnets.config.project import git_commit
 from deepnets.config.schema import Config, Selection
 from deepnets.data.augmentation import SHORTER
 from deepnets.data.class_folders import ImageFiles
+from deepnets.data.dataset import Dataset
 from deepnets.errors import UserError, printable
 from deepnets.models.batchnorm import group_sizes
 from deepnets.runs.contents import DIVERGED, FinalStatus, Input, Result, packed
@@ -25,6 +29,8 @@ from deepnets.training.assembly import dataset_of, splits_of
 from deepnets.training.fit import FIRST, Training
 from deepnets.training.hardware import choose_precision, describe
 
+MOST_CHECKED = 2**30  # bytes of images that a command reads to see whether a complete run trained on them
+SPLITS = ("train", "validation", "test")
 THREADS = torch.get_num_threads()  # read when this process starts, before a run sets another number
 
 
@@ -222,6 +228,30 @@ def differing(before: dict[str, Any], now: dict[str, Any]) -> str:
     """List the entries of `before` that have another value now, with both values; empty if there are none."""
     keys = [key for key in before if before[key] != now.get(key)]
     return ", ".join(f"{key} {before[key]} then, {now.get(key)} now" for key in keys)
+
+
+def change_of_images(config: Config, result: Result) -> str:
+    """Say how the images in the data folder differ from those of a complete run; empty if equal or long to check.
+
+    This reads only what takes a second or two: deepnets' own data sets, of at most `MOST_CHECKED` bytes, in their
+    folder.
+    """
+    if not result.data or {*targets_in(config.dataset)} - TARGETS:
+        return ""
+    with suppress(UserError):  # the run needs no images any more, so it does not matter if they cannot be read
+        if now := _contents(dataset_of(config)):
+            changed = {name: value for name, value in result.data.items() if value != now.get(name)}
+            counts = {name: changed[name] for name in SPLITS if name in changed}
+            return differing(counts or dict([*changed.items()][-1:]), now)  # the last is the checksum of all images
+    return ""
+
+
+@lru_cache(maxsize=4)
+def _contents(dataset: Dataset) -> dict[str, Any] | None:
+    if dataset.is_streamed or (found := dataset.source.found).missing:
+        return None
+    size = sum(found.sizes) * prod(dataset.source.shape)
+    return splits_of(dataset, torch.device("cpu")).contents() if size <= MOST_CHECKED else None
 
 
 def describe_result(result: Result) -> str:
