@@ -52,12 +52,8 @@ def launch(rows: list[Row]) -> int:
     folders, first = folders_of(rows), rows[0].config
     check_tables(rows, folders)
     launcher: Launcher = build("launcher", first.launcher)
-    choose_code(first.code)
+    use_chosen_code(first.code, folders)
     errors = {}
-    if first.code == CodeChoice.frozen:  # before any class is imported, so that checks use its frozen version
-        for folder in folders:
-            if folder.has_begun and not folder.is_complete and (code := noted_code(folder)):
-                execute_copy(folder, code.hash)
     pairs = list(zip(rows, folders, strict=True))
     for row, folder in with_progress(pairs, "runs checked"):
         try:
@@ -104,6 +100,16 @@ def launch(rows: list[Row]) -> int:
     # One seed of every row first, so that all rows can be compared after the first round.
     to_execute = dict(sorted(to_execute.items(), key=lambda item: item[1].seed))
     return launcher.execute(to_execute) if to_execute else 0
+
+
+def use_chosen_code(choice: CodeChoice | None, folders: Sequence[RunFolder]) -> None:
+    """Let this process use the chosen version of the user's modules, before it imports any of them."""
+    choose_code(choice)
+    if choice == CodeChoice.frozen:
+        for folder in folders:
+            if folder.has_begun and not folder.is_complete and (code := noted_code(folder)):
+                with suppress(UserError):  # the check of each run raises it again, and so all such runs are named
+                    execute_copy(folder, code.hash)
 
 
 def check_tables(rows: Sequence[Row], folders: Sequence[RunFolder]) -> None:
@@ -261,7 +267,7 @@ def lines_by_reason(reasons: Mapping[RunFolder, str]) -> list[str]:
     """Return a line for each reason; folders with the same reason share a line."""
     folders: dict[str, list[RunFolder]] = {}
     for folder, reason in reasons.items():
-        folders.setdefault(reason, []).append(folder)
+        folders.setdefault(reason.removeprefix(f"{folder}: "), []).append(folder)
     others = {reason: f" and {len(same) - 1} more" if len(same) > 1 else "" for reason, same in folders.items()}
     return [f"  {same[0]}{others[reason]}: {reason}" for reason, same in folders.items()]
 
