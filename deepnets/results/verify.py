@@ -43,6 +43,7 @@ LEAST = 8.0  # typical gaps are always allowed, because all twelve trainings may
 MOST = 0.1  # largest share of a loss that is allowed, or a few very different trainings would allow any gap
 SEPARATED = 0.01  # once rounding has moved a loss by this share of it, later losses show little
 SAME_NAMES = "; torch and the processor's name are the record's, but another generation rounds otherwise"
+UNEQUAL = f"the first iterations are not equal bit by bit{SAME_NAMES}"
 FLOOR = 4 * 2.0**-23  # share of a loss; in any net, another order of the sum over a batch may round by as much
 
 
@@ -220,7 +221,8 @@ def _verify_whole(run: Run, root: str, scratch: Path) -> Verification:
     """Train a record from beginning to end in `scratch`, or resume there, and print how it compares.
 
     If `_changes` finds nothing and the first iterations are equal bit by bit, every epoch and the images that were
-    right must be equal too; otherwise the final error must lie in the prediction interval of the row's seeds.
+    right must be equal too; otherwise the final error must lie in the prediction interval of the row's seeds. If these
+    are too few, the first iterations are tried before the record is trained.
 
     Raises:
         UserError: the record cannot be compared; the message gives the reason.
@@ -236,12 +238,19 @@ def _verify_whole(run: Run, root: str, scratch: Path) -> Verification:
     )
     if (folder.path / "config.yaml").is_file() and identity_hash(folder.config) != identity_hash(config):
         raise UserError(f"{folder} is another run; name another --scratch")
+    changes = "; ".join(_changes(result, config.launcher, device))
+    errors = [each.error for each in read_runs([run.folder.path.parent]) if each.error is not None]
+    few = f"and the row has {len(errors)} of {FEWEST_SEEDS} seeds, too few for an interval of its error"
+    if len(errors) < FEWEST_SEEDS and not folder.is_complete:
+        torch.set_num_threads(result["threads"])
+        begun = _begun(_fresh(config, device, getattr(torch, result["precision"])), len(result["beginning"]["losses"]))
+        if begun != result["beginning"]:
+            raise UserError(f"bits cannot be equal ({changes or UNEQUAL}), {few}; it was not trained to its end")
     folder.freeze(config, Origin())
     train(folder)
     (again,) = read_runs([folder.path])
-    changes = "; ".join(_changes(result, config.launcher, device))
-    if not changes and again.result["beginning"] != result["beginning"]:
-        changes = f"the first iterations are not equal bit by bit{SAME_NAMES}"
+    if again.result["beginning"] != result["beginning"]:
+        changes = changes or UNEQUAL
     is_equal = _bits(again) == _bits(run)
     if run.error is None or again.error is None:
         raise UserError("a result has no final error")
@@ -249,10 +258,9 @@ def _verify_whole(run: Run, root: str, scratch: Path) -> Verification:
     if is_equal or not changes:
         text, passed = "every epoch is equal bit by bit" if is_equal else "and all is as it was", is_equal
     else:
-        errors = [each.error for each in read_runs([run.folder.path.parent]) if each.error is not None]
         error = min(again.error, WORST_ERROR)  # for a run that diverged
         if (interval := true_difference(errors, Printed(error))) is None:
-            raise UserError(f"bits cannot be equal ({changes}), and the row has {len(errors)} of {FEWEST_SEEDS} seeds")
+            raise UserError(f"bits are not equal ({changes}), {few}")
         low, high = (error + side for side in interval)
         gap, allowed, passed = abs(error - (low + high) / 2), (high - low) / 2, low <= error <= high
         text = f"the interval of the row's {len(errors)} seeds is {low:.2f} to {high:.2f} %"

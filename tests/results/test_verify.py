@@ -173,14 +173,32 @@ def test_elsewhere_the_final_error_must_be_as_seeds_would_have_it(
     verifiable: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scratch = tmp_path / "scratch"
-    beginning = losses_times(verifiable, 1 + 1e-6)
+    first, beginning = stored(verifiable)["beginning"], losses_times(verifiable, 1 + 1e-6)
     change(verifiable, beginning=beginning)
-    generation = r"bits cannot be equal \(the first iterations .* another generation .* the row has 1 of 3 seeds"
+    generation = (
+        r"bits cannot be equal \(the first iterations .* another generation .* the row has 1 of 3 seeds, too few"
+    )
     with pytest.raises(UserError, match=generation):
         verify([verifiable.path], "data", scratch=scratch)
     change(verifiable, **ELSEWHERE)
-    with pytest.raises(UserError, match=r"bits cannot be equal .* and the row has 1 of 3 seeds"):
+    with pytest.raises(
+        UserError, match=r"bits cannot be equal \(device .* 1 of 3 seeds, .*; it was not trained to its"
+    ):
         verify([verifiable.path], "data", scratch=scratch)
+    assert not scratch.exists()
+    metrics = verifiable.path / "metrics.csv"
+    honest, (header, *epochs) = metrics.read_text(), metrics.read_text().splitlines()
+    place = header.split(",").index("train_loss")
+    late = [line.split(",") for line in epochs]
+    late[-1][place] = str(float(late[-1][place]) + 1e-6)
+    change(verifiable, beginning=first)
+    metrics.write_text("\n".join([header, *(",".join(line) for line in late), ""]))
+    with pytest.raises(
+        UserError, match=r"bits are not equal \(device another CPU then, .* 1 of 3 seeds, too few for an"
+    ):
+        verify([verifiable.path], "data", scratch=scratch)  # only the last epoch tells
+    metrics.write_text(honest)
+    change(verifiable, beginning=beginning)
     for seed in (1, 2):
         trained(verifiable.path.with_name(f"seed{seed}"), f"seed={seed}")
     assert verify([verifiable.path], "data", scratch=scratch) == 0
