@@ -27,7 +27,7 @@ from deepnets.runs.contents import DIVERGED, FinalStatus, Input, Result, packed
 from deepnets.runs.folder import RunFolder
 from deepnets.training.assembly import dataset_of, splits_of
 from deepnets.training.fit import FIRST, Training
-from deepnets.training.hardware import choose_precision, describe
+from deepnets.training.hardware import choose_precision, describe, processor_model
 
 MOST_CHECKED = 2**30  # bytes of images that a command reads to see whether a complete run trained on them
 SPLITS = ("train", "validation", "test")
@@ -46,9 +46,14 @@ def environment_of(config: Config, device: torch.device) -> dict[str, Any]:
         "precision": str(precision).removeprefix("torch."),
         "step": config.step.value,
         "device": describe(device),
+        **_generation(device),
         "torch": str(torch.__version__),
         "processes": {"0": config.devices},
     }
+
+
+def _generation(device: torch.device) -> dict[str, str]:
+    return {"processor": processor} if device.type == "cpu" and (processor := processor_model()) else {}
 
 
 def threads_of(config: Config) -> int:
@@ -114,9 +119,11 @@ def _described(node: dict[str, Any]) -> str:
 
 def changes_since(folder: RunFolder, config: Config, frozen: dict[str, Any], device: torch.device) -> list[str]:
     """Return a line about each part of the environment that has changed since the run started."""
-    now = {"torch": str(torch.__version__), "device": describe(device), "step": config.step}
+    now = {"torch": str(torch.__version__), "device": describe(device), **_generation(device), "step": config.step}
     remarks = [
-        f"started with {name} {frozen[name]}, resumes with {now[name]}" for name in now if frozen[name] != now[name]
+        f"started with {name} {frozen[name]}, resumes with {now[name]}"
+        for name in now
+        if frozen.get(name, now[name]) != now[name]  # a run that an older version began lacks the processor
     ]
     if config.threads and threads_of(config) != frozen["threads"]:
         each = " in each process" if config.devices > 1 else ""
@@ -160,7 +167,7 @@ def result_of(
         python=sys.version.split()[0],
         device_type=training.device.type,
         **{name: frozen[name] for name in ("device", "precision", "threads", "step", "processes")},
-        **({"code": frozen["code"]} if "code" in frozen else {}),
+        **{name: frozen[name] for name in ("processor", "code") if name in frozen},
         **facts,
     )
 

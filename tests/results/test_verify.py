@@ -17,6 +17,7 @@ from deepnets.runs.contents import Origin
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
 from deepnets.training.assembly import prepare
+from deepnets.training.hardware import processor_model
 from tests.command import row
 
 NET = ["model=highway_fc10", "model.depth=4", "model.width=10", "dataset=digits", "epochs=2", "device=cpu", "threads=1"]
@@ -50,6 +51,13 @@ def change(folder: RunFolder, **facts: object) -> None:
     (folder.path / "result.json").write_text(json.dumps(stored(folder) | facts))
 
 
+def without_generation(folder: RunFolder) -> None:
+    """Drop the processor's generation from result.json, which older versions did not note."""
+    result = stored(folder)
+    result.pop("processor", None)
+    (folder.path / "result.json").write_text(json.dumps(result))
+
+
 def losses_times(folder: RunFolder, factor: float) -> dict[str, Any]:
     return {"losses": [loss * factor for loss in stored(folder)["beginning"]["losses"]], "weights": "0" * 16}
 
@@ -70,6 +78,23 @@ def test_weights_may_differ_after_equal_losses(
     assert f"verified: the first 20 of 24 iterations, {words}" in capsys.readouterr().out
     (note,) = Verifications.read(verifiable.path).verifications
     assert (note.passed, note.is_equal) == (True, False)
+
+
+def test_another_generation_of_a_processor_of_the_same_name_is_told(
+    verifiable: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    processor = processor_model()
+    assert stored(verifiable).get("processor", "") == processor
+    change(verifiable, beginning=losses_times(verifiable, 1 + 1e-6), processor=processor)
+    assert verify([verifiable.path], "data") == 0
+    assert "; torch and the processor are the record's; the first" in capsys.readouterr().out
+    change(verifiable, processor="GenuineIntel family 6 model 85")
+    assert verify([verifiable.path], "data") == 0
+    said = capsys.readouterr().out
+    assert f"(processor GenuineIntel family 6 model 85 then, {processor} now)" in said
+    without_generation(verifiable)
+    assert verify([verifiable.path], "data") == 0
+    assert "; torch and the processor's name are the record's, but another generation rounds" in capsys.readouterr().out
 
 
 def test_a_record_that_contradicts_itself_is_not_trained(
@@ -174,6 +199,7 @@ def test_elsewhere_the_final_error_must_be_as_seeds_would_have_it(
 ) -> None:
     scratch = tmp_path / "scratch"
     first, beginning = stored(verifiable)["beginning"], losses_times(verifiable, 1 + 1e-6)
+    without_generation(verifiable)
     change(verifiable, beginning=beginning)
     generation = (
         r"bits cannot be equal \(the first iterations .* another generation .* the row has 1 of 3 seeds, too few"
