@@ -54,7 +54,12 @@ def main() -> int:
         "--compare", nargs=2, type=Path, metavar=("RECORD", "MINE"), help="list differences; can seeds explain them?"
     )
     request.add_argument("--screenshots", type=Path, metavar="DIR", help="save TensorBoard and the page as PNG")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="the folder for page and figures (FOLDER/report)")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="the folder for page and figures (FOLDER/report; with --compare, none)",
+    )
     places = parser.add_mutually_exclusive_group()
     places.add_argument(
         "--project", type=filled, metavar="FILE", help="your project, for its published numbers and claims"

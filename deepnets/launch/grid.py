@@ -31,7 +31,7 @@ from deepnets.runs.code import OtherCode, changed_files, code_of, code_to_execut
 from deepnets.runs.contents import FAILED, Code, Origin, Unreadable
 from deepnets.runs.execute import inspect
 from deepnets.runs.folder import BESIDE, Locked, OtherSettings, RunFolder, folders_of, run_folders
-from deepnets.runs.record import describe_result, duration
+from deepnets.runs.record import change_of_images, describe_result, duration
 from deepnets.runs.status import read_state, read_states
 from deepnets.system.files import write_atomically
 from deepnets.system.printing import as_text, print_error, print_line, print_rich, with_progress
@@ -52,12 +52,8 @@ def launch(rows: list[Row]) -> int:
     folders, first = folders_of(rows), rows[0].config
     check_tables(rows, folders)
     launcher: Launcher = build("launcher", first.launcher)
-    choose_code(first.code)
+    use_chosen_code(first.code, folders)
     errors = {}
-    if first.code == CodeChoice.frozen:  # before any class is imported, so that checks use its frozen version
-        for folder in folders:
-            if folder.has_begun and not folder.is_complete and (code := noted_code(folder)):
-                execute_copy(folder, code.hash)
     pairs = list(zip(rows, folders, strict=True))
     for row, folder in with_progress(pairs, "runs checked"):
         try:
@@ -76,7 +72,7 @@ def launch(rows: list[Row]) -> int:
     launcher.check_all({folder: row.config for row, folder in zip(rows, folders, strict=True)})
     if first.reuse:
         _reuse(rows, folders)
-    to_execute, trained_before_change = {}, Counter[str]()
+    to_execute, trained_before_change, other_data = {}, Counter[str](), Counter[str]()
     for row, folder in with_progress(pairs, "runs frozen"):
         try:
             code = code_of(row.config)
@@ -89,18 +85,31 @@ def launch(rows: list[Row]) -> int:
                     print_line(line)
                 if code and (before := noted_code(folder)) and (changed := changed_files(folder, before, code)):
                     trained_before_change[", ".join(changed)] += 1
+                if (result := folder.completed) and (change := change_of_images(row.config, result)):
+                    other_data[f"now in {row.config.dataset['root']} ({change})"] += 1
         except Locked as error:  # another process trains this run; below, the launcher skips it
             if row.config.overwrite:  # skip it here: `_check` has not compared its settings with the folder's
                 print_line(f"{error}; skipped")
                 continue
         to_execute[folder] = row.config
     for files, count in trained_before_change.items():
-        runs = f"{count} finished runs were" if count > 1 else "1 finished run was"
-        print_line(f"{runs} trained before your code changed ({files}); to train in another folder, add {BESIDE}")
+        print_line(f"{_finished(count)} before your code changed ({files}); to train in another folder, add {BESIDE}")
+    for change, count in other_data.items():
+        print_line(f"{_finished(count)} on other images than those {change}; to train in another folder, add {BESIDE}")
     _copy_sweep(rows[0], folders[0])
     # One seed of every row first, so that all rows can be compared after the first round.
     to_execute = dict(sorted(to_execute.items(), key=lambda item: item[1].seed))
     return launcher.execute(to_execute) if to_execute else 0
+
+
+def use_chosen_code(choice: CodeChoice | None, folders: Sequence[RunFolder]) -> None:
+    """Let this process use the chosen version of the user's modules, before it imports any of them."""
+    choose_code(choice)
+    if choice == CodeChoice.frozen:
+        for folder in folders:
+            if folder.has_begun and not folder.is_complete and (code := noted_code(folder)):
+                with suppress(UserError):  # the check of each run raises it again, and so all such runs are named
+                    execute_copy(folder, code.hash)
 
 
 def check_tables(rows: Sequence[Row], folders: Sequence[RunFolder]) -> None:
@@ -260,7 +269,7 @@ def lines_by_reason(reasons: Mapping[RunFolder, str]) -> list[str]:
     """Return a line for each reason; folders with the same reason share a line."""
     folders: dict[str, list[RunFolder]] = {}
     for folder, reason in reasons.items():
-        folders.setdefault(reason, []).append(folder)
+        folders.setdefault(reason.removeprefix(f"{folder}: "), []).append(folder)
     others = {reason: f" and {len(same) - 1} more" if len(same) > 1 else "" for reason, same in folders.items()}
     return [f"  {same[0]}{others[reason]}: {reason}" for reason, same in folders.items()]
 
@@ -289,6 +298,10 @@ def _check(row: Row, folder: RunFolder, launcher: Launcher) -> None:
         check(launchable(row.config, launcher), code.hash if code else None)
     elif kept and kept.dataset.get("root") != row.config.dataset.get("root"):
         print_line(f"{folder}: was trained on the data in {kept.dataset.get('root')}")
+
+
+def _finished(count: int) -> str:
+    return f"{count} finished runs were trained" if count > 1 else "1 finished run was trained"
 
 
 def _copy_sweep(row: Row, folder: RunFolder) -> None:

@@ -15,7 +15,7 @@ from deepnets.config.schema import Config, Row
 from deepnets.data.dataset import Dataset
 from deepnets.errors import UserError
 from deepnets.launch.cost import Paces
-from deepnets.launch.grid import Launcher, check_tables, launchable, lines_by_reason
+from deepnets.launch.grid import Launcher, check_tables, launchable, lines_by_reason, use_chosen_code
 from deepnets.launch.reuse import twins_of
 from deepnets.runs.checkpoint import LAST
 from deepnets.runs.code import code_of, code_to_execute
@@ -42,6 +42,7 @@ def show_plan(rows: list[Row]) -> int:
     folders, first = folders_of(rows), rows[0].config
     check_tables(rows, folders)
     launcher: Launcher = build("launcher", first.launcher)
+    use_chosen_code(first.code, folders)
     paces = Paces(first.plan == TIMED)
     planned = []
     with Console(stderr=True).status("planning") as status:  # shown only on a terminal

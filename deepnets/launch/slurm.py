@@ -18,7 +18,15 @@ from deepnets.config.project import program
 from deepnets.config.schema import Config
 from deepnets.errors import UserError, printable
 from deepnets.launch.grid import Retry, Tally, print_failed_before
-from deepnets.launch.slurm_queue import changed_options, is_queued, limits, seconds_of, slurm_answer, sort_out
+from deepnets.launch.slurm_queue import (
+    Unfinished,
+    changed_options,
+    is_queued,
+    limits,
+    seconds_of,
+    slurm_answer,
+    sort_out,
+)
 from deepnets.launch.submission import REPORT, Submission, submit_after
 from deepnets.launch.task import batch_script, snapshot
 from deepnets.runs.contents import FAILED
@@ -97,18 +105,39 @@ class Slurm:
     def execute(self, runs: Mapping[RunFolder, Config]) -> int:
         """Submit the runs to train; return at once or, with `wait`, when none of them is in the queue any more.
 
-        The exit code is 1 if a run has failed and is not submitted again. It is 130 after Ctrl-C while waiting; then
-        the jobs continue.
+        The exit code is 1 if a run has failed and is not submitted again. It is 130 after Ctrl-C once something is
+        submitted; then the jobs continue.
 
         Raises:
             UserError: SLURM refuses the job, or does not answer.
+        """
+        folders, jobs = list(runs), list[str]()
+        try:
+            left = self._submit_all(runs, jobs)
+            if not self.wait:
+                return 1 if left.failed else 0
+            follow(folders, lambda: not is_queued(folders), POLL_SECONDS)
+        except KeyboardInterrupt:
+            if not jobs:  # nothing has been submitted yet
+                raise
+            print(f"\nThe jobs continue; to cancel them: scancel {' '.join(jobs)}", file=sys.stderr)
+            return 130
+        forget_answers()  # SLURM gave them before the runs left the queue
+        states = read_states([folder for folder in folders if folder not in left.elsewhere])
+        reasons = {folder: _why(state) for folder, state in states.items() if not folder.is_complete}
+        return Tally(folders, reasons, set(left.elsewhere)).print()
+
+    def _submit_all(self, runs: Mapping[RunFolder, Config], jobs: list[str]) -> Unfinished:
+        """Submit the runs that are neither complete nor queued, and print what was done with each of the others.
+
+        The numbers of the jobs that the runs wait for are added to `jobs`, even if Ctrl-C interrupts the submission.
         """
         folders = list(runs)
         # If two commands submit at once, the second sees the runs of the first in the queue.
         with filelock.FileLock(Path(runs[folders[0]].output_root) / ".slurm.lock"):
             left = sort_out(folders, self.retry)
-            arrays = self._submit({folder: runs[folder] for folder in left.new})
-        arrays += sorted({task.split("_")[0] for task in left.queued.values()}, key=int)
+            self._submit({folder: runs[folder] for folder in left.new}, jobs)
+        jobs += sorted({task.split("_")[0] for task in left.queued.values()}, key=int)
         complete = sum(folder.is_complete for folder in folders)
         print(
             f"{len(left.new)} of {len(folders)} runs submitted; {len(left.queued)} already in the queue, "
@@ -119,21 +148,11 @@ class Slurm:
             if line := changed_options(array, queued_task, self.directives(queued_task.script.parent, 1, config)):
                 print(printable(line))
         print_failed_before(left.failed)
-        if arrays:
-            print(f"cancel  scancel {' '.join(arrays)}")
+        if jobs:
+            print(f"cancel  scancel {' '.join(jobs)}")
         sweep = RunFolder(folders[0].path.parents[1])
         print(printable(f"status  {program('report')} {shlex.quote(str(sweep))} --status"), flush=True)
-        if not self.wait:
-            return 1 if left.failed else 0
-        try:
-            follow(folders, lambda: not is_queued(folders), POLL_SECONDS)
-        except KeyboardInterrupt:
-            print(f"\nThe jobs continue; to cancel them: scancel {' '.join(arrays)}", file=sys.stderr)
-            return 130
-        forget_answers()  # SLURM gave them before the runs left the queue
-        states = read_states([folder for folder in folders if folder not in left.elsewhere])
-        reasons = {folder: _why(state) for folder, state in states.items() if not folder.is_complete}
-        return Tally(folders, reasons, set(left.elsewhere)).print()
+        return left
 
     def submit_next(self, folders: Sequence[RunFolder], words: Sequence[str]) -> str:
         """Submit a job that executes the command `words` again when the runs in `folders` have ended.
@@ -225,11 +244,11 @@ class Slurm:
             raise UserError(f"{given}: too few for {wanted}: {taken}; give {least} or more, or null")
         return self.runs_per_task or least
 
-    def _submit(self, runs: Mapping[RunFolder, Config]) -> list[str]:
-        """Submit an array for each group of `_groups`, and the job of the report; returns the numbers of the jobs."""
+    def _submit(self, runs: Mapping[RunFolder, Config], jobs: list[str]) -> None:
+        """Submit an array for each group of `_groups`, and the job of the report; add their numbers to `jobs`."""
         groups = self._groups(runs)
         if not groups:
-            return []
+            return
         per_task = self._per_task(groups)
         submission, lines = Submission(groups[0][0].path.parents[1]), []
         directory, arrays = submission.directory, submission.arrays
@@ -253,8 +272,9 @@ class Slurm:
                 lines.append(submission.submit_report(self._cpu_directives(directory, REPORT), self.setup or ()))
         except UserError as error:
             raise UserError(f"{error}{submission.undo()}") from error
+        finally:  # also after Ctrl-C
+            jobs += [*arrays, *filter(None, [submission.report])]
         print("\n".join(lines), flush=True)
-        return [*arrays, *([submission.report] if submission.report else [])]
 
     def _cpu_directives(self, directory: Path, verb: str) -> list[str]:
         """Return sbatch's options for a job that trains nothing: only those that a cluster may demand of every job."""

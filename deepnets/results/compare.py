@@ -17,7 +17,7 @@ from deepnets.runs.folder import folders_in
 from deepnets.runs.log import TIME_COLUMNS
 
 # Facts in result.json, and keys in config.yaml, that may change a run's bits but are not its settings.
-NOTED = ("precision", "processes", "step", "threads", "device")
+NOTED = ("precision", "processes", "step", "threads", "device", "processor")
 FROZEN = ("launcher.stacked", "batchnorm_kernel", "memory", "deterministic")
 MOST_LINES, MOST_NAMES, LONGEST = 6, 3, 60  # lines of a group, names in the sentence, characters of a value
 MORE_THAN_ROUNDING = 0.01  # rounding changes the first loss by a smaller share
@@ -201,7 +201,9 @@ def _sentence(record: Run, mine: Run, groups: dict[str, Lines], errors: Sequence
     elif "seed" in groups["settings"]:
         lead = "The"
     elif place:
-        usual = _named(causes) or "another generation of the processor with this name, or another version of this code"
+        has_processors = all("processor" in run.result for run in (record, mine))
+        generation = "" if has_processors else "another generation of the processor with this name, or "
+        usual = _named(causes) or f"{generation}another version of this code"
         lead = f"Settings and seed are equal, and bits differ from {place} on (usual cause: {usual}): the"
     else:
         lead = "Settings, seed and all that both noted are equal: the"

@@ -53,6 +53,7 @@ EXPORTS = {"csv": to_csv, "latex": to_latex, "markdown": to_markdown}
 STANDARD_OUTPUT = Path("-")
 MOST_COMPARISONS, MOST_ON_PAGE = 10, 300  # pairs of rows shown, smallest p first; 200 rows have 19900 pairs
 MOST_ANSWERS = 8  # lines about a column's claims, in the terminal
+MOST_TITLES = 3  # columns named in the title of a page
 MOST_KEYS = 40  # settings in a sheet; no reader can take in more
 
 Pairs = dict[str, tuple[list[Run], list[Run]]]
@@ -96,7 +97,8 @@ def report(
         make_own_folder(folder)
     pictures = pictures_of(tables, logarithmic)
     pairs = [sheet.cut(MOST_ON_PAGE) for sheets in comparisons for sheet in sheets]
-    title = " and ".join(dict.fromkeys(table.name for table in tables))
+    titles = [table.title(index) for table in tables for index in range(len(table.columns))]
+    title = " and ".join(dict.fromkeys(titles if len(titles) <= MOST_TITLES else [table.name for table in tables]))
     warnings = [f"{table.name}: {warning}" for table in tables for warning in table.warnings]
     write_report_page(folder / "report.html", title, _summary(tables), warnings, _sections(tables, pairs, pictures))
     more = "" if full else "  (with settings, rules and statistics; --full prints the last two here)"
@@ -106,18 +108,17 @@ def report(
 
 
 def compare(first: Path, second: Path, output: Path | None, logarithmic: bool) -> int:
-    """Print how A and B, two runs or two sweeps, differ in settings and results, and draw their curves. Returns 0.
+    """Print how A and B, two runs or two sweeps, differ in settings and results. Returns 0.
 
-    For two runs it prints what `compare_runs` finds, on one screen. It writes compare.html and the figure to `output`,
-    by default the folder `report` in A. For two runs it writes nothing without `output`, because A may be somebody's
-    record.
+    For two runs it prints what `compare_runs` finds, on one screen. It writes compare.html with their curves only to
+    `output`: neither A nor B is a place for it, because A may be somebody's record.
 
     Raises:
         UserError: a folder has no runs, or a file cannot be written, or, for two runs, `compare_runs` raises it.
     """
     two_runs = compare_runs(first, second)
-    if two_runs and logarithmic and not output:
-        raise UserError("--log is for the curves of two runs, which --output DIR draws")
+    if logarithmic and not output:
+        raise UserError("--log is for the curves; add --output DIR, the folder in which --compare draws them")
     sides = dict(zip("AB", (read_runs([first]), read_runs([second])), strict=True))
     pairs, warnings = _pairs(*sides.values())
     warnings += [
@@ -139,9 +140,9 @@ def compare(first: Path, second: Path, output: Path | None, logarithmic: bool) -
         print_sheet(console, sheet)
     for note in notes:
         console.print(as_text(note))
-    if two_runs and not output:
+    if not output:
         return 0
-    file = (output or first / "report") / "compare.html"
+    file = output / "compare.html"
     environments = [replace(environment_sheet(runs), title=f"Environment of {side}") for side, runs in sides.items()]
     sections = [
         Section("Differences", [settings], notes=notes),

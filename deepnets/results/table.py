@@ -54,9 +54,12 @@ class Table:
     sweeps: Path = SWEEPS  # the folder of its sweep file
 
     def title(self, index: int) -> str:
-        """Return the table's name, followed by the column's label unless that is `FULL`."""
-        label = self.columns[index].label
-        return self.name if label == FULL else f"{self.name}, {label}"
+        """Return the table's name, the column's label unless that is `FULL`, and a folder's name from `name=`."""
+        column = self.columns[index]
+        words = [] if column.label == FULL else column.label.split(" ")
+        named = {grid.name.split("+")[0] for grid in column.frame["grid"]} - {self.name}
+        words += ["in", *sorted(named)] if named and "in" not in words else []  # a label may name the folder already
+        return f"{self.name}, {' '.join(words)}" if words else self.name
 
     def column(self, index: int) -> dict[str, Cell]:
         """Return the cells of a column by row."""

@@ -33,7 +33,7 @@ from deepnets.runs.start import start_from_weights
 from deepnets.system.files import LONGEST, read_text, writing
 from deepnets.training.assembly import dataset_of, prepare
 from deepnets.training.fit import Training, fit
-from deepnets.training.hardware import describe, find_device
+from deepnets.training.hardware import describe, find_device, processor_model
 
 VERIFIABLE = {"beginning", "iterations", "data", "threads", "precision", "versions", "device", "processes"}
 PRECISIONS = ("float32", "bfloat16")
@@ -42,7 +42,8 @@ FALSE_ALARM = 1e-3  # the rate for honest records, if the logarithms of ratios a
 LEAST = 8.0  # typical gaps are always allowed, because all twelve trainings may be close by chance
 MOST = 0.1  # largest share of a loss that is allowed, or a few very different trainings would allow any gap
 SEPARATED = 0.01  # once rounding has moved a loss by this share of it, later losses show little
-SAME_NAMES = "; torch and the processor's name are the record's, but processors of one name may round differently"
+SAME_NAMES = "torch and the processor's name are the record's, but processors of one name may round differently"
+SAME_PROCESSOR = "torch and the processor are the record's"
 FLOOR = 4 * 2.0**-23  # share of a loss; in any net, another order of the sum over a batch may round by as much
 
 
@@ -200,7 +201,7 @@ def _verify(run: Run, root: str) -> Verification:
         text, passed = "equal bit by bit", True
     elif now["losses"] == beginning["losses"]:
         text, passed = "the losses are equal bit by bit, the weights after them are not", True
-        text += SAME_NAMES * (not changes)
+        text += "" if changes else f"; {_same(result)}"
     else:
         record, here = (np.array(losses, float) for losses in (beginning["losses"], now["losses"]))  # null is nan
         moved, ends = _moved(record, here, fresh)
@@ -208,7 +209,7 @@ def _verify(run: Run, root: str) -> Verification:
         gap = largest_gap(record[:compared], here[:compared], moved)
         passed = gap.gap <= gap.allowed
         text = f"loss {gap.loss} is apart by {gap.gap:.1e}, where rounding explains {gap.allowed:.1e}"
-        text += SAME_NAMES * (not changes)
+        text += "" if changes else f"; {_same(result)}"
         text += f"; the first {compared} are compared{ends}"
     iterations = f"the first {len(beginning['losses'])} of {result['iterations']} iterations"
     _say(run, passed, f"{iterations}, {text}", changes)
@@ -220,7 +221,8 @@ def _verify_whole(run: Run, root: str, scratch: Path) -> Verification:
     """Train a record from beginning to end in `scratch`, or resume there, and print how it compares.
 
     If `_changes` finds nothing and the first iterations are equal bit by bit, every epoch and the images that were
-    right must be equal too; otherwise the final error must lie in the prediction interval of the row's seeds.
+    right must be equal too; otherwise the final error must lie in the prediction interval of the row's seeds. If these
+    are too few, the first iterations are tried before the record is trained.
 
     Raises:
         UserError: the record cannot be compared; the message gives the reason.
@@ -236,12 +238,20 @@ def _verify_whole(run: Run, root: str, scratch: Path) -> Verification:
     )
     if (folder.path / "config.yaml").is_file() and identity_hash(folder.config) != identity_hash(config):
         raise UserError(f"{folder} is another run; name another --scratch")
+    changes = "; ".join(_changes(result, config.launcher, device))
+    unequal = f"the first iterations are not equal bit by bit; {_same(result)}"
+    errors = [each.error for each in read_runs([run.folder.path.parent]) if each.error is not None]
+    few = f"and the row has {len(errors)} of {FEWEST_SEEDS} seeds, too few for an interval of its error"
+    if len(errors) < FEWEST_SEEDS and not folder.is_complete:
+        torch.set_num_threads(result["threads"])
+        begun = _begun(_fresh(config, device, getattr(torch, result["precision"])), len(result["beginning"]["losses"]))
+        if begun != result["beginning"]:
+            raise UserError(f"bits cannot be equal ({changes or unequal}), {few}; it was not trained to its end")
     folder.freeze(config, Origin())
     train(folder)
     (again,) = read_runs([folder.path])
-    changes = "; ".join(_changes(result, config.launcher, device))
-    if not changes and again.result["beginning"] != result["beginning"]:
-        changes = f"the first iterations are not equal bit by bit{SAME_NAMES}"
+    if again.result["beginning"] != result["beginning"]:
+        changes = changes or unequal
     is_equal = _bits(again) == _bits(run)
     if run.error is None or again.error is None:
         raise UserError("a result has no final error")
@@ -250,10 +260,9 @@ def _verify_whole(run: Run, root: str, scratch: Path) -> Verification:
         passed, same = is_equal, "though torch, the device and the first iterations are the same"
         text = "every epoch is equal bit by bit" if is_equal else same
     else:
-        errors = [each.error for each in read_runs([run.folder.path.parent]) if each.error is not None]
         error = min(again.error, WORST_ERROR)  # for a run that diverged
         if (interval := true_difference(errors, Printed(error))) is None:
-            raise UserError(f"bits cannot be equal ({changes}), and the row has {len(errors)} of {FEWEST_SEEDS} seeds")
+            raise UserError(f"bits are not equal ({changes}), {few}")
         low, high = (error + side for side in interval)
         gap, allowed, passed = abs(error - (low + high) / 2), (high - low) / 2, low <= error <= high
         text = f"the interval of the row's {len(errors)} seeds is {low:.2f} to {high:.2f} %"
@@ -306,9 +315,16 @@ def _changes(result: dict[str, Any], launcher: dict[str, Any], device: torch.dev
     """Say what has changed since the record was trained; any change excuses unequal bits."""
     then = {"torch": result["versions"].get("torch"), "device": result["device"]}
     now = {"torch": version("torch"), "device": describe(device)}
+    if "processor" in result and device.type == "cpu":
+        then["processor"], now["processor"] = result["processor"], processor_model()
     changes = [f"{name} {then[name]} then, {now[name]} now" for name in then if then[name] != now[name]]
     changes += ["trained by several processes"] * (result["processes"] != {"0": 1})
     return changes + ["trained in a stack"] * (launcher.get("stacked", 1) > 1)
+
+
+def _same(result: dict[str, Any]) -> str:
+    """Say what has not changed, where `_changes` finds nothing; older records do not tell a processor's generation."""
+    return SAME_PROCESSOR if "processor" in result else SAME_NAMES
 
 
 def _fresh(config: Config, device: torch.device, precision: torch.dtype) -> Training:

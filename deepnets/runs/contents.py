@@ -195,7 +195,8 @@ class Result(RunFile):
     """result.json: how the run ended, with errors in percent; a run that failed has only status, reason and job.
 
     `test_right` has a bit for each test image (see `packed`). `weights_sha256` is a checksum of the final weights.
-    `code` is the user's own code, by the iteration at which the run began to execute it.
+    `code` is the user's own code, by the iteration at which the run began to execute it. `processor` tells generations
+    of processors with the same `device` apart; older results and those of GPUs do not have it.
     """
 
     model_config = ConfigDict(strict=True)
@@ -229,6 +230,7 @@ class Result(RunFile):
     python: str | None = None
     device_type: str | None = None
     device: str | None = None
+    processor: str | None = None
     precision: str | None = None
     threads: int | None = None
     step: str | None = None

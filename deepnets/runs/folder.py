@@ -2,13 +2,13 @@
 
 import json
 import os
-import re
 import shlex
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,13 @@ from deepnets.config.sweep import SWEEPS
 from deepnets.errors import UserError, brief
 from deepnets.runs.contents import Code, Job, Origin, Result, Status
 from deepnets.runs.owner import OWNER, Owner, is_left_behind, owned, owner_elsewhere
-from deepnets.system.files import check_folder, flush_folder, make_folder, read_text, write_atomically
+from deepnets.system.files import check_folder, flush_folder, folders_with, make_folder, read_text, write_atomically
 
 RUNS = "runs"  # the folder of runs without a sweep
 BUDGETS = ("epochs", "iterations")  # one is null, the other is the budget
 CHECKPOINTS = ("checkpoint.pt", "checkpoint.previous.pt")  # the last one, and the one before
 WEIGHTS = "weights.safetensors"  # in a record, or in a run without checkpoints
+MOST_OTHERS = 10_000  # a command gives up after so many folders without a run, which takes about a second
 BESIDE = "name=NAME"  # the override that trains the same runs in another folder
 SCHEMA = OmegaConf.structured(Config)
 FREEZING_SECONDS = 10.0  # longer than any process takes to write a configuration
@@ -315,27 +316,21 @@ def folder_of(row: Row) -> RunFolder:
     return RunFolder(Path(row.config.output_root) / plain(grid) / plain(name) / f"seed{row.config.seed}")
 
 
-def run_folders(below: Path) -> list[RunFolder]:
-    """Return all run folders in and below a folder, in the order of their names: seed2 before seed10."""
-    folders = []
-    for path, names, files in os.walk(below):
-        names.sort(key=lambda name: [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)])
-        if "config.yaml" in files:
-            folders.append(RunFolder(path))
-            names.clear()
-    return folders
+def run_folders(below: Path, most_others: float = inf) -> list[RunFolder]:
+    """Return all run folders in and below a folder, in the order of their names; raises as `folders_with`."""
+    return [RunFolder(path) for path in folders_with("config.yaml", below, most_others)]
 
 
 def folders_in(paths: Sequence[Path]) -> list[RunFolder]:
     """Return the run folders in and below these folders, each once.
 
     Raises:
-        UserError: a folder is missing, or has no run in it.
+        UserError: a folder is missing, has no run in it, or holds so much else that it cannot be a folder of runs.
     """
     folders: dict[Path, RunFolder] = {}
     for path in paths:
         check_folder(path)
-        below = run_folders(path.resolve())
+        below = run_folders(path.resolve(), MOST_OTHERS)
         if not below:
             raise UserError(f"{path}: no run folder in it (a run folder has a config.yaml)")
         folders |= {folder.path: folder for folder in below}

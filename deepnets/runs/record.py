@@ -5,26 +5,32 @@ import hashlib
 import json
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import lru_cache
 from importlib.metadata import version
-from math import isfinite
+from math import isfinite, prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from deepnets.config.build import TARGETS, targets_in
 from deepnets.config.identity import PLAIN_LOSS, identity_hash
 from deepnets.config.project import git_commit
 from deepnets.config.schema import Config, Selection
 from deepnets.data.augmentation import SHORTER
 from deepnets.data.class_folders import ImageFiles
+from deepnets.data.dataset import Dataset
 from deepnets.errors import UserError, printable
 from deepnets.models.batchnorm import group_sizes
 from deepnets.runs.contents import DIVERGED, FinalStatus, Input, Result, packed
 from deepnets.runs.folder import RunFolder
 from deepnets.training.assembly import dataset_of, splits_of
 from deepnets.training.fit import FIRST, Training
-from deepnets.training.hardware import choose_precision, describe
+from deepnets.training.hardware import choose_precision, describe, processor_model
 
+MOST_CHECKED = 2**30  # bytes of images that a command reads to see whether a complete run trained on them
+SPLITS = ("train", "validation", "test")
 THREADS = torch.get_num_threads()  # read when this process starts, before a run sets another number
 
 
@@ -40,9 +46,14 @@ def environment_of(config: Config, device: torch.device) -> dict[str, Any]:
         "precision": str(precision).removeprefix("torch."),
         "step": config.step.value,
         "device": describe(device),
+        **_generation(device),
         "torch": str(torch.__version__),
         "processes": {"0": config.devices},
     }
+
+
+def _generation(device: torch.device) -> dict[str, str]:
+    return {"processor": processor} if device.type == "cpu" and (processor := processor_model()) else {}
 
 
 def threads_of(config: Config) -> int:
@@ -108,9 +119,11 @@ def _described(node: dict[str, Any]) -> str:
 
 def changes_since(folder: RunFolder, config: Config, frozen: dict[str, Any], device: torch.device) -> list[str]:
     """Return a line about each change of the environment since the run started, and one about several processes."""
-    now = {"torch": str(torch.__version__), "device": describe(device), "step": config.step}
+    now = {"torch": str(torch.__version__), "device": describe(device), **_generation(device), "step": config.step}
     remarks = [
-        f"started with {name} {frozen[name]}, resumes with {now[name]}" for name in now if frozen[name] != now[name]
+        f"started with {name} {frozen[name]}, resumes with {now[name]}"
+        for name in now
+        if frozen.get(name, now[name]) != now[name]  # a run that an older version began lacks the processor
     ]
     if config.threads and threads_of(config) != frozen["threads"]:
         each = " in each process" if config.devices > 1 else ""
@@ -155,7 +168,7 @@ def result_of(
         python=sys.version.split()[0],
         device_type=training.device.type,
         **{name: frozen[name] for name in ("device", "precision", "threads", "step", "processes")},
-        **({"code": frozen["code"]} if "code" in frozen else {}),
+        **{name: frozen[name] for name in ("processor", "code") if name in frozen},
         **facts,
     )
 
@@ -223,6 +236,30 @@ def differing(before: dict[str, Any], now: dict[str, Any]) -> str:
     """List the entries of `before` that have another value now, with both values; empty if there are none."""
     keys = [key for key in before if before[key] != now.get(key)]
     return ", ".join(f"{key} {before[key]} then, {now.get(key)} now" for key in keys)
+
+
+def change_of_images(config: Config, result: Result) -> str:
+    """Say how the images in the data folder differ from those of a complete run; empty if equal or long to check.
+
+    This reads only what takes a second or two: deepnets' own data sets, of at most `MOST_CHECKED` bytes, in their
+    folder.
+    """
+    if not result.data or {*targets_in(config.dataset)} - TARGETS:
+        return ""
+    with suppress(UserError):  # the run needs no images any more, so it does not matter if they cannot be read
+        if now := _contents(dataset_of(config)):
+            changed = {name: value for name, value in result.data.items() if value != now.get(name)}
+            counts = {name: changed[name] for name in SPLITS if name in changed}
+            return differing(counts or dict([*changed.items()][-1:]), now)  # the last is the checksum of all images
+    return ""
+
+
+@lru_cache(maxsize=4)
+def _contents(dataset: Dataset) -> dict[str, Any] | None:
+    if dataset.is_streamed or (found := dataset.source.found).missing:
+        return None
+    size = sum(found.sizes) * prod(dataset.source.shape)
+    return splits_of(dataset, torch.device("cpu")).contents() if size <= MOST_CHECKED else None
 
 
 def describe_result(result: Result) -> str:

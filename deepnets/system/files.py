@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -212,3 +213,22 @@ def check_folder(folder: Path) -> None:
         near = [*sorted(longer, key=len), *get_close_matches(folder.name, beside, 1)][:1]
         hint = f"the nearest: {folder.with_name(near[0])}" if near else "as in outputs/<sweep>, or a run's"
         raise UserError(f"{folder}: no such folder; name a sweep's folder, {hint}")
+
+
+def folders_with(name: str, below: Path, most_others: float) -> Iterator[Path]:
+    """Yield the folders in and below a folder that hold a file of this name, in natural order: seed2 before seed10.
+
+    What lies inside such a folder is not looked at.
+
+    Raises:
+        UserError: there are more than `most_others` other folders one after the other, as on a whole disk.
+    """
+    others = 0
+    for path, names, files in os.walk(below):
+        names.sort(key=lambda name: [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)])
+        if name in files:
+            names.clear()
+            others = 0
+            yield Path(path)
+        elif (others := others + 1) > most_others:
+            raise UserError(f"{below}: has over {most_others:,} folders that are no runs; name a sweep's folder in it")

@@ -125,27 +125,37 @@ def describe(device: torch.device) -> str:
     return torch.cpu.get_capabilities().get("cpu_name", "cpu")
 
 
-def describe_processor() -> str:
-    """Return maker, family, model and clock of the first processor, which `describe` leaves out; empty if unknown.
+def processor_model() -> str:
+    """Return maker, family and model of the first processor, which tell its generation, as `describe` may not.
 
-    On Linux, e.g. "AuthenticAMD family 25 model 17, 2600 MHz". If the clock varies, this is its present value.
+    On Linux on x86, e.g. "AuthenticAMD family 25 model 17"; empty elsewhere.
     """
-    try:
-        first, *_ = Path("/proc/cpuinfo").read_text().split("\n\n")
-    except OSError:
-        return ""
-    facts = dict(re.findall(r"^(.+?)\s*: (.*)$", first, re.MULTILINE))
-    names = ("vendor_id", "cpu family", "model", "cpu MHz")
-    if not facts.keys() >= {*names}:
-        return ""
-    maker, family, model, clock = (facts[name] for name in names)
-    return f"{maker} family {family} model {model}, {float(clock):.0f} MHz"
+    facts = _processor_facts()
+    names = ("vendor_id", "cpu family", "model")
+    return "{} family {} model {}".format(*(facts[name] for name in names)) if facts.keys() >= {*names} else ""
+
+
+def describe_processor() -> str:
+    """Return `processor_model` and the clock, e.g. "AuthenticAMD family 25 model 17, 2600 MHz"; empty if unknown.
+
+    If the clock varies, this is its present value.
+    """
+    model, clock = processor_model(), _processor_facts().get("cpu MHz")
+    return f"{model}, {float(clock):.0f} MHz" if model and clock else ""
 
 
 def wait(device: torch.device) -> None:
     """Wait until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def _processor_facts() -> dict[str, str]:
+    try:
+        first, *_ = Path("/proc/cpuinfo").read_text().split("\n\n")
+    except OSError:
+        return {}
+    return dict(re.findall(r"^(.+?)\s*: (.*)$", first, re.MULTILINE))
 
 
 def _gpu_computes_bfloat16(device: torch.device) -> bool:

@@ -1,6 +1,7 @@
 """Checking, freezing and executing a grid: what stops it, what does not, and two commands at the same moment."""
 
 import json
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -10,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from deepnets.config.trust import trusting
+from deepnets.config.trust import choosing_code, trusting
 from deepnets.errors import UserError
 from deepnets.launch.grid import check_tables, launch
 from deepnets.launch.plan import show_plan
-from deepnets.runs.contents import Origin, Result
+from deepnets.runs.contents import Code, Origin, Result
 from deepnets.runs.folder import Locked, RunFolder, folder_of, folders_of
+from deepnets.runs.record import change_of_images
 from deepnets.runs.status import state_of
 from tests.command import ENVIRONMENT, ROOT, TRAIN, row
 from tests.paced import TRUST
@@ -108,6 +110,55 @@ def test_a_grid_of_other_settings_says_once_how_they_differ_and_what_to_type(tmp
     assert lines[2].startswith("To continue what is there, add clip_gradient_norm=1.0 optimizer.lr=0.2; ")
     assert "to train beside it, name=NAME;" in lines[2]
     assert len(lines) == 3
+
+
+def test_finished_runs_say_once_that_their_images_have_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [row(tmp_path, *NET, "+schedule.name=a", f"seed={seed}") for seed in range(3)]
+    launch(rows)
+    launch(rows)
+    assert "other images" not in capsys.readouterr().out
+    for number, folder in enumerate(folders_of(rows)):
+        data = folder.result.data | ({"content": "0" * 16, "images": 0} if number else {"train": 7, "content": "1"})
+        folder.result.model_copy(update={"data": data}).write(folder.path)
+    assert launch(rows) == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if "other images" in line]
+    assert [line.partition(" were")[0].partition(" was")[0] for line in told] == ["1 finished run", "2 finished runs"]
+    assert re.search(r"those now in \S+ \(train 7 then, \d+ now\); to train in another folder, add name=NAME$", told[0])
+    assert re.search(r" \(content 0{16} then, [0-9a-f]{16} now\);", told[1])
+
+
+def test_images_that_cannot_be_read_do_not_matter_to_a_finished_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    only = row(tmp_path, *NET, "+schedule.name=a")
+    launch([only])
+    result = folder_of(only).completed.model_copy(update={"data": {"train": 7}})
+    assert change_of_images(only.config, result).startswith("train 7 then, ")
+    gone = replace(only.config, dataset=only.config.dataset | {"pad": 1000})  # refused when it is built
+    assert change_of_images(gone, result) == ""
+
+
+def test_all_runs_that_cannot_go_on_with_the_code_of_their_beginning_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [row(tmp_path, *NET, "+schedule.name=a", "code=frozen", f"seed={seed}") for seed in range(4)]
+    for number, each in enumerate(rows[:3]):
+        code = Code(hash="ab"[number // 2] * 16, modules={"own": "1"})
+        folder_of(each).freeze(each.config, Origin(code=code))
+        (folder_of(each).path / "checkpoint.pt").touch()
+    with choosing_code(None), pytest.raises(UserError) as refused:
+        launch(rows)
+    missing = ": the code that the run began with is missing ({}); copy it"
+    lines = str(refused.value).splitlines()
+    assert lines[0] == "3 of 4 runs cannot start; none was started"
+    assert f"seed0 and 1 more{missing.format(tmp_path / 'runs/.code' / ('a' * 16))}" in lines[1]
+    assert f"seed2{missing.format(tmp_path / 'runs/.code' / ('b' * 16))}" in lines[2]
+    assert len(lines) == 3
+    with choosing_code(None):
+        assert show_plan(rows) == 1  # which takes the same choice
+    assert capsys.readouterr().out.count("the code that the run began with is missing") == 2
 
 
 def test_a_folder_holds_the_runs_of_one_sweep(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -36,6 +37,13 @@ def two_arrays(root: Path, *changes: str) -> int:
     return launch([row(root, *words, f"+schedule.name={name}", f"devices={n}") for name, n in {"p": 1, "q": 2}.items()])
 
 
+def interrupted(function: str, root: Path, *changes: str) -> tuple[int, str]:
+    """Launch two runs as if Ctrl-C came where this function is called."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(function, Mock(side_effect=KeyboardInterrupt))
+        return launched(root, "ab", *changes)
+
+
 def submitted_and_refused(root: Path, pace: Path) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     outputs, refused = root / "outputs", root / "refused"
@@ -50,6 +58,12 @@ def submitted_and_refused(root: Path, pace: Path) -> dict[str, Any]:
     facts["applied"] = launched(outputs, "ab", *changed)[1]
     facts["memory"] = launched(outputs, "ab", *RUN, "launcher.time=30", "launcher.options={mem:1G}")[1]
     facts["array"] = array
+    facts["interrupted"] = [
+        interrupted("deepnets.launch.slurm.print_failed_before", outputs, *RUN, HELD, "launcher.time=20"),
+        interrupted("deepnets.launch.slurm.Submission.submit_report", root / "stopped", HELD, "launcher.report=true"),
+    ]
+    facts["stopped"] = job(folder_of(root / "stopped", "a")).split("_")[0]
+    answer("scancel", facts["stopped"])
 
     # The runs of the first array need 5 CPUs, of the second 10.
     with pytest.raises(UserError) as error:
@@ -95,6 +109,12 @@ def test_options_that_changed_while_runs_wait_are_told_with_what_applies_them(fa
         f"TimeLimit=30 Partition=two, or scancel --state=PENDING {array} and this command again\n"
     ) in facts["changed"]
     assert f"mem none, now 1G); to apply them: scancel --state=PENDING {array} and this command" in facts["memory"]
+
+
+def test_ctrl_c_after_the_submission_says_that_the_jobs_continue(facts: dict[str, Any]) -> None:
+    for (code, text), array in zip(facts["interrupted"], (facts["array"], facts["stopped"]), strict=True):
+        assert code == 130
+        assert text.endswith(f"\nThe jobs continue; to cancel them: scancel {array}\n")
 
 
 def test_where_the_second_array_is_refused_the_first_is_cancelled_and_nothing_is_left(facts: dict[str, Any]) -> None:

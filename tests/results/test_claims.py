@@ -24,6 +24,7 @@ from deepnets.results.page import percent
 from deepnets.results.published import PublishedRow
 from deepnets.results.read import read_runs
 from deepnets.results.records import keep
+from deepnets.results.report import report
 from deepnets.results.statistics import image_noise, power
 from deepnets.results.table import Table, comparison_sheets, tables_of
 from deepnets.runs.contents import Origin
@@ -319,6 +320,9 @@ def test_a_table_in_a_folder_that_the_command_named_is_that_of_its_sweep(
     assert (own.name, own.published) == (table.name, table.published)
     assert [column.label for column in own.columns] == ["full"]
     assert own.columns[0].is_published_protocol
+    assert own.title(0) == f"{table.name}, in mine"
+    report([path], tmp_path / "report", {}, False)
+    assert f"<title>{table.name}, in mine</title>" in (tmp_path / "report" / "report.html").read_text()
     lines = [[finding.text, finding.seeds, finding.difference] for finding in findings_of(own, 0, sweeps)]
     assert lines == [[each.text, each.seeds, each.difference] for each in findings_of(table, 0, sweeps)]
     keep([path], tmp_path / "records")  # a record too
@@ -327,6 +331,7 @@ def test_a_table_in_a_folder_that_the_command_named_is_that_of_its_sweep(
     path.rename(tmp_path / "mine+scale=mini")
     (mini,) = tables_of(read_runs([tmp_path / "mine+scale=mini"]))
     assert (mini.name, mini.columns[0].label) == (table.name, "scale=mini")
+    assert mini.title(0) == f"{table.name}, scale=mini in mine"
 
 
 def test_a_named_table_stands_beside_the_one_of_its_sweep(trained: Trained, tmp_path: Path) -> None:
@@ -335,6 +340,7 @@ def test_a_named_table_stands_beside_the_one_of_its_sweep(trained: Trained, tmp_
     shutil.rmtree(path / "identity")
     (both,) = tables_of(read_runs([tmp_path]))
     assert [column.label.partition(" ")[0] for column in both.columns] == ["in", "in"]
+    assert [both.title(index).count(" in ") for index in (0, 1)] == [1, 1]
 
 
 @pytest.mark.attack

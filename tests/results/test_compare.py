@@ -15,7 +15,7 @@ from scipy import stats
 from deepnets.commands.report import main
 from deepnets.errors import UserError
 from deepnets.runs.folder import RunFolder
-from tests.results.test_verify import change, stored, trained
+from tests.results.test_verify import change, stored, trained, without_generation
 
 Said = Callable[..., str]
 SEEDS, EPOCHS = 4, "epochs=10"
@@ -123,6 +123,11 @@ def test_where_bits_of_equal_settings_begin_to_differ(row: Path, copy: RunFolder
     change(copy, beginning=beginning | {"losses": [losses[0] * 1.5, *losses[1:]]})
     assert "from loss 1 (by 33%, as with other initial weights or images) on" in said(row / "seed0", copy.path)
     change(copy, beginning=beginning | {"weights": "0" * 16}, device=stored(RunFolder(row / "seed0"))["device"])
+    words = said(row, copy.path)
+    assert "from the weights after the first 20 losses on (usual cause: another version of this code)" in words
+    change(copy, processor="GenuineIntel family 6 model 85")
+    assert "from the weights after the first 20 losses on (usual cause: processor)" in said(row, copy.path)
+    without_generation(copy)
     assert "from the weights after the first 20 losses on (usual cause: another generation" in said(row, copy.path)
     change(copy, beginning=beginning)
     metrics = copy.path / "metrics.csv"
@@ -197,7 +202,7 @@ def test_what_cannot_be_compared_is_said_in_a_line(
 
 
 def test_curves_of_two_runs_are_drawn_where_a_folder_is_named(row: Path, tmp_path: Path, said: Said) -> None:
-    with pytest.raises(UserError, match="--log is for the curves of two runs, which --output DIR draws"):
+    with pytest.raises(UserError, match="--log is for the curves; add --output DIR, "):
         said(row / "seed0", row / "seed1", "--log")
     words = said(row / "seed0", row / "seed1", "--log", "--output", tmp_path)
     assert {file.name for file in tmp_path.iterdir()} == {"compare.html", "compare.png", "compare.svg"}

@@ -255,6 +255,16 @@ def test_two_rows(trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert f"{median(ours):.2f}" in next(line for line in printed if line[0] == "identity | none")
 
 
+def test_a_comparison_writes_only_into_a_named_folder(
+    trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tables = [shutil.copytree(trained.path, tmp_path / name / trained.path.name) for name in "ab"]
+    before = sorted(tmp_path.rglob("*"))
+    assert compare(*tables, None, False) == 0
+    assert "Do A and B differ?" in capsys.readouterr().out
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 def test_rows_of_no_common_name_are_not_called_alike(
     trained: Trained, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

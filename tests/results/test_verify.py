@@ -17,6 +17,7 @@ from deepnets.runs.contents import Origin
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
 from deepnets.training.assembly import prepare
+from deepnets.training.hardware import processor_model
 from tests.command import row
 
 NET = ["model=highway_fc10", "model.depth=4", "model.width=10", "dataset=digits", "epochs=2", "device=cpu", "threads=1"]
@@ -50,6 +51,13 @@ def change(folder: RunFolder, **facts: object) -> None:
     (folder.path / "result.json").write_text(json.dumps(stored(folder) | facts))
 
 
+def without_generation(folder: RunFolder) -> None:
+    """Drop the processor's generation from result.json, which older versions did not note."""
+    result = stored(folder)
+    result.pop("processor", None)
+    (folder.path / "result.json").write_text(json.dumps(result))
+
+
 def losses_times(folder: RunFolder, factor: float) -> dict[str, Any]:
     return {"losses": [loss * factor for loss in stored(folder)["beginning"]["losses"]], "weights": "0" * 16}
 
@@ -70,6 +78,23 @@ def test_weights_may_differ_after_equal_losses(
     assert f"verified: the first 20 of 24 iterations, {words}" in capsys.readouterr().out
     (note,) = Verifications.read(verifiable.path).verifications
     assert (note.passed, note.is_equal) == (True, False)
+
+
+def test_another_generation_of_a_processor_of_the_same_name_is_told(
+    verifiable: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    processor = processor_model()
+    assert stored(verifiable).get("processor", "") == processor
+    change(verifiable, beginning=losses_times(verifiable, 1 + 1e-6), processor=processor)
+    assert verify([verifiable.path], "data") == 0
+    assert "; torch and the processor are the record's; the first" in capsys.readouterr().out
+    change(verifiable, processor="GenuineIntel family 6 model 85")
+    assert verify([verifiable.path], "data") == 0
+    said = capsys.readouterr().out
+    assert f"(processor GenuineIntel family 6 model 85 then, {processor} now)" in said
+    without_generation(verifiable)
+    assert verify([verifiable.path], "data") == 0
+    assert "; torch and the processor's name are the record's, but processors of one name may" in capsys.readouterr().out
 
 
 def test_a_record_that_contradicts_itself_is_not_trained(
@@ -173,14 +198,33 @@ def test_elsewhere_the_final_error_must_be_as_seeds_would_have_it(
     verifiable: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scratch = tmp_path / "scratch"
-    beginning = losses_times(verifiable, 1 + 1e-6)
+    first, beginning = stored(verifiable)["beginning"], losses_times(verifiable, 1 + 1e-6)
+    without_generation(verifiable)
     change(verifiable, beginning=beginning)
-    generation = r"bits cannot be equal \(the first iterations .* processors of one name .* the row has 1 of 3 seeds"
+    generation = (
+        r"bits cannot be equal \(the first iterations .* processors of one name .* the row has 1 of 3 seeds, too few"
+    )
     with pytest.raises(UserError, match=generation):
         verify([verifiable.path], "data", scratch=scratch)
     change(verifiable, **ELSEWHERE)
-    with pytest.raises(UserError, match=r"bits cannot be equal .* and the row has 1 of 3 seeds"):
+    with pytest.raises(
+        UserError, match=r"bits cannot be equal \(device .* 1 of 3 seeds, .*; it was not trained to its"
+    ):
         verify([verifiable.path], "data", scratch=scratch)
+    assert not scratch.exists()
+    metrics = verifiable.path / "metrics.csv"
+    honest, (header, *epochs) = metrics.read_text(), metrics.read_text().splitlines()
+    place = header.split(",").index("train_loss")
+    late = [line.split(",") for line in epochs]
+    late[-1][place] = str(float(late[-1][place]) + 1e-6)
+    change(verifiable, beginning=first)
+    metrics.write_text("\n".join([header, *(",".join(line) for line in late), ""]))
+    with pytest.raises(
+        UserError, match=r"bits are not equal \(device another CPU then, .* 1 of 3 seeds, too few for an"
+    ):
+        verify([verifiable.path], "data", scratch=scratch)  # only the last epoch tells
+    metrics.write_text(honest)
+    change(verifiable, beginning=beginning)
     for seed in (1, 2):
         trained(verifiable.path.with_name(f"seed{seed}"), f"seed={seed}")
     assert verify([verifiable.path], "data", scratch=scratch) == 0

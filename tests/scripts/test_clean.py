@@ -7,8 +7,10 @@ import pytest
 
 from deepnets.commands import clean as cleaning
 from deepnets.commands.clean import clean, disk_line, in_bytes
+from deepnets.errors import UserError
 from deepnets.launch.grid import launch
 from deepnets.run import load_run
+from deepnets.runs import folder as run_folder
 from deepnets.runs.folder import RunFolder, folder_of
 from tests.command import row
 
@@ -91,3 +93,18 @@ def test_only_copies_of_code_below_the_named_folders_go(root: Path, tmp_path: Pa
     assert all(folder.is_dir() for folder in own)
     assert clean([home], remove=True, keep_weights=False) == 0
     assert [folder.is_dir() for folder in own] == [True, False]
+
+
+def test_a_folder_that_holds_much_else_is_refused_before_all_of_it_is_read(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_folder, "MOST_OTHERS", 3)
+    for number in range(2):
+        (root / "runs" / f"z{number}").mkdir()
+    assert clean([root], remove=False, keep_weights=False) == 0
+    (root / "zz").mkdir()
+    (root / "zz" / "z").mkdir()
+    before = sorted(root.rglob("*"))
+    with pytest.raises(UserError, match=r"outputs: has over 3 folders that are no runs; name a sweep's folder in it$"):
+        clean([root], remove=True, keep_weights=False)
+    assert sorted(root.rglob("*")) == before
