@@ -19,6 +19,7 @@ from deepnets.command import add_code_options, run_command
 from deepnets.config.compose import compose
 from deepnets.config.schema import Config
 from deepnets.config.trust import Trust, choosing_code, trusted_search, trusting
+from deepnets.distributed import spawn
 from deepnets.distributed.world import world_from_env
 from deepnets.errors import UserError, printable
 from deepnets.runs.classifier import Classifier, classifier_of, with_input
@@ -126,4 +127,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == [spawn.SERVE]:
+        # For launcher=pool. Until here this process has only imported. In particular, it has not asked CUDA for
+        # devices: after that, a fork could not use them, nor choose others by CUDA_VISIBLE_DEVICES.
+        sys.argv[1:] = spawn.serve(*sys.argv[2:])
     run_command(main)

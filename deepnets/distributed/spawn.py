@@ -1,5 +1,10 @@
-"""Starts processes on this machine that end when their parent ends: a single process, or all processes of a `World`."""
+"""Starts processes on this machine that end when their parent ends: a single process, or all processes of a `World`.
 
+A `ForkServer` starts processes that need not import anything.
+"""
+
+import ctypes
+import gc
 import os
 import signal
 import subprocess
@@ -7,15 +12,24 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
+from typing import Self
 
-from deepnets.distributed.signals import SIGNALS, Interruption, signals_blocked
+import numpy as np
+
+from deepnets.distributed.signals import RESUME, SIGNALS, Interruption, signals_blocked
 from deepnets.distributed.world import STORE
 from deepnets.errors import UserError
 from deepnets.system.files import opened_to_append
 
 LOOPBACK = "lo"
 WATCH_SECONDS = 0.1
+SERVE = "--fork-server"  # the first argument of a command that is to call `serve`
+READ_LATE = {"CUDA_VISIBLE_DEVICES"}  # CUDA reads it when a process first uses a GPU
 GRACE_SECONDS = 30.0  # after one process has failed, the others get this long to end: one of them may be saving
 # A process runs this before it becomes its command. It asks the kernel (Linux's prctl, option 1) for a signal when its
 # parent dies, however it dies; if the parent is dead already, the process ends.
@@ -29,23 +43,156 @@ def start(
     command: Sequence[str],
     environment: Mapping[str, str],
     at_parents_death: signal.Signals,
-    output: Path | None = None,
     descriptors: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start `command` in a process that gets the signal `at_parents_death`; its output is appended to `output`.
+    """Start `command` in a process that gets the signal `at_parents_death`.
 
     The process inherits the open `descriptors`. Signals to it wait until its own `Interruption` can note them. Call
     this from the main thread: for the kernel, the parent dies when the thread that forked ends.
     """
     bound = [sys.executable, "-I", "-S", "-c", BOUND, str(os.getpid()), str(int(at_parents_death)), *command]
     with signals_blocked():
-        if output is None:
-            return subprocess.Popen(bound, stdin=subprocess.DEVNULL, env=environment, pass_fds=descriptors)
+        return subprocess.Popen(bound, stdin=subprocess.DEVNULL, env=environment, pass_fds=descriptors)
+
+
+class ServerEnded(UserError):
+    """A `ForkServer` was killed; the processes that it had started get SIGTERM, and nobody learns how they end."""
+
+
+class ForkServer:
+    """Starts processes that execute one command with different arguments; all of them are forks of one server.
+
+    The server is a process that imports `modules` and what the command imports, and then only waits and forks. It has
+    no threads, no data and no state of OpenMP or CUDA that a fork would break.
+
+    multiprocessing has such a server too, but its forks import this process's main module and outlive this process, and
+    for its server one cannot set the environment, where OpenMP finds its number of threads.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], modules: Sequence[str] = ()) -> None:
+        self._requests, served = Pipe()
+        with served:
+            words = [*command, SERVE, str(served.fileno()), *modules]
+            # SIGKILL, because the server has nothing to save. Its processes get SIGTERM when it dies.
+            self._process = start(words, environment, signal.SIGKILL, [served.fileno()])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._requests.close()
+
+    def start(self, arguments: Sequence[str], variables: Mapping[str, str], output: Path) -> "Forked":
+        """Start the command with these arguments and environment variables; its output is appended to `output`.
+
+        In a group of its own the process gets Ctrl-C once, from this process, and not from the terminal too. It gets
+        SIGTERM when this process dies. Signals to it wait until its own `Interruption` can note them.
+
+        Raises:
+            ServerEnded: the server was killed. OSError: the output cannot be written, or the system refuses to fork.
+        """
         with opened_to_append(output) as file:
-            # In a group of its own the process gets Ctrl-C once, from its parent, and not from the terminal too.
-            return subprocess.Popen(
-                bound, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, process_group=0
-            )
+            pid = self.ask((list(arguments), dict(variables)), file.fileno())
+        assert pid
+        return Forked(self, pid)
+
+    def ask(self, request: object, descriptor: int | None = None) -> int | None:
+        """Return the server's answer to a request: see `serve`.
+
+        Raises:
+            ServerEnded: the server was killed. OSError: the system refuses to fork.
+        """
+        try:
+            with signals_blocked():  # a second Ctrl-C must not come between a request and its answer
+                self._requests.send(request)
+                if descriptor is not None:
+                    send_handle(self._requests, descriptor, self._process.pid)
+                answer = self._requests.recv()
+        except (EOFError, ConnectionError) as error:
+            ended = how_it_ended(self._process.wait())
+            raise ServerEnded(f"the process that forks the runs: {ended}; the runs in flight save. {RESUME}") from error
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+
+class Forked:
+    """A process that a `ForkServer` has started, with the methods of `subprocess.Popen`."""
+
+    def __init__(self, server: ForkServer, pid: int) -> None:
+        self.pid, self._server = pid, server
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Return the exit code, -n if signal n killed the process, or None while it lives."""
+        if self.returncode is None:
+            self.returncode = self._server.ask(self.pid)
+        return self.returncode
+
+    def wait(self) -> int:
+        """Wait until the process has ended, and return its exit code."""
+        while (code := self.poll()) is None:
+            time.sleep(WATCH_SECONDS)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send the signal unless the process has ended."""
+        if self.poll() is None:  # if it ends now, it keeps its id until the next `poll`
+            os.kill(self.pid, number)
+
+
+def serve(descriptor: str, *modules: str) -> list[str]:
+    """Fork a process for each request of a `ForkServer`; returns only in these processes, with their arguments.
+
+    A command calls this after its imports, if its first argument is `SERVE`. A request contains the arguments and the
+    environment variables of a process; a handle of its output follows, and the answer is the id of the process. Or the
+    request is the id of such a process, and the answer is its exit code, or None while it lives.
+    """
+    for module in modules:
+        import_module(module)
+    gc.freeze()  # otherwise each fork collects garbage in all modules when it ends, which takes more than a second
+    os.setpgid(0, 0)  # not even for a moment is a fork in the terminal's group
+    server, requests = os.getpid(), Connection(int(descriptor))
+    while True:
+        try:
+            request = requests.recv()
+        except EOFError:
+            sys.exit()
+        if isinstance(request, int):
+            pid, status = os.waitpid(request, os.WNOHANG)
+            requests.send(os.waitstatus_to_exitcode(status) if pid else None)
+            continue
+        output = recv_handle(requests)
+        try:
+            pid = os.fork()
+        except OSError as error:
+            requests.send(error)
+        else:
+            if not pid:
+                requests.close()
+                return _begun(server, output, *request)
+            requests.send(pid)
+        os.close(output)
+
+
+def _begun(server: int, output: int, arguments: list[str], variables: dict[str, str]) -> list[str]:
+    """Make this fork like a new process of the command, and return its arguments."""
+    os.setpgid(0, 0)
+    getattr(ctypes.CDLL(None), "prctl", lambda *_: 0)(1, signal.SIGTERM)  # as in BOUND
+    if os.getppid() != server:
+        os._exit(1)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    os.close(output)
+    changed = {name for name, value in variables.items() if os.environ.get(name) != value}
+    os.environ.update(variables)
+    if changed - READ_LATE:  # libraries read the others when they are imported, as OpenMP does its number of threads
+        command = sys.orig_argv[: sys.orig_argv.index(SERVE)]
+        os.execv(sys.executable, [*command, *arguments])
+    np.random.seed()  # otherwise all forks would draw the same numbers; Python's `random` does this by itself
+    return arguments
 
 
 def how_it_ended(code: int) -> str:

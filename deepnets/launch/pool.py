@@ -1,22 +1,27 @@
-"""The launcher `pool`: each run has its own process, and the runs share the devices of this machine."""
+"""The launcher `pool`: each run has its own process, and the runs share the devices of this machine.
+
+The processes are forks of a server that has imported what a run needs.
+"""
 
 import os
 import signal
-import subprocess
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
 
 from deepnets.config.schema import Config
-from deepnets.distributed import spawn
 from deepnets.distributed.signals import RESUME, SIGNALS, Interrupted, Interruption
+from deepnets.distributed.spawn import Forked, ForkServer, ServerEnded, how_it_ended
 from deepnets.errors import UserError
 from deepnets.launch.grid import OUTPUT, Retry, Tally, failed_before
-from deepnets.runs.execute import command_of
+from deepnets.runs.execute import COMMAND, arguments_of
 from deepnets.runs.folder import Locked, RunFolder
 from deepnets.runs.record import describe_result
 from deepnets.runs.resume import note_failure
@@ -29,6 +34,8 @@ from deepnets.training.step import check_device
 
 LAST_BYTES = 100_000  # read from the end of the output, to find its last line
 POLL_SECONDS = 0.1
+# Modules that take seconds to import. A run imports them where it needs them, and so did the checks of this command.
+HEAVY = ("torch._dynamo", "sklearn.datasets", "sklearn.model_selection")
 
 
 @dataclass(frozen=True)
@@ -72,9 +79,9 @@ class Pool:
         folders = list(runs)
         config = runs[folders[0]]
         tally = Tally(folders, before=failed_before(folders, self.retry))
-        pool = _Scheduler(tally, config, self.slots(config.device))
-        pool.tally.begin()
-        with Interruption() as interruption:
+        tally.begin()
+        with ExitStack() as held, Interruption() as interruption:
+            pool = _Scheduler(tally, config, self.slots(config.device), held)
             try:
                 with live_table(folders):
                     while pool.in_progress:
@@ -82,10 +89,12 @@ class Pool:
                         if interruption.received:
                             pool.stop(interruption.received)
                         time.sleep(POLL_SECONDS)
+            except ServerEnded:  # which makes the runs in flight save
+                raise
             except BaseException as error:  # a second Ctrl-C kills them; SIGTERM lets them save
                 pool.stop_and_wait(signal.SIGKILL if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
                 raise
-        exit_code = pool.tally.print()
+        exit_code = tally.print()
         if interruption.received:
             stop = Interrupted(interruption.received)
             print_error(f"Stopped by {stop}; the runs in flight are saved. {RESUME}.")
@@ -113,9 +122,9 @@ class Slots:
         self._free.update(taken)
 
     def environment(self, taken: Sequence[str | None]) -> dict[str, str]:
-        """Return the environment of a run on these devices, which sets its threads and its GPUs."""
+        """Return the environment variables of a run on these devices, which set its threads and its GPUs."""
         threads = str(self._threads * len(taken))
-        environment = {**os.environ, "OMP_NUM_THREADS": threads, "TORCHINDUCTOR_COMPILE_THREADS": threads}
+        environment = {"OMP_NUM_THREADS": threads, "TORCHINDUCTOR_COMPILE_THREADS": threads}
         if gpus := _gpus_of(taken):
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         return environment
@@ -130,18 +139,13 @@ def devices_of(name: str) -> list[str | None]:
     return [*shown.split(",")[:available]] if shown else [str(index) for index in range(available)]
 
 
-def start_run(folder: RunFolder, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start `python -m deepnets.run FOLDER`, which saves when its parent dies and adds its output to `OUTPUT`."""
-    return spawn.start(command_of(folder), environment, signal.SIGTERM, folder.path / OUTPUT)
-
-
 def note_crash(folder: RunFolder, code: int) -> str:
     """Record that a run failed if it died before it could; returns the reason, from its exit code and output.
 
     Raises:
         Locked: another process has the folder.
     """
-    reason = spawn.how_it_ended(code)
+    reason = how_it_ended(code)
     if code >= 0:
         with opened(folder.path / OUTPUT) as output:
             output.seek(max(0, output.seek(0, os.SEEK_END) - LAST_BYTES))
@@ -158,7 +162,7 @@ class _Child:
     """A run in flight: its process, and the devices that it has taken."""
 
     folder: RunFolder
-    process: subprocess.Popen[bytes]
+    process: Forked
     devices: list[str | None]
 
 
@@ -169,6 +173,7 @@ class _Scheduler:
     tally: Tally
     config: Config
     slots: Slots
+    held: ExitStack
 
     def __post_init__(self) -> None:
         self.waiting = deque(folder for folder in self.tally.folders if folder not in self.tally.before)
@@ -181,12 +186,19 @@ class _Scheduler:
         """Whether a run waits or is in flight."""
         return bool(self.waiting or self.running)
 
+    @cached_property
+    def server(self) -> ForkServer:
+        """The server that forks the runs; the first run starts it, and it ends with the context `held`."""
+        environment = {**os.environ, **self.slots.environment([None])}
+        modules = [name for name in HEAVY if name in sys.modules]
+        return self.held.enter_context(ForkServer(COMMAND, environment, modules))
+
     def step(self) -> None:
         """Note which runs have ended, and start others, in their order, while devices are free."""
         for child in [child for child in self.running if child.process.poll() is not None]:
             self.running.remove(child)
             self.slots.release(child.devices)
-            self._note_end(child.folder, child.process.returncode)
+            self._note_end(child.folder, child.process.wait())
             self.tally.end()
         while self.waiting and self._start(self.waiting[0]):
             self.waiting.popleft()
@@ -221,7 +233,7 @@ class _Scheduler:
             self.slots.release(devices)
             self.tally.skip(folder, error)
             return True
-        process = start_run(folder, self.slots.environment(devices))
+        process = self.server.start(arguments_of(folder), self.slots.environment(devices), folder.path / OUTPUT)
         self.running.append(_Child(folder, process, devices))
         gpus = _gpus_of(devices)
         print_line(self.tally.heading(folder) + (f" on GPU {', '.join(gpus)}" if gpus else ""))

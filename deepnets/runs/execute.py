@@ -29,21 +29,22 @@ from deepnets.training.checks import check_processes
 from deepnets.training.fit import fit
 from deepnets.training.hardware import with_counted_devices
 
+COMMAND = [sys.executable, "-m", "deepnets.run"]
 METRICS = "metrics.csv"
 LOCKED = 75  # exit code of `python -m deepnets.run FOLDER` if another process executes the folder
 
 
-def command_of(folder: RunFolder) -> list[str]:
-    """Return the command for another process to start or continue the run, with this process's trust.
+def arguments_of(folder: RunFolder) -> list[str]:
+    """Return the arguments of `COMMAND` for another process to start or continue the run, with this process's trust.
 
     It executes the copy of the code that the folder notes, even if the files change meanwhile.
     """
     code = folder.origin.code
-    return [sys.executable, *_arguments(folder), *([f"--code={code.hash}"] if code else [])]
+    return [str(folder), *_trust(), *([f"--code={code.hash}"] if code else [])]
 
 
-def _arguments(folder: RunFolder) -> list[str]:
-    return ["-m", "deepnets.run", str(folder), *(f"--trust={name}" for name in trusted())]
+def _trust() -> list[str]:
+    return [f"--trust={name}" for name in trusted()]
 
 
 def run(folder: RunFolder) -> Result:
@@ -82,7 +83,7 @@ def run(folder: RunFolder) -> Result:
             return result
         except Interrupted as stop:
             if world.is_first:
-                again = shlex.join(["python", *_arguments(folder)])
+                again = shlex.join(["python", *COMMAND[1:], str(folder), *_trust()])
                 print_error(f"\nStopped by {stop}; {folder} is saved. {RESUME}, or\n{again}")
             raise
         except Exception as error:
@@ -107,7 +108,7 @@ def _run_in_processes(folder: RunFolder, config: Config, code: Code | None) -> R
             store(folder, config, code)
             note_code(folder.path, code)
     threads = max(1, (config.threads or THREADS) // config.devices)
-    command = [*command_of(folder), "--quiet"]
+    command = [*COMMAND, *arguments_of(folder), "--quiet"]
     with processes(command, config.devices, threads) as group:
         failure = group.first_failure()
         if failure and failure[1] != LOCKED and failure[1] - 128 not in SIGNALS:

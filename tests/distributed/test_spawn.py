@@ -1,15 +1,18 @@
 """Several processes of this machine: which of them is named, and what ends them."""
 
+import json
 import os
 import signal
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from deepnets.distributed.signals import SIGNALS
-from deepnets.distributed.spawn import how_it_ended, processes
+from deepnets.distributed.spawn import Forked, ForkServer, ServerEnded, how_it_ended, processes
 
 # Each writes its number; SIGTERM, which comes held back, ends it with exit code 143.
 PROGRAM = """
@@ -75,3 +78,120 @@ def test_an_end_is_named_by_its_signal_or_its_code() -> None:
     assert how_it_ended(3) == "ended with exit code 3"
     assert how_it_ended(-signal.SIGSEGV) == "killed by SIGSEGV"
     assert "memory" in how_it_ended(-signal.SIGKILL)
+
+
+# Notes what the process is, and then does as its argument says. It counts its threads after a product, for which OpenMP
+# starts as many as it may.
+FORKED = """
+import json, os, signal, sys, time
+import numpy as np
+import torch
+from deepnets.distributed import spawn
+from deepnets.distributed.signals import SIGNALS
+server = os.getpid()
+if sys.argv[1] == spawn.SERVE:
+    sys.argv[1:] = spawn.serve(*sys.argv[2:])
+torch.rand(1000, 1000) @ torch.rand(1000, 1000)
+print(json.dumps({
+    "arguments": sys.argv[1:], "server": server, "pid": os.getpid(), "parent": os.getppid(), "group": os.getpgrp(),
+    "gpus": os.environ.get("CUDA_VISIBLE_DEVICES"), "threads": torch.get_num_threads(), "drawn": np.random.rand(),
+    "processors": len(os.listdir("/proc/self/task")),
+    "blocked": set(SIGNALS) <= signal.pthread_sigmask(signal.SIG_BLOCK, []),
+    "files": [os.readlink(f"/proc/self/fd/{number}") for number in (0, 1, 2)],
+}), flush=True)
+signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+if sys.argv[1] == "wait":
+    time.sleep(600)
+os.kill(os.getpid(), -int(sys.argv[1])) if sys.argv[1].startswith("-") else sys.exit(int(sys.argv[1]))
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    with ForkServer([sys.executable, "-c", FORKED], {**os.environ, "OMP_NUM_THREADS": "2"}) as server:
+        yield server
+
+
+def forked(server: ForkServer, output: Path, *arguments: str, **variables: str) -> tuple[Forked, dict]:
+    """Starts a process and waits until it has noted what it is."""
+    process = server.start(arguments, variables, output)
+    wait_for(output)
+    return process, json.loads(output.read_text().splitlines()[0])
+
+
+def test_a_fork_is_like_a_new_process(tmp_path: Path, server: ForkServer) -> None:
+    process, fork = forked(server, tmp_path / "a", "0", "word", CUDA_VISIBLE_DEVICES="7")
+    assert process.wait() == process.returncode == 0
+    assert (fork["pid"], fork["parent"]) == (process.pid, fork["server"])
+    assert fork["arguments"] == ["0", "word"]
+    assert fork["group"] == process.pid
+    assert fork["gpus"] == "7"
+    assert fork["blocked"]
+    assert fork["files"] == ["/dev/null", *[str(tmp_path / "a")] * 2]
+    assert fork["threads"] == fork["processors"] == 2
+    _, other = forked(server, tmp_path / "b", "0")
+    assert other["server"] == fork["server"]
+    assert other["gpus"] == os.environ.get("CUDA_VISIBLE_DEVICES")
+    assert other["drawn"] != fork["drawn"]
+    assert len(os.listdir(f"/proc/{fork['server']}/task")) == 1
+
+
+def test_a_fork_with_other_threads_than_its_server_begins_anew(tmp_path: Path, server: ForkServer) -> None:
+    process, fork = forked(server, tmp_path / "a", "3", OMP_NUM_THREADS="1")
+    assert process.wait() == 3
+    assert fork["server"] == fork["pid"] == process.pid != fork["parent"]
+    assert fork["threads"] == fork["processors"] == 1
+    assert fork["arguments"] == ["3"]
+
+
+def test_a_fork_that_crashes_or_is_killed_leaves_the_others(tmp_path: Path, server: ForkServer) -> None:
+    living, _ = forked(server, tmp_path / "living", "wait")
+    killed, _ = forked(server, tmp_path / "killed", "wait")
+    os.kill(killed.pid, signal.SIGKILL)
+    assert killed.wait() == -signal.SIGKILL
+    killed.send_signal(signal.SIGTERM)  # too late, and no error
+    assert forked(server, tmp_path / "crashed", f"-{int(signal.SIGSEGV)}")[0].wait() == -signal.SIGSEGV
+    assert living.poll() is None
+    living.send_signal(signal.SIGTERM)
+    assert living.wait() == 143
+
+
+def test_an_output_that_cannot_be_written_is_refused(tmp_path: Path, server: ForkServer) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    with pytest.raises(OSError, match="symbolic link"):
+        server.start(["0"], {}, tmp_path / "a")
+
+
+def test_a_server_that_is_killed_ends_its_forks_and_is_named(tmp_path: Path) -> None:
+    with ForkServer([sys.executable, "-c", FORKED], os.environ) as server:
+        process, fork = forked(server, tmp_path / "a", "wait")
+        os.kill(fork["server"], signal.SIGKILL)
+        with pytest.raises(ServerEnded, match=r"killed by SIGKILL.*the runs in flight save"):
+            process.wait()
+        wait_until_gone(process.pid)
+
+
+def test_the_death_of_the_command_ends_server_and_forks(tmp_path: Path) -> None:
+    program = f"""
+import os, sys
+from pathlib import Path
+from deepnets.distributed.spawn import ForkServer
+server = ForkServer([sys.executable, "-c", Path({str(tmp_path / "program")!r}).read_text()], os.environ)
+server.start(["wait"], {{}}, Path({str(tmp_path / "a")!r})).wait()
+"""
+    (tmp_path / "program").write_text(FORKED)
+    command = subprocess.Popen([sys.executable, "-c", program])
+    wait_for(tmp_path / "a")
+    fork = json.loads((tmp_path / "a").read_text())
+    command.kill()
+    command.wait()
+    wait_until_gone(fork["server"])
+    wait_until_gone(fork["pid"])
+
+
+def wait_until_gone(pid: int) -> None:
+    deadline = time.monotonic() + 60
+    while (status := Path(f"/proc/{pid}/stat")).exists() and status.read_text().split()[2] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -15,13 +15,15 @@ import pytest
 import torch
 
 from deepnets.config.trust import trusting
+from deepnets.distributed.spawn import ForkServer
 from deepnets.errors import UserError
-from deepnets.launch.grid import launch
-from deepnets.launch.pool import Pool, Slots, devices_of, note_crash, start_run
+from deepnets.launch.grid import OUTPUT, launch
+from deepnets.launch.pool import Pool, Slots, devices_of, note_crash
 from deepnets.results.read import read_runs
 from deepnets.results.table import tables_of
 from deepnets.runs import checkpoint
 from deepnets.runs.contents import Origin
+from deepnets.runs.execute import COMMAND, arguments_of
 from deepnets.runs.folder import RunFolder, folders_of
 from deepnets.runs.status import show, state_of
 from tests.command import ENVIRONMENT, ROOT, TRAIN, metrics, row
@@ -139,7 +141,7 @@ def a_row_that_is_killed_fails_alone_and_the_others_finish(grid: Grid) -> None:
     assert process.returncode == 1, errors
     assert grid.states() == ["failed"] + ["finished"] * 7
     result = grid.folder(0).result
-    assert result == {"status": "failed", "reason": "killed by SIGKILL, as the system does when memory runs out"}
+    assert (result.status, result.reason) == ("failed", "killed by SIGKILL, as the system does when memory runs out")
     assert (grid.folder(0).path / "log.txt").read_text().endswith(result.reason + "\n")
     assert "1 of 8 runs failed" in errors
     assert f"{grid.folder(0)}: killed by SIGKILL" in errors
@@ -184,6 +186,36 @@ def test_fail_fast_stops_the_rows_in_flight_and_starts_no_other(
     assert states[0].name in ("preempted", "waiting")  # as far as it had come
     assert states[2].name == "waiting"
     assert "1 of 3 runs failed" in capsys.readouterr().err
+
+
+def test_runs_of_a_pool_have_the_bits_and_threads_of_runs_alone(tmp_path: Path) -> None:
+    words = ["model.depth=8", "model.widths=[4,4,4]", "model/shortcut=dropout_inverted", "epochs=3", "device=cpu"]
+    rows = [row(tmp_path, *words, f"seed={seed}", "launcher=pool", "launcher.runs_per_device=2") for seed in range(3)]
+    assert launch(rows) == 0
+    alone = [RunFolder(tmp_path / f"alone{seed}") for seed in range(3)]
+    for each, folder in zip(rows, alone, strict=True):
+        folder.freeze(each.config, Origin())
+        subprocess.run([*COMMAND, str(folder)], check=True, env={**ENVIRONMENT, "OMP_NUM_THREADS": "1"})
+    pooled = folders_of(rows)
+    assert [folder.result.threads for folder in pooled] == [1] * 3
+    weights = [folder.result.weights_sha256 for folder in pooled]
+    assert weights == [folder.result.weights_sha256 for folder in alone]
+    assert len(set(weights)) == 3
+    assert [metrics(folder.path) for folder in pooled] == [metrics(folder.path) for folder in alone]
+
+
+def test_what_the_server_imports_asks_cuda_for_nothing_and_starts_no_thread() -> None:
+    """Otherwise its forks could not use a GPU, nor choose one."""
+    program = """
+import os, torch
+from importlib import import_module
+torch._C._cuda_getDeviceCount = torch.cuda.is_available = torch.cuda.device_count = torch.cuda._lazy_init = None
+from deepnets.launch.pool import HEAVY
+for module in ("deepnets.run", *HEAVY):
+    import_module(module)
+assert len(os.listdir("/proc/self/task")) == 1
+"""
+    subprocess.run([*COMMAND[:1], "-c", program], check=True, env={**ENVIRONMENT, "OMP_NUM_THREADS": "1"})
 
 
 def test_runs_of_two_devices_are_the_runs_of_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -301,7 +333,8 @@ def test_output_of_a_run_that_dies_early_is_told(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "a")
     folder.freeze(row(tmp_path, "device=cpu").config, Origin())
     (folder.path / "config.yaml").write_text("epochs: [")
-    status = start_run(folder, dict(os.environ)).wait()
+    with ForkServer(COMMAND, os.environ) as server:
+        status = server.start(arguments_of(folder), {}, folder.path / OUTPUT).wait()
     assert status == 1
     reason = note_crash(folder, status)
     assert reason.startswith("ended with exit code 1: ")
