@@ -42,7 +42,8 @@ def explain(error: Exception) -> str:
         if not group:
             return f"{option}: no such file of defaults; --config-name and a project's `defaults` omit its .yaml"
         if (Path("conf") / group / f"{option}.yaml").is_file():  # the user has the option, but has not named its folder
-            return f"{group}={option}: no such option; to use those in ./conf, add --config-dir conf"
+            words = "--project project.yaml" if Path("project.yaml").is_file() else "--config-dir conf"
+            return f"{group}={option}: no such option; to use those in ./conf, add {words}"
         return f"{group}={option}: no such option{_nearest(option, error.options or (), '--help')}"
     if isinstance(error, OverrideParseException):
         return f"{error.override}: cannot be read: {_why_unreadable(str(error.override), str(error))}"

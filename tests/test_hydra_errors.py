@@ -143,3 +143,5 @@ def test_a_users_own_folder_of_options_is_named(tmp_path: Path, monkeypatch: pyt
     with pytest.raises((HydraException, OmegaConfBaseException)) as refused:
         compose(["model/shortcut=rezero"])
     assert explain(refused.value).endswith("rezero: no such option; to use those in ./conf, add --config-dir conf")
+    (tmp_path / "project.yaml").touch()  # which also makes the project's own classes trusted
+    assert explain(refused.value).endswith("to use those in ./conf, add --project project.yaml")

@@ -1,10 +1,16 @@
-"""Reads YAML that a stranger may have written: only plain values of bounded size; nothing is resolved or called."""
+"""Reads YAML that a stranger may have written: only plain values of bounded size; nothing is resolved or called.
+
+It also writes the configuration of a run.
+"""
 
 from typing import Any
 
 import yaml
+from omegaconf import MISSING
+from omegaconf._utils import get_omega_conf_dumper
 
-from deepnets.config.identity import upgrade
+from deepnets.config.identity import plain_values, upgrade
+from deepnets.config.schema import Config
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # PyYAML's build of libyaml is ten times as fast
 LONGEST = 1_000_000  # characters; a configuration has a few thousand
@@ -83,3 +89,20 @@ def refuse_interpolations(values: Any) -> None:
             refuse_interpolations(value)
     elif isinstance(values, str) and "${" in values:
         raise ValueError(f"{values!r}: an interpolation; a configuration that is frozen holds plain values only")
+
+
+def is_plain_node(node: Any) -> bool:
+    """Return whether OmegaConf would copy the node unchanged: all keys are texts, and no value is missing."""
+    return isinstance(node, dict) and _is_plain(node)
+
+
+def _is_plain(values: Any) -> bool:
+    if isinstance(values, dict):
+        return all(isinstance(key, str) and _is_plain(value) for key, value in values.items())
+    return all(map(_is_plain, values)) if isinstance(values, list) else values != MISSING
+
+
+def frozen_yaml(config: Config) -> str:
+    """Return the configuration as YAML, like OmegaConf.to_yaml but without its slow check of every value's type."""
+    dumper = get_omega_conf_dumper()  # it puts texts that look like numbers in quotes
+    return yaml.dump(plain_values(config), Dumper=dumper, default_flow_style=False, allow_unicode=True, sort_keys=False)

@@ -123,15 +123,19 @@ def warnings_of(column: Column) -> list[str]:
         if key not in axes:
             values = [run.settings.get(key) for run in column.runs if run.config]
             warnings.append(_mixture(f"{column.label}: rows differ in {key}", values))
+    mixed: dict[str, list[str]] = {}  # the rows that several versions of the user's code trained, by these versions
     for row, runs in column.rows.items():
         data = [run.result["data"] for run in runs if run.result.get("data")]
         noted = set.intersection(*map(set, data)) if data else ()  # older results note fewer facts
         data = [json.dumps({name: facts[name] for name in sorted(noted)}) for facts in data]
         warnings.append(_mixture(f"{column.label}: {row} was trained on different data", data))
         if mixes_code(runs):
-            code = [run.code for run in runs if run.has_ended]
-            what = f"{column.label}: {row} counts for no claim, because different versions of your own code trained it"
-            warnings.append(f"{what}: {', '.join(sorted(set(code)))}")
+            codes = sorted({run.code for run in runs if run.has_ended})
+            mixed.setdefault(", ".join(codes), []).append(row)
+    for code, rows in mixed.items():
+        which = f"{rows[0]} and {len(rows) - 1} more count" if len(rows) > 1 else f"{rows[0]} counts"
+        what = f"{column.label}: {which} for no claim, because different versions of your own code trained them"
+        warnings.append(f"{what}: {code}")
     return [warning for warning in warnings if warning]
 
 

@@ -6,23 +6,23 @@ import shlex
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
+from itertools import chain, combinations, islice
 from math import inf
 from pathlib import Path
 from typing import Any
 
 import filelock
 import yaml
-from omegaconf import MISSING, OmegaConf
-from omegaconf._utils import get_omega_conf_dumper
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from deepnets.config.build import check_ranges
 from deepnets.config.compose import ABSENT, NODES, composed, selected, value_at
-from deepnets.config.identity import difference, flat, identity, is_execution, plain, plain_values
+from deepnets.config.identity import difference, flat, identity, is_execution, plain
 from deepnets.config.project import CONF
-from deepnets.config.safe_yaml import LONGEST, read_frozen
+from deepnets.config.safe_yaml import LONGEST, frozen_yaml, is_plain_node, read_frozen
 from deepnets.config.schema import DEFAULTS, CodeChoice, Config, Row, Sweep
 from deepnets.config.sweep import SWEEPS
 from deepnets.errors import UserError, brief
@@ -34,6 +34,7 @@ RUNS = "runs"  # the folder of runs without a sweep
 BUDGETS = ("epochs", "iterations")  # one is null, the other is the budget
 CHECKPOINTS = ("checkpoint.pt", "checkpoint.previous.pt")  # the last one, and the one before
 WEIGHTS = "weights.safetensors"  # in a record, or in a run without checkpoints
+MOST_NAMES = 200  # folders in which a run is looked for: with 8 changes in the name, up to 4 of them may be left out
 MOST_OTHERS = 10_000  # a command gives up after so many folders without a run, which takes about a second
 BESIDE = "name=NAME"  # the override that trains the same runs in another folder
 SCHEMA = OmegaConf.structured(Config)
@@ -110,7 +111,7 @@ class RunFolder:
         try:
             frozen = read_frozen(read_text(file, LONGEST))
             # OmegaConf would copy these nodes unchanged, and take three times as long for them as for the rest.
-            nodes: dict[str, Any] = {name: frozen[name] for name in NODES if _is_plain_node(frozen.get(name))}
+            nodes: dict[str, Any] = {name: frozen[name] for name in NODES if is_plain_node(frozen.get(name))}
             config = OmegaConf.to_object(OmegaConf.merge(SCHEMA, frozen | {name: {} for name in nodes}))
             assert isinstance(config, Config)
             config = replace(config, **nodes)
@@ -180,6 +181,13 @@ class RunFolder:
             )
         return kept
 
+    def holds(self, config: Config) -> bool:
+        """Return whether a run with these settings is frozen in this folder."""
+        if (self.path / "config.yaml").is_file():
+            with suppress(UserError):  # nobody asked for this folder, so it does not matter that it cannot be read
+                return not difference(identity(self.config), config)
+        return False
+
     def freeze(self, config: Config, origin: Origin) -> None:
         """Write the run's configuration, with the settings of its execution; `overwrite` first deletes an earlier run.
 
@@ -200,7 +208,7 @@ class RunFolder:
                 note_code(self.path, origin.code)
             sweep = config.sweep and Sweep(axes=config.sweep.axes, deep=config.sweep.deep, zip=config.sweep.zip)
             config = replace(config, overwrite=False, code=None, reuse=False, until=None, hours=None, sweep=sweep)
-            write_atomically(self.path / "config.yaml", _yaml_of(config))
+            write_atomically(self.path / "config.yaml", frozen_yaml(config))
 
     def _clear(self) -> None:
         # Delete the configuration last: after a kill, no other run may find a checkpoint without a configuration.
@@ -249,23 +257,6 @@ class RunFolder:
             yield None if self.is_complete else owner  # another machine may just have finished the run
 
 
-def _is_plain_node(node: Any) -> bool:
-    """Return whether OmegaConf would copy the node unchanged: all keys are texts, and no value is missing."""
-    return isinstance(node, dict) and _is_plain(node)
-
-
-def _is_plain(values: Any) -> bool:
-    if isinstance(values, dict):
-        return all(isinstance(key, str) and _is_plain(value) for key, value in values.items())
-    return all(map(_is_plain, values)) if isinstance(values, list) else values != MISSING
-
-
-def _yaml_of(config: Config) -> str:
-    """Return the configuration as YAML, like OmegaConf.to_yaml but without its slow check of every value's type."""
-    dumper = get_omega_conf_dumper()  # it puts texts that look like numbers in quotes
-    return yaml.dump(plain_values(config), Dumper=dumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
-
-
 def note_code(path: Path, code: Code | None) -> None:
     """Write into origin.json that the run executes this code from now on; the caller holds the run folder."""
     origin = Origin.read(path)
@@ -292,7 +283,8 @@ def folder_of(row: Row) -> RunFolder:
     """Return `runs/<model>,<dataset>,<changes>/seed<seed>`, or `<sweep>+<changes>/<row>/seed<seed>` in a sweep.
 
     With `name=NAME`, NAME replaces `runs` or the sweep's name. A change is a setting whose value differs from that of
-    the named options or the named sweep: `epochs=164` is no change if they set 164 too.
+    the named options or the named sweep: `epochs=164` is no change if they set 164 too. If the run already lies in a
+    folder named with fewer changes, because its file has been edited since, it stays there.
 
     Raises:
         UserError: `sweep.axes` is empty, or has a name that is neither a group nor a key.
@@ -303,8 +295,9 @@ def folder_of(row: Row) -> RunFolder:
             raise UserError(f"sweep.axes: got {brief(axes)}; must be names of choices")
         if not axes:
             raise UserError("sweep.rows: names no choice; must be as {model/shortcut: [identity, none]}")
-        grid = "+".join([row.config.name or row.choices["sweep"], *_changes(row, {"sweep", *axes})])
+        grid, changes = row.config.name or row.choices["sweep"], _changes(row, {"sweep", *axes})
         name = ",".join(_axis_value(row, axis) for axis in axes)
+        places = [("+".join([grid, *kept]), name) for kept in _parts(changes)]
     else:
         grid = row.config.name or RUNS
         source = row.config.dataset.get("source")
@@ -312,8 +305,13 @@ def folder_of(row: Row) -> RunFolder:
         naming = {"model", "dataset", *(["dataset.source.name"] if data else [])}
         if data and plain(data) != option and _is_dataset(plain(data), row):  # e.g. images in a folder called cifar10
             data = f"{option}={data}"
-        name = ",".join([row.choices["model"], data or option, *_changes(row, naming)])
-    return RunFolder(Path(row.config.output_root) / plain(grid) / plain(name) / f"seed{row.config.seed}")
+        name, changes = ",".join([row.choices["model"], data or option]), _changes(row, naming)
+        places = [(grid, ",".join([name, *kept])) for kept in _parts(changes)]
+    root, seed = Path(row.config.output_root), f"seed{row.config.seed}"
+    folder, *others = (RunFolder(root / plain(grid) / plain(name) / seed) for grid, name in places)
+    if (folder.path / "config.yaml").is_file():
+        return folder
+    return next((other for other in others if other.holds(row.config)), folder)
 
 
 def run_folders(below: Path, most_others: float = inf) -> list[RunFolder]:
@@ -372,6 +370,12 @@ def _changes(row: Row, naming: set[str]) -> list[str]:
             continue
         changed[key] = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
     return sorted(f"{key}={value}" for key, value in changed.items())
+
+
+def _parts(changes: list[str]) -> Iterator[tuple[str, ...]]:
+    """Yield all changes, then all but one of them, and so on; at most `MOST_NAMES` choices."""
+    sizes = range(len(changes), -1, -1)
+    return islice(chain.from_iterable(combinations(changes, size) for size in sizes), MOST_NAMES)
 
 
 def _is_own_sweep(row: Row) -> bool:

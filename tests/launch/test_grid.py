@@ -110,6 +110,11 @@ def test_a_grid_of_other_settings_says_once_how_they_differ_and_what_to_type(tmp
     assert lines[2].startswith("To continue what is there, add clip_gradient_norm=1.0 optimizer.lr=0.2; ")
     assert "to train beside it, name=NAME;" in lines[2]
     assert len(lines) == 3
+    overrides = re.search(r"add (.*?);", lines[2])[1].split()
+    continued = [row(tmp_path, *NET, "+schedule.name=a", f"seed={seed}", *overrides) for seed in range(3)]
+    assert [folder.path for folder in folders_of(continued)] == [folder.path for folder in folders_of(rows)]
+    assert launch(continued) == 0
+    assert {folder.completed.status for folder in folders_of(rows)} == {"finished"}
 
 
 def test_finished_runs_say_once_that_their_images_have_changed(

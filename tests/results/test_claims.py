@@ -285,6 +285,9 @@ def test_a_row_of_two_names_is_one_experiment_also_with_other_seeds(
     assert below.first.identities != below.second.identities
 
 
+DIFFERENT = "different versions of your own code trained them"
+
+
 def test_seeds_by_different_code_are_marked_and_count_for_no_claim(
     trained: Trained, table: Table, sweeps: Path, tmp_path: Path
 ) -> None:
@@ -297,8 +300,12 @@ def test_seeds_by_different_code_are_marked_and_count_for_no_claim(
     assert findings_of(mixed, 0, sweeps)[0].seeds == (0, 3)
     assert mixed.cells["identity", 0].remarks.startswith(MIXED_CODE)
     assert MIXED_CODE not in mixed.cells["none", 0].remarks
-    (warning,) = [line for line in warnings_of(mixed.columns[0]) if "different versions of your own code" in line]
-    assert f"{16 * 'a'}, {16 * 'b'}" in warning
+    (warning,) = [line for line in warnings_of(mixed.columns[0]) if DIFFERENT in line]
+    assert warning.endswith(f"identity counts for no claim, because {DIFFERENT}: {16 * 'a'}, {16 * 'b'}")
+    shutil.copytree(root / "identity", root / "same")
+    (column,) = tables_of(read_runs([root]))[0].columns
+    (warning,) = [line for line in warnings_of(column) if DIFFERENT in line]
+    assert warning.endswith(f"identity and 1 more count for no claim, because {DIFFERENT}: {16 * 'a'}, {16 * 'b'}")
 
 
 def named(trained: Trained, path: Path) -> Path:

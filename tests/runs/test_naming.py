@@ -7,6 +7,7 @@ import pytest
 from deepnets.config.compose import compose
 from deepnets.config.schema import Search
 from deepnets.errors import UserError
+from deepnets.runs.contents import Origin
 from deepnets.runs.folder import folder_of, folders_of
 from tests.command import row
 
@@ -34,6 +35,26 @@ def test_the_name_is_a_function_of_the_run(tmp_path: Path, overrides: list[str],
 def test_the_order_of_overrides_does_not_matter(tmp_path: Path) -> None:
     one, other = row(tmp_path, "epochs=5", "batch_size=64"), row(tmp_path, "batch_size=64", "epochs=5")
     assert folder_of(one).path == folder_of(other).path
+
+
+@pytest.mark.parametrize("sweep", [[], ["sweep=digits_shortcuts"]])
+def test_a_run_stays_in_its_folder_where_the_settings_of_its_file_are_typed(tmp_path: Path, sweep: list[str]) -> None:
+    """As after an edit of YAML, when the old value is typed: what the folder's name leaves out was not typed then."""
+    typed = [*sweep, "batch_size=64"]
+    folder = folder_of(row(tmp_path, *typed))
+    old = row(tmp_path, *typed, "optimizer.lr=0.2")
+    named = folder_of(old)
+    assert named.path != folder.path
+    folder.freeze(old.config, Origin())
+    assert folder_of(old).path == folder.path
+    others = [row(tmp_path, *typed), row(tmp_path, *typed, "optimizer.lr=0.3"), row(tmp_path, *sweep)]
+    assert folder.path not in [folder_of(other).path for other in others[1:]]
+    assert folder_of(others[0]).path == folder.path  # where the check names the difference
+    named.freeze(old.config, Origin())
+    assert folder_of(old).path == named.path
+    (folder.path / "config.yaml").write_text("model: [")
+    (named.path / "config.yaml").unlink()
+    assert folder_of(old).path == named.path
 
 
 def test_a_long_name_is_cut_but_stays_its_own(tmp_path: Path) -> None:
