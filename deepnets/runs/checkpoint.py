@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 from deepnets.config.identity import difference
 from deepnets.config.schema import Config
 from deepnets.data.dataset import memory_size
-from deepnets.errors import UserError, brief, first_line
+from deepnets.errors import UserError, brief, first_line, system_message
 from deepnets.runs.folder import CHECKPOINTS, RunFolder
 from deepnets.system.files import flush_folder, fresh, new_name, opened
 from deepnets.training.fit import Training
@@ -27,6 +27,7 @@ MOST = 8  # a message names at most this many differing settings
 MOST_ENTRIES = 1_000_000  # tensors in a file; a net of 1001 layers and its momenta have ten thousand
 LONGEST_PICKLE = 100_000_000  # bytes of everything but the tensors; a thousand epochs take 100,000
 MOST_VALUES, DEEPEST = 10_000_000, 30
+LONGEST_INTEGER = 64  # bits, as many as a seed has
 LARGEST = 100_000  # channels or pixels, as `deepnets.system.settings.Size`
 
 ENTRIES: dict[str, Any] = {
@@ -91,13 +92,23 @@ def load(
     for name in (LAST, PREVIOUS):
         if not os.path.lexists(folder / name):
             continue
-        damage = damage_of(folder / name)
-        if damage is None:
-            state = torch.load(folder / name, map_location="cpu", weights_only=True)
-            if (damage := _too_large(state) or malformed(state)) is None:
-                return state, damaged
+        state, damage = _read(folder / name)
+        if damage is None and (damage := _unfit(state) or malformed(state)) is None:
+            return state, damaged
         damaged[name] = damage
     return None, damaged
+
+
+def _read(file: Path) -> tuple[Any, str | None]:
+    """Return the state in a checkpoint's file and None, or None and the damage of the file."""
+    if damage := damage_of(file):
+        return None, damage
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True), None
+    except Exception as error:  # torch executes the pickle of a stranger step by step, and any step may fail
+        if system_message(error):
+            raise
+        return None, f"{type(error).__name__}: {first_line(error)}"
 
 
 def _own(tensor: Tensor) -> Tensor:
@@ -124,7 +135,7 @@ def damage_of(file: Path) -> str | None:
     except Exception as error:  # a damaged file makes the two readers raise nearly any error
         if isinstance(error, OSError) and error.errno != errno.EINVAL:  # a damaged length leads to EINVAL
             raise
-        return f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {first_line(error)}"
     return None if broken is None else f"the checksum of {broken} differs"
 
 
@@ -142,19 +153,33 @@ def _unusual(archive: zipfile.ZipFile, size: int) -> str | None:
     return None if size <= memory_size() else "it is larger than the memory of this machine"
 
 
-def _too_large(state: Any) -> str | None:
-    """Return why a state is too large to walk through, or None; values that contain each other never end."""
-    values, walked = [(state, 0)], 0
+def _unfit(state: Any) -> str | None:
+    """Return why no run can have saved a state, or None; values that contain each other never end."""
+    values, walked, size = [(state, 0)], 0, 0
     while values:
         value, depth = values.pop()
         walked += 1
         if walked > MOST_VALUES or depth > DEEPEST:
             return f"its state has more than {MOST_VALUES:,} values, or lies deeper than {DEEPEST}"
         if isinstance(value, dict):
-            values += [(each, depth + 1) for each in value.values()]
+            values += [(each, depth + 1) for pair in value.items() for each in pair]
         elif isinstance(value, list | tuple | set):
             values += [(each, depth + 1) for each in value]
+        elif isinstance(value, int) and value.bit_length() > LONGEST_INTEGER:
+            return f"it has an integer of more than {LONGEST_INTEGER} bits"
+        elif isinstance(value, Tensor):
+            if not _is_in_memory(value):
+                return "it has a tensor that is not stored number by number"
+            size += value.nbytes
+            if size > memory_size():
+                return "its tensors are larger than the memory of this machine"
     return None
+
+
+def _is_in_memory(tensor: Tensor) -> bool:
+    """Return whether the tensor's storage has each of its numbers; a view may repeat one number a million times."""
+    is_unusual = tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_nested
+    return not is_unusual and tensor.nbytes <= tensor.untyped_storage().nbytes()
 
 
 def load_checked(folder: RunFolder, config: Config) -> tuple[dict[str, Any] | None, dict[str, str]]:
@@ -219,7 +244,8 @@ def resume(folder: RunFolder, state: dict[str, Any], training: Training) -> str:
         _check_alike(saved, training)
         training.load_state_dict(saved)
     except (RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise UserError(f"{folder}: the checkpoint in it is of another network or optimiser: {error}") from error
+        reason = " ".join(str(error).split())
+        raise UserError(f"{folder}: the checkpoint in it is of another network or optimiser: {reason}") from error
     return f"resuming at iteration {iteration} of {whole}"
 
 
