@@ -18,6 +18,7 @@ from deepnets.config.build import TARGETS, targets_in
 from deepnets.config.identity import difference, identity
 from deepnets.config.schema import Config
 from deepnets.errors import UserError, printable
+from deepnets.results.read import read_runs
 from deepnets.runs.classifier import PROGRAM, classifier_of, with_input, write_program
 from deepnets.runs.contents import FINISHED, Input, Result
 from deepnets.runs.folder import RunFolder
@@ -107,13 +108,15 @@ def card_of(folder: RunFolder, weights: Weights, program: str | None = None) -> 
     """Return the card's text: YAML between lines of dashes, then Markdown.
 
     Raises:
-        UserError: the run has no result for these weights.
+        UserError: the run has no result for these weights, or its files contradict each other.
     """
     result, config = folder.completed, weights.config
     if result is None or result.status != FINISHED:
         raise UserError(f"{folder}: no test error to name, as the run {result.status if result else 'has no result'}")
     if weights.iteration not in (None, result.iterations):
         raise UserError(f"{folder}: no test error to name, as result.json is of iteration {result.iterations}")
+    if contradiction := _contradiction(folder):
+        raise UserError(f"{folder}: no test error to name, as the run contradicts itself: {contradiction}")
     path = folder.path.resolve()
     name, data, (metric, error) = f"{path.parent.name}/{path.name}", _data_name(config), _measured(result)
     entries = {
@@ -188,6 +191,12 @@ def _data_name(config: Config) -> str:
     return source.get("name") or source["_target_"].rpartition(".")[2]
 
 
+def _contradiction(folder: RunFolder) -> str:
+    """Return how the files of the run contradict each other; empty if they do not."""
+    (run,) = read_runs([folder.path])
+    return run.contradiction
+
+
 def _split_sizes(result: Result) -> dict[str, Any]:
     names = {"train": "training images", "validation": "held out", "test": "test images"}
     return {name: result.data[key] for key, name in names.items() if key in result.data}
@@ -199,7 +208,11 @@ def _errors_by_seed(folder: RunFolder, config: Config) -> dict[int, float | str]
     for beside in map(RunFolder, folder.path.resolve().parent.glob("seed*")):
         if (beside.path / "config.yaml").is_file() and (result := beside.completed):
             other = beside.config
-            if not difference(settings, other).keys() - {"seed"}:
+            if difference(settings, other).keys() - {"seed"}:
+                continue
+            if _contradiction(beside):
+                errors[other.seed] = "its files contradict each other"
+            else:
                 errors[other.seed] = round(_measured(result)[1], 4) if result.status == FINISHED else result.status
     return dict(sorted(errors.items()))
 

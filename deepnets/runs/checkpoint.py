@@ -3,6 +3,7 @@
 import errno
 import math
 import os
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +28,7 @@ MOST = 8  # a message names at most this many differing settings
 MOST_ENTRIES = 1_000_000  # tensors in a file; a net of 1001 layers and its momenta have ten thousand
 LONGEST_PICKLE = 100_000_000  # bytes of everything but the tensors; a thousand epochs take 100,000
 MOST_VALUES, DEEPEST = 10_000_000, 30
-LONGEST_INTEGER = 64  # bits, as many as a seed has
+COSTLY = re.compile(rb"\n(bytearray|encode)\n")  # torch calls these two, with which few bytes fill memory or time
 LARGEST = 100_000  # channels or pixels, as `deepnets.system.settings.Size`
 
 ENTRIES: dict[str, Any] = {
@@ -140,7 +141,7 @@ def damage_of(file: Path) -> str | None:
 
 
 def _unusual(archive: zipfile.ZipFile, size: int) -> str | None:
-    """Return why torch cannot have written this archive of `size` bytes, or None; only its list of entries is read."""
+    """Return why torch cannot have written this archive of `size` bytes, or None; no tensor is read."""
     entries = archive.infolist()
     if len(entries) > MOST_ENTRIES:
         return f"it has {len(entries):,} entries, a checkpoint has at most {MOST_ENTRIES:,}"
@@ -148,8 +149,11 @@ def _unusual(archive: zipfile.ZipFile, size: int) -> str | None:
         return "it is compressed, which no checkpoint is"
     if sum(entry.file_size for entry in entries) > size:
         return "its entries take more than the file"
-    if any(entry.file_size > LONGEST_PICKLE for entry in entries if entry.filename.endswith("/data.pkl")):
+    pickles = [entry for entry in entries if entry.filename.endswith("/data.pkl")]
+    if any(entry.file_size > LONGEST_PICKLE for entry in pickles):
         return f"its data.pkl takes more than {LONGEST_PICKLE:,} bytes"
+    if costly := next(filter(None, (COSTLY.search(archive.read(entry)) for entry in pickles)), None):
+        return f"it names {costly[1].decode()}, which is no data of a run"
     return None if size <= memory_size() else "it is larger than the memory of this machine"
 
 
@@ -162,11 +166,9 @@ def _unfit(state: Any) -> str | None:
         if walked > MOST_VALUES or depth > DEEPEST:
             return f"its state has more than {MOST_VALUES:,} values, or lies deeper than {DEEPEST}"
         if isinstance(value, dict):
-            values += [(each, depth + 1) for pair in value.items() for each in pair]
+            values += [(each, depth + 1) for each in value.values()]
         elif isinstance(value, list | tuple | set):
             values += [(each, depth + 1) for each in value]
-        elif isinstance(value, int) and value.bit_length() > LONGEST_INTEGER:
-            return f"it has an integer of more than {LONGEST_INTEGER} bits"
         elif isinstance(value, Tensor):
             if not _is_in_memory(value):
                 return "it has a tensor that is not stored number by number"

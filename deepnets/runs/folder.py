@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from deepnets.config.build import check_ranges
 from deepnets.config.compose import ABSENT, NODES, composed, selected, value_at
-from deepnets.config.identity import difference, flat, identity, is_execution, plain, plain_values
+from deepnets.config.identity import difference, flat, identity, identity_hash, is_execution, plain, plain_values
 from deepnets.config.project import CONF
 from deepnets.config.safe_yaml import LONGEST, read_frozen
 from deepnets.config.schema import DEFAULTS, CodeChoice, Config, Row, Sweep
@@ -145,6 +145,22 @@ class RunFolder:
         result = self.result
         return result if result and result.is_complete else None
 
+    def completed_by(self, config: Config) -> Result | None:
+        """Return `completed`, if it is the result of a run with this configuration, the frozen one.
+
+        Raises:
+            UserError: result.json is of another run, or is not as a run that ended writes it.
+        """
+        if not (result := self.completed):
+            return None
+        here = identity_hash(config)
+        reason = f"is of another run (identity {result.identity} there, {here} by config.yaml)"
+        if result.iterations is None:
+            reason = f"says that the run {result.status}, but not after how many iterations"
+        elif result.identity in (None, here):  # earlier versions noted no identity
+            return result
+        raise UserError(f"{self}/{Result.FILE}: {reason}; restore the run's own, or start again with overwrite=true")
+
     @property
     def is_complete(self) -> bool:
         """Whether nothing is left to train."""
@@ -165,12 +181,12 @@ class RunFolder:
 
         Raises:
             OtherSettings: the folder holds another run.
-            UserError: something is left to train, and the folder cannot be written.
+            UserError: something is left to train, and the folder cannot be written; or as `completed_by`.
         """
         kept = self.config if (self.path / "config.yaml").is_file() and not config.overwrite else None
         if kept and (differing := difference(identity(kept), config)):
             raise OtherSettings(self, differing)
-        if kept and self.is_complete:
+        if kept and self.completed_by(kept):
             return kept
         nearest = next(parent for parent in (self.path, *self.path.parents) if parent.exists())
         if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
