@@ -7,9 +7,11 @@ import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
 import torch
+from annotated_types import Len, MinLen
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
@@ -17,8 +19,10 @@ from deepnets.config.identity import difference
 from deepnets.config.schema import Config
 from deepnets.data.dataset import memory_size
 from deepnets.errors import UserError, brief, first_line, system_message
+from deepnets.runs.contents import Code
 from deepnets.runs.folder import CHECKPOINTS, RunFolder
 from deepnets.system.files import flush_folder, fresh, new_name, opened
+from deepnets.system.settings import Size
 from deepnets.training.fit import Training
 
 LAST, PREVIOUS = CHECKPOINTS
@@ -29,33 +33,81 @@ MOST_ENTRIES = 1_000_000  # tensors in a file; a net of 1001 layers and its mome
 LONGEST_PICKLE = 100_000_000  # bytes of everything but the tensors; a thousand epochs take 100,000
 MOST_VALUES, DEEPEST = 10_000_000, 30
 COSTLY = re.compile(rb"\n(bytearray|encode)\n")  # torch calls these two, with which few bytes fill memory or time
-LARGEST = 100_000  # channels or pixels, as `deepnets.system.settings.Size`
 
-ENTRIES: dict[str, Any] = {
-    "run": dict,
-    "history": list,
-    "observed": list,
-    "evidence": dict,
-    "seconds": int | float,
-    "frozen": dict,
-    "frozen.data": dict,
-    "frozen.shape": list,
-    "frozen.classes": int,
-    "frozen.threads": int,
-    "frozen.precision": str,
-    "frozen.step": str,
-    "frozen.processes": dict,
-    "training": dict,
-    "training.model": dict,
-    "training.optimizer": dict,
-    "training.schedule": dict,
-    "training.iteration": int,
-    "training.epoch": int,
-    "training.batch": int,
-    "training.images": int,
-    "training.sums": Tensor,
-    "training.random": Tensor,
-}
+NEEDED = {"epoch", "iteration", "learning_rate", "train_error", "test_error", "images_per_second"}
+
+
+class _Part(BaseModel):
+    """A part of a checkpoint's state, with the entries that a resumed run reads."""
+
+    model_config = ConfigDict(strict=True, arbitrary_types_allowed=True)
+
+
+class _Observation(_Part):
+    epoch: int
+    gradients: list[float]
+    gates: list[float]
+
+
+class _Evidence(_Part):
+    losses: Tensor
+    weights: str | None
+    right: Tensor | None
+
+    @model_validator(mode="after")
+    def _is_a_list_of_numbers(self) -> Self:
+        if self.losses.ndim != 1 or not self.losses.is_floating_point():
+            raise ValueError("losses are not a list of numbers")
+        if self.right is not None and (self.right.ndim != 1 or self.right.dtype != torch.bool):
+            raise ValueError("right does not say of each test image whether it is right")
+        return self
+
+
+class _Frozen(_Part):
+    data: dict[str, Any]
+    shape: Annotated[list[Size], Len(3, 3)]
+    classes: Size
+    threads: Size
+    precision: str
+    step: str
+    device: str
+    torch: str
+    processes: Annotated[dict[str, int], MinLen(1)]
+    code: dict[str, Code] = {}
+
+
+class _Training(_Part):
+    model: dict[str, Tensor]
+    optimizer: dict[str, Any]
+    schedule: dict[str, Any]
+    iteration: int
+    epoch: int
+    batch: int
+    images: int
+    sums: Tensor
+    random: Tensor
+
+
+class _State(_Part):
+    run: dict[str, Any]
+    history: list[dict[str, float]]
+    observed: list[_Observation]
+    evidence: _Evidence
+    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    frozen: _Frozen
+    training: _Training
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        right, images = self.evidence.right, self.frozen.data.get("test")
+        if right is not None and len(right) != images:
+            raise ValueError(f"evidence.right is of {len(right)} test images, frozen.data.test is {images}")
+        for number, row in enumerate(self.history, 1):
+            if lacking := NEEDED - row.keys() or row.keys() - self.history[-1].keys():
+                raise ValueError(
+                    f"epoch {number} of the history does not have the columns of metrics.csv: {min(lacking)}"
+                )
+        return self
 
 
 def save(folder: Path, state: dict[str, Any]) -> None:
@@ -207,17 +259,13 @@ def described(damaged: dict[str, str]) -> list[str]:
 
 
 def malformed(state: Any) -> str | None:
-    """Return which entry of a checkpoint is missing or has a wrong type; None if there is none."""
-    for place, kind in ENTRIES.items():
-        value = state
-        for name in place.split("."):
-            value = value.get(name) if isinstance(value, dict) else None
-        if not isinstance(value, kind):
-            return f"{place} is missing or of another type"
-    shape = state["frozen"]["shape"]
-    if len(shape) != 3 or not all(isinstance(length, int) and 0 < length <= LARGEST for length in shape):
-        return f"frozen.shape is {shape}"
-    return None if is_state(state["training"]["model"]) else "training.model is not of weights by name"
+    """Return which entry of a checkpoint is missing or has a wrong type or size; None if there is none."""
+    try:
+        _State.model_validate(state)
+    except ValidationError as error:
+        first = error.errors(include_input=False)[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
+    return None
 
 
 def is_state(value: Any) -> bool:

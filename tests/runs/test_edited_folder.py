@@ -51,8 +51,8 @@ def test_nothing_is_trained_of_an_edited_run(tmp_path: Path, before: str, after:
 @pytest.mark.parametrize(
     ("result", "said"),
     [
-        ({"iterations": 45, "identity": "0123456789ab"}, "result.json: is of another run .*identity 0123456789ab there"),
-        ({}, "result.json: says that the run finished, but not after how many iterations"),
+        ({"iterations": 45, "identity": "0123456789ab"}, "is of another run .*identity 0123456789ab there"),
+        ({}, "says that the run finished, but not after how many iterations"),
     ],
 )
 def test_the_result_of_another_run_skips_no_training(tmp_path: Path, result: dict, said: str) -> None:
@@ -61,7 +61,7 @@ def test_the_result_of_another_run_skips_no_training(tmp_path: Path, result: dic
     folder.freeze(config, Origin())
     Result.model_validate({"status": "finished", "test_error": 5.0, **result}).write(folder.path)
     for execute in (lambda: run(folder), lambda: folder.check(config)):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=f"result.json: {said}"):
             execute()
     assert not (folder.path / "metrics.csv").exists()
     config.overwrite = True
