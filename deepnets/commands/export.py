@@ -18,6 +18,7 @@ from deepnets.config.build import TARGETS, targets_in
 from deepnets.config.identity import difference, identity
 from deepnets.config.schema import Config
 from deepnets.errors import UserError, printable
+from deepnets.results.page import markdown_cell
 from deepnets.results.read import read_runs
 from deepnets.runs.classifier import PROGRAM, classifier_of, with_input, write_program
 from deepnets.runs.contents import FINISHED, Input, Result
@@ -135,14 +136,14 @@ def card_of(folder: RunFolder, weights: Weights, program: str | None = None) -> 
         "exported by": f"deepnets {version('deepnets')}",
         **(_input_facts(weights.input) if weights.input else {}),
     }
-    rows = "".join(f"| {name} | {_cell(text)} |\n" for name, text in facts.items())
+    rows = "".join(f"| {name} | {markdown_cell(text)} |\n" for name, text in facts.items())
     modules = sorted({target.rpartition(".")[0] for target in {*targets_in(config.model)} - TARGETS})
     usage = FOR_DEEPNETS.replace("TRUST", f", trust={json.dumps(modules)}" if modules else "")
     if program and (about := weights.input):
         channels, height, width = (about.shape[0], *(side * about.reduce for side in about.shape[1:]))
         usage += FOR_TORCH.format(file=program, shape=f"N, {height}, {width}, {channels}")
     front = yaml.safe_dump(entries, sort_keys=False, allow_unicode=True)
-    return f"---\n{front}---\n\n# {_cell(name)}\n\n| | |\n|---|---|\n{rows}{usage}"
+    return f"---\n{front}---\n\n# {markdown_cell(name)}\n\n| | |\n|---|---|\n{rows}{usage}"
 
 
 def _is_ours(file: Path) -> bool:
@@ -226,8 +227,3 @@ def _input_facts(about: Input) -> dict[str, str]:
         "normalisation": f"{about.normalization}: (u - mean) * scale of u in 0..255, mean {mean}, scale {about.scale}",
         "classes": ", ".join(about.classes[:MOST_CLASSES]) + (f" and {more} more" if more > 0 else ""),
     }
-
-
-def _cell(text: str) -> str:
-    """Return the text as a cell of a Markdown table."""
-    return " ".join(printable(text).split()).replace("|", "\\|")
