@@ -205,7 +205,8 @@ def _split_sizes(result: Result) -> dict[str, Any]:
 
 def _errors_by_seed(folder: RunFolder, config: Config) -> dict[int, float | str]:
     """Return by seed the test error, or the status if there is none, of this run and of the runs with other seeds."""
-    settings, errors = identity(config), {}
+    settings = identity(config)
+    errors: dict[int, float | str] = {}
     for beside in map(RunFolder, folder.path.resolve().parent.glob("seed*")):
         if (beside.path / "config.yaml").is_file() and (result := beside.completed):
             other = beside.config
