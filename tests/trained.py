@@ -20,7 +20,8 @@ from deepnets.launch.grid import launch
 from deepnets.results.read import read_runs
 from deepnets.results.table import tables_of
 from deepnets.runs.contents import Origin
-from deepnets.runs.folder import RunFolder, folder_of
+from deepnets.runs.folder import RunFolder
+from deepnets.runs.naming import folder_of
 from deepnets.runs.status import WAITING, state_of
 from tests.command import ENVIRONMENT, ROOT, row
 

@@ -18,6 +18,8 @@ from deepnets.config.build import TARGETS, targets_in
 from deepnets.config.identity import difference, identity
 from deepnets.config.schema import Config
 from deepnets.errors import UserError, printable
+from deepnets.results.page import markdown_cell
+from deepnets.results.read import read_runs
 from deepnets.runs.classifier import PROGRAM, classifier_of, with_input, write_program
 from deepnets.runs.contents import FINISHED, Input, Result
 from deepnets.runs.folder import RunFolder
@@ -107,13 +109,15 @@ def card_of(folder: RunFolder, weights: Weights, program: str | None = None) -> 
     """Return the card's text: YAML between lines of dashes, then Markdown.
 
     Raises:
-        UserError: the run has no result for these weights.
+        UserError: the run has no result for these weights, or its files contradict each other.
     """
     result, config = folder.completed, weights.config
     if result is None or result.status != FINISHED:
         raise UserError(f"{folder}: no test error to name, as the run {result.status if result else 'has no result'}")
     if weights.iteration not in (None, result.iterations):
         raise UserError(f"{folder}: no test error to name, as result.json is of iteration {result.iterations}")
+    if contradiction := _contradiction(folder):
+        raise UserError(f"{folder}: no test error to name, as the run contradicts itself: {contradiction}")
     path = folder.path.resolve()
     name, data, (metric, error) = f"{path.parent.name}/{path.name}", _data_name(config), _measured(result)
     entries = {
@@ -132,14 +136,14 @@ def card_of(folder: RunFolder, weights: Weights, program: str | None = None) -> 
         "exported by": f"deepnets {version('deepnets')}",
         **(_input_facts(weights.input) if weights.input else {}),
     }
-    rows = "".join(f"| {name} | {_cell(text)} |\n" for name, text in facts.items())
+    rows = "".join(f"| {name} | {markdown_cell(text)} |\n" for name, text in facts.items())
     modules = sorted({target.rpartition(".")[0] for target in {*targets_in(config.model)} - TARGETS})
     usage = FOR_DEEPNETS.replace("TRUST", f", trust={json.dumps(modules)}" if modules else "")
     if program and (about := weights.input):
         channels, height, width = (about.shape[0], *(side * about.reduce for side in about.shape[1:]))
         usage += FOR_TORCH.format(file=program, shape=f"N, {height}, {width}, {channels}")
     front = yaml.safe_dump(entries, sort_keys=False, allow_unicode=True)
-    return f"---\n{front}---\n\n# {_cell(name)}\n\n| | |\n|---|---|\n{rows}{usage}"
+    return f"---\n{front}---\n\n# {markdown_cell(name)}\n\n| | |\n|---|---|\n{rows}{usage}"
 
 
 def _is_ours(file: Path) -> bool:
@@ -188,6 +192,12 @@ def _data_name(config: Config) -> str:
     return source.get("name") or source["_target_"].rpartition(".")[2]
 
 
+def _contradiction(folder: RunFolder) -> str:
+    """Return how the files of the run contradict each other; empty if they do not."""
+    (run,) = read_runs([folder.path])
+    return run.contradiction
+
+
 def _split_sizes(result: Result) -> dict[str, Any]:
     names = {"train": "training images", "validation": "held out", "test": "test images"}
     return {name: result.data[key] for key, name in names.items() if key in result.data}
@@ -195,11 +205,16 @@ def _split_sizes(result: Result) -> dict[str, Any]:
 
 def _errors_by_seed(folder: RunFolder, config: Config) -> dict[int, float | str]:
     """Return the test error of this run and of the runs with other seeds, by seed; or a run's status if it has none."""
-    settings, errors = identity(config), {}
+    settings = identity(config)
+    errors: dict[int, float | str] = {}
     for beside in map(RunFolder, folder.path.resolve().parent.glob("seed*")):
         if (beside.path / "config.yaml").is_file() and (result := beside.completed):
             other = beside.config
-            if not difference(settings, other).keys() - {"seed"}:
+            if difference(settings, other).keys() - {"seed"}:
+                continue
+            if _contradiction(beside):
+                errors[other.seed] = "its files contradict each other"
+            else:
                 errors[other.seed] = round(_measured(result)[1], 4) if result.status == FINISHED else result.status
     return dict(sorted(errors.items()))
 
@@ -213,8 +228,3 @@ def _input_facts(about: Input) -> dict[str, str]:
         "normalisation": f"{about.normalization}: (u - mean) * scale of u in 0..255, mean {mean}, scale {about.scale}",
         "classes": ", ".join(about.classes[:MOST_CLASSES]) + (f" and {more} more" if more > 0 else ""),
     }
-
-
-def _cell(text: str) -> str:
-    """Return the text as a cell of a Markdown table."""
-    return " ".join(printable(text).split()).replace("|", "\\|")

@@ -22,7 +22,8 @@ from deepnets.results.claims_page import claim_answers
 from deepnets.results.finding import LOOKS, MOST, Outcome
 from deepnets.results.read import Run, read_runs
 from deepnets.results.table import Table, tables_of
-from deepnets.runs.folder import folder_of, folders_of, run_folders
+from deepnets.runs.folder import run_folders
+from deepnets.runs.naming import folder_of, folders_of
 from deepnets.system.printing import print_line
 
 MOST_ANSWERS = 100

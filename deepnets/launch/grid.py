@@ -30,7 +30,8 @@ from deepnets.launch.reuse import reuse, twins_of
 from deepnets.runs.code import OtherCode, changed_files, code_of, code_to_execute, execute_copy, noted_code, store
 from deepnets.runs.contents import FAILED, Code, Origin, Unreadable
 from deepnets.runs.execute import inspect
-from deepnets.runs.folder import BESIDE, Locked, OtherSettings, RunFolder, folders_of, run_folders
+from deepnets.runs.folder import BESIDE, Locked, OtherSettings, RunFolder, run_folders
+from deepnets.runs.naming import folders_of
 from deepnets.runs.record import change_of_images, describe_result, duration
 from deepnets.runs.status import read_state, read_states
 from deepnets.system.files import write_atomically

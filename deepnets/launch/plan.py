@@ -20,7 +20,8 @@ from deepnets.launch.reuse import twins_of
 from deepnets.runs.checkpoint import LAST
 from deepnets.runs.code import code_of, code_to_execute
 from deepnets.runs.contents import Unreadable
-from deepnets.runs.folder import OtherSettings, RunFolder, folders_of
+from deepnets.runs.folder import OtherSettings, RunFolder
+from deepnets.runs.naming import folders_of
 from deepnets.runs.status import UNREADABLE
 from deepnets.system.files import LONGEST_METRICS, read_text
 from deepnets.system.printing import as_text, console_for, print_line

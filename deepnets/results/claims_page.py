@@ -26,7 +26,8 @@ from deepnets.results.read import read_runs
 from deepnets.results.registered import REGISTERED_RULE, RegisteredFinding
 from deepnets.results.statistics import FEWEST_SEEDS
 from deepnets.results.table import Table, tables_of
-from deepnets.runs.folder import RunFolder, folders_of, run_folders
+from deepnets.runs.folder import RunFolder, run_folders
+from deepnets.runs.naming import folders_of
 from deepnets.system.printing import console_for
 
 CLAIM_HEADER = (

@@ -9,7 +9,7 @@ import pandas as pd
 from deepnets.config.project import read_project
 from deepnets.results.claims import findings_of
 from deepnets.results.columns import frame_of
-from deepnets.results.page import latex_table, markdown_table
+from deepnets.results.page import latex_table, markdown_table, markdown_text
 from deepnets.results.read import Run, read_runs
 from deepnets.results.table import Table, result_sheets, tables_of
 
@@ -116,7 +116,7 @@ def to_markdown(tables: Sequence[Table]) -> str:
 def markdown_sheets(table: Table) -> str:
     """Write the table's sheets without the rules of the verdicts."""
     return "\n".join(
-        f"**{sheet.title}**. {sheet.note}\n\n{markdown_table(sheet.without_empty_columns())}\n"
+        markdown_text(f"**{sheet.title}**. {sheet.note}") + f"\n\n{markdown_table(sheet.without_empty_columns())}\n"
         for sheet in result_sheets(table)
     )
 

@@ -28,6 +28,7 @@ MINUS = "\N{MINUS SIGN}"
 NOTHING = "\N{EN DASH}"
 LATEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
+    **{character: f"{{{character}}}" for character in "[*"},  # after \\\\, both are its arguments
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
@@ -95,11 +96,22 @@ def print_sheet(console: Console, sheet: Sheet, most: int | None = None) -> None
     console.print()
 
 
+def markdown_text(text: str) -> str:
+    """Return the text in a line of Markdown in which no name is an element of HTML, an image or a link."""
+    text = re.sub("<(?=[A-Za-z/!?])", "&lt;", " ".join(printable(text).split("\n")))
+    return text.replace("](", "]&#40;")
+
+
+def markdown_cell(text: str) -> str:
+    """Return the text as a cell of a Markdown table."""
+    return re.sub(r"(\\*)\|", r"\1\1\\|", markdown_text(text))
+
+
 def markdown_table(sheet: Sheet) -> str:
     """Return the header and the lines as a Markdown table; the title and the note are left out."""
 
     def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", r"\|").replace("\n", " ") for cell in cells) + " |"
+        return "| " + " | ".join(map(markdown_cell, cells)) + " |"
 
     rule = ["--:" if name in sheet.numbers else ":--" for name in sheet.header]
     return "\n".join([line(sheet.header), line(rule), *map(line, sheet.lines)])
@@ -115,7 +127,7 @@ def latex_table(sheet: Sheet) -> str:
 
     columns = "".join("r" if name in sheet.numbers else "l" for name in sheet.header)
     lines = [
-        f"% {sheet.title}. {sheet.note}",
+        "% " + " ".join(f"{sheet.title}. {sheet.note}".splitlines()),
         rf"\begin{{tabular}}{{{columns}}}",
         r"  \toprule",
         line(sheet.header),

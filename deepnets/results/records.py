@@ -23,7 +23,7 @@ from deepnets.results.cell import Cell
 from deepnets.results.claims_page import claims_page
 from deepnets.results.columns import frame_of, in_other_arithmetic
 from deepnets.results.export import markdown_sheets
-from deepnets.results.page import MINUS
+from deepnets.results.page import MINUS, markdown_text
 from deepnets.results.read import Run, read_runs, unchecked
 from deepnets.results.registered import noted_by
 from deepnets.results.table import Table, tables_of
@@ -256,7 +256,7 @@ def _beside(place: Path) -> list[Path]:
 
 def _section(folder: Path, name: str, table: Table | None) -> str:
     about = _about(folder, name, table=_table_text(table) if table else "")
-    return about or f"## {name}\n\n{_table_text(table) if table else ''}"
+    return about or f"## {markdown_text(name)}\n\n{_table_text(table) if table else ''}"
 
 
 def _about(folder: Path, name: str, **values: str) -> str:
@@ -264,7 +264,7 @@ def _about(folder: Path, name: str, **values: str) -> str:
     if not file.is_file():
         return ""
     try:
-        return numbers_of(folder, name).from_string(file.read_text()).render(values)
+        return numbers_of(folder, name).from_string(read_text(file, LONGEST)).render(values)
     except (TemplateError, OSError, KeyError, ValueError) as error:
         raise UserError(f"{file}: {type(error).__name__}: {error}; correct it") from error
 
@@ -282,8 +282,8 @@ def _table_text(table: Table) -> str:
         "Hardware": _listed(_hardware(run.result) for run in runs),
         "Verified": verified_line(runs),
     }
-    lines = "\n".join(f"* {name}: {text}" for name, text in facts.items() if text and runs)
-    warnings = "".join(f"\n* Warning: {warning}" for warning in table.warnings)
+    lines = "\n".join(f"* {name}: {markdown_text(text)}" for name, text in facts.items() if text and runs)
+    warnings = "".join(f"\n* Warning: {markdown_text(warning)}" for warning in table.warnings)
     return f"{lines}{warnings}\n\n{markdown_sheets(table)}".strip()
 
 

@@ -3,21 +3,26 @@
 import errno
 import math
 import os
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
 
 import torch
+from annotated_types import Len, MinLen
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from deepnets.config.identity import difference
 from deepnets.config.schema import Config
 from deepnets.data.dataset import memory_size
-from deepnets.errors import UserError, brief, first_line
+from deepnets.errors import UserError, brief, first_line, system_message
+from deepnets.runs.contents import Code
 from deepnets.runs.folder import CHECKPOINTS, RunFolder
 from deepnets.system.files import flush_folder, fresh, new_name, opened
+from deepnets.system.settings import Size
 from deepnets.training.fit import Training
 
 LAST, PREVIOUS = CHECKPOINTS
@@ -27,33 +32,82 @@ MOST = 8  # a message names at most this many differing settings
 MOST_ENTRIES = 1_000_000  # tensors in a file; a net of 1001 layers and its momenta have ten thousand
 LONGEST_PICKLE = 100_000_000  # bytes of everything but the tensors; a thousand epochs take 100,000
 MOST_VALUES, DEEPEST = 10_000_000, 30
-LARGEST = 100_000  # channels or pixels, as `deepnets.system.settings.Size`
+COSTLY = re.compile(rb"\n(bytearray|encode)\n")  # torch calls these two, with which few bytes fill memory or time
 
-ENTRIES: dict[str, Any] = {
-    "run": dict,
-    "history": list,
-    "observed": list,
-    "evidence": dict,
-    "seconds": int | float,
-    "frozen": dict,
-    "frozen.data": dict,
-    "frozen.shape": list,
-    "frozen.classes": int,
-    "frozen.threads": int,
-    "frozen.precision": str,
-    "frozen.step": str,
-    "frozen.processes": dict,
-    "training": dict,
-    "training.model": dict,
-    "training.optimizer": dict,
-    "training.schedule": dict,
-    "training.iteration": int,
-    "training.epoch": int,
-    "training.batch": int,
-    "training.images": int,
-    "training.sums": Tensor,
-    "training.random": Tensor,
-}
+NEEDED = {"epoch", "iteration", "learning_rate", "train_error", "test_error", "images_per_second"}
+
+
+class _Part(BaseModel):
+    """A part of a checkpoint's state, with the entries that a resumed run reads."""
+
+    model_config = ConfigDict(strict=True, arbitrary_types_allowed=True)
+
+
+class _Observation(_Part):
+    epoch: int
+    gradients: list[float]
+    gates: list[float]
+
+
+class _Evidence(_Part):
+    losses: Tensor
+    weights: str | None
+    right: Tensor | None
+
+    @model_validator(mode="after")
+    def _is_a_list_of_numbers(self) -> Self:
+        if self.losses.ndim != 1 or not self.losses.is_floating_point():
+            raise ValueError("losses are not a list of numbers")
+        if self.right is not None and (self.right.ndim != 1 or self.right.dtype != torch.bool):
+            raise ValueError("right does not say of each test image whether it is right")
+        return self
+
+
+class _Frozen(_Part):
+    data: dict[str, Any]
+    shape: Annotated[list[Size], Len(3, 3)]
+    classes: Size
+    threads: Size
+    precision: str
+    step: str
+    device: str
+    torch: str
+    processes: Annotated[dict[str, int], MinLen(1)]
+    code: dict[str, Code] = {}
+
+
+class _Training(_Part):
+    model: dict[str, Tensor]
+    optimizer: dict[str, Any]
+    schedule: dict[str, Any]
+    iteration: int
+    epoch: int
+    batch: int
+    images: int
+    sums: Tensor
+    random: Tensor
+
+
+class _State(_Part):
+    run: dict[str, Any]
+    history: list[dict[str, float]]
+    observed: list[_Observation]
+    evidence: _Evidence
+    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    frozen: _Frozen
+    training: _Training
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        right, images = self.evidence.right, self.frozen.data.get("test")
+        if right is not None and len(right) != images:
+            raise ValueError(f"evidence.right is of {len(right)} test images, frozen.data.test is {images}")
+        for number, row in enumerate(self.history, 1):
+            if lacking := NEEDED - row.keys() or row.keys() - self.history[-1].keys():
+                raise ValueError(
+                    f"epoch {number} of the history does not have the columns of metrics.csv: {min(lacking)}"
+                )
+        return self
 
 
 def save(folder: Path, state: dict[str, Any]) -> None:
@@ -91,13 +145,23 @@ def load(
     for name in (LAST, PREVIOUS):
         if not os.path.lexists(folder / name):
             continue
-        damage = damage_of(folder / name)
-        if damage is None:
-            state = torch.load(folder / name, map_location="cpu", weights_only=True)
-            if (damage := _too_large(state) or malformed(state)) is None:
-                return state, damaged
+        state, damage = _read(folder / name)
+        if damage is None and (damage := _unfit(state) or malformed(state)) is None:
+            return state, damaged
         damaged[name] = damage
     return None, damaged
+
+
+def _read(file: Path) -> tuple[Any, str | None]:
+    """Return the state in a checkpoint's file and None, or None and the damage of the file."""
+    if damage := damage_of(file):
+        return None, damage
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True), None
+    except Exception as error:  # torch executes the pickle of a stranger step by step, and any step may fail
+        if system_message(error):
+            raise
+        return None, f"{type(error).__name__}: {first_line(error)}"
 
 
 def _own(tensor: Tensor) -> Tensor:
@@ -124,12 +188,12 @@ def damage_of(file: Path) -> str | None:
     except Exception as error:  # a damaged file makes the two readers raise nearly any error
         if isinstance(error, OSError) and error.errno != errno.EINVAL:  # a damaged length leads to EINVAL
             raise
-        return f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {first_line(error)}"
     return None if broken is None else f"the checksum of {broken} differs"
 
 
 def _unusual(archive: zipfile.ZipFile, size: int) -> str | None:
-    """Return why torch cannot have written this archive of `size` bytes, or None; only its list of entries is read."""
+    """Return why torch cannot have written this archive of `size` bytes, or None; no tensor is read."""
     entries = archive.infolist()
     if len(entries) > MOST_ENTRIES:
         return f"it has {len(entries):,} entries, a checkpoint has at most {MOST_ENTRIES:,}"
@@ -137,14 +201,17 @@ def _unusual(archive: zipfile.ZipFile, size: int) -> str | None:
         return "it is compressed, which no checkpoint is"
     if sum(entry.file_size for entry in entries) > size:
         return "its entries take more than the file"
-    if any(entry.file_size > LONGEST_PICKLE for entry in entries if entry.filename.endswith("/data.pkl")):
+    pickles = [entry for entry in entries if entry.filename.endswith("/data.pkl")]
+    if any(entry.file_size > LONGEST_PICKLE for entry in pickles):
         return f"its data.pkl takes more than {LONGEST_PICKLE:,} bytes"
+    if costly := next(filter(None, (COSTLY.search(archive.read(entry)) for entry in pickles)), None):
+        return f"it names {costly[1].decode()}, which is no data of a run"
     return None if size <= memory_size() else "it is larger than the memory of this machine"
 
 
-def _too_large(state: Any) -> str | None:
-    """Return why a state is too large to walk through, or None; values that contain each other never end."""
-    values, walked = [(state, 0)], 0
+def _unfit(state: Any) -> str | None:
+    """Return why no run can have saved a state, or None; values that contain each other never end."""
+    values, walked, size = [(state, 0)], 0, 0
     while values:
         value, depth = values.pop()
         walked += 1
@@ -154,7 +221,19 @@ def _too_large(state: Any) -> str | None:
             values += [(each, depth + 1) for each in value.values()]
         elif isinstance(value, list | tuple | set):
             values += [(each, depth + 1) for each in value]
+        elif isinstance(value, Tensor):
+            if not _is_in_memory(value):
+                return "it has a tensor that is not stored number by number"
+            size += value.nbytes
+            if size > memory_size():
+                return "its tensors are larger than the memory of this machine"
     return None
+
+
+def _is_in_memory(tensor: Tensor) -> bool:
+    """Return whether the tensor's storage has each of its numbers; a view may repeat one number a million times."""
+    is_unusual = tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_nested
+    return not is_unusual and tensor.nbytes <= tensor.untyped_storage().nbytes()
 
 
 def load_checked(folder: RunFolder, config: Config) -> tuple[dict[str, Any] | None, dict[str, str]]:
@@ -180,17 +259,13 @@ def described(damaged: dict[str, str]) -> list[str]:
 
 
 def malformed(state: Any) -> str | None:
-    """Return which entry of a checkpoint is missing or has a wrong type; None if there is none."""
-    for place, kind in ENTRIES.items():
-        value = state
-        for name in place.split("."):
-            value = value.get(name) if isinstance(value, dict) else None
-        if not isinstance(value, kind):
-            return f"{place} is missing or of another type"
-    shape = state["frozen"]["shape"]
-    if len(shape) != 3 or not all(isinstance(length, int) and 0 < length <= LARGEST for length in shape):
-        return f"frozen.shape is {shape}"
-    return None if is_state(state["training"]["model"]) else "training.model does not map names to tensors"
+    """Return which entry of a checkpoint is missing or has a wrong type or size; None if there is none."""
+    try:
+        _State.model_validate(state)
+    except ValidationError as error:
+        first = error.errors(include_input=False)[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
+    return None
 
 
 def is_state(value: Any) -> bool:
@@ -219,7 +294,8 @@ def resume(folder: RunFolder, state: dict[str, Any], training: Training) -> str:
         _check_alike(saved, training)
         training.load_state_dict(saved)
     except (RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise UserError(f"{folder}: the checkpoint in it is of another network or optimiser: {error}") from error
+        reason = " ".join(str(error).split())
+        raise UserError(f"{folder}: the checkpoint in it is of another network or optimiser: {reason}") from error
     return f"resuming at iteration {iteration} of {whole}"
 
 

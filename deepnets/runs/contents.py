@@ -90,8 +90,8 @@ class Progress(BaseModel):
     iterations: int
     test_error: float | None
     images_per_second: float
-    seconds_left: Annotated[float, Field(le=LONGEST_WAIT)]
-    seconds_idle: float = 0.0
+    seconds_left: Annotated[float, Field(ge=0, le=LONGEST_WAIT)]
+    seconds_idle: Annotated[float, Field(ge=0, le=LONGEST_WAIT)] = 0.0
 
 
 class Status(RunFile):

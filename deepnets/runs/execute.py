@@ -60,9 +60,9 @@ def run(folder: RunFolder) -> Result:
         OtherCode: the run began with another version of the user's own code.
         UserError: the run cannot go on; this and any other failure is also noted in result.json.
     """
-    if result := folder.completed:
-        return result
     config, world = folder.config, world_from_env()
+    if result := folder.completed_by(config):
+        return result
     code = code_to_execute(folder, config)
     config = with_counted_devices(config) if world.size == 1 else replace(config, devices=world.size)
     if world.size < config.devices:

@@ -1,14 +1,12 @@
-"""The folder of a run: its name, which the configuration decides, and its frozen settings, lock and result."""
+"""The folder of a run: its frozen settings, lock and result."""
 
 import json
 import os
 import shlex
 import shutil
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, replace
-from itertools import chain, combinations, islice
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -19,22 +17,17 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from deepnets.config.build import check_ranges
-from deepnets.config.compose import ABSENT, NODES, composed, selected, value_at
-from deepnets.config.identity import difference, flat, identity, is_execution, plain
-from deepnets.config.project import CONF
+from deepnets.config.compose import NODES
+from deepnets.config.identity import difference, identity, identity_hash
 from deepnets.config.safe_yaml import LONGEST, frozen_yaml, is_plain_node, read_frozen
-from deepnets.config.schema import DEFAULTS, CodeChoice, Config, Row, Sweep
-from deepnets.config.sweep import SWEEPS
-from deepnets.errors import UserError, brief
+from deepnets.config.schema import CodeChoice, Config, Sweep
+from deepnets.errors import UserError
 from deepnets.runs.contents import Code, Job, Origin, Result, Status
 from deepnets.runs.owner import OWNER, Owner, is_left_behind, owned, owner_elsewhere
 from deepnets.system.files import check_folder, flush_folder, folders_with, make_folder, read_text, write_atomically
 
-RUNS = "runs"  # the folder of runs without a sweep
-BUDGETS = ("epochs", "iterations")  # one is null, the other is the budget
 CHECKPOINTS = ("checkpoint.pt", "checkpoint.previous.pt")  # the last one, and the one before
 WEIGHTS = "weights.safetensors"  # in a record, or in a run without checkpoints
-MOST_NAMES = 200  # folders in which a run is looked for: with 8 changes in the name, up to 4 of them may be left out
 MOST_OTHERS = 10_000  # a command gives up after so many folders without a run, which takes about a second
 BESIDE = "name=NAME"  # the override that trains the same runs in another folder
 SCHEMA = OmegaConf.structured(Config)
@@ -147,6 +140,22 @@ class RunFolder:
         result = self.result
         return result if result and result.is_complete else None
 
+    def completed_by(self, config: Config) -> Result | None:
+        """Return `completed`, if it is the result of a run with this configuration, the frozen one.
+
+        Raises:
+            UserError: result.json is of another run, or is not as a run that ended writes it.
+        """
+        if not (result := self.completed):
+            return None
+        here = identity_hash(config)
+        reason = f"is of another run (identity {result.identity} there, {here} by config.yaml)"
+        if result.iterations is None:
+            reason = f"says that the run {result.status}, but not after how many iterations"
+        elif result.identity in (None, here):  # earlier versions noted no identity
+            return result
+        raise UserError(f"{self}/{Result.FILE}: {reason}; restore the run's own, or start again with overwrite=true")
+
     @property
     def is_complete(self) -> bool:
         """Whether nothing is left to train."""
@@ -167,12 +176,12 @@ class RunFolder:
 
         Raises:
             OtherSettings: the folder holds another run.
-            UserError: something is left to train, and the folder cannot be written.
+            UserError: something is left to train, and the folder cannot be written; or as `completed_by`.
         """
         kept = self.config if (self.path / "config.yaml").is_file() and not config.overwrite else None
         if kept and (differing := difference(identity(kept), config)):
             raise OtherSettings(self, differing)
-        if kept and self.is_complete:
+        if kept and self.completed_by(kept):
             return kept
         nearest = next(parent for parent in (self.path, *self.path.parents) if parent.exists())
         if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
@@ -264,56 +273,6 @@ def note_code(path: Path, code: Code | None) -> None:
         origin.model_copy(update={"code": code}).write(path)
 
 
-def folders_of(rows: list[Row]) -> list[RunFolder]:
-    """Return the folder of each row.
-
-    Raises:
-        UserError: two rows would share a folder.
-    """
-    folders = [folder_of(row) for row in rows]
-    twice = [path for path, count in Counter(folder.path for folder in folders).items() if count > 1]
-    if twice:
-        raise UserError(
-            f"several rows would share the folder {RunFolder(twice[0])}; a key that differs must be in sweep.rows"
-        )
-    return folders
-
-
-def folder_of(row: Row) -> RunFolder:
-    """Return `runs/<model>,<dataset>,<changes>/seed<seed>`, or `<sweep>+<changes>/<row>/seed<seed>` in a sweep.
-
-    With `name=NAME`, NAME replaces `runs` or the sweep's name. A change is a setting whose value differs from that of
-    the named options or the named sweep: `epochs=164` is no change if they set 164 too. If the run already lies in a
-    folder named with fewer changes, because its file has been edited since, it stays there.
-
-    Raises:
-        UserError: `sweep.axes` is empty, or has a name that is neither a group nor a key.
-    """
-    if row.config.sweep:
-        axes = row.config.sweep.axes
-        if not all(isinstance(axis, str) for axis in axes):
-            raise UserError(f"sweep.axes: got {brief(axes)}; must be names of choices")
-        if not axes:
-            raise UserError("sweep.rows: names no choice; must be as {model/shortcut: [identity, none]}")
-        grid, changes = row.config.name or row.choices["sweep"], _changes(row, {"sweep", *axes})
-        name = ",".join(_axis_value(row, axis) for axis in axes)
-        places = [("+".join([grid, *kept]), name) for kept in _parts(changes)]
-    else:
-        grid = row.config.name or RUNS
-        source = row.config.dataset.get("source")
-        data, option = source.get("name") if isinstance(source, dict) else None, row.choices["dataset"]
-        naming = {"model", "dataset", *(["dataset.source.name"] if data else [])}
-        if data and plain(data) != option and _is_dataset(plain(data), row):  # e.g. images in a folder called cifar10
-            data = f"{option}={data}"
-        name, changes = ",".join([row.choices["model"], data or option]), _changes(row, naming)
-        places = [(grid, ",".join([name, *kept])) for kept in _parts(changes)]
-    root, seed = Path(row.config.output_root), f"seed{row.config.seed}"
-    folder, *others = (RunFolder(root / plain(grid) / plain(name) / seed) for grid, name in places)
-    if (folder.path / "config.yaml").is_file():
-        return folder
-    return next((other for other in others if other.holds(row.config)), folder)
-
-
 def run_folders(below: Path, most_others: float = inf) -> list[RunFolder]:
     """Return all run folders in and below a folder, in the order of their names; raises as `folders_with`."""
     return [RunFolder(path) for path in folders_with("config.yaml", below, most_others)]
@@ -333,66 +292,3 @@ def folders_in(paths: Sequence[Path]) -> list[RunFolder]:
             raise UserError(f"{path}: no run folder in it (a run folder has a config.yaml)")
         folders |= {folder.path: folder for folder in below}
     return list(folders.values())
-
-
-def _changes(row: Row, naming: set[str]) -> list[str]:
-    """Return `key=value` for each setting that is not in `naming` and does not follow from the row's other choices."""
-    overrides = {override.partition("=")[0].lstrip("+~"): override for override in row.overrides}
-    typed = [key for key in overrides if key == "sweep" or not is_execution(key)]
-    groups = {key: row.choices[key] for key in typed if key in row.choices}
-    values = [key for key in typed if key not in groups and key not in {"seed", *naming}]
-    if "dataset.root" in overrides and "dataset.source.name" not in naming:  # root names the user's data set
-        values.append("dataset.source.name")
-    if "weights" in overrides and "weights_hash" not in values:
-        values.append("weights_hash")
-    search = row.search
-    if search.defaults != DEFAULTS and not _is_own_sweep(row):  # all that the user's file sets counts as typed
-        search = replace(search, defaults=DEFAULTS)
-        options = {group: option for group, option in row.choices.items() if option and not group.startswith("hydra/")}
-        groups |= {group: option for group, option in options.items() if not is_execution(group)}
-        settable = [key for key in flat(asdict(row.config)) if not is_execution(key)]
-        values = [key for key in dict.fromkeys([*values, *settable]) if key not in {"seed", *groups, *naming}]
-    if not values and groups.keys() <= naming:
-        return []
-    axes = sorted(overrides[key] for key in typed if key in naming and key not in groups)
-
-    def chosen(among: set[str]) -> tuple[str, ...]:
-        return *sorted(f"{group}={option}" for group, option in groups.items() if group in among), *axes
-
-    # A protocol chooses options too: compare it first, then compare the other options with its choices.
-    protocol = composed(chosen(naming), search).choices["protocol"]
-    usual_choices = composed(chosen({*naming, "protocol"}), search).choices | {"protocol": protocol}
-    changed = {key: value for key, value in groups.items() if key not in naming and usual_choices.get(key) != value}
-    usual = composed(chosen(set(groups)), search).config
-    for key in values:
-        value = value_at(row.config, key)
-        if value == selected(usual, key) or (value is None and key in BUDGETS):
-            continue
-        changed[key] = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
-    return sorted(f"{key}={value}" for key, value in changed.items())
-
-
-def _parts(changes: list[str]) -> Iterator[tuple[str, ...]]:
-    """Yield all changes, then all but one of them, and so on; at most `MOST_NAMES` choices."""
-    sizes = range(len(changes), -1, -1)
-    return islice(chain.from_iterable(combinations(changes, size) for size in sizes), MOST_NAMES)
-
-
-def _is_own_sweep(row: Row) -> bool:
-    """Return whether the sweep's file is the user's own; if so, the user's defaults count as part of the sweep."""
-    return bool(row.choices.get("sweep")) and not (SWEEPS / f"{row.choices['sweep']}.yaml").is_file()
-
-
-def _is_dataset(name: str, row: Row) -> bool:
-    """Return whether a data set of this name can be chosen."""
-    places = (Path(place.removeprefix("file://")) for place in row.search.places)
-    return any((folder / "dataset" / f"{name}.yaml").is_file() for folder in (CONF, *places))
-
-
-def _axis_value(row: Row, axis: str) -> str:
-    if axis in row.choices:
-        return row.choices[axis]
-    value = value_at(row.config, axis, ABSENT)
-    if value is ABSENT:
-        raise UserError(f"sweep.axes: {axis} is neither a group of options nor a key of the configuration")
-    return str(value)

@@ -158,13 +158,18 @@ def _content(folder: Path, number: int) -> dict[str, Any]:
     drafts = sorted(folder.glob(f"{file.name}.*.new"))
     for path in (file, *drafts):
         try:
-            if content := read_object(path):
+            if (content := read_object(path)) and _has_times(content):
                 return content
         except ValueError:
             continue
         except OSError:  # NFS may refuse a file while its owner replaces it
             return {"since": path.lstat().st_mtime}
     return {}
+
+
+def _has_times(owner: dict[str, Any]) -> bool:
+    """Return whether the times in an owner's file are numbers of seconds."""
+    return all(type(owner.get(name, 0.0)) in (int, float) for name in ("since", "released"))
 
 
 def _file(folder: Path, number: int) -> Path:

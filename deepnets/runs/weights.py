@@ -30,6 +30,7 @@ from deepnets.system.printing import print_line
 from deepnets.system.settings import Size
 from deepnets.training.assembly import model_of
 
+CHECKSUM = "weights_sha256"  # in the metadata of a file; safetensors itself would load flipped bits
 KEPT = "weights.{}.safetensors"  # weights of one iteration, which keep_checkpoints=N keeps
 CODE_WORDS = '--code {} (in Python, code="{}")'
 TOLERANCE = 1e-4  # of the largest logit; another order of operations rounds differently
@@ -228,6 +229,7 @@ def write_weights(weights: Weights, folder: Path, name: str = WEIGHTS) -> Path:
         "run": json.dumps(identity(weights.config)),
         "shape": json.dumps(weights.shape),
         "classes": str(weights.classes),
+        CHECKSUM: state_checksum(weights.state),
         **({} if weights.iteration is None else {"iteration": str(weights.iteration)}),
         **({} if weights.input is None else {"input": weights.input.model_dump_json(exclude_unset=True)}),
     }
@@ -344,9 +346,13 @@ def read_state(file: Path) -> dict[str, Tensor]:
 def _read_safetensors(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         with safe_open(file, framework="pt") as opened:
-            return {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata() or {}  # noqa: SIM118
+            state = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+            about = opened.metadata() or {}
     except (SafetensorError, OSError) as error:
         raise UserError(f"{file}: cannot be read as safetensors: {error}") from error
+    if CHECKSUM in about and about[CHECKSUM] != state_checksum(state):
+        raise UserError(f"{file}: is damaged: the weights in it do not have its checksum; restore the run's own file")
+    return state, about
 
 
 def _write_safetensors(state: Mapping[str, Tensor], file: Path, about: dict[str, str]) -> Path:

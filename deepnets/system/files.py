@@ -111,12 +111,18 @@ def own_cache() -> Path:
 
 
 def opened_to_append(path: Path) -> IO[bytes]:
-    """Open a file to append to it.
+    """Open a regular file to append to it.
 
     Raises:
-        OSError: it is a link, which is not followed, or cannot be written.
+        OSError: it is a link, which is not followed, or a pipe, or cannot be written.
     """
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666), "ab")
+    # O_NONBLOCK, because opening a pipe would wait until somebody reads from it.
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(path, flags, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "is not a file", str(path))
+    return os.fdopen(descriptor, "ab")
 
 
 def opened(path: Path) -> IO[bytes]:

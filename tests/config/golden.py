@@ -25,7 +25,7 @@ from deepnets.config.project import CONF, home
 from deepnets.config.schema import Row
 from deepnets.config.trust import trusted, trusting
 from deepnets.errors import UserError
-from deepnets.runs.folder import folder_of
+from deepnets.runs.naming import folder_of
 
 REFUSED = "refused"
 # Keys and groups that came after the digests were written.

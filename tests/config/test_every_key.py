@@ -21,7 +21,8 @@ from deepnets.config.identity import flat
 from deepnets.config.project import CONF
 from deepnets.errors import UserError, shortened
 from deepnets.runs.contents import Origin
-from deepnets.runs.folder import RunFolder, folder_of
+from deepnets.runs.folder import RunFolder
+from deepnets.runs.naming import folder_of
 from deepnets.training.checks import check_settings
 from tests.command import row
 

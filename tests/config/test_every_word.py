@@ -15,7 +15,7 @@ from deepnets.config.project import CONF
 from deepnets.config.schema import Row
 from deepnets.errors import UserError, shortened
 from deepnets.hydra_errors import explain
-from deepnets.runs.folder import folder_of
+from deepnets.runs.naming import folder_of
 from deepnets.training.checks import check_settings
 from tests.command import train
 

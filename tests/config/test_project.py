@@ -15,7 +15,7 @@ from deepnets.config.project import read_project
 from deepnets.config.trust import is_trusted, trust, trusted
 from deepnets.errors import UserError
 from deepnets.run import build_model, load_run
-from deepnets.runs.folder import folder_of
+from deepnets.runs.naming import folder_of
 from tests.command import ENVIRONMENT, ROOT
 from tests.launch.test_slurm import slurm
 

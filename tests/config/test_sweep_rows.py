@@ -10,7 +10,7 @@ from deepnets.config.command_line import rows_of_command
 from deepnets.config.schema import Sweep
 from deepnets.config.sweep import rows_of
 from deepnets.errors import UserError
-from deepnets.runs.folder import folder_of, folders_of
+from deepnets.runs.naming import folder_of, folders_of
 from tests.config.test_every_word import said_by
 
 PARAMS = {"model.depth": "8,14,20", "epochs": "1,2,3", "seed": "0,1"}

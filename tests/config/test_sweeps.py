@@ -20,7 +20,7 @@ from deepnets.config.project import CONF
 from deepnets.config.schema import Config, Row, at_scale, case, choice, log_uniform, uniform
 from deepnets.errors import UserError
 from deepnets.run import build_model
-from deepnets.runs.folder import folder_of, folders_of
+from deepnets.runs.naming import folder_of, folders_of
 from deepnets.training.assembly import dataset_of, model_of, prepare
 
 SWEEPS = sorted(path.stem for path in (CONF / "sweep").glob("*.yaml"))

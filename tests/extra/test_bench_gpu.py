@@ -24,7 +24,7 @@ from deepnets.extra.bench_gpu import (
     trained,
     waits,
 )
-from deepnets.runs.folder import folder_of
+from deepnets.runs.naming import folder_of
 from tests.command import ROOT, row
 from tests.paced import TRUST
 

@@ -16,7 +16,8 @@ from deepnets.errors import UserError
 from deepnets.launch.grid import check_tables, launch
 from deepnets.launch.plan import show_plan
 from deepnets.runs.contents import Code, Origin, Result
-from deepnets.runs.folder import Locked, RunFolder, folder_of, folders_of
+from deepnets.runs.folder import Locked, RunFolder
+from deepnets.runs.naming import folder_of, folders_of
 from deepnets.runs.record import change_of_images
 from deepnets.runs.status import state_of
 from tests.command import ENVIRONMENT, ROOT, TRAIN, row

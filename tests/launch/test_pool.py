@@ -24,7 +24,8 @@ from deepnets.results.table import tables_of
 from deepnets.runs import checkpoint
 from deepnets.runs.contents import Origin
 from deepnets.runs.execute import COMMAND, arguments_of
-from deepnets.runs.folder import RunFolder, folders_of
+from deepnets.runs.folder import RunFolder
+from deepnets.runs.naming import folders_of
 from deepnets.runs.status import show, state_of
 from tests.command import ENVIRONMENT, ROOT, TRAIN, metrics, row
 from tests.paced import TRUST

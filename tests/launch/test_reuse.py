@@ -9,7 +9,7 @@ import torch
 from deepnets.launch.grid import launch
 from deepnets.launch.plan import show_plan
 from deepnets.run import load_run
-from deepnets.runs.folder import folder_of
+from deepnets.runs.naming import folder_of
 from tests.command import row
 
 RUN = ["model.depth=8", "model.widths=[4,4,4]", "epochs=1"]

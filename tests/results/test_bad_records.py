@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from deepnets.errors import printable
+from deepnets.errors import UserError, printable
 from deepnets.monitor.style import new_panels, styled
 from deepnets.results.export import load_results
-from deepnets.results.page import Picture
+from deepnets.results.page import Picture, Sheet, latex_table
 from deepnets.results.published import published_of
 from deepnets.results.read import read_runs
 from deepnets.runs.contents import Origin
@@ -139,6 +139,37 @@ def test_a_name_is_data(finished: Path, tmp_path: Path, capsys: pytest.CaptureFi
     for text in (*said.values(), (records / "table" / "report" / "report.html").read_text()):
         assert shown in text
     assert os.fsdecode(name) in set(load_results(records).row)
+
+
+def test_a_name_in_markdown_is_no_markup(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = tmp_path / "records"
+    shutil.copytree(finished, records)
+    names = ["<img src=x onerror=f()>", "[a](javascript:f())", "a\\|0.01"]
+    for number, name in enumerate(names):
+        shutil.copytree(records / "table" / "bad", records / "table" / name)
+        in_json("result.json", "device", f'"{number}<script>"')(records / "table")
+    outputs(records, capsys)
+    call(["report", str(records / "table"), "--output", str(tmp_path / "o"), "--markdown", str(tmp_path / "a.md")])
+    for text in ((records / "README.md").read_text(), (tmp_path / "a.md").read_text()):
+        assert not re.search("<(img|script)|]\\(javascript", text)
+        assert "| &lt;img src=x onerror=f()> |" in text
+        assert "| [a]&#40;javascript:f()) |" in text
+        assert r"| a\\\|0.01 |" in text
+
+
+def test_a_row_of_latex_begins_with_no_argument() -> None:
+    text = latex_table(Sheet("a\nb", ("row",), (("[1cm]",), ("*",))))
+    assert text.splitlines()[0] == "% a b. "
+    assert "  {[}1cm] \\\\\n  {*} \\\\\n" in text
+
+
+def test_a_page_about_a_table_is_not_read_from_elsewhere(finished: Path, tmp_path: Path) -> None:
+    records = tmp_path / "records"
+    shutil.copytree(finished, records)
+    (tmp_path / "secret").write_text("secret")
+    (records / "table" / "about.md").symlink_to(tmp_path / "secret")
+    with pytest.raises(UserError, match=r"about\.md: ValueError: it is a link, which is not followed"):
+        call(["report", str(records), "--records"])
 
 
 def test_only_powers_of_ten_are_drawn_as_formulas() -> None:

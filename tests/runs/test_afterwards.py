@@ -18,7 +18,8 @@ from deepnets.launch.grid import launch
 from deepnets.run import load_run
 from deepnets.runs import checkpoint
 from deepnets.runs.contents import Result
-from deepnets.runs.folder import WEIGHTS, RunFolder, folder_of
+from deepnets.runs.folder import WEIGHTS, RunFolder
+from deepnets.runs.naming import folder_of
 from deepnets.runs.record import state_checksum
 from deepnets.runs.weights import read_weights, write_weights
 from tests.command import ENVIRONMENT, ROOT, TRAIN, row

@@ -159,6 +159,50 @@ def test_a_state_that_no_code_could_walk_through_is_damage(tmp_path: Path) -> No
         assert time.monotonic() - began < 60
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.zeros(1).expand(10**6, 10**6),
+        torch.zeros(3, device="meta"),
+        torch.zeros(3).to_sparse(),
+    ],
+)
+def test_a_value_that_no_run_saves_is_damage(tmp_path: Path, value: object) -> None:
+    saved_twice(tmp_path)
+    torch.save({"training": {"model": {"weight": value}}, "iteration": 2}, tmp_path / LAST)
+    loaded, damaged = checkpoint.load(tmp_path)
+    assert loaded["iteration"] == 1
+    assert damaged[LAST].startswith("it has a")
+    assert "\n" not in damaged[LAST]
+
+
+@pytest.mark.parametrize(
+    "pickle",
+    [b"\x80\x02K\x01)R.", b"\x80\x02.", b"\x80\x02K\x01", b"\x80\x02}}b.", b"\x80\x02h\x05.", b"\x80\x02C\x01a."],
+)
+def test_a_pickle_that_torch_does_not_write_is_damage(tmp_path: Path, pickle: bytes) -> None:
+    def changed(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, content: bytes) -> None:
+        archive.writestr(entry.filename, pickle if entry.filename.endswith("data.pkl") else content)
+
+    saved_twice(tmp_path)
+    repacked(tmp_path / LAST, changed)
+    loaded, damaged = checkpoint.load(tmp_path, lambda state: None if isinstance(state, dict) else "no state")
+    assert loaded["iteration"] == 1
+    assert "\n" not in damaged[LAST]
+
+
+@pytest.mark.parametrize("named", [b"__builtin__\nbytearray", b"_codecs\nencode"])
+def test_a_pickle_that_fills_memory_is_not_executed(tmp_path: Path, named: bytes) -> None:
+    def changed(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, content: bytes) -> None:
+        bomb = b"\x80\x02c" + named + b"\nJ\xff\xff\xff\x7f\x85R."
+        archive.writestr(entry.filename, bomb if entry.filename.endswith("data.pkl") else content)
+
+    checkpoint.save(tmp_path, state(1))
+    repacked(tmp_path / LAST, changed)
+    name = named.decode().splitlines()[1]
+    assert checkpoint.load(tmp_path) == (None, {LAST: f"it names {name}, which is no data of a run"})
+
+
 def test_an_archive_that_torch_does_not_write_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def compressed(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, content: bytes) -> None:
         archive.writestr(entry.filename, content + bytes(10**7), zipfile.ZIP_DEFLATED)

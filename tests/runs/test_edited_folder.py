@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deepnets.errors import UserError
-from deepnets.runs.contents import Origin
+from deepnets.runs.contents import Origin, Result
 from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
 from tests.command import ENVIRONMENT, ROOT, row
@@ -46,6 +46,26 @@ def test_nothing_is_trained_of_an_edited_run(tmp_path: Path, before: str, after:
     assert not (tmp_path / "metrics.csv").exists()
     if "devices" in after:  # no process has begun
         assert not (tmp_path / "status.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        ({"iterations": 45, "identity": "0123456789ab"}, "is of another run .*identity 0123456789ab there"),
+        ({}, "says that the run finished, but not after how many iterations"),
+    ],
+)
+def test_the_result_of_another_run_skips_no_training(tmp_path: Path, result: dict, said: str) -> None:
+    config = row(tmp_path, *RUN).config
+    folder = RunFolder(tmp_path / "seed0")
+    folder.freeze(config, Origin())
+    Result.model_validate({"status": "finished", "test_error": 5.0, **result}).write(folder.path)
+    for execute in (lambda: run(folder), lambda: folder.check(config)):
+        with pytest.raises(UserError, match=f"result.json: {said}"):
+            execute()
+    assert not (folder.path / "metrics.csv").exists()
+    config.overwrite = True
+    assert folder.check(config) is None
 
 
 def test_five_hundred_processes_are_not_started(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from deepnets.results.verify import verify
 from deepnets.run import load_run
 from deepnets.runs.contents import Origin, packed, unpacked
 from deepnets.runs.execute import run
-from deepnets.runs.folder import RunFolder, folder_of, run_folders
+from deepnets.runs.folder import RunFolder, run_folders
+from deepnets.runs.naming import folder_of
 from deepnets.training.assembly import dataset_of, splits_of
 from deepnets.training.fit import FIRST
 from tests.command import row, train

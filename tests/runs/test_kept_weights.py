@@ -142,6 +142,18 @@ def test_one_of_them_is_loaded_and_another_iteration_refused(trained: RunFolder,
         load_run(copy.path, iteration=3)
 
 
+@pytest.mark.attack
+def test_a_flipped_bit_in_a_weight_is_named(trained: RunFolder, tmp_path: Path) -> None:
+    copy = RunFolder(shutil.copytree(trained.path, tmp_path / "seed0"))
+    file = copy.path / "weights.3.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    for read in (lambda: load_run(copy.path, iteration=3), lambda: read_state(file)):
+        with pytest.raises(UserError, match=r"weights.3.safetensors: is damaged: .*checksum"):
+            read()
+
+
 def test_an_analysis_is_drawn_over_training(trained: RunFolder, tmp_path: Path) -> None:
     options = ["--images", "16", "--test-images", "16", "--output", tmp_path]
     assert analyze("gradients", trained.path, "--iteration", "20,1", *options) == 0

@@ -8,7 +8,7 @@ from deepnets.config.compose import compose
 from deepnets.config.schema import Search
 from deepnets.errors import UserError
 from deepnets.runs.contents import Origin
-from deepnets.runs.folder import folder_of, folders_of
+from deepnets.runs.naming import folder_of, folders_of
 from tests.command import row
 
 

@@ -171,7 +171,10 @@ def test_what_another_machine_left_is_waited_for(tmp_path: Path, monkeypatch: py
     assert time.monotonic() - began >= 0.4
 
 
-@pytest.mark.parametrize("content", [b"", b"\0" * 64, b'{"host": "b", "bo', b"[]", b"\xff"])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\0" * 64, b'{"host": "b", "bo', b"[]", b"\xff", b'{"since": "x"}', b'{"released": null}'],
+)
 def test_an_owner_file_without_valid_content_is_nobodys(tmp_path: Path, content: bytes) -> None:
     (tmp_path / ".owner.3").write_bytes(content)
     assert owner_elsewhere(tmp_path) is None

@@ -23,6 +23,7 @@ from deepnets.runs.execute import run
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.record import describe_result
 from deepnets.runs.status import read_state
+from deepnets.system.files import opened_to_append
 from tests.command import row
 
 pytestmark = pytest.mark.attack
@@ -78,6 +79,15 @@ def test_no_planted_link_is_followed(tmp_path: Path, name: str) -> None:
         folder.freeze(config, Origin())
         run(folder)
     assert victim.read_text() == "theirs"
+
+
+def test_a_pipe_as_log_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log.txt")
+    for _ in range(2):
+        with pytest.raises(OSError, match=r"log.txt"):
+            opened_to_append(tmp_path / "log.txt")
+        reader = os.open(tmp_path / "log.txt", os.O_RDONLY | os.O_NONBLOCK)  # from now on, somebody reads from it
+    os.close(reader)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """A checkpoint is continued by the run that wrote it and by no other."""
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -142,7 +143,36 @@ def test_an_entry_of_another_type_is_named(first: RunFolder, place: str, value: 
     if value == "word" and place == "frozen.precision":
         return
     node[last] = value
-    assert malformed(state) == f"{place} is missing or of another type"
+    assert malformed(state).startswith(f"{place}: Input should be")
+
+
+def without_data(state: dict) -> None:
+    state["frozen"]["data"].clear()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda state: state.update(seconds=float("nan")), "seconds: Input should be a finite number"),
+        (lambda state: state["history"][0].update(test_error="<b>"), "history.0.test_error: Input should be a valid"),
+        (lambda state: state["history"][0].pop("test_error"), "epoch 1 of the history does not have .* test_error"),
+        (lambda state: state["observed"][0].update(gates=[None]), "observed.0.gates.0: Input should be a valid number"),
+        (lambda state: state["evidence"].update(losses=5), "evidence.losses: Input should be an instance of Tensor"),
+        (lambda state: state["evidence"].update(losses=torch.zeros(2, 2)), "evidence: .*losses are not a list"),
+        (lambda state: state["evidence"].update(right=torch.zeros(3)), "evidence: .*right does not say"),
+        (without_data, "evidence.right is of .* test images, frozen.data.test is None"),
+        (lambda state: state["frozen"].update(classes=-1), "frozen.classes: Input should be greater"),
+        (lambda state: state["frozen"].update(threads=10**6), "frozen.threads: Input should be less"),
+        (lambda state: state["frozen"]["processes"].clear(), "frozen.processes: Dictionary should have at least 1"),
+        (lambda state: state["frozen"].update(code={"0": 5}), "frozen.code.0: Input should be a valid dictionary"),
+    ],
+)
+def test_an_entry_that_would_stop_the_run_later_is_named(
+    first: RunFolder, change: Callable[[dict], Any], said: str
+) -> None:
+    state = state_of(first)
+    change(state)
+    assert re.search(said, malformed(state))
 
 
 def test_a_run_resumes_in_the_arithmetic_it_began_in(first: RunFolder, tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from deepnets.errors import UserError
 from deepnets.launch.grid import launch
 from deepnets.run import load_run
 from deepnets.runs import folder as run_folder
-from deepnets.runs.folder import RunFolder, folder_of
+from deepnets.runs.folder import RunFolder
+from deepnets.runs.naming import folder_of
 from tests.command import row
 
 RUN = ["model.depth=8", "model.widths=[4,4,4]", "epochs=1"]

@@ -14,7 +14,7 @@ from deepnets.config.trust import trust
 from deepnets.errors import UserError
 from deepnets.launch.grid import launch
 from deepnets.launch.local import obstacle
-from deepnets.runs.folder import folder_of
+from deepnets.runs.naming import folder_of
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import fit
 from tests.command import row, train

@@ -22,7 +22,8 @@ from deepnets.config.trust import trusted_search
 from deepnets.data.batches import EvaluationBatches
 from deepnets.errors import UserError, printable
 from deepnets.run import load_run
-from deepnets.runs.folder import RunFolder, folder_of
+from deepnets.runs.folder import RunFolder
+from deepnets.runs.naming import folder_of
 from deepnets.runs.start import start_from_weights
 from deepnets.training.assembly import dataset_of, model_of, splits_of
 from deepnets.training.checks import has_own_classes
