@@ -15,8 +15,7 @@ from deepnets.data.normalization import Normalization
 from deepnets.data.source import Split
 from deepnets.run import build_model
 from deepnets.training.assembly import dataset_of, splits_of
-from deepnets.training.fit import Training, evaluate
-from deepnets.training.metrics import Sums
+from deepnets.training.fit import Sums, Training, evaluate
 
 SIZES = "100,250,1000,2500,5000"
 

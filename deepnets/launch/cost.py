@@ -23,9 +23,8 @@ from deepnets.errors import UserError
 from deepnets.runs.record import threads_of
 from deepnets.system.files import own_cache, read_object, write_atomically
 from deepnets.training.assembly import prepare
-from deepnets.training.fit import Training, evaluate, fit
+from deepnets.training.fit import Sums, Training, evaluate, fit
 from deepnets.training.hardware import choose_precision, describe, find_device, wait
-from deepnets.training.metrics import Sums
 from deepnets.training.size import Size
 
 TIMED_SECONDS, TIMED_STEPS = 0.4, 3  # the least that is timed, after a first step, which is slower

@@ -19,6 +19,8 @@ from deepnets.config.schema import Config
 from deepnets.errors import UserError, printable
 from deepnets.launch.grid import Retry, Tally, print_failed_before
 from deepnets.launch.slurm_queue import (
+    REPORT,
+    Submission,
     Unfinished,
     changed_options,
     is_queued,
@@ -26,8 +28,8 @@ from deepnets.launch.slurm_queue import (
     seconds_of,
     slurm_answer,
     sort_out,
+    submit_after,
 )
-from deepnets.launch.submission import REPORT, Submission, submit_after
 from deepnets.launch.task import batch_script, snapshot
 from deepnets.runs.contents import FAILED
 from deepnets.runs.folder import RunFolder

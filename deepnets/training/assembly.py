@@ -14,9 +14,8 @@ from deepnets.errors import UserError
 from deepnets.models.batchnorm import let_fold
 from deepnets.models.network import divide
 from deepnets.system.settings import Memory
-from deepnets.training.fit import Training
+from deepnets.training.fit import Sums, Training
 from deepnets.training.hardware import keep_freed_memory, set_arithmetic
-from deepnets.training.metrics import Sums
 
 
 def prepare(config: Config, device: torch.device, precision: torch.dtype, world: World = ALONE) -> Training:

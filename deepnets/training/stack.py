@@ -13,8 +13,7 @@ from torch.overrides import TorchFunctionMode
 from deepnets.data.batches import EvaluationBatches
 from deepnets.models.batchnorm import let_fold
 from deepnets.models.network import draws
-from deepnets.training.fit import Training, autocast
-from deepnets.training.metrics import Mean, Sums
+from deepnets.training.fit import Mean, Sums, Training, autocast
 
 CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
 

@@ -19,8 +19,7 @@ from deepnets.data.source import Split
 from deepnets.errors import UserError
 from deepnets.models.shortcuts import Gated
 from deepnets.models.unit import Unit
-from deepnets.training.fit import evaluate
-from deepnets.training.metrics import Sums
+from deepnets.training.fit import Sums, evaluate
 from tests.networks import small_batch, small_network
 
 NETWORKS = [

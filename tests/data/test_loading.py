@@ -22,8 +22,7 @@ from deepnets.data.loading import Loading, StreamedEvaluation, StreamedTraining,
 from deepnets.data.normalization import Normalization
 from deepnets.distributed.world import ALONE, World
 from deepnets.errors import UserError
-from deepnets.training.fit import evaluate, logits_of
-from deepnets.training.metrics import Sums
+from deepnets.training.fit import Sums, evaluate, logits_of
 from tests.command import ENVIRONMENT, ROOT
 from tests.photographs import jpeg, photograph_tree
 

@@ -21,8 +21,7 @@ from deepnets.distributed.world import ALONE, World
 from deepnets.optimizer import sgd
 from deepnets.schedule import Plateau, Step
 from deepnets.training.assembly import prepare
-from deepnets.training.fit import Training, fit
-from deepnets.training.metrics import Sums
+from deepnets.training.fit import Sums, Training, fit
 from tests.command import ROOT, row
 
 CPU = torch.device("cpu")

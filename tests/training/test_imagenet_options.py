@@ -15,8 +15,7 @@ from deepnets.analysis.walk import recalibrate_batchnorm
 from deepnets.config.compose import compose
 from deepnets.config.project import CONF
 from deepnets.training.assembly import prepare
-from deepnets.training.fit import evaluate, fit
-from deepnets.training.metrics import Sums
+from deepnets.training.fit import Sums, evaluate, fit
 from tests.photographs import photograph_tree
 
 pytestmark = pytest.mark.nightly

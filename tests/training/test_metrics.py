@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from deepnets.training.metrics import Sums
+from deepnets.training.fit import Sums
 
 
 def test_batches_of_different_length_weigh_by_their_images() -> None:

@@ -29,8 +29,7 @@ from deepnets.runs.folder import RunFolder
 from deepnets.runs.resume import Session
 from deepnets.training import assembly
 from deepnets.training.assembly import prepare
-from deepnets.training.fit import Training, evaluate, fit
-from deepnets.training.metrics import Sums
+from deepnets.training.fit import Sums, Training, evaluate, fit
 from tests.command import metrics, row
 from tests.standin import DEVICE, Held, stand_in
 

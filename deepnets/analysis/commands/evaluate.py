@@ -19,9 +19,8 @@ from deepnets.runs.folder import RunFolder
 from deepnets.runs.weights import load_state, read_state
 from deepnets.system.files import fresh, new_name
 from deepnets.training.assembly import dataset_of, splits_of
-from deepnets.training.fit import Evaluated, autocast, evaluate, logits_of
+from deepnets.training.fit import Evaluated, Sums, autocast, evaluate, logits_of
 from deepnets.training.hardware import choose_precision
-from deepnets.training.metrics import Sums
 
 GUESSES = 5  # classes guessed for each image, as many as ImageNet's test server asks for
 
