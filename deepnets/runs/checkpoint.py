@@ -27,7 +27,17 @@ from deepnets.training.fit import Training
 
 LAST, PREVIOUS = CHECKPOINTS
 # Torch's optimisers load these settings without a check. The learning rate is not here: the schedule sets it.
-OF_OPTIMIZER = ("initial_lr", "momentum", "dampening", "nesterov", "betas", "eps", "weight_decay")
+OF_OPTIMIZER = (
+    "initial_lr",
+    "momentum",
+    "dampening",
+    "nesterov",
+    "betas",
+    "eps",
+    "weight_decay",
+    "amsgrad",
+    "maximize",
+)
 MOST = 8  # a message names at most this many differing settings
 MOST_ENTRIES = 1_000_000  # tensors in a file; a net of 1001 layers and its momenta have ten thousand
 LONGEST_PICKLE = 100_000_000  # bytes of everything but the tensors; a thousand epochs take 100,000
@@ -305,6 +315,13 @@ def _check_alike(saved: dict[str, Any], training: Training) -> None:
         stored = saved["model"].get(name, weight)
         if stored.dtype != weight.dtype:
             raise ValueError(f"{name} is of {stored.dtype} there, of {weight.dtype} here")
+    schedule, expected = saved["schedule"], {"base_lrs": training.schedule.base_lrs, "last_epoch": saved["iteration"]}
+    for name, value in expected.items():
+        if schedule[name] != value:
+            raise ValueError(f"{name} of the schedule is {brief(schedule[name])} there, {value} here")
+    for name in schedule:  # torch would set each as an attribute
+        if name == "optimizer" or callable(getattr(training.schedule, name, None)):
+            raise ValueError(f"the schedule has a value in place of its {name}")
     groups = training.optimizer.param_groups
     for stored, group in zip(saved["optimizer"]["param_groups"], groups, strict=True):
         for name in OF_OPTIMIZER:

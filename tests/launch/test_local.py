@@ -142,6 +142,7 @@ def half_done(folder: RunFolder) -> dict:
     run(folder)
     previous = checkpoint.load(folder.path)[0]
     previous["training"] |= {"iteration": 12, "epoch": 1, "batch": 0}
+    previous["training"]["schedule"]["last_epoch"] = 12
     previous["history"] = previous["history"][:1]
     (folder.path / "result.json").unlink()
     checkpoint.save(folder.path, previous)

@@ -63,6 +63,12 @@ def running(heartbeat: str) -> Callable[[Path], None]:
     return spoil
 
 
+def waiting(table: Path) -> None:
+    """The bad row has no result yet, and is said to need this time."""
+    (table / "bad" / "seed0" / "result.json").unlink()
+    in_json("status.json", "seconds_left", "-1e308")(table)
+
+
 def dated(table: Path) -> None:
     file = table / "bad" / "seed0" / "config.yaml"
     file.write_text(file.read_text().replace("lr: 0.2", "lr: 2026-01-01"))
@@ -74,6 +80,7 @@ BAD: dict[str, tuple[Callable[[Path], None], str]] = {
     "a word for a number": (in_json("result.json", "test_error", '"9"'), "test_error: Input should be a valid number"),
     "a date": (dated, "2026-01-01: a date; if you mean a text, write it in quotes"),
     "a heartbeat without a zone": (running('"2026-01-01T00:00:00"'), "heartbeat: Input should have timezone info"),
+    "a time that is none": (waiting, "progress.seconds_left: Input should be greater than or equal to 0"),
     "a heartbeat in seconds": (running("5"), "heartbeat: Value error, is no date and time"),
 }  # fmt: skip
 PUBLISHED = {".nan": "should be a finite number", "[1, 2]": "should be a valid number"}

@@ -117,6 +117,16 @@ def test_weights_say_that_they_are_the_last(run_row: Row, capsys: pytest.Capture
     assert all(torch.equal(again[name], tensor) for name, tensor in expected.items())
 
 
+def test_a_card_names_no_number_that_the_run_contradicts(
+    run_row: Row, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = folder_of(run_row)
+    folder.result.model_copy(update={"test_error": 1.25}).write(folder.path)
+    call("export", str(folder.path), "--to", str(tmp_path / "export"))
+    assert "as the run contradicts itself: test_error is 1.25" in capsys.readouterr().out
+    assert not (tmp_path / "export" / "README.md").exists()
+
+
 def test_other_weights_of_the_last_iteration_are_refused(run_row: Row, tmp_path: Path) -> None:
     folder = folder_of(run_row)
     record = RunFolder(tmp_path / "record")

@@ -111,6 +111,7 @@ def test_one_of_another_network_is_refused(first: RunFolder, tmp_path: Path) -> 
     [
         (lambda model, optimizer: model.update({"head.bias": torch.zeros(10, dtype=torch.int64)}), "head.bias is of"),
         (lambda model, optimizer: optimizer["param_groups"][0].update(weight_decay=0.5), "weight_decay is 0.5 there"),
+        (lambda model, optimizer: optimizer["param_groups"][0].update(maximize=True), "maximize is True there, False"),
         (lambda model, optimizer: optimizer["param_groups"][0].update(initial_lr=7.0), "initial_lr is 7.0 there, 0.1"),
         (lambda model, optimizer: optimizer["param_groups"].pop(), "zip"),
         (lambda model, optimizer: optimizer["state"][0].update(momentum_buffer=torch.zeros(3)), "momentum_buffer of a"),
@@ -127,6 +128,26 @@ def test_another_optimiser_is_refused_and_not_adopted(
     with pytest.raises(UserError, match=f"is of another network or optimiser: .*{named}"):
         run(other)
     assert "Traceback" not in (other.path / "log.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"base_lrs": [1e9]}, r"base_lrs of the schedule is \[1000000000.0\] there, \[0.1\] here"),
+        ({"last_epoch": "x"}, "last_epoch of the schedule is 'x' there"),
+        ({"step": 5}, "a value in place of its step"),
+        ({"optimizer": 5}, "a value in place of its optimizer"),
+    ],
+)
+def test_another_schedule_is_refused_and_not_adopted(
+    first: RunFolder, tmp_path: Path, values: dict[str, Any], named: str
+) -> None:
+    other = copy(first, tmp_path / "other", "epochs=2")
+    state = state_of(other)
+    state["training"]["schedule"].update(values)
+    checkpoint.save(other.path, state)
+    with pytest.raises(UserError, match=f"is of another network or optimiser: .*{named}"):
+        run(other)
 
 
 @pytest.mark.parametrize(
