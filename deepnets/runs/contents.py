@@ -249,6 +249,23 @@ class Result(RunFile):
             unpacked(self.test_right, images)
         return self
 
+    @classmethod
+    def of_ended(cls, folder: Path, identity: str) -> "Result | None":
+        """Return the result of the run in `folder`, which has this identity; None if something is left to train.
+
+        Raises:
+            UserError: result.json is of another run, or is not as a run that ended writes it.
+        """
+        result = cls.read(folder)
+        if not result or not result.is_complete:
+            return None
+        reason = f"is of another run (identity {result.identity} there, {identity} by config.yaml)"
+        if result.iterations is None:
+            reason = f"says that the run {result.status}, but not after how many iterations"
+        elif result.identity in (None, identity):  # earlier versions noted no identity
+            return result
+        raise UserError(f"{folder / cls.FILE}: {reason}; restore the run's own, or start again with overwrite=true")
+
     @property
     def is_complete(self) -> bool:
         """Whether nothing is left to train: the run finished or diverged."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 
-from deepnets.config.identity import difference
+from deepnets.config.identity import difference, identity_hash
 from deepnets.config.schema import Config
 from deepnets.config.trust import trusted
 from deepnets.distributed.signals import RESUME, SIGNALS, Interrupted, Interruption
@@ -61,7 +61,7 @@ def run(folder: RunFolder) -> Result:
         UserError: the run cannot go on; this and any other failure is also noted in result.json.
     """
     config, world = folder.config, world_from_env()
-    if result := folder.completed_by(config):
+    if result := Result.of_ended(folder.path, identity_hash(config)):
         return result
     code = code_to_execute(folder, config)
     config = with_counted_devices(config) if world.size == 1 else replace(config, devices=world.size)

@@ -140,22 +140,6 @@ class RunFolder:
         result = self.result
         return result if result and result.is_complete else None
 
-    def completed_by(self, config: Config) -> Result | None:
-        """Return `completed`, if it is the result of a run with this configuration, the frozen one.
-
-        Raises:
-            UserError: result.json is of another run, or is not as a run that ended writes it.
-        """
-        if not (result := self.completed):
-            return None
-        here = identity_hash(config)
-        reason = f"is of another run (identity {result.identity} there, {here} by config.yaml)"
-        if result.iterations is None:
-            reason = f"says that the run {result.status}, but not after how many iterations"
-        elif result.identity in (None, here):  # earlier versions noted no identity
-            return result
-        raise UserError(f"{self}/{Result.FILE}: {reason}; restore the run's own, or start again with overwrite=true")
-
     @property
     def is_complete(self) -> bool:
         """Whether nothing is left to train."""
@@ -176,12 +160,12 @@ class RunFolder:
 
         Raises:
             OtherSettings: the folder holds another run.
-            UserError: something is left to train, and the folder cannot be written; or as `completed_by`.
+            UserError: something is left to train, and the folder cannot be written; or as `Result.of_ended`.
         """
         kept = self.config if (self.path / "config.yaml").is_file() and not config.overwrite else None
         if kept and (differing := difference(identity(kept), config)):
             raise OtherSettings(self, differing)
-        if kept and self.completed_by(kept):
+        if kept and Result.of_ended(self.path, identity_hash(kept)):
             return kept
         nearest = next(parent for parent in (self.path, *self.path.parents) if parent.exists())
         if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
