@@ -330,5 +330,7 @@ def _check_alike(saved: dict[str, Any], training: Training) -> None:
     weights = [weight for group in groups for weight in group["params"]]
     for number, values in saved["optimizer"]["state"].items():
         for name, value in values.items():
+            if not isinstance(value, Tensor | int | float | None):
+                raise ValueError(f"{name} of a weight is {brief(value)}")
             if isinstance(value, Tensor) and value.ndim and value.shape != weights[number].shape:
                 raise ValueError(f"{name} of a weight of {list(weights[number].shape)} is of {list(value.shape)}")
