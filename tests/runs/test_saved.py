@@ -115,7 +115,10 @@ def test_one_of_another_network_is_refused(first: RunFolder, tmp_path: Path) -> 
         (lambda model, optimizer: optimizer["param_groups"][0].update(initial_lr=7.0), "initial_lr is 7.0 there, 0.1"),
         (lambda model, optimizer: optimizer["param_groups"].pop(), "zip"),
         (lambda model, optimizer: optimizer["state"][0].update(momentum_buffer=torch.zeros(3)), "momentum_buffer of a"),
-        (lambda model, optimizer: optimizer["state"][0].update(momentum_buffer="a word"), "momentum_buffer of a weight"),
+        (
+            lambda model, optimizer: optimizer["state"][0].update(momentum_buffer="a word"),
+            "momentum_buffer of a weight",
+        ),
         (lambda model, optimizer: optimizer["state"].update({999: {"a": torch.zeros(3)}}), "out of range"),
     ],
 )
