@@ -36,7 +36,7 @@ def main() -> int:
     )
     request = parser.add_mutually_exclusive_group()
     request.add_argument("--status", action="store_true", help="show the state of each run")
-    parser.add_argument("--watch", action="store_true", help="show the states and refresh them until Ctrl-C")
+    parser.add_argument("--watch", action="store_true", help="show the states and refresh them until no run can go on")
     parser.add_argument("--json", action="store_true", help="with --status: print JSON, for programs")
     request.add_argument("--keep", type=Path, metavar="DIR", help="copy small files of ended runs to DIR, as records")
     request.add_argument("--records", action="store_true", help="write FOLDER/README.md from the records in FOLDER")
