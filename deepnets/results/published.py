@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Annotated, Any, Literal
 
+import scipy
 from annotated_types import Gt
 from pydantic import AllowInfNan, Strict, TypeAdapter, ValidationError
-from scipy import stats
 from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
 from deepnets.config.claim import margins_of
@@ -184,7 +184,7 @@ def true_difference(errors: Sequence[float], printed: Printed) -> tuple[float, f
     spread = stdev(measured)
     shift, variance = _drawn(printed.statistic, printed.runs)
     variance += 1 / n + shift**2 / (2 * (n - 1))  # of the measured mean, and of the shift in measured spreads
-    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1)) * spread * math.sqrt(variance)
+    half = float(scipy.stats.t.ppf((1 + CONFIDENCE) / 2, n - 1)) * spread * math.sqrt(variance)
     difference = fmean(measured) + shift * spread - printed.error
     return difference - half, difference + half
 
@@ -197,8 +197,8 @@ def _drawn(statistic: str, runs: int) -> tuple[float, float]:
     if statistic == "median" and runs % 2 == 0:  # halfway between the variances of one run less and one more
         return 0.0, (_drawn(statistic, runs - 1)[1] + _drawn(statistic, runs + 1)[1]) / 2
     place = 1 if statistic == "best" else (runs + 1) // 2
-    uniform = stats.beta(place, runs - place + 1)  # the `place`-th smallest of `runs` numbers drawn from [0, 1]
-    first, second = (uniform.expect(lambda u, power=power: stats.norm.ppf(u) ** power) for power in (1, 2))
+    uniform = scipy.stats.beta(place, runs - place + 1)  # the `place`-th smallest of `runs` numbers drawn from [0, 1]
+    first, second = (uniform.expect(lambda u, power=power: scipy.stats.norm.ppf(u) ** power) for power in (1, 2))
     return float(first), float(second - first**2)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+import scipy
 
 from deepnets.config.claim import Registered
 from deepnets.config.claim_test import Analysed, ClaimTest, Column, Contrast, Lines, Quantity, nearest
@@ -51,9 +51,9 @@ REDUCE: dict[str, Callable[..., Any]] = {
     "median": np.median,
     "min": np.min,
     "max": np.max,
-    "slope": lambda x, y: stats.linregress(x, y).slope,
-    "tau": lambda x, y: stats.kendalltau(x, y).statistic,
-    "pearson": lambda x, y: stats.pearsonr(x, y).statistic,
+    "slope": lambda x, y: scipy.stats.linregress(x, y).slope,
+    "tau": lambda x, y: scipy.stats.kendalltau(x, y).statistic,
+    "pearson": lambda x, y: scipy.stats.pearsonr(x, y).statistic,
 }
 
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations
-from statistics import fmean, stdev
+from statistics import NormalDist, fmean, stdev
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
+import scipy  # which imports scipy.stats at its first use
 
 CONFIDENCE = 0.95
-STANDARD_ERRORS = stats.norm.ppf((1 + CONFIDENCE) / 2)  # in half of a normal interval at `CONFIDENCE`
+STANDARD_ERRORS = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)  # in half of a normal interval at `CONFIDENCE`
 FEWEST_SEEDS = 3  # with fewer there is neither a verdict nor a claim
 FEWEST_RANKED = 5  # rows; the rankings of fewer rows may agree by chance
 RESAMPLES = 9999
@@ -36,7 +36,7 @@ def median_interval(errors: Sequence[float]) -> tuple[float, float] | None:
         return None
     if len(set(finite)) == 1:
         return finite[0], finite[0]
-    interval = stats.bootstrap(
+    interval = scipy.stats.bootstrap(
         (finite,), np.median, n_resamples=RESAMPLES, confidence_level=CONFIDENCE, method="percentile", rng=0
     ).confidence_interval
     return float(interval.low), float(interval.high)
@@ -62,7 +62,7 @@ def rank_agreement(first: Sequence[float], second: Sequence[float]) -> tuple[flo
     """
     if len(first) < FEWEST_RANKED or len(set(first)) == 1 or len(set(second)) == 1:
         return None
-    agreement = stats.kendalltau(first, second)
+    agreement = scipy.stats.kendalltau(first, second)
     return float(agreement.statistic), float(agreement.pvalue)
 
 
@@ -143,7 +143,7 @@ def welch_of_each(pairs: Sequence[tuple[Sequence[float], Sequence[float]]], erro
         firsts, seconds = (np.array([pairs[place][side] for place in places]) for side in (0, 1))
         with warnings.catch_warnings():  # the test is sound if only one row has no spread
             warnings.filterwarnings("ignore", "Precision loss occurred in moment calculation", RuntimeWarning)
-            test = stats.ttest_ind(firsts, seconds, axis=1, equal_var=False)
+            test = scipy.stats.ttest_ind(firsts, seconds, axis=1, equal_var=False)
             interval = test.confidence_interval(1 - error)
         for place, low, high, p in zip(places, interval.low, interval.high, test.pvalue, strict=True):
             first, second = pairs[place]
@@ -164,7 +164,7 @@ def weighted_sum(weights: Sequence[float], rows: Sequence[Sequence[float]], erro
     if not (variance := sum(parts)):
         return total, total, total
     freedom = variance**2 / sum(part**2 / (len(row) - 1) for part, row in zip(parts, rows, strict=True))
-    half = float(stats.t.ppf(1 - error / 2, freedom)) * math.sqrt(variance)
+    half = float(scipy.stats.t.ppf(1 - error / 2, freedom)) * math.sqrt(variance)
     return total, total - half, total + half
 
 
@@ -191,7 +191,7 @@ def tail_sum(
     if not variance:
         return total, total, total
     freedom = variance**2 / sum(part**2 / (k - 1) for part, k in zip(parts, lowest, strict=True))
-    half = float(stats.t.ppf(1 - error / 2, freedom)) * math.sqrt(variance)
+    half = float(scipy.stats.t.ppf(1 - error / 2, freedom)) * math.sqrt(variance)
     return total, total - half, total + half
 
 
@@ -209,10 +209,10 @@ def rank_correlation(places: Sequence[float], values: Sequence[float], error: fl
     """
     if len(values) < 5 or not np.isfinite(values).all() or len(set(values)) == 1:
         return math.nan, -math.inf, math.inf
-    tau, p = stats.kendalltau(places, values, method="asymptotic")
+    tau, p = scipy.stats.kendalltau(places, values, method="asymptotic")
     n = len(values)
-    deviation = abs(tau) / stats.norm.isf(p / 2) if tau else math.sqrt(2 * (2 * n + 5) / (9 * n * (n - 1)))
-    half = float(stats.norm.isf(error / 2) * deviation)
+    deviation = abs(tau) / scipy.stats.norm.isf(p / 2) if tau else math.sqrt(2 * (2 * n + 5) / (9 * n * (n - 1)))
+    half = float(scipy.stats.norm.isf(error / 2) * deviation)
     return float(tau), max(-1.0, tau - half), min(1.0, tau + half)
 
 
@@ -223,9 +223,11 @@ def power(difference: float, spread: float, seeds: int, spent: float) -> float:
     freedom, shift = 2 * seeds - 2, abs(difference) / spread * math.sqrt(seeds / 2)
     if shift > 30:  # certain; scipy's noncentral t has no value there
         return 1.0
-    bound = stats.t.ppf(1 - spent / 2, freedom)
-    wrong_side = stats.nct.cdf(-bound, freedom, shift) if shift < 5 else 0.0  # else below 1e-10; scipy may return nan
-    return float(stats.nct.sf(bound, freedom, shift) + wrong_side)
+    bound = scipy.stats.t.ppf(1 - spent / 2, freedom)
+    wrong_side = (
+        scipy.stats.nct.cdf(-bound, freedom, shift) if shift < 5 else 0.0
+    )  # else below 1e-10; scipy may return nan
+    return float(scipy.stats.nct.sf(bound, freedom, shift) + wrong_side)
 
 
 def compare_rows(rows: Sequence[Errors]) -> list[Comparison]:

@@ -12,9 +12,9 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy
 import torch
 from pydantic import BaseModel, ConfigDict
-from scipy import stats
 from torch import Tensor
 
 from deepnets.config.identity import identity_hash
@@ -149,7 +149,7 @@ def largest_gap(record: np.ndarray, here: np.ndarray, moved: np.ndarray) -> Gap:
     typical = np.sqrt(squares.mean(0))
     ratios = (gaps / np.sqrt((squares.sum(0) - squares) / others)).max(1)
     logs = [math.log(ratio) for ratio in ratios]
-    bound = fmean(logs) + stats.t.ppf(1 - FALSE_ALARM, others) * stdev(logs) * math.sqrt(1 + 1 / len(moved))
+    bound = fmean(logs) + scipy.stats.t.ppf(1 - FALSE_ALARM, others) * stdev(logs) * math.sqrt(1 + 1 / len(moved))
     allowed = np.maximum(LEAST * typical, np.minimum(math.exp(bound) * typical, MOST * np.abs(here)))
     place = int((gap / allowed).argmax())
     return Gap(place + 1, float(abs(record - here)[place]), float(allowed[place]))
