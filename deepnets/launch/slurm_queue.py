@@ -1,4 +1,4 @@
-"""What is in SLURM's queue, how many more jobs it takes, and how arrays of tasks get into it: all or none."""
+"""Reads SLURM's queue, asks how many more jobs it takes, and submits the arrays of a sweep, all or none."""
 
 import math
 import os

@@ -197,7 +197,7 @@ def errors_of(config: Config, history: list[dict[str, Any]], status: str) -> dic
 
 
 def data_of(config: Config, device: torch.device) -> dict[str, Any]:
-    """Return the `contents` of the run's data, by which data sets of the same name can be told apart."""
+    """Return the `contents` of the run's data. They tell data sets of the same name apart."""
     return splits_of(dataset_of(config), device).contents()
 
 
