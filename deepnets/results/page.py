@@ -8,6 +8,7 @@ import io
 import json
 import math
 import re
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -190,18 +191,52 @@ class Picture:
         svg = re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', f'style="max-width:{width * 110:.0f}px"', svg, count=1)
         label = html.escape(self.name)
         svg = svg.replace("<svg ", f'<svg role="img" aria-label="{label}" data-ratio="{height / width:.3f}" ', 1)
-        svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+        svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.DOTALL)
+        svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # nothing points to a group
         prefix = re.sub(r"[^\w.=-]", "_", self.name)  # no ), which would end url(#...), and no quotation mark
         for address in ('id="', 'href="#', "url(#"):
             svg = svg.replace(address, f"{address}{prefix}-")
+        svg = _with_shared_lines(re.sub(r'\s*\n\s*(?=[<"A-Zz])', "", svg), prefix)
         svg = re.sub(r"(?<=\d\.\d\d)\d+", "", svg)  # hundredths of a point are enough
-        return svg.replace(INK, "currentColor").replace(FAINT, "var(--line)").replace(PAPER, "none")
+        return _with_classes(svg.replace(INK, "currentColor").replace(FAINT, "var(--line)").replace(PAPER, "none"))
 
     def _drawn(self, letters: str) -> str:
         text = io.StringIO()  # with the salt below, equal figures give equal files
         with styled(), matplotlib.rc_context({"svg.hashsalt": self.name, "svg.fonttype": letters}):
             self.figure.savefig(text, format="svg", metadata={"Date": None})
         return text.getvalue()
+
+
+def _with_shared_lines(svg: str, prefix: str) -> str:
+    """Write long lines relative to their first point, in tenths of a point, and those of equal form only once."""
+    forms: dict[str, str] = {}  # text of a line's element, without its place: its id
+    long_line = re.compile(
+        r'<path d="M ([\d.]+) ([\d.]+)((?:[ML] [-\d.]+ [-\d.]+){8,})"( clip-path="[^"]*")( style="[^"]*")/>'
+    )
+
+    def placed(line: re.Match[str]) -> str:
+        x, y, further, clip, style = line.groups()
+        drawn, last = "", (0, 0)
+        for kind, *place in re.findall(r"([ML]) (\S+?) ([-\d.]+)", further):
+            here = round(10 * (float(place[0]) - float(x))), round(10 * (float(place[1]) - float(y)))
+            drawn += f"{kind.lower()}{(here[0] - last[0]) / 10:g},{(here[1] - last[1]) / 10:g}".replace(",-", "-")
+            last = here
+        name = forms.setdefault(f'd="M0 0{drawn}"{style}', f"{prefix}-line{len(forms)}")
+        return f'<g{clip}><use xlink:href="#{name}" x="{x}" y="{y}"/></g>'
+
+    svg = long_line.sub(placed, svg)
+    lines = "".join(f'<path id="{name}" {form}/>' for form, name in forms.items())
+    return svg.replace("<defs>", f"<defs>{lines}", 1)
+
+
+def _with_classes(svg: str) -> str:
+    """Write each style of an SVG element once, as a class that the elements name: a third of a figure is styles."""
+    head, body = svg.split(">", 1)
+    classes = {style: f"s{zlib.crc32(style.encode()):x}" for style in re.findall(r' style="([^"]*)"', body)}
+    for style, name in classes.items():
+        body = body.replace(f' style="{style}"', f' class="{name}"')
+    rules = "".join(f".{name}{{{style}}}" for style, name in classes.items())
+    return f"{head}><style>{rules}</style>{body}"
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Which pictures are drawn, and that they show the numbers of the runs."""
 
 import csv
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,8 @@ from deepnets.results.table import Table, tables_of
 from deepnets.runs.folder import RunFolder
 from deepnets.runs.status import State
 from tests.trained import Trained
+
+SVG, XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
 
 
 @pytest.fixture(scope="module")
@@ -205,3 +208,22 @@ def test_files_and_the_inline_picture(pictures: dict[str, Picture], tmp_path: Pa
     ids = [element.get("id") for element in ElementTree.fromstring(inline).iter() if element.get("id")]
     assert ids
     assert all(name.startswith("bars-") for name in ids)
+
+
+def test_the_page_writes_a_repeated_line_once_and_in_place(table: Table) -> None:
+    run = example(table.cells["none", 0].runs)
+    history = [{"epoch": n, "train_error": 90 - n, "test_error": 50 + 40 * math.sin(n)} for n in range(1, 41)]
+    rows = {f"row{number}": with_history(run, f"row{number}", history, iterations=None) for number in range(9)}
+    figure = training_curves(rows, False)
+    svg = ElementTree.fromstring(Picture("many", "", figure).inline())
+    drawn = {path.get("id"): path.get("d", "") for path in svg.iter(f"{SVG}path")}
+    long = {name: text for name, text in drawn.items() if name and "-line" in name}
+    assert len(long) == 3  # all rows in faint, a row's training error, a row's test error
+    height = 72 * figure.get_figheight()
+    uses = [use for use in svg.iter(f"{SVG}use") if use.get(f"{XLINK}href", "")[1:] in long]
+    assert len(uses) == 3 * len(rows)
+    for axes, use in zip(figure.axes, uses[2::3], strict=True):
+        steps = re.findall(r"l(-?[\d.]+),?(-?[\d.]+)", long[use.get(f"{XLINK}href", "")[1:]])
+        x, y = (float(use.get(name, "")) + sum(float(step[at]) for step in steps) for at, name in enumerate("xy"))
+        expected = axes.transData.transform([40, history[-1]["test_error"]]) * 72 / figure.dpi
+        assert (x, y) == pytest.approx((expected[0], height - expected[1]), abs=0.2)

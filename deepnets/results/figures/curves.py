@@ -33,9 +33,12 @@ def training_curves(runs: Mapping[str, Run], logarithmic: bool) -> Figure:
         name_lines(figure, panels[0])
     else:
         figure, panels = _panels_of(list(runs), 1.35)
+        all_x, all_y = (
+            [value for run in runs.values() for value in [*_values(run, name), math.nan]]
+            for name in (unit, "test_error")
+        )
         for axes, (row, run) in zip(panels, runs.items(), strict=True):
-            for other in runs.values():
-                axes.plot(_values(other, unit), _values(other, "test_error"), color=FAINT, linewidth=0.7, zorder=1)
+            axes.plot(all_x, all_y, color=FAINT, linewidth=0.7, zorder=1)  # one line, broken after each run
             _errors(axes, run, unit, row, **look(0))
     _scale(figure, panels, list(runs.values()), unit, logarithmic)
     return figure
