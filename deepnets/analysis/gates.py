@@ -127,7 +127,7 @@ def biases(walk: Walk) -> np.ndarray:
     return _padded([shortcut.gate_bias for shortcut in gates_of(walk)])
 
 
-def of_one(walk: Walk, x: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def of_one_image(walk: Walk, x: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Return the gates and the outputs y of each block for one image x (1, C, H, W): Fig. 2, third and fourth column.
 
     Raises a UserError for a net without gates.

@@ -46,11 +46,11 @@ def norms_by_length(
     All paths of a length are equally likely, and the images x (N, C, H, W) take turns. A path costs about one
     evaluation of the net.
     """
-    through, image = drawn(len(walk), lengths, draws, len(x), generator)
+    through, image = random_paths(len(walk), lengths, draws, len(x), generator)
     return norms_along(walk, x, labels, through, image).view(len(lengths), draws).numpy()
 
 
-def drawn(
+def random_paths(
     units: int, lengths: Sequence[int], draws: int, images: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Draw `draws` random paths of each length, (paths, units), and assign the images to them in turn, (paths,)."""

@@ -21,7 +21,7 @@ REGION = re.compile(r"must lie (above|below)( minus)? the margin|must lie within
 COLUMN = re.compile(r"(?:(log2|log10|abs) )?(\w+)(?: below (-?\d+(?:\.\d+)?))?")
 
 DRAWN = "analysis/"  # the row analysis/NAME/NET is not trained: the analysis NAME initialises this network itself
-Lines = tuple[tuple[str, Any], ...]  # chosen lines of a CSV file: pairs (column, value) or (column, (low, high))
+CsvLines = tuple[tuple[str, Any], ...]  # chosen lines of a CSV file: pairs (column, value) or (column, (low, high))
 
 
 class Quantity(StrEnum):
@@ -33,7 +33,7 @@ class Quantity(StrEnum):
 
 
 @dataclass(frozen=True)
-class Column:
+class CsvColumn:
     """A column of a CSV file, or its log2, log10 or abs (`function`).
 
     If `below` is given, each value becomes 1 if it is less than `below`, and otherwise 0.
@@ -57,9 +57,9 @@ class Analysed:
     options: tuple[tuple[str, str], ...]
     table: str
     reduction: str
-    columns: tuple[Column, ...]
-    where: Lines = ()
-    minus: Lines = ()
+    columns: tuple[CsvColumn, ...]
+    where: CsvLines = ()
+    minus: CsvLines = ()
     by: str = ""
 
     @property
@@ -209,14 +209,14 @@ def _analysed(node: Mapping[str, Any], where: str) -> Analysed:
         tuple((name.removeprefix("--"), value) for name, value in zip(options[::2], options[1::2], strict=True)),
         str(node["table"]),
         chosen[0],
-        tuple(Column(each[2], each[1] or "", float(each[3]) if each[3] else None) for each in matches if each),
+        tuple(CsvColumn(each[2], each[1] or "", float(each[3]) if each[3] else None) for each in matches if each),
         _lines(node.get("where", {}), wrong),
         _lines(node.get("minus", {}), wrong),
         str(node.get("by", "")),
     )
 
 
-def _lines(node: Any, wrong: str) -> Lines:
+def _lines(node: Any, wrong: str) -> CsvLines:
     """Read which lines of a table to use: for each column a word, a number or a range."""
     chosen: list[tuple[str, Any]] = []
     for column, value in node.items() if isinstance(node, Mapping) else [("", None)]:

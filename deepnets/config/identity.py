@@ -120,7 +120,7 @@ def flat(node: Any, prefix: str = "") -> dict[str, Any]:
     }
 
 
-def plain(name: str) -> str:
+def folder_name(name: str) -> str:
     """Turn a name into a folder's name that a shell need not quote; a long name is cut off and ends in a hash."""
     folder = re.sub(r"[^\w.=+,-]", "", name.replace("/", "."))
     if len(folder.encode()) <= LONGEST_NAME:

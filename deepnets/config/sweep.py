@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from deepnets.config.compose import CONF_ALONE, explained, parsed, searching
-from deepnets.config.identity import plain
+from deepnets.config.identity import folder_name
 from deepnets.config.project import CONF
 from deepnets.config.safe_yaml import LOADER
 from deepnets.config.schema import Search, Sweep, at_scale, axes_of
@@ -148,7 +148,7 @@ def names_at(file: Path, scale: str) -> list[str]:
     rules = Sweep(axes=axes_of(node), **{name: node[name] for name in ("zip", "exclude", "union") if name in node})
     grid = rows_of(params_of(rows, None, params | {"seed": 0}), rules, [])
     named = [dict(word.split("=", 1) for word in row) for row in grid]
-    return list(dict.fromkeys(plain(",".join(row.get(axis, "") for axis in rules.axes)) for row in named))
+    return list(dict.fromkeys(folder_name(",".join(row.get(axis, "") for axis in rules.axes)) for row in named))
 
 
 def _package(text: str) -> str | None:

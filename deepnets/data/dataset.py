@@ -175,7 +175,9 @@ class Dataset:
             classes=self.classes,
         )
 
-    def evaluated(self, splits: Splits, *, batch_size: int, world: World = ALONE) -> dict[str, EvaluationBatches]:
+    def batches_to_evaluate(
+        self, splits: Splits, *, batch_size: int, world: World = ALONE
+    ) -> dict[str, EvaluationBatches]:
         """Return the batches that will be evaluated after each epoch, by the name of their split."""
         parts = {"validation": splits.validation, "test": splits.test}
         return {

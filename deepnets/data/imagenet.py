@@ -201,7 +201,9 @@ class ImageNet:
             world=world,
         )
 
-    def evaluated(self, splits: Streams, *, batch_size: int, world: World = ALONE) -> dict[str, StreamedEvaluation]:
+    def batches_to_evaluate(
+        self, splits: Streams, *, batch_size: int, world: World = ALONE
+    ) -> dict[str, StreamedEvaluation]:
         """Return the batches to evaluate: centre crops of each split after each epoch, `view` after the last one."""
         parts = {"validation": splits.validation, "test": splits.test}
         batches = {

@@ -25,7 +25,7 @@ from deepnets.system.files import own_cache, read_object, write_atomically
 from deepnets.training.assembly import prepare
 from deepnets.training.fit import Sums, Training, evaluate, fit
 from deepnets.training.hardware import choose_precision, describe, find_device, wait
-from deepnets.training.size import Size
+from deepnets.training.size import NetworkSize
 
 TIMED_SECONDS, TIMED_STEPS = 0.4, 3  # the least that is timed, after a first step, which is slower
 REMEMBERED = "paces.json"  # in the user's cache
@@ -63,7 +63,7 @@ class Paces:
     def __init__(self, measure: bool) -> None:
         self.measure, self.measured, self.stored = measure, set[str](), _remembered()
 
-    def of(self, config: Config, dataset: Dataset, size: Size) -> tuple[Pace, bool]:
+    def of(self, config: Config, dataset: Dataset, size: NetworkSize) -> tuple[Pace, bool]:
         """Return the run's pace, and whether it was measured on exactly this network.
 
         Raises:
@@ -103,7 +103,7 @@ def _machine_of(config: Config) -> list[Any]:
     return [describe(device), precision, threads_of(config), config.step.value, torch.__version__]
 
 
-def _network_of(config: Config, dataset: Dataset, size: Size) -> list[Any]:
+def _network_of(config: Config, dataset: Dataset, size: NetworkSize) -> list[Any]:
     survival, optimizer = config.model.get("survival"), config.optimizer["_target_"]
     return [size.architecture, survival, dataset.shape, _share(config), config.memory.value, optimizer]
 
@@ -113,7 +113,7 @@ def _share(config: Config) -> int:
     return math.ceil(config.batch_size / config.devices)
 
 
-def _measured_pace(config: Config, dataset: Dataset, size: Size) -> Pace:
+def _measured_pace(config: Config, dataset: Dataset, size: NetworkSize) -> Pace:
     device = find_device(config.device)
     share = images = _share(config)
     if device.type == "cpu":

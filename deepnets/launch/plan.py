@@ -27,7 +27,7 @@ from deepnets.system.files import LONGEST_METRICS, read_text
 from deepnets.system.printing import as_text, console_for, print_line
 from deepnets.training.checks import check_settings
 from deepnets.training.hardware import describe, find_device, with_counted_devices
-from deepnets.training.size import Size, size_of
+from deepnets.training.size import NetworkSize, size_of
 
 FLOPS_PER_MAC = 2 * 3  # a multiply and an add; the backward pass costs twice the forward pass
 TIMED = "timed"
@@ -116,7 +116,7 @@ class _Planned:
     folder: RunFolder
     state: str
     left: float
-    size: Size | None = None
+    size: NetworkSize | None = None
     flops: float = 0.0
     seconds: float = 0.0
     devices: int = 1

@@ -228,7 +228,7 @@ class _Scheduler:
             return False
         try:
             with folder.hold():
-                folder.retry()
+                folder.discard_failure()
         except Locked as error:
             self.slots.release(devices)
             self.tally.skip(folder, error)

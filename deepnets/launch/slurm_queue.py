@@ -65,7 +65,7 @@ def sort_out(folders: list[RunFolder], retry: Retry | None) -> Unfinished:
         state = read_state(folder)
         if folder.is_complete:
             continue
-        if task := queue.get(key_of(folder)):
+        if task := queue.get(row_name(folder)):
             left.queued[folder] = task
             if tasks[task].is_pending:
                 left.pending[task.partition("_")[0]] = tasks[task]
@@ -143,7 +143,7 @@ def _tasks() -> dict[str, QueuedTask]:
 
 
 def _runs_of(tasks: dict[str, QueuedTask]) -> dict[str, str]:
-    """Return the name of the task that executes or will execute each run, by the run's `key_of`.
+    """Return the name of the task that executes or will execute each run, by the run's `row_name`.
 
     This reads the lists beside the scripts, not the runs' folders: a command may die before it notes a task in them.
     """
@@ -172,12 +172,12 @@ def is_queued(folders: list[RunFolder]) -> bool:
     Returns True also if SLURM does not answer.
     """
     try:
-        return not _runs_of(_tasks()).keys().isdisjoint(key_of(folder) for folder in folders)
+        return not _runs_of(_tasks()).keys().isdisjoint(row_name(folder) for folder in folders)
     except UserError:  # the controller is busy for a moment
         return True
 
 
-def key_of(folder: RunFolder) -> str:
+def row_name(folder: RunFolder) -> str:
     """Return the run's name in `ROWS`: the absolute path of its folder."""
     return str(folder.path.resolve())
 
@@ -259,12 +259,12 @@ class Submission:
             UserError: SLURM refuses it.
         """
         file = (self.directory / name).with_suffix(SCRIPT)
-        file.with_suffix(ROWS).write_text("".join(f"{task} {key_of(each)}\n" for each, task in tasks.items()))
+        file.with_suffix(ROWS).write_text("".join(f"{task} {row_name(each)}\n" for each, task in tasks.items()))
         for folder in tasks:
             if (result := folder.path / Result.FILE).is_file():  # an earlier attempt failed
                 with suppress(Locked), folder.hold():  # another process may have begun to execute the run just now
                     self._before[result] = result.read_bytes()
-                    folder.retry()
+                    folder.discard_failure()
         submitted = datetime.now(UTC)  # the time before sbatch, as a task may start at once
         array = _number(file, script)
         self.arrays.append(array)

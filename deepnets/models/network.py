@@ -25,7 +25,7 @@ from deepnets.system.settings import Memory
 
 
 class UnitNetwork(nn.Module):
-    """logits = head(average(tail(units(stem(x))))); `survival` gives each unit the b of x' = f(h(x) + b F(x)).
+    """logits = head(pool(tail(units(stem(x))))); `survival` gives each unit the b of x' = f(h(x) + b F(x)).
 
     A family of networks sets `stem`, `stages`, `tail` and `head` in its constructor, and then calls `complete`. A stage
     may hold other layers besides units. Stochastic depth and recomputation are the same in all families.
@@ -44,7 +44,7 @@ class UnitNetwork(nn.Module):
     @property
     def parts(self) -> list[Callable[[Tensor], Tensor]]:
         """The functions that an image passes, from the first to the last; the stages among them contain the units."""
-        return [self.stem, *self.stages, self.tail, self.average, self.head]
+        return [self.stem, *self.stages, self.tail, self.pool, self.head]
 
     def complete(self, survival: Survival | None, initialization: Initialization | str) -> None:
         """Set `survival` and draw all parameters, after the constructor has built the layers.
@@ -61,7 +61,7 @@ class UnitNetwork(nn.Module):
                     "a plain unit computes nothing without its branch: choose a shortcut, or survival none"
                 )
         initialize(self, self.head, initialization)
-        self.draws = own_generator() if survival else None
+        self.generator = own_generator() if survival else None
 
     def keep(self, memory: Memory) -> None:
         """Choose the tensors that the forward pass stores; the backward pass computes the others again.
@@ -81,9 +81,9 @@ class UnitNetwork(nn.Module):
         survival = iter(self._survival())
         factors = [next(survival) if isinstance(layer, Unit) else None for layer in layers]
         x = _through(layers, factors, self.stem(x), self.memory)
-        return self.head(self.average(self.tail(x)))
+        return self.head(self.pool(self.tail(x)))
 
-    def average(self, x: Tensor) -> Tensor:
+    def pool(self, x: Tensor) -> Tensor:
         """Average the tail's maps (N, C, H, W) for the head: (N, C)."""
         return x.mean((2, 3))
 
@@ -92,7 +92,7 @@ class UnitNetwork(nn.Module):
         units = len(self.units)
         if self.survival is None:
             return [1.0] * units
-        return self.survival.drawn(units, self.draws) if self.training else self.survival.expected(units)
+        return self.survival.drawn(units, self.generator) if self.training else self.survival.expected(units)
 
 
 def divide(model: nn.Module, share: Share) -> None:

@@ -82,7 +82,7 @@ class Transformer(UnitNetwork):
         self.head = nn.Linear(representation or width, classes)
         self.complete(survival, initialization)
 
-    def average(self, x: Tensor) -> Tensor:
+    def pool(self, x: Tensor) -> Tensor:
         """Reduce the tail's tokens (N, T, d) to the head's input: (N, d), or (N, representation)."""
         return self.representation(x[:, 0] if self.readout == "class_token" else x.mean(1))
 

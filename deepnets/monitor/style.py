@@ -80,7 +80,7 @@ def show_array(axes: Axes, array: np.ndarray, **how: Any) -> AxesImage:
     return axes.imshow(array, aspect="auto", interpolation="nearest", **how)
 
 
-def look(index: int) -> dict[str, Any]:
+def line_style(index: int) -> dict[str, Any]:
     """Return colour and dash of line number `index`; after the last colour, the colours repeat with another dash."""
     return {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[index // len(COLOURS) % len(DASHES)]}
 

@@ -125,7 +125,7 @@ def _compared(table: Table, index: int, sweep: Any) -> list[Finding]:
     return findings
 
 
-def trained_as(column: Column) -> set[str]:
+def arithmetics_of(column: Column) -> set[str]:
     """Return each arithmetic in which the column's runs were trained, as far as it is known."""
     return {arithmetic_of(run) for run in column.runs} - {""}
 
@@ -167,7 +167,7 @@ def _sibling(column: Column, other: str) -> dict[str, list[Run]]:
         folder = grid.parent / "+".join([other, *grid.name.split("+")[1:]])
         folders += [folder] * folder.is_dir() + in_other_arithmetic([folder])
     columns = columns_of(frame_of(read_runs(list(dict.fromkeys(folders)))))
-    alike = [each for each in columns if trained_as(each) == trained_as(column)]
+    alike = [each for each in columns if arithmetics_of(each) == arithmetics_of(column)]
     return alike[0].rows if len(alike) == 1 else {}
 
 

@@ -13,11 +13,11 @@ from deepnets.results.claims import (
     OTHER_DEPTH,
     AnyFinding,
     are_of_other_depth,
+    arithmetics_of,
     drawn_findings,
     findings_of,
     has_claims,
     is_of_other_depth,
-    trained_as,
 )
 from deepnets.results.columns import ARITHMETIC, FULL, Column
 from deepnets.results.finding import CLAIM_RULE, LOOKS, MOST, Outcome
@@ -308,7 +308,7 @@ def _label(column: Column, is_shared: bool) -> str:
     """Return the options with which a command trains the column's runs, or `FULL`."""
     options = {name: f"precision={option}" for option, name in ARITHMETIC.items()}
     words = [options.get(word, word) for word in column.label.split() if word != FULL]
-    words += [options[name] for name in sorted(trained_as(column) & options.keys())] * is_shared
+    words += [options[name] for name in sorted(arithmetics_of(column) & options.keys())] * is_shared
     return " ".join(dict.fromkeys(words)) or FULL
 
 

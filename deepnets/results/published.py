@@ -16,7 +16,7 @@ from pydantic import AllowInfNan, Strict, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # pydantic needs it before Python 3.12
 
 from deepnets.config.claim import margins_of
-from deepnets.config.identity import plain
+from deepnets.config.identity import folder_name
 from deepnets.config.sweep import SWEEPS, sweep_of
 from deepnets.errors import brief
 from deepnets.results.page import percent
@@ -112,7 +112,7 @@ def published_of(name: str, sweeps: Path = SWEEPS) -> Published:
     file = sweeps / f"{name}.yaml"
     sweep = sweep_of(file)
     reported, problems = _readable(sweep.get("reported") or {})
-    literature = {plain(str(row)) for row in reported.get("literature") or ()}
+    literature = {folder_name(str(row)) for row in reported.get("literature") or ()}
     shared: dict[str, Any] = {
         "best_epochs": reported.get("best_epochs"),
         "statistic": reported.get("statistic"),
@@ -121,7 +121,7 @@ def published_of(name: str, sweeps: Path = SWEEPS) -> Published:
     rows: dict[str, dict[str, Any]] = defaultdict(dict)
     for name_of_numbers in STATISTICS:
         for row, value in reported.get(name_of_numbers, {}).items():
-            rows[plain(str(row))][name_of_numbers] = value
+            rows[folder_name(str(row))][name_of_numbers] = value
     printed = {row: PublishedRow(**values, is_literature=row in literature, **shared) for row, values in rows.items()}
     return Published(reported.get("statistic"), printed, tuple(f"{file}: {problem}" for problem in problems))
 

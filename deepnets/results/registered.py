@@ -18,7 +18,7 @@ import pandas as pd
 import scipy
 
 from deepnets.config.claim import Registered
-from deepnets.config.claim_test import Analysed, ClaimTest, Column, Contrast, Lines, Quantity, nearest
+from deepnets.config.claim_test import Analysed, ClaimTest, Contrast, CsvColumn, CsvLines, Quantity, nearest
 from deepnets.errors import UserError
 from deepnets.results.cell import compared_error, final_loss
 from deepnets.results.finding import LOOKS, Look, Outcome, Side
@@ -277,7 +277,7 @@ def _from_history(run: Run, test: ClaimTest) -> float | None:
     return (math.nan if column == "train_loss" else WORST_ERROR) if run.error == math.inf else None
 
 
-def _number_in(table: pd.DataFrame, of: Analysed, lines: Lines, file: Path) -> float:
+def _number_in(table: pd.DataFrame, of: Analysed, lines: CsvLines, file: Path) -> float:
     for name, value in lines:
         column = _named(table, name, file)
         table = table[_numeric(column).between(*value) if isinstance(value, tuple) else column == value]
@@ -291,7 +291,7 @@ def _number_in(table: pd.DataFrame, of: Analysed, lines: Lines, file: Path) -> f
         return float(REDUCE[of.reduction](*columns))
 
 
-def _values(table: pd.DataFrame, column: Column, file: Path) -> pd.Series:
+def _values(table: pd.DataFrame, column: CsvColumn, file: Path) -> pd.Series:
     values = _numeric(_named(table, column.name, file))
     values = FUNCTIONS[column.function](values) if column.function else values
     return values if column.below is None else (values < column.below).astype(float)

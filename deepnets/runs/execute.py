@@ -97,7 +97,7 @@ def run(folder: RunFolder) -> Result:
 
 def _run_in_processes(folder: RunFolder, config: Config, code: Code | None) -> Result:
     with folder.hold(STARTING_SECONDS):
-        if not folder.retry() and (result := folder.completed):  # another process has just trained it
+        if not folder.discard_failure() and (result := folder.completed):  # another process has just trained it
             return result
         try:
             check_processes(config)

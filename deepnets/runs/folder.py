@@ -210,7 +210,7 @@ class RunFolder:
                 shutil.rmtree(item) if item.is_dir() and not item.is_symlink() else item.unlink()
         flush_folder(self.path)
 
-    def retry(self) -> bool:
+    def discard_failure(self) -> bool:
         """Delete a failed run's result; returns whether something is left to train. The caller holds the folder."""
         if self.is_complete:
             return False
@@ -241,7 +241,7 @@ class RunFolder:
             held.callback(lock.release)
             if who := owner_elsewhere(self.path):
                 raise Locked(self, who)
-            if not (to_train and self.retry()):
+            if not (to_train and self.discard_failure()):
                 yield None
                 return
             owner = held.enter_context(owned(self.path))

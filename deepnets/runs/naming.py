@@ -8,7 +8,7 @@ from itertools import chain, combinations, islice
 from pathlib import Path
 
 from deepnets.config.compose import ABSENT, composed, selected, value_at
-from deepnets.config.identity import flat, is_execution, plain
+from deepnets.config.identity import flat, folder_name, is_execution
 from deepnets.config.project import CONF
 from deepnets.config.schema import DEFAULTS, Row
 from deepnets.config.sweep import SWEEPS
@@ -59,12 +59,12 @@ def folder_of(row: Row) -> RunFolder:
         source = row.config.dataset.get("source")
         data, option = source.get("name") if isinstance(source, dict) else None, row.choices["dataset"]
         naming = {"model", "dataset", *(["dataset.source.name"] if data else [])}
-        if data and plain(data) != option and _is_dataset(plain(data), row):  # e.g. images in a folder called cifar10
+        if data and (named := folder_name(data)) != option and _is_dataset(named, row):  # e.g. a folder called cifar10
             data = f"{option}={data}"
         name, changes = ",".join([row.choices["model"], data or option]), _changes(row, naming)
         places = [(grid, ",".join([name, *kept])) for kept in _parts(changes)]
     root, seed = Path(row.config.output_root), f"seed{row.config.seed}"
-    folder, *others = (RunFolder(root / plain(grid) / plain(name) / seed) for grid, name in places)
+    folder, *others = (RunFolder(root / folder_name(grid) / folder_name(name) / seed) for grid, name in places)
     if (folder.path / "config.yaml").is_file():
         return folder
     return next((other for other in others if other.holds(row.config)), folder)

@@ -39,7 +39,7 @@ def prepare(config: Config, device: torch.device, precision: torch.dtype, world:
         optimizer=optimizer,
         schedule=torch.optim.lr_scheduler.LambdaLR(optimizer, schedule),
         batches=batches,
-        evaluated={**dataset.evaluated(splits, batch_size=config.evaluation_batch_size, world=world)},
+        evaluated={**dataset.batches_to_evaluate(splits, batch_size=config.evaluation_batch_size, world=world)},
         iterations=iterations,
         device=device,
         precision=precision,

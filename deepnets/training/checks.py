@@ -18,7 +18,7 @@ from deepnets.models.batchnorm import GhostBatchNorm, group_sizes
 from deepnets.system.printing import print_line
 from deepnets.training.assembly import dataset_of, iterations_of, splits_of
 from deepnets.training.hardware import find_device, with_counted_devices
-from deepnets.training.size import has_own_classes, key_of, meta_network, passed, remember_passed, size_of
+from deepnets.training.size import has_own_classes, meta_network, network_key, passed, remember_passed, size_of
 from deepnets.training.step import check_network, check_step
 
 LARGEST_TRIED = 30_000_000  # a network with more parameters is not tried on a CPU
@@ -54,7 +54,7 @@ def check_settings(config: Config, code: str | None = None) -> tuple[Dataset, in
     check_node("optimizer", config.optimizer, ["model"])
     dataset = dataset_of(config)
     is_own = has_own_classes(config.model)
-    tried = key_of(config, dataset, code) if is_own and code else None
+    tried = network_key(config, dataset, code) if is_own and code else None
     size = passed().get(tried) if tried else None
     if size:
         check_node("model", config.model, ["shape", "classes"])  # this command must trust its classes, too

@@ -174,7 +174,7 @@ class Training:
 
     @property
     def _survival(self) -> torch.Generator | None:
-        return getattr(self.model, "draws", None)
+        return getattr(self.model, "generator", None)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a training needs to resume at this iteration.

@@ -27,7 +27,7 @@ MOST = 2_000  # each file remembers at most this many networks
 
 
 @dataclass(frozen=True)
-class Size:
+class NetworkSize:
     """A network's parameters and the bytes that they take, and `macs` for one image.
 
     `macs` are the multiply-adds of convolutions and linear layers if every branch is taken. Networks with an equal
@@ -41,10 +41,10 @@ class Size:
     architecture: str
 
 
-SIZES = TypeAdapter(dict[str, Size])
+SIZES = TypeAdapter(dict[str, NetworkSize])
 
 
-def size_of(config: Config, dataset: Dataset, code: str | None = None) -> Size:
+def size_of(config: Config, dataset: Dataset, code: str | None = None) -> NetworkSize:
     """Return the size of the run's network, and check that its layers fit together for each shape of its images.
 
     The user's cache remembers the size for this version of deepnets and torch. It remembers the size of a network with
@@ -53,7 +53,7 @@ def size_of(config: Config, dataset: Dataset, code: str | None = None) -> Size:
     Raises:
         UserError: the network is illegal.
     """
-    key, sizes = key_of(config, dataset, code), _remembered()
+    key, sizes = network_key(config, dataset, code), _remembered()
     if key in sizes:
         return sizes[key]
     size = _counted(meta_network(config, dataset), [dataset.shape, *dataset.final_shapes])
@@ -63,7 +63,7 @@ def size_of(config: Config, dataset: Dataset, code: str | None = None) -> Size:
     return size
 
 
-def key_of(config: Config, dataset: Dataset, code: str | None = None) -> str:
+def network_key(config: Config, dataset: Dataset, code: str | None = None) -> str:
     """Return a hash of all that the network depends on; `code` is the hash of the user's own classes in it, if any."""
     shapes = [dataset.shape, *dataset.final_shapes]
     dependencies = [config.model, config.memory, shapes, dataset.classes, torch.__version__, _version()]
@@ -73,7 +73,7 @@ def key_of(config: Config, dataset: Dataset, code: str | None = None) -> str:
 
 @cache
 def passed() -> dict[str, int]:
-    """Return the networks with the user's own classes that ran without an error, as {`key_of`: bytes of parameters}."""
+    """Return the networks with the user's own classes that ran without an error, as {`network_key`: bytes}."""
     try:
         return TypeAdapter(dict[str, int]).validate_python(read_object(own_cache() / PASSED))
     except (ValueError, OSError):  # the file is damaged: networks are tried again
@@ -124,13 +124,13 @@ def try_out(model: nn.Module, shape: tuple[int, int, int]) -> None:
         raise UserError(f"model: its layers, shortcuts and widths do not fit together: {error}") from error
 
 
-def _counted(model: nn.Module, shapes: list[tuple[int, int, int]]) -> Size:
+def _counted(model: nn.Module, shapes: list[tuple[int, int, int]]) -> NetworkSize:
     with FlopCounterMode(display=False) as counter:
         try_out(model, shapes[0])
     for shape in shapes[1:]:
         try_out(model, shape)
     description = re.sub(r"-?\d+\.\d+(e-?\d+)?", "", str(model))
-    return Size(
+    return NetworkSize(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         bytes=sum(parameter.nbytes for parameter in model.parameters()),
         macs=counter.get_total_flops() // 2,
@@ -139,14 +139,14 @@ def _counted(model: nn.Module, shapes: list[tuple[int, int, int]]) -> Size:
 
 
 @cache
-def _remembered() -> dict[str, Size]:
+def _remembered() -> dict[str, NetworkSize]:
     try:
         return SIZES.validate_python(read_object(own_cache() / REMEMBERED))
     except (ValueError, ValidationError, OSError):  # the file has another version or is damaged: count again
         return {}
 
 
-def _remember(sizes: dict[str, Size]) -> None:
+def _remember(sizes: dict[str, NetworkSize]) -> None:
     for key in [*sizes][:-MOST]:
         del sizes[key]
     write_atomically(own_cache() / REMEMBERED, json.dumps({key: asdict(size) for key, size in sizes.items()}))

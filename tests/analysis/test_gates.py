@@ -51,7 +51,7 @@ def test_a_class_without_images_spoils_no_mean() -> None:
 def test_gates_and_outputs_of_one_image() -> None:
     walk, (x, _) = walk_of(small_network("model=highway_fc10")), small_batch(1)
     opened, outputs = by_hand(x)
-    found = gates.of_one(walk, x)
+    found = gates.of_one_image(walk, x)
     np.testing.assert_allclose(found[0], opened[0], rtol=1e-9)
     np.testing.assert_allclose(found[1], outputs[0], rtol=1e-9)
 
@@ -98,7 +98,7 @@ def test_a_net_without_gates_is_refused_with_a_way_out() -> None:
     walk, (x, labels) = walk_of(small_network("model.depth=8")), small_batch(2)
     for ask in (
         lambda: gates.biases(walk),
-        lambda: gates.of_one(walk, x[:1]),
+        lambda: gates.of_one_image(walk, x[:1]),
         lambda: gates.routing_of(walk, [(x, labels)], 10),
     ):
         with pytest.raises(UserError, match=r"without gates \(Identity\).*model/shortcut=highway_b2"):

@@ -18,7 +18,7 @@ from deepnets.config.claim import (
     registered_of,
 )
 from deepnets.config.compose import compose
-from deepnets.config.identity import plain
+from deepnets.config.identity import folder_name
 from deepnets.config.project import CONF, PACKAGE
 from deepnets.errors import UserError
 from tests.config.test_sweeps import grid
@@ -38,7 +38,8 @@ def rows_of(sweep: str) -> set[str]:
     """The names of its rows, of all scales' values that stand in its command."""
     axes = compose([f"sweep={sweep}"]).config.sweep.axes
     return {
-        plain(",".join(dict(word.partition("=")[::2] for word in row)[axis] for axis in axes)) for row in grid(sweep)
+        folder_name(",".join(dict(word.partition("=")[::2] for word in row)[axis] for axis in axes))
+        for row in grid(sweep)
     }
 
 

@@ -46,12 +46,12 @@ def test_every_second_class_and_a_hold_out(tree: Path) -> None:
     assert (images.classes, images.training_size) == (2, 4)
     assert splits.train.classes == ("n00000000", "n00000002")
     assert sorted(splits.validation.labels.tolist()) == [0, 1]
-    assert set(images.evaluated(splits, batch_size=4)) == {"validation", "test"}
+    assert set(images.batches_to_evaluate(splits, batch_size=4)) == {"validation", "test"}
 
 
 def test_the_view_of_the_result_is_evaluated_in_the_end_only(tree: Path) -> None:
     images = dataset(tree, "dataset.classes=4", "dataset.size=32", "dataset.view=ten_crop")
-    batches = images.evaluated(images.load(CPU), batch_size=20)
+    batches = images.batches_to_evaluate(images.load(CPU), batch_size=20)
     assert {name: each.is_final for name, each in batches.items()} == {"test": False, "ten_crop": True}
     views, labels = next(iter(batches["ten_crop"]))
     assert (views[0].shape, len(labels)) == ((20, 3, 32, 32), 2)

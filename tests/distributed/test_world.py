@@ -110,7 +110,7 @@ def test_processes_begin_with_equal_weights_and_draws(
     for world in (ALONE, World(0, 2), World(1, 2)):
         training = prepare(config, torch.device("cpu"), torch.float32, world)
         weights = torch.cat([parameter.flatten() for parameter in training.model.parameters()])
-        draws = [training.model.survival.drawn(6, training.model.draws) for _ in range(20)]
+        draws = [training.model.survival.drawn(6, training.model.generator) for _ in range(20)]
         seen.append((weights, draws, torch.rand(5)))
     (weights, draws, random), *others = seen
     assert all(torch.equal(weights, theirs) and draws == drawn for theirs, drawn, _ in others)

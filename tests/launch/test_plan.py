@@ -22,7 +22,7 @@ from deepnets.training.assembly import prepare
 from deepnets.training.checks import check_settings
 from deepnets.training.fit import fit
 from deepnets.training.hardware import find_device
-from deepnets.training.size import Size, _remembered, size_of
+from deepnets.training.size import NetworkSize, _remembered, size_of
 from tests.command import row, train
 
 SMALL = ["model.depth=8", "model.widths=[4,8,16]", "epochs=2"]
@@ -38,7 +38,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     return folder / "deepnets"
 
 
-def pace_of(config: Config, dataset: Dataset, size: Size) -> Pace:
+def pace_of(config: Config, dataset: Dataset, size: NetworkSize) -> Pace:
     pace, is_measured = Paces(measure=True).of(config, dataset, size)
     assert is_measured
     return pace

@@ -82,7 +82,7 @@ def test_the_head_reads_the_class_token_or_the_mean(network: Network) -> None:
         x = torch.randn(2, tokens, 32, dtype=torch.float64)
         read = x[:, 0] if readout == "class_token" else x.mean(1)
         hidden = torch.tanh(read @ model.representation[0].weight.T + model.representation[0].bias)
-        torch.testing.assert_close(model.average(x), hidden)
+        torch.testing.assert_close(model.pool(x), hidden)
         assert model.stem(torch.randn(2, 1, 8, 8, dtype=torch.float64)).shape == (2, tokens, 32)
         assert model.head.weight.shape == (10, 5)
 
@@ -106,7 +106,7 @@ def test_recomputation_changes_no_gradient(network: Network, memory: str) -> Non
         model.keep(chosen)
         model.zero_grad()
         torch.manual_seed(3)
-        model.draws.manual_seed(1)
+        model.generator.manual_seed(1)
         cross_entropy(model(x), labels).backward()
         found.append([parameter.grad.clone() for parameter in model.parameters()])
     assert all(torch.equal(*pair) for pair in zip(*found, strict=True))

@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> None:
     shown = [label for label in classes if routing.images[label]]
     mean, of_classes = routing.mean, routing.of_classes
     one = all_images.select(all_images.labels.new_tensor([index]))
-    sampled, outputs = gates.of_one(walk, training.normalization(one.images).permute(0, 3, 1, 2))
+    sampled, outputs = gates.of_one_image(walk, training.normalization(one.images).permute(0, 3, 1, 2))
     label = subject.classes[int(one.labels)]
     panels = {"bias": bias, "mean gate": mean, f"gate, image {index} ({label})": sampled, "output y": outputs}
     with Output("gates", subject.folder, arguments) as output:

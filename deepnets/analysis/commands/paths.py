@@ -85,7 +85,7 @@ def _norms(
 ) -> np.ndarray:
     """Compute the gradient's norm along `draws` paths of each length, (lengths, draws); save PATHS norms at a time."""
     generator = torch.Generator().manual_seed(arguments.seed)
-    through, image = paths.drawn(len(walk), lengths.tolist(), arguments.draws, len(x), generator)
+    through, image = paths.random_paths(len(walk), lengths.tolist(), arguments.draws, len(x), generator)
     norms = torch.empty(len(image), dtype=torch.float64)
     parts = image.argsort().split(paths.PATHS)
     for place, some in enumerate(tracked(parts, "paths")):

@@ -13,7 +13,7 @@ from scipy import stats
 from deepnets.analysis.commands.output import Output
 from deepnets.analysis.commands.subject import add_folders
 from deepnets.errors import UserError
-from deepnets.monitor.style import look, name_lines, new_panels
+from deepnets.monitor.style import line_style, name_lines, new_panels
 from deepnets.results.cell import final_loss
 from deepnets.results.read import Run, read_runs
 
@@ -89,7 +89,7 @@ def _trends(runs: list[Run]) -> dict[str, Trend]:
 def _figure(trends: Mapping[str, Trend]) -> Figure:
     figure, (axes,) = new_panels(3.6)
     for index, (name, trend) in enumerate(trends.items()):
-        axes.plot(trend.depths, trend.rates, "o", label=name, color=look(index)["color"])
+        axes.plot(trend.depths, trend.rates, "o", label=name, color=line_style(index)["color"])
     axes.set(xlabel="layers", ylabel="best learning rate", xscale="log", yscale="log")
     depths = sorted({int(depth) for trend in trends.values() for depth in trend.depths})
     axes.set_xticks(depths, map(str, depths))

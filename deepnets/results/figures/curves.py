@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from deepnets.monitor.style import FAINT, INK, look, name_lines, new_panels, wrapped
+from deepnets.monitor.style import FAINT, INK, line_style, name_lines, new_panels, wrapped
 from deepnets.results.cell import LOSS, Net
 from deepnets.results.columns import DEPTH, is_plain, lines_over
 from deepnets.results.read import Run
@@ -29,7 +29,7 @@ def training_curves(runs: Mapping[str, Run], logarithmic: bool) -> Figure:
     if len(runs) <= MOST_IN_PANEL:
         figure, panels = new_panels(3.6)
         for index, (row, run) in enumerate(runs.items()):
-            _errors(panels[0], run, unit, row, **look(index))
+            _errors(panels[0], run, unit, row, **line_style(index))
         name_lines(figure, panels[0])
     else:
         figure, panels = _panels_of(list(runs), 1.35)
@@ -39,7 +39,7 @@ def training_curves(runs: Mapping[str, Run], logarithmic: bool) -> Figure:
         )
         for axes, (row, run) in zip(panels, runs.items(), strict=True):
             axes.plot(all_x, all_y, color=FAINT, linewidth=0.7, zorder=1)  # one line, broken after each run
-            _errors(axes, run, unit, row, **look(0))
+            _errors(axes, run, unit, row, **line_style(0))
     _scale(figure, panels, list(runs.values()), unit, logarithmic)
     return figure
 
@@ -52,7 +52,7 @@ def curves_beside(pairs: Mapping[str, tuple[Run, Run]], logarithmic: bool) -> Fi
     figure, panels = _panels_of(list(pairs), 1.5)
     for axes, both in zip(panels, pairs.values(), strict=True):
         for index, (name, run) in enumerate(zip("AB", both, strict=True)):
-            _errors(axes, run, unit, name, **look(index))
+            _errors(axes, run, unit, name, **line_style(index))
     name_lines(figure, panels[0])
     _scale(figure, panels, list(runs.values()), unit, logarithmic)
     return figure
@@ -76,7 +76,7 @@ def degradation(runs: Mapping[str, Run], logarithmic: bool) -> Figure | None:
     all_depths = sorted({depth for depths in shown.values() for depth in depths})
     for axes, depths in zip(panels, shown.values(), strict=True):
         for depth, row in depths.items():
-            _errors(axes, runs[row], unit, f"{depth:g} layers", **look(all_depths.index(depth)))
+            _errors(axes, runs[row], unit, f"{depth:g} layers", **line_style(all_depths.index(depth)))
     name_lines(figure, *panels)
     _scale(figure, panels, list(drawn.values()), unit, logarithmic)
     return figure
@@ -101,7 +101,7 @@ def learning_rates(runs: Mapping[str, Run]) -> Figure | None:
         rates, rows = _values(run, "learning_rate"), [row for row in runs if row in named]
         label = ", ".join(rows) if len(rows) <= 3 else f"{', '.join(rows[:2])} and {len(rows) - 2} more"
         # An epoch's rate holds from the end of the epoch before.
-        axes.plot([0, *_values(run, unit)], [rates[0], *rates], drawstyle="steps-pre", label=label, **look(index))
+        axes.plot([0, *_values(run, unit)], [rates[0], *rates], drawstyle="steps-pre", label=label, **line_style(index))
     axes.locator_params(axis="x", integer=True)
     axes.set(xlabel=unit, ylabel="learning rate", yscale="log")
     name_lines(figure, axes)
@@ -123,7 +123,7 @@ def best_curves(nets: Mapping[str, Net]) -> Figure | None:
         for depth, net in places.items():
             epochs = [epoch for epoch in runs[net].history if LOSS in epoch]
             x, y = [epoch["epoch"] for epoch in epochs], [epoch[LOSS] for epoch in epochs]
-            axes.plot(x, y, label=f"{depth:g} layers", **look(depths.index(depth)))
+            axes.plot(x, y, label=f"{depth:g} layers", **line_style(depths.index(depth)))
         axes.set(title=name, yscale="log")
         axes.locator_params(axis="x", integer=True)
     name_lines(figure, *panels)

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from deepnets.config.claim import Relation
-from deepnets.monitor.style import COLOURS, INK, PAPER, look, name_lines, new_panels, styled, wrapped
+from deepnets.monitor.style import COLOURS, INK, PAPER, line_style, name_lines, new_panels, styled, wrapped
 from deepnets.results.cell import TRIAL, Cell, Net, final_loss
 from deepnets.results.claims import findings_of
 from deepnets.results.columns import DEPTH, FULL, lines_over, swept, varying
@@ -112,7 +112,7 @@ def error_over(key: str, runs: Mapping[str, Run], cells: Mapping[str, Cell]) -> 
     figure, (axes,) = new_panels(3.4)
     is_published = False
     for index, (name, places) in enumerate(lines.items()):
-        style = look(index)
+        style = line_style(index)
         compared = {value: cells[row].compared_median for value, row in places.items()}
         medians = {value: min(median, WORST_ERROR) for value, median in compared.items() if median is not None}
         failed = [value for value, median in compared.items() if median is not None and math.isinf(median)]
@@ -182,9 +182,9 @@ def losses_over_depth(nets: Mapping[str, Net]) -> Figure | None:
         shift = 1 + 0.06 * (index - (len(lines) - 1) / 2)  # a factor, as the scale is logarithmic
         for depth, net in places.items():
             losses = nets[net].losses
-            axes.plot([depth * shift] * len(losses), losses, ".", color=look(index)["color"], alpha=0.5)
+            axes.plot([depth * shift] * len(losses), losses, ".", color=line_style(index)["color"], alpha=0.5)
         means = [nets[net].best_tenth for net in places.values()]
-        axes.plot([depth * shift for depth in places], means, marker="o", markersize=5, label=name, **look(index))
+        axes.plot([depth * shift for depth in places], means, marker="o", markersize=5, label=name, **line_style(index))
     depths = sorted({depth for places in lines.values() for depth in places})
     axes.set(xlabel="depth (layers)", xscale="log")
     axes.set_xticks(depths, [f"{depth:g}" for depth in depths])
@@ -201,7 +201,7 @@ def losses_over(key: str, nets: Mapping[str, Net]) -> Figure:
         trials = [(run.settings[key], final_loss(run)) for run in net.trials if key in run.settings]
         values += [value for value, _ in trials]
         if trials:
-            axes.plot(*zip(*trials, strict=True), ".", color=look(index)["color"], label=name)
+            axes.plot(*zip(*trials, strict=True), ".", color=line_style(index)["color"], label=name)
     axes.set_xlabel(key)
     if min(values) > 0 and max(values) > WIDE * min(values):
         axes.set_xscale("log")
