@@ -68,22 +68,22 @@ def number(text: str, least: int = -MOST) -> int:
 
 
 def whole(text: str) -> int:
-    """A whole number >= 0."""
+    """Read a whole number >= 0."""
     return number(text, 0)
 
 
 def count(text: str) -> int:
-    """A whole number >= 1."""
+    """Read a whole number >= 1."""
     return number(text, 1)
 
 
 def counts(text: str) -> list[int]:
-    """Whole numbers >= 1, separated by commas."""
+    """Read whole numbers >= 1, separated by commas."""
     return [count(part) for part in text.split(",")]
 
 
 def filled(text: str) -> str:
-    """A text that is not empty; `--verify "$DATA"` gives an empty text if the variable has no value."""
+    """Return the text; refuse an empty one, which `--verify "$DATA"` gives if the variable has no value."""
     if not text:
         raise argparse.ArgumentTypeError("needs a value")
     return text
@@ -165,7 +165,8 @@ def _message_of(error: Exception) -> str | None:
 def _end_stopped() -> NoReturn:
     """End with 130 after Ctrl-C.
 
-    sys.exit may end in SIGINT instead, if Ctrl-C came while Python executed generated code, as of a dataclass.
+    This does not call sys.exit, which may end the process by SIGINT instead if Ctrl-C came while Python executed
+    generated code, such as a method of a dataclass.
     """
     print_error(f"Stopped. {RESUME}.")
     atexit._run_exitfuncs()

@@ -27,8 +27,8 @@ GREATEST_LENGTH = 1e3  # the largest q that is tried; tanh is already like the s
 class Moments:
     """`length` is a signal's mean square at one input, and `product` is its mean product at two inputs.
 
-    `growth` is the factor by which the square of a small perturbation has grown since the first unit's input. It is
-    the mean squared singular value of the Jacobian.
+    `growth` is the factor by which theory lets the square of a small perturbation grow from the first unit's input on:
+    the mean squared singular value of the Jacobian. Only theory computes it; in measured moments it is 1.
     """
 
     length: float
@@ -90,11 +90,12 @@ def _channels(x: Tensor) -> tuple[float, float]:
 def singular_values(walk: Walk, x: Tensor, most: int) -> tuple[np.ndarray, int]:
     """Return all singular values of the Jacobian from the first unit's input to the last unit's output, greatest first.
 
-    x (1, C, H, W) is one image. It is cropped around its middle until the output has at most `most` values; the second
-    result is the height of the crop. Batch normalisation must use stored statistics, since those of a crop differ.
+    x (1, C, H, W) is one image. A square around its middle is halved until the net takes it and the output has at most
+    `most` values; the second result is the side of the square. Batch normalisation must use stored statistics, since
+    those of a crop differ.
 
     Raises:
-        UserError: the output has too many values even for the smallest crop.
+        UserError: the output has more than `most` values for every such square that the net takes.
     """
     size = min(x.shape[-2:])
     while size >= 1:

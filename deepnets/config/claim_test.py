@@ -20,12 +20,13 @@ BASES = {"e": math.e, 2: 2.0, 10: 10.0}
 REGION = re.compile(r"must lie (above|below)( minus)? the margin|must lie within plus and minus the margin")
 COLUMN = re.compile(r"(?:(log2|log10|abs) )?(\w+)(?: below (-?\d+(?:\.\d+)?))?")
 
-DRAWN = "analysis/"  # the row analysis/NAME/NET is not trained: the analysis NAME initialises this network itself
-CsvLines = tuple[tuple[str, Any], ...]  # chosen lines of a CSV file: pairs (column, value) or (column, (low, high))
+# A row analysis/NAME/NET is not trained: the analysis NAME initialises the network NET itself.
+DRAWN = "analysis/"
+Conditions = tuple[tuple[str, Any], ...]  # each chooses lines of a CSV file: (column, value) or (column, (low, high))
 
 
 class Quantity(StrEnum):
-    """A registered claim uses one of these numbers of a run: an error in percent or a loss in nats."""
+    """A registered claim is about one of these numbers of a run, in percent or nats, or about an `Analysed` one."""
 
     test_error = "test error"
     training_error = "training error"
@@ -49,8 +50,8 @@ class Analysed:
     """A number that `deepnets analyze` measures on a run: a `reduction` of `columns` in its CSV file `table`.
 
     `where` chooses lines by a column's value or range. Lines with the same value in the column `by` are averaged first.
-    `minus` chooses other lines; the number that they give is subtracted. Results of the `analysis` with other `options`
-    do not count.
+    `minus` chooses other lines: its conditions are added to those of `where`, or replace those on the same column. The
+    number that these lines give is subtracted. Results of the `analysis` with other `options` do not count.
     """
 
     analysis: str
@@ -58,8 +59,8 @@ class Analysed:
     table: str
     reduction: str
     columns: tuple[CsvColumn, ...]
-    where: CsvLines = ()
-    minus: CsvLines = ()
+    where: Conditions = ()
+    minus: Conditions = ()
     by: str = ""
 
     @property
@@ -122,7 +123,8 @@ def read_test(node: Any, sentence: str, rows: Sequence[str], quantity: str, marg
     """Read the `test` of the claim that has this sentence, rows, quantity and margin.
 
     Raises:
-        UserError: the test is not written as `TEST_EXAMPLE`, or names rows that the claim does not have.
+        UserError: the test is not written as `TEST_EXAMPLE`, names rows that the claim does not have, or is an order
+            although the claim has a margin; or the quantity does not say where it must lie.
     """
     wrong = f'sweep.claims: "{sentence}": test: {node}: must be as {TEST_EXAMPLE}'
     keys = {"of", "at", "log", "best", *FORMS}
@@ -176,14 +178,17 @@ def nearest(name: str, names: Sequence[str]) -> str:
 def _region(quantity: str, margin: float, wrong: str) -> tuple[float, float]:
     """Read the lower and upper bound of a quantity from its text."""
     if not (region := REGION.search(" ".join(quantity.split()))):
-        raise UserError(f"{wrong}; the quantity does not say that it must lie above, below or within the margin")
+        raise UserError(
+            f"{wrong}; the quantity does not say that it must lie above the margin, below it, above or below minus the "
+            "margin, or within plus and minus the margin"
+        )
     bound = -margin if region[2] else margin
     return {"above": (bound, math.inf), "below": (-math.inf, bound)}.get(region[1], (-margin, margin))
 
 
-def _analysed(node: Mapping[str, Any], where: str) -> Analysed:
+def _analysed(node: Mapping[str, Any], place: str) -> Analysed:
     """Read an `of` that names a number of an analysis."""
-    wrong = f"{where}: must be as {OF_EXAMPLE}"
+    wrong = f"{place}: must be as {OF_EXAMPLE}"
     keys = {"analyze", "table", "where", "minus", "by", *REDUCTIONS}
     if unknown := [str(key) for key in node if key not in keys]:
         raise UserError(f"{wrong}; {unknown[0]} is unknown{nearest(unknown[0], [*keys])}")
@@ -199,9 +204,13 @@ def _analysed(node: Mapping[str, Any], where: str) -> Analysed:
             f"{wrong}; {chosen[0]} takes {number}: NAME or NAME below 0, with or without log2, log10 or abs in front"
         )
     analysis, *options = str(node["analyze"]).split()
-    names = sorted(file.stem for file in (PACKAGE / "analysis" / "commands").glob("[a-z]*.py"))
+    names = sorted(
+        file.stem
+        for file in (PACKAGE / "analysis" / "commands").glob("[a-z]*.py")
+        if file.stem not in ("output", "subject")
+    )
     if analysis not in names:
-        raise UserError(f"{where}: analyze {analysis}: no such analysis{nearest(analysis, names)}")
+        raise UserError(f"{place}: analyze {analysis}: no such analysis{nearest(analysis, names)}")
     if len(options) % 2 or not all(name.startswith("--") for name in options[::2]):
         raise UserError(f"{wrong}; after the analysis write only options with a value, as --only single")
     return Analysed(
@@ -216,7 +225,7 @@ def _analysed(node: Mapping[str, Any], where: str) -> Analysed:
     )
 
 
-def _lines(node: Any, wrong: str) -> CsvLines:
+def _lines(node: Any, wrong: str) -> Conditions:
     """Read which lines of a table to use: for each column a word, a number or a range."""
     chosen: list[tuple[str, Any]] = []
     for column, value in node.items() if isinstance(node, Mapping) else [("", None)]:

@@ -89,9 +89,9 @@ class Published:
     A row's values are joined by commas. `statistic` says what `test_error` is, such as "median of 5" or "single". An
     error is a number, `fail` (non-finite or above 20), or null if the paper draws it without a number. `mean`, `std`
     and `best` are further statistics of the same rows, and `top5_error` their top-5 errors; `view` says how the test
-    images are shown. `literature` names rows that the paper prints and no run trains. With `best_epochs: N`, a run's
-    number is the mean of its N lowest test errors; with null, it is the last epoch's error. All are empty if the paper
-    prints no numbers.
+    images are shown. `literature` names rows that the paper prints and no run trains. With `best_epochs: N`, our
+    number of a run is the mean of its N lowest test errors; with null, it is the test error of its result. All are
+    empty if the paper prints no numbers.
     """
 
     statistic: Optional[str] = None
@@ -201,7 +201,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Row:
-    """One composed run of a grid, the option chosen in each group, the typed overrides, and where options lie."""
+    """One composed run, the option chosen in each group, its overrides (typed or of the axes), where options lie."""
 
     config: Config
     choices: dict[str, str] = field(default_factory=dict)
@@ -233,7 +233,7 @@ def log_uniform(setting: int | None, name: str, low: float, high: float) -> floa
 
 
 def choice(setting: int | None, name: str, *options: Any) -> Any:
-    """`${choice:${setting},activation,relu,tanh}`: one of the options, each as likely as the others."""
+    """`${choice:${setting},activation,relu,tanh}`: one of the options, each as likely; None without a setting."""
     return None if setting is None else options[int(_draw(setting, name) * len(options))]
 
 

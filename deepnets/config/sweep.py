@@ -25,7 +25,7 @@ from deepnets.config.schema import Search, Sweep, at_scale, axes_of
 from deepnets.errors import UserError
 
 Axes = dict[str, list[str]]  # the values of each axis, as they are typed
-Row = dict[str, str]
+Row = dict[str, str]  # the value of each axis; `schema.Row` is the run that is composed from it
 R = TypeVar("R")
 
 HEADER = "# @package _global_"
@@ -45,8 +45,8 @@ def rows_of(
     Raises:
         OverrideParseException: a word cannot be read.
         UserError: a rule names an unknown axis or pairs lists of different lengths, two entries of a union give the
-            same row, no row with a typed value is left, or there are over `LARGEST_GRID` rows; the message names the
-            rule.
+            same row, no row, or none with a typed value, is left, or there are over `LARGEST_GRID` rows; the message
+            names the rule. Or an axis or a word has no values, or values that cannot be listed.
     """
     words = _axes(typed, search)
     entries = [_values(entry, search) for entry in sweep.union or [{}]]
@@ -91,7 +91,7 @@ def check_file(file: Path) -> None:
     """Check a sweep's file for errors that Hydra does not report.
 
     Raises:
-        UserError: the file is not YAML, lacks its header, or gives its rows in two ways.
+        UserError: the file is not YAML that gives settings by name, lacks its header, or gives its rows in two ways.
     """
     content = _content(file)
     if content.keys() - {"defaults"} and _package(file.read_text()) != HEADER.split()[-1]:
@@ -108,7 +108,7 @@ def sweep_of(file: Path) -> dict[str, Any]:
     """Return the node `sweep` of a sweep file; empty if there is no such file.
 
     Raises:
-        UserError: the file is not YAML.
+        UserError: the file is not YAML that gives settings by name, or its `sweep` is not a node.
     """
     sweep = _content(file).get("sweep") or {}
     if not isinstance(sweep, dict):
@@ -116,7 +116,7 @@ def sweep_of(file: Path) -> dict[str, Any]:
     return sweep
 
 
-def set_at_scale(file: Path, key: str, scale: str) -> Any:
+def value_at_scale(file: Path, key: str, scale: str) -> Any:
     """Return the value that a sweep file gives a dotted key at a scale.
 
     None if the file does not set the key, or if Hydra must compose the file to know the value.
@@ -136,13 +136,13 @@ def set_at_scale(file: Path, key: str, scale: str) -> Any:
 def names_at(file: Path, scale: str) -> list[str]:
     """Return the folder names of the rows that a sweep file trains at a scale, in the file's order.
 
-    The list is empty if Hydra must compose the file to know its rows.
+    The list is empty if there is no such file, if only `union` has its rows, or if Hydra must compose it to know them.
 
     Raises:
         UserError: as `sweep_of` and `rows_of`.
     """
     node = sweep_of(file)
-    rows, params = (set_at_scale(file, key, scale) or {} for key in ("sweep.rows", "hydra.sweeper.params"))
+    rows, params = (value_at_scale(file, key, scale) or {} for key in ("sweep.rows", "hydra.sweeper.params"))
     if not rows and not params:
         return []
     rules = Sweep(axes=axes_of(node), **{name: node[name] for name in ("zip", "exclude", "union") if name in node})
@@ -152,7 +152,7 @@ def names_at(file: Path, scale: str) -> list[str]:
 
 
 def _package(text: str) -> str | None:
-    """Return the package that the header of a file of options names, as Hydra reads it."""
+    """Return the package that is named in the header of an options file, as Hydra reads it."""
     try:
         return ConfigSource._get_header_dict(text)["package"]
     except ValueError:  # the header has too many words
@@ -287,7 +287,7 @@ def _check_size(overrides: Iterable[Override]) -> None:
 
 
 def _number_of_values(sweep: Any) -> float:
-    """Count the values that a word's sweep stands for, without listing them; 1 if the word is no sweep."""
+    """Estimate how many values a word's sweep stands for, without listing them; 1 if it is no choice and no range."""
     if isinstance(sweep, ChoiceSweep):
         return len(sweep.list)
     if isinstance(sweep, RangeSweep) and sweep.step:  # Hydra refuses a step of 0

@@ -33,7 +33,8 @@ def trust(names: Trust) -> None:
     it. The folder of a file becomes the last one from which Python imports modules.
 
     Raises:
-        UserError: a file cannot be read, or no module of this name can be imported here.
+        UserError: a name is neither a file nor a class, a file cannot be read, no module of this name can be imported
+            here, or the module does not mention the class.
     """
     for name in map(str, [names] if isinstance(names, str | Path) else names):
         if is_file(name):
@@ -90,7 +91,7 @@ def is_trusted(target: str) -> bool:
 
 
 def lacking(target: str) -> str | None:
-    """Return an error message if the target's module is trusted but does not define the target, else None."""
+    """Say which definitions the trusted module of a refused target has; None if its module is not trusted either."""
     file = next(_trusted_files(target.rpartition(".")[0]), None)
     return _only_others(file, target) if file else None
 

@@ -61,8 +61,8 @@ class Dataset:
 
     Squares of `reduce` x `reduce` pixels are averaged to one; then training images are shifted by up to `pad` pixels
     and mirrored with `flip`, and the operations of `augmentation` change their batches. Only `training_size` and `load`
-    need the files, so a network can be built on a machine without them. A known data set must have as many images as
-    published, unless `incomplete` is set.
+    need the files of a built-in data set, so a network can be built on a machine without them; an image folder is
+    listed at once. A known data set must have as many images as published, unless `incomplete` is set.
     """
 
     is_streamed = False
@@ -122,7 +122,11 @@ class Dataset:
 
     @property
     def training_size(self) -> int:
-        """The number of training images after the hold-out; raises `UserError` if files are unfit or missing."""
+        """The number of training images after the hold-out; if a published set is missing, by its published size.
+
+        Raises:
+            UserError: files are unfit, images lack, the hold-out is too large, or memory is too small for the images.
+        """
         train, test = self.source.found.sizes
         self._refuse_incomplete((train, test))
         if self.validation >= train:
@@ -139,7 +143,8 @@ class Dataset:
         """Read all splits to `device`, and fit the normalisation to the training images that are not held out.
 
         Raises:
-            UserError: the images cannot be read, or do not fit into the memory of the GPU.
+            UserError: the images cannot be read, are unfit or incomplete, leave a class without training images after
+                the hold-out, or do not fit into the memory of the GPU.
         """
         splits = self.source.found.read()
         self._refuse_incomplete((len(splits[0]), len(splits[1])))  # the contents of an archive are known only now
@@ -213,8 +218,8 @@ def hold_out(labels: Tensor, count: int, classes: int) -> tuple[Tensor, Tensor]:
     """Hold out `count` images, from each class in proportion to its size; `labels` are (N,).
 
     Return the indices of the images for (training, validation), ascending. The numbers of images per class are rounded
-    by the largest remainder. There is no seed, so that all runs of a table hold out the same images. Raises `UserError`
-    if a class would lose all its training images.
+    by the largest remainder. The draw is always the same, so that all runs of a table hold out the same images.
+    Raises `UserError` if a class would lose all its training images.
     """
     class_of_image = labels.cpu().numpy()
     sizes = np.bincount(class_of_image, minlength=classes)

@@ -120,7 +120,7 @@ def cached(folder: Path, name: str, key: str, build: Callable[[], tuple[Split, S
 
 
 def fingerprint(files: Iterable[tuple[str, int, int]], form: str) -> str:
-    """Hash the form that files are decoded to, and each file's (path, bytes, mtime in ns); the order is ignored."""
+    """Hash the form that files are decoded to, and each file's path, size in bytes and mtime in ns, in any order."""
     lines = [form, *sorted(f"{path}\t{size}\t{changed}" for path, size, changed in files)]
     return hashlib.sha256("\n".join(lines).encode(errors="surrogateescape")).hexdigest()
 

@@ -46,7 +46,7 @@ KIT = "ILSVRC2012_devkit_t12"
 META = f"{KIT}/data/meta.mat"
 # Per channel, on a scale of 0 to 1, over a random part of ImageNet (fb.resnet.torch, datasets/imagenet.lua).
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-MEAN_IMAGES = 4096  # the mean image averages about this many training images, evenly spread
+MEAN_IMAGES = 4096  # the mean image averages at most this many training images, evenly spread
 TIMED_IMAGES = 32  # images that a plan reads to predict the time
 
 
@@ -87,7 +87,7 @@ class ImageNet:
     published, unless `incomplete` is set. `size` is the side of a crop in training; `crop`, `jitter`, `flip` and
     `lighting` are the augmentation (see the module `augmentation`). Each epoch ends with a test on centre crops. A test
     on the views of `view` follows the last epoch, and its error is the result. `validation` training images are held
-    out. `workers` processes read and decode, by default one per core; with decoder=gpu they only read.
+    out. `workers` processes read and decode, by default one per core, at most 16; with decoder=gpu they only read.
     """
 
     is_streamed = True
@@ -126,17 +126,18 @@ class ImageNet:
 
     @property
     def training_size(self) -> int:
-        """The number of training images after the hold-out; raises `UserError` if files are unfit or missing."""
+        """The number of training images after the hold-out; raises `UserError` if `find` does or it is too large."""
         train = self.source.found.sizes[0]
         if self.validation >= train:
             raise UserError(f"validation={self.validation}: hold out 0 to {train - 1} of the {train} training images")
         return train - self.validation
 
     def load(self, device: torch.device) -> Streams:
-        """Return the splits and the normalisation; a mean image is computed from `MEAN_IMAGES` images.
+        """Return the splits and the normalisation; a mean image is computed from at most `MEAN_IMAGES` images.
 
         Raises:
-            UserError: there are no images, or not as many as expected.
+            UserError: there are no images, class folders are missing, the official archives are damaged or incomplete,
+                a class is left without training images, or an image of the mean cannot be read.
         """
         if not self.photographs.splits:
             self.photographs.unpack()
@@ -179,7 +180,10 @@ class ImageNet:
 
     @property
     def final_passes(self) -> float:
-        """The cost of the test on `view`, in tests on centre crops: area of an image's views / area of its crop."""
+        """The cost of the test on `view`, in tests on centre crops: area of an image's views / area of its crop.
+
+        It is 0 for `center`, because no extra test follows.
+        """
         seen = {"center": 0.0, "center_320": (320 / 224) ** 2, "ten_crop": 10.0}
         whole = 4 / 3 * 2 * sum((scale / 224) ** 2 for scale in SCALES)  # usual photographs are 4:3; each is mirrored
         return seen.get(self.view, whole)
@@ -251,7 +255,11 @@ class Photographs:
         self.classes, self.every, self.incomplete = classes, every, incomplete
 
     def find(self) -> DataFiles:
-        """Count the images; raises `UserError` if ImageNet is incomplete, or if another data set has no images."""
+        """Count the images; without train/ and val/, give the published numbers, and in `missing` what is missing.
+
+        Raises:
+            UserError: ImageNet is incomplete, train/ and val/ do not match, or another data set has no images.
+        """
         if self.splits:
             sizes = len(self.splits[0]), len(self.splits[1])
             whole = self.classes == CLASSES and self.every == 1
@@ -301,7 +309,7 @@ class Photographs:
 
 
 def numbers_of(root: Path, classes: Sequence[str]) -> list[int]:
-    """Return the numbers that ImageNet's test server uses for `classes`, which are WordNet names.
+    """Return the numbers that ImageNet's test server uses for `classes`, which are WordNet IDs.
 
     They are the ILSVRC2012_IDs in the development kit, which lies in `root`, packed or not.
 

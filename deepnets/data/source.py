@@ -49,7 +49,7 @@ class DataFiles:
     """The files of a data set: `sizes` are the numbers of images in (train, test), and `read` reads both splits.
 
     `read` raises `UserError` if it fails. If a published set is not in the data folder, `missing` says so, and `read`
-    downloads it first.
+    downloads it first. Photographs are streamed: nothing downloads them, and nobody calls their `read`.
     """
 
     sizes: tuple[int, int]
@@ -62,7 +62,8 @@ class Source:
     """A data set: the `shape` (C, H, W) of its images, and the names of its `classes` by label.
 
     `published` are the numbers of images in (train, test) if the set is a published one. A network can be built before
-    the files are there, because only `found` looks for them. It raises `UserError` if they are unfit.
+    the files are there, because only `found` looks for them; only `class_folders.tree` looks for its folders at once.
+    `found` raises `UserError` if the files are unfit.
     """
 
     name: str

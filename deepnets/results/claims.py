@@ -11,7 +11,7 @@ from typing import Any
 from deepnets.config.claim import Claim, Measured, Registered, Relation, claims_of, margins_of, registered_on_file
 from deepnets.config.claim_test import DRAWN, Analysed, ClaimTest
 from deepnets.config.schema import axes_of
-from deepnets.config.sweep import set_at_scale, sweep_of
+from deepnets.config.sweep import sweep_of, value_at_scale
 from deepnets.results.cell import FAIL_ABOVE, TRIAL, compared_error, final_loss, net_of
 from deepnets.results.columns import Column, arithmetic_of, columns_of, frame_of, in_other_arithmetic, is_plain
 from deepnets.results.finding import CHANCE, FAIL_MARGIN, MOST, Finding, Side, Waiting
@@ -76,7 +76,7 @@ def is_of_other_depth(table: Table, index: int, sweeps: Path) -> bool:
 
 def are_of_other_depth(models: Iterable[Mapping[str, Any]], file: Path) -> bool:
     """Say whether one of the `models` (configuration nodes) has another depth than the file's full scale."""
-    full_depths = {key: set_at_scale(file, f"model.{key}", "full") for key in DEPTH_KEYS}
+    full_depths = {key: value_at_scale(file, f"model.{key}", "full") for key in DEPTH_KEYS}
     return any(model.get(key) != depth for model in models for key, depth in full_depths.items() if depth)
 
 

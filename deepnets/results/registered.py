@@ -18,7 +18,7 @@ import pandas as pd
 import scipy
 
 from deepnets.config.claim import Registered
-from deepnets.config.claim_test import Analysed, ClaimTest, Contrast, CsvColumn, CsvLines, Quantity, nearest
+from deepnets.config.claim_test import Analysed, ClaimTest, Conditions, Contrast, CsvColumn, Quantity, nearest
 from deepnets.errors import UserError
 from deepnets.results.cell import compared_error, final_loss
 from deepnets.results.finding import LOOKS, Look, Outcome, Side
@@ -277,7 +277,7 @@ def _from_history(run: Run, test: ClaimTest) -> float | None:
     return (math.nan if column == "train_loss" else WORST_ERROR) if run.error == math.inf else None
 
 
-def _number_in(table: pd.DataFrame, of: Analysed, lines: CsvLines, file: Path) -> float:
+def _number_in(table: pd.DataFrame, of: Analysed, lines: Conditions, file: Path) -> float:
     for name, value in lines:
         column = _named(table, name, file)
         table = table[_numeric(column).between(*value) if isinstance(value, tuple) else column == value]

@@ -41,7 +41,8 @@ def run(arguments: argparse.Namespace) -> None:
     """Evaluate, write the files and print the error.
 
     Raises:
-        UserError: the weights are of another network, or the data have no such view.
+        UserError: the subject is refused, --weights come with a run folder or are of another network, the data have
+            no such view, or --predict comes without dataset=imagenet.
     """
     subject = subject_of(arguments)
     if arguments.weights:
@@ -78,10 +79,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _batches(subject: Subject, view: ViewName | None) -> tuple[ViewName, Evaluated]:
-    """Return the view, and the test images in this view.
-
-    If `view` is None, it is the view in which the run was tested.
-    """
+    """Return the view and the test images in it; if `view` is None, take the view in the subject's configuration."""
     dataset, size = dataset_of(subject.config), subject.config.evaluation_batch_size
     splits = splits_of(dataset, subject.device)
     if isinstance(splits, Streams) and isinstance(dataset, ImageNet):

@@ -20,9 +20,9 @@ ABSENT = "0.85"  # the grey of blocks that a narrower layer lacks
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options besides the subject."""
     parser.add_argument("--images", type=number, help="use this many random training images (default: all)")
-    parser.add_argument("--sample", type=number, help="index of the training image to draw (default: random)")
+    parser.add_argument("--sample", type=number, help="index of the training image in the figure (default: random)")
     parser.add_argument(
-        "--classes", help="labels of the routing figure, e.g. 0,7 as in the paper (default: the first 10)"
+        "--classes", help="labels of classes in the routing figure, e.g. 0,7 as in the paper (default: the first 10)"
     )
     parser.add_argument("--seed", type=whole, default=0, help="seed of the random image (default: 0)")
 

@@ -1,6 +1,6 @@
 """Delete units and re-order them, and measure the error (Veit et al. 2016, Fig. 3 to 5).
 
-The errors after random deletions are compared with how many paths survive: of all lengths, and of effective lengths.
+The errors after random deletions are compared with the number of surviving paths, of all lengths or of effective ones.
 
 A unit with exclusive gates is deleted by forcing its gates to 0. If all units have such gates, the net is measured on
 the training set unless --split says otherwise: Srivastava et al. 2015, Fig. 4. Several run folders, e.g. of a residual
@@ -30,7 +30,7 @@ from deepnets.training.hardware import choose_precision
 
 CACHED_VALUES = 2**20  # a unit's input of this size stays in a processor's cache: such batches are the fastest
 POINTS = 10  # how many numbers of deletions or swaps are tried, besides 0
-PATH_DRAWS = 10  # paths of each length, on as many images, from which the effective lengths are found
+PATH_DRAWS = 10  # the effective lengths are found from so many paths of each length, each on an image of its own
 COUNTED = {"deleted": "units deleted", "surviving": "surviving paths", "effective": "surviving effective paths"}
 
 
@@ -39,12 +39,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", choices=PARTS, help="run one of the three experiments (default: all)")
     parser.add_argument("--images", type=number, help="use this many random images (default: all)")
     parser.add_argument(
-        "--split", choices=("train", "test"), help="source of the images (default: test; train where gates are closed)"
+        "--split",
+        choices=("train", "test"),
+        help="source of the images (default: train if all gates are exclusive, else test)",
     )
     parser.add_argument(
         "--most", type=count, default=20, help="largest number of units deleted or pairs swapped (default: 20)"
     )
-    parser.add_argument("--draws", type=count, default=5, help="draws of each number of units (default: 5)")
+    parser.add_argument("--draws", type=count, default=5, help="draws for each number of units or swaps (default: 5)")
     parser.add_argument("--seed", type=whole, default=0, help="seed of the draws (default: 0)")
 
 
@@ -71,12 +73,15 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 class Lesioned:
-    """One net of a figure, with its colour and its images: by default the training set if gates are closed."""
+    """One net of a figure, with its colour and its images.
+
+    They are the test set, or the training set if a deletion closes gates; `--split` overrides this.
+    """
 
     def __init__(self, subject: Subject, color: str, arguments: argparse.Namespace) -> None:
         self.subject, self.name, self.label, self.color = subject, subject.name, subject.name, color
         self.walk = walk_of(subject.settled())
-        self.precision = choose_precision(subject.config.precision, subject.device)  # as its test error was computed
+        self.precision = choose_precision(subject.config.precision, subject.device)  # auto: by this device
         self.split = arguments.split or ("train" if lesion.closes_gates(self.walk) else "test")
         images = subject.batches(self.split, arguments.images)
         self.sample = next(iter(images))[0][:1]
@@ -89,7 +94,7 @@ class Lesioned:
         self.saved: Saved  # stores the sums; `run` sets it when the output folder is open
 
     def scores(self, variants: Sequence[Variant]) -> Scores:
-        """Score the variants on all images; each batch is saved as soon as it is done."""
+        """Score the variants on all images; the sums of each batch are saved as soon as they are known."""
         self.asked += 1
         sums, images = np.zeros((len(variants), 2)), 0
         for x, labels in tracked(self.batches, f"{len(variants)} variants of {self.name}"):
@@ -102,7 +107,7 @@ class Lesioned:
     def score_draws(
         self, most: int, draws: int, draw: Callable[[int], Variant]
     ) -> tuple[np.ndarray, list[Variant], Scores]:
-        """Draw `draws` variants with 0 changes and as many with each of up to POINTS numbers of changes, 1 to `most`.
+        """Draw `draws` variants for each number of changes: 0, and up to POINTS numbers from 1 to `most`.
 
         Returns how many changes each variant has, the variants and their scores.
         """

@@ -1,4 +1,6 @@
-"""Signals over depth against mean-field theory, and singular values of the Jacobian (Brock et al. 2021; Xiao 2018).
+"""Compares signals over depth with mean-field theory, and computes singular values of the Jacobian.
+
+The sources are Brock et al. 2021 and Xiao 2018.
 
 Channel statistics and correlations are measured on a batch that is normalised by its own statistics, as in training.
 The Jacobian of the last unit's output with respect to the first unit's input is measured at the middle of one image,
@@ -108,7 +110,7 @@ def _finding(
             **critical,
         )
     is_rounding = values[-1] <= len(values) * np.finfo(float).eps * values[0]
-    spread = "unknown, since the least is rounding" if is_rounding else f"{values[0] / values[-1]:.3g}"
+    spread = "unknown, since the least is a rounding error" if is_rounding else f"{values[0] / values[-1]:.3g}"
     output.finding(
         f"{subject.name}: {len(values)} singular values of the units' Jacobian at a {size}x{size} image, root mean "
         f"square {np.sqrt(np.mean(values**2)):.3g}, from {values[0]:.3g} to {values[-1]:.3g}, "
@@ -120,7 +122,7 @@ def _finding(
 
 
 def _critical(walk: Walk) -> dict[str, float]:
-    """Return the variances of the last unit's last weights and biases, and the theory's critical weight variance."""
+    """Return sigma_w^2 and sigma_b^2 of the last unit's last layer, and the sigma_w^2 that is critical in theory."""
     parts = list(walk.units[-1].modules())
     weights = [part for part in parts if isinstance(part, nn.Linear | nn.Conv2d)][-1]
     weight, bias = variances(weights.weight, weights.bias)

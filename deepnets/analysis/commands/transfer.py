@@ -1,4 +1,4 @@
-"""The best learning rate at each depth, by the training losses of a sweep over model.depth and optimizer.lr."""
+"""Finds the best learning rate at each depth by the training losses of a sweep over model.depth and optimizer.lr."""
 
 import argparse
 import math
@@ -50,7 +50,8 @@ class Trend:
     """Best learning rates (points,) at depths (points,), and the slope of their logarithms with its 95 % interval.
 
     If the slope is -1, the rate halves as the depth doubles; if it is 0, the rate transfers. `at_edge` counts the rates
-    at an end of the grid, where the true best rate may lie beyond it, and those that are NaN.
+    at an end of the grid, where the true best rate may lie beyond it, and those that are NaN. Slope
+    and interval are NaN if fewer than three rates are finite, or if all finite ones are at one depth.
     """
 
     depths: np.ndarray
@@ -101,8 +102,8 @@ def _figure(trends: Mapping[str, Trend]) -> Figure:
 def best_rate(losses: Mapping[float, float]) -> tuple[float, bool]:
     """Return the learning rate of the lowest loss, and whether it is an end of the grid.
 
-    If no loss is finite, the rate is NaN and counts as an end. If the lowest loss has a neighbour on both sides, the
-    rate is the minimum of the parabola through the three points, over the logarithm of the rate.
+    If no loss is finite, the rate is NaN and counts as an end. If the lowest loss has a finite neighbour on both sides,
+    the rate is the minimum of the parabola through the three points, over the logarithm of the rate.
     """
     rates = sorted(losses)
     by_rate = [losses[rate] for rate in rates]
