@@ -31,7 +31,7 @@ VALUES = {  # OmegaConf's messages about a value, and how this project says them
 
 
 def explain(error: Exception) -> str:
-    """Say in one or two lines why Hydra or OmegaConf refused an override, and list the most similar names."""
+    """Say in a line why Hydra or OmegaConf refused an override or a file, and list the most similar names."""
     line, cause = str(error).partition("\n")[0], error.__cause__
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, option = error.missing_cfg_file.rpartition("/")

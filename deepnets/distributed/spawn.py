@@ -45,7 +45,7 @@ def start(
     at_parents_death: signal.Signals,
     descriptors: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start `command` in a process that gets the signal `at_parents_death`.
+    """Start `command` in a process that gets the signal `at_parents_death` when this process dies.
 
     The process inherits the open `descriptors`. Signals to it wait until its own `Interruption` can note them. Call
     this from the main thread: for the kernel, the parent dies when the thread that forked ends.
@@ -56,7 +56,7 @@ def start(
 
 
 class ServerEnded(UserError):
-    """A `ForkServer` was killed; the processes that it had started get SIGTERM, and nobody learns how they end."""
+    """A `ForkServer` has ended, e.g. was killed; its processes get SIGTERM, and nobody learns how they end."""
 
 
 class ForkServer:
@@ -91,7 +91,7 @@ class ForkServer:
         SIGTERM when this process dies. Signals to it wait until its own `Interruption` can note them.
 
         Raises:
-            ServerEnded: the server was killed. OSError: the output cannot be written, or the system refuses to fork.
+            ServerEnded: the server has ended. OSError: the output cannot be written, or the system refuses to fork.
         """
         with opened_to_append(output) as file:
             pid = self.ask((list(arguments), dict(variables)), file.fileno())
@@ -102,7 +102,7 @@ class ForkServer:
         """Return the server's answer to a request: see `serve`.
 
         Raises:
-            ServerEnded: the server was killed. OSError: the system refuses to fork.
+            ServerEnded: the server has ended. OSError: the system refuses to fork.
         """
         try:
             with signals_blocked():  # a second Ctrl-C must not come between a request and its answer
@@ -119,7 +119,7 @@ class ForkServer:
 
 
 class Forked:
-    """A process that a `ForkServer` has started, with the methods of `subprocess.Popen`."""
+    """A process that a `ForkServer` has started; it has `poll`, `wait` and `send_signal` of `subprocess.Popen`."""
 
     def __init__(self, server: ForkServer, pid: int) -> None:
         self.pid, self._server = pid, server
@@ -144,11 +144,12 @@ class Forked:
 
 
 def serve(descriptor: str, *modules: str) -> list[str]:
-    """Fork a process for each request of a `ForkServer`; returns only in these processes, with their arguments.
+    """Answer the requests of a `ForkServer`; returns only in the processes that it forks, with their arguments.
 
     A command calls this after its imports, if its first argument is `SERVE`. A request contains the arguments and the
-    environment variables of a process; a handle of its output follows, and the answer is the id of the process. Or the
-    request is the id of such a process, and the answer is its exit code, or None while it lives.
+    environment variables of a process; a handle of its output follows, and the answer is the id of the forked process,
+    or the OSError if the system refuses to fork. Or the request is the id of such a process, and the answer is its exit
+    code, or None while it lives.
     """
     for module in modules:
         import_module(module)
@@ -222,7 +223,7 @@ class Processes:
             time.sleep(WATCH_SECONDS)
 
     def stopped_by(self, failure: tuple[int, int] | None) -> int | None:
-        """Return the signal that reached this process, or that made one of the others end as `Interrupted`."""
+        """Return the signal that reached this process or made the failed one end as `Interrupted`; None without one."""
         if failure and failure[1] - 128 in SIGNALS:
             return failure[1] - 128
         return self._interruption.received

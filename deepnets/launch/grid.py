@@ -48,7 +48,7 @@ def launch(rows: list[Row]) -> int:
     All runs are checked before the first is frozen, and all are frozen before the first trains.
 
     Raises:
-        UserError: names every run that cannot start.
+        UserError: a run cannot start; the message names every such run. Or as `check_tables` and `Launcher.check_all`.
     """
     folders, first = folders_of(rows), rows[0].config
     check_tables(rows, folders)
@@ -98,7 +98,7 @@ def launch(rows: list[Row]) -> int:
     for change, count in other_data.items():
         print_line(f"{_finished(count)} on other images than those {change}; to train in another folder, add {BESIDE}")
     _copy_sweep(rows[0], folders[0])
-    # One seed of every row first, so that all rows can be compared after the first round.
+    # Order the runs by seed, so that all rows of the table can be compared after the first round.
     to_execute = dict(sorted(to_execute.items(), key=lambda item: item[1].seed))
     return launcher.execute(to_execute) if to_execute else 0
 
@@ -114,7 +114,7 @@ def use_chosen_code(choice: CodeChoice | None, folders: Sequence[RunFolder]) -> 
 
 
 def check_tables(rows: Sequence[Row], folders: Sequence[RunFolder]) -> None:
-    """Check that the folder of each table holds runs of this sweep only, and that the sweep's claims name its rows.
+    """Check that the first run in each table's folder is of this sweep, and that the sweep's claims name its rows.
 
     Raises:
         UserError: the first run in a folder belongs to another sweep, or as `check_claims`.
@@ -139,7 +139,7 @@ def file_of_sweep(row: Row) -> Path:
 
 
 class Launcher(Protocol):
-    """The launcher that `launcher=` chooses: it executes run folders here or by `python -m deepnets.run FOLDER`.
+    """The launcher that `launcher=` chooses: it executes run folders in this process or in others, maybe elsewhere.
 
     If `in_process`, the runs execute in this process and can use the data that their checks have read.
     """
@@ -147,7 +147,7 @@ class Launcher(Protocol):
     in_process: ClassVar[bool]
 
     def check(self, config: Config) -> None:
-        """Check that this launcher can execute a run; this is called for each run before the first is frozen.
+        """Check that this launcher can execute a run; called for each run to train, before the first is frozen.
 
         Raises:
             UserError: it cannot, for example because there are too few devices.
@@ -183,8 +183,8 @@ def launchable(config: Config, launcher: Launcher) -> Config:
 class Tally:
     """Counts the runs of a sweep: `failed` are the runs that failed, and why; `elsewhere` are those of other processes.
 
-    The command began with `to_train` unfinished runs, and `ended` of them have ended. It skips the runs in `before`,
-    which failed in an earlier command.
+    The command has `to_train` runs to train, and `ended` of them have ended. It skips the runs in `before`, which
+    failed in an earlier command and are not among these.
     """
 
     folders: list[RunFolder]

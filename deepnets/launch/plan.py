@@ -57,7 +57,10 @@ def show_plan(rows: list[Row]) -> int:
 
 @dataclass(frozen=True)
 class Compute:
-    """The cost of a whole run: the operations of its training, and an estimate of its seconds on this device."""
+    """The cost of a whole run: the operations of its training, and an estimate of its seconds on this device.
+
+    `seconds` is 0 if the configured device is not on this machine.
+    """
 
     flops: float
     seconds: float
@@ -109,8 +112,9 @@ class _Planned:
     """One run of the plan: its state and, if it is legal, its size, its cost and how much of it is left.
 
     `flops` count the whole training, without evaluations. `left` is the fraction that is not trained yet. It takes
-    `seconds` on one device; `spread` is the relative error of that time, None if the time is an estimate. The run uses
-    `devices` devices and `memory` bytes on each, 0 if the memory was never measured.
+    `seconds` on one device, 0 if nothing is left or the device is not on this machine; `spread` is the relative error
+    of that time, None if the time is an estimate. The run uses `devices` devices and `memory` bytes on each, 0 if the
+    memory was never measured.
     """
 
     folder: RunFolder

@@ -13,7 +13,7 @@ from torch.nn.functional import batch_norm
 
 from deepnets.models.parallel import Share
 
-LANES = 64  # float32 numbers in a row of `_Folded`, enough to fill a few of the CPU's vectors
+LANES = 64  # at most so many float32 numbers are in a row of `_Folded`, enough to fill a few of the CPU's vectors
 FOLDED_CHANNELS = 8  # from 8 channels on, torch's kernel fills a vector and is faster
 
 
@@ -197,7 +197,7 @@ def let_fold(model: nn.Module, may_fold: bool) -> None:
 
 
 def group_sizes(batch: int, images: int) -> list[int]:
-    """Divide a batch into equal groups of at most `images` images; return their sizes, which may differ by 1."""
+    """Divide a batch into groups of at most `images` images; return their sizes, which differ by 1 at most."""
     count = ceil(batch / images)
     return [batch // count + (group < batch % count) for group in range(count)]
 

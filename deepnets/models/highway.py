@@ -23,7 +23,8 @@ class Highway(nn.Module):
     such layer. `initialize` draws all weights. Then, if `first_std` or `head_std` is given, the weights of the
     first convolution or of the head are drawn again, from N(0, std^2). Maps images (N, C, H, W) to logits (N, classes).
 
-    Raises ValueError if the lists differ in length, a kernel is even or images are too small, or if Ordering raises it.
+    Raises ValueError if the lists are empty or differ in length, an entry or a pool is not a pair, a kernel is even,
+    channels change without an entry, images are too small, or Ordering, Layers, UnitDesign or `initialize` raises it.
     """
 
     def __init__(

@@ -197,8 +197,9 @@ NAMED: dict[str, Callable[[], Initialization]] = {
 def initialize(model: nn.Module, head: nn.Linear, initialization: Initialization | str) -> None:
     """Draw the head's weight from U(+-1 / sqrt(fan_in)) and all others by `initialization`, in place.
 
-    Biases are 0 unless `initialization` draws them; batch and layer normalisation start with weight 1 and bias 0. At
-    the end, modules that have a method `reset_bias`, such as gates, set their own biases.
+    Biases are 0 unless `initialization` draws them; batch and layer normalisation start with weight 1 and bias 0. Then
+    `initialization.finish` may change any of these. At the end, modules that have a method `reset_bias`, such as gates,
+    set their own biases.
 
     Raises ValueError for a name that is not one of `NAMED`, and if the initialization does not fit the net.
     """

@@ -1,4 +1,7 @@
-"""Brings a shortcut's x to the shape of F(x): by padding with zeros (option A) or by a projection (option B)."""
+"""Brings a shortcut's x to the shape of F(x) by padding with zeros (option A) or by a projection (option B).
+
+Pixels may be averaged before the padding: Huang et al. 2016.
+"""
 
 from dataclasses import dataclass
 from math import prod

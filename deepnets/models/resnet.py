@@ -26,8 +26,8 @@ class ResNet(UnitNetwork):
     shortcut reads x itself. Dropout with rate `dropout` precedes each convolution of a branch except its first:
     Zagoruyko and Komodakis 2016, "Wide residual networks".
 
-    Raises ValueError if `widths` is empty, or if units_of_stages, Ordering, Block, Layers, UnitDesign, ShortcutShape or
-    UnitNetwork.complete raises it.
+    Raises ValueError if `widths` is empty, if `stem` does not hold exactly one conv, or if units_of_stages, Ordering,
+    Block, Layers, UnitDesign, ShortcutShape or UnitNetwork.complete raises it.
     """
 
     def __init__(
@@ -75,14 +75,14 @@ class ResNet(UnitNetwork):
         self.stages = nn.Sequential()
         for width, units_of_stage in zip(widths, units, strict=True):
             stage = nn.Sequential()
-            stage_1 = len(self.stages) == 0
+            is_first_stage = len(self.stages) == 0
             for first in [True] + [False] * (units_of_stage - 1):
                 unit = design.unit(
                     next(numbers),
                     channels,
-                    block.convs(width, stride=2 if first and not stage_1 else 1),
+                    block.convs(width, stride=2 if first and not is_first_stage else 1),
                     opens_stage=first and opening == "activated",
-                    activated=first and stage_1 and stem is not None and opening == "activated",
+                    activated=first and is_first_stage and stem is not None and opening == "activated",
                 )
                 stage.append(unit)
                 channels = unit.channels

@@ -44,8 +44,9 @@ class Results(pd.DataFrame):
     def claims(self) -> pd.DataFrame:
         """The claims in the sweeps' files, tested on these runs: a row per claim, pair of rows and protocol.
 
-        `difference` is between the mean errors, in percent points; for a registered claim it is the claim's own number.
-        `low` and `high` bound it at the last look.
+        `difference` is the first row's mean error minus the second's, in percent points; for a registered claim it is
+        the number that the claim's test computes from the runs. `low` and `high` are its interval at the last look, and
+        None before the first look.
         """
         lines = []
         for table in tables_of(self._members(), own=self._own_sweeps):
@@ -122,7 +123,10 @@ def markdown_sheets(table: Table) -> str:
 
 
 def to_latex(tables: Sequence[Table]) -> str:
-    """Write a tabular with booktabs' rules for each column; it needs `\\usepackage{booktabs}`."""
+    """Write a tabular for each column, with the rules of booktabs, and the notes as comments below.
+
+    The document needs `\\usepackage{booktabs}`.
+    """
     return "\n".join(
         latex_table(sheet.without_empty_columns()) for table in tables for sheet in result_sheets(table)
     ) + _notes(tables, "% {}\n")

@@ -27,9 +27,9 @@ AGREES, COMPATIBLE, DIFFERS, TOO_FEW = "agrees", "compatible", "differs", f"n < 
 VERDICT_RULE = (
     "Verdict, from 3 seeds on: the printed number is itself drawn by chance (it is of one run, or the best, median or "
     "mean of several), so the true difference from the paper is known within an interval only, at 95% by our seeds' "
-    "mean and spread. differs: the interval leaves out 0; agrees: it lies within the margin that the sweep states for "
-    "the full protocol; compatible: neither, and the table says where the true difference lies. A diverged run counts "
-    "as 100%."
+    "mean and spread. differs: the interval leaves out 0; agrees: it holds 0 and lies within the margin that the sweep "
+    "states for the full protocol; compatible: neither, and the table says where the true difference lies. A diverged "
+    "run counts as 100%."
 )
 STATISTICS = ("test_error", "mean", "std", "best", "top5_error", "view")
 Number = Annotated[float, Strict(), AllowInfNan(False)] | None
@@ -54,7 +54,7 @@ REPORTED = TypeAdapter(_Reported)
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """The paper's numbers of a row, in percent; `test_error` may be "fail", or None if the paper only draws it.
+    """The paper's numbers of a row, in percent; `test_error` may be "fail", or None if the paper prints none.
 
     The paper averages a run's `best_epochs` lowest test errors; if it is None, the paper takes the last epoch's error.
     `view` says how test images were cropped. If `is_literature`, the net is another paper's, and no run trains it.
@@ -107,7 +107,7 @@ def published_of(name: str, sweeps: Path = SWEEPS) -> Published:
     """Read the published numbers from `sweeps`/NAME.yaml; there are none if the file is missing.
 
     Raises:
-        UserError: the file is not YAML.
+        UserError: as `sweep_of` and `margins_of`.
     """
     file = sweeps / f"{name}.yaml"
     sweep = sweep_of(file)

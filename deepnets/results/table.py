@@ -40,7 +40,7 @@ TEXT = frozenset({"verdict", "published view", "also published", "state"})  # al
 
 @dataclass(frozen=True)
 class Table:
-    """A table of a sweep in conf/sweep/, or of the single runs in outputs/runs; `cells` are by row and column.
+    """A table of a sweep, or of the single runs, which belong to no sweep; `cells` are by row and column.
 
     If the sweep is a random search, the rows are its nets, and `trials` is the same table with a row for each trial.
     """
@@ -54,7 +54,7 @@ class Table:
     sweeps: Path = SWEEPS  # the folder of its sweep file
 
     def title(self, index: int) -> str:
-        """Return the table's name, the column's label unless that is `FULL`, and a folder's name from `name=`."""
+        """Return the table's name, the column's label unless that is `FULL`, and the folders that `name=` chose."""
         column = self.columns[index]
         words = [] if column.label == FULL else column.label.split(" ")
         named = {grid.name.split("+")[0] for grid in column.frame["grid"]} - {self.name}
@@ -218,7 +218,7 @@ def _table(name: str, runs: pd.DataFrame, sweeps: Path) -> Table:
 
 
 def _declared(file: Path) -> list[str]:
-    """Return the rows in the order of the sweep file; none if the file cannot be read, which `published_of` reports."""
+    """Return the rows in the order of the sweep file; none if they cannot be read from the file."""
     try:
         return names_at(file, FULL)
     except (UserError, ValueError):

@@ -101,8 +101,8 @@ def read_log(folder: RunFolder, job: str) -> tuple[Task, str | None]:
     except (OSError, ValueError):  # the task never began, or its log was removed
         return Task(""), None
     text = text[max(0, text.rfind(f" {job} on ")) :]  # since the task last began
-    rows = re.findall(rf" {job}: exit code (\d+): (.+)", text)
-    codes = [int(code) for code, row in rows if row.split("/")[-3:] == [*folder.path.resolve().parts[-3:]]]
+    ends = re.findall(rf" {job}: exit code (\d+): (.+)", text)
+    codes = [int(code) for code, path in ends if path.split("/")[-3:] == [*folder.path.resolve().parts[-3:]]]
     number = codes[-1] - 128 if codes else 0
     killed = how_it_ended(-number) if number in {*signal.Signals} - {*SIGNALS} else None  # on SIGNALS a run saves
     stops = [STOPPED_BY.get((due or "").partition(",")[0].strip(), CANCELLED) for due in STOPPED.findall(text)]

@@ -125,7 +125,10 @@ def _who(owner: dict[str, Any]) -> str:
 
 
 def _is_gone(owner: dict[str, Any], me: dict[str, Any]) -> bool:
-    """Return whether the owner trains nowhere else: it ran on this machine, where the lock decides, or in this job."""
+    """Return whether the owner cannot be training on another machine.
+
+    It ran on this machine, where the lock decides, or in this job, which SLURM executes only once at a time.
+    """
     same_host = owner.get("host") == me["host"] != "localhost"
     same_job = owner.get("job") is not None and owner["job"] == me["job"]
     return owner.get("boot") == me["boot"] or same_host or same_job

@@ -46,13 +46,13 @@ def environment_of(config: Config, device: torch.device) -> dict[str, Any]:
         "precision": str(precision).removeprefix("torch."),
         "step": config.step.value,
         "device": describe(device),
-        **_generation(device),
+        **_processor(device),
         "torch": str(torch.__version__),
         "processes": {"0": config.devices},
     }
 
 
-def _generation(device: torch.device) -> dict[str, str]:
+def _processor(device: torch.device) -> dict[str, str]:
     return {"processor": processor} if device.type == "cpu" and (processor := processor_model()) else {}
 
 
@@ -119,7 +119,7 @@ def _described(node: dict[str, Any]) -> str:
 
 def changes_since(folder: RunFolder, config: Config, frozen: dict[str, Any], device: torch.device) -> list[str]:
     """Return a line about each change of the environment since the run started, and one about several processes."""
-    now = {"torch": str(torch.__version__), "device": describe(device), **_generation(device), "step": config.step}
+    now = {"torch": str(torch.__version__), "device": describe(device), **_processor(device), "step": config.step}
     remarks = [
         f"started with {name} {frozen[name]}, resumes with {now[name]}"
         for name in now
@@ -239,10 +239,10 @@ def differing(before: dict[str, Any], now: dict[str, Any]) -> str:
 
 
 def change_of_images(config: Config, result: Result) -> str:
-    """Say how the images in the data folder differ from those of a complete run; empty if equal or long to check.
+    """Say how the images in the data folder differ from those of a complete run; empty if equal or not checked.
 
-    This reads only what takes a second or two: deepnets' own data sets, of at most `MOST_CHECKED` bytes, in their
-    folder.
+    This checks only what takes a second or two: data sets of deepnets that are in the data folder and have at most
+    `MOST_CHECKED` bytes.
     """
     if not result.data or {*targets_in(config.dataset)} - TARGETS:
         return ""
@@ -313,7 +313,10 @@ class Evidence:
         return {"losses": losses, "weights": self.weights, "right": self.right}
 
     def facts(self) -> dict[str, Any]:
-        """Return, for result.json, `beginning` (losses in nats, null if not finite) and `test_right` (`packed`)."""
+        """Return, for result.json, `beginning` (losses in nats, null if not finite) and `test_right` (`packed`).
+
+        An entry is left out until training has come so far.
+        """
         facts: dict[str, Any] = {}
         if self.weights:
             losses = [float(f"{loss:.9g}") if isfinite(loss) else None for loss in self.state["losses"].tolist()]

@@ -43,7 +43,7 @@ OVER = (CANCELLED, DEAD, FAILED, DIVERGED, FINISHED)  # in these, nothing more h
 REFRESH_SECONDS = 2.0
 STYLES = {FINISHED: "green", RUNNING: "cyan", PREEMPTED: "yellow", DIVERGED: "yellow", FAILED: "red", DEAD: "bold red"}
 STYLES |= {CANCELLED: "yellow"}
-# If not all runs fit on the screen, those that may need somebody come first.
+# If not all runs fit on the screen, running ones come first, then those that may need somebody.
 URGENCY = (RUNNING, DEAD, FAILED, CANCELLED, PREEMPTED, QUEUED, WAITING, DIVERGED, FINISHED)
 COLUMNS: dict[str, dict[str, Any]] = {
     "state": {"no_wrap": True},
@@ -66,7 +66,7 @@ class State:
 
     `progress` is the last that was written, None while a run starts. `silent` counts the seconds since the last
     heartbeat, and `job` is SLURM's name of the task that runs, ran or will run it. `reason` says in a line why the run
-    failed, died or waits, or that it stalls.
+    failed, died, waits, is queued, preempted or cancelled, or that it stalls.
     """
 
     name: str
@@ -81,6 +81,9 @@ def state_of(folder: RunFolder, dead_after: float = DEAD_SECONDS) -> State:
     """Return the state of the folder's run from its files alone; a run silent for `dead_after` seconds is dead.
 
     A run is queued if its job.json is newer than its last execution.
+
+    Raises:
+        Unreadable: a file of the folder is broken.
     """
     result, status, job = folder.result, folder.status, folder.job
     progress, executed = None, {result and result.job}  # a run may fail before its first heartbeat

@@ -148,7 +148,7 @@ def read_object(path: Path) -> dict[str, Any]:
     """Read the JSON object in a file; {} if there is no file, or a crash of the machine left it empty.
 
     Raises:
-        ValueError: it holds something else. OSError: it cannot be read.
+        ValueError: it holds something else, or `read_text` raises it. OSError: it cannot be read.
     """
     try:
         text = read_text(path, LONGEST)
