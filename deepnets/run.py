@@ -22,6 +22,7 @@ from deepnets.config.trust import Trust, choosing_code, trusted_search, trusting
 from deepnets.distributed import spawn
 from deepnets.distributed.world import world_from_env
 from deepnets.errors import UserError, printable
+from deepnets.hydra_errors import HYDRA_ERRORS, explain
 from deepnets.runs.classifier import Classifier, classifier_of, with_input
 from deepnets.runs.execute import LOCKED, run
 from deepnets.runs.folder import Locked, RunFolder
@@ -40,11 +41,13 @@ def build_model(overrides: list[str], trust: Trust = ()) -> nn.Module:
     classes, modules, files of Python, or your project's file, whose options can then be chosen too.
 
     Raises:
-        UserError: a value is illegal, or `deepnets.config.trust.trust` refuses `trust`.
-        hydra.errors.HydraException: an unknown option or key.
+        UserError: there is no such option or key, a value is illegal, or `deepnets.config.trust.trust` refuses `trust`.
     """
     with trusting(trust):
-        config = compose(overrides, trusted_search()).config
+        try:
+            config = compose(overrides, trusted_search()).config
+        except HYDRA_ERRORS as error:
+            raise UserError(explain(error)) from None
         torch.manual_seed(config.seed)
         dataset = dataset_of(config)
         return model_of(config, dataset.shape, dataset.classes)

@@ -215,7 +215,7 @@ def _shortcut_factor(unit: Unit, x: Tensor, generator: torch.Generator) -> float
         x = unit.before(x)
     x.requires_grad_()
     with torch.enable_grad():
-        h = unit.shortcut(x, x.new_zeros(()))
+        h = unit.shortcut(x, unit.zero(x))
         v = torch.randn(h.shape, generator=generator, dtype=h.dtype).to(h.device)
         (pulled,) = torch.autograd.grad(h, x, v)
         resize = getattr(unit.shortcut, "resize", None)
@@ -298,7 +298,8 @@ def _pulled_past_branch(unit: Unit, x: Tensor, b: float, gradient: Tensor) -> Te
     x, y = (state.detach().requires_grad_() for state in (x, y))
     with torch.enable_grad():
         (at_y,) = torch.autograd.grad(unit.after(y), y, gradient)
-        h = unit.shortcut(unit.before(x), x.new_zeros(()))  # r = 0: what a gate lets through of r belongs to the branch
+        split = unit.before(x)
+        h = unit.shortcut(split, unit.zero(split))  # r = 0: what a gate lets through of r belongs to the branch
         (pulled,) = torch.autograd.grad(h, x, at_y)
     return pulled
 

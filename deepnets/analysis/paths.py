@@ -110,12 +110,12 @@ def _branch_of(unit: Unit, before: Callable[[Tensor], Tensor], b: float, x: Tens
     r = r if b == 1 else b * r
     if isinstance(unit.shortcut, APART):
         return unit.shortcut(x.detach(), r)
-    return unit.shortcut(x, r) - unit.shortcut(x, x.new_zeros(()))
+    return unit.shortcut(x, r) - unit.shortcut(x, unit.zero(x))
 
 
 def _shortcut_of(unit: Unit, before: Callable[[Tensor], Tensor], _: float, x: Tensor) -> Tensor:
     x = unit.before(before(x))
-    return unit.shortcut(x, x.new_zeros(()))
+    return unit.shortcut(x, unit.zero(x))
 
 
 def _scaled(gradients: Tensor, exponents: Tensor) -> tuple[Tensor, Tensor]:

@@ -97,7 +97,7 @@ def terms(unit: Unit, x: Tensor, b: float) -> tuple[Tensor, Tensor]:
     """Return h(x), a scalar 0 for a plain unit, and y = h(x) + b F(x)."""
     x = unit.before(x)
     r = unit.branch(x)
-    return unit.shortcut(x, x.new_zeros(())), unit.shortcut(x, r if b == 1 else b * r)
+    return unit.shortcut(x, unit.zero(x)), unit.shortcut(x, r if b == 1 else b * r)
 
 
 def unchanged(x: Tensor) -> Tensor:

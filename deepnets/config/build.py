@@ -11,7 +11,7 @@ from hydra._internal.utils import _locate  # hydra.utils.get_object, which also 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from deepnets.config.schema import Config, Row
-from deepnets.config.trust import is_trusted, lacking
+from deepnets.config.trust import is_trusted, lacking, trusted
 from deepnets.errors import UserError, brief, own_code_message
 
 if TYPE_CHECKING:
@@ -219,6 +219,8 @@ def _check(
                 f" If it is your own and you trust it, add --trust {target} to the command, or --trust and the name of "
                 f"""its module or file; in Python, trust="{target}"."""
             )
+            if names := trusted():
+                message += f" Trusted are {', '.join(names)}, without a module {target.rpartition('.')[0]}."
         raise UserError(message)
     is_partial = node.get("_partial_", False)
     if not isinstance(is_partial, bool):
@@ -273,7 +275,11 @@ def _check_type(where: str, value: Any, annotation: Any, strict: bool = True) ->
         first = max(error.errors(), key=lambda each: len(each["loc"]))  # the longest path: an element's error
         path = "".join(f"[{index}]" for index in first["loc"] if isinstance(index, int))
         is_option = first["type"] == "callable_type"
-        reason = f"choose an option by {where.replace('.', '/')}=NAME" if is_option else _plainer(first["msg"])
+        inner = where.rpartition(".")[2]
+        if is_option and isinstance(first["input"], dict) and inner in first["input"]:
+            reason = f"its file lacks the first line `# @package {where.rpartition('.')[0]}`"
+        else:
+            reason = f"choose an option by {where.replace('.', '/')}=NAME" if is_option else _plainer(first["msg"])
         raise UserError(f"{where}{path}: got {brief(first['input'])}; {reason}") from None
 
 

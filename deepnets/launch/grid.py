@@ -20,7 +20,7 @@ from rich.table import Column, Table
 
 from deepnets.config.build import build
 from deepnets.config.claim import check_claims, claims_of, claims_on_file
-from deepnets.config.identity import identity_hash
+from deepnets.config.identity import flat, identity, identity_hash
 from deepnets.config.project import git_commit, home
 from deepnets.config.schema import CodeChoice, Config, Row
 from deepnets.config.sweep import SWEEPS
@@ -65,8 +65,10 @@ def launch(rows: list[Row]) -> int:
         raise next(iter(errors.values()))
     if errors:
         reasons = lines_by_reason({folder: error.summary for folder, error in errors.items()})
+        everywhere = set.intersection(*(set(flat(identity(row.config))) for row in rows))
+        others = {folder: error for folder, error in errors.items() if isinstance(error, OtherSettings | OtherCode)}
         remedies = dict.fromkeys(
-            error.remedy for error in errors.values() if isinstance(error, OtherSettings | OtherCode)
+            error.remedy if isinstance(error, OtherCode) else error.remedy_for(everywhere) for error in others.values()
         )
         first_lines = [f"{len(errors)} of {len(rows)} runs cannot start; none was started"]
         raise UserError("\n".join([*first_lines, *reasons, *remedies]))
@@ -290,15 +292,24 @@ def _reuse(rows: list[Row], folders: list[RunFolder]) -> None:
 
 def _check(row: Row, folder: RunFolder, launcher: Launcher) -> None:
     """Raise a UserError if the run cannot start."""
-    kept = folder.check(row.config)
+    try:
+        kept = folder.check(row.config)
+    except OtherSettings:
+        _check_settings(row, launcher)  # what is wrong in an option file explains more than how it differs
+        raise
     if folder.has_begun and not folder.is_complete and not row.config.overwrite:
         code_to_execute(folder, row.config, "code={}")
     claims_of(row.config.sweep)
     if row.config.overwrite or not folder.is_complete:
-        code = code_of(row.config)
-        check(launchable(row.config, launcher), code.hash if code else None)
+        _check_settings(row, launcher)
     elif kept and kept.dataset.get("root") != row.config.dataset.get("root"):
         print_line(f"{folder}: was trained on the data in {kept.dataset.get('root')}")
+
+
+def _check_settings(row: Row, launcher: Launcher) -> None:
+    """Raise a UserError if the run's settings are illegal or the launcher cannot execute it."""
+    code = code_of(row.config)
+    check(launchable(row.config, launcher), code.hash if code else None)
 
 
 def _finished(count: int) -> str:

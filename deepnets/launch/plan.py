@@ -274,6 +274,8 @@ def _print_problems(console: Console, planned: list[_Planned]) -> None:
     for problems, verb in ((illegal, "cannot start"), (lacking, "lack their data")):
         if problems:
             console.print(f"\n{len(problems)} of {len(planned)} runs {verb}:")
+        if problems is illegal and illegal:
+            console.print("  (the command without plan=true says what to type)")
         for line in lines_by_reason(problems):
             console.print(as_text(line), soft_wrap=True)
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from math import ceil
 from typing import Any
 
 import torch
@@ -26,7 +27,14 @@ class Unit(nn.Module):
     """
 
     def __init__(
-        self, *, before: nn.Module, branch: nn.Sequential, shortcut: nn.Module, after: nn.Module, channels: int
+        self,
+        *,
+        before: nn.Module,
+        branch: nn.Sequential,
+        shortcut: nn.Module,
+        after: nn.Module,
+        channels: int,
+        ends: ShortcutShape | None = None,
     ) -> None:
         super().__init__()
         self.before = before
@@ -34,6 +42,7 @@ class Unit(nn.Module):
         self.shortcut = shortcut
         self.after = after
         self.channels = channels  # of x'
+        self.ends = ends
 
     @property
     def is_plain(self) -> bool:
@@ -48,9 +57,21 @@ class Unit(nn.Module):
     def _terms(self, x: Tensor, b: float) -> tuple[Tensor, Tensor]:
         """Return x and b F(x)."""
         if b == 0:
-            return Idle.apply(x, *self.branch.parameters()), x.new_zeros(())
+            return Idle.apply(x, *self.branch.parameters()), self.zero(x)
         r = self.branch(x)
         return x, r if b == 1 else b * r
+
+    def zero(self, x: Tensor) -> Tensor:
+        """Return a 0 to call the shortcut with in place of F(x), which is not computed.
+
+        It has the shape of F(x), but no dimensions for a shortcut of deepnets, or if the unit does not know its `ends`.
+        """
+        ends = self.ends
+        if ends is None or type(self.shortcut).__module__.startswith("deepnets."):
+            return x.new_zeros(())
+        if ends.inputs == ends.outputs and ends.stride == 1:
+            return torch.zeros_like(x)
+        return x.new_zeros(len(x), ends.outputs, *(ceil(side / ends.stride) for side in x.shape[2:]))
 
 
 class Idle(torch.autograd.Function):
@@ -207,6 +228,7 @@ class UnitDesign:
             shortcut=self.shortcut(ends=ends),
             after=self.layers.sequence(self.ordering.after, joined),
             channels=channels_after(self.ordering.after, joined),
+            ends=ends,
         )
 
     @staticmethod

@@ -135,7 +135,8 @@ def warnings_of(column: Column) -> list[str]:
     for code, rows in mixed.items():
         which = f"{rows[0]} and {len(rows) - 1} more count" if len(rows) > 1 else f"{rows[0]} counts"
         what = f"{column.label}: {which} for no claim, because different versions of your own code trained them"
-        warnings.append(f"{what}: {code}")
+        remedy = "to compare them, train the seeds of one version again, with overwrite=true seed=N"
+        warnings.append(f"{what}: {code} (result.json says which); {remedy}")
     return [warning for warning in warnings if warning]
 
 

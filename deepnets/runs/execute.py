@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from deepnets.config.identity import difference, identity_hash
 from deepnets.config.schema import Config
-from deepnets.config.trust import trusted
+from deepnets.config.trust import chosen_code, trusted
 from deepnets.distributed.signals import RESUME, SIGNALS, Interrupted, Interruption
 from deepnets.distributed.spawn import how_it_ended, processes
 from deepnets.distributed.world import world_from_env
@@ -45,6 +45,10 @@ def arguments_of(folder: RunFolder) -> list[str]:
 
 def _trust() -> list[str]:
     return [f"--trust={name}" for name in trusted()]
+
+
+def _choice() -> list[str]:
+    return [f"--code={chosen}"] if (chosen := chosen_code()) else []
 
 
 def run(folder: RunFolder) -> Result:
@@ -83,7 +87,7 @@ def run(folder: RunFolder) -> Result:
             return result
         except Interrupted as stop:
             if world.is_first:
-                again = shlex.join(["python", *COMMAND[1:], str(folder), *_trust()])
+                again = shlex.join(["python", *COMMAND[1:], str(folder), *_trust(), *_choice()])
                 print_error(f"\nStopped by {stop}; {folder} is saved. {RESUME}, or\n{again}")
             raise
         except Exception as error:

@@ -4,7 +4,7 @@ import json
 import os
 import shlex
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from math import inf
@@ -58,12 +58,15 @@ class OtherSettings(UserError):
     @property
     def remedy(self) -> str:
         """Say how to continue the run in the folder, to train beside it, or to delete it."""
+        return self.remedy_for(self.args[1])
+
+    def remedy_for(self, keys: Collection[str]) -> str:
+        """Say what `remedy` says for a command whose runs all have these keys: overrides of others would be refused."""
         settings = {key: kept for key, (kept, _) in self.args[1].items() if kept != "absent"}
         overrides = [f"{key}={json.dumps(value, separators=(',', ':'))}" for key, value in settings.items()]
-        return (
-            f"To continue what is there, add {shlex.join(overrides)}; to train beside it, {BESIDE}; "
-            "to delete it and train anew, overwrite=true."
-        )
+        ways = [f"to continue what is there, add {shlex.join(overrides)}"] * (settings.keys() <= {*keys})
+        ways += [f"to train beside it, {BESIDE}", "to delete it and train anew, overwrite=true"]
+        return f"{ways[0][0].upper()}{'; '.join(ways)[1:]}."
 
 
 class RunFolder:

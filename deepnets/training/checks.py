@@ -121,7 +121,8 @@ def check_batches(config: Config, dataset: Dataset) -> int:
         raise UserError(f"schedule.warmup_iterations={warmup}: the budget is only {iterations} iterations")
     if config.batch_size > dataset.training_size:
         raise UserError(
-            f"batch_size={config.batch_size}: larger than the training set of {dataset.training_size} images"
+            f"batch_size={config.batch_size}: larger than the training set of {dataset.training_size} images; choose "
+            f"for example batch_size={max(1, dataset.training_size // 4)}"
         )
     for images in _batch_sizes(config, dataset):
         if images < config.devices:

@@ -118,6 +118,24 @@ def test_a_grid_of_other_settings_says_once_how_they_differ_and_what_to_type(tmp
     assert {folder.completed.status for folder in folders_of(rows)} == {"finished"}
 
 
+def test_overrides_that_only_some_rows_accept_are_not_advised(tmp_path: Path) -> None:
+    shortcuts = [["model/shortcut=exclusive_gating_b6"], ["model/shortcut=identity"]]
+    rows = [row(tmp_path, *NET, *shortcut) for shortcut in shortcuts]
+    model = rows[0].config.model
+    before = replace(rows[0].config, model=model | {"shortcut": model["shortcut"] | {"bias": -1.0}})
+    folder_of(rows[0]).freeze(before, Origin())
+    with pytest.raises(UserError, match=r"bias -1\.0 there, -6\.0 here\nTo train beside it, name=NAME;"):
+        launch(rows)
+
+
+def test_an_illegal_setting_is_said_before_the_difference_from_the_run_in_the_folder(tmp_path: Path) -> None:
+    wrong = row(tmp_path, *NET, "+schedule.name=a")
+    folder_of(wrong).freeze(replace(wrong.config, clip_gradient_norm=1.0), Origin())
+    wrong = replace(wrong, config=replace(wrong.config, batch_size=5000))
+    with pytest.raises(UserError, match="larger than the training set of 1437 images; choose"):
+        launch([wrong])
+
+
 def test_finished_runs_say_once_that_their_images_have_changed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
+from deepnets.analysis.walk import terms
 from deepnets.models.layers import Layers
+from deepnets.models.resize import ShortcutShape
 from deepnets.models.resnet import ResNet
 from deepnets.models.unit import Ordering
 from deepnets.run import build_model
@@ -158,6 +160,32 @@ def test_dropout_that_the_layer_names_is_there_once() -> None:
     words = ["model=digits_resnet", "model.layer=[bn,relu,dropout,conv]", "model.after=[]", "model.dropout=0.3"]
     branch = build_model(words).units[0].branch
     assert [type(part).__name__ for part in branch].count("Dropout") == 1
+
+
+class Squeezed(nn.Module):
+    """y = x + m r, where m is the mean of each channel of r: a shortcut of a user's own."""
+
+    def __init__(self, ends: ShortcutShape) -> None:
+        super().__init__()
+        self.resize = ends.resized()
+
+    def forward(self, x: Tensor, r: Tensor) -> Tensor:
+        assert r.shape == self.resize(x).shape
+        return self.resize(x) + r.mean((2, 3), keepdim=True) * r
+
+
+@pytest.mark.parametrize("model", ["resnet20", "preact164"])
+def test_an_own_shortcut_gets_zeros_in_the_shape_of_r_if_the_branch_is_not_computed(
+    network: Callable[..., ResNet], model: str
+) -> None:
+    built = network(model, f"model.depth={8 if model == 'resnet20' else 11}")
+    x = built.stem(torch.randn(2, 3, 31, 32))
+    for unit in (unit for stage in built.stages for unit in stage):
+        unit.shortcut = Squeezed(unit.ends)
+        split = unit.before(x)
+        torch.testing.assert_close(unit(x, 0.0), unit.after(unit.shortcut.resize(split)))
+        _, y = terms(unit, x, 1.0)
+        x = unit.after(y)
 
 
 def test_a_unit_whose_own_shortcut_is_scaled_by_0_is_plain() -> None:
