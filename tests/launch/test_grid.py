@@ -120,7 +120,7 @@ def test_a_grid_of_other_settings_says_once_how_they_differ_and_what_to_type(tmp
 
 def test_overrides_that_only_some_rows_accept_are_not_advised(tmp_path: Path) -> None:
     shortcuts = [["model/shortcut=exclusive_gating_b6"], ["model/shortcut=identity"]]
-    rows = [row(tmp_path, *NET, *shortcut) for shortcut in shortcuts]
+    rows = [row(tmp_path, *NET, "+schedule.name=a", *shortcut) for shortcut in shortcuts]
     model = rows[0].config.model
     before = replace(rows[0].config, model=model | {"shortcut": model["shortcut"] | {"bias": -1.0}})
     folder_of(rows[0]).freeze(before, Origin())
