@@ -368,6 +368,7 @@ def test_runs_of_two_tables_keep_their_names_apart(analyze: Analyze, residual: R
     assert names == {"table/row/seed0", "table+scale=mini/row/seed0"}
 
 
+@pytest.mark.slow
 def test_each_analysis_writes_the_columns_that_claims_read(
     analyze: Analyze, residual: RunFolder, highway: RunFolder, tmp_path: Path
 ) -> None:

@@ -38,6 +38,7 @@ def lock(file: Path, held: list[int]) -> int:
     return held[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "step",
     [

@@ -118,6 +118,7 @@ def test_claims_about_rows_that_are_not_here_are_named(file: Path) -> None:
     assert len(few.left_out) == 4
 
 
+@pytest.mark.slow
 def test_a_hundred_random_kills_change_no_decision(file: Path) -> None:
     undisturbed, reasons = decide(file)
     draw = random.Random(0)

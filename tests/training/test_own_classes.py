@@ -106,6 +106,7 @@ def test_a_class_that_needs_numbers_is_tried_on_the_cpu(tmp_path: Path, monkeypa
     assert launch([run]) == 0
 
 
+@pytest.mark.slow
 def test_a_network_that_passed_is_not_tried_again_until_its_class_is_edited(tmp_path: Path) -> None:
     """A class counts how often it is constructed, in commands that find their run trained already or plan it."""
     file, counted = tmp_path / "own_counted.py", tmp_path / "count"

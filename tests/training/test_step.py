@@ -55,6 +55,7 @@ def test_compiled_loss_gradients_statistics_and_draws_are_the_plain_ones(overrid
         )
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_compiled_arithmetic_is_autocast_as_the_plain_one_is() -> None:
     x = torch.randn(8, 8)
@@ -65,6 +66,7 @@ def test_compiled_arithmetic_is_autocast_as_the_plain_one_is() -> None:
     torch.testing.assert_close(logits, plain, rtol=0.01, atol=0.01)
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_compiled_training_is_the_plain_one_and_continues_bit_by_bit() -> None:
     plain, whole, resumed = training(8), training(8, step="compiled"), training(8, step="compiled")
