@@ -11,7 +11,7 @@ from tests.config.golden import COMMANDS, FILE, REFUSED, commands, composed, dig
 
 ON_FILE = json.loads(FILE.read_text())
 TABLES = [command for command in commands() if command not in COMMANDS]
-PARTS = 16
+PARTS = 32
 
 
 def check(command: str) -> None:

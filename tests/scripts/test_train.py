@@ -217,6 +217,10 @@ def test_code_of_ones_own_runs_only_when_trusted_on_the_command_line(tmp_path: P
     again = [sys.executable, "-m", "deepnets.run", str(folder)]
     assert "'mine.ramp' is not one of the classes" in call(*again).stderr
     assert call(*again, "--trust=mine.ramp").returncode == 0
+    verify = [sys.executable, "scripts/report.py", str(folder), "--verify", "."]
+    assert "add --trust mine.ramp to the command" in call(*verify).stderr
+    verified = call(*verify, "--trust", "mine.ramp")
+    assert "equal bit by bit" in verified.stdout, verified.stderr
 
 
 @pytest.mark.slow
