@@ -160,7 +160,8 @@ def _plan(config: Config, folder: RunFolder, launcher: Launcher, paces: Paces) -
     except UserError as error:
         if is_complete and not isinstance(error, OtherSettings) and (folder.path / "config.yaml").is_file():
             return _Planned(folder, state, 0.0, size)
-        return _Planned(folder, ILLEGAL, 1.0, size, problem=error.summary)
+        remedy = "; the command without plan=true says what to type" * isinstance(error, OtherSettings)
+        return _Planned(folder, ILLEGAL, 1.0, size, problem=error.summary + remedy)
 
 
 def _state(config: Config, folder: RunFolder) -> str:
@@ -274,8 +275,6 @@ def _print_problems(console: Console, planned: list[_Planned]) -> None:
     for problems, verb in ((illegal, "cannot start"), (lacking, "lack their data")):
         if problems:
             console.print(f"\n{len(problems)} of {len(planned)} runs {verb}:")
-        if problems is illegal and illegal:
-            console.print("  (the command without plan=true says what to type)")
         for line in lines_by_reason(problems):
             console.print(as_text(line), soft_wrap=True)
 

@@ -174,7 +174,8 @@ class Training:
 
     @property
     def _survival(self) -> torch.Generator | None:
-        return getattr(self.model, "generator", None)
+        generator = getattr(self.model, "generator", None)  # a user's own network may call a module so
+        return generator if isinstance(generator, torch.Generator) else None
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a training needs to resume at this iteration.

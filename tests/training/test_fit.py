@@ -180,6 +180,13 @@ def test_a_state_taken_anywhere_continues_to_the_same_weights() -> None:
             assert torch.equal(resumed.model.state_dict()[name], weight), name
 
 
+def test_an_own_network_may_call_a_module_generator() -> None:
+    t = training(iterations=1)
+    t.model.generator = nn.Linear(2, 2)
+    assert t.state_dict()["survival"] is None
+    t.load_state_dict(t.state_dict())
+
+
 def test_a_schedule_that_observes_the_loss_continues_anywhere() -> None:
     def plateau() -> Plateau:
         return Plateau(18, window=1, patience=2, threshold=0.99, factor=0.5)  # every epoch is slow
