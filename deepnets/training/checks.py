@@ -18,7 +18,15 @@ from deepnets.models.batchnorm import GhostBatchNorm, group_sizes
 from deepnets.system.printing import print_line
 from deepnets.training.assembly import dataset_of, iterations_of, splits_of
 from deepnets.training.hardware import find_device, with_counted_devices
-from deepnets.training.size import has_own_classes, meta_network, network_key, passed, remember_passed, size_of
+from deepnets.training.size import (
+    has_own_classes,
+    meta_network,
+    network_key,
+    optimizer_key,
+    passed,
+    remember_passed,
+    size_of,
+)
 from deepnets.training.step import check_network, check_step
 
 LARGEST_TRIED = 30_000_000  # a network with more parameters is not tried on a CPU
@@ -64,8 +72,7 @@ def check_settings(config: Config, code: str | None = None) -> tuple[Dataset, in
         check_memory(size)
     else:
         check_memory(size_of(config, dataset).bytes)
-    # The optimiser comes after the model: building torch's first optimiser imports a compiler, which takes a second.
-    build("optimizer", config.optimizer, model=nn.Linear(1, 1))
+    _check_optimizer(config)
     if is_own and not (tried and tried in passed()):
         is_tried = _try_out_own(json.dumps(config.model, sort_keys=True), dataset.shape, dataset.classes)
         if is_tried and tried and size:
@@ -145,6 +152,18 @@ def _check_devices(config: Config) -> None:
             raise UserError(f"devices={config.devices} device={config.device}: names one GPU; use device=cuda")
         if config.devices > torch.cuda.device_count():
             raise UserError(f"devices={config.devices}: this machine has {torch.cuda.device_count()} GPUs")
+
+
+def _check_optimizer(config: Config) -> None:
+    """Build the optimiser, but one of deepnets' own with the same settings only once on this machine.
+
+    torch imports a compiler for the first optimiser of a process, which takes a second.
+    """
+    key = optimizer_key(config)
+    if key not in passed():
+        build("optimizer", config.optimizer, model=nn.Linear(1, 1))
+        if key:
+            remember_passed(key, 0)
 
 
 def check_memory(parameters: int) -> None:

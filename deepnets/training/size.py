@@ -22,8 +22,8 @@ from deepnets.system.files import own_cache, read_object, write_atomically
 from deepnets.training.assembly import model_of
 
 REMEMBERED = "networks.json"  # in the user's cache
-PASSED = "passed.json"  # beside it: the networks with the user's own classes that were tried without an error
-MOST = 2_000  # each file remembers at most this many networks
+PASSED = "passed.json"  # beside it: what was tried without an error
+MOST = 2_000  # each file remembers at most this many
 
 
 @dataclass(frozen=True)
@@ -66,27 +66,40 @@ def size_of(config: Config, dataset: Dataset, code: str | None = None) -> Networ
 def network_key(config: Config, dataset: Dataset, code: str | None = None) -> str:
     """Return a hash of all that the network depends on; `code` is the hash of the user's own classes in it, if any."""
     shapes = [dataset.shape, *dataset.final_shapes]
-    dependencies = [config.model, config.memory, shapes, dataset.classes, torch.__version__, _version()]
-    dependencies += [code] if code else []
+    dependencies = [config.model, config.memory, shapes, dataset.classes, torch.__version__, _version("models/*.py")]
+    return _hash(dependencies + ([code] if code else []))
+
+
+def optimizer_key(config: Config) -> str | None:
+    """Return a hash of all that the optimiser depends on but the network, or None if its class is the user's own."""
+    if has_own_classes(config.optimizer):
+        return None
+    return _hash([config.optimizer, torch.__version__, _version("optimizer.py")])
+
+
+def _hash(dependencies: list[Any]) -> str:
     return hashlib.sha256(json.dumps(dependencies, sort_keys=True).encode()).hexdigest()[:24]
 
 
 @cache
 def passed() -> dict[str, int]:
-    """Return the networks with the user's own classes that ran without an error, as {`network_key`: bytes}."""
+    """Return what was tried without an error: {`network_key`: bytes} of networks with classes of the user's own.
+
+    Optimisers are there too, as {`optimizer_key`: 0}.
+    """
     try:
         return TypeAdapter(dict[str, int]).validate_python(read_object(own_cache() / PASSED))
-    except (ValueError, OSError):  # the file is damaged: networks are tried again
+    except (ValueError, OSError):  # the file is damaged: all are tried again
         return {}
 
 
 def remember_passed(key: str, size: int) -> None:
-    """Remember, for later commands too, that a network was tried without an error."""
-    networks = passed()
-    networks[key] = size
-    for old in [*networks][:-MOST]:
-        del networks[old]
-    write_atomically(own_cache() / PASSED, json.dumps(networks))
+    """Remember, for later commands too, that a network or an optimiser was tried without an error."""
+    tried = passed()
+    tried[key] = size
+    for old in [*tried][:-MOST]:
+        del tried[old]
+    write_atomically(own_cache() / PASSED, json.dumps(tried))
 
 
 def has_own_classes(node: Any) -> bool:
@@ -153,7 +166,7 @@ def _remember(sizes: dict[str, NetworkSize]) -> None:
 
 
 @cache
-def _version() -> str:
-    """Return a hash of the code that builds networks."""
-    files = sorted(Path(PACKAGE, "models").glob("*.py"))
+def _version(files_of_code: str) -> str:
+    """Return a hash of the package's files that this pattern names."""
+    files = sorted(Path(PACKAGE).glob(files_of_code))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]

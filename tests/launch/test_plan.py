@@ -22,7 +22,7 @@ from deepnets.training.assembly import prepare
 from deepnets.training.checks import check_settings
 from deepnets.training.fit import fit
 from deepnets.training.hardware import find_device
-from deepnets.training.size import NetworkSize, _remembered, size_of
+from deepnets.training.size import NetworkSize, _remembered, optimizer_key, passed, size_of
 from tests.command import row, train
 
 SMALL = ["model.depth=8", "model.widths=[4,8,16]", "epochs=2"]
@@ -125,6 +125,19 @@ def test_a_network_is_counted_once(cache: Path, monkeypatch: pytest.MonkeyPatch)
     _remembered.cache_clear()
     assert size_of(row, dataset).macs == remembered["macs"]
     _remembered.cache_clear()
+
+
+def test_an_optimiser_is_built_once_and_with_other_settings_anew(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    passed.cache_clear()
+    check_settings(config(*SMALL))
+    (key,) = json.loads((cache / "passed.json").read_text())
+    assert key == optimizer_key(config(*SMALL))
+    monkeypatch.setattr("torch.optim.SGD", None)
+    passed.cache_clear()
+    check_settings(config(*SMALL))
+    with pytest.raises(TypeError):
+        check_settings(config(*SMALL, "optimizer.lr=0.2"))
+    passed.cache_clear()
 
 
 @pytest.mark.slow
