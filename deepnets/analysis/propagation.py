@@ -184,7 +184,7 @@ def weighted(x: Moments, weight_variance: float, bias_variance: float) -> Moment
 
 def activated(phi: Phi, u: Moments) -> Moments:
     """Return the moments of phi(u), by the arc-cosine kernel for ReLU (Cho, Saul 2009) and by quadrature for tanh."""
-    q, c, growth = u.length, min(max(u.correlation, -1.0), 1.0), u.growth * slope(phi, u.length)
+    q, c, growth = u.length, min(max(u.correlation, -1.0), 1.0), u.growth * mean_squared_slope(phi, u.length)
     if phi is nn.ReLU:
         return Moments(q / 2, q / (2 * np.pi) * (np.sqrt(1 - c * c) + c * (np.pi - np.arccos(c))), growth)
     first = np.sqrt(q) * NODES
@@ -193,7 +193,7 @@ def activated(phi: Phi, u: Moments) -> Moments:
     return Moments(float(WEIGHTS @ np.tanh(first) ** 2), float(product), growth)
 
 
-def slope(phi: Phi, q: float) -> float:
+def mean_squared_slope(phi: Phi, q: float) -> float:
     """Return <phi'(u)^2> for u ~ N(0, q)."""
     return 0.5 if phi is nn.ReLU else float(WEIGHTS @ np.cosh(np.sqrt(q) * NODES) ** -4)
 
@@ -209,6 +209,6 @@ def critical_weight_variance(phi: Phi, bias_variance: float) -> float:
         return 1.0
 
     def biased(q: float) -> float:
-        return q - activated(phi, Moments(q, q)).length / slope(phi, q) - bias_variance
+        return q - activated(phi, Moments(q, q)).length / mean_squared_slope(phi, q) - bias_variance
 
-    return 1 / slope(phi, brentq(biased, 1e-12, GREATEST_LENGTH, xtol=1e-15))
+    return 1 / mean_squared_slope(phi, brentq(biased, 1e-12, GREATEST_LENGTH, xtol=1e-15))

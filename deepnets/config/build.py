@@ -11,7 +11,7 @@ from hydra._internal.utils import _locate  # hydra.utils.get_object, which also 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from deepnets.config.schema import Config, Row
-from deepnets.config.trust import is_trusted, lacking, trusted
+from deepnets.config.trust import is_trusted, trusted, why_refused
 from deepnets.errors import UserError, brief, own_code_message
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ def _check(
     target = node.get("_target_")
     if not isinstance(target, str) or (target not in TARGETS and not is_trusted(target)):
         message = f"{where}._target_: {brief(target)} is not one of the classes a configuration may name."
-        if isinstance(target, str) and (reason := lacking(target)):
+        if isinstance(target, str) and (reason := why_refused(target)):
             raise UserError(f"{where}._target_: {reason}")
         if isinstance(target, str) and re.fullmatch(r"\w+(\.\w+)+", target) and len(target) < LONGEST_TARGET:
             message += (

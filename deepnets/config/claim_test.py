@@ -25,7 +25,7 @@ DRAWN = "analysis/"
 Conditions = tuple[tuple[str, Any], ...]  # each chooses lines of a CSV file: (column, value) or (column, (low, high))
 
 
-class Quantity(StrEnum):
+class RunNumber(StrEnum):
     """A registered claim is about one of these numbers of a run, in percent or nats, or about an `Analysed` one."""
 
     test_error = "test error"
@@ -103,7 +103,7 @@ class ClaimTest:
     over its best trials, and `best` is their share of all trials.
     """
 
-    of: Quantity | Analysed
+    of: RunNumber | Analysed
     contrasts: tuple[Contrast, ...]
     order: tuple[str, ...]
     low: float
@@ -135,18 +135,18 @@ def read_test(node: Any, sentence: str, rows: Sequence[str], quantity: str, marg
             + (f"; {unknown[0]} is unknown{nearest(unknown[0], [*keys])}" if unknown else "")
         )
     (form,) = {*node} & {*FORMS}
-    of = node.get("of", Quantity.test_error)
+    of = node.get("of", RunNumber.test_error)
     if isinstance(of, Mapping):
         if {"at", "log", "best"} & {*node} or form == "share_above":
             raise UserError(
                 f"{wrong}; `at`, `log`, `best` and `share_above` are for errors and losses, not for an analysis"
             )
         of = _analysed(of, f"{wrong.partition(': must be')[0]}: of")
-    elif of in [*Quantity]:
-        of = Quantity(of)
+    elif of in [*RunNumber]:
+        of = RunNumber(of)
     else:
         raise UserError(
-            f"{wrong}; `of` is one of {', '.join(Quantity)}, or {OF_EXAMPLE}{nearest(str(of), [*Quantity])}"
+            f"{wrong}; `of` is one of {', '.join(RunNumber)}, or {OF_EXAMPLE}{nearest(str(of), [*RunNumber])}"
         )
     at = node.get("at", 0.0 if form == "share_above" else 1.0)
     if not is_number(at) or not 0 <= at <= 1 or (at == 0 and form != "share_above"):
@@ -154,7 +154,7 @@ def read_test(node: Any, sentence: str, rows: Sequence[str], quantity: str, marg
     if "log" in node and node["log"] not in BASES:
         raise UserError(f"{wrong}; `log` is the base, one of {', '.join(map(str, BASES))}")
     best = node.get("best")
-    if best is not None and not (is_number(best) and 0 < best < 1 and form == "each" and of == Quantity.training_loss):
+    if best is not None and not (is_number(best) and 0 < best < 1 and form == "each" and of == RunNumber.training_loss):
         raise UserError(
             f"{wrong}; `best` is a share of a search's trials, between 0 and 1; it needs `each` and `of: training loss`"
         )

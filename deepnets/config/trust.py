@@ -90,7 +90,7 @@ def is_trusted(target: str) -> bool:
     return any(names is None or name in names for names in definitions)
 
 
-def lacking(target: str) -> str | None:
+def why_refused(target: str) -> str | None:
     """Say which definitions the trusted module of a refused target has; None if its module is not trusted either."""
     file = next(_trusted_files(target.rpartition(".")[0]), None)
     return _only_others(file, target) if file else None

@@ -18,7 +18,7 @@ import pandas as pd
 import scipy
 
 from deepnets.config.claim import Registered
-from deepnets.config.claim_test import Analysed, ClaimTest, Conditions, Contrast, CsvColumn, Quantity, nearest
+from deepnets.config.claim_test import Analysed, ClaimTest, Conditions, Contrast, CsvColumn, RunNumber, nearest
 from deepnets.errors import UserError
 from deepnets.results.cell import compared_error, final_loss
 from deepnets.results.finding import LOOKS, Look, Outcome, Side
@@ -30,9 +30,9 @@ from deepnets.training.assembly import iterations_of
 
 DRAWS = 200  # simulations of the next look, to estimate how likely it is to give an answer
 COLUMNS: dict[Any, str] = {
-    Quantity.test_error: "test_error",
-    Quantity.training_error: "train_error",
-    Quantity.training_loss: "train_loss",
+    RunNumber.test_error: "test_error",
+    RunNumber.training_error: "train_error",
+    RunNumber.training_loss: "train_loss",
 }
 TRIALS = 10  # 10 trials of a random search count as one seed: a look at 3 seeds takes 30 trials
 
@@ -196,15 +196,15 @@ def number_of(run: Run, test: ClaimTest, best_epochs: int | None) -> float | Non
         return math.nan if run.error == math.inf else analysed_number(run.folder.path / "analysis", test.of)
     if test.best:
         return final_loss(run)
-    if test.at < 1 or test.of is Quantity.training_loss:
+    if test.at < 1 or test.of is RunNumber.training_loss:
         value = _from_history(run, test)
-    elif test.of is Quantity.test_error:
+    elif test.of is RunNumber.test_error:
         value = compared_error(run, best_epochs)
     else:
         value = run.result.get("train_error", WORST_ERROR if run.error == math.inf else None)
     if value is None:
         return None
-    if test.of is not Quantity.training_loss:
+    if test.of is not RunNumber.training_loss:
         value = min(value, WORST_ERROR)
     if test.log is None:
         return value

@@ -13,10 +13,10 @@ from deepnets.analysis.propagation import (
     Moments,
     activated,
     critical_weight_variance,
+    mean_squared_slope,
     moments_of,
     propagation,
     singular_values,
-    slope,
     theory_of,
     weighted,
 )
@@ -125,7 +125,7 @@ def test_the_critical_pairs_of_tanh(weights: float, biases: float) -> None:
 def test_without_biases_tanh_is_critical_at_1_and_relu_at_2() -> None:
     assert critical_weight_variance(nn.Tanh, 0.0) == 1
     assert critical_weight_variance(nn.Tanh, 1e-12) == pytest.approx(1, abs=1e-3)
-    assert critical_weight_variance(nn.ReLU, 0.0) * slope(nn.ReLU, 3.0) == 1
+    assert critical_weight_variance(nn.ReLU, 0.0) * mean_squared_slope(nn.ReLU, 3.0) == 1
 
 
 @pytest.mark.parametrize("phi", [nn.ReLU, nn.Tanh])
